@@ -1,0 +1,27 @@
+# install(): headers, both libraries, the CMake package, the pkg-config file, the command line program.
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+set(package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/Tilewise")
+
+install(TARGETS tilewise_static tilewise_shared EXPORT TilewiseTargets
+        ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}"
+        LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}"
+        FILE_SET HEADERS DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
+install(EXPORT TilewiseTargets NAMESPACE Tilewise:: DESTINATION "${package_dir}")
+
+configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/TilewiseConfig.cmake.in"
+                              "${PROJECT_BINARY_DIR}/TilewiseConfig.cmake" INSTALL_DESTINATION "${package_dir}")
+write_basic_package_version_file("${PROJECT_BINARY_DIR}/TilewiseConfigVersion.cmake" COMPATIBILITY SameMajorVersion)
+install(FILES "${PROJECT_BINARY_DIR}/TilewiseConfig.cmake" "${PROJECT_BINARY_DIR}/TilewiseConfigVersion.cmake"
+        DESTINATION "${package_dir}")
+
+# The prefix is found from the place of the file, so that an installed tree can be moved.
+file(RELATIVE_PATH prefix_from_pkgconfig "/${CMAKE_INSTALL_LIBDIR}/pkgconfig" "/")
+configure_file("${PROJECT_SOURCE_DIR}/cmake/tilewise.pc.in" "${PROJECT_BINARY_DIR}/tilewise.pc" @ONLY)
+install(FILES "${PROJECT_BINARY_DIR}/tilewise.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
+install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}")
+
+if(TARGET tilewise_cli)
+  install(TARGETS tilewise_cli RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
+endif()

@@ -1,0 +1,34 @@
+# The two libraries. Both hold the objects of tilewise_objects; no source is compiled twice.
+
+get_property(core_objects GLOBAL PROPERTY TILEWISE_CORE_OBJECTS)
+add_library(tilewise_static STATIC $<TARGET_OBJECTS:tilewise_objects> ${core_objects})
+add_library(tilewise_shared SHARED $<TARGET_OBJECTS:tilewise_objects> ${core_objects})
+
+file(GLOB tilewise_headers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/include/tilewise/*.h"
+     "${PROJECT_SOURCE_DIR}/include/tilewise/*.hpp")
+
+foreach(kind static shared)
+  add_library(Tilewise::tilewise_${kind} ALIAS tilewise_${kind})
+  target_sources(tilewise_${kind} PUBLIC FILE_SET HEADERS BASE_DIRS "${PROJECT_SOURCE_DIR}/include"
+                                         FILES ${tilewise_headers})
+  set_target_properties(tilewise_${kind} PROPERTIES OUTPUT_NAME tilewise LINKER_LANGUAGE CXX)
+endforeach()
+# Not cxx_std_20 for users: the C header is C99; tilewise.hpp says itself what it needs.
+target_link_libraries(tilewise_static PUBLIC Threads::Threads)
+target_link_libraries(tilewise_shared PRIVATE Threads::Threads)
+
+set(version_script "${PROJECT_SOURCE_DIR}/cmake/tilewise.map")
+target_link_options(tilewise_shared PRIVATE "LINKER:--version-script=${version_script}")
+set_target_properties(tilewise_shared PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}
+                                                 LINK_DEPENDS "${version_script}")
+
+if(BUILD_SHARED_LIBS)
+  add_library(Tilewise::tilewise ALIAS tilewise_shared)
+else()
+  add_library(Tilewise::tilewise ALIAS tilewise_static)
+endif()
+
+# What the command line, the tests and the benchmarks link: the static library with the headers of src/.
+add_library(tilewise_internal INTERFACE)
+target_include_directories(tilewise_internal INTERFACE "${PROJECT_SOURCE_DIR}/src")
+target_link_libraries(tilewise_internal INTERFACE tilewise_static)

@@ -1,0 +1,62 @@
+# How everything below this folder is compiled. Directory scope: a project that adds Tilewise with add_subdirectory keeps
+# its own flags.
+
+option(TILEWISE_WERROR "Treat warnings as errors" OFF)
+set(TILEWISE_SANITIZE "" CACHE STRING "Sanitizers, as in -fsanitize=: address,undefined or thread")
+option(TILEWISE_COVERAGE "Instrument for coverage" OFF)
+option(TILEWISE_FUZZ "Build the libFuzzer targets (clang only)" OFF)
+set(TILEWISE_CUDA AUTO CACHE STRING "CUDA kernels: AUTO, ON or OFF")
+set_property(CACHE TILEWISE_CUDA PROPERTY STRINGS AUTO ON OFF)
+
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES AND PROJECT_IS_TOP_LEVEL)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
+endif()
+if(PROJECT_IS_TOP_LEVEL)
+  set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+endif()
+
+set(CMAKE_C_STANDARD 99)
+set(CMAKE_C_STANDARD_REQUIRED ON)
+set(CMAKE_C_EXTENSIONS OFF)
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_C_VISIBILITY_PRESET hidden)
+set(CMAKE_CXX_VISIBILITY_PRESET hidden)
+set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
+# One set of objects serves the static and the shared library.
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+
+add_compile_options(-Wall -Wextra -Wconversion -Wshadow)
+# A compiler that fuses a*b+c on its own gives other bits per target and per version. Fused operations are written out.
+add_compile_options(-ffp-contract=off)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  # g++ 12 sees an overlap in every inlined `"text" + std::string` (GCC bug 105651).
+  add_compile_options(-Wno-restrict)
+endif()
+if(TILEWISE_WERROR)
+  add_compile_options(-Werror)
+endif()
+
+if(TILEWISE_SANITIZE)
+  add_compile_options(-fsanitize=${TILEWISE_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=${TILEWISE_SANITIZE})
+  # Under a sanitizer g++ sees uninitialised members inside <regex>; the sanitizer itself looks at run time.
+  add_compile_options($<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
+endif()
+if(TILEWISE_COVERAGE)
+  add_compile_options(--coverage -fprofile-update=atomic)
+  add_link_options(--coverage)
+endif()
+if(TILEWISE_FUZZ)
+  if(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+    message(FATAL_ERROR "TILEWISE_FUZZ needs clang; the compiler is ${CMAKE_CXX_COMPILER_ID}. Try: cmake --preset fuzz")
+  endif()
+  add_compile_options(-fsanitize=fuzzer-no-link)
+endif()
+
+if(TILEWISE_CUDA STREQUAL "AUTO")
+  message(STATUS "CUDA kernels: none in this version")
+elseif(TILEWISE_CUDA)
+  message(FATAL_ERROR "TILEWISE_CUDA is ${TILEWISE_CUDA}, but this version has no CUDA kernels. Use AUTO or OFF.")
+endif()

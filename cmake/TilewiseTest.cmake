@@ -1,0 +1,38 @@
+# tilewise_test(NAME SOURCES file... [LIBS target...] [LABELS label...] [ARGS arg...] [TIMEOUT seconds])
+#
+# A GoogleTest program: each of its tests is a test of ctest, named NAME.Suite.Test. It may include the headers of src/.
+# Labels: "matrix" (registry x cases; run again for each forced CPU target), "threads" (run under the thread sanitizer),
+# "slow" (over 10 s; scripts/test leaves it to .ci/run).
+function(tilewise_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 test "" "TIMEOUT" "SOURCES;LIBS;LABELS;ARGS")
+  if(NOT test_TIMEOUT)
+    set(test_TIMEOUT 300)
+  endif()
+  add_executable(${name} ${test_SOURCES})
+  target_link_libraries(${name} PRIVATE tilewise_internal ${test_LIBS} GTest::gtest_main)
+  gtest_discover_tests(${name} TEST_PREFIX "${name}." DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 120
+                       EXTRA_ARGS ${test_ARGS})
+  # gtest_discover_tests cannot carry a list of labels; ctest reads this file after the list of tests.
+  set(properties_file "${CMAKE_CURRENT_BINARY_DIR}/${name}_properties.cmake")
+  file(WRITE "${properties_file}" "foreach(test IN LISTS ${name}_TESTS)
+  set_tests_properties(\"\${test}\" PROPERTIES TIMEOUT ${test_TIMEOUT} LABELS \"${test_LABELS}\")
+endforeach()\n")
+  set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES "${properties_file}")
+endfunction()
+
+# tilewise_python_test(NAME SCRIPT [ARGS arg...] [LABELS label...] [TIMEOUT seconds])
+#
+# Runs a Python script that needs numpy, safetensors or onnx. TILEWISE_TEST_PYTHON names the interpreter of a virtual
+# environment that has them; scripts/test makes one. Without it these tests do not exist, and the configuration says so.
+function(tilewise_python_test name script)
+  if(NOT TILEWISE_TEST_PYTHON)
+    return()
+  endif()
+  cmake_parse_arguments(PARSE_ARGV 2 test "" "TIMEOUT" "ARGS;LABELS")
+  if(NOT test_TIMEOUT)
+    set(test_TIMEOUT 300)
+  endif()
+  cmake_path(ABSOLUTE_PATH script BASE_DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}")
+  add_test(NAME ${name} COMMAND "${TILEWISE_TEST_PYTHON}" "${script}" ${test_ARGS})
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${test_TIMEOUT} LABELS "${test_LABELS}")
+endfunction()
