@@ -1,0 +1,271 @@
+/* Tilewise: exact attention, tile by tile. The C interface (C99).
+ *
+ *   tilewise_problem problem;
+ *   tilewise_problem_init(&problem);
+ *   problem.q = ...; problem.k = ...; problem.v = ...; problem.out = ...; problem.causal = 1;
+ *   if (tilewise_forward(&problem, NULL) != TILEWISE_OK) puts(tilewise_last_error());
+ *
+ * Letters in shapes: B batch, Sq query length, Sk key length, H query heads, Hk key/value heads (H
+ * a multiple of Hk), D head dimension of Q and K, Dv of V and O, T total tokens of a packed batch.
+ * Sizes and strides are int64, strides count elements. Semantics, accuracy and determinism:
+ * docs/semantics.md.
+ *
+ * Every function may be called from many threads at once. None prints, exits or throws. Functions
+ * that can fail return a status; tilewise_last_error() then holds one line, local to the thread,
+ * that names the argument, its value and the limit.
+ */
+#ifndef TILEWISE_TILEWISE_H_
+#define TILEWISE_TILEWISE_H_
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* The one place that holds the version. */
+#define TILEWISE_VERSION_MAJOR 0
+#define TILEWISE_VERSION_MINOR 1
+#define TILEWISE_VERSION_PATCH 0
+
+#if defined(_WIN32)
+#define TILEWISE_API
+#else
+#define TILEWISE_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- status ----------------------------------------------------------------------------- */
+
+typedef int32_t tilewise_status;
+enum {
+  TILEWISE_OK = 0,
+  TILEWISE_INVALID_ARGUMENT = 1, /* shape, stride, dtype, pointer, option, aliasing, workspace */
+  TILEWISE_UNSUPPORTED = 2,      /* legal, but not by this kernel, device or build */
+  TILEWISE_NO_MEMORY = 3,
+  TILEWISE_DEVICE_ERROR = 4,
+  TILEWISE_INTERNAL_ERROR = 5 /* a defect of the library: please report it */
+};
+
+/* Name of a status ("OK", "INVALID_ARGUMENT", ...). Never NULL. */
+TILEWISE_API const char* tilewise_status_name(tilewise_status status);
+
+/* Message of the last failure on this thread; "" if there was none. Valid until the thread's next
+ * call. */
+TILEWISE_API const char* tilewise_last_error(void);
+
+/* ---- tensors ---------------------------------------------------------------------------- */
+
+enum {
+  TILEWISE_FP64 = 1,
+  TILEWISE_FP32 = 2,
+  TILEWISE_BF16 = 3,
+  TILEWISE_FP16 = 4,
+  TILEWISE_INT32 = 5,
+  TILEWISE_INT64 = 6,
+  TILEWISE_BOOL = 7 /* one byte, zero is false */
+};
+
+enum { TILEWISE_CPU = 0, TILEWISE_CUDA = 1 };
+
+enum { TILEWISE_MAX_RANK = 4 };
+
+/* A view of memory that the caller owns. rank 0 means "absent". A size-0 tensor may have data =
+ * NULL. The stride of a dimension of size <= 1 is ignored; stride 0 expands an input. Frozen:
+ * nested in tilewise_problem. */
+typedef struct tilewise_tensor {
+  void* data;
+  int32_t dtype;
+  int32_t rank;
+  int32_t device;       /* TILEWISE_CPU or TILEWISE_CUDA */
+  int32_t device_index; /* of that device; 0 for the CPU */
+  int64_t shape[TILEWISE_MAX_RANK];
+  int64_t strides[TILEWISE_MAX_RANK]; /* in elements */
+} tilewise_tensor;
+
+/* A contiguous (row-major) CPU tensor over `data`. rank 1 to 4; another rank gives an absent
+ * tensor. */
+TILEWISE_API tilewise_tensor tilewise_contiguous(void* data, int32_t dtype, int32_t rank,
+                                                 const int64_t* shape);
+
+/* ---- problem ---------------------------------------------------------------------------- */
+
+enum { TILEWISE_BSHD = 0, TILEWISE_BHSD = 1 }; /* order of a dense tensor's dimensions */
+enum { TILEWISE_BOTTOM_RIGHT = 0, TILEWISE_TOP_LEFT = 1 }; /* d = Sk - Sq, or d = 0 */
+
+/* kind of a slice, in its own coordinates, d = its key length - its query length */
+enum {
+  TILEWISE_SLICE_FULL = 0,
+  TILEWISE_SLICE_CAUSAL = 1,         /* j <= i + d */
+  TILEWISE_SLICE_INVERSE_CAUSAL = 2, /* j >= i */
+  TILEWISE_SLICE_BAND = 3            /* i <= j <= i + d */
+};
+
+/* softmax_scale that stands for 1/sqrt(D). Every finite scale is legal; NaN and -infinity are
+ * errors. */
+#define TILEWISE_DEFAULT_SCALE ((double)INFINITY)
+
+/* What is asked, forward and backward. Start from tilewise_problem_init(): it sets struct_size,
+ * every tensor absent and every option off. q and k/v are each dense (rank 4, `layout`) or packed
+ * (rank 3, (T, H, D)), independently.
+ *
+ *   q    (B, Sq, H, D)  or (T, H, D)      out, dout, dq   like q, out and dout with Dv
+ *   k    (B, Sk, Hk, D) or (Tk, Hk, D)    dk              like k
+ *   v    (B, Sk, Hk, Dv) or (Tk, Hk, Dv)  dv              like v
+ *   lse, dlse  (B, H, Sq) or (H, T): fp32, fp64 for fp64 inputs
+ *
+ * q, k, v, dout have one dtype; out, dq, dk, dv have it too or are fp32. The innermost stride (D,
+ * Dv) is 1. */
+typedef struct tilewise_problem {
+  size_t struct_size;
+
+  int32_t layout;    /* TILEWISE_BSHD or TILEWISE_BHSD, of every dense tensor */
+  int32_t causal;    /* 1: j <= i + d */
+  int32_t alignment; /* TILEWISE_BOTTOM_RIGHT or TILEWISE_TOP_LEFT: the offset d of causal, window
+                        and ALiBi */
+  int32_t deterministic;
+  int32_t batch_invariant;
+  int32_t reserved;     /* 0 */
+  int64_t window_left;  /* keys j >= i + d - window_left; -1 is unbounded */
+  int64_t window_right; /* keys j <= i + d + window_right; -1 is unbounded */
+  double softmax_scale; /* TILEWISE_DEFAULT_SCALE or any finite number */
+  double softcap;       /* c > 0: scores become c*tanh(score/c); 0 is off */
+  double dropout_p;     /* 0 <= p < 1, on the normalised probabilities; LSE ignores it */
+  uint64_t dropout_seed;
+  uint64_t dropout_offset; /* < 2^32 */
+  int64_t max_seqlen_q; /* packed with cu_seqlens: bound of the sequence lengths; -1: T. Longer ones
+                           are cut. */
+  int64_t max_seqlen_k;
+
+  tilewise_tensor q, k, v; /* inputs */
+  tilewise_tensor out;     /* output of forward, input of backward */
+  tilewise_tensor lse;     /* natural logarithm; optional output of forward, input of backward */
+
+  tilewise_tensor
+      cu_seqlens_q; /* (B+1) int32 or int64: starts of the packed sequences and the end */
+  tilewise_tensor cu_seqlens_k;
+  tilewise_tensor seqused_k; /* (B) int32 or int64: keys in use of each sequence */
+  tilewise_tensor slices;    /* (N, 5) or (N, 6) int64: q0 q1 k0 k1 kind [head], head -1 is all */
+  tilewise_tensor mask;      /* bool, broadcast from the right to (B, H, Sq, Sk); true is visible */
+  tilewise_tensor bias;      /* q's dtype or fp32, broadcast from the right to (B, H, Sq, Sk) */
+  tilewise_tensor alibi_slopes; /* fp32 (H) or (B, H) */
+  tilewise_tensor sink;         /* fp32 (H): a logit that joins the denominator only */
+
+  tilewise_tensor dout; /* backward: inputs; dlse optional */
+  tilewise_tensor dlse;
+  tilewise_tensor dq, dk, dv; /* backward: outputs, each optional */
+  tilewise_tensor dbias;      /* shape and dtype of bias */
+  tilewise_tensor dsink;      /* (H) fp32, or fp64 for fp64 inputs */
+} tilewise_problem;
+
+TILEWISE_API void tilewise_problem_init(tilewise_problem* problem);
+
+/* ---- executor --------------------------------------------------------------------------- */
+
+/* How the work is spread. parallel_for calls fn(context, item) once for every item in 0..n-1, in
+ * any order and on any threads, at most max_concurrency at a time, and returns when all are done. A
+ * call from inside fn must run inline. The result of a run never depends on the executor. */
+typedef struct tilewise_executor {
+  size_t struct_size;
+  int32_t max_concurrency; /* >= 1; fixed while a plan made for it lives */
+  int32_t reserved;        /* 0 */
+  void (*parallel_for)(void* self, int64_t n, void (*fn)(void* context, int64_t item),
+                       void* context);
+  void* self;
+  void* stream; /* device queue (cudaStream_t); ignored by CPU kernels */
+} tilewise_executor;
+
+/* An executor that runs everything on the calling thread. */
+TILEWISE_API void tilewise_executor_init(tilewise_executor* executor);
+
+/* A pool of `threads` threads, the caller's included (0: as many as the CPU affinity and the
+ * cgroup's quota allow). Threads start with the first use, sleep when idle, and are made anew after
+ * fork(). */
+typedef struct tilewise_pool tilewise_pool;
+TILEWISE_API tilewise_status tilewise_pool_create(int32_t threads, tilewise_pool** pool);
+TILEWISE_API void tilewise_pool_destroy(tilewise_pool* pool); /* NULL is allowed */
+TILEWISE_API tilewise_status tilewise_pool_executor(tilewise_pool* pool,
+                                                    tilewise_executor* executor);
+
+/* ---- one-call functions ----------------------------------------------------------------- */
+
+/* out = softmax(scores) v, and lse if given. `executor` NULL: the default pool. Allocates the
+ * workspace. The contents of cu_seqlens, seqused_k and slices are checked here (a plan's run only
+ * clamps them). On failure nothing is written. */
+TILEWISE_API tilewise_status tilewise_forward(const tilewise_problem* problem,
+                                              const tilewise_executor* executor);
+
+/* Gradients of the forward pass: reads q, k, v, out, lse, dout (and dlse), writes those of dq, dk,
+ * dv, dbias, dsink that are given. Allocates the workspace. */
+TILEWISE_API tilewise_status tilewise_backward(const tilewise_problem* problem,
+                                               const tilewise_executor* executor);
+
+/* ---- plans ------------------------------------------------------------------------------ */
+
+enum { TILEWISE_FORWARD = 0, TILEWISE_BACKWARD = 1 };
+
+typedef struct tilewise_plan_options {
+  size_t struct_size;
+  const char* kernel; /* force a kernel by name; NULL: $TILEWISE_KERNEL if set, else the first that
+                         supports the problem */
+  const char* cpu_target; /* force an instruction set; NULL: $TILEWISE_CPU_TARGET if set, else the
+                             best of this machine */
+  int32_t
+      max_concurrency; /* of the executors that the plan will run on; 0: that of the default pool */
+  int32_t reserved;    /* 0 */
+} tilewise_plan_options;
+
+TILEWISE_API void tilewise_plan_options_init(tilewise_plan_options* options);
+
+/* A plan depends on shapes, dtypes, which tensors are present, host bounds and options only: data
+ * pointers are ignored and contents are not read. It is immutable; many threads may run it at once,
+ * each with its own workspace. */
+typedef struct tilewise_plan tilewise_plan;
+TILEWISE_API tilewise_status tilewise_plan_create(int32_t operation,
+                                                  const tilewise_problem* problem,
+                                                  const tilewise_plan_options* options,
+                                                  tilewise_plan** plan);
+TILEWISE_API void tilewise_plan_destroy(tilewise_plan* plan); /* NULL is allowed */
+TILEWISE_API tilewise_status tilewise_plan_workspace(const tilewise_plan* plan, size_t* bytes,
+                                                     size_t* alignment);
+TILEWISE_API const char* tilewise_plan_kernel(
+    const tilewise_plan* plan); /* name; valid while the plan lives */
+TILEWISE_API const char* tilewise_plan_reason(
+    const tilewise_plan* plan); /* one line: why this kernel, why not those before it */
+
+/* Runs the plan on tensors of the planned shapes (strides and pointers may differ). Allocates
+ * nothing. The workspace's content at entry is garbage. Contents of cu_seqlens, seqused_k and
+ * slices are clamped, never trusted. */
+TILEWISE_API tilewise_status tilewise_plan_run(const tilewise_plan* plan,
+                                               const tilewise_problem* problem, void* workspace,
+                                               size_t workspace_bytes,
+                                               const tilewise_executor* executor);
+
+/* ---- registry --------------------------------------------------------------------------- */
+
+/* The kernels of an operation in order of preference; the last one supports everything. */
+TILEWISE_API int32_t tilewise_kernel_count(int32_t operation);
+TILEWISE_API const char* tilewise_kernel_name(int32_t operation,
+                                              int32_t index); /* NULL past the end */
+TILEWISE_API const char* tilewise_kernel_description(int32_t operation,
+                                                     int32_t index); /* NULL past the end */
+
+/* TILEWISE_OK, or TILEWISE_UNSUPPORTED with the reason in tilewise_last_error(). */
+TILEWISE_API tilewise_status tilewise_kernel_supports(int32_t operation, const char* kernel,
+                                                      const tilewise_problem* problem);
+
+/* Instruction sets that the library holds kernels for, best first, and whether this machine can run
+ * them. */
+TILEWISE_API int32_t tilewise_cpu_target_count(void);
+TILEWISE_API const char* tilewise_cpu_target_name(int32_t index); /* NULL past the end */
+TILEWISE_API int32_t tilewise_cpu_target_available(int32_t index);
+
+/* "0.1.0" */
+TILEWISE_API const char* tilewise_version(void);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* TILEWISE_TILEWISE_H_ */
