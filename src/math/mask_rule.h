@@ -1,0 +1,133 @@
+// The mask rule. Every structured mask (causal, window, slices) is a list of bands. Seen from a
+// row, a band is one interval of keys whose edges move by 0 or 1 per row; seen from a q tile, a k
+// tile is empty, full or partial. A key is visible if it lies in any band of the list (and passes
+// the boolean mask and the key's own score, which are not the business of a band).
+#pragma once
+
+#include "math/config.h"
+
+namespace tilewise::math {
+
+struct KeyRange {  // [begin, end); empty if end <= begin
+  std::int64_t begin;
+  std::int64_t end;
+};
+
+// Rows [row_begin, row_end) see the keys
+//   max(key_begin, lower_slope * row + lower_offset) <= j < min(key_end, upper_slope * row +
+//   upper_offset).
+struct Band {
+  std::int64_t row_begin;
+  std::int64_t row_end;
+  std::int64_t key_begin;
+  std::int64_t key_end;
+  std::int64_t lower_slope;  // 0 or 1
+  std::int64_t lower_offset;
+  std::int64_t upper_slope;  // 0 or 1
+  std::int64_t upper_offset;
+};
+
+TILEWISE_INLINE std::int64_t lesser(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
+TILEWISE_INLINE std::int64_t greater(std::int64_t a, std::int64_t b) { return a > b ? a : b; }
+TILEWISE_INLINE std::int64_t clamp(std::int64_t x, std::int64_t low, std::int64_t high) {
+  return x < low ? low : (x > high ? high : x);
+}
+
+// The keys that `row` sees through the band.
+TILEWISE_INLINE KeyRange visible_keys(const Band& band, std::int64_t row) {
+  if (row < band.row_begin || row >= band.row_end) return {0, 0};
+  return {greater(band.key_begin, band.lower_slope * row + band.lower_offset),
+          lesser(band.key_end, band.upper_slope * row + band.upper_offset)};
+}
+
+TILEWISE_INLINE Band full_band(std::int64_t q_len, std::int64_t k_len) {
+  return {0, q_len, 0, k_len, 0, 0, 0, k_len};
+}
+
+// Causal and window in one: `diagonal` is d, left/right are -1 for unbounded; causal bounds the
+// right side by 0.
+TILEWISE_INLINE Band window_band(std::int64_t q_len, std::int64_t k_len, std::int64_t diagonal,
+                                 std::int64_t left, std::int64_t right) {
+  Band band = full_band(q_len, k_len);
+  const std::int64_t span =
+      q_len + k_len;  // a wider window sees everything; clamped so that sums cannot overflow
+  if (left >= 0) {
+    band.lower_slope = 1;
+    band.lower_offset = diagonal - lesser(left, span);
+  }
+  if (right >= 0) {
+    band.upper_slope = 1;
+    band.upper_offset = diagonal + lesser(right, span) + 1;
+  }
+  return band;
+}
+
+enum SliceKind : std::int64_t {
+  kSliceFull = 0,
+  kSliceCausal = 1,
+  kSliceInverseCausal = 2,
+  kSliceBand = 3
+};
+
+// The band of the slice (q0, q1, k0, k1, kind). Coordinates are cut to the tensor (max_q, max_k)
+// first; d is then the slice's key length - its query length, and keys from k_len on (beyond the
+// sequence's end) are cut off last. An unknown kind or a reversed range is an empty band.
+TILEWISE_INLINE Band slice_band(const std::int64_t* slice, std::int64_t max_q, std::int64_t max_k,
+                                std::int64_t k_len) {
+  const std::int64_t q0 = clamp(slice[0], 0, max_q);
+  const std::int64_t q1 = clamp(slice[1], q0, max_q);
+  const std::int64_t k0 = clamp(slice[2], 0, max_k);
+  const std::int64_t k1 = clamp(slice[3], k0, max_k);
+  const std::int64_t kind = slice[4];
+  Band band = {q0, q1, k0, lesser(k1, k_len), 0, k0, 0, k1};
+  if (kind < kSliceFull || kind > kSliceBand) band.row_end = band.row_begin;
+  if (kind & 1) {  // j - k0 <= (i - q0) + d
+    band.upper_slope = 1;
+    band.upper_offset = k0 - q0 + (k1 - k0) - (q1 - q0) + 1;
+  }
+  if (kind & 2) {  // j - k0 >= i - q0
+    band.lower_slope = 1;
+    band.lower_offset = k0 - q0;
+  }
+  return band;
+}
+
+enum class TileClass { kEmpty, kFull, kPartial };
+
+// What the band makes of the tile [row_begin, row_end) x [key_begin, key_end). Both edges are
+// monotone in the row, so the first and the last row decide.
+TILEWISE_INLINE TileClass classify(const Band& band, std::int64_t row_begin, std::int64_t row_end,
+                                   std::int64_t key_begin, std::int64_t key_end) {
+  const std::int64_t first = greater(row_begin, band.row_begin);
+  const std::int64_t last = lesser(row_end, band.row_end) - 1;
+  if (first > last || key_begin >= key_end) return TileClass::kEmpty;
+  const KeyRange of_first = visible_keys(band, first);
+  const KeyRange of_last = visible_keys(band, last);
+  if (of_last.end <= key_begin || of_first.begin >= key_end) return TileClass::kEmpty;
+  const bool covers_rows = band.row_begin <= row_begin && band.row_end >= row_end;
+  if (covers_rows && of_last.begin <= key_begin && of_first.end >= key_end) return TileClass::kFull;
+  return TileClass::kPartial;
+}
+
+// The keys that any row of [row_begin, row_end) may see: the range of k tiles worth visiting.
+TILEWISE_INLINE KeyRange tile_keys(const Band& band, std::int64_t row_begin, std::int64_t row_end) {
+  const std::int64_t first = greater(row_begin, band.row_begin);
+  const std::int64_t last = lesser(row_end, band.row_end) - 1;
+  if (first > last) return {0, 0};
+  return {visible_keys(band, first).begin, visible_keys(band, last).end};
+}
+
+// The rows that may see any key of [key_begin, key_end): the range of q tiles worth visiting in the
+// backward pass.
+TILEWISE_INLINE KeyRange tile_rows(const Band& band, std::int64_t key_begin, std::int64_t key_end) {
+  std::int64_t first = band.row_begin;
+  std::int64_t last = band.row_end;
+  if (greater(key_begin, band.key_begin) >= lesser(key_end, band.key_end)) return {0, 0};
+  if (band.upper_slope) first = greater(first, key_begin - band.upper_offset + 1);
+  if (band.lower_slope) last = lesser(last, key_end - band.lower_offset);
+  if (!band.upper_slope && band.upper_offset <= key_begin) return {0, 0};
+  if (!band.lower_slope && band.lower_offset >= key_end) return {0, 0};
+  return {first, last};
+}
+
+}  // namespace tilewise::math

@@ -1,0 +1,95 @@
+// The softmax monoid. A piece of a row is the state (max, sum, out): the running maximum of the
+// scores, the sum of 2^(score - max), and the sum of 2^(score - max) * value row. Everything that
+// Tilewise does with a row is a merge of such pieces: single scores (online softmax), key tiles
+// (FlashAttention-1 and -2), slices of a cache (Flash-Decoding), shards of other machines (Ring
+// Attention).
+//
+// Scores are in units of log 2: score2 = score * log2(e), so that the exponential is exp2. T is one
+// lane or many. `out` stays with the caller (it is a row, a register tile, a buffer); the factors
+// that it needs are given here.
+#pragma once
+
+#include "math/exp2.h"
+
+namespace tilewise::math {
+
+template <class T>
+struct SoftmaxState {
+  T max;  // -inf: the empty state, whose `out` may hold anything
+  T sum;
+};
+
+template <class T>
+TILEWISE_INLINE SoftmaxState<T> empty_state() {
+  using L = Lane<T>;
+  return {T(-Limits<L>::kInfinity), T(L(0))};
+}
+
+// The point that exponents are taken against: the maximum, or 0 where nothing was seen yet, which
+// makes 2^(-inf - anchor) = 0 instead of NaN.
+template <class T>
+TILEWISE_INLINE T anchor(T max) {
+  using L = Lane<T>;
+  return select(max == T(-Limits<L>::kInfinity), T(L(0)), max);
+}
+
+// The weight of a state (or of a score) with maximum `max` in a state anchored at `anchor_point`; 0
+// for an empty one.
+template <class T>
+TILEWISE_INLINE T weight(T max, T anchor_point) {
+  return exp2(max - anchor_point);
+}
+
+// factor * value, but 0 for factor 0: the row of an empty state is selected out, never multiplied
+// out.
+template <class T>
+TILEWISE_INLINE T combine(T factor, T value) {
+  using L = Lane<T>;
+  return select(factor == T(L(0)), T(L(0)), factor * value);
+}
+
+// a + b, the monoid's product. The caller merges the rows: out = combine(factor_a, out_a) +
+// combine(factor_b, out_b).
+template <class T>
+struct Merged {
+  SoftmaxState<T> state;
+  T factor_a;
+  T factor_b;
+};
+template <class T>
+TILEWISE_INLINE Merged<T> merge(SoftmaxState<T> a, SoftmaxState<T> b) {
+  const T max = maximum(a.max, b.max);
+  const T factor_a = weight(a.max, anchor(max));
+  const T factor_b = weight(b.max, anchor(max));
+  // The sum of an empty state is 0: nothing to select, and a NaN stays, however small its factor.
+  return {{max, factor_a * a.sum + factor_b * b.sum}, factor_a, factor_b};
+}
+
+// Closes a row: out * scale is the attention output, lse the natural log-sum-exp. The sink (natural
+// units; -inf: none) joins the denominator here, once. A row without keys gives scale 0 and lse =
+// sink.
+template <class T>
+struct Finalised {
+  T scale;
+  T lse;
+};
+template <class T>
+TILEWISE_INLINE Finalised<T> finalise(SoftmaxState<T> state, T sink) {
+  const Merged<T> closed = merge(
+      state, SoftmaxState<T>{sink * T(kLog2E), select(sink == -Limits<T>::kInfinity, T(0), T(1))});
+  // A sum over any score is at least 1, or NaN.
+  if (closed.state.sum == T(0)) return {T(0), -Limits<T>::kInfinity};
+  return {closed.factor_a / closed.state.sum,
+          (closed.state.max + log2(closed.state.sum)) * T(kLn2)};
+}
+
+// The probability of a score, recomputed in the backward pass: exp(score - lse). A row without keys
+// has lse = -inf and only masked scores; its probabilities are 0. No probability is above 1: at
+// scores of 10^9 and more the rounding of lse would make it infinite.
+template <class T>
+TILEWISE_INLINE T probability(T score2, T lse2) {
+  using L = Lane<T>;
+  return exp2(-maximum(T(L(0)), anchor(lse2) - score2));  // a NaN stays
+}
+
+}  // namespace tilewise::math
