@@ -1,0 +1,28 @@
+// Integer arithmetic on sizes that come from outside: overflow is an answer, not a wrap.
+#pragma once
+
+#include <cstdint>
+
+namespace tilewise::problem {
+
+// An int64 that remembers having overflowed.
+struct Checked {
+  std::int64_t value = 0;
+  bool valid = true;
+};
+
+inline Checked operator*(Checked a, Checked b) {
+  Checked result;
+  const bool overflow = __builtin_mul_overflow(a.value, b.value, &result.value);
+  result.valid = a.valid && b.valid && !overflow;
+  return result;
+}
+
+inline Checked operator+(Checked a, Checked b) {
+  Checked result;
+  const bool overflow = __builtin_add_overflow(a.value, b.value, &result.value);
+  result.valid = a.valid && b.valid && !overflow;
+  return result;
+}
+
+}  // namespace tilewise::problem

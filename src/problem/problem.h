@@ -1,0 +1,118 @@
+// What is asked, in the one form that kernels read: every layout reduced to (batch, head, row)
+// strides, every default resolved. Built from the public tilewise_problem by problem/validate.h;
+// plain data, cheap to copy.
+#pragma once
+
+#include <tilewise/tilewise.h>
+
+#include <cstdint>
+
+#include "math/mask_rule.h"
+
+namespace tilewise::problem {
+
+enum class Operation : std::int32_t { kForward = TILEWISE_FORWARD, kBackward = TILEWISE_BACKWARD };
+
+// A tensor seen as (batch, head, row, column); strides in elements, 0 where the dimension is absent
+// or broadcast. For a packed tensor batch is 0 and rows are token numbers. Column is D or Dv
+// (stride 1), or the key of a mask or bias.
+struct View {
+  void* data = nullptr;
+  std::int32_t dtype = 0;  // 0: absent
+  std::int64_t batch = 0;
+  std::int64_t head = 0;
+  std::int64_t row = 0;
+  std::int64_t column = 0;
+
+  TILEWISE_INLINE bool present() const { return dtype != 0; }
+  TILEWISE_INLINE std::int64_t offset(std::int64_t b, std::int64_t h, std::int64_t r,
+                                      std::int64_t c = 0) const {
+    return b * batch + h * head + r * row + c * column;
+  }
+};
+
+// A list of int32 or int64 numbers (cu_seqlens, seqused) or rows of numbers (slices).
+struct IndexView {
+  const void* data = nullptr;
+  std::int32_t dtype = 0;  // 0: absent
+  std::int64_t count = 0;  // B + 1, B, or the number of slices
+  std::int64_t stride = 0;
+  std::int64_t columns = 1;  // 5 or 6 for slices
+  std::int64_t column_stride = 1;
+
+  TILEWISE_INLINE bool present() const { return dtype != 0; }
+  TILEWISE_INLINE std::int64_t at(std::int64_t index, std::int64_t column = 0) const {
+    const std::int64_t offset = index * stride + column * column_stride;
+    return dtype == TILEWISE_INT64 ? static_cast<const std::int64_t*>(data)[offset]
+                                   : static_cast<const std::int32_t*>(data)[offset];
+  }
+};
+
+struct Problem {
+  Operation operation = Operation::kForward;
+  std::int32_t dtype = 0;       // of q, k, v, dout
+  std::int32_t statistics = 0;  // dtype of lse and delta: fp64 for fp64 inputs, else fp32
+  std::int64_t batch = 0;       // B: sequences
+  std::int64_t heads = 0;       // H
+  std::int64_t kv_heads = 0;    // Hk
+  std::int64_t group = 0;       // G = H / Hk (1 when there are no heads)
+  std::int64_t head_dim = 0;    // D
+  std::int64_t value_dim = 0;   // Dv
+  bool q_packed = false;
+  bool k_packed = false;
+  std::int64_t q_rows = 0;  // rows of q's sequence axis: Sq, or T when packed
+  std::int64_t k_rows = 0;
+  std::int64_t max_q = 0;  // bound of a sequence's length: Sq, or max_seqlen_q when packed
+  std::int64_t max_k = 0;
+
+  View q, k, v;                               // (B, H|Hk, S, D|Dv)
+  View out, lse;                              // lse has no column
+  View dout, dlse;                            // backward
+  View dq, dk, dv;                            // backward, each optional
+  View mask, bias, dbias;                     // (B, H, Sq, Sk), strides 0 where broadcast
+  std::int64_t bias_shape[4] = {0, 0, 0, 0};  // extents of bias: 1 where broadcast
+  View alibi_slopes;                          // (B, H), row and column unused
+  View sink;                                  // (H)
+  View dsink;                                 // (H)
+  IndexView cu_seqlens_q, cu_seqlens_k, seqused_k;
+  IndexView slices;
+
+  double scale = 0;    // resolved
+  double softcap = 0;  // 0: off
+  double dropout_p = 0;
+  std::uint64_t dropout_seed = 0;
+  std::uint64_t dropout_offset = 0;
+  bool top_left = false;
+  std::int64_t window_left = -1;  // causal is folded in: window_right is then 0
+  std::int64_t window_right = -1;
+  bool deterministic = false;
+  bool batch_invariant = false;
+
+  // True if scores need more than the scale: softcap, bias, mask, ALiBi (dropout acts on the
+  // probabilities).
+  TILEWISE_INLINE bool general_scores() const {
+    return softcap > 0 || bias.present() || mask.present() || alibi_slopes.present();
+  }
+};
+
+TILEWISE_INLINE std::int64_t dtype_size(std::int32_t dtype) {
+  switch (dtype) {
+    case TILEWISE_FP64:
+    case TILEWISE_INT64:
+      return 8;
+    case TILEWISE_FP32:
+    case TILEWISE_INT32:
+      return 4;
+    case TILEWISE_BF16:
+    case TILEWISE_FP16:
+      return 2;
+    case TILEWISE_BOOL:
+      return 1;
+    default:
+      return 0;
+  }
+}
+
+const char* dtype_name(std::int32_t dtype);  // "fp32"; "invalid dtype" for other numbers
+
+}  // namespace tilewise::problem

@@ -1,0 +1,33 @@
+// The sequences of a problem: where each one's rows lie, how long it is, and which bands of keys
+// its rows see. Reads the contents of cu_seqlens, seqused_k and slices, which may be anything:
+// clamped, never trusted.
+#pragma once
+
+#include "problem/problem.h"
+
+namespace tilewise::problem {
+
+struct Sequence {
+  std::int64_t batch;    // its number; the batch index of dense views
+  std::int64_t q_start;  // first row of the query side (0 when dense)
+  std::int64_t q_len;
+  std::int64_t k_start;
+  std::int64_t k_len;     // the effective Sk: after cu_seqlens_k or seqused_k
+  std::int64_t diagonal;  // d
+};
+
+// Fills table[0 .. problem.batch). Sequences of a packed side never overlap and stay inside the
+// tensor: a start before the end of the sequence before it is moved up. O(B), no allocation.
+void fill_sequences(const Problem& problem, Sequence* table);
+
+// Rows that belong to no sequence: out = 0, lse = -inf; in the backward pass dq, dk and dv = 0.
+void fill_unowned_rows(const Problem& problem, const Sequence* table);
+
+// The bands that the rows of (sequence, head) see. Without slices that is one band; with slices one
+// for each slice of the head, in the order of the list. `bands` has room for max_bands(problem).
+// Returns the number written.
+std::int64_t max_bands(const Problem& problem);
+std::int64_t sequence_bands(const Problem& problem, const Sequence& sequence, std::int64_t head,
+                            math::Band* bands);
+
+}  // namespace tilewise::problem

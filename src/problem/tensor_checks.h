@@ -1,0 +1,41 @@
+// Checks of single tensors, shared by the parts of validation.
+#pragma once
+
+#include "problem/problem.h"
+#include "problem/status.h"
+
+namespace tilewise::problem {
+
+#define TILEWISE_RETURN_IF_ERROR(expression)                                   \
+  do {                                                                         \
+    if (const Status error_status = (expression); error_status != TILEWISE_OK) \
+      return error_status;                                                     \
+  } while (false)
+
+inline long long printable(std::int64_t value) { return static_cast<long long>(value); }
+
+// "(2, 3, 4)", for messages.
+struct ShapeText {
+  char text[96];
+};
+ShapeText shape_text(int rank, const std::int64_t* shape);
+
+bool is_floating(std::int32_t dtype);
+
+// Rank, dtype, device, shape and strides by themselves; an absent tensor passes.
+Status check_tensor(const char* name, const tilewise_tensor& tensor);
+
+// `letters` names the expected shape in the message, as in "(B, H, Sq)".
+Status check_rank(const char* name, const tilewise_tensor& tensor, int rank, const char* letters);
+Status check_shape(const char* name, const tilewise_tensor& tensor, int rank,
+                   const std::int64_t* expected, const char* letters);
+
+Status check_dtype(const char* name, const tilewise_tensor& tensor, std::int32_t first,
+                   std::int32_t second);
+
+Status check_innermost(const char* name, const tilewise_tensor& tensor);
+
+// The stride of a dimension; 0 where its size makes the stride meaningless.
+std::int64_t stride_of(const tilewise_tensor& tensor, int dimension);
+
+}  // namespace tilewise::problem

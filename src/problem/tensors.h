@@ -1,0 +1,47 @@
+// The tensors of a tilewise_problem as a table: what each is called and whether an operation reads
+// or writes it.
+#pragma once
+
+#include "problem/problem.h"
+
+namespace tilewise::problem {
+
+enum class Role { kUnused, kInput, kOutput };
+
+struct NamedTensor {
+  const char* name;
+  tilewise_tensor tilewise_problem::*member;
+  Role forward;
+  Role backward;
+
+  Role role(Operation operation) const {
+    return operation == Operation::kForward ? forward : backward;
+  }
+};
+
+inline constexpr NamedTensor kTensors[] = {
+    {"q", &tilewise_problem::q, Role::kInput, Role::kInput},
+    {"k", &tilewise_problem::k, Role::kInput, Role::kInput},
+    {"v", &tilewise_problem::v, Role::kInput, Role::kInput},
+    {"out", &tilewise_problem::out, Role::kOutput, Role::kInput},
+    {"lse", &tilewise_problem::lse, Role::kOutput, Role::kInput},
+    {"cu_seqlens_q", &tilewise_problem::cu_seqlens_q, Role::kInput, Role::kInput},
+    {"cu_seqlens_k", &tilewise_problem::cu_seqlens_k, Role::kInput, Role::kInput},
+    {"seqused_k", &tilewise_problem::seqused_k, Role::kInput, Role::kInput},
+    {"slices", &tilewise_problem::slices, Role::kInput, Role::kInput},
+    {"mask", &tilewise_problem::mask, Role::kInput, Role::kInput},
+    {"bias", &tilewise_problem::bias, Role::kInput, Role::kInput},
+    {"alibi_slopes", &tilewise_problem::alibi_slopes, Role::kInput, Role::kInput},
+    {"sink", &tilewise_problem::sink, Role::kInput, Role::kInput},
+    {"dout", &tilewise_problem::dout, Role::kUnused, Role::kInput},
+    {"dlse", &tilewise_problem::dlse, Role::kUnused, Role::kInput},
+    {"dq", &tilewise_problem::dq, Role::kUnused, Role::kOutput},
+    {"dk", &tilewise_problem::dk, Role::kUnused, Role::kOutput},
+    {"dv", &tilewise_problem::dv, Role::kUnused, Role::kOutput},
+    {"dbias", &tilewise_problem::dbias, Role::kUnused, Role::kOutput},
+    {"dsink", &tilewise_problem::dsink, Role::kUnused, Role::kOutput},
+};
+
+inline bool present(const tilewise_tensor& tensor) { return tensor.rank != 0; }
+
+}  // namespace tilewise::problem

@@ -1,0 +1,454 @@
+#include "problem/validate.h"
+
+#include <cmath>
+
+#include "problem/checked.h"
+#include "problem/tensor_checks.h"
+#include "problem/tensors.h"
+
+namespace tilewise::problem {
+namespace {
+
+// A q-, k- or v-like tensor: dense (B, S, heads, width) in the problem's layout, or packed (T,
+// heads, width).
+struct Sides {
+  std::int64_t batch;  // -1 when packed
+  std::int64_t rows;
+  std::int64_t heads;
+  std::int64_t width;
+};
+
+Sides sides_of(const tilewise_tensor& tensor, std::int32_t layout) {
+  if (tensor.rank == 3) return {-1, tensor.shape[0], tensor.shape[1], tensor.shape[2]};
+  const bool heads_first = layout == TILEWISE_BHSD;
+  return {tensor.shape[0], tensor.shape[heads_first ? 2 : 1], tensor.shape[heads_first ? 1 : 2],
+          tensor.shape[3]};
+}
+
+View row_view(const tilewise_tensor& tensor, std::int32_t layout) {
+  View view;
+  view.data = tensor.data;
+  view.dtype = tensor.dtype;
+  view.column = 1;
+  if (tensor.rank == 3) {
+    view.row = stride_of(tensor, 0);
+    view.head = stride_of(tensor, 1);
+  } else {
+    view.batch = stride_of(tensor, 0);
+    view.row = stride_of(tensor, layout == TILEWISE_BHSD ? 2 : 1);
+    view.head = stride_of(tensor, layout == TILEWISE_BHSD ? 1 : 2);
+  }
+  return view;
+}
+
+// An optional tensor shaped like q (query_side) or k, with `width` columns.
+Status read_rows(const tilewise_problem& request, const Problem& problem, const char* name,
+                 const tilewise_tensor& tensor, bool query_side, std::int64_t width, View* view) {
+  if (!present(tensor)) return TILEWISE_OK;
+  const bool packed = query_side ? problem.q_packed : problem.k_packed;
+  const std::int64_t rows = query_side ? problem.q_rows : problem.k_rows;
+  const std::int64_t heads = query_side ? problem.heads : problem.kv_heads;
+  if (packed) {
+    const std::int64_t shape[] = {rows, heads, width};
+    TILEWISE_RETURN_IF_ERROR(
+        check_shape(name, tensor, 3, shape, query_side ? "(T, H, ...)" : "(T, Hk, ...)"));
+  } else if (request.layout == TILEWISE_BHSD) {
+    const std::int64_t shape[] = {problem.batch, heads, rows, width};
+    TILEWISE_RETURN_IF_ERROR(
+        check_shape(name, tensor, 4, shape, query_side ? "(B, H, Sq, ...)" : "(B, Hk, Sk, ...)"));
+  } else {
+    const std::int64_t shape[] = {problem.batch, rows, heads, width};
+    TILEWISE_RETURN_IF_ERROR(
+        check_shape(name, tensor, 4, shape, query_side ? "(B, Sq, H, ...)" : "(B, Sk, Hk, ...)"));
+  }
+  TILEWISE_RETURN_IF_ERROR(check_innermost(name, tensor));
+  *view = row_view(tensor, request.layout);
+  return TILEWISE_OK;
+}
+
+Status read_statistics(const Problem& problem, const char* name, const tilewise_tensor& tensor,
+                       View* view) {
+  if (!present(tensor)) return TILEWISE_OK;
+  TILEWISE_RETURN_IF_ERROR(check_dtype(name, tensor, problem.statistics, problem.statistics));
+  view->data = tensor.data;
+  view->dtype = tensor.dtype;
+  if (problem.q_packed) {
+    const std::int64_t shape[] = {problem.heads, problem.q_rows};
+    TILEWISE_RETURN_IF_ERROR(check_shape(name, tensor, 2, shape, "(H, T)"));
+    view->head = stride_of(tensor, 0);
+    view->row = stride_of(tensor, 1);
+  } else {
+    const std::int64_t shape[] = {problem.batch, problem.heads, problem.q_rows};
+    TILEWISE_RETURN_IF_ERROR(check_shape(name, tensor, 3, shape, "(B, H, Sq)"));
+    view->batch = stride_of(tensor, 0);
+    view->head = stride_of(tensor, 1);
+    view->row = stride_of(tensor, 2);
+  }
+  return TILEWISE_OK;
+}
+
+// mask and bias: broadcast from the right to (B, H, Sq, Sk).
+Status read_scores(const Problem& problem, const char* name, const tilewise_tensor& tensor,
+                   std::int64_t extents[4], View* view) {
+  const std::int64_t full[4] = {problem.batch, problem.heads, problem.max_q, problem.max_k};
+  std::int64_t strides[4] = {0, 0, 0, 0};
+  for (int d = 0; d < 4; ++d) extents[d] = 1;
+  for (int d = 0; d < tensor.rank; ++d) {
+    const int target = 4 - tensor.rank + d;
+    if (tensor.shape[d] != 1 && tensor.shape[d] != full[target]) {
+      return fail(TILEWISE_INVALID_ARGUMENT,
+                  "%s: shape is %s, does not broadcast to (B, H, Sq, Sk) = %s", name,
+                  shape_text(tensor.rank, tensor.shape).text, shape_text(4, full).text);
+    }
+    extents[target] = tensor.shape[d];
+    strides[target] = stride_of(tensor, d);
+  }
+  *view = {tensor.data, tensor.dtype, strides[0], strides[1], strides[2], strides[3]};
+  return TILEWISE_OK;
+}
+
+Status read_index(const char* name, const tilewise_tensor& tensor, std::int64_t count,
+                  IndexView* view) {
+  if (!present(tensor)) return TILEWISE_OK;
+  TILEWISE_RETURN_IF_ERROR(check_dtype(name, tensor, TILEWISE_INT32, TILEWISE_INT64));
+  const std::int64_t shape[] = {count};
+  TILEWISE_RETURN_IF_ERROR(
+      check_shape(name, tensor, 1, shape, "(B) for seqused_k, (B+1) for cu_seqlens"));
+  *view = {tensor.data, tensor.dtype, count, stride_of(tensor, 0), 1, 1};
+  return TILEWISE_OK;
+}
+
+Status read_options(const tilewise_problem& request, Problem* problem) {
+  if (request.layout != TILEWISE_BSHD && request.layout != TILEWISE_BHSD) {
+    return fail(TILEWISE_INVALID_ARGUMENT, "layout: is %d, must be 0 (BSHD) or 1 (BHSD)",
+                request.layout);
+  }
+  if (request.alignment != TILEWISE_BOTTOM_RIGHT && request.alignment != TILEWISE_TOP_LEFT) {
+    return fail(TILEWISE_INVALID_ARGUMENT,
+                "alignment: is %d, must be 0 (bottom-right) or 1 (top-left)", request.alignment);
+  }
+  const struct {
+    const char* name;
+    std::int32_t value;
+  } flags[] = {{"causal", request.causal},
+               {"deterministic", request.deterministic},
+               {"batch_invariant", request.batch_invariant}};
+  for (const auto& flag : flags) {
+    if (flag.value != 0 && flag.value != 1) {
+      return fail(TILEWISE_INVALID_ARGUMENT, "%s: is %d, must be 0 or 1", flag.name, flag.value);
+    }
+  }
+  if (request.reserved != 0)
+    return fail(TILEWISE_INVALID_ARGUMENT, "reserved: is %d, must be 0", request.reserved);
+  if (request.window_left < -1) {
+    return fail(TILEWISE_INVALID_ARGUMENT, "window_left: is %lld, must be >= -1",
+                printable(request.window_left));
+  }
+  if (request.window_right < -1) {
+    return fail(TILEWISE_INVALID_ARGUMENT, "window_right: is %lld, must be >= -1",
+                printable(request.window_right));
+  }
+  if (!std::isfinite(request.softcap) || request.softcap < 0) {
+    return fail(TILEWISE_INVALID_ARGUMENT, "softcap: is %g, must be finite and >= 0 (0 is off)",
+                request.softcap);
+  }
+  if (!(request.dropout_p >= 0 && request.dropout_p < 1)) {
+    return fail(TILEWISE_INVALID_ARGUMENT, "dropout_p: is %g, must be >= 0 and < 1",
+                request.dropout_p);
+  }
+  if (request.dropout_offset >> 32) {
+    return fail(TILEWISE_INVALID_ARGUMENT, "dropout_offset: is %llu, must be < 2^32",
+                static_cast<unsigned long long>(request.dropout_offset));
+  }
+  problem->softcap = request.softcap;
+  problem->dropout_p = request.dropout_p;
+  problem->dropout_seed = request.dropout_seed;
+  problem->dropout_offset = request.dropout_offset;
+  problem->top_left = request.alignment == TILEWISE_TOP_LEFT;
+  problem->window_left = request.window_left;
+  problem->window_right = request.causal ? 0 : request.window_right;
+  problem->deterministic = request.deterministic != 0;
+  problem->batch_invariant = request.batch_invariant != 0;
+  return TILEWISE_OK;
+}
+
+Status check_qkv(const tilewise_problem& request) {
+  const struct {
+    const char* name;
+    const tilewise_tensor& tensor;
+  } required[] = {{"q", request.q}, {"k", request.k}, {"v", request.v}};
+  for (const auto& [name, tensor] : required) {
+    if (tensor.rank != 3 && tensor.rank != 4) {
+      return fail(TILEWISE_INVALID_ARGUMENT,
+                  "%s: rank is %d, must be 4 (dense) or 3 (packed: T, heads, dimension)", name,
+                  tensor.rank);
+    }
+    if (!is_floating(tensor.dtype)) {
+      return fail(TILEWISE_INVALID_ARGUMENT, "%s: dtype is %s, must be fp64, fp32, bf16 or fp16",
+                  name, dtype_name(tensor.dtype));
+    }
+    TILEWISE_RETURN_IF_ERROR(check_dtype(name, tensor, request.q.dtype, request.q.dtype));
+    TILEWISE_RETURN_IF_ERROR(check_innermost(name, tensor));
+  }
+  return TILEWISE_OK;
+}
+
+Status read_sizes(const tilewise_problem& request, Problem* problem) {
+  const Sides q = sides_of(request.q, request.layout);
+  const Sides k = sides_of(request.k, request.layout);
+  const Sides v = sides_of(request.v, request.layout);
+  if (v.batch != k.batch || v.rows != k.rows || v.heads != k.heads) {
+    return fail(TILEWISE_INVALID_ARGUMENT,
+                "v: shape is %s, must be that of k %s but for the last dimension",
+                shape_text(request.v.rank, request.v.shape).text,
+                shape_text(request.k.rank, request.k.shape).text);
+  }
+  if (q.width != k.width) {
+    return fail(TILEWISE_INVALID_ARGUMENT, "k: head dimension is %lld, must be q's %lld",
+                printable(k.width), printable(q.width));
+  }
+  if (q.width < 1) return fail(TILEWISE_INVALID_ARGUMENT, "q: head dimension D is 0, must be >= 1");
+  if (v.width < 1)
+    return fail(TILEWISE_INVALID_ARGUMENT, "v: head dimension Dv is 0, must be >= 1");
+  if (k.heads == 0 ? q.heads != 0 : q.heads % k.heads != 0) {
+    return fail(TILEWISE_INVALID_ARGUMENT, "q: %lld heads, must be a multiple of k's %lld",
+                printable(q.heads), printable(k.heads));
+  }
+  problem->q_packed = q.batch < 0;
+  problem->k_packed = k.batch < 0;
+  problem->q_rows = q.rows;
+  problem->k_rows = k.rows;
+  problem->heads = q.heads;
+  problem->kv_heads = k.heads;
+  problem->group = k.heads > 0 ? q.heads / k.heads : 1;
+  problem->head_dim = q.width;
+  problem->value_dim = v.width;
+  if (!problem->q_packed && !problem->k_packed && q.batch != k.batch) {
+    return fail(TILEWISE_INVALID_ARGUMENT, "k: batch is %lld, must be q's %lld", printable(k.batch),
+                printable(q.batch));
+  }
+  if (!problem->q_packed || !problem->k_packed)
+    problem->batch = problem->q_packed ? k.batch : q.batch;
+  return TILEWISE_OK;
+}
+
+Status read_side(const char* name, const tilewise_tensor& cu_seqlens, bool packed,
+                 std::int64_t max_seqlen, const char* max_name, Problem* problem) {
+  const bool has_slices = problem->slices.present();
+  if (present(cu_seqlens) && !packed) {
+    return fail(TILEWISE_INVALID_ARGUMENT,
+                "%s: given for a dense tensor (rank 4); packed is rank 3", name);
+  }
+  if (present(cu_seqlens) && has_slices) {
+    return fail(TILEWISE_INVALID_ARGUMENT,
+                "%s: slices of packed tensors are of the whole token axis and exclude it", name);
+  }
+  if (packed && !has_slices && !present(cu_seqlens)) {
+    return fail(TILEWISE_INVALID_ARGUMENT, "%s: missing, but the tensor is packed (rank 3)", name);
+  }
+  if (max_seqlen < -1) {
+    return fail(TILEWISE_INVALID_ARGUMENT, "%s: is %lld, must be >= 0, or -1 for unknown", max_name,
+                printable(max_seqlen));
+  }
+  if (!present(cu_seqlens)) return TILEWISE_OK;
+  TILEWISE_RETURN_IF_ERROR(check_rank(name, cu_seqlens, 1, "(B+1)"));
+  if (cu_seqlens.shape[0] < 1)
+    return fail(TILEWISE_INVALID_ARGUMENT, "%s: is empty, must have B+1 >= 1 numbers", name);
+  return TILEWISE_OK;
+}
+
+Status read_sequences(const tilewise_problem& request, Problem* problem) {
+  if (present(request.slices)) {
+    const tilewise_tensor& slices = request.slices;
+    TILEWISE_RETURN_IF_ERROR(check_rank("slices", slices, 2, "(N, 5) or (N, 6)"));
+    TILEWISE_RETURN_IF_ERROR(check_dtype("slices", slices, TILEWISE_INT64, TILEWISE_INT64));
+    if (slices.shape[1] != 5 && slices.shape[1] != 6) {
+      return fail(TILEWISE_INVALID_ARGUMENT,
+                  "slices: %lld columns, must be 5 or 6: q0 q1 k0 k1 kind [head]",
+                  printable(slices.shape[1]));
+    }
+    problem->slices = {slices.data,          slices.dtype,    slices.shape[0],
+                       stride_of(slices, 0), slices.shape[1], stride_of(slices, 1)};
+    if (request.causal || request.window_left != -1 || request.window_right != -1) {
+      return fail(TILEWISE_INVALID_ARGUMENT,
+                  "slices: given with %s; a slice list is the whole mask",
+                  request.causal ? "causal" : "a window");
+    }
+    if (problem->q_packed != problem->k_packed) {
+      return fail(TILEWISE_INVALID_ARGUMENT,
+                  "slices: q is %s and k is %s, must be both dense or both packed",
+                  problem->q_packed ? "packed" : "dense", problem->k_packed ? "packed" : "dense");
+    }
+    if (problem->q_packed && present(request.alibi_slopes)) {
+      return fail(TILEWISE_UNSUPPORTED, "alibi_slopes: not defined for slices of packed tensors");
+    }
+    if (problem->q_packed && present(request.seqused_k)) {
+      return fail(TILEWISE_INVALID_ARGUMENT,
+                  "seqused_k: slices of packed tensors have no sequences to cut");
+    }
+  }
+  TILEWISE_RETURN_IF_ERROR(read_side("cu_seqlens_q", request.cu_seqlens_q, problem->q_packed,
+                                     request.max_seqlen_q, "max_seqlen_q", problem));
+  TILEWISE_RETURN_IF_ERROR(read_side("cu_seqlens_k", request.cu_seqlens_k, problem->k_packed,
+                                     request.max_seqlen_k, "max_seqlen_k", problem));
+  const bool both_packed = problem->q_packed && problem->k_packed;
+  if (both_packed)
+    problem->batch = present(request.cu_seqlens_q) ? request.cu_seqlens_q.shape[0] - 1 : 1;
+  TILEWISE_RETURN_IF_ERROR(
+      read_index("cu_seqlens_q", request.cu_seqlens_q, problem->batch + 1, &problem->cu_seqlens_q));
+  TILEWISE_RETURN_IF_ERROR(
+      read_index("cu_seqlens_k", request.cu_seqlens_k, problem->batch + 1, &problem->cu_seqlens_k));
+  TILEWISE_RETURN_IF_ERROR(
+      read_index("seqused_k", request.seqused_k, problem->batch, &problem->seqused_k));
+  problem->max_q = problem->q_rows;
+  problem->max_k = problem->k_rows;
+  if (present(request.cu_seqlens_q) && request.max_seqlen_q >= 0) {
+    problem->max_q = math::lesser(request.max_seqlen_q, problem->q_rows);
+  }
+  if (present(request.cu_seqlens_k) && request.max_seqlen_k >= 0) {
+    problem->max_k = math::lesser(request.max_seqlen_k, problem->k_rows);
+  }
+  // The counts that kernels form: work items, statistics, row and key numbers.
+  const Checked rows = Checked{problem->q_rows} + Checked{problem->k_rows} + Checked{1};
+  const Checked count =
+      Checked{problem->batch + 1} * Checked{problem->heads + 1} * rows * Checked{16};
+  if (!count.valid) {
+    return fail(TILEWISE_INVALID_ARGUMENT,
+                "q: B = %lld, H = %lld, Sq = %lld, Sk = %lld: B * H * (Sq + Sk) must be < 2^59",
+                printable(problem->batch), printable(problem->heads), printable(problem->q_rows),
+                printable(problem->k_rows));
+  }
+  return TILEWISE_OK;
+}
+
+Status read_score_inputs(const tilewise_problem& request, Problem* problem) {
+  std::int64_t mask_shape[4];
+  if (present(request.mask)) {
+    TILEWISE_RETURN_IF_ERROR(check_dtype("mask", request.mask, TILEWISE_BOOL, TILEWISE_BOOL));
+    TILEWISE_RETURN_IF_ERROR(
+        read_scores(*problem, "mask", request.mask, mask_shape, &problem->mask));
+  }
+  if (present(request.bias)) {
+    TILEWISE_RETURN_IF_ERROR(check_dtype("bias", request.bias, problem->dtype, TILEWISE_FP32));
+    TILEWISE_RETURN_IF_ERROR(
+        read_scores(*problem, "bias", request.bias, problem->bias_shape, &problem->bias));
+  }
+  if (present(request.alibi_slopes)) {
+    const tilewise_tensor& slopes = request.alibi_slopes;
+    const std::int64_t shape[] = {problem->batch, problem->heads};
+    TILEWISE_RETURN_IF_ERROR(check_dtype("alibi_slopes", slopes, TILEWISE_FP32, TILEWISE_FP32));
+    const bool per_batch = slopes.rank == 2;
+    TILEWISE_RETURN_IF_ERROR(check_shape("alibi_slopes", slopes, per_batch ? 2 : 1,
+                                         per_batch ? shape : shape + 1,
+                                         per_batch ? "(B, H)" : "(H)"));
+    problem->alibi_slopes.data = slopes.data;
+    problem->alibi_slopes.dtype = slopes.dtype;
+    problem->alibi_slopes.batch = per_batch ? stride_of(slopes, 0) : 0;
+    problem->alibi_slopes.head = stride_of(slopes, per_batch ? 1 : 0);
+  }
+  if (present(request.sink)) {
+    const std::int64_t shape[] = {problem->heads};
+    TILEWISE_RETURN_IF_ERROR(check_dtype("sink", request.sink, TILEWISE_FP32, TILEWISE_FP32));
+    TILEWISE_RETURN_IF_ERROR(check_shape("sink", request.sink, 1, shape, "(H)"));
+    problem->sink.data = request.sink.data;
+    problem->sink.dtype = request.sink.dtype;
+    problem->sink.head = stride_of(request.sink, 0);
+  }
+  return TILEWISE_OK;
+}
+
+Status read_forward(const tilewise_problem& request, Problem* problem) {
+  const std::int32_t dtype = problem->dtype;
+  if (!present(request.out)) return fail(TILEWISE_INVALID_ARGUMENT, "out: missing");
+  TILEWISE_RETURN_IF_ERROR(check_dtype("out", request.out, dtype, TILEWISE_FP32));
+  TILEWISE_RETURN_IF_ERROR(
+      read_rows(request, *problem, "out", request.out, true, problem->value_dim, &problem->out));
+  return read_statistics(*problem, "lse", request.lse, &problem->lse);
+}
+
+Status read_backward(const tilewise_problem& request, Problem* problem) {
+  const std::int32_t dtype = problem->dtype;
+  if (!present(request.lse))
+    return fail(TILEWISE_INVALID_ARGUMENT, "lse: missing, backward needs that of forward");
+  if (!present(request.dout)) return fail(TILEWISE_INVALID_ARGUMENT, "dout: missing");
+  TILEWISE_RETURN_IF_ERROR(check_dtype("dout", request.dout, dtype, dtype));
+  TILEWISE_RETURN_IF_ERROR(
+      read_rows(request, *problem, "dout", request.dout, true, problem->value_dim, &problem->dout));
+  TILEWISE_RETURN_IF_ERROR(read_statistics(*problem, "dlse", request.dlse, &problem->dlse));
+  const struct {
+    const char* name;
+    const tilewise_tensor& tensor;
+    bool query_side;
+    std::int64_t width;
+    View* view;
+  } gradients[] = {{"dq", request.dq, true, problem->head_dim, &problem->dq},
+                   {"dk", request.dk, false, problem->head_dim, &problem->dk},
+                   {"dv", request.dv, false, problem->value_dim, &problem->dv}};
+  for (const auto& gradient : gradients) {
+    if (!present(gradient.tensor)) continue;
+    TILEWISE_RETURN_IF_ERROR(check_dtype(gradient.name, gradient.tensor, dtype, TILEWISE_FP32));
+    TILEWISE_RETURN_IF_ERROR(read_rows(request, *problem, gradient.name, gradient.tensor,
+                                       gradient.query_side, gradient.width, gradient.view));
+  }
+  if (present(request.dbias)) {
+    if (!present(request.bias)) return fail(TILEWISE_INVALID_ARGUMENT, "dbias: given without bias");
+    TILEWISE_RETURN_IF_ERROR(
+        check_dtype("dbias", request.dbias, request.bias.dtype, request.bias.dtype));
+    TILEWISE_RETURN_IF_ERROR(
+        check_shape("dbias", request.dbias, request.bias.rank, request.bias.shape, "that of bias"));
+    std::int64_t extents[4];
+    TILEWISE_RETURN_IF_ERROR(
+        read_scores(*problem, "dbias", request.dbias, extents, &problem->dbias));
+  }
+  if (present(request.dsink)) {
+    const std::int64_t shape[] = {problem->heads};
+    if (!present(request.sink)) return fail(TILEWISE_INVALID_ARGUMENT, "dsink: given without sink");
+    TILEWISE_RETURN_IF_ERROR(
+        check_dtype("dsink", request.dsink, TILEWISE_FP32, problem->statistics));
+    TILEWISE_RETURN_IF_ERROR(check_shape("dsink", request.dsink, 1, shape, "(H)"));
+    problem->dsink.data = request.dsink.data;
+    problem->dsink.dtype = request.dsink.dtype;
+    problem->dsink.head = stride_of(request.dsink, 0);
+  }
+  return TILEWISE_OK;
+}
+
+Status read_scale(const tilewise_problem& request, Problem* problem) {
+  const double scale = request.softmax_scale;
+  if (scale == TILEWISE_DEFAULT_SCALE) {
+    problem->scale = 1.0 / std::sqrt(static_cast<double>(problem->head_dim));
+    return TILEWISE_OK;
+  }
+  if (!std::isfinite(scale)) {
+    return fail(TILEWISE_INVALID_ARGUMENT,
+                "softmax_scale: is %g, must be finite (or TILEWISE_DEFAULT_SCALE)", scale);
+  }
+  problem->scale = scale;
+  return TILEWISE_OK;
+}
+
+}  // namespace
+
+Status make_problem(Operation operation, const tilewise_problem& request, Problem* problem) {
+  *problem = Problem{};
+  problem->operation = operation;
+  for (const NamedTensor& named : kTensors) {
+    if (named.role(operation) == Role::kUnused) continue;
+    TILEWISE_RETURN_IF_ERROR(check_tensor(named.name, request.*named.member));
+  }
+  TILEWISE_RETURN_IF_ERROR(read_options(request, problem));
+  TILEWISE_RETURN_IF_ERROR(check_qkv(request));
+  problem->dtype = request.q.dtype;
+  problem->statistics = problem->dtype == TILEWISE_FP64 ? TILEWISE_FP64 : TILEWISE_FP32;
+  TILEWISE_RETURN_IF_ERROR(read_sizes(request, problem));
+  TILEWISE_RETURN_IF_ERROR(read_sequences(request, problem));
+  TILEWISE_RETURN_IF_ERROR(read_scale(request, problem));
+  problem->q = row_view(request.q, request.layout);
+  problem->k = row_view(request.k, request.layout);
+  problem->v = row_view(request.v, request.layout);
+  TILEWISE_RETURN_IF_ERROR(read_score_inputs(request, problem));
+  TILEWISE_RETURN_IF_ERROR(read_forward(request, problem));
+  return operation == Operation::kBackward ? read_backward(request, problem) : TILEWISE_OK;
+}
+
+}  // namespace tilewise::problem
