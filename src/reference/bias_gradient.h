@@ -1,0 +1,172 @@
+// The gradients of what is shared by rows, heads or sequences: dbias and dsink. One work item owns
+// a piece of the output and loops, in one fixed order, over everything that the piece was broadcast
+// to, recomputing the probabilities; nothing of size Sq x Sk is stored and no two workers add to
+// one number. The same for every rung.
+#pragma once
+
+#include "reference/arena.h"
+#include "reference/head.h"
+
+namespace tilewise::reference {
+
+inline constexpr std::int64_t kGradientColumns = 256;  // columns of dbias that an item owns
+
+template <class T>
+struct GradientBuffers {
+  T* query;      // (D)
+  T* key;        // (D)
+  T* value;      // (Dv)
+  T* dout;       // (Dv)
+  T* out;        // (Dv)
+  double* sums;  // (kGradientColumns): one number may gather B * H * Sq * Sk terms
+
+  static GradientBuffers carve(const problem::Problem& problem, Arena& arena) {
+    const Checked head_dim = {problem.head_dim};
+    const Checked value_dim = {problem.value_dim};
+    GradientBuffers buffers;
+    buffers.query = arena.take<T>(head_dim);
+    buffers.key = arena.take<T>(head_dim);
+    buffers.value = arena.take<T>(value_dim);
+    buffers.dout = arena.take<T>(value_dim);
+    buffers.out = arena.take<T>(value_dim);
+    buffers.sums = arena.take<double>(Checked{kGradientColumns});
+    return buffers;
+  }
+};
+
+inline std::int64_t bias_column_blocks(const problem::Problem& problem) {
+  return (problem.bias_shape[3] + kGradientColumns - 1) / kGradientColumns;
+}
+inline std::int64_t bias_items(const problem::Problem& problem) {
+  if (!problem.dbias.present()) return 0;
+  return problem.bias_shape[0] * problem.bias_shape[1] * problem.bias_shape[2] *
+         bias_column_blocks(problem);
+}
+inline std::int64_t gradient_items(const problem::Problem& problem) {
+  return bias_items(problem) + (problem.dsink.present() ? problem.heads : 0);
+}
+
+template <class T, class Counter>
+struct GradientWorker {
+  const problem::Problem& problem;
+  const problem::Sequence* sequences;  // (B)
+  math::Band* bands;                   // (max_bands)
+  std::uint8_t* visible;               // (kGradientColumns)
+  GradientBuffers<T> buffers;
+  Memory<T, Counter> memory;
+
+  void run(std::int64_t item) const {
+    const std::int64_t bias = bias_items(problem);
+    item < bias ? run_bias(item) : run_sink(item - bias);
+  }
+
+ private:
+  // One row of one sequence and head, its operands loaded.
+  struct RowPlace {
+    const problem::Sequence& sequence;
+    std::int64_t head;
+    std::int64_t row;
+    T lse2;
+    T delta;
+  };
+
+  RowPlace load_row_place(const problem::Sequence& sequence, std::int64_t head,
+                          std::int64_t row) const {
+    const std::int64_t token = sequence.q_start + row;
+    const Rows rows = {sequence.batch, head, token, 1};
+    memory.load(problem.out, rows, problem.value_dim, buffers.out);
+    memory.load(problem.dout, rows, problem.value_dim, buffers.dout);
+    const T lse = load_element<T>(problem.lse, problem.lse.offset(sequence.batch, head, token));
+    T delta = dot(buffers.out, buffers.dout, problem.value_dim);
+    if (problem.dlse.present())
+      delta -= load_element<T>(problem.dlse, problem.dlse.offset(sequence.batch, head, token));
+    return {sequence, head, row, lse * T(math::kLog2E), delta};
+  }
+
+  // The piece (batch, head, row, column block) of dbias; an extent of 1 stands for all of that
+  // dimension.
+  void run_bias(std::int64_t item) const {
+    const std::int64_t blocks = bias_column_blocks(problem);
+    const std::int64_t* shape = problem.bias_shape;
+    const std::int64_t first_column = item % blocks * kGradientColumns;
+    const std::int64_t index[3] = {item / blocks / shape[2] / shape[1],
+                                   item / blocks / shape[2] % shape[1], item / blocks % shape[2]};
+    const std::int64_t columns = math::lesser(kGradientColumns, shape[3] - first_column);
+    set_zero(buffers.sums, columns);
+    const KeyRange batches = owned(shape[0], index[0], problem.batch);
+    const KeyRange heads = owned(shape[1], index[1], problem.heads);
+    for (std::int64_t b = batches.begin; b < batches.end; ++b) {
+      const KeyRange rows = clipped(owned(shape[2], index[2], problem.max_q), sequences[b].q_len);
+      for (std::int64_t h = heads.begin; h < heads.end; ++h)
+        add_head(sequences[b], h, rows, first_column, columns);
+    }
+    const problem::View& dbias = problem.dbias;
+    for (std::int64_t c = 0; c < columns; ++c) {
+      store_element(dbias, dbias.offset(index[0], index[1], index[2], first_column + c),
+                    buffers.sums[c]);
+    }
+    memory.counter()->write(columns, problem::dtype_size(dbias.dtype));
+  }
+
+  static KeyRange owned(std::int64_t extent, std::int64_t index, std::int64_t full) {
+    return extent == 1 ? KeyRange{0, full} : KeyRange{index, index + 1};
+  }
+  static KeyRange clipped(KeyRange range, std::int64_t length) {
+    return {range.begin, math::lesser(range.end, length)};
+  }
+
+  void add_head(const problem::Sequence& sequence, std::int64_t head_number, KeyRange rows,
+                std::int64_t first_column, std::int64_t columns) const {
+    const std::int64_t band_count = problem::sequence_bands(problem, sequence, head_number, bands);
+    const Head<T, Counter> head(problem, sequence, head_number, {bands, band_count, visible},
+                                memory.counter());
+    const bool broadcast = problem.bias_shape[3] == 1;
+    const std::int64_t last_column =
+        broadcast ? sequence.k_len : math::lesser(first_column + columns, sequence.k_len);
+    for (std::int64_t row = rows.begin; row < rows.end; ++row) {
+      memory.load(problem.q, {sequence.batch, head_number, sequence.q_start + row, 1},
+                  problem.head_dim, buffers.query);
+      const RowPlace place = load_row_place(sequence, head_number, row);
+      for (std::int64_t j = first_column; j < last_column; j += kGradientColumns) {
+        const KeyRange keys = {j, math::lesser(j + kGradientColumns, last_column)};
+        head.mark_visible(row, keys);
+        add_keys(head, place, keys, broadcast ? nullptr : buffers.sums + (j - first_column));
+      }
+    }
+  }
+
+  // Adds dbias of (row, keys) to sums[key - keys.begin], or all of them to one sum if `sums` is
+  // nullptr.
+  void add_keys(const Head<T, Counter>& head, const RowPlace& place, KeyRange keys,
+                double* sums) const {
+    for (std::int64_t j = keys.begin; j < keys.end; ++j) {
+      if (!head.visible(keys, j)) continue;
+      const Rows key_row = {place.sequence.batch, place.head / problem.group,
+                            place.sequence.k_start + j, 1};
+      memory.load(problem.k, key_row, problem.head_dim, buffers.key);
+      const T score = head.score(place.row, j, dot(buffers.query, buffers.key, problem.head_dim));
+      if (score == kMaskedScore<T>) continue;
+      memory.load(problem.v, key_row, problem.value_dim, buffers.value);
+      const T dprob =
+          dot(buffers.dout, buffers.value, problem.value_dim) * head.dropout_factor(place.row, j);
+      const double gradient =
+          math::score_gradient(math::probability(score, place.lse2), dprob, place.delta);
+      (sums == nullptr ? buffers.sums[0] : sums[j - keys.begin]) += gradient;
+    }
+  }
+
+  // dsink[h] = -sum over sequences and rows of exp(sink - lse) * delta
+  void run_sink(std::int64_t h) const {
+    const T sink2 = load_element<T>(problem.sink, problem.sink.offset(0, h, 0)) * T(math::kLog2E);
+    double sum = 0;
+    for (std::int64_t b = 0; b < problem.batch; ++b) {
+      for (std::int64_t row = 0; row < sequences[b].q_len; ++row) {
+        const RowPlace place = load_row_place(sequences[b], h, row);
+        sum += math::score_gradient(math::probability(sink2, place.lse2), T(0), place.delta);
+      }
+    }
+    store_element(problem.dsink, problem.dsink.offset(0, h, 0), sum);
+  }
+};
+
+}  // namespace tilewise::reference

@@ -1,0 +1,174 @@
+// FlashAttention-2 (arXiv 2307.08691): forward has query tiles in the outer loop and leaves O
+// unnormalised in fast memory until the last key tile; backward has key tiles in the outer loop,
+// LSE and delta prepared.
+#include "reference/tile_backward.h"
+
+namespace tilewise::reference {
+namespace {
+
+template <class T>
+struct Flash2Buffers {
+  std::int64_t widest;
+  TileBuffers<T> tiles;
+  T* dqueries;  // (G, Sq, D) backward: in slow memory between steps
+  T* deltas;    // (G, Sq) backward
+
+  static Flash2Buffers carve(const Problem& problem, Arena& arena) {
+    const bool backward = problem.operation == problem::Operation::kBackward;
+    const Checked rows = backward ? Checked{problem.group} * Checked{problem.max_q} : Checked{0};
+    Flash2Buffers buffers;
+    buffers.tiles = TileBuffers<T>::carve(
+        problem, flash2_tiles(max_sram_elements(problem), problem.head_dim, problem.value_dim),
+        arena);
+    buffers.widest = buffers.tiles.widest;
+    buffers.dqueries = arena.take<T>(rows * Checked{problem.head_dim});
+    buffers.deltas = arena.take<T>(rows);
+    return buffers;
+  }
+};
+
+struct Flash2Forward {
+  template <class T>
+  using Buffers = Flash2Buffers<T>;
+
+  // Algorithm 1.
+  template <class T, class Counter>
+  static void run(const Group<T, Counter>& group, const Buffers<T>& b, std::int64_t sram_elements) {
+    const Problem& problem = group.problem;
+    const TileSizes sizes = flash2_tiles(sram_elements, problem.head_dim, problem.value_dim);
+    for (std::int64_t g = 0; g < group.size(); ++g) {
+      const auto head = group.head(g);
+      for_each_tile(group.q_len(), sizes.q_rows, [&](KeyRange queries) {
+        const Rows rows = group.query_rows(g, queries.begin, extent(queries));
+        group.memory.load(problem.q, rows, problem.head_dim, b.tiles.query_tile);
+        set_zero(b.tiles.out_tile, rows.count * problem.value_dim);
+        for (std::int64_t r = 0; r < rows.count; ++r) b.tiles.states[r] = math::empty_state<T>();
+
+        for_each_tile(group.k_len(), sizes.k_rows, [&](KeyRange keys) {
+          if (head.skips(queries, keys)) return;
+          load_key_tile(group, keys, b.tiles);
+          for (std::int64_t r = 0; r < rows.count; ++r) {
+            add_row(head, {queries.begin + r, r, keys}, b.tiles, &b.tiles.states[r]);
+          }
+        });
+        finish_tile(group, g, queries, b.tiles);
+      });
+    }
+  }
+
+ private:
+  // m <- max(m_old, rowmax S); l <- e^(m_old - m) l + rowsum P; out <- e^(m_old - m) out + P V, P =
+  // e^(S - m) (lines 8 to 10)
+  template <class T, class Counter>
+  static void add_row(const Head<T, Counter>& head, const TileRow& place, const TileBuffers<T>& b,
+                      math::SoftmaxState<T>* state) {
+    const std::int64_t keys = extent(place.keys);
+    const T* const query = b.query_tile + place.in_tile * head.head_dim();
+    T* const out = b.out_tile + place.in_tile * head.value_dim();
+    head.score_row(place.row, place.keys, query, b.key_tile, b.scores, nullptr);
+    const T max = math::maximum(state->max, row_max(b.scores, keys));
+    const T factor = math::weight(state->max, math::anchor(max));
+    const T sum = exponentiate(b.scores, keys, max, b.probs);
+    *state = {max, factor * state->sum + sum};
+    weigh_values<T>(head, {place.row, place.keys, b.scores, b.probs}, b.value_tile,
+                    head.value_dim(), b.weighted);
+    blend(factor, T(1), b.weighted, head.value_dim(), out);
+  }
+
+  // O <- out / l, LSE <- m + log l, with the sink in both (lines 12 to 15).
+  template <class T, class Counter>
+  static void finish_tile(const Group<T, Counter>& group, std::int64_t g, KeyRange queries,
+                          const TileBuffers<T>& b) {
+    const Problem& problem = group.problem;
+    const T sink = group.head(g).sink();
+    for (std::int64_t r = 0; r < extent(queries); ++r) {
+      const auto closed = math::finalise(b.states[r], sink);
+      scale_row(closed.scale, problem.value_dim, b.out_tile + r * problem.value_dim);
+      group.store_lse(g, queries.begin + r, closed.lse);
+    }
+    group.memory.store(problem.out, group.query_rows(g, queries.begin, extent(queries)),
+                       problem.value_dim, b.out_tile);
+  }
+};
+
+struct Flash2Backward {
+  template <class T>
+  using Buffers = Flash2Buffers<T>;
+
+  // Algorithm 2.
+  template <class T, class Counter>
+  static void run(const Group<T, Counter>& group, const Buffers<T>& b, std::int64_t sram_elements) {
+    const Problem& problem = group.problem;
+    const TileSizes sizes = flash2_tiles(sram_elements, problem.head_dim, problem.value_dim);
+    set_zero(b.dqueries, group.size() * group.q_len() * problem.head_dim);
+    for (std::int64_t g = 0; g < group.size(); ++g) {
+      for_each_tile(group.q_len(), sizes.q_rows,
+                    [&](KeyRange queries) { prepare_deltas(group, g, queries, b); });
+    }
+    for_each_tile(group.k_len(), sizes.k_rows, [&](KeyRange keys) {
+      load_key_tile(group, keys, b.tiles);
+      set_zero(b.tiles.dkey_tile, extent(keys) * problem.head_dim);
+      set_zero(b.tiles.dvalue_tile, extent(keys) * problem.value_dim);
+      for (std::int64_t g = 0; g < group.size(); ++g) {
+        const auto head = group.head(g);
+        for_each_tile(group.q_len(), sizes.q_rows, [&](KeyRange queries) {
+          if (head.skips(queries, keys)) return;
+          add_tile_gradients(group, g, queries, keys, b);
+        });
+      }
+      store_key_gradients(group, keys, b.tiles);
+    });
+    if (!problem.dq.present()) return;
+    for (std::int64_t g = 0; g < group.size(); ++g) {
+      const Rows rows = group.query_rows(g, 0, group.q_len());
+      group.memory.publish(b.dqueries + g * group.q_len() * problem.head_dim, problem.dq, rows,
+                           problem.head_dim);
+    }
+  }
+
+ private:
+  // delta <- rowsum(O * dO) - dLSE, once per row (line 4).
+  template <class T, class Counter>
+  static void prepare_deltas(const Group<T, Counter>& group, std::int64_t g, KeyRange queries,
+                             const Buffers<T>& b) {
+    const Problem& problem = group.problem;
+    const Rows rows = group.query_rows(g, queries.begin, extent(queries));
+    group.memory.load(problem.out, rows, problem.value_dim, b.tiles.out_tile);
+    group.memory.load(problem.dout, rows, problem.value_dim, b.tiles.dout_tile);
+    for (std::int64_t r = 0; r < rows.count; ++r) {
+      const std::int64_t row = queries.begin + r;
+      b.deltas[g * group.q_len() + row] =
+          group.delta(g, row, b.tiles.out_tile + r * problem.value_dim,
+                      b.tiles.dout_tile + r * problem.value_dim);
+    }
+  }
+
+  // Q_i, dO_i, dQ_i in, dQ_i out (lines 10 to 16).
+  template <class T, class Counter>
+  static void add_tile_gradients(const Group<T, Counter>& group, std::int64_t g, KeyRange queries,
+                                 KeyRange keys, const Buffers<T>& b) {
+    const Problem& problem = group.problem;
+    const std::int64_t size = problem::dtype_size(problem.dtype);
+    const Rows rows = group.query_rows(g, queries.begin, extent(queries));
+    const std::int64_t first = g * group.q_len() + queries.begin;
+    const auto head = group.head(g);
+    T* const dquery = b.dqueries + first * problem.head_dim;
+    group.memory.load(problem.q, rows, problem.head_dim, b.tiles.query_tile);
+    group.memory.load(problem.dout, rows, problem.value_dim, b.tiles.dout_tile);
+    group.memory.load_array(dquery, rows.count * problem.head_dim, size, b.tiles.dquery_tile);
+    for (std::int64_t r = 0; r < rows.count; ++r) {
+      const std::int64_t row = queries.begin + r;
+      add_row_gradients(head, {row, r, keys}, group.load_lse(g, row), b.deltas[first + r], b.tiles);
+    }
+    group.memory.store_array(b.tiles.dquery_tile, rows.count * problem.head_dim, size, dquery);
+  }
+};
+
+}  // namespace
+
+constinit const problem::Kernel kFlash2Forward = make_kernel<Flash2Forward>(
+    "flash2", "FlashAttention-2: query tiles outside, output normalised once at the end");
+constinit const problem::Kernel kFlash2Backward =
+    make_kernel<Flash2Backward>("flash2", "FlashAttention-2: key tiles outside, delta prepared");
+
+}  // namespace tilewise::reference

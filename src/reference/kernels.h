@@ -1,0 +1,22 @@
+// The ladder: attention from the textbook to FlashAttention-2, each rung forward and backward, on
+// any input that the semantics allow. Written to be read; docs/ladder.md tells the story.
+// three_pass in fp64 is the oracle of the tests.
+#pragma once
+
+#include "problem/kernel.h"
+
+namespace tilewise::reference {
+
+// The imagined fast memory may be at most this large: workspaces are planned for it.
+inline constexpr std::int64_t kMaxSramBytes = std::int64_t{1024} * 1024;
+
+extern const problem::Kernel kThreePassForward;
+extern const problem::Kernel kThreePassBackward;
+extern const problem::Kernel kOnlineSoftmaxForward;
+extern const problem::Kernel kOnlineSoftmaxBackward;
+extern const problem::Kernel kFlash1Forward;
+extern const problem::Kernel kFlash1Backward;
+extern const problem::Kernel kFlash2Forward;
+extern const problem::Kernel kFlash2Backward;
+
+}  // namespace tilewise::reference

@@ -1,0 +1,164 @@
+// Online softmax (Milakov and Gimelshein, arXiv 1805.02867, Algorithm 3): the maximum and the sum
+// of a row in one pass over its scores, each score a state (score, 1) that is merged into the
+// row's; a second pass forms P V from recomputed scores. No S is stored (Rabe and Staats, arXiv
+// 2112.05682: O(1) memory per row), but every query reads every key again.
+#include "reference/rung.h"
+
+namespace tilewise::reference {
+namespace {
+
+inline constexpr std::int64_t kKeysAtOnce = 256;  // whose visibility is found at once
+
+template <class T>
+struct RowBuffers {
+  std::int64_t widest;
+  T* query;    // (D)
+  T* key;      // (D)
+  T* value;    // (Dv)
+  T* out;      // (Dv)
+  T* dout;     // (Dv)
+  T* dquery;   // (D)
+  T* dkey;     // (D)
+  T* dvalue;   // (Dv)
+  T* dkeys;    // (Sk, D) backward: the group's sums, in slow memory
+  T* dvalues;  // (Sk, Dv)
+
+  static RowBuffers carve(const Problem& problem, Arena& arena) {
+    const Checked head_dim = {problem.head_dim};
+    const Checked value_dim = {problem.value_dim};
+    const Checked k_rows = {problem.operation == problem::Operation::kBackward ? problem.max_k : 0};
+    RowBuffers buffers;
+    buffers.widest = kKeysAtOnce;
+    buffers.query = arena.take<T>(head_dim);
+    buffers.key = arena.take<T>(head_dim);
+    buffers.value = arena.take<T>(value_dim);
+    buffers.out = arena.take<T>(value_dim);
+    buffers.dout = arena.take<T>(value_dim);
+    buffers.dquery = arena.take<T>(head_dim);
+    buffers.dkey = arena.take<T>(head_dim);
+    buffers.dvalue = arena.take<T>(value_dim);
+    buffers.dkeys = arena.take<T>(k_rows * head_dim);
+    buffers.dvalues = arena.take<T>(k_rows * value_dim);
+    return buffers;
+  }
+};
+
+// Calls function(key, score, derivative of the score rule) for every key that `row` sees, in order,
+// its key row loaded.
+template <class T, class Counter, class Function>
+void for_each_score(const Group<T, Counter>& group, const Head<T, Counter>& head, std::int64_t row,
+                    const RowBuffers<T>& b, const Function& function) {
+  const Problem& problem = group.problem;
+  for (std::int64_t first = 0; first < group.k_len(); first += kKeysAtOnce) {
+    const KeyRange keys = {first, math::lesser(first + kKeysAtOnce, group.k_len())};
+    head.mark_visible(row, keys);
+    for (std::int64_t j = keys.begin; j < keys.end; ++j) {
+      if (!head.visible(keys, j)) continue;
+      group.memory.load(problem.k, group.key_rows(j, 1), problem.head_dim, b.key);
+      T derivative;
+      const T score = head.score(row, j, dot(b.query, b.key, problem.head_dim), &derivative);
+      if (score != kMaskedScore<T>) function(j, score, derivative);
+    }
+  }
+}
+
+struct OnlineSoftmaxForward {
+  template <class T>
+  using Buffers = RowBuffers<T>;
+
+  template <class T, class Counter>
+  static void run(const Group<T, Counter>& group, const Buffers<T>& b, std::int64_t) {
+    const Problem& problem = group.problem;
+    for (std::int64_t g = 0; g < group.size(); ++g) {
+      const auto head = group.head(g);
+      for (std::int64_t i = 0; i < group.q_len(); ++i) {
+        group.memory.load(problem.q, group.query_rows(g, i, 1), problem.head_dim, b.query);
+        math::SoftmaxState<T> state = math::empty_state<T>();
+        for_each_score(group, head, i, b, [&](std::int64_t, T score, T) {
+          state = math::merge(state, math::SoftmaxState<T>{score, T(1)}).state;
+        });
+        const auto closed = math::finalise(state, head.sink());
+
+        set_zero(b.out, problem.value_dim);
+        for_each_score(group, head, i, b, [&](std::int64_t j, T score, T) {
+          const T prob = math::weight(score, math::anchor(state.max)) * closed.scale;
+          group.memory.load(problem.v, group.key_rows(j, 1), problem.value_dim, b.value);
+          add_scaled(prob * head.dropout_factor(i, j), b.value, problem.value_dim, b.out);
+        });
+        group.memory.store(problem.out, group.query_rows(g, i, 1), problem.value_dim, b.out);
+        group.store_lse(g, i, closed.lse);
+      }
+    }
+  }
+};
+
+struct OnlineSoftmaxBackward {
+  template <class T>
+  using Buffers = RowBuffers<T>;
+
+  template <class T, class Counter>
+  static void run(const Group<T, Counter>& group, const Buffers<T>& b, std::int64_t) {
+    const Problem& problem = group.problem;
+    set_zero(b.dkeys, group.k_len() * problem.head_dim);
+    set_zero(b.dvalues, group.k_len() * problem.value_dim);
+    for (std::int64_t g = 0; g < group.size(); ++g) {
+      const auto head = group.head(g);
+      for (std::int64_t i = 0; i < group.q_len(); ++i) run_row(group, head, g, i, b);
+    }
+    const Rows keys = group.key_rows(0, group.k_len());
+    if (problem.dk.present()) group.memory.publish(b.dkeys, problem.dk, keys, problem.head_dim);
+    if (problem.dv.present()) group.memory.publish(b.dvalues, problem.dv, keys, problem.value_dim);
+  }
+
+ private:
+  // One query: its dQ, and what it adds to the dK and dV of every key that it sees.
+  template <class T, class Counter>
+  static void run_row(const Group<T, Counter>& group, const Head<T, Counter>& head, std::int64_t g,
+                      std::int64_t i, const Buffers<T>& b) {
+    const Problem& problem = group.problem;
+    const Rows row = group.query_rows(g, i, 1);
+    group.memory.load(problem.q, row, problem.head_dim, b.query);
+    group.memory.load(problem.out, row, problem.value_dim, b.out);
+    group.memory.load(problem.dout, row, problem.value_dim, b.dout);
+    const T lse2 = group.load_lse(g, i) * T(math::kLog2E);
+    const T delta = group.delta(g, i, b.out, b.dout);
+    set_zero(b.dquery, problem.head_dim);
+    for_each_score(group, head, i, b, [&](std::int64_t j, T score, T derivative) {
+      group.memory.load(problem.v, group.key_rows(j, 1), problem.value_dim, b.value);
+      const T prob = math::probability(score, lse2);
+      const T dropout = head.dropout_factor(i, j);
+      const T dprob = dot(b.dout, b.value, problem.value_dim) * dropout;
+      const T dscore = math::score_gradient(prob, dprob, delta) * derivative * head.scale();
+      add_scaled(dscore, b.key, problem.head_dim, b.dquery);
+      add_to_key(group, j, b, dscore, prob * dropout);
+    });
+    if (problem.dq.present()) group.memory.store(problem.dq, row, problem.head_dim, b.dquery);
+  }
+
+  // dK_j += dscore * Q_i, dV_j += prob * dO_i, through slow memory.
+  template <class T, class Counter>
+  static void add_to_key(const Group<T, Counter>& group, std::int64_t j, const Buffers<T>& b,
+                         T dscore, T prob) {
+    const Problem& problem = group.problem;
+    const std::int64_t size = problem::dtype_size(problem.dtype);
+    T* const dkey = b.dkeys + j * problem.head_dim;
+    T* const dvalue = b.dvalues + j * problem.value_dim;
+    group.memory.load_array(dkey, problem.head_dim, size, b.dkey);
+    group.memory.load_array(dvalue, problem.value_dim, size, b.dvalue);
+    add_scaled(dscore, b.query, problem.head_dim, b.dkey);
+    add_scaled(prob, b.dout, problem.value_dim, b.dvalue);
+    group.memory.store_array(b.dkey, problem.head_dim, size, dkey);
+    group.memory.store_array(b.dvalue, problem.value_dim, size, dvalue);
+  }
+};
+
+}  // namespace
+
+constinit const problem::Kernel kOnlineSoftmaxForward = make_kernel<OnlineSoftmaxForward>(
+    "online_softmax",
+    "two passes over the keys for each query: maximum and sum online, then P V; no S stored");
+constinit const problem::Kernel kOnlineSoftmaxBackward = make_kernel<OnlineSoftmaxBackward>(
+    "online_softmax",
+    "query by query, probabilities recomputed from LSE; dK and dV added to in memory");
+
+}  // namespace tilewise::reference

@@ -1,0 +1,55 @@
+// The backward pass of one query row against one key tile, in fast memory: the lines that Algorithm
+// 4 of FlashAttention-1 and Algorithm 2 of FlashAttention-2 share.
+#pragma once
+
+#include "reference/tile_buffers.h"
+
+namespace tilewise::reference {
+
+struct TileRow {
+  std::int64_t row;      // in the sequence
+  std::int64_t in_tile;  // in the q tile
+  KeyRange keys;
+};
+
+// S = Q K^T, P = exp(S - LSE), dV += P^T dO, dP = dO V^T, dS = P * (dP - delta), dQ += scale dS K,
+// dK += scale dS^T Q
+template <class T, class Counter>
+void add_row_gradients(const Head<T, Counter>& head, const TileRow& place, T lse, T delta,
+                       const TileBuffers<T>& b) {
+  const std::int64_t head_dim = head.head_dim();
+  const std::int64_t value_dim = head.value_dim();
+  const T* const query = b.query_tile + place.in_tile * head_dim;
+  const T* const dout = b.dout_tile + place.in_tile * value_dim;
+  T* const dquery = b.dquery_tile + place.in_tile * head_dim;
+  const T lse2 = lse * T(math::kLog2E);
+  head.score_row(place.row, place.keys, query, b.key_tile, b.scores, b.derivatives);
+  for (std::int64_t j = 0; j < extent(place.keys); ++j) {
+    if (b.scores[j] == kMaskedScore<T>) continue;
+    const T prob = math::probability(b.scores[j], lse2);
+    const T dropout = head.dropout_factor(place.row, place.keys.begin + j);
+    add_scaled(prob * dropout, dout, value_dim, b.dvalue_tile + j * value_dim);
+    const T dprob = dot(dout, b.value_tile + j * value_dim, value_dim) * dropout;
+    const T dscore = math::score_gradient(prob, dprob, delta) * b.derivatives[j] * head.scale();
+    add_scaled(dscore, b.key_tile + j * head_dim, head_dim, dquery);
+    add_scaled(dscore, query, head_dim, b.dkey_tile + j * head_dim);
+  }
+}
+
+// Around a key tile: K_j, V_j in and dK_j = dV_j = 0; dK_j, dV_j out.
+template <class T, class Counter>
+void load_key_tile(const Group<T, Counter>& group, KeyRange keys, const TileBuffers<T>& b) {
+  const Problem& problem = group.problem;
+  const Rows rows = group.key_rows(keys.begin, extent(keys));
+  group.memory.load(problem.k, rows, problem.head_dim, b.key_tile);
+  group.memory.load(problem.v, rows, problem.value_dim, b.value_tile);
+}
+template <class T, class Counter>
+void store_key_gradients(const Group<T, Counter>& group, KeyRange keys, const TileBuffers<T>& b) {
+  const Problem& problem = group.problem;
+  const Rows rows = group.key_rows(keys.begin, extent(keys));
+  if (problem.dk.present()) group.memory.store(problem.dk, rows, problem.head_dim, b.dkey_tile);
+  if (problem.dv.present()) group.memory.store(problem.dv, rows, problem.value_dim, b.dvalue_tile);
+}
+
+}  // namespace tilewise::reference

@@ -1,0 +1,72 @@
+// The fast memory of flash1 and flash2: tiles of Br query rows and Bc keys, and what a group keeps
+// in slow memory between steps.
+#pragma once
+
+#include "reference/rung.h"
+#include "reference/traffic.h"
+
+namespace tilewise::reference {
+
+template <class T>
+struct TileBuffers {
+  std::int64_t widest;
+  T* query_tile;                  // (Br, D)
+  T* key_tile;                    // (Bc, D)
+  T* value_tile;                  // (Bc, Dv)
+  T* out_tile;                    // (Br, Dv)
+  T* scores;                      // (Bc) one row of the S tile
+  T* probs;                       // (Bc) one row of the P tile
+  T* derivatives;                 // (Bc) of the score rule
+  T* weighted;                    // (Dv) one row of P V
+  math::SoftmaxState<T>* states;  // (Br) of the rows of the q tile
+  // Backward only:
+  T* dout_tile;    // (Br, Dv)
+  T* dquery_tile;  // (Br, D)
+  T* dkey_tile;    // (Bc, D)
+  T* dvalue_tile;  // (Bc, Dv)
+
+  // For tiles of at most `tiles` rows.
+  static TileBuffers carve(const Problem& problem, TileSizes tiles, Arena& arena) {
+    const Checked head_dim = {problem.head_dim};
+    const Checked value_dim = {problem.value_dim};
+    const Checked q_rows = {math::lesser(tiles.q_rows, problem.max_q)};
+    const Checked k_rows = {math::lesser(tiles.k_rows, problem.max_k)};
+    const bool backward = problem.operation == problem::Operation::kBackward;
+    const Checked backward_q = {backward ? q_rows.value : 0};
+    const Checked backward_k = {backward ? k_rows.value : 0};
+    TileBuffers buffers;
+    buffers.widest = k_rows.value;
+    buffers.query_tile = arena.take<T>(q_rows * head_dim);
+    buffers.key_tile = arena.take<T>(k_rows * head_dim);
+    buffers.value_tile = arena.take<T>(k_rows * value_dim);
+    buffers.out_tile = arena.take<T>(q_rows * value_dim);
+    buffers.scores = arena.take<T>(k_rows);
+    buffers.probs = arena.take<T>(k_rows);
+    buffers.derivatives = arena.take<T>(k_rows);
+    buffers.weighted = arena.take<T>(value_dim);
+    buffers.states = arena.take<math::SoftmaxState<T>>(q_rows);
+    buffers.dout_tile = arena.take<T>(backward_q * value_dim);
+    buffers.dquery_tile = arena.take<T>(backward_q * head_dim);
+    buffers.dkey_tile = arena.take<T>(backward_k * head_dim);
+    buffers.dvalue_tile = arena.take<T>(backward_k * value_dim);
+    return buffers;
+  }
+};
+
+// Elements of the largest fast memory that a kernel may be run with: what workspaces are planned
+// for.
+inline std::int64_t max_sram_elements(const Problem& problem) {
+  return kMaxSramBytes / problem::dtype_size(problem.dtype);
+}
+
+// Calls function(tile) for the tiles [0, size), [size, 2 size), ... of [0, length).
+template <class Function>
+void for_each_tile(std::int64_t length, std::int64_t size, const Function& function) {
+  for (std::int64_t first = 0; first < length; first += size) {
+    function(KeyRange{first, math::lesser(first + size, length)});
+  }
+}
+
+inline std::int64_t extent(KeyRange range) { return range.end - range.begin; }
+
+}  // namespace tilewise::reference
