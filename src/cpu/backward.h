@@ -1,0 +1,189 @@
+// The backward pass: what its sweeps share. FlashAttention-2 (Dao 2023, algorithm 2) recomputes
+// P = exp(S - LSE) tile by tile, with five products:
+//
+//   backward_keys.h   owns a block of keys, SIMD lanes = keys: S, dP, and from them dK and dV; and
+//                     adds dS K to dQ (query_gradient.h), blocks in the order of keys
+//   backward_bias.h   owns a tile of the bias, SIMD lanes = queries: dBias
+#pragma once
+
+#include "cpu/accumulate.h"
+#include "cpu/forward.h"
+#include "cpu/schedule.h"
+#include "math/softmax_state.h"
+
+namespace tilewise::cpu::TILEWISE_TARGET {
+
+// Tiles along t: keys when lanes are queries, queries when lanes are keys.
+inline constexpr std::int64_t kGradientTile = 128;
+
+// A tile's working arrays, (kGradientTile, kWidth) each.
+template <class T>
+struct GradientTile {
+  T* probs;       // scores, then P, then dropped P
+  T* gradients;   // dP, then dS
+  T* keep;        // with dropout
+  T* derivative;  // with softcap
+};
+
+template <class T>
+struct GradientScratch {
+  GradientTile<T> tile;
+  T* lse2;   // per query of the tile or panel: LSE in units of log 2
+  T* delta;  // per query: rowsum(O * dO) - dLSE
+  MaskScratch<T> mask;
+  CarefulScratch<T> careful;
+  T* stage_a;  // (kGradientTile, D): Q or K rows
+  T* stage_b;  // (kGradientTile, Dv): dO or V rows
+  Band* bands;
+};
+
+template <class T, int kWidth>
+GradientScratch<T> take_gradient_scratch(const Problem& problem, Arena& arena) {
+  constexpr std::int64_t kTile = kGradientTile * kWidth;
+  constexpr std::int64_t kMostQueries = kGradientTile > kWidth ? kGradientTile : kWidth;
+  GradientScratch<T> scratch;
+  scratch.tile.probs = arena.take<T>(kTile);
+  scratch.tile.gradients = arena.take<T>(kTile);
+  scratch.tile.keep = arena.take<T>(problem.dropout_p > 0 ? kTile : 0);
+  scratch.tile.derivative = arena.take<T>(problem.softcap > 0 ? kTile : 0);
+  scratch.lse2 = arena.take<T>(kMostQueries);
+  scratch.delta = arena.take<T>(kMostQueries);
+  scratch.mask.low = arena.take<T>(kMostQueries);
+  scratch.mask.high = arena.take<T>(kMostQueries);
+  scratch.mask.visible = arena.take<std::uint8_t>(kTile);
+  scratch.careful.rows =
+      arena.take<T>(kGradientTile * math::greater(problem.head_dim, problem.value_dim));
+  scratch.careful.seen = arena.take<std::uint8_t>(kTile);
+  scratch.stage_a = arena.take<T>(kGradientTile * problem.head_dim);
+  scratch.stage_b = arena.take<T>(kGradientTile * problem.value_dim);
+  scratch.bands = arena.take<Band>(problem::max_bands(problem));
+  return scratch;
+}
+
+// From masked scores and dP to P and dS, in place.  lse2 and delta: per lane (queries) or per row
+// (keys)
+template <class T, Lanes kLanesAre, int kWidth>
+void gradient_step(const Problem& problem, const Frame& frame, const GradientScratch<T>& scratch) {
+  constexpr bool kQueries = kLanesAre == Lanes::kQueries;
+  const GradientTile<T>& tile = scratch.tile;
+  for (std::int64_t t = 0; t < frame.t_count; ++t) {
+    for (int lane = 0; lane < kWidth; lane += Vec<T>::kLanes) {
+      const std::int64_t at = t * kWidth + lane;
+      const Vec<T> lse2 = kQueries ? Vec<T>::load(scratch.lse2 + lane) : Vec<T>(scratch.lse2[t]);
+      const Vec<T> delta = kQueries ? Vec<T>::load(scratch.delta + lane) : Vec<T>(scratch.delta[t]);
+      const Vec<T> score = Vec<T>::load(tile.probs + at);
+      const Vec<T> zero(T(0));
+      // A masked score is selected out here too: the LSE of a row that sees a NaN is NaN.
+      const Vec<T> prob = select(score == Vec<T>(-math::Limits<T>::kInfinity), zero,
+                                 math::probability(score, lse2));
+      Vec<T> dprob = Vec<T>::load(tile.gradients + at);
+      Vec<T> dropped = prob;
+      if (problem.dropout_p > 0) {
+        const Vec<T> keep = Vec<T>::load(tile.keep + at);
+        dprob = select(keep == zero, zero, dprob * keep);
+        dropped = prob * keep;
+      }
+      dropped.store(tile.probs + at);
+      math::score_gradient(prob, dprob, delta).store(tile.gradients + at);
+    }
+  }
+}
+
+// dS becomes the gradient of the scaled product: times the softcap's derivative.
+template <class T, int kWidth>
+void apply_softcap_derivative(const Frame& frame, const GradientTile<T>& tile) {
+  for (std::int64_t at = 0; at < frame.t_count * kWidth; at += Vec<T>::kLanes) {
+    const Vec<T> gradient = Vec<T>::load(tile.gradients + at);
+    (gradient * Vec<T>::load(tile.derivative + at)).store(tile.gradients + at);
+  }
+}
+
+// The operands of a tile: rows along t (read in place or staged), panels along the lanes (packed).
+template <class T>
+struct GradientOperands {
+  Rows<T> score_rows;    // (t_count, D): Q or K
+  Rows<T> prob_rows;     // (t_count, Dv): dO or V
+  const T* score_panel;  // (D, kWidth): K or Q, scaled
+  const T* prob_panel;   // (Dv, kWidth): V or dO
+};
+
+// P and dS (before the softcap's derivative) of a tile.
+template <class T, Lanes kLanesAre, int kColumns>
+void recompute_tile(const HeadContext& context, const Frame& frame, TileClass tile_class,
+                    const GradientOperands<T>& operands, bool careful,
+                    const GradientScratch<T>& scratch) {
+  constexpr int kWidth = kColumns * Vec<T>::kLanes;
+  const Problem& problem = *context.problem;
+  product<T, kColumns, Axis::kRows>(operands.score_rows, frame.t_count, operands.score_panel,
+                                    problem.head_dim, scratch.tile.probs, nullptr);
+  finish_scores<T, kLanesAre, kWidth>(context, frame, tile_class, scratch.mask, scratch.tile.probs,
+                                      scratch.tile.derivative);
+  if (careful) record_seen<T, kWidth>(frame.t_count, scratch.tile.probs, scratch.careful.seen);
+  product<T, kColumns, Axis::kRows>(operands.prob_rows, frame.t_count, operands.prob_panel,
+                                    problem.value_dim, scratch.tile.gradients, nullptr);
+  if (problem.dropout_p > 0) {
+    // Lanes beyond the tile's end are never stored, but must hold numbers.
+    for (std::int64_t at = 0; at < frame.t_count * kWidth; ++at) scratch.tile.keep[at] = T(0);
+    fill_dropout<T, kLanesAre, kWidth>(context, frame, scratch.tile.keep);
+  }
+  gradient_step<T, kLanesAre, kWidth>(problem, frame, scratch);
+}
+
+// LSE and delta of queries [first, first + count) of the sequence into scratch; the rest of the
+// array up to `size` as padding.
+template <class T>
+void load_row_statistics(const HeadContext& context, const View& delta, std::int64_t first,
+                         std::int64_t count, std::int64_t size, const GradientScratch<T>& scratch) {
+  const Problem& problem = *context.problem;
+  const std::int64_t b = context.sequence.batch;
+  for (std::int64_t i = 0; i < size; ++i) {
+    const std::int64_t row = context.sequence.q_start + first + i;
+    scratch.lse2[i] = i < count ? load_statistic<T>(problem.lse, b, context.head, row) *
+                                      static_cast<T>(math::kLog2E)
+                                : T(0);
+    scratch.delta[i] = i < count ? load_statistic<T>(delta, b, context.head, row) : T(0);
+  }
+}
+
+// delta = rowsum(O * dO) - dLSE of every row of every sequence.  delta: like lse
+template <class T>
+void compute_delta(const Problem& problem, const HeadContext& context, const View& delta,
+                   std::int64_t first, std::int64_t count) {
+  const std::int64_t b = context.sequence.batch;
+  for (std::int64_t i = first; i < first + count; ++i) {
+    const std::int64_t row = context.sequence.q_start + i;
+    T sum = T(0);
+    with_storage(problem.out.dtype, [&](auto out_storage) {
+      with_storage(problem.dout.dtype, [&](auto dout_storage) {
+        using Out = decltype(out_storage);
+        using Dout = decltype(dout_storage);
+        const Out* const out =
+            static_cast<const Out*>(problem.out.data) + problem.out.offset(b, context.head, row);
+        const Dout* const dout =
+            static_cast<const Dout*>(problem.dout.data) + problem.dout.offset(b, context.head, row);
+        sum = inner_product<T>(out, dout, problem.value_dim);
+      });
+    });
+    if (problem.dlse.present()) sum -= load_statistic<T>(problem.dlse, b, context.head, row);
+    store_statistic(delta, b, context.head, row, sum);
+  }
+}
+
+// The rows that see any of the keys [first, first + count) through any band.
+TILEWISE_INLINE math::KeyRange rows_of_keys(const HeadContext& context, std::int64_t first,
+                                            std::int64_t count) {
+  math::KeyRange range = {context.sequence.q_len, 0};
+  for (std::int64_t s = 0; s < context.band_count; ++s) {
+    const math::KeyRange of_band = math::tile_rows(context.bands[s], first, first + count);
+    if (of_band.begin >= of_band.end) continue;
+    range.begin = math::lesser(range.begin, of_band.begin);
+    range.end = math::greater(range.end, of_band.end);
+  }
+  return {math::greater(range.begin, 0), math::lesser(range.end, context.sequence.q_len)};
+}
+
+TILEWISE_INLINE std::int64_t row_bytes(const View& view, std::int64_t width) {
+  return width * problem::dtype_size(view.dtype);
+}
+
+}  // namespace tilewise::cpu::TILEWISE_TARGET

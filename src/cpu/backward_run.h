@@ -1,0 +1,202 @@
+// The backward pass as a whole: delta, then the sweeps for the gradients that are asked for.
+#pragma once
+
+#include "cpu/backward_bias.h"
+#include "cpu/backward_keys.h"
+
+namespace tilewise::cpu::TILEWISE_TARGET {
+
+// Query rows that a worker takes at a time outside of the main sweep: enough to be worth a turn at
+// the counter.
+inline constexpr std::int64_t kRowBlock = 64;
+
+// Everything that a backward run finds in its workspace.
+template <class T>
+struct BackwardWorkspace {
+  Shared shared;
+  View delta;  // like lse, contiguous
+  QueryGradient<T> query_gradient;
+  char* scratch;
+  std::int64_t scratch_bytes;  // of one worker
+  std::int64_t panels;         // of a block of keys
+};
+
+TILEWISE_INLINE bool needs_key_sweep(const Problem& problem) {
+  return problem.dq.present() || problem.dk.present() || problem.dv.present();
+}
+
+// Larger of the sweeps' scratch sizes, or -1.
+template <class T, int kWidth>
+std::int64_t backward_scratch_bytes(const Problem& problem, std::int64_t panels) {
+  Arena keys(nullptr);
+  Arena bias(nullptr);
+  if (needs_key_sweep(problem)) take_key_scratch<T, kWidth>(problem, panels, keys);
+  if (problem.dbias.present()) take_bias_scratch<T, kWidth>(problem, bias);
+  if (keys.used() < 0 || bias.used() < 0) return -1;
+  return math::greater(keys.used(), bias.used());
+}
+
+// Fewer panels to a block when there would be too few blocks to go round; no result depends on it.
+template <int kWidth>
+TILEWISE_INLINE std::int64_t choose_key_panels(const Problem& problem, std::int64_t concurrency) {
+  std::int64_t panels = kMostPanels;
+  const std::int64_t panels_in_all =
+      problem.batch * problem.kv_heads * divide_up(problem.max_k, kWidth);
+  while (panels > 1 && panels_in_all < panels * concurrency * 4) panels /= 2;
+  return panels;
+}
+
+// Room for dQ in the arithmetic type, and for one progress number per block of keys.
+template <class T, int kWidth>
+QueryGradient<T> take_query_gradient(const Problem& problem, std::int64_t panels, Arena& arena) {
+  if (!problem.dq.present()) return {nullptr, 0, 0, 0, nullptr};
+  const std::int64_t batches = problem.q_packed ? 1 : problem.batch;
+  const std::int64_t blocks_of_rows = divide_up(problem.k_rows, panels * kWidth);
+  const std::int64_t blocks =
+      problem.k_packed ? problem.batch + blocks_of_rows : problem.batch * blocks_of_rows;
+  QueryGradient<T> gradient;
+  gradient.row = padded_head_dim<T>(problem);
+  gradient.head = problem.q_rows * gradient.row;
+  gradient.batch = problem.q_packed ? 0 : problem.heads * gradient.head;
+  std::int64_t count = 0;
+  if (__builtin_mul_overflow(batches * problem.heads * problem.q_rows, gradient.row, &count))
+    count = INT64_MAX;
+  gradient.sums = arena.take<T>(count);
+  gradient.progress = arena.take<std::int64_t>(blocks * problem.kv_heads);
+  return gradient;
+}
+
+template <class T, int kWidth>
+BackwardWorkspace<T> take_backward(const Problem& problem, std::int64_t concurrency, Arena& arena) {
+  BackwardWorkspace<T> workspace;
+  workspace.shared = take_shared(problem, arena);
+  const std::int64_t batches = problem.q_packed ? 1 : problem.batch;
+  workspace.delta.data = arena.take<T>(batches * problem.heads * problem.q_rows);
+  workspace.delta.dtype = kArithmeticDtype<T>;
+  workspace.delta.batch = problem.q_packed ? 0 : problem.heads * problem.q_rows;
+  workspace.delta.head = problem.q_rows;
+  workspace.delta.row = 1;
+  workspace.panels = choose_key_panels<kWidth>(problem, concurrency);
+  workspace.query_gradient = take_query_gradient<T, kWidth>(problem, workspace.panels, arena);
+  workspace.scratch_bytes = backward_scratch_bytes<T, kWidth>(problem, workspace.panels);
+  std::int64_t all_workers = 0;
+  if (workspace.scratch_bytes < 0 ||
+      __builtin_mul_overflow(workspace.scratch_bytes, concurrency, &all_workers)) {
+    all_workers = INT64_MAX;  // the arena will notice
+  }
+  workspace.scratch = arena.take<char>(all_workers);
+  return workspace;
+}
+
+template <class T, int kColumns>
+std::int64_t backward_workspace(const Problem& problem, std::int64_t concurrency) {
+  Arena arena(nullptr);
+  take_backward<T, kColumns * Vec<T>::kLanes>(problem, concurrency, arena);
+  return arena.used();
+}
+
+// Calls body(context, first, count) for blocks of query rows of every sequence and head.
+template <class Body>
+void sweep_rows(const Problem& problem, const RunContext& run, const Shared& shared, Body& body) {
+  const std::int64_t blocks = number_blocks(problem, shared, Side::kQueries, kRowBlock);
+  auto item_body = [&](std::int64_t, std::int64_t number) {
+    const Item item = item_at(problem, shared, problem.heads, Side::kQueries, number);
+    const HeadContext context = {&problem, shared.sequences[item.batch], item.head, nullptr, 0};
+    const std::int64_t first = item.block * kRowBlock;
+    body(context, first, math::lesser(kRowBlock, context.sequence.q_len - first));
+  };
+  share_items(run, shared.next, blocks * problem.heads, item_body);
+}
+
+// Before the sweep over keys: delta of every row, and dQ = 0.
+template <class T>
+void sweep_before(const Problem& problem, const RunContext& run,
+                  const BackwardWorkspace<T>& workspace) {
+  const QueryGradient<T>& gradient = workspace.query_gradient;
+  auto body = [&](const HeadContext& context, std::int64_t first, std::int64_t count) {
+    compute_delta<T>(problem, context, workspace.delta, first, count);
+    count_traffic(run,
+                  count * (row_bytes(problem.out, problem.value_dim) +
+                           row_bytes(problem.dout, problem.value_dim)),
+                  count * problem::dtype_size(problem.statistics));
+    if (gradient.sums == nullptr) return;
+    T* const sums = gradient.at(context, first);
+    for (std::int64_t i = 0; i < count * gradient.row; ++i) sums[i] = T(0);
+  };
+  sweep_rows(problem, run, workspace.shared, body);
+}
+
+// After it: dQ into its place.
+template <class T>
+void sweep_after(const Problem& problem, const RunContext& run,
+                 const BackwardWorkspace<T>& workspace) {
+  auto body = [&](const HeadContext& context, std::int64_t first, std::int64_t count) {
+    store_query_gradient(context, first, count, workspace.query_gradient);
+    count_traffic(run, count * workspace.query_gradient.row * static_cast<std::int64_t>(sizeof(T)),
+                  count * row_bytes(problem.dq, problem.head_dim));
+  };
+  sweep_rows(problem, run, workspace.shared, body);
+}
+
+template <class T, int kColumns>
+void sweep_keys(const Problem& problem, const RunContext& run,
+                const BackwardWorkspace<T>& workspace) {
+  constexpr int kWidth = kColumns * Vec<T>::kLanes;
+  const Shared& shared = workspace.shared;
+  const std::int64_t panels = workspace.panels;
+  const QueryGradient<T>& gradient = workspace.query_gradient;
+  const std::int64_t blocks = number_blocks(problem, shared, Side::kKeys, panels * kWidth);
+  for (std::int64_t i = 0; gradient.sums != nullptr && i < blocks * problem.kv_heads; ++i)
+    gradient.progress[i] = 0;
+  auto body = [&](std::int64_t worker, std::int64_t number) {
+    Arena own(workspace.scratch + worker * workspace.scratch_bytes);
+    const KeyScratch<T> scratch = take_key_scratch<T, kWidth>(problem, panels, own);
+    const Item item = item_at(problem, shared, problem.kv_heads, Side::kKeys, number);
+    // The block before it, of the same head, has the number of this one less the number of heads:
+    // see item_at().
+    const bool ordered = gradient.sums != nullptr;
+    const Turn turn = {
+        ordered ? gradient.progress + number : nullptr,
+        ordered && item.block > 0 ? gradient.progress + number - problem.kv_heads : nullptr};
+    KeyBlock block = {
+        &problem, shared.sequences[item.batch], item.head, item.block * panels * kWidth, 0, turn};
+    block.keys = math::lesser(panels * kWidth, block.sequence.k_len - block.first);
+    const KeyPass<T> pass = {false, true, workspace.delta, gradient};
+    key_block<T, kColumns>(run, block, pass, scratch);
+  };
+  share_items(run, shared.next, blocks * problem.kv_heads, body);
+}
+
+template <class T, int kColumns>
+void sweep_bias(const Problem& problem, const RunContext& run,
+                const BackwardWorkspace<T>& workspace) {
+  constexpr int kWidth = kColumns * Vec<T>::kLanes;
+  auto body = [&](std::int64_t worker, std::int64_t number) {
+    Arena own(workspace.scratch + worker * workspace.scratch_bytes);
+    const BiasScratch<T> scratch = take_bias_scratch<T, kWidth>(problem, own);
+    bias_item<T, kColumns>(problem, workspace.shared, workspace.delta, number, scratch);
+  };
+  share_items(run, workspace.shared.next, bias_tiles<kWidth>(problem).count, body);
+}
+
+template <class T, int kColumns>
+Status run_backward(const Problem& problem, const RunContext& run) {
+  Arena arena(run.workspace);
+  const BackwardWorkspace<T> workspace =
+      take_backward<T, kColumns * Vec<T>::kLanes>(problem, run.concurrency, arena);
+  problem::fill_sequences(problem, workspace.shared.sequences);
+  problem::fill_unowned_rows(problem, workspace.shared.sequences);
+  sweep_before(problem, run, workspace);
+  if (needs_key_sweep(problem)) sweep_keys<T, kColumns>(problem, run, workspace);
+  if (problem.dq.present()) sweep_after(problem, run, workspace);
+  if (problem.dbias.present()) sweep_bias<T, kColumns>(problem, run, workspace);
+  if (problem.dsink.present()) {
+    auto body = [&](std::int64_t, std::int64_t head) {
+      sink_gradient<T>(problem, workspace.shared, workspace.delta, head);
+    };
+    share_items(run, workspace.shared.next, problem.heads, body);
+  }
+  return TILEWISE_OK;
+}
+
+}  // namespace tilewise::cpu::TILEWISE_TARGET

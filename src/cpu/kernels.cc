@@ -1,0 +1,78 @@
+#include "cpu/kernels.h"
+
+#include <cstring>
+
+#include "cpu/targets.h"
+
+namespace tilewise::cpu {
+namespace {
+
+using problem::Kernel;
+using problem::Machine;
+using problem::Problem;
+using problem::RunContext;
+using problem::Status;
+
+// Every problem is supported; only the machine can be in the way.
+Status supports(const char* name, const Machine& machine) {
+  if (machine.cpu_target != nullptr && std::strcmp(machine.cpu_target, name) != 0) {
+    return problem::fail(TILEWISE_UNSUPPORTED, "cpu_target is %s, not %s", machine.cpu_target,
+                         name);
+  }
+  const Target* const target = find_target(name);
+  if (target->available()) return TILEWISE_OK;
+  return problem::fail(TILEWISE_UNSUPPORTED, "this machine lacks %s", target->needs);
+}
+
+// TargetKernels of another instruction set are reached through pointers only: nothing of them is
+// compiled here.
+template <const TargetKernels& kTarget>
+constexpr Kernel forward_kernel(const char* name, const char* description,
+                                Status (*supported)(const Problem&, const Machine&)) {
+  return {name, description, supported,
+          [](const Problem& problem, std::int64_t concurrency) {
+            return kTarget.forward_workspace(problem, concurrency);
+          },
+          [](const Problem& problem, const RunContext& context) {
+            return kTarget.forward(problem, context);
+          }};
+}
+template <const TargetKernels& kTarget>
+constexpr Kernel backward_kernel(const char* name, const char* description,
+                                 Status (*supported)(const Problem&, const Machine&)) {
+  return {name, description, supported,
+          [](const Problem& problem, std::int64_t concurrency) {
+            return kTarget.backward_workspace(problem, concurrency);
+          },
+          [](const Problem& problem, const RunContext& context) {
+            return kTarget.backward(problem, context);
+          }};
+}
+
+#define TILEWISE_SUPPORTS(target) \
+  [](const Problem&, const Machine& machine) { return supports(#target, machine); }
+
+}  // namespace
+
+#define TILEWISE_CPU_KERNELS(Target, target, registers)                                          \
+  constinit const Kernel kForward##Target = forward_kernel<target::kKernels>(                    \
+      "cpu_" #target, "FlashAttention-2 tiles, " registers, TILEWISE_SUPPORTS(target));          \
+  constinit const Kernel kBackward##Target = backward_kernel<target::kKernels>(                  \
+      "cpu_" #target,                                                                            \
+      "FlashAttention-2 recomputation, key blocks outside, dQ added in their order, " registers, \
+      TILEWISE_SUPPORTS(target));
+
+#if defined(__x86_64__)
+TILEWISE_CPU_KERNELS(Avx512, avx512, "512-bit registers")
+TILEWISE_CPU_KERNELS(Avx2, avx2, "256-bit registers")
+TILEWISE_CPU_KERNELS(Baseline, baseline, "128-bit registers")
+#elif defined(__aarch64__)
+TILEWISE_CPU_KERNELS(Neon, neon, "128-bit registers")
+#else
+TILEWISE_CPU_KERNELS(Generic, generic, "the compiler's vectors")
+#endif
+
+#undef TILEWISE_CPU_KERNELS
+#undef TILEWISE_SUPPORTS
+
+}  // namespace tilewise::cpu

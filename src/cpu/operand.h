@@ -1,0 +1,193 @@
+// Between tensors (any dtype, any strides) and the arrays that kernels compute on (float or double,
+// contiguous).
+#pragma once
+
+#include "cpu/product.h"
+#include "math/number.h"
+#include "problem/problem.h"
+
+namespace tilewise::cpu::TILEWISE_TARGET {
+
+using problem::View;
+
+// Calls function(S{}) with the storage type S of a floating dtype.
+template <class Function>
+TILEWISE_INLINE void with_storage(std::int32_t dtype, Function function) {
+  switch (dtype) {
+    case TILEWISE_FP64:
+      return function(double{});
+    case TILEWISE_FP32:
+      return function(float{});
+    case TILEWISE_BF16:
+      return function(math::BFloat16{});
+    default:
+      return function(math::Float16{});
+  }
+}
+
+template <class T>
+inline constexpr std::int32_t kArithmeticDtype = sizeof(T) == 8 ? TILEWISE_FP64 : TILEWISE_FP32;
+
+// `count` rows of `width` numbers of a view, from row `first` of (batch, head).
+struct RowBlock {
+  const View* view;
+  std::int64_t batch;
+  std::int64_t head;
+  std::int64_t first;
+  std::int64_t count;
+  std::int64_t width;
+};
+
+// The rows in place if they already are contiguous and of type T, else converted into `stage`
+// (count x width). Rows that lie apart are copied too: at strides of whole pages, as in (B, S, H,
+// D), the product that reads down the columns would miss the TLB at every step.
+template <class T>
+Rows<T> stage_rows(const RowBlock& rows, T* stage) {
+  const std::int64_t start = rows.view->offset(rows.batch, rows.head, rows.first);
+  if (rows.view->dtype == kArithmeticDtype<T> && rows.view->row == rows.width) {
+    return {static_cast<const T*>(rows.view->data) + start, rows.width};
+  }
+  with_storage(rows.view->dtype, [&](auto storage) {
+    using S = decltype(storage);
+    for (std::int64_t r = 0; r < rows.count; ++r) {
+      const S* const from = static_cast<const S*>(rows.view->data) + start + r * rows.view->row;
+      T* const to = stage + r * rows.width;
+      for (std::int64_t c = 0; c < rows.width; ++c) to[c] = math::load<T>(from[c]);
+    }
+  });
+  return {stage, rows.width};
+}
+
+// kLanes numbers of storage type S, converted.
+template <class T, class S>
+TILEWISE_INLINE Vec<T> load_converted(const S* from) {
+  T numbers[Vec<T>::kLanes];
+  for (int i = 0; i < Vec<T>::kLanes; ++i) numbers[i] = math::load<T>(from[i]);
+  return Vec<T>::load(numbers);
+}
+template <class T, class S>
+TILEWISE_INLINE void store_converted(Vec<T> x, S* to) {
+  T numbers[Vec<T>::kLanes];
+  x.store(numbers);
+  for (int i = 0; i < Vec<T>::kLanes; ++i) math::store(numbers[i], to + i);
+}
+
+// panel[c][lane] = row[lane][c] * factor, lanes from rows.count on are 0.  panel is (width, kWidth)
+template <class T, int kWidth>
+void pack_panel(const RowBlock& rows, T factor, T* panel) {
+  constexpr int kLanes = Vec<T>::kLanes;
+  const std::int64_t start = rows.view->offset(rows.batch, rows.head, rows.first);
+  const std::int64_t whole = rows.width / kLanes * kLanes;
+  with_storage(rows.view->dtype, [&](auto storage) {
+    using S = decltype(storage);
+    const S* const base = static_cast<const S*>(rows.view->data) + start;
+    for (std::int64_t lane0 = 0; lane0 < kWidth; lane0 += kLanes) {
+      for (std::int64_t c = 0; c < whole; c += kLanes) {
+        Vec<T> square[kLanes];
+        for (int i = 0; i < kLanes; ++i) {
+          square[i] =
+              lane0 + i < rows.count
+                  ? load_converted<T>(base + (lane0 + i) * rows.view->row + c) * Vec<T>(factor)
+                  : Vec<T>(T(0));
+        }
+        transpose(square);
+        for (int i = 0; i < kLanes; ++i) square[i].store(panel + (c + i) * kWidth + lane0);
+      }
+      for (std::int64_t c = whole; c < rows.width; ++c) {
+        for (std::int64_t lane = lane0; lane < lane0 + kLanes; ++lane) {
+          panel[c * kWidth + lane] =
+              lane < rows.count ? math::load<T>(base[lane * rows.view->row + c]) * factor : T(0);
+        }
+      }
+    }
+  });
+}
+
+// row[lane][c] = panel[c][lane] * factor[lane].  factor: (kWidth)
+template <class T, int kWidth>
+void unpack_panel(const RowBlock& rows, const T* factor, const T* panel) {
+  constexpr int kLanes = Vec<T>::kLanes;
+  const std::int64_t start = rows.view->offset(rows.batch, rows.head, rows.first);
+  const std::int64_t whole = rows.width / kLanes * kLanes;
+  with_storage(rows.view->dtype, [&](auto storage) {
+    using S = decltype(storage);
+    S* const base = static_cast<S*>(rows.view->data) + start;
+    for (std::int64_t lane0 = 0; lane0 < rows.count; lane0 += kLanes) {
+      const Vec<T> factors = Vec<T>::load(factor + lane0);
+      const std::int64_t lanes = math::lesser(kLanes, rows.count - lane0);
+      for (std::int64_t c = 0; c < rows.width; c += kLanes) {
+        Vec<T> square[kLanes];
+        for (int i = 0; i < kLanes; ++i) {
+          square[i] = c + i < rows.width ? Vec<T>::load(panel + (c + i) * kWidth + lane0) * factors
+                                         : Vec<T>(T(0));
+        }
+        transpose(square);
+        for (std::int64_t lane = 0; lane < lanes; ++lane) {
+          S* const to = base + (lane0 + lane) * rows.view->row + c;
+          if (c < whole) {
+            store_converted(square[lane], to);
+          } else {
+            for (std::int64_t i = 0; i < rows.width - whole; ++i)
+              math::store(square[lane].v[i], to + i);
+          }
+        }
+      }
+    }
+  });
+}
+
+// A number of a statistics view (lse, dlse).
+template <class T>
+TILEWISE_INLINE T load_statistic(const View& view, std::int64_t b, std::int64_t h,
+                                 std::int64_t row) {
+  const std::int64_t at = view.offset(b, h, row);
+  return view.dtype == TILEWISE_FP64 ? static_cast<T>(static_cast<const double*>(view.data)[at])
+                                     : static_cast<T>(static_cast<const float*>(view.data)[at]);
+}
+template <class T>
+TILEWISE_INLINE void store_statistic(const View& view, std::int64_t b, std::int64_t h,
+                                     std::int64_t row, T value) {
+  const std::int64_t at = view.offset(b, h, row);
+  if (view.dtype == TILEWISE_FP64) {
+    static_cast<double*>(view.data)[at] = static_cast<double>(value);
+  } else {
+    static_cast<float*>(view.data)[at] = static_cast<float>(value);
+  }
+}
+
+// sum of a[c] * b[c], in kPartialSums interleaved sums that are added up at the end: one serial sum
+// would wait for each addition.
+template <class T, class A, class B>
+TILEWISE_INLINE T inner_product(const A* a, const B* b, std::int64_t count) {
+  constexpr int kPartialSums = 16;
+  T partial[kPartialSums] = {};
+  std::int64_t c = 0;
+  for (; c + kPartialSums <= count; c += kPartialSums) {
+    for (int i = 0; i < kPartialSums; ++i) {
+      partial[i] += math::load<T>(a[c + i]) * math::load<T>(b[c + i]);
+    }
+  }
+  for (; c < count; ++c) partial[0] += math::load<T>(a[c]) * math::load<T>(b[c]);
+  T sum = T(0);
+  for (int i = 0; i < kPartialSums; ++i) sum += partial[i];
+  return sum;
+}
+
+// True if the first `lanes` lanes of all `count` rows of a panel are finite.
+template <class T, int kWidth>
+bool all_finite(const T* panel, std::int64_t count, std::int64_t lanes) {
+  T difference[kWidth] =
+      {};  // x - x is 0 for finite x, NaN else; lane by lane, so that it runs in registers
+  for (std::int64_t r = 0; r < count; ++r) {
+    for (int lane = 0; lane < kWidth; lane += Vec<T>::kLanes) {
+      const Vec<T> x = Vec<T>::load(panel + r * kWidth + lane);
+      (Vec<T>::load(difference + lane) + (x - x)).store(difference + lane);
+    }
+  }
+  for (std::int64_t lane = 0; lane < lanes; ++lane) {
+    if (difference[lane] != T(0)) return false;
+  }
+  return true;
+}
+
+}  // namespace tilewise::cpu::TILEWISE_TARGET

@@ -1,0 +1,122 @@
+// The one matrix product of src/cpu, register-blocked: c[m][lane] = c * factor + sum over t of
+// a(m, t) * b[t][lane]. The sum is made by itself before it joins c: short sums lose less.
+//
+// `b` is a panel: depth rows of kColumns registers, contiguous. `a` is read as scalars, in place:
+// from a row-major matrix either along its rows (scores: m is a row, t a column) or across them
+// (outputs: m is a column, t a row). Lanes never mix, so a lane's result does not depend on what
+// lies in the others, and the order of the sum is that of t, whatever the blocking.
+#pragma once
+
+#include "cpu/simd.h"
+
+namespace tilewise::cpu::TILEWISE_TARGET {
+
+// Rows per register block. kRegisters = 32: 8 x 3 sums + 3 of b + 1 broadcast = 28, and 24
+// independent sums hide 4 cycles of latency on 2 ports three times over. 16 registers: 4 x 3 sums +
+// 3 + 1 = 16, 12 sums for 8 in flight. Without FMA the product needs a register of its own: 4 x 2.
+inline constexpr int kProductRows = kRegisters == 32 ? 8 : 4;
+#if defined(__FMA__) || defined(__aarch64__)
+inline constexpr int kWideColumns = 3;
+#else
+inline constexpr int kWideColumns = 2;
+#endif
+
+enum class Axis { kRows, kColumns };  // what m walks over in `a`
+
+template <class T>
+struct Rows {  // a row-major matrix; columns are contiguous
+  const T* data;
+  std::int64_t stride;
+};
+
+// Where the right operand and the result lie: rows of kColumns registers, `stride` apart.
+template <class T>
+struct Panels {
+  const T* b;
+  std::int64_t b_stride;
+  T* c;
+  std::int64_t c_stride;
+};
+
+template <class T, int kM, int kColumns, Axis kAxis>
+TILEWISE_INLINE void product_block(Rows<T> a, Panels<T> panels, std::int64_t depth,
+                                   const Vec<T>* factor) {
+  constexpr int kLanes = Vec<T>::kLanes;
+  Vec<T> sums[kM][kColumns];
+#pragma GCC unroll 8
+  for (int m = 0; m < kM; ++m) {
+#pragma GCC unroll 4
+    for (int n = 0; n < kColumns; ++n) sums[m][n] = Vec<T>(T(0));
+  }
+  for (std::int64_t t = 0; t < depth; ++t) {
+    Vec<T> row[kColumns];
+#pragma GCC unroll 4
+    for (int n = 0; n < kColumns; ++n)
+      row[n] = Vec<T>::load(panels.b + t * panels.b_stride + n * kLanes);
+#pragma GCC unroll 8
+    for (int m = 0; m < kM; ++m) {
+      const Vec<T> scalar(kAxis == Axis::kRows ? a.data[m * a.stride + t]
+                                               : a.data[t * a.stride + m]);
+#pragma GCC unroll 4
+      for (int n = 0; n < kColumns; ++n) sums[m][n] = multiply_add(scalar, row[n], sums[m][n]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int m = 0; m < kM; ++m) {
+#pragma GCC unroll 4
+    for (int n = 0; n < kColumns; ++n) {
+      T* const to = panels.c + m * panels.c_stride + n * kLanes;
+      if (factor != nullptr) sums[m][n] = multiply_add(Vec<T>::load(to), factor[n], sums[m][n]);
+      sums[m][n].store(to);
+    }
+  }
+}
+
+// c[0..m_count)[kColumns registers]. factor == nullptr: c is overwritten.
+template <class T, int kColumns, Axis kAxis, int kM = kProductRows>
+TILEWISE_INLINE void strided_product(Rows<T> a, std::int64_t m_count, Panels<T> panels,
+                                     std::int64_t depth, const Vec<T>* factor) {
+  std::int64_t m = 0;
+  for (; m + kM <= m_count; m += kM) {
+    const Rows<T> block = {a.data + (kAxis == Axis::kRows ? m * a.stride : m), a.stride};
+    const Panels<T> here = {panels.b, panels.b_stride, panels.c + m * panels.c_stride,
+                            panels.c_stride};
+    product_block<T, kM, kColumns, kAxis>(block, here, depth, factor);
+  }
+  if constexpr (kM > 1) {
+    if (m < m_count) {
+      const Rows<T> rest = {a.data + (kAxis == Axis::kRows ? m * a.stride : m), a.stride};
+      const Panels<T> here = {panels.b, panels.b_stride, panels.c + m * panels.c_stride,
+                              panels.c_stride};
+      strided_product<T, kColumns, kAxis, kM / 2>(rest, m_count - m, here, depth, factor);
+    }
+  }
+}
+
+// b and c are packed panels.
+template <class T, int kColumns, Axis kAxis>
+void product(Rows<T> a, std::int64_t m_count, const T* b, std::int64_t depth, T* c,
+             const Vec<T>* factor) {
+  constexpr std::int64_t kWidth = kColumns * Vec<T>::kLanes;
+  strided_product<T, kColumns, kAxis>(a, m_count, {b, kWidth, c, kWidth}, depth, factor);
+}
+
+// c += a * b for matrices `registers` registers wide.
+template <class T>
+void wide_product(Rows<T> a, std::int64_t m_count, Panels<T> panels, std::int64_t registers,
+                  std::int64_t depth) {
+  Vec<T> one[kWideColumns];
+  for (int n = 0; n < kWideColumns; ++n) one[n] = Vec<T>(T(1));
+  std::int64_t done = 0;
+  for (; done + kWideColumns <= registers; done += kWideColumns) {
+    const std::int64_t at = done * Vec<T>::kLanes;
+    strided_product<T, kWideColumns, Axis::kRows>(
+        a, m_count, {panels.b + at, panels.b_stride, panels.c + at, panels.c_stride}, depth, one);
+  }
+  const std::int64_t at = done * Vec<T>::kLanes;
+  const Panels<T> rest = {panels.b + at, panels.b_stride, panels.c + at, panels.c_stride};
+  if (registers - done == 2) strided_product<T, 2, Axis::kRows>(a, m_count, rest, depth, one);
+  if (registers - done == 1) strided_product<T, 1, Axis::kRows>(a, m_count, rest, depth, one);
+}
+
+}  // namespace tilewise::cpu::TILEWISE_TARGET

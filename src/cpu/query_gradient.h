@@ -1,0 +1,142 @@
+// dQ, added up in memory. Every block of keys adds its part to the rows that see it, one block
+// after the other in the order of keys, whoever computes them: a block waits at each q tile until
+// the block before it has been there.
+#pragma once
+
+#include <sched.h>
+
+#include "cpu/backward.h"
+
+namespace tilewise::cpu::TILEWISE_TARGET {
+
+// Where the sums are: like q, contiguous, rows padded to whole registers, in the arithmetic type.
+template <class T>
+struct QueryGradient {
+  T* sums;  // (B, H, Sq, padded D) or (H, T, padded D); nullptr if dQ is not asked for
+  std::int64_t batch;
+  std::int64_t head;
+  std::int64_t row;        // the padded D
+  std::int64_t* progress;  // one number per block of keys: the q tiles that it and all blocks
+                           // before it have passed
+
+  TILEWISE_INLINE T* at(const HeadContext& context, std::int64_t first) const {
+    return sums + context.sequence.batch * batch + context.head * head +
+           (context.sequence.q_start + first) * row;
+  }
+};
+
+template <class T>
+TILEWISE_INLINE std::int64_t padded_head_dim(const Problem& problem) {
+  return divide_up(problem.head_dim, Vec<T>::kLanes) * Vec<T>::kLanes;
+}
+
+// A block's place in the order of those that add to the same rows. Blocks are taken in that order,
+// and whoever has taken one finishes it, so the first unfinished one never waits: there is no
+// deadlock, however few threads there are.
+struct Turn {
+  std::int64_t* own;
+  const std::int64_t* before;  // of the block before; nullptr for the first
+
+  // Returns when every block before has passed q tile `position` (counted over the group's heads).
+  TILEWISE_INLINE void wait(std::int64_t position) const {
+    if (before == nullptr) return;
+    for (int spins = 0; __atomic_load_n(before, __ATOMIC_ACQUIRE) <= position; ++spins) {
+      if (spins > kSpins) sched_yield();
+    }
+  }
+  TILEWISE_INLINE void pass(std::int64_t position) const {
+    __atomic_store_n(own, position + 1, __ATOMIC_RELEASE);
+  }
+
+  static constexpr int kSpins = 200;
+};
+
+// K rows of a block, padded to whole registers, as the right operand of dQ += dS K. Rows that are
+// not finite are zeros here and added one by one to the queries that see them.
+template <class T>
+struct KeyRows {
+  T* rows;  // (keys, padded D)
+  bool all_finite;
+};
+
+template <class T>
+KeyRows<T> load_key_rows(const RowBlock& block, std::int64_t padded, T* rows) {
+  KeyRows<T> result = {rows, true};
+  with_storage(block.view->dtype, [&](auto storage) {
+    using S = decltype(storage);
+    const S* const base = static_cast<const S*>(block.view->data) +
+                          block.view->offset(block.batch, block.head, block.first);
+    for (std::int64_t r = 0; r < block.count; ++r) {
+      const S* const from = base + r * block.view->row;
+      T* const to = rows + r * padded;
+      for (std::int64_t c = 0; c < block.width; ++c) to[c] = math::load<T>(from[c]);
+      for (std::int64_t c = block.width; c < padded; ++c) to[c] = T(0);
+      if (row_is_finite(to, block.width)) continue;
+      result.all_finite = false;
+      for (std::int64_t c = 0; c < block.width; ++c) to[c] = T(0);
+    }
+  });
+  return result;
+}
+
+// dq[row] += dS[row][lane] * K[lane] for the keys of a panel that are not finite and that the row
+// sees.
+template <class T, int kWidth>
+void add_unusual_keys(const HeadContext& context, const Frame& frame, const T* gradients,
+                      const std::uint8_t* seen, T* dq, std::int64_t dq_stride) {
+  const View& k = context.problem->k;
+  for (std::int64_t lane = 0; lane < frame.lane_count; ++lane) {
+    with_storage(k.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      const S* const row =
+          static_cast<const S*>(k.data) + k.offset(context.sequence.batch, context.kv_head(),
+                                                   context.sequence.k_start + frame.lane0 + lane);
+      bool finite = true;
+      for (std::int64_t c = 0; c < context.problem->head_dim; ++c)
+        finite = finite && math::is_finite(math::load<T>(row[c]));
+      if (finite) return;
+      for (std::int64_t t = 0; t < frame.t_count; ++t) {
+        if (seen[t * kWidth + lane] == 0) continue;
+        for (std::int64_t c = 0; c < context.problem->head_dim; ++c) {
+          dq[t * dq_stride + c] += gradients[t * kWidth + lane] * math::load<T>(row[c]);
+        }
+      }
+    });
+  }
+}
+
+// A panel's part of dQ: dQ += dS K for the rows of the frame.
+template <class T, int kColumns>
+void add_query_gradient(const HeadContext& context, const Frame& frame, const T* key_rows,
+                        bool all_finite, const GradientScratch<T>& scratch,
+                        const QueryGradient<T>& gradient) {
+  constexpr int kWidth = kColumns * Vec<T>::kLanes;
+  T* const dq = gradient.at(context, frame.t0);
+  wide_product<T>({scratch.tile.gradients, kWidth}, frame.t_count,
+                  {key_rows, gradient.row, dq, gradient.row}, gradient.row / Vec<T>::kLanes,
+                  frame.lane_count);
+  if (all_finite) return;
+  add_unusual_keys<T, kWidth>(context, frame, scratch.tile.gradients, scratch.careful.seen, dq,
+                              gradient.row);
+}
+
+// Stores rows [first, first + count) of a head: times the scale, in dQ's type.
+template <class T>
+void store_query_gradient(const HeadContext& context, std::int64_t first, std::int64_t count,
+                          const QueryGradient<T>& gradient) {
+  const Problem& problem = *context.problem;
+  const T* const sums = gradient.at(context, first);
+  const std::int64_t start =
+      problem.dq.offset(context.sequence.batch, context.head, context.sequence.q_start + first);
+  with_storage(problem.dq.dtype, [&](auto storage) {
+    using S = decltype(storage);
+    for (std::int64_t i = 0; i < count; ++i) {
+      S* const to = static_cast<S*>(problem.dq.data) + start + i * problem.dq.row;
+      for (std::int64_t c = 0; c < problem.head_dim; ++c) {
+        math::store(sums[i * gradient.row + c] * static_cast<T>(problem.scale), to + c);
+      }
+    }
+  });
+}
+
+}  // namespace tilewise::cpu::TILEWISE_TARGET

@@ -1,0 +1,93 @@
+// Which blocks of rows there are, and how workers share them: each takes the next number from a
+// counter. Blocks are numbered so that the long ones of a causal mask come first. Who computes a
+// block never changes what is computed.
+#pragma once
+
+#include "cpu/arena.h"
+#include "problem/kernel.h"
+#include "problem/sequence.h"
+
+namespace tilewise::cpu::TILEWISE_TARGET {
+
+using problem::Problem;
+using problem::RunContext;
+using problem::Sequence;
+using problem::Traffic;
+
+TILEWISE_INLINE std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+// What all workers share, at the start of the workspace.
+struct Shared {
+  Sequence* sequences;          // (B)
+  std::int64_t* blocks_before;  // (B + 1): blocks of one head in the sequences before b
+  std::int64_t* next;           // the counter
+};
+
+TILEWISE_INLINE Shared take_shared(const Problem& problem, Arena& arena) {
+  Shared shared;
+  shared.sequences = arena.take<Sequence>(problem.batch);
+  shared.blocks_before = arena.take<std::int64_t>(problem.batch + 1);
+  shared.next = arena.take<std::int64_t>(1);
+  return shared;
+}
+
+enum class Side { kQueries, kKeys };
+
+// Numbers the blocks of `block_rows` rows of every sequence. Returns how many there are for one
+// head.
+TILEWISE_INLINE std::int64_t number_blocks(const Problem& problem, const Shared& shared, Side side,
+                                           std::int64_t block_rows) {
+  shared.blocks_before[0] = 0;
+  for (std::int64_t b = 0; b < problem.batch; ++b) {
+    const std::int64_t length =
+        side == Side::kQueries ? shared.sequences[b].q_len : shared.sequences[b].k_len;
+    shared.blocks_before[b + 1] = shared.blocks_before[b] + divide_up(length, block_rows);
+  }
+  return shared.blocks_before[problem.batch];
+}
+
+struct Item {
+  std::int64_t batch;
+  std::int64_t head;   // query head or kv head, as numbered
+  std::int64_t block;  // within the sequence
+};
+
+// Queries: sequence after sequence, head after head (its keys stay in the cache), last block first:
+// it sees the most keys. Keys: sequence after sequence, block after block, the heads of a block
+// side by side; the first block is seen by the most queries, and dQ is added up in the order of
+// blocks.
+TILEWISE_INLINE Item item_at(const Problem& problem, const Shared& shared, std::int64_t heads,
+                             Side side, std::int64_t number) {
+  std::int64_t low = 0;
+  std::int64_t high = problem.batch;  // the last b with blocks_before[b] * heads <= number
+  while (high - low > 1) {
+    const std::int64_t middle = low + (high - low) / 2;
+    (shared.blocks_before[middle] * heads <= number ? low : high) = middle;
+  }
+  const std::int64_t blocks = shared.blocks_before[low + 1] - shared.blocks_before[low];
+  const std::int64_t within = number - shared.blocks_before[low] * heads;
+  if (side == Side::kKeys) return {low, within % heads, within / heads};
+  return {low, within / blocks, blocks - 1 - within % blocks};
+}
+
+// Runs body(worker, number) for every number below `count`, with at most `concurrency` workers.
+template <class Body>
+void share_items(const RunContext& context, std::int64_t* next, std::int64_t count, Body& body) {
+  *next = 0;
+  auto worker = [&](std::int64_t index) {
+    for (std::int64_t number = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED); number < count;
+         number = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED)) {
+      body(index, number);
+    }
+  };
+  problem::parallel_for(*context.executor, math::lesser(context.concurrency, count), worker);
+}
+
+TILEWISE_INLINE void count_traffic(const RunContext& context, std::int64_t read,
+                                   std::int64_t written) {
+  if (context.traffic == nullptr) return;
+  __atomic_fetch_add(&context.traffic->read_bytes, read, __ATOMIC_RELAXED);
+  __atomic_fetch_add(&context.traffic->written_bytes, written, __ATOMIC_RELAXED);
+}
+
+}  // namespace tilewise::cpu::TILEWISE_TARGET

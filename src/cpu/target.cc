@@ -1,0 +1,41 @@
+// One instruction set's kernels: compiled once for each, with TILEWISE_TARGET and the compiler's
+// flags set by CMakeLists.txt.
+#include "cpu/backward_run.h"
+#include "cpu/forward.h"
+#include "cpu/kernels.h"
+
+namespace tilewise::cpu::TILEWISE_TARGET {
+namespace {
+
+// Calls f<T, kColumns>: arithmetic type by dtype, one register of lanes for short problems (a
+// decode step has one query), a wide panel else. `lanes` is the length of the dimension along the
+// lanes.
+#define TILEWISE_CALL(function, problem, lanes, ...)                                               \
+  ((problem).dtype == TILEWISE_FP64                                                                \
+       ? ((lanes) <= Vec<double>::kLanes ? function<double, 1>((problem), __VA_ARGS__)             \
+                                         : function<double, kWideColumns>((problem), __VA_ARGS__)) \
+       : ((lanes) <= Vec<float>::kLanes ? function<float, 1>((problem), __VA_ARGS__)               \
+                                        : function<float, kWideColumns>((problem), __VA_ARGS__)))
+
+std::int64_t workspace_of_forward(const Problem& problem, std::int64_t concurrency) {
+  return TILEWISE_CALL(forward_workspace, problem, problem.max_q, concurrency);
+}
+Status forward(const Problem& problem, const RunContext& run) {
+  return TILEWISE_CALL(run_forward, problem, problem.max_q, run);
+}
+std::int64_t workspace_of_backward(const Problem& problem, std::int64_t concurrency) {
+  return TILEWISE_CALL(backward_workspace, problem, math::greater(problem.max_q, problem.max_k),
+                       concurrency);
+}
+Status backward(const Problem& problem, const RunContext& run) {
+  return TILEWISE_CALL(run_backward, problem, math::greater(problem.max_q, problem.max_k), run);
+}
+
+#undef TILEWISE_CALL
+
+}  // namespace
+
+extern const TargetKernels kKernels;
+const TargetKernels kKernels = {workspace_of_forward, forward, workspace_of_backward, backward};
+
+}  // namespace tilewise::cpu::TILEWISE_TARGET

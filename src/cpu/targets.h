@@ -1,0 +1,17 @@
+// The instruction sets that src/cpu is compiled for, and what this machine can run.
+#pragma once
+
+namespace tilewise::cpu {
+
+struct Target {
+  const char* name;
+  const char* needs;  // for messages
+  bool (*available)();
+};
+
+// Best first, ended by a name of nullptr.
+extern const Target kTargets[];
+
+const Target* find_target(const char* name);  // nullptr if there is none of that name
+
+}  // namespace tilewise::cpu
