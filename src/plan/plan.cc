@@ -1,0 +1,257 @@
+#include "plan/plan.h"
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+
+#include "cpu/targets.h"
+#include "plan/pool.h"
+#include "plan/registry.h"
+#include "problem/validate.h"
+
+namespace tilewise::plan {
+namespace {
+
+using problem::fail;
+using problem::Kernel;
+using problem::Machine;
+using problem::Operation;
+using problem::Problem;
+using problem::Status;
+
+// A line of text of fixed size that is added to until it is full.
+class Line {
+ public:
+  Line(char* text, std::size_t size) : text_(text), size_(size) { text_[0] = '\0'; }
+  [[gnu::format(printf, 2, 3)]] void add(const char* format, ...) {
+    std::va_list arguments;
+    va_start(arguments, format);
+    const int written = std::vsnprintf(text_ + used_, size_ - used_, format, arguments);
+    va_end(arguments);
+    if (written > 0) used_ += std::min(static_cast<std::size_t>(written), size_ - used_ - 1);
+  }
+
+ private:
+  char* text_;
+  std::size_t size_;
+  std::size_t used_ = 0;
+};
+
+Status choose_forced(Operation operation, const char* name, const Machine& machine, Plan* plan) {
+  plan->kernel = find_kernel(operation, name);
+  Line reason(plan->reason, sizeof(plan->reason));
+  if (plan->kernel == nullptr) {
+    reason.add("kernel: is \"%.64s\", must be one of", name);
+    for (const Kernel* kernel : kernels(operation)) reason.add(" %s", kernel->name);
+    return fail(TILEWISE_INVALID_ARGUMENT, "%s", plan->reason);
+  }
+  reason.add("%s: forced by name", plan->kernel->name);
+  return plan->kernel->supports(plan->problem, machine);
+}
+
+Status choose_first(Operation operation, const Machine& machine, Plan* plan) {
+  char refusals[384];
+  Line refused(refusals, sizeof(refusals));
+  for (const Kernel* kernel : kernels(operation)) {
+    if (kernel->supports(plan->problem, machine) == TILEWISE_OK) {
+      plan->kernel = kernel;
+      std::snprintf(plan->reason, sizeof(plan->reason),
+                    "%s: the first of the registry that supports the problem%s", kernel->name,
+                    refusals);
+      problem::clear_message();
+      return TILEWISE_OK;
+    }
+    refused.add("; not %s: %s", kernel->name, problem::message());
+  }
+  return fail(TILEWISE_UNSUPPORTED, "no kernel supports the problem%s", refusals);
+}
+
+const char* environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr && value[0] != '\0' ? value : nullptr;
+}
+
+// The first respect in which two problems need different plans, or nullptr. Pointers, strides, the
+// softmax scale, the seed and the offset of dropout may differ from run to run.
+const char* planned_difference(const Problem& a, const Problem& b) {
+  const struct {
+    const char* name;
+    const problem::View Problem::*view;
+  } views[] = {{"q", &Problem::q},         {"k", &Problem::k},
+               {"v", &Problem::v},         {"out", &Problem::out},
+               {"lse", &Problem::lse},     {"dout", &Problem::dout},
+               {"dlse", &Problem::dlse},   {"dq", &Problem::dq},
+               {"dk", &Problem::dk},       {"dv", &Problem::dv},
+               {"mask", &Problem::mask},   {"bias", &Problem::bias},
+               {"dbias", &Problem::dbias}, {"alibi_slopes", &Problem::alibi_slopes},
+               {"sink", &Problem::sink},   {"dsink", &Problem::dsink}};
+  for (const auto& [name, view] : views) {
+    if ((a.*view).dtype != (b.*view).dtype) return name;
+  }
+  if (a.batch != b.batch || a.heads != b.heads || a.head_dim != b.head_dim || a.q_rows != b.q_rows)
+    return "q";
+  if (a.kv_heads != b.kv_heads || a.k_rows != b.k_rows) return "k";
+  if (a.value_dim != b.value_dim) return "v";
+  if (a.q_packed != b.q_packed || a.cu_seqlens_q.present() != b.cu_seqlens_q.present())
+    return "cu_seqlens_q";
+  if (a.k_packed != b.k_packed || a.cu_seqlens_k.present() != b.cu_seqlens_k.present())
+    return "cu_seqlens_k";
+  if (a.max_q != b.max_q) return "max_seqlen_q";
+  if (a.max_k != b.max_k) return "max_seqlen_k";
+  if (a.seqused_k.present() != b.seqused_k.present()) return "seqused_k";
+  if (a.slices.present() != b.slices.present() || a.slices.count != b.slices.count) return "slices";
+  if (std::memcmp(a.bias_shape, b.bias_shape, sizeof(a.bias_shape)) != 0) return "bias";
+  if (a.softcap != b.softcap) return "softcap";
+  if (a.dropout_p != b.dropout_p) return "dropout_p";
+  if (a.top_left != b.top_left) return "alignment";
+  if (a.window_left != b.window_left) return "window_left";
+  if (a.window_right != b.window_right) return "causal or window_right";
+  if (a.deterministic != b.deterministic) return "deterministic";
+  if (a.batch_invariant != b.batch_invariant) return "batch_invariant";
+  return nullptr;
+}
+
+Status check_executor(const tilewise_executor& executor) {
+  if (executor.struct_size < sizeof(tilewise_executor)) {
+    return fail(TILEWISE_INVALID_ARGUMENT,
+                "executor: struct_size is %zu, must be %zu; use tilewise_executor_init()",
+                executor.struct_size, sizeof(tilewise_executor));
+  }
+  if (executor.max_concurrency < 1) {
+    return fail(TILEWISE_INVALID_ARGUMENT, "executor: max_concurrency is %d, must be >= 1",
+                executor.max_concurrency);
+  }
+  if (executor.parallel_for == nullptr)
+    return fail(TILEWISE_INVALID_ARGUMENT, "executor: parallel_for is NULL");
+  return TILEWISE_OK;
+}
+
+Status run_problem(const Plan& plan, const Problem& problem, const RunOptions& options) {
+  tilewise_executor executor;
+  if (options.executor != nullptr) {
+    if (const Status status = check_executor(*options.executor); status != TILEWISE_OK)
+      return status;
+    executor = *options.executor;
+  } else {
+    Pool* const pool = default_pool();
+    if (pool == nullptr) return fail(TILEWISE_NO_MEMORY, "no memory for the default thread pool");
+    executor = pool->executor();
+  }
+  const problem::RunContext context = {options.workspace, &executor, plan.concurrency,
+                                       options.sram_bytes, options.traffic};
+  return plan.kernel->run(problem, context);
+}
+
+}  // namespace
+
+Status resolve_machine(const Options& options, Machine* machine) {
+  machine->cpu_target =
+      options.cpu_target != nullptr ? options.cpu_target : environment("TILEWISE_CPU_TARGET");
+  machine->concurrency = options.max_concurrency;
+  if (machine->concurrency == 0) {
+    const Pool* const pool = default_pool();
+    machine->concurrency = pool != nullptr ? pool->threads() : 1;
+  }
+  if (machine->concurrency < 0) {
+    return fail(TILEWISE_INVALID_ARGUMENT, "max_concurrency: is %d, must be >= 0",
+                options.max_concurrency);
+  }
+  if (machine->cpu_target == nullptr) return TILEWISE_OK;
+  const cpu::Target* const target = cpu::find_target(machine->cpu_target);
+  if (target != nullptr && target->available()) return TILEWISE_OK;
+  char names[128];
+  Line available(names, sizeof(names));
+  for (const cpu::Target* other = cpu::kTargets; other->name != nullptr; ++other) {
+    if (other->available()) available.add(" %s", other->name);
+  }
+  return fail(target == nullptr ? TILEWISE_INVALID_ARGUMENT : TILEWISE_UNSUPPORTED,
+              "cpu_target: is \"%.32s\", this machine has:%s", machine->cpu_target, names);
+}
+
+Status make_plan(Operation operation, const tilewise_problem& request, const Options& options,
+                 Plan* plan) {
+  *plan = Plan{};
+  if (const Status status = problem::make_problem(operation, request, &plan->problem);
+      status != TILEWISE_OK)
+    return status;
+  Machine machine;
+  if (const Status status = resolve_machine(options, &machine); status != TILEWISE_OK)
+    return status;
+  const char* const forced =
+      options.kernel != nullptr ? options.kernel : environment("TILEWISE_KERNEL");
+  const Status chosen = forced != nullptr ? choose_forced(operation, forced, machine, plan)
+                                          : choose_first(operation, machine, plan);
+  if (chosen != TILEWISE_OK) return chosen;
+  plan->concurrency = machine.concurrency;
+  plan->workspace_bytes = plan->kernel->workspace_bytes(plan->problem, plan->concurrency);
+  if (plan->workspace_bytes < 0) {
+    return fail(TILEWISE_NO_MEMORY, "%s: the workspace for this problem exceeds 2^63 bytes",
+                plan->kernel->name);
+  }
+  return TILEWISE_OK;
+}
+
+Status run_plan(const Plan& plan, const tilewise_problem& request, const RunOptions& options) {
+  const Operation operation = plan.problem.operation;
+  Problem problem;
+  if (const Status status = problem::make_problem(operation, request, &problem);
+      status != TILEWISE_OK)
+    return status;
+  if (const char* difference = planned_difference(plan.problem, problem); difference != nullptr) {
+    return fail(TILEWISE_INVALID_ARGUMENT, "%s: differs from what the plan was made for",
+                difference);
+  }
+  if (const Status status = problem::check_pointers(operation, request); status != TILEWISE_OK)
+    return status;
+  if (options.workspace_bytes < static_cast<std::size_t>(plan.workspace_bytes)) {
+    return fail(TILEWISE_INVALID_ARGUMENT, "workspace: %zu bytes, %s needs %lld",
+                options.workspace_bytes, plan.kernel->name,
+                static_cast<long long>(plan.workspace_bytes));
+  }
+  const bool aligned =
+      reinterpret_cast<std::uintptr_t>(options.workspace) % problem::kWorkspaceAlignment == 0;
+  if (plan.workspace_bytes > 0 && (options.workspace == nullptr || !aligned)) {
+    return fail(TILEWISE_INVALID_ARGUMENT, "workspace: address is %p, must be a multiple of %zu",
+                options.workspace, problem::kWorkspaceAlignment);
+  }
+  return run_problem(plan, problem, options);
+}
+
+Status run_once(Operation operation, const tilewise_problem& request,
+                const tilewise_executor* executor) {
+  if (executor != nullptr) {
+    if (const Status status = check_executor(*executor); status != TILEWISE_OK) return status;
+  }
+  Options options;
+  options.max_concurrency = executor != nullptr ? executor->max_concurrency : 0;
+  Plan plan;
+  if (const Status status = make_plan(operation, request, options, &plan); status != TILEWISE_OK)
+    return status;
+  if (const Status status = problem::check_pointers(operation, request); status != TILEWISE_OK)
+    return status;
+  if (const Status status = problem::check_contents(plan.problem); status != TILEWISE_OK)
+    return status;
+  const std::size_t bytes = static_cast<std::size_t>(plan.workspace_bytes);
+  const auto release = [](void* memory) { std::free(memory); };
+  const std::unique_ptr<void, decltype(release)> workspace(
+      bytes > 0
+          ? std::aligned_alloc(problem::kWorkspaceAlignment,
+                               (bytes + problem::kWorkspaceAlignment - 1) /
+                                   problem::kWorkspaceAlignment * problem::kWorkspaceAlignment)
+          : nullptr,
+      release);
+  if (bytes > 0 && workspace == nullptr) {
+    return fail(TILEWISE_NO_MEMORY, "%s: no memory for a workspace of %zu bytes", plan.kernel->name,
+                bytes);
+  }
+  RunOptions run_options;
+  run_options.workspace = workspace.get();
+  run_options.workspace_bytes = bytes;
+  run_options.executor = executor;
+  return run_problem(plan, plan.problem, run_options);
+}
+
+}  // namespace tilewise::plan

@@ -1,0 +1,50 @@
+// From a request to a kernel, a workspace and a run.
+#pragma once
+
+#include <cstddef>
+
+#include "problem/kernel.h"
+
+namespace tilewise::plan {
+
+struct Options {
+  const char* kernel = nullptr;      // forced by name
+  const char* cpu_target = nullptr;  // forced instruction set
+  std::int32_t max_concurrency = 0;  // 0: the default pool's
+};
+
+struct Plan {
+  problem::Problem problem;  // shapes and options; its pointers mean nothing
+  const problem::Kernel* kernel = nullptr;
+  std::int64_t concurrency = 1;
+  std::int64_t workspace_bytes = 0;
+  char reason[512] = "";  // why this kernel, and why not those before it
+};
+
+// Chooses the first kernel of the registry that supports the request, or checks the forced one.
+// Reads TILEWISE_KERNEL and TILEWISE_CPU_TARGET where `options` leaves the choice open. Does not
+// read data.
+problem::Status make_plan(problem::Operation operation, const tilewise_problem& request,
+                          const Options& options, Plan* plan);
+
+struct RunOptions {
+  void* workspace = nullptr;
+  std::size_t workspace_bytes = 0;
+  const tilewise_executor* executor = nullptr;  // nullptr: the default pool
+  std::int64_t sram_bytes = 0;                  // see problem::RunContext
+  problem::Traffic* traffic = nullptr;
+};
+
+// Runs the plan on tensors of the planned shapes. Allocates nothing.
+problem::Status run_plan(const Plan& plan, const tilewise_problem& request,
+                         const RunOptions& options);
+
+// Plans, allocates, checks contents, runs.
+problem::Status run_once(problem::Operation operation, const tilewise_problem& request,
+                         const tilewise_executor* executor);
+
+// What an instruction set kernel needs to know of the machine; shared with
+// tilewise_kernel_supports().
+problem::Status resolve_machine(const Options& options, problem::Machine* machine);
+
+}  // namespace tilewise::plan

@@ -1,0 +1,200 @@
+#include "plan/pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cfenv>
+#include <condition_variable>
+#include <cstdio>
+#include <mutex>
+#include <new>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+namespace tilewise::plan {
+namespace {
+
+// One parallel_for. Lives on the caller's stack: the caller leaves only when nobody uses it any
+// more.
+struct Job {
+  void (*fn)(void*, std::int64_t);
+  void* context;
+  std::int64_t n;
+  std::fenv_t environment;
+  std::atomic<std::int64_t> next{0};
+  std::int32_t users = 0;  // workers inside; guarded by the crew's mutex
+  Job* link = nullptr;
+
+  bool exhausted() const { return next.load(std::memory_order_relaxed) >= n; }
+  void work() {
+    for (std::int64_t item = next.fetch_add(1); item < n; item = next.fetch_add(1))
+      fn(context, item);
+  }
+};
+
+thread_local bool inside_item = false;
+
+// Forks are counted, and no fork happens while a crew is being hired: the child finds the mutex
+// free and its crew gone.
+std::mutex start_mutex;
+std::uint64_t fork_count = 0;
+
+// Registered when the library is loaded: a guard of first use could itself be caught by a fork.
+[[maybe_unused]] const int forks_are_watched =
+    pthread_atfork([] { start_mutex.lock(); }, [] { start_mutex.unlock(); },
+                   [] {
+                     ++fork_count;
+                     inside_item = false;
+                     start_mutex.unlock();
+                   });
+
+// quota / period of a cgroup file that holds "quota period" (v2), or 0 for none.
+double cgroup_quota() {
+  long long quota = -1;
+  long long period = 0;
+  if (std::FILE* file = std::fopen("/sys/fs/cgroup/cpu.max", "r")) {
+    if (std::fscanf(file, "%lld %lld", &quota, &period) != 2) quota = -1;
+    std::fclose(file);
+  } else {
+    std::FILE* quota_file = std::fopen("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "r");
+    std::FILE* period_file = std::fopen("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "r");
+    if (quota_file && std::fscanf(quota_file, "%lld", &quota) != 1) quota = -1;
+    if (period_file && std::fscanf(period_file, "%lld", &period) != 1) period = 0;
+    if (quota_file) std::fclose(quota_file);
+    if (period_file) std::fclose(period_file);
+  }
+  return quota > 0 && period > 0 ? static_cast<double>(quota) / static_cast<double>(period) : 0;
+}
+
+}  // namespace
+
+std::int32_t usable_cpus() {
+  std::int32_t cpus = static_cast<std::int32_t>(std::max(1u, std::thread::hardware_concurrency()));
+  cpu_set_t affinity;
+  if (sched_getaffinity(0, sizeof(affinity), &affinity) == 0)
+    cpus = std::max(1, CPU_COUNT(&affinity));
+  const double quota = cgroup_quota();
+  if (quota > 0 && quota < cpus) cpus = std::max(1, static_cast<std::int32_t>(quota + 0.999));
+  return cpus;
+}
+
+struct Pool::Crew {
+  std::mutex mutex;
+  std::condition_variable work_arrived;
+  std::condition_variable worker_left;
+  Job* jobs = nullptr;  // those that may still have items
+  bool closing = false;
+  std::vector<std::thread> workers;
+
+  Job* open_job() const {
+    for (Job* job = jobs; job != nullptr; job = job->link) {
+      if (!job->exhausted()) return job;
+    }
+    return nullptr;
+  }
+
+  void serve() {
+    inside_item = true;
+    std::unique_lock lock(mutex);
+    while (true) {
+      Job* job = nullptr;
+      work_arrived.wait(lock, [&] { return closing || (job = open_job()) != nullptr; });
+      if (job == nullptr) return;
+      ++job->users;
+      lock.unlock();
+      std::fesetenv(&job->environment);
+      job->work();
+      lock.lock();
+      if (--job->users == 0) worker_left.notify_all();
+    }
+  }
+
+  void add(Job* job) {
+    const std::lock_guard lock(mutex);
+    job->link = jobs;
+    jobs = job;
+  }
+
+  void remove_and_wait(Job* job) {
+    std::unique_lock lock(mutex);
+    Job** place = &jobs;
+    while (*place != job) place = &(*place)->link;
+    *place = job->link;
+    worker_left.wait(lock, [&] { return job->users == 0; });
+  }
+};
+
+Pool::Crew* Pool::crew() {
+  const std::lock_guard lock(start_mutex);
+  if (crew_ != nullptr && generation_ == fork_count) return crew_;
+  // After a fork the old crew has no threads and its mutex may be held by one that is gone: left
+  // behind, not destroyed.
+  crew_ = new (std::nothrow) Crew;
+  generation_ = fork_count;
+  if (crew_ == nullptr) return nullptr;
+  try {
+    crew_->workers.reserve(static_cast<std::size_t>(threads_ - 1));
+    Crew* crew = crew_;
+    for (std::int32_t i = 1; i < threads_; ++i)
+      crew->workers.emplace_back([crew] { crew->serve(); });
+  } catch (const std::system_error&) {  // as many as could be started
+  } catch (const std::bad_alloc&) {
+  }
+  return crew_;
+}
+
+Pool::~Pool() {
+  const std::lock_guard lock(start_mutex);
+  if (crew_ == nullptr || generation_ != fork_count) return;
+  {
+    const std::lock_guard crew_lock(crew_->mutex);
+    crew_->closing = true;
+  }
+  crew_->work_arrived.notify_all();
+  for (std::thread& worker : crew_->workers) worker.join();
+  delete crew_;
+}
+
+void Pool::parallel_for(std::int64_t n, void (*fn)(void*, std::int64_t), void* context) {
+  Crew* const hired = n > 1 && threads_ > 1 && !inside_item ? crew() : nullptr;
+  if (hired == nullptr) {
+    for (std::int64_t item = 0; item < n; ++item) fn(context, item);
+    return;
+  }
+  Job job;
+  job.fn = fn;
+  job.context = context;
+  job.n = n;
+  std::fegetenv(&job.environment);
+  hired->add(&job);
+  hired->work_arrived.notify_all();
+  inside_item = true;
+  job.work();
+  inside_item = false;
+  hired->remove_and_wait(&job);
+}
+
+tilewise_executor Pool::executor() {
+  tilewise_executor executor;
+  tilewise_executor_init(&executor);
+  executor.max_concurrency = threads_;
+  executor.self = this;
+  executor.parallel_for = [](void* self, std::int64_t n, void (*fn)(void*, std::int64_t),
+                             void* context) {
+    static_cast<Pool*>(self)->parallel_for(n, fn, context);
+  };
+  return executor;
+}
+
+Pool* default_pool() {
+  static std::atomic<Pool*> pool = nullptr;
+  if (Pool* const made = pool.load(std::memory_order_acquire)) return made;
+  const std::lock_guard lock(start_mutex);  // not a guarded static: see forks_are_watched
+  if (pool.load() == nullptr) pool.store(new (std::nothrow) Pool(usable_cpus()));
+  return pool.load();
+}
+
+}  // namespace tilewise::plan

@@ -1,0 +1,51 @@
+#include "plan/registry.h"
+
+#include <cstring>
+
+#include "cpu/kernels.h"
+#include "reference/kernels.h"
+
+namespace tilewise::plan {
+namespace {
+
+using problem::Kernel;
+
+// In order of preference; the last one supports everything.
+const Kernel* const kForwardKernels[] = {
+#if defined(__x86_64__)
+    &cpu::kForwardAvx512,          &cpu::kForwardAvx2,         &cpu::kForwardBaseline,
+#elif defined(__aarch64__)
+    &cpu::kForwardNeon,
+#else
+    &cpu::kForwardGeneric,
+#endif
+    &reference::kFlash2Forward,    &reference::kFlash1Forward, &reference::kOnlineSoftmaxForward,
+    &reference::kThreePassForward,
+};
+const Kernel* const kBackwardKernels[] = {
+#if defined(__x86_64__)
+    &cpu::kBackwardAvx512,          &cpu::kBackwardAvx2,         &cpu::kBackwardBaseline,
+#elif defined(__aarch64__)
+    &cpu::kBackwardNeon,
+#else
+    &cpu::kBackwardGeneric,
+#endif
+    &reference::kFlash2Backward,    &reference::kFlash1Backward, &reference::kOnlineSoftmaxBackward,
+    &reference::kThreePassBackward,
+};
+
+}  // namespace
+
+std::span<const Kernel* const> kernels(problem::Operation operation) {
+  if (operation == problem::Operation::kForward) return kForwardKernels;
+  return kBackwardKernels;
+}
+
+const Kernel* find_kernel(problem::Operation operation, const char* name) {
+  for (const Kernel* kernel : kernels(operation)) {
+    if (std::strcmp(kernel->name, name) == 0) return kernel;
+  }
+  return nullptr;
+}
+
+}  // namespace tilewise::plan

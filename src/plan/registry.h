@@ -1,0 +1,16 @@
+// The kernels of each operation in order of preference. A new kernel is chosen, tested, benchmarked
+// and shown by being listed in registry.cc.
+#pragma once
+
+#include <span>
+
+#include "problem/kernel.h"
+
+namespace tilewise::plan {
+
+std::span<const problem::Kernel* const> kernels(problem::Operation operation);
+
+const problem::Kernel* find_kernel(problem::Operation operation,
+                                   const char* name);  // nullptr if there is none
+
+}  // namespace tilewise::plan
