@@ -1,0 +1,117 @@
+// A case: the plain description of a problem, from which verify/instance.h makes tensors. Equal
+// cases give equal numbers, so the one line of describe() is a full reproduction.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "problem/problem.h"
+
+namespace tilewise::verify {
+
+using problem::Operation;
+
+// What the inputs look like.
+enum class Distribution {
+  kNormal,       // N(0, 1)
+  kOutliers,     // N(0, 1), and one element in 1000 drawn from N(0, 100)
+  kEqual,        // all keys equal: every score of a row is the same
+  kOneHot,       // one key of each head outweighs all others
+  kAlternating,  // large scores of alternating sign
+  kSubnormal,    // values below the smallest normal number of the dtype
+  kRepeated,     // rows drawn from four different ones: low rank
+};
+
+// How q, k, v and their companions lie in memory.
+enum class Storage {
+  kContiguous,   // in the order of the layout
+  kPadded,       // gaps between rows, and a base that no vector is aligned to
+  kTransposed,   // (B, S, H, D) over the memory of (B, H, S, D), and the other way round
+  kInterleaved,  // q, k, v are views of one (B, S, H + 2 Hk, D) buffer, dq, dk, dv of another
+  kExpanded,     // k and v have stride 0 over batch and heads
+};
+
+// A tensor that broadcasts to (B, H, Sq, Sk).
+struct ScoreTensor {
+  bool present = false;
+  int rank = 4;                                         // 1 to 4: dimensions from the right
+  std::array<bool, 4> full = {true, true, true, true};  // false: size 1 there
+};
+
+// Gradients to ask for.
+enum Gradients : unsigned {
+  kDQ = 1,
+  kDK = 2,
+  kDV = 4,
+  kDBias = 8,
+  kDSink = 16,
+  kAllGradients = 31,  // of those that the problem has
+};
+
+using Slice = std::array<std::int64_t, 6>;  // q0 q1 k0 k1 kind head
+
+struct Case {
+  Operation operation = Operation::kForward;
+  std::int32_t dtype = TILEWISE_FP32;
+  std::int32_t output_dtype = 0;  // of out, dq, dk, dv; 0: dtype
+  std::int64_t batch = 1;
+  std::int64_t q_len = 1;  // Sq; T of a packed side without lengths
+  std::int64_t k_len = 1;
+  std::int64_t heads = 1;
+  std::int64_t kv_heads = 1;
+  std::int64_t head_dim = 1;
+  std::int64_t value_dim = 1;
+
+  std::int32_t layout = TILEWISE_BSHD;
+  Storage storage = Storage::kContiguous;
+  bool q_packed = false;
+  bool k_packed = false;
+  std::vector<std::int64_t> q_lengths;  // (batch) of a packed side; empty with slices
+  std::vector<std::int64_t> k_lengths;
+  std::int64_t unowned = 0;        // tokens before and after the sequences of a packed side
+  bool max_lengths_known = true;   // gives max_seqlen_q and max_seqlen_k
+  std::vector<std::int64_t> used;  // seqused_k (batch); empty: absent
+  bool wide_indices = false;       // cu_seqlens and seqused_k as int64
+
+  bool causal = false;
+  std::int32_t alignment = TILEWISE_BOTTOM_RIGHT;
+  std::int64_t window_left = -1;
+  std::int64_t window_right = -1;
+  std::vector<Slice> slices;  // empty: absent
+  bool slice_heads = false;   // the list has the sixth column
+  ScoreTensor mask;
+  ScoreTensor bias;
+  bool bias_fp32 = false;   // else of dtype
+  bool bias_masks = false;  // some of its elements are -infinity
+  bool alibi = false;
+  bool alibi_per_batch = false;
+  bool sink = false;
+  double softcap = 0;
+  double dropout_p = 0;
+  std::uint64_t dropout_seed = 0;
+  std::uint64_t dropout_offset = 0;
+  double scale = TILEWISE_DEFAULT_SCALE;
+
+  bool lse = true;    // asks forward for it
+  bool dlse = false;  // gives backward one
+  unsigned gradients = kAllGradients;
+  bool deterministic = false;
+  bool batch_invariant = false;
+
+  Distribution distribution = Distribution::kNormal;
+  std::uint64_t seed = 1;  // of the inputs
+};
+
+// One line that names every field that is not at its default.
+std::string describe(const Case& description);
+
+// (B, H, max Sq, max Sk): what mask and bias broadcast to.
+std::array<std::int64_t, 4> score_shape(const Case& description);
+
+// T of a packed side, its rows otherwise.
+std::int64_t query_tokens(const Case& description);
+std::int64_t key_tokens(const Case& description);
+
+}  // namespace tilewise::verify

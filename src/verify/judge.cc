@@ -1,0 +1,173 @@
+#include "verify/judge.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "plan/pool.h"
+#include "problem/tensors.h"
+
+namespace tilewise::verify {
+namespace {
+
+constexpr std::size_t kGuardBytes = 4096;
+constexpr std::int64_t kManyPairs = 40000;
+constexpr std::int64_t kManyElements = 2500;
+
+// Keys of all sequences that queries may see.
+std::int64_t seen_keys(const Case& description) {
+  std::int64_t keys = 0;
+  for (std::int64_t b = 0; b < description.batch; ++b) {
+    const std::size_t i = static_cast<std::size_t>(b);
+    std::int64_t length =
+        description.k_lengths.empty() ? description.k_len : description.k_lengths[i];
+    if (!description.used.empty()) length = std::min(length, description.used[i]);
+    keys += length;
+  }
+  return keys;
+}
+
+// The lesser of the elements of k and q that take part. Where one is small, so is the number of
+// different errors: of out with few keys, of dk and dv with few queries.
+std::int64_t few_elements(const Case& description) {
+  const auto shape = score_shape(description);
+  const std::int64_t queries =
+      description.q_packed ? query_tokens(description) : description.batch * description.q_len;
+  const std::int64_t width = std::min(description.head_dim, description.value_dim);
+  return width * std::min(seen_keys(description) * description.kv_heads, queries * shape[1]);
+}
+
+bool errors_are_independent(const Case& description) {
+  const bool random = description.distribution == Distribution::kNormal ||
+                      description.distribution == Distribution::kOutliers;
+  // Expanded keys repeat values; an unusual scale (0, say) gives every row the same output; slices
+  // may leave one key to many rows.
+  return random && description.storage != Storage::kExpanded && std::isinf(description.scale) &&
+         description.slices.empty() && few_elements(description) >= kManyElements;
+}
+
+// Few errors to take the maximum of.
+bool is_small(const Case& description) {
+  const auto shape = score_shape(description);
+  return shape[0] * shape[1] * shape[2] * shape[3] < kManyPairs ||
+         few_elements(description) < kManyElements;
+}
+
+// Filled with 0xFF, and so is the guard behind it.
+struct GuardedWorkspace {
+  explicit GuardedWorkspace(std::int64_t size)
+      : bytes(static_cast<std::size_t>(size)), memory(bytes + kGuardBytes) {}
+  bool intact() const {
+    const std::byte* const guard = memory.data() + bytes;
+    return std::all_of(guard, guard + kGuardBytes,
+                       [](std::byte b) { return b == std::byte{0xFF}; });
+  }
+
+  std::size_t bytes;
+  Memory memory;
+};
+
+Instance edited(const Case& description, const Judge::Edit& edit) {
+  Instance instance(description);
+  if (edit) edit(instance.request());
+  return instance;
+}
+
+}  // namespace
+
+Judge::Judge(const Case& description, const Edit& edit)
+    : edit_(edit), instance_(edited(description, edit)), oracle_(instance_.request()) {
+  const Operation operation = description.operation;
+  oracle_.run(operation);
+  if (operation == Operation::kBackward) instance_.set_forward_results(oracle_.results());
+  const SumOrder orders = is_small(description) ? kSumOrders : 2;
+  for (SumOrder order = 0; order < orders; ++order) {
+    plain_.push_back(std::make_unique<Plain>(instance_.request(), order));
+  }
+  // None throws: the oracle has accepted the request.
+  auto run_order = [&](std::int64_t order) {
+    plain_[static_cast<std::size_t>(order)]->run(operation);
+  };
+  problem::parallel_for(plan::default_pool()->executor(), orders, run_order);
+}
+
+Verdict Judge::judge(const char* kernel, const plan::Options& options) {
+  plan::Options forced = options;
+  if (kernel[0] != '\0') forced.kernel = kernel;
+  plan::Plan plan;
+  const problem::Status status =
+      plan::make_plan(instance_.description().operation, instance_.request(), forced, &plan);
+  if (status == TILEWISE_OK) return run(plan, plan.kernel->name);
+  Verdict verdict;
+  verdict.result = status == TILEWISE_UNSUPPORTED ? Verdict::kUnsupported : Verdict::kFailed;
+  verdict.text = std::string(kernel) + ": " + problem::message();
+  return verdict;
+}
+
+std::vector<TensorReport> Judge::measure_accuracy() {
+  const AccuracyOptions options = {errors_are_independent(instance_.description()), other_draws_};
+  std::vector<const tilewise_problem*> plain;
+  for (const auto& run : plain_) plain.push_back(&run->results());
+  return check_accuracy(instance_.description().operation, instance_.request(), oracle_.results(),
+                        plain, options);
+}
+
+// Plain attention's errors on other inputs of the same case. Only when a kernel is over the limit:
+// of a few numbers with a few roundings each, one draw can be lucky.
+void Judge::draw_again() {
+  constexpr std::uint64_t kDraws = 8;
+  if (!other_draws_.empty()) return;
+  for (std::uint64_t draw = 1; draw <= kDraws; ++draw) {
+    Case description = instance_.description();
+    description.seed += draw;
+    const Judge other(description, edit_);
+    for (const problem::NamedTensor& tensor : problem::kTensors) {
+      if (tensor.role(description.operation) != problem::Role::kOutput) continue;
+      if (!problem::present(instance_.request().*tensor.member)) continue;
+      for (const auto& plain : other.plain_) {
+        const double error =
+            error_norms(plain->results().*tensor.member, other.oracle_.results().*tensor.member)
+                .max;
+        if (error > 0) other_draws_.push_back({tensor.name, error});
+      }
+    }
+  }
+}
+
+Verdict Judge::run(const plan::Plan& plan, const char* kernel) {
+  const Operation operation = instance_.description().operation;
+  const GuardedWorkspace workspace(plan.workspace_bytes);
+  plan::RunOptions options;
+  options.workspace = workspace.memory.data();
+  options.workspace_bytes = workspace.bytes;
+  instance_.prepare(operation);
+  const problem::Status status = plan::run_plan(plan, instance_.request(), options);
+  Verdict verdict;
+  std::string reason;
+  if (status != TILEWISE_OK) {
+    reason = problem::message();
+  } else {
+    verdict.tensors = measure_accuracy();
+    const bool over = std::any_of(verdict.tensors.begin(), verdict.tensors.end(),
+                                  [](const TensorReport& tensor) { return !tensor.passed; });
+    if (over) {  // of a kernel, or of the yardstick? More draws of inputs tell.
+      draw_again();
+      verdict.tensors = measure_accuracy();
+    }
+    for (const TensorReport& tensor : verdict.tensors) {
+      verdict.ratio = std::max(verdict.ratio, tensor.ratio());
+      if (!tensor.passed) reason += (reason.empty() ? "" : "; ") + tensor.reason;
+    }
+    const std::string damage = instance_.damage(operation);
+    if (!damage.empty()) reason += (reason.empty() ? "" : "; ") + damage;
+    if (!workspace.intact()) {
+      reason += std::string(reason.empty() ? "" : "; ") + "wrote behind its workspace";
+    }
+  }
+  if (reason.empty()) return verdict;
+  verdict.result = Verdict::kFailed;
+  verdict.text = std::string(kernel) + ": " + reason + "\n  " + describe(instance_.description());
+  return verdict;
+}
+
+}  // namespace tilewise::verify

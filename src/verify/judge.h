@@ -1,0 +1,52 @@
+// A case put to kernels: run, guarded, measured against the oracle.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "plan/plan.h"
+#include "verify/accuracy.h"
+#include "verify/instance.h"
+#include "verify/oracle.h"
+#include "verify/plain.h"
+
+namespace tilewise::verify {
+
+struct Verdict {
+  enum Result { kPassed, kFailed, kUnsupported };
+  Result result = kPassed;
+  double ratio = 0;  // the largest max_error / limit of its tensors
+  std::string text;  // why it failed or is not supported; of a failure, the case on a second line
+  std::vector<TensorReport> tensors;
+};
+
+// Makes the instance and the answers once, for any number of kernels. Throws std::runtime_error if
+// the library refuses the case itself.
+class Judge {
+ public:
+  // `edit` changes the inputs before anything runs on them.
+  using Edit = std::function<void(const tilewise_problem& request)>;
+  explicit Judge(const Case& description, const Edit& edit = {});
+
+  // Runs the named kernel ("" for the library's choice) with the case's operation, on garbage
+  // workspace between guards. Looks at: the status, the accuracy rule, writes outside outputs.
+  Verdict judge(const char* kernel, const plan::Options& options = {});
+
+  const Instance& instance() const { return instance_; }
+  const tilewise_problem& oracle() const { return oracle_.results(); }
+
+ private:
+  Verdict run(const plan::Plan& plan, const char* kernel);
+  std::vector<TensorReport> measure_accuracy();
+  void draw_again();
+
+  Edit edit_;
+  Instance instance_;
+  Oracle oracle_;
+  std::vector<std::unique_ptr<Plain>> plain_;  // one for each order of sums
+  std::vector<PlainError> other_draws_;        // empty until a kernel is over the limit
+};
+
+}  // namespace tilewise::verify

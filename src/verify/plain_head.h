@@ -1,0 +1,272 @@
+// Plain attention of one query head, row by row: the arithmetic behind verify/plain.h.
+#pragma once
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "math/number.h"
+#include "math/philox.h"
+#include "problem/sequence.h"
+#include "verify/plain.h"
+#include "verify/tensor.h"
+
+namespace tilewise::verify {
+
+using problem::Problem;
+using problem::Sequence;
+using problem::View;
+
+inline double load(const View& view, std::int64_t offset) {
+  tilewise_tensor tensor = {};
+  tensor.data = view.data;
+  tensor.dtype = view.dtype;
+  return read_element(tensor, offset);
+}
+inline void store(const View& view, std::int64_t offset, double x) {
+  tilewise_tensor tensor = {};
+  tensor.data = view.data;
+  tensor.dtype = view.dtype;
+  write_element(tensor, offset, x);
+}
+
+// Number `i` of a sum of `count` summands.
+inline std::int64_t summand(SumOrder order, std::int64_t i, std::int64_t count) {
+  const std::int64_t first = count * (order / 2) / (kSumOrders / 2);
+  const std::int64_t place = order % 2 == 0 ? i : count - 1 - i;
+  return (first + place) % (count > 0 ? count : 1);
+}
+
+// One query head of one sequence. T: the arithmetic. kRounds: matrices are rounded to the inputs'
+// dtype between the passes.
+template <class T, bool kRounds>
+class PlainHead {
+ public:
+  PlainHead(const Problem& problem, const Sequence& sequence, std::int64_t head, SumOrder order)
+      : problem_(problem),
+        sequence_(sequence),
+        head_(head),
+        kv_head_(head / problem.group),
+        order_(order),
+        dropout_(
+            math::dropout_rule(problem.dropout_p, problem.dropout_seed, problem.dropout_offset)),
+        bands_(static_cast<std::size_t>(problem::max_bands(problem))) {
+    bands_.resize(
+        static_cast<std::size_t>(problem::sequence_bands(problem, sequence, head, bands_.data())));
+    const std::size_t k_len = static_cast<std::size_t>(sequence.k_len);
+    keys_ = gather(problem.k, sequence.k_len, kv_head_, sequence.k_start, problem.head_dim);
+    values_ = gather(problem.v, sequence.k_len, kv_head_, sequence.k_start, problem.value_dim);
+    visible_.resize(k_len);
+    scores_.resize(k_len);
+    slopes_.resize(k_len);
+    probs_.resize(k_len);
+    dscores_.resize(k_len);
+    if (problem.sink.present()) {
+      sink_ = static_cast<T>(load(problem.sink, problem.sink.offset(0, head, 0)));
+    }
+  }
+
+  // probs and lse of a row; then out of it.
+  void forward(std::int64_t row, T* out) {
+    find_visible(row);
+    const std::vector<T> query = gather_row(problem_.q, row, problem_.head_dim);
+    for (std::int64_t j = 0; j < sequence_.k_len; ++j) {
+      if (visible_[at(j)]) scores_[at(j)] = score(row, j, query.data());
+    }
+    softmax();
+    for (std::int64_t c = 0; c < problem_.value_dim; ++c) out[c] = T(0);
+    for (std::int64_t i = 0; i < sequence_.k_len; ++i) {
+      const std::int64_t j = summand(order_, i, sequence_.k_len);
+      if (!visible_[at(j)]) continue;
+      const T prob = round(probs_[at(j)] * kept(row, j));
+      const T* const value = values_.data() + j * problem_.value_dim;
+      for (std::int64_t c = 0; c < problem_.value_dim; ++c) out[c] += prob * value[c];
+    }
+  }
+
+  // After forward(row), in place of the probabilities it left: those of the lse that backward is
+  // given, which is rounded to its dtype.
+  void recompute_probs(std::int64_t row) {
+    lse_ = static_cast<T>(load(problem_.lse, statistic(problem_.lse, row)));
+    if (order_ % 2 == 1 && lse_ != -kInfinity) lse_ = std::nextafter(lse_, kInfinity);
+    for (std::int64_t j = 0; j < sequence_.k_len; ++j) {
+      if (visible_[at(j)]) probs_[at(j)] = std::exp(scores_[at(j)] - lse_);
+    }
+  }
+
+  // After recompute_probs(row): dS of every key (before the softcap's factor: dBias) and its sums.
+  //   dquery (D), dkeys (Sk, D), dvalues (Sk, Dv) are added to
+  void backward(std::int64_t row, T* dquery, T* dkeys, T* dvalues) {
+    const std::vector<T> query = gather_row(problem_.q, row, problem_.head_dim);
+    const std::vector<T> dout = gather_row(problem_.dout, row, problem_.value_dim);
+    const std::vector<T> out = gather_row(problem_.out, row, problem_.value_dim);
+    delta_ = dot(out.data(), dout.data(), problem_.value_dim, T(0));
+    if (problem_.dlse.present())
+      delta_ -= static_cast<T>(load(problem_.dlse, statistic(problem_.dlse, row)));
+    const T scale = static_cast<T>(problem_.scale);
+    for (std::int64_t j = 0; j < sequence_.k_len; ++j) {
+      dscores_[at(j)] = T(0);
+      if (!visible_[at(j)]) continue;
+      const T prob = round(probs_[at(j)] * kept(row, j));
+      for (std::int64_t c = 0; c < problem_.value_dim; ++c) {
+        dvalues[j * problem_.value_dim + c] += prob * dout[static_cast<std::size_t>(c)];
+      }
+      const T dscore = probs_[at(j)] * dprob_above_delta(row, j, dout.data());
+      dscores_[at(j)] = probs_[at(j)] == T(0) ? T(0) : dscore;
+      const T dproduct = round(dscores_[at(j)] * slopes_[at(j)]);
+      if (dproduct == T(0)) continue;
+      const T* const key = keys_.data() + j * problem_.head_dim;
+      for (std::int64_t c = 0; c < problem_.head_dim; ++c) {
+        dquery[c] += scale * dproduct * key[c];
+        dkeys[j * problem_.head_dim + c] += scale * dproduct * query[static_cast<std::size_t>(c)];
+      }
+    }
+  }
+
+  T lse() const { return lse_; }
+  T delta() const { return delta_; }
+  T sink() const { return sink_; }
+  T dbias(std::int64_t key) const { return round(dscores_[at(key)]); }
+
+ private:
+  static std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
+
+  // start + a.b; backwards with fused operations, as a processor that has them would.
+  T dot(const T* a, const T* b, std::int64_t count, T start) const {
+    const std::int64_t first = summand(order_ & ~1, 0, count);
+    const auto add = [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t c = begin; c < end; ++c) start += a[c] * b[c];
+    };
+    const auto add_backwards = [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t c = end - 1; c >= begin; --c) start = std::fma(a[c], b[c], start);
+    };
+    if (order_ % 2 == 0) {
+      add(first, count);
+      add(0, first);
+    } else {
+      add_backwards(0, first);
+      add_backwards(first, count);
+    }
+    return start;
+  }
+
+  // dP - delta. Where dP is not stored in between, one sum in the backwards order.
+  T dprob_above_delta(std::int64_t row, std::int64_t key, const T* dout) const {
+    const T* const value = values_.data() + key * problem_.value_dim;
+    const bool stored =
+        kRounds && (problem_.dtype == TILEWISE_BF16 || problem_.dtype == TILEWISE_FP16);
+    if (order_ % 2 == 1 && !stored) {
+      std::vector<T> factors(dout, dout + problem_.value_dim);
+      for (T& factor : factors) factor *= kept(row, key);
+      return dot(factors.data(), value, problem_.value_dim, -delta_);
+    }
+    return round(dot(dout, value, problem_.value_dim, T(0)) * kept(row, key)) - delta_;
+  }
+
+  T round(T x) const {
+    return kRounds ? static_cast<T>(rounded(problem_.dtype, static_cast<double>(x))) : x;
+  }
+
+  // (rows, width) of one head
+  std::vector<T> gather(const View& view, std::int64_t rows, std::int64_t head, std::int64_t start,
+                        std::int64_t width) const {
+    std::vector<T> result(at(rows * width));
+    for (std::int64_t r = 0; r < rows; ++r) {
+      for (std::int64_t c = 0; c < width; ++c) {
+        result[at(r * width + c)] =
+            static_cast<T>(load(view, view.offset(sequence_.batch, head, start + r, c)));
+      }
+    }
+    return result;
+  }
+  std::vector<T> gather_row(const View& view, std::int64_t row, std::int64_t width) const {
+    return gather(view, 1, head_, sequence_.q_start + row, width);
+  }
+
+  std::int64_t statistic(const View& view, std::int64_t row) const {
+    return view.offset(sequence_.batch, head_, sequence_.q_start + row);
+  }
+
+  void find_visible(std::int64_t row) {
+    visible_.assign(visible_.size(), false);
+    for (const math::Band& band : bands_) {
+      const math::KeyRange keys = math::visible_keys(band, row);
+      for (std::int64_t j = math::greater(keys.begin, 0); j < keys.end; ++j) visible_[at(j)] = true;
+    }
+    if (!problem_.mask.present()) return;
+    const std::uint8_t* const mask = static_cast<const std::uint8_t*>(problem_.mask.data);
+    for (std::int64_t j = 0; j < sequence_.k_len; ++j) {
+      if (mask[problem_.mask.offset(sequence_.batch, head_, row, j)] == 0) visible_[at(j)] = false;
+    }
+  }
+
+  T score(std::int64_t row, std::int64_t key, const T* query) {
+    const T* const key_row = keys_.data() + key * problem_.head_dim;
+    T score = static_cast<T>(problem_.scale) * dot(query, key_row, problem_.head_dim, T(0));
+    slopes_[at(key)] = T(1);
+    if (problem_.softcap > 0) {
+      const T ratio = score / static_cast<T>(problem_.softcap);
+      // 1 - tanh^2 would lose what a saturated score has left: 1 / cosh^2 does not.
+      const T inverse = T(1) / std::cosh(ratio);
+      slopes_[at(key)] = inverse * inverse;
+      score = static_cast<T>(problem_.softcap) * std::tanh(ratio);
+    }
+    if (problem_.bias.present()) {
+      const std::int64_t offset = problem_.bias.offset(sequence_.batch, head_, row, key);
+      score += static_cast<T>(load(problem_.bias, offset));
+    }
+    if (problem_.alibi_slopes.present()) {
+      const View& slopes = problem_.alibi_slopes;
+      const T slope = static_cast<T>(load(slopes, slopes.offset(sequence_.batch, head_, 0)));
+      score -= slope * static_cast<T>(std::abs(row + sequence_.diagonal - key));
+    }
+    return round(score);
+  }
+
+  // A score of -infinity is masked: it is not visible from here on.
+  void softmax() {
+    T max = sink_;
+    for (std::size_t j = 0; j < scores_.size(); ++j) {
+      if (scores_[j] == -kInfinity) visible_[j] = false;
+      if (visible_[j] && scores_[j] > max) max = scores_[j];
+    }
+    T sum = sink_ == -kInfinity ? T(0) : std::exp(sink_ - max);
+    for (std::int64_t i = 0; i < sequence_.k_len; ++i) {
+      const std::size_t j = at(summand(order_, i, sequence_.k_len));
+      if (!visible_[j]) continue;
+      probs_[j] = std::exp(scores_[j] - (max == -kInfinity ? T(0) : max));
+      sum += probs_[j];
+    }
+    for (T& prob : probs_) prob /= sum;
+    lse_ = sum == T(0) ? -kInfinity : max + std::log(sum);
+  }
+
+  T kept(std::int64_t row, std::int64_t key) const {
+    if (problem_.dropout_p == 0) return T(1);
+    const std::int64_t head_index = sequence_.batch * problem_.heads + head_;
+    const bool keeps = math::dropout_keeps(dropout_, head_index, row, key);
+    return keeps ? static_cast<T>(dropout_.keep_scale) : T(0);
+  }
+
+  static constexpr T kInfinity = std::numeric_limits<T>::infinity();
+
+  const Problem& problem_;
+  const Sequence& sequence_;
+  std::int64_t head_;
+  std::int64_t kv_head_;
+  SumOrder order_;
+  math::DropoutRule dropout_;
+  std::vector<math::Band> bands_;
+  std::vector<T> keys_;    // (Sk, D)
+  std::vector<T> values_;  // (Sk, Dv)
+  std::vector<bool> visible_;
+  std::vector<T> scores_;   // (Sk); where not visible, scores and probs mean nothing
+  std::vector<T> slopes_;   // (Sk): d score / d (scale * q.k)
+  std::vector<T> probs_;    // (Sk), without dropout
+  std::vector<T> dscores_;  // (Sk), before the softcap's factor
+  T sink_ = -kInfinity;
+  T lse_ = T(0);
+  T delta_ = T(0);
+};
+
+}  // namespace tilewise::verify
