@@ -1,0 +1,200 @@
+// tilewise bench: the speed of one kernel beside the peak of the machine, measured in the same run.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "calibrate/calibrate.h"
+#include "commands.h"
+#include "cpu/targets.h"
+#include "execution.h"
+#include "format.h"
+#include "inputs.h"
+#include "machine.h"
+#include "problem/sequence.h"
+#include "progress.h"
+
+namespace tilewise::cli {
+namespace {
+
+using nlohmann::json;
+using problem::Operation;
+
+constexpr double kEnoughSeconds = 1.0;
+constexpr int kLeastRuns = 5;
+constexpr double kBackwardFactor = 2.5;  // five products of the forward's two
+
+// Query-key pairs that the mask leaves, over all heads.
+double visible_pairs(const problem::Problem& problem) {
+  std::vector<problem::Sequence> sequences(static_cast<std::size_t>(problem.batch));
+  problem::fill_sequences(problem, sequences.data());
+  double pairs = 0;
+  for (const problem::Sequence& sequence : sequences) {
+    math::Band band;  // no slices here: one band, the same for every head
+    problem::sequence_bands(problem, sequence, 0, &band);
+    for (std::int64_t row = 0; row < sequence.q_len; ++row) {
+      const math::KeyRange keys = math::visible_keys(band, row);
+      pairs += static_cast<double>(math::greater(keys.end - math::greater(keys.begin, 0), 0));
+    }
+  }
+  return pairs * static_cast<double>(problem.heads);
+}
+
+// Multiply-adds of visible pairs only, two flops each.
+double useful_flops(const problem::Problem& problem) {
+  const double width = static_cast<double>(problem.head_dim + problem.value_dim);
+  const double forward = 2 * visible_pairs(problem) * width;
+  return problem.operation == Operation::kForward ? forward : kBackwardFactor * forward;
+}
+
+// The instruction set of a kernel: cpu_avx2 is avx2; the ladder is compiled for the baseline but
+// measured against the best of the machine.
+std::string target_of(const std::string& kernel, const Machine& machine) {
+  for (const cpu::Target* target = cpu::kTargets; target->name != nullptr; ++target) {
+    if (kernel == std::string("cpu_") + target->name) return target->name;
+  }
+  return machine.target;
+}
+
+struct Timing {
+  double least = HUGE_VAL;
+  double median = 0;
+  int runs = 0;
+};
+
+Timing time_runs(Runner& runner, double budget, bool quiet) {
+  std::vector<double> times;
+  double total = 0;
+  Progress progress(100, quiet);
+  std::int64_t shown = 0;
+  progress.step(runner.kernel());
+  while (total < budget || times.size() < kLeastRuns) {
+    times.push_back(runner.run());
+    total += times.back();
+    for (; shown < std::min<std::int64_t>(99, static_cast<std::int64_t>(100 * total / budget));
+         ++shown) {
+      progress.step(runner.kernel());
+    }
+  }
+  std::sort(times.begin(), times.end());
+  return {times.front(), times[times.size() / 2], static_cast<int>(times.size())};
+}
+
+// Bytes of K and V that every run reads at least once.
+double cache_bytes(const problem::Problem& problem) {
+  const double rows = static_cast<double>(problem.batch * problem.k_rows * problem.kv_heads);
+  return rows * static_cast<double>(problem.head_dim + problem.value_dim) *
+         static_cast<double>(problem::dtype_size(problem.dtype));
+}
+
+struct Measurement {
+  const Runner& runner;
+  Timing timing;
+  double peak_flops;
+  double peak_read;
+};
+
+json report(const Flags& flags, const Executor& executor, const Measurement& m) {
+  const problem::Problem& problem = m.runner.plan().problem;
+  const double gflops = useful_flops(problem) / m.timing.least * 1e-9;
+  const double read = cache_bytes(problem) / m.timing.least;
+  return {{"op", flags.given("op") ? flags.text("op") : "forward"},
+          {"kernel", m.runner.kernel()},
+          {"dtype", dtype_text(problem.dtype)},
+          {"shape", flags.text("shape")},
+          {"causal", flags.given("causal")},
+          {"layout", flags.given("layout") ? flags.text("layout") : "bshd"},
+          {"threads", executor.threads()},
+          {"seconds", m.timing.least},
+          {"median_seconds", m.timing.median},
+          {"runs", m.timing.runs},
+          {"gflops", gflops},
+          {"peak_gflops", m.peak_flops * 1e-9},
+          {"fraction_of_peak", gflops * 1e9 / m.peak_flops},
+          {"kv_gbytes_per_second", read * 1e-9},
+          {"read_gbytes_per_second", m.peak_read * 1e-9},
+          {"fraction_of_read", read / m.peak_read},
+          {"workspace_bytes", m.runner.plan().workspace_bytes}};
+}
+
+void print_report(const json& r, const std::string& target) {
+  const auto number = [&](const char* name) { return r[name].get<double>(); };
+  fmt::print("kernel     {} ({} threads)\n", r["kernel"].get<std::string>(),
+             r["threads"].get<int>());
+  fmt::print("time       {}, the least of {} runs; median {}\n", format_seconds(number("seconds")),
+             r["runs"].get<int>(), format_seconds(number("median_seconds")));
+  fmt::print("speed      {}: {:.1f} % of the multiply-add peak {} ({})\n",
+             format_flops(number("gflops") * 1e9), 100 * number("fraction_of_peak"),
+             format_flops(number("peak_gflops") * 1e9), target);
+  fmt::print("K and V    {}: {:.1f} % of the memory's read rate {}\n",
+             format_rate(number("kv_gbytes_per_second") * 1e9), 100 * number("fraction_of_read"),
+             format_rate(number("read_gbytes_per_second") * 1e9));
+  fmt::print("workspace  {}\n", format_bytes(number("workspace_bytes")));
+}
+
+int run(const Flags& flags, const std::string& command) {
+  const std::size_t op = flags.choice("op", {"forward", "backward", "decode"});
+  const bool backward = op == 1;
+  if (!flags.given("shape")) throw UsageError("--shape: missing");
+  if (op == 2 && shape_flag(flags).q_len > 16) {
+    throw UsageError(fmt::format("--shape: is \"{}\", must have Sq of at most 16 for --op decode",
+                                 flags.text("shape")));
+  }
+  const double budget = flags.number("seconds", kEnoughSeconds);
+  if (budget < 0 || budget > 3600) {
+    throw UsageError(fmt::format("--seconds: is {}, must be from 0 to 3600", budget));
+  }
+  Inputs inputs = make_inputs(flags, backward);
+  const Executor executor(flags);
+  add_outputs(Operation::kForward, inputs);
+  auto runner = std::make_unique<Runner>(Operation::kForward, inputs.problem,
+                                         backward ? "" : flags.text("kernel"), executor);
+  runner->run();
+  if (backward) {
+    add_outputs(Operation::kBackward, inputs);
+    runner = std::make_unique<Runner>(Operation::kBackward, inputs.problem, flags.text("kernel"),
+                                      executor);
+    runner->run();
+  }
+  const Machine machine = this_machine();
+  const std::string target = target_of(runner->kernel(), machine);
+  const std::int32_t dtype = inputs.problem.q.dtype;
+  const double before = calibrate::measure_flops(target, dtype, executor.threads());
+  const Timing timing = time_runs(*runner, budget, flags.given("json"));
+  const double after = calibrate::measure_flops(target, dtype, executor.threads());
+  const double read = calibrate::measure_read(target, executor.threads());
+  json result = report(flags, executor, {*runner, timing, std::max(before, after), read});
+  if (!flags.given("json")) {
+    print_report(result, target);
+    return 0;
+  }
+  result["machine"] = machine_json(machine);
+  result["machine"]["target"] = target;
+  result["version"] = tilewise_version();
+  result["command"] = command;
+  fmt::print("{}\n", result.dump());
+  return 0;
+}
+
+}  // namespace
+
+Command add_bench(CLI::App& program, const std::string& command) {
+  const auto flags = std::make_shared<Flags>(
+      program, "bench", "speed of a kernel as a fraction of the machine's peak");
+  flags->add_value("op", "forward|backward|decode", "default forward; decode: few queries");
+  add_shape_flag(*flags);
+  add_option_flags(*flags);
+  flags->add_value("kernel", "NAME", "force a kernel (tilewise info lists them)");
+  flags->add_value("seconds", "X", "how long to repeat; default 1");
+  add_execution_flags(*flags);
+  flags->add_switch("json", "as JSON on stdout, with machine, compiler and command");
+  flags->set_footer(
+      "Useful flops: 2 (D + Dv) per visible query-key pair, backward 2.5 times that. The peak is\n"
+      "measured before and after, in the kernel's instruction set (docs/benchmarking.md).\n"
+      "Example: tilewise bench --op backward --dtype fp32 --shape 1,2048,2048,8,8,128 --causal");
+  return {flags, [flags, command] { return run(*flags, command); }};
+}
+
+}  // namespace tilewise::cli

@@ -1,0 +1,251 @@
+// tilewise compare: every kernel on one problem, side by side.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "commands.h"
+#include "execution.h"
+#include "format.h"
+#include "outputs.h"
+#include "plan/registry.h"
+#include "plot.h"
+#include "problem/tensors.h"
+#include "progress.h"
+#include "reference/kernels.h"
+#include "reference/traffic.h"
+#include "standard.h"
+#include "table.h"
+
+namespace tilewise::cli {
+namespace {
+
+using nlohmann::json;
+using problem::Operation;
+
+constexpr double kEnoughSeconds = 0.3;  // of repetitions, for the minimum
+constexpr double kSlowSeconds = 1.0;    // one run is enough from here on
+constexpr int kMostRuns = 50;
+
+struct Row {
+  std::string name;
+  std::string skipped;  // why, if it is
+  double seconds = NAN;
+  double workspace_bytes = NAN;
+  double traffic_bytes = NAN;
+  double predicted_bytes = NAN;
+  verify::ErrorNorms error = {NAN, NAN};
+};
+
+// What is compared, and how.
+struct Comparison {
+  Operation operation;
+  Inputs& inputs;
+  const Executor& executor;
+  std::int64_t sram_bytes;
+};
+
+// The closed form, for the rungs of the ladder on problems that it covers.
+double predicted_bytes(const std::string& kernel, const problem::Problem& problem,
+                       std::int64_t sram_bytes) {
+  const bool dense = !problem.q_packed && !problem.k_packed && !problem.slices.present() &&
+                     !problem.seqused_k.present();
+  const bool plain_scores = !problem.mask.present() && !problem.bias.present() &&
+                            !(problem.operation == Operation::kBackward && problem.softcap > 0);
+  if (!dense || !plain_scores) return NAN;
+  for (const reference::Algorithm algorithm : reference::kAlgorithms) {
+    if (kernel != reference::algorithm_name(algorithm)) continue;
+    const reference::AttentionShape shape = reference::shape_of(problem);
+    return reference::predict(algorithm, problem.operation, shape, sram_bytes).bytes();
+  }
+  return NAN;
+}
+
+// Nothing that one kernel leaves out may be what another left there.
+void poison_outputs(const Comparison& comparison) {
+  for (const problem::NamedTensor& tensor : problem::kTensors) {
+    const auto array = comparison.inputs.arrays.find(tensor.name);
+    const bool output = tensor.role(comparison.operation) == problem::Role::kOutput;
+    if (!output || array == comparison.inputs.arrays.end()) continue;
+    std::fill(array->second.writable.begin(), array->second.writable.end(), std::byte{0xFF});
+  }
+}
+
+Row measure(const Comparison& comparison, const char* kernel, const Standard& standard) {
+  Row row;
+  row.name = kernel;
+  try {
+    Runner runner(comparison.operation, comparison.inputs.problem, kernel, comparison.executor);
+    row.workspace_bytes = static_cast<double>(runner.plan().workspace_bytes);
+    row.predicted_bytes = predicted_bytes(kernel, runner.plan().problem, comparison.sram_bytes);
+    poison_outputs(comparison);
+    problem::Traffic traffic;
+    row.seconds = runner.run(&traffic, comparison.sram_bytes);
+    row.traffic_bytes = static_cast<double>(traffic.read_bytes + traffic.written_bytes);
+    row.error = standard.error(comparison.operation, comparison.inputs.problem);
+    double total = row.seconds;
+    for (int i = 1; i < kMostRuns && row.seconds < kSlowSeconds && total < kEnoughSeconds; ++i) {
+      const double seconds = runner.run(nullptr, comparison.sram_bytes);
+      row.seconds = std::min(row.seconds, seconds);
+      total += seconds;
+    }
+  } catch (const UsageError& error) {
+    row.skipped = error.what();
+  }
+  return row;
+}
+
+json number(double value) { return std::isnan(value) ? json(nullptr) : json(value); }
+
+json row_json(const Row& row) {
+  json result = {{"name", row.name},
+                 {"seconds", number(row.seconds)},
+                 {"workspace_bytes", number(row.workspace_bytes)},
+                 {"traffic_bytes", number(row.traffic_bytes)},
+                 {"predicted_traffic_bytes", number(row.predicted_bytes)},
+                 {"max_abs_error", number(row.error.max)},
+                 {"rms_error", number(row.error.rms)}};
+  if (!row.skipped.empty()) result["skipped"] = row.skipped;
+  return result;
+}
+
+std::string bytes_or_dash(double bytes) { return std::isnan(bytes) ? "-" : format_bytes(bytes); }
+
+void print_rows(const std::vector<Row>& rows) {
+  Table table({"kernel", "time", "extra memory", "traffic", "predicted", "max error", "rms error"});
+  for (const Row& row : rows) {
+    if (!row.skipped.empty()) continue;
+    table.add({row.name, format_seconds(row.seconds), format_bytes(row.workspace_bytes),
+               bytes_or_dash(row.traffic_bytes), bytes_or_dash(row.predicted_bytes),
+               format_error(row.error.max), format_error(row.error.rms)});
+  }
+  fmt::print("{}", table.text());
+  for (const Row& row : rows) {
+    if (!row.skipped.empty()) fmt::print("{}: skipped: {}\n", row.name, row.skipped);
+  }
+}
+
+bool on_ladder(const std::string& kernel) {
+  return std::any_of(
+      std::begin(reference::kAlgorithms), std::end(reference::kAlgorithms),
+      [&](reference::Algorithm a) { return kernel == reference::algorithm_name(a); });
+}
+
+Chart chart_of(const std::vector<Row>& rows, const char* title, double Row::*value,
+               double tick_step, std::string (*format)(double)) {
+  Chart chart;
+  chart.title = title;
+  chart.tick_step = tick_step;
+  chart.format = format;
+  for (const Row& row : rows) {
+    ChartRow line;
+    line.name = row.name;
+    line.value = row.*value;
+    line.highlighted = !on_ladder(row.name);
+    chart.rows.push_back(line);
+  }
+  return chart;
+}
+
+std::string plot(const std::string& subtitle, const std::vector<Row>& rows) {
+  std::vector<Chart> charts = {
+      chart_of(rows, "Time", &Row::seconds, 10, format_seconds),
+      chart_of(rows, "Extra memory", &Row::workspace_bytes, 32, format_bytes),
+      chart_of(rows, "Traffic to and from slow memory", &Row::traffic_bytes, 32, format_bytes),
+      chart_of(rows, "Largest error against fp64", &Row::seconds, 10, format_error)};
+  charts[2].marker_name = "predicted";
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    charts[2].rows[i].marker = rows[i].predicted_bytes;
+    charts[3].rows[i].value = rows[i].error.max;
+  }
+  return plot_svg("The same attention by every kernel", subtitle, charts);
+}
+
+std::string sizes_text(const problem::Problem& problem) {
+  std::string text =
+      fmt::format("{} {}  B={} Sq={} Sk={} H={} Hk={} D={} Dv={}",
+                  problem.operation == Operation::kForward ? "forward" : "backward",
+                  dtype_text(problem.dtype), problem.batch, problem.q_rows, problem.k_rows,
+                  problem.heads, problem.kv_heads, problem.head_dim, problem.value_dim);
+  if (problem.window_left >= 0 || problem.window_right >= 0) {
+    text += problem.window_left < 0 && problem.window_right == 0
+                ? " causal"
+                : fmt::format(" window={},{}", problem.window_left, problem.window_right);
+  }
+  return text;
+}
+
+// Without repetition of the reasons: kernels of other instruction sets are still rows.
+std::vector<Row> measure_all(const Comparison& comparison, const Standard& standard, bool quiet) {
+  const auto kernels = plan::kernels(comparison.operation);
+  Progress progress(static_cast<std::int64_t>(kernels.size()), quiet);
+  std::vector<Row> rows;
+  for (const problem::Kernel* kernel : kernels) {
+    progress.step(kernel->name);
+    rows.push_back(measure(comparison, kernel->name, standard));
+  }
+  return rows;
+}
+
+int run(const Flags& flags) {
+  const Operation operation =
+      flags.choice("op", {"forward", "backward"}) == 0 ? Operation::kForward : Operation::kBackward;
+  const std::int64_t sram_bytes =
+      flags.integer("sram", 64, reference::kMaxSramBytes, problem::kDefaultSramBytes);
+  const bool backward = operation == Operation::kBackward;
+  if (flags.given("shape") && (flags.given("in") || flags.given("q"))) {
+    throw UsageError(fmt::format("--shape: is {}, but inputs are given too", flags.text("shape")));
+  }
+  Inputs inputs = flags.given("shape") ? make_inputs(flags, backward) : read_inputs(flags);
+  if (backward && !inputs.has("dout")) throw UsageError("--dout: missing, --op backward needs it");
+  const Executor executor(flags);
+  add_outputs(Operation::kForward, inputs);
+  Runner forward(Operation::kForward, inputs.problem, "", executor);  // backward reads its results
+  forward.run();
+  if (backward) add_outputs(Operation::kBackward, inputs);
+  const Standard standard(operation, inputs.problem);
+  const Comparison comparison = {operation, inputs, executor, sram_bytes};
+  const std::vector<Row> rows = measure_all(comparison, standard, flags.given("json"));
+  problem::Problem problem = forward.plan().problem;
+  problem.operation = operation;
+  const std::string subtitle =
+      fmt::format("{}, {} threads, fast memory of the ladder {}", sizes_text(problem),
+                  executor.threads(), format_bytes(static_cast<double>(sram_bytes)));
+  if (flags.given("plot")) write_text(flags.text("plot"), plot(subtitle, rows));
+  if (flags.given("json")) {
+    json result = {{"rows", json::array()}, {"oracle", standard.description()}};
+    result["threads"] = executor.threads();
+    result["sram_bytes"] = sram_bytes;
+    for (const Row& row : rows) result["rows"].push_back(row_json(row));
+    fmt::print("{}\n", result.dump());
+    return 0;
+  }
+  fmt::print("{}\nErrors against {}.\n\n", subtitle, standard.description());
+  print_rows(rows);
+  if (flags.given("plot")) fmt::print("\nplot: {}\n", flags.text("plot"));
+  return 0;
+}
+
+}  // namespace
+
+Command add_compare(CLI::App& program) {
+  const auto flags = std::make_shared<Flags>(
+      program, "compare", "every kernel on one problem: time, memory, traffic, error");
+  add_shape_flag(*flags);
+  add_file_flags(*flags);
+  add_option_flags(*flags);
+  flags->add_value("op", "forward|backward", "which pass; default forward");
+  flags->add_value("sram", "BYTES", "fast memory that the ladder tiles for; default 196608");
+  flags->add_value("plot", "FILE", "write an SVG of the table");
+  add_execution_flags(*flags);
+  flags->add_switch("json", "as JSON on stdout");
+  flags->set_footer(
+      "Traffic is counted by the kernels at their tile loads and stores; predicted is the closed\n"
+      "form of docs/ladder.md. Time is the least of several runs.\n"
+      "Example: tilewise compare --shape 1,1024,1024,8,8,64 --causal --plot compare.svg");
+  return {flags, [flags] { return run(*flags); }};
+}
+
+}  // namespace tilewise::cli

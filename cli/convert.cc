@@ -1,0 +1,86 @@
+#include "convert.h"
+
+#include <fmt/format.h>
+
+#include <limits>
+
+#include "flags.h"
+#include "verify/tensor.h"
+
+namespace tilewise::cli {
+namespace {
+
+std::int32_t dtype_of(io::ElementType type) {
+  switch (type) {
+    case io::ElementType::f64:
+      return TILEWISE_FP64;
+    case io::ElementType::f32:
+      return TILEWISE_FP32;
+    case io::ElementType::bf16:
+      return TILEWISE_BF16;
+    case io::ElementType::f16:
+      return TILEWISE_FP16;
+    case io::ElementType::i32:
+      return TILEWISE_INT32;
+    case io::ElementType::i64:
+      return TILEWISE_INT64;
+    case io::ElementType::boolean:
+      return TILEWISE_BOOL;
+    default:
+      return 0;
+  }
+}
+
+bool is_floating(std::int32_t dtype) { return dtype >= TILEWISE_FP64 && dtype <= TILEWISE_FP16; }
+
+}  // namespace
+
+tilewise_tensor tensor_of(const std::string& name, const io::Array& array) {
+  const std::int32_t dtype = dtype_of(array.type);
+  if (dtype == 0) {
+    throw UsageError(
+        fmt::format("{}: element type is {}, must be fp64, fp32, bf16, fp16, int32, int64 or bool",
+                    name, io::element_name(array.type)));
+  }
+  if (array.shape.empty() || array.shape.size() > TILEWISE_MAX_RANK) {
+    throw UsageError(fmt::format("{}: shape is {}, must have 1 to {} dimensions", name,
+                                 io::shape_text(array.shape), int{TILEWISE_MAX_RANK}));
+  }
+  void* const data = const_cast<std::byte*>(array.bytes.data());
+  return tilewise_contiguous(data, dtype, static_cast<std::int32_t>(array.shape.size()),
+                             array.shape.data());
+}
+
+std::int32_t floating_dtype(const std::string& name, const io::Array& array) {
+  const std::int32_t dtype = dtype_of(array.type);
+  if (!is_floating(dtype)) {
+    throw UsageError(fmt::format("{}: element type is {}, must be fp64, fp32, bf16 or fp16", name,
+                                 io::element_name(array.type)));
+  }
+  return dtype;
+}
+
+io::ElementType element_type(std::int32_t dtype) {
+  for (const io::ElementType type : io::kElementTypes) {
+    if (dtype_of(type) == dtype) return type;
+  }
+  throw UsageError(fmt::format("dtype {} has no element type", dtype));
+}
+
+io::Array cast(const io::Array& array, std::int32_t dtype) {
+  if (dtype_of(array.type) == dtype) return array;
+  io::Array result = io::make_array(element_type(dtype), array.shape);
+  tilewise_tensor from = {};
+  from.data = const_cast<std::byte*>(array.bytes.data());
+  from.dtype = dtype_of(array.type);
+  tilewise_tensor to = {};
+  to.data = result.writable.data();
+  to.dtype = dtype;
+  const std::int64_t count = io::element_count(array.shape).value();
+  for (std::int64_t i = 0; i < count; ++i) {
+    verify::write_element(to, i, verify::read_element(from, i));
+  }
+  return result;
+}
+
+}  // namespace tilewise::cli

@@ -1,0 +1,25 @@
+// Between arrays of files and tensors of the library.
+#pragma once
+
+#include <tilewise/tilewise.h>
+
+#include <string>
+
+#include "io/array.h"
+
+namespace tilewise::cli {
+
+// A view of the array, which must outlive it. Throws UsageError, naming `name`, for an element type
+// or a number of dimensions that the library has not.
+tilewise_tensor tensor_of(const std::string& name, const io::Array& array);
+
+// Throws UsageError unless the element type is fp64, fp32, bf16 or fp16.
+std::int32_t floating_dtype(const std::string& name, const io::Array& array);
+
+io::ElementType element_type(std::int32_t dtype);
+
+// Converted to the dtype, rounded to nearest even; the array itself if it has it already. Only
+// floating types.
+io::Array cast(const io::Array& array, std::int32_t dtype);
+
+}  // namespace tilewise::cli

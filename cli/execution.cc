@@ -1,0 +1,85 @@
+#include "execution.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+
+#include "format.h"
+#include "problem/validate.h"
+
+namespace tilewise::cli {
+namespace {
+
+constexpr std::int64_t kMaxThreads = 4096;
+
+}  // namespace
+
+Executor::Executor(const Flags& flags) {
+  flags.choice("device", {"cpu"});
+  const std::int64_t threads = flags.integer("threads", 1, kMaxThreads, plan::usable_cpus());
+  pool_ = std::make_unique<plan::Pool>(static_cast<std::int32_t>(threads));
+  executor_ = pool_->executor();
+}
+
+void Workspace::Free::operator()(void* memory) const { std::free(memory); }
+
+Workspace::Workspace(std::int64_t bytes) : bytes_(static_cast<std::size_t>(bytes)) {
+  if (bytes == 0) return;
+  const std::size_t alignment = problem::kWorkspaceAlignment;
+  if (bytes > available_memory()) {
+    throw UsageError(fmt::format("workspace: {} is needed, {} of memory is free",
+                                 format_bytes(static_cast<double>(bytes)),
+                                 format_bytes(static_cast<double>(available_memory()))));
+  }
+  memory_.reset(std::aligned_alloc(alignment, (bytes_ / alignment + 1) * alignment));
+  if (memory_ == nullptr) throw std::bad_alloc();
+}
+
+Runner::Runner(problem::Operation operation, const tilewise_problem& request,
+               const std::string& kernel, const Executor& executor)
+    : request_(request), executor_(executor) {
+  plan::Options options;
+  options.kernel = kernel.empty() ? nullptr : kernel.c_str();
+  options.max_concurrency = executor.threads();
+  if (plan::make_plan(operation, request, options, &plan_) != TILEWISE_OK ||
+      problem::check_pointers(operation, request) != TILEWISE_OK ||
+      problem::check_contents(plan_.problem) != TILEWISE_OK) {
+    throw UsageError(problem::message());
+  }
+  workspace_ = std::make_unique<Workspace>(plan_.workspace_bytes);
+}
+
+double Runner::run(problem::Traffic* traffic, std::int64_t sram_bytes) {
+  plan::RunOptions options;
+  options.workspace = workspace_->data();
+  options.workspace_bytes = workspace_->bytes();
+  options.executor = executor_.get();
+  options.sram_bytes = sram_bytes;
+  options.traffic = traffic;
+  const double start = now_seconds();
+  const problem::Status status = plan::run_plan(plan_, request_, options);
+  const double seconds = now_seconds() - start;
+  if (status != TILEWISE_OK) throw UsageError(problem::message());
+  return seconds;
+}
+
+double now_seconds() {
+  const auto since = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(since).count();
+}
+
+std::int64_t available_memory() {
+  std::ifstream file("/proc/meminfo");
+  std::string name;
+  std::int64_t kilobytes = 0;
+  std::string unit;
+  while (file >> name >> kilobytes) {
+    if (name == "MemAvailable:") return kilobytes * 1024;
+    std::getline(file, unit);
+  }
+  return INT64_MAX;
+}
+
+}  // namespace tilewise::cli

@@ -1,0 +1,65 @@
+// Planning and running, with clocks.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "flags.h"
+#include "plan/plan.h"
+#include "plan/pool.h"
+
+namespace tilewise::cli {
+
+// --device and --threads.
+class Executor {
+ public:
+  explicit Executor(const Flags& flags);
+  std::int32_t threads() const { return pool_->threads(); }
+  const tilewise_executor* get() const { return &executor_; }
+
+ private:
+  std::unique_ptr<plan::Pool> pool_;
+  tilewise_executor executor_;
+};
+
+// Memory for one plan, from a map of its own: pages that no run touches cost nothing.
+class Workspace {
+ public:
+  explicit Workspace(std::int64_t bytes);  // throws UsageError if there is not so much memory
+  void* data() const { return memory_.get(); }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  struct Free {
+    void operator()(void* memory) const;
+  };
+  std::unique_ptr<void, Free> memory_;
+  std::size_t bytes_;
+};
+
+// A plan for a problem, the library's choice or the forced kernel, and room to run it. Throws
+// UsageError with the library's message.
+class Runner {
+ public:
+  Runner(problem::Operation operation, const tilewise_problem& request, const std::string& kernel,
+         const Executor& executor);
+
+  // Runs once and returns the seconds.
+  double run(problem::Traffic* traffic = nullptr, std::int64_t sram_bytes = 0);
+
+  const plan::Plan& plan() const { return plan_; }
+  const char* kernel() const { return plan_.kernel->name; }
+
+ private:
+  const tilewise_problem& request_;
+  const Executor& executor_;
+  plan::Plan plan_;
+  std::unique_ptr<Workspace> workspace_;
+};
+
+double now_seconds();  // monotonic
+
+// Bytes that can be allocated without swapping, as the system says; INT64_MAX if it does not.
+std::int64_t available_memory();
+
+}  // namespace tilewise::cli

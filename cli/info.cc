@@ -1,0 +1,87 @@
+// tilewise info: what this build can do on this machine.
+#include <fmt/format.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "commands.h"
+#include "cpu/targets.h"
+#include "machine.h"
+#include "plan/plan.h"
+#include "plan/registry.h"
+
+namespace tilewise::cli {
+namespace {
+
+using nlohmann::json;
+using problem::Operation;
+
+json list_targets() {
+  json targets = json::array();
+  for (const cpu::Target* target = cpu::kTargets; target->name != nullptr; ++target) {
+    targets.push_back(
+        {{"name", target->name}, {"needs", target->needs}, {"available", target->available()}});
+  }
+  return targets;
+}
+
+// Whether the machine can run a kernel at all, asked with an empty problem.
+json list_kernels(Operation operation) {
+  problem::Machine machine = {nullptr, 1};
+  json kernels = json::array();
+  for (const problem::Kernel* kernel : plan::kernels(operation)) {
+    const bool usable = kernel->supports(problem::Problem{}, machine) == TILEWISE_OK;
+    kernels.push_back({{"name", kernel->name},
+                       {"description", kernel->description},
+                       {"available", usable},
+                       {"why_not", usable ? "" : problem::message()}});
+  }
+  return kernels;
+}
+
+void print_list(const char* title, const json& rows, const char* text) {
+  fmt::print("\n{}\n", title);
+  for (const json& row : rows) {
+    const bool available = row["available"].get<bool>();
+    fmt::print("  {} {:<15} {}\n", available ? "+" : "-", row["name"].get<std::string>(),
+               row[available || !row.contains("why_not") ? text : "why_not"].get<std::string>());
+  }
+}
+
+int run(const Flags& flags) {
+  const Machine machine = this_machine();
+  json result = {{"version", tilewise_version()},
+                 {"machine", machine_json(machine)},
+                 {"targets", list_targets()},
+                 {"kernels",
+                  {{"forward", list_kernels(Operation::kForward)},
+                   {"backward", list_kernels(Operation::kBackward)}}}};
+  if (flags.given("json")) {
+    fmt::print("{}\n", result.dump());
+    return 0;
+  }
+  fmt::print("Tilewise {}\n", tilewise_version());
+  fmt::print("compiler  {}\n", machine.compiler);
+  fmt::print("system    {}\n", machine.system);
+  fmt::print("cpu       {}, {} usable\n", machine.cpu, machine.cpus);
+  fmt::print("features  {}\n", machine.features);
+  fmt::print("devices   cpu (no CUDA kernels in this version)\n");
+  print_list("Instruction sets, best first (force one with TILEWISE_CPU_TARGET):",
+             result["targets"], "needs");
+  print_list("Kernels, forward, in order of preference (force one with TILEWISE_KERNEL):",
+             result["kernels"]["forward"], "description");
+  print_list("Kernels, backward:", result["kernels"]["backward"], "description");
+  return 0;
+}
+
+}  // namespace
+
+Command add_info(CLI::App& program) {
+  const auto flags =
+      std::make_shared<Flags>(program, "info", "version, compiler, targets, CPU features, kernels");
+  flags->add_switch("json", "as JSON on stdout");
+  flags->set_footer("Example: tilewise info --json");
+  return {flags, [flags] { return run(*flags); }};
+}
+
+}  // namespace tilewise::cli

@@ -1,0 +1,294 @@
+#include "inputs.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "convert.h"
+#include "io/npy.h"
+#include "io/safetensors.h"
+#include "problem/tensors.h"
+#include "problem/validate.h"
+#include "verify/random.h"
+#include "verify/tensor.h"
+
+namespace tilewise::cli {
+namespace {
+
+// Inputs by file: the flag, the tensor it becomes, and what --help says.
+struct InputFile {
+  const char* flag;
+  const char* tensor;
+  const char* help;
+};
+constexpr InputFile kInputFiles[] = {
+    {"q", "q", "queries (B, Sq, H, D), or packed (T, H, D)"},
+    {"k", "k", "keys (B, Sk, Hk, D), or packed"},
+    {"v", "v", "values (B, Sk, Hk, Dv), or packed"},
+    {"dout", "dout", "gradient of out: asks for the backward pass too"},
+    {"dlse", "dlse", "gradient of lse"},
+    {"cu-seqlens-q", "cu_seqlens_q", "starts of packed sequences and the end (B+1)"},
+    {"cu-seqlens-k", "cu_seqlens_k", "the same for keys; default: that of the queries"},
+    {"seqused-k", "seqused_k", "keys in use of each sequence (B)"},
+    {"bias", "bias", "added to the scores, broadcast to (B, H, Sq, Sk)"},
+    {"mask", "mask", "bool, true is visible, broadcast to (B, H, Sq, Sk)"},
+    {"alibi", "alibi_slopes", "ALiBi slopes (H) or (B, H)"},
+    {"sink", "sink", "a logit per head that joins the denominator (H)"},
+    {"slices", "slices", "int64 rows q0 q1 k0 k1 kind [head]: the whole mask"},
+};
+
+const std::vector<std::string> kDtypes = {"fp64", "fp32", "bf16", "fp16"};  // as TILEWISE_FP64...
+const std::vector<std::string> kAlignments = {"bottom-right", "top-left"};
+
+tilewise_tensor tilewise_problem::*member_of(const std::string& name) {
+  for (const problem::NamedTensor& tensor : problem::kTensors) {
+    if (name == tensor.name) return tensor.member;
+  }
+  throw UsageError(fmt::format("{}: no tensor has this name", name));
+}
+
+void read_files(const Flags& flags, Inputs& inputs) {
+  if (flags.given("in")) {
+    const io::TensorFile file = io::read_safetensors(flags.text("in"));
+    for (const InputFile& input : kInputFiles) {
+      const io::Array* const array = file.find(input.tensor);
+      if (array != nullptr) inputs.arrays[input.tensor] = *array;
+    }
+  }
+  for (const InputFile& input : kInputFiles) {
+    if (!flags.given(input.flag)) continue;
+    if (inputs.has(input.tensor)) {
+      throw UsageError(fmt::format("--{}: is {}, but --in {} holds {} already", input.flag,
+                                   flags.text(input.flag), flags.text("in"), input.tensor));
+    }
+    inputs.arrays[input.tensor] = io::read_npy(flags.text(input.flag));
+  }
+  for (const char* name : {"q", "k", "v"}) {
+    if (inputs.has(name)) continue;
+    throw UsageError(flags.given("in")
+                         ? fmt::format("--in: {} holds no tensor {}", flags.text("in"), name)
+                         : fmt::format("--{}: missing (or --in FILE)", name));
+  }
+}
+
+// q, k, v and dout become of the problem's dtype only with --dtype; statistics, slopes and sink
+// have one dtype that they may have.
+void cast_inputs(const Flags& flags, Inputs& inputs) {
+  const std::int32_t dtype = dtype_flag(flags, floating_dtype("q", inputs.arrays.at("q")));
+  const std::int32_t statistics = dtype == TILEWISE_FP64 ? TILEWISE_FP64 : TILEWISE_FP32;
+  for (auto& [name, array] : inputs.arrays) {
+    const bool rows = name == "q" || name == "k" || name == "v" || name == "dout";
+    if (rows && floating_dtype(name, array) != dtype && flags.given("dtype")) {
+      array = cast(array, dtype);
+    } else if (name == "bias" && floating_dtype(name, array) != TILEWISE_FP32 &&
+               flags.given("dtype")) {
+      array = cast(array, dtype);
+    } else if (name == "dlse") {
+      floating_dtype(name, array);
+      array = cast(array, statistics);
+    } else if (name == "alibi_slopes" || name == "sink") {
+      floating_dtype(name, array);
+      array = cast(array, TILEWISE_FP32);
+    }
+  }
+}
+
+void fill_tensors(const Flags& flags, Inputs& inputs) {
+  for (const auto& [name, array] : inputs.arrays) {
+    inputs.problem.*member_of(name) = tensor_of(name, array);
+  }
+  tilewise_problem& problem = inputs.problem;
+  if (flags.text("layout") == "thd") {
+    for (const char* name : {"q", "k", "v"}) {
+      const std::int32_t rank = (problem.*member_of(name)).rank;
+      if (rank != 3) {
+        throw UsageError(
+            fmt::format("--layout: is thd, but {} has {} dimensions, must have 3", name, rank));
+      }
+    }
+  }
+  for (const char* name : {"q", "k", "v"}) {
+    const std::int32_t rank = (problem.*member_of(name)).rank;
+    if (rank == 3 || rank == 4) continue;
+    throw UsageError(
+        fmt::format("{}: has {} dimensions, must have 4 (dense) or 3 (packed)", name, rank));
+  }
+  const bool k_packed = problem.k.rank == 3;
+  if (k_packed && !inputs.has("cu_seqlens_k") && inputs.has("cu_seqlens_q")) {
+    problem.cu_seqlens_k = problem.cu_seqlens_q;
+  }
+}
+
+void add_random(const char* name, std::int32_t dtype, const std::vector<std::int64_t>& shape,
+                std::uint64_t seed, Inputs& inputs) {
+  if (!io::byte_size(element_type(dtype), shape)) {
+    throw UsageError(
+        fmt::format("--shape: {} of shape {} exceeds 2^63 bytes", name, io::shape_text(shape)));
+  }
+  io::Array array = io::make_array(element_type(dtype), shape);
+  tilewise_tensor tensor = {};
+  tensor.data = array.writable.data();
+  tensor.dtype = dtype;
+  verify::Random random(seed);
+  const std::int64_t count = io::element_count(shape).value();
+  for (std::int64_t i = 0; i < count; ++i) verify::write_element(tensor, i, random.normal());
+  inputs.arrays[name] = std::move(array);
+}
+
+void add_output(const char* name, std::int32_t dtype, const std::vector<std::int64_t>& shape,
+                Inputs& inputs) {
+  if (inputs.has(name)) return;
+  inputs.arrays[name] = io::make_array(element_type(dtype), shape);
+  inputs.problem.*member_of(name) = tensor_of(name, inputs.arrays.at(name));
+}
+
+}  // namespace
+
+void add_option_flags(Flags& flags) {
+  flags.begin_group("Attention");
+  flags.add_value("layout", "bshd|bhsd|thd", "order of dimensions; thd: packed (T, H, D)");
+  flags.add_switch_with_value("causal", "true",
+                              "a query sees no later key; =top-left counts from the first key");
+  flags.add_value("align", "bottom-right|top-left", "of causal, window and ALiBi");
+  flags.add_value("window", "L,R", "keys i+d-L to i+d+R; -1 is unbounded");
+  flags.add_value("scale", "X", "factor of the scores; default 1/sqrt(D)");
+  flags.add_value("softcap", "X", "scores become X tanh(score / X); 0 is off");
+  flags.add_value("dropout", "P", "probability of dropping, 0 <= P < 1");
+  flags.add_value("seed", "N", "of dropout");
+  flags.add_value("offset", "N", "of dropout");
+  flags.add_switch("deterministic", "backward gives the same bits every time");
+  flags.add_switch("batch-invariant", "a row's bits do not depend on the rest of the batch");
+  flags.add_value("dtype", "fp64|fp32|bf16|fp16", "cast q, k, v, dout (and bias) on load");
+}
+
+void add_file_flags(Flags& flags) {
+  flags.begin_group("Inputs");
+  flags.add_value("in", "FILE", ".safetensors with q, k, v [, dout and the inputs below]");
+  for (const InputFile& input : kInputFiles) flags.add_value(input.flag, "FILE", input.help);
+}
+
+void add_shape_flag(Flags& flags) {
+  flags.add_value("shape", "B,Sq,Sk,H,Hk,D[,Dv]", "random inputs of this shape");
+}
+
+void add_execution_flags(Flags& flags) {
+  flags.begin_group("Execution");
+  flags.add_value("device", "cpu", "where to run");
+  flags.add_value("threads", "N", "threads; default: as many as this process may use");
+}
+
+std::int32_t dtype_flag(const Flags& flags, std::int32_t fallback) {
+  if (!flags.given("dtype")) return fallback;
+  return static_cast<std::int32_t>(flags.choice("dtype", kDtypes)) + TILEWISE_FP64;
+}
+
+void read_options(const Flags& flags, tilewise_problem& problem) {
+  problem.layout =
+      flags.choice("layout", {"bshd", "bhsd", "thd"}) == 1 ? TILEWISE_BHSD : TILEWISE_BSHD;
+  problem.causal = flags.given("causal") ? 1 : 0;
+  // "true" is what --causal without a value reads as: then --align decides.
+  const std::size_t by_causal = flags.choice("causal", {"true", kAlignments[0], kAlignments[1]});
+  const std::size_t by_align = flags.choice("align", kAlignments);
+  if (by_causal > 0 && flags.given("align") && by_causal - 1 != by_align) {
+    throw UsageError(fmt::format("--align: is {}, but --causal is {}", kAlignments[by_align],
+                                 kAlignments[by_causal - 1]));
+  }
+  problem.alignment = by_causal == 2 || by_align == 1 ? TILEWISE_TOP_LEFT : TILEWISE_BOTTOM_RIGHT;
+  if (flags.given("window")) {
+    const std::vector<std::int64_t> window = flags.integers("window", 2, 2);
+    problem.window_left = window[0];
+    problem.window_right = window[1];
+  }
+  problem.softmax_scale = flags.number("scale", TILEWISE_DEFAULT_SCALE);
+  problem.softcap = flags.number("softcap", 0);
+  problem.dropout_p = flags.number("dropout", 0);
+  problem.dropout_seed = flags.natural("seed", UINT64_MAX);
+  problem.dropout_offset = flags.natural("offset", UINT32_MAX);
+  problem.deterministic = flags.given("deterministic") ? 1 : 0;
+  problem.batch_invariant = flags.given("batch-invariant") ? 1 : 0;
+}
+
+Shape shape_flag(const Flags& flags) {
+  const std::vector<std::int64_t> sizes = flags.integers("shape", 6, 7);
+  const Shape shape = {sizes[0],
+                       sizes[1],
+                       sizes[2],
+                       sizes[3],
+                       sizes[4],
+                       sizes[5],
+                       sizes.size() == 7 ? sizes[6] : sizes[5]};
+  const auto refuse = [&](const char* limit) {
+    throw UsageError(fmt::format("--shape: is \"{}\", {}", flags.text("shape"), limit));
+  };
+  for (const std::int64_t size : sizes) {
+    if (size < 0) refuse("must have no number below 0");
+  }
+  if (shape.head_dim < 1 || shape.value_dim < 1) refuse("must have D and Dv of at least 1");
+  if (shape.kv_heads == 0 ? shape.heads != 0 : shape.heads % shape.kv_heads != 0) {
+    refuse("must have H a multiple of Hk");
+  }
+  return shape;
+}
+
+Inputs read_inputs(const Flags& flags) {
+  Inputs inputs;
+  tilewise_problem_init(&inputs.problem);
+  read_options(flags, inputs.problem);
+  dtype_flag(flags, 0);
+  read_files(flags, inputs);
+  cast_inputs(flags, inputs);
+  fill_tensors(flags, inputs);
+  return inputs;
+}
+
+Inputs make_inputs(const Flags& flags, bool backward) {
+  Inputs inputs;
+  tilewise_problem_init(&inputs.problem);
+  read_options(flags, inputs.problem);
+  if (flags.text("layout") == "thd") {
+    throw UsageError("--layout: is thd, but --shape makes dense tensors: must be bshd or bhsd");
+  }
+  const Shape shape = shape_flag(flags);
+  const std::int32_t dtype = dtype_flag(flags, TILEWISE_FP32);
+  const auto rows = [&](std::int64_t length, std::int64_t heads, std::int64_t width) {
+    const bool heads_first = inputs.problem.layout == TILEWISE_BHSD;
+    return std::vector<std::int64_t>{shape.batch, heads_first ? heads : length,
+                                     heads_first ? length : heads, width};
+  };
+  add_random("q", dtype, rows(shape.q_len, shape.heads, shape.head_dim), 1, inputs);
+  add_random("k", dtype, rows(shape.k_len, shape.kv_heads, shape.head_dim), 2, inputs);
+  add_random("v", dtype, rows(shape.k_len, shape.kv_heads, shape.value_dim), 3, inputs);
+  if (backward) {
+    add_random("dout", dtype, rows(shape.q_len, shape.heads, shape.value_dim), 4, inputs);
+  }
+  fill_tensors(flags, inputs);
+  return inputs;
+}
+
+void add_outputs(problem::Operation operation, Inputs& inputs) {
+  const tilewise_problem& problem = inputs.problem;
+  const std::int32_t dtype = problem.q.dtype;
+  const std::int32_t statistics = dtype == TILEWISE_FP64 ? TILEWISE_FP64 : TILEWISE_FP32;
+  const std::vector<std::int64_t> query = inputs.arrays.at("q").shape;
+  if (operation == problem::Operation::kForward) {
+    std::vector<std::int64_t> out = query;
+    out.back() = inputs.arrays.at("v").shape.back();
+    add_output("out", dtype, out, inputs);
+    std::vector<std::int64_t> lse = {query[1], query[0]};
+    if (query.size() == 4) {
+      const bool heads_first = problem.layout == TILEWISE_BHSD;
+      lse = {query[0], query[heads_first ? 1 : 2], query[heads_first ? 2 : 1]};
+    }
+    add_output("lse", statistics, lse, inputs);
+    return;
+  }
+  add_output("dq", dtype, query, inputs);
+  add_output("dk", dtype, inputs.arrays.at("k").shape, inputs);
+  add_output("dv", dtype, inputs.arrays.at("v").shape, inputs);
+  if (inputs.has("bias")) {
+    add_output("dbias", problem.bias.dtype, inputs.arrays.at("bias").shape, inputs);
+  }
+  if (inputs.has("sink")) add_output("dsink", statistics, inputs.arrays.at("sink").shape, inputs);
+}
+
+}  // namespace tilewise::cli

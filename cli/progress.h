@@ -1,0 +1,27 @@
+// A progress bar on stderr: only on a terminal, only for what takes over a second.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace tilewise::cli {
+
+class Progress {
+ public:
+  Progress(std::int64_t steps, bool quiet);
+  ~Progress();  // wipes the bar
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  // One more step begins; `what` is shown.
+  void step(const std::string& what);
+
+ private:
+  std::int64_t steps_;
+  std::int64_t done_ = -1;
+  double start_;
+  bool visible_;
+  bool shown_ = false;
+};
+
+}  // namespace tilewise::cli

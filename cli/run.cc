@@ -1,0 +1,106 @@
+// tilewise run: forward, and backward if dout is given, from files to files.
+#include <fmt/format.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "commands.h"
+#include "convert.h"
+#include "execution.h"
+#include "format.h"
+#include "outputs.h"
+
+namespace tilewise::cli {
+namespace {
+
+using nlohmann::json;
+using problem::Operation;
+
+struct Gradient {
+  const char* name;
+  tilewise_tensor tilewise_problem::*member;
+};
+constexpr Gradient kGradients[] = {{"dq", &tilewise_problem::dq},
+                                   {"dk", &tilewise_problem::dk},
+                                   {"dv", &tilewise_problem::dv},
+                                   {"dbias", &tilewise_problem::dbias},
+                                   {"dsink", &tilewise_problem::dsink}};
+
+bool wants_gradients(const Flags& flags, const Inputs& inputs) {
+  bool wanted = flags.given("save");
+  for (const Gradient& gradient : kGradients) wanted = wanted || flags.given(gradient.name);
+  return wanted && inputs.has("dout");
+}
+
+// Gradients that nobody asked for are not computed.
+void drop_unwanted(const Flags& flags, Inputs& inputs) {
+  if (flags.given("save")) return;
+  for (const Gradient& gradient : kGradients) {
+    if (!flags.given(gradient.name)) (inputs.problem.*gradient.member).rank = 0;
+  }
+}
+
+json report(const Runner& runner, double seconds) {
+  return {{"kernel", runner.kernel()},
+          {"reason", runner.plan().reason},
+          {"seconds", seconds},
+          {"workspace_bytes", runner.plan().workspace_bytes}};
+}
+
+void print_report(const char* operation, const json& pass) {
+  fmt::print("{:<9} {:<14} {:>9}  workspace {}\n", operation, pass["kernel"].get<std::string>(),
+             format_seconds(pass["seconds"].get<double>()),
+             format_bytes(pass["workspace_bytes"].get<double>()));
+}
+
+int run(const Flags& flags) {
+  Inputs inputs = read_inputs(flags);
+  const std::vector<OutputTensor> outputs = requested_outputs(flags, inputs);
+  const Executor executor(flags);
+  const std::string kernel = flags.text("kernel");
+  add_outputs(Operation::kForward, inputs);
+  Runner forward(Operation::kForward, inputs.problem, kernel, executor);
+  // Plan both before either runs: a refusal costs no time.
+  std::unique_ptr<Runner> backward;
+  if (wants_gradients(flags, inputs)) {
+    add_outputs(Operation::kBackward, inputs);
+    drop_unwanted(flags, inputs);
+    backward = std::make_unique<Runner>(Operation::kBackward, inputs.problem, kernel, executor);
+  }
+  json result = {{"threads", executor.threads()}};
+  result["forward"] = report(forward, forward.run());
+  if (backward) result["backward"] = report(*backward, backward->run());
+  write_outputs(flags, outputs, inputs);
+  for (const OutputTensor& output : outputs) result["outputs"][output.name] = output.path;
+  if (flags.given("save")) result["outputs"]["save"] = flags.text("save");
+  if (flags.given("json")) {
+    fmt::print("{}\n", result.dump());
+    return 0;
+  }
+  print_report("forward", result["forward"]);
+  if (backward) print_report("backward", result["backward"]);
+  for (const auto& [name, path] : result["outputs"].items()) {
+    fmt::print("{:<9} {}\n", name == "save" ? "saved" : name, path.get<std::string>());
+  }
+  return 0;
+}
+
+}  // namespace
+
+Command add_run(CLI::App& program) {
+  const auto flags = std::make_shared<Flags>(program, "run", "attention from files to files");
+  add_file_flags(*flags);
+  add_output_flags(*flags);
+  add_option_flags(*flags);
+  flags->add_value("kernel", "NAME", "force a kernel (tilewise info lists them)");
+  add_execution_flags(*flags);
+  flags->add_switch("json", "report as JSON on stdout");
+  flags->set_footer(
+      "Files are .npy (V2 is bf16) or .safetensors. Nothing is written unless all went well.\n"
+      "Examples:\n"
+      "  tilewise run --q q.npy --k k.npy --v v.npy --causal --out out.npy --lse lse.npy\n"
+      "  tilewise run --in qkv.safetensors --window 128,0 --dtype bf16 --save out.safetensors");
+  return {flags, [flags] { return run(*flags); }};
+}
+
+}  // namespace tilewise::cli

@@ -1,0 +1,61 @@
+// Causal attention of one layer through the public interface of Tilewise: two plans made once for
+// the shape, one workspace, views into the layer's packed q, k, v buffer. This file is all that the
+// model knows of attention.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <tilewise/tilewise.hpp>
+
+#include "compute.h"
+#include "config.h"
+
+namespace gpt {
+
+// Bytes that attention needs beside its inputs and outputs.
+struct AttentionMemory {
+  std::size_t forward_workspace;
+  std::size_t backward_workspace;
+  std::size_t saved_lse;  // per layer, from forward to backward
+};
+
+template <class T>
+class Attention {
+ public:
+  // Plans for batch sequences of `length` tokens. `kernel` forces a kernel by name; empty is the
+  // library's choice. Throws tilewise::Error. `compute` must outlive the object.
+  Attention(const ModelConfig& config, std::int64_t batch, std::int64_t length,
+            const std::string& kernel, const Compute& compute);
+
+  // out (B, S, H, D) and lse (B, H, S) from qkv (B, S, (H + 2 Hk) D).
+  void forward(const T* qkv, T* out, T* lse) const;
+
+  struct Gradient {
+    const T* qkv;
+    const T* out;
+    const T* lse;
+    const T* dout;  // (B, S, H, D)
+    T* dqkv;        // (B, S, (H + 2 Hk) D), overwritten
+  };
+  void backward(const Gradient& arrays) const;
+
+  std::string kernel() const { return forward_plan_.kernel(); }
+  AttentionMemory memory() const;
+
+ private:
+  // The problem with views into qkv and the outputs; null pointers while planning.
+  tilewise::Problem forward_problem(const T* qkv, const T* out, const T* lse) const;
+  tilewise::Problem backward_problem(const Gradient& arrays) const;
+  tilewise::Tensor view(const T* first, std::int64_t heads, std::int64_t row_width) const;
+
+  ModelConfig config_;
+  std::int64_t batch_;
+  std::int64_t length_;
+  const Compute& compute_;
+  tilewise::Plan forward_plan_;
+  tilewise::Plan backward_plan_;
+  tilewise::Workspace forward_workspace_;
+  tilewise::Workspace backward_workspace_;
+};
+
+}  // namespace gpt
