@@ -1,0 +1,159 @@
+// compare, explain, bench, check, info and the help: what people and programs read.
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <tilewise/tilewise.hpp>
+
+#include "support.h"
+
+namespace tilewise::cli_test {
+namespace {
+
+using nlohmann::json;
+
+class Commands : public Cli {
+ protected:
+  json run_json(const std::string& arguments) const {
+    const Outcome outcome = run(arguments + " --json");
+    EXPECT_EQ(outcome.code, 0) << arguments << "\n" << outcome.err;
+    EXPECT_EQ(outcome.err, "") << arguments;
+    return json::parse(outcome.out);
+  }
+};
+
+TEST_F(Commands, HelpHasAnExample) {
+  for (const char* command : {"run", "compare", "explain", "bench", "check", "info"}) {
+    const Outcome outcome = run(std::string(command) + " --help");
+    EXPECT_EQ(outcome.code, 0) << command;
+    EXPECT_NE(outcome.out.find(std::string("tilewise ") + command), std::string::npos) << command;
+    EXPECT_NE(outcome.out.find("Example"), std::string::npos) << command;
+    EXPECT_NE(outcome.out.find("--json"), std::string::npos) << command;
+  }
+  EXPECT_EQ(run("--help").code, 0);
+  EXPECT_EQ(run("--version").out, std::string(tilewise_version()) + "\n");
+}
+
+TEST_F(Commands, InfoListsTheRegistry) {
+  const json info = run_json("info");
+  EXPECT_EQ(info["version"], tilewise_version());
+  for (const Operation operation : {Operation::kForward, Operation::kBackward}) {
+    std::vector<std::string> names;
+    const char* const key = operation == Operation::kForward ? "forward" : "backward";
+    for (const json& kernel : info["kernels"][key]) names.push_back(kernel["name"]);
+    EXPECT_EQ(names, kernel_names(operation));
+  }
+  for (std::int32_t i = 0; i < tilewise_cpu_target_count(); ++i) {
+    const json& target = info["targets"][static_cast<std::size_t>(i)];
+    EXPECT_EQ(target["name"], tilewise_cpu_target_name(i));
+    EXPECT_EQ(target["available"].get<bool>(), tilewise_cpu_target_available(i) != 0);
+  }
+  EXPECT_FALSE(info["machine"]["compiler"].get<std::string>().empty());
+  EXPECT_NE(run("info").out.find("three_pass"), std::string::npos);
+}
+
+TEST_F(Commands, CompareHasARowForEveryKernel) {
+  for (const char* op : {"forward", "backward"}) {
+    const json result = run_json(std::string("compare --shape 1,100,130,4,2,32,16 --causal --op ") +
+                                 op + " --sram 16384 --plot p.svg");
+    std::set<std::string> ladder;
+    for (const json& row : result["rows"]) {
+      if (row.contains("skipped")) continue;
+      const std::string name = row["name"];
+      EXPECT_GT(row["seconds"].get<double>(), 0) << name;
+      EXPECT_GE(row["workspace_bytes"].get<double>(), 0) << name;
+      EXPECT_LT(row["max_abs_error"].get<double>(), 1e-5) << name;
+      EXPECT_LE(row["rms_error"].get<double>(), row["max_abs_error"].get<double>()) << name;
+      if (row["predicted_traffic_bytes"].is_null()) continue;
+      ladder.insert(name);
+      EXPECT_EQ(row["traffic_bytes"].get<double>(), row["predicted_traffic_bytes"].get<double>())
+          << op << " " << name;
+    }
+    EXPECT_EQ(ladder, (std::set<std::string>{"flash1", "flash2", "online_softmax", "three_pass"}));
+    const bool forward = std::string(op) == "forward";
+    EXPECT_EQ(result["rows"].size(),
+              kernel_names(forward ? Operation::kForward : Operation::kBackward).size());
+  }
+  const std::string svg = contents().at("p.svg");
+  EXPECT_EQ(svg.rfind("<svg xmlns", 0), 0u);
+  EXPECT_NE(svg.find("flash2"), std::string::npos);
+}
+
+TEST_F(Commands, CompareSamplesRowsOfALargeProblem) {
+  const json result = run_json("compare --shape 1,400,4200,1,1,64 --dtype fp64");
+  EXPECT_NE(result["oracle"].get<std::string>().find("sample of 64"), std::string::npos);
+  for (const json& row : result["rows"]) {
+    if (row.contains("skipped")) continue;
+    EXPECT_LT(row["max_abs_error"].get<double>(), 1e-13) << row.dump();
+    EXPECT_GT(row["rms_error"].get<double>(), 0) << row.dump();
+  }
+}
+
+// The example of the textbooks: N = 4096, D = 128, one head, 2 bytes.
+TEST_F(Commands, ExplainReproducesStandardAttention) {
+  constexpr double kMiB = 1024 * 1024;
+  const json result = run_json("explain --shape 1,4096,4096,1,1,128 --dtype fp16 --threads 1");
+  std::map<std::string, json> tensors;
+  for (const json& row : result["rows"]) {
+    if (row["name"] != "three_pass") continue;
+    for (const json& tensor : row["tensors"]) tensors[tensor["name"]] = tensor;
+  }
+  for (const char* name : {"q", "k", "v"}) {
+    EXPECT_EQ(tensors.at(name)["read_bytes"].get<double>(), kMiB) << name;
+  }
+  for (const char* name : {"scores", "probs"}) {
+    EXPECT_EQ(tensors.at(name)["read_bytes"].get<double>(), 32 * kMiB) << name;
+    EXPECT_EQ(tensors.at(name)["written_bytes"].get<double>(), 32 * kMiB) << name;
+  }
+  EXPECT_EQ(tensors.at("out")["written_bytes"].get<double>(), kMiB);
+  EXPECT_GT(result["peak_gflops"].get<double>(), 0);
+  EXPECT_DOUBLE_EQ(
+      result["ridge_flops_per_byte"].get<double>(),
+      result["peak_gflops"].get<double>() / result["read_gbytes_per_second"].get<double>());
+}
+
+TEST_F(Commands, BenchCountsUsefulFlops) {
+  const std::string shape = "bench --shape 2,64,96,4,2,32,16 --seconds 0 --threads 1 ";
+  const double products = 2.0 * 2 * 4 * (32 + 16);
+  double causal_pairs = 0;
+  for (int i = 0; i < 64; ++i) causal_pairs += i + 33;
+  const struct {
+    const char* flags;
+    double flops;
+  } cases[] = {{"--op forward", products * 64 * 96},
+               {"--op forward --causal", products * causal_pairs},
+               {"--op backward --dtype bf16", 2.5 * products * 64 * 96}};
+  for (const auto& [flags, flops] : cases) {
+    const json result = run_json(shape + flags);
+    const double seconds = result["seconds"];
+    EXPECT_NEAR(result["gflops"].get<double>() * seconds * 1e9, flops, flops * 1e-9) << flags;
+    EXPECT_NEAR(result["fraction_of_peak"].get<double>(),
+                result["gflops"].get<double>() / result["peak_gflops"].get<double>(), 1e-12);
+    EXPECT_GT(result["peak_gflops"].get<double>(), 0);
+    EXPECT_GT(result["read_gbytes_per_second"].get<double>(), 0);
+    EXPECT_FALSE(result["kernel"].get<std::string>().empty());
+    EXPECT_NE(result["command"].get<std::string>().find("bench --shape"), std::string::npos);
+    EXPECT_FALSE(result["machine"]["cpu"].get<std::string>().empty());
+  }
+}
+
+TEST_F(Commands, BenchDecodeReportsTheReadRate) {
+  const json result = run_json("bench --op decode --shape 1,1,4096,8,2,64 --seconds 0");
+  const double bytes = 4096.0 * 2 * (64 + 64) * 4;
+  const double rate = bytes / result["seconds"].get<double>() * 1e-9;
+  EXPECT_NEAR(result["kv_gbytes_per_second"].get<double>(), rate, rate * 1e-9);
+}
+
+TEST_F(Commands, CheckPassesOnThisMachine) {
+  const json result = run_json("check --kernel three_pass --seed 7");
+  EXPECT_TRUE(result["passed"].get<bool>());
+  ASSERT_EQ(result["rows"].size(), 2u);
+  for (const json& row : result["rows"]) {
+    EXPECT_GT(row["passed"].get<int>(), 50);
+    EXPECT_EQ(row["failed"].get<int>(), 0);
+    EXPECT_GT(row["worst_ratio"].get<double>(), 0);
+    EXPECT_LE(row["worst_ratio"].get<double>(), 1);
+  }
+}
+
+}  // namespace
+}  // namespace tilewise::cli_test

@@ -1,0 +1,48 @@
+// Running the program and looking at what it did.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "io/array.h"
+
+namespace tilewise::cli_test {
+
+struct Outcome {
+  int code;         // exit code; 128 + the signal if one ended it
+  std::string out;  // stdout
+  std::string err;  // stderr
+};
+
+// A fresh directory as the program's working directory.
+class Cli : public ::testing::Test {
+ protected:
+  Cli();
+  ~Cli() override;
+
+  // Runs tilewise with these arguments, as a shell would read them.
+  Outcome run(const std::string& arguments) const;
+
+  std::string path(const std::string& name) const { return (directory_ / name).string(); }
+  void write(const std::string& name, const io::Array& array) const;
+  io::Array read(const std::string& name) const;
+
+  // Every file of the directory with its bytes.
+  std::map<std::string, std::string> contents() const;
+
+ private:
+  std::filesystem::path directory_;
+  std::filesystem::path streams_;  // where stdout and stderr go: outside of directory_
+};
+
+// Normal random numbers, rounded to the type.
+io::Array random_array(io::ElementType type, const std::vector<std::int64_t>& shape,
+                       std::uint64_t seed);
+io::Array index_array(const std::vector<std::int64_t>& numbers,
+                      const std::vector<std::int64_t>& shape);  // int64
+
+}  // namespace tilewise::cli_test

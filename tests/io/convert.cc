@@ -1,0 +1,28 @@
+// Reads a file and writes it again: io_oracle.py compares the two with numpy's and safetensors'
+// own.
+#include <cstdio>
+#include <exception>
+#include <string>
+
+#include "io/npy.h"
+#include "io/safetensors.h"
+
+int main(int argc, char** argv) {
+  if (argc != 3) {
+    std::fprintf(stderr, "usage: io_convert IN.npy OUT.npy | IN.safetensors OUT.safetensors\n");
+    return 2;
+  }
+  const std::string from = argv[1];
+  const std::string to = argv[2];
+  try {
+    if (from.ends_with(".npy")) {
+      tilewise::io::write_npy(to, tilewise::io::read_npy(from));
+    } else {
+      tilewise::io::write_safetensors(to, tilewise::io::read_safetensors(from));
+    }
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 2;
+  }
+  return 0;
+}

@@ -1,0 +1,92 @@
+// A valid problem with every optional tensor, to be spoilt one thing at a time.
+#pragma once
+
+#include <tilewise/tilewise.h>
+
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "problem/problem.h"
+#include "problem/status.h"
+#include "problem/tensors.h"
+
+namespace tilewise::tests {
+
+using problem::Operation;
+
+inline constexpr std::int64_t kB = 2, kSq = 3, kSk = 5, kH = 4, kHk = 2, kD = 8, kDv = 6;
+
+// Dense, fp32, forward and backward. Owns the memory of all its tensors: 0x5A in every byte.
+class Sample {
+ public:
+  Sample() : memory_(kTensors * kBytes, 0x5A) {
+    tilewise_problem_init(&request);
+    request.q = tensor(TILEWISE_FP32, {kB, kSq, kH, kD});
+    request.k = tensor(TILEWISE_FP32, {kB, kSk, kHk, kD});
+    request.v = tensor(TILEWISE_FP32, {kB, kSk, kHk, kDv});
+    request.out = tensor(TILEWISE_FP32, {kB, kSq, kH, kDv});
+    request.lse = tensor(TILEWISE_FP32, {kB, kH, kSq});
+    request.mask = tensor(TILEWISE_BOOL, {kB, 1, kSq, kSk});
+    request.bias = tensor(TILEWISE_FP32, {1, kH, kSq, kSk});
+    request.alibi_slopes = tensor(TILEWISE_FP32, {kH});
+    request.sink = tensor(TILEWISE_FP32, {kH});
+    request.dout = tensor(TILEWISE_FP32, {kB, kSq, kH, kDv});
+    request.dlse = tensor(TILEWISE_FP32, {kB, kH, kSq});
+    request.dq = tensor(TILEWISE_FP32, {kB, kSq, kH, kD});
+    request.dk = tensor(TILEWISE_FP32, {kB, kSk, kHk, kD});
+    request.dv = tensor(TILEWISE_FP32, {kB, kSk, kHk, kDv});
+    request.dbias = tensor(TILEWISE_FP32, {1, kH, kSq, kSk});
+    request.dsink = tensor(TILEWISE_FP32, {kH});
+  }
+  Sample(const Sample&) = delete;
+  Sample& operator=(const Sample&) = delete;
+
+  tilewise_tensor tensor(std::int32_t dtype, const std::vector<std::int64_t>& shape) {
+    char* const data = memory_.data() + kBytes * used_++;
+    return tilewise_contiguous(data, dtype, static_cast<std::int32_t>(shape.size()), shape.data());
+  }
+
+  // int64 numbers in a tensor of the given shape.
+  tilewise_tensor numbers(const std::vector<std::int64_t>& values,
+                          const std::vector<std::int64_t>& shape) {
+    const tilewise_tensor result = tensor(TILEWISE_INT64, shape);
+    std::memcpy(result.data, values.data(), values.size() * sizeof(std::int64_t));
+    return result;
+  }
+
+  // Both sides packed: two sequences of 2 and 1 queries, 2 and 3 keys.
+  void pack() {
+    request.q = tensor(TILEWISE_FP32, {kSq, kH, kD});
+    request.k = tensor(TILEWISE_FP32, {kSk, kHk, kD});
+    request.v = tensor(TILEWISE_FP32, {kSk, kHk, kDv});
+    request.out = tensor(TILEWISE_FP32, {kSq, kH, kDv});
+    request.lse = tensor(TILEWISE_FP32, {kH, kSq});
+    request.cu_seqlens_q = numbers({0, 2, 3}, {3});
+    request.cu_seqlens_k = numbers({0, 2, 5}, {3});
+    for (const auto member :
+         {&tilewise_problem::mask, &tilewise_problem::bias, &tilewise_problem::dout,
+          &tilewise_problem::dlse, &tilewise_problem::dq, &tilewise_problem::dk,
+          &tilewise_problem::dv, &tilewise_problem::dbias}) {
+      request.*member = tilewise_tensor{};
+    }
+  }
+
+  const std::string& memory() const { return memory_; }
+
+  tilewise_problem request;
+
+ private:
+  static constexpr std::size_t kTensors = 40;
+  static constexpr std::size_t kBytes = 4096;
+  std::string memory_;
+  std::size_t used_ = 0;
+};
+
+inline tilewise_status run(Operation operation, const tilewise_problem& request) {
+  return operation == Operation::kForward ? tilewise_forward(&request, nullptr)
+                                          : tilewise_backward(&request, nullptr);
+}
+
+}  // namespace tilewise::tests

@@ -1,0 +1,94 @@
+"""The C interface of libtilewise.so by ctypes: structs, plans, and runs on numpy arrays."""
+import ctypes
+from ctypes import POINTER, byref, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint64, c_void_p
+
+import numpy as np
+
+FORWARD, BACKWARD = 0, 1
+BSHD, BHSD = 0, 1
+BOTTOM_RIGHT, TOP_LEFT = 0, 1
+DTYPES = {"float64": 1, "float32": 2, "float16": 4, "int32": 5, "int64": 6, "bool": 7}
+TENSORS = ("q", "k", "v", "out", "lse", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "slices", "mask", "bias",
+           "alibi_slopes", "sink", "dout", "dlse", "dq", "dk", "dv", "dbias", "dsink")
+
+
+class Tensor(ctypes.Structure):
+    _fields_ = [("data", c_void_p), ("dtype", c_int32), ("rank", c_int32), ("device", c_int32),
+                ("device_index", c_int32), ("shape", c_int64 * 4), ("strides", c_int64 * 4)]
+
+
+class Problem(ctypes.Structure):
+    _fields_ = [("struct_size", c_size_t), ("layout", c_int32), ("causal", c_int32), ("alignment", c_int32),
+                ("deterministic", c_int32), ("batch_invariant", c_int32), ("reserved", c_int32),
+                ("window_left", c_int64), ("window_right", c_int64), ("softmax_scale", c_double),
+                ("softcap", c_double), ("dropout_p", c_double), ("dropout_seed", c_uint64),
+                ("dropout_offset", c_uint64), ("max_seqlen_q", c_int64), ("max_seqlen_k", c_int64),
+                ] + [(name, Tensor) for name in TENSORS]
+
+
+class PlanOptions(ctypes.Structure):
+    _fields_ = [("struct_size", c_size_t), ("kernel", c_char_p), ("cpu_target", c_char_p),
+                ("max_concurrency", c_int32), ("reserved", c_int32)]
+
+
+class TilewiseError(Exception):
+    """A status other than OK: `status`, and the library's line as the message."""
+
+    def __init__(self, status, message):
+        super().__init__(message)
+        self.status = status
+
+
+class Library:
+    def __init__(self, path):
+        self._lib = ctypes.CDLL(path)
+        for name in ("last_error", "kernel_name", "plan_kernel", "version"):
+            getattr(self._lib, "tilewise_" + name).restype = c_char_p
+        self._lib.tilewise_plan_destroy.argtypes = [c_void_p]
+        self._lib.tilewise_plan_workspace.argtypes = [c_void_p, POINTER(c_size_t), POINTER(c_size_t)]
+        self._lib.tilewise_plan_run.argtypes = [c_void_p, POINTER(Problem), c_void_p, c_size_t, c_void_p]
+        if self.problem().struct_size != ctypes.sizeof(Problem):
+            raise AssertionError("the structs of this file are not those of the library")
+
+    def problem(self):
+        problem = Problem()
+        self._lib.tilewise_problem_init(byref(problem))
+        return problem
+
+    def kernels(self, operation):
+        count = self._lib.tilewise_kernel_count(operation)
+        return [self._lib.tilewise_kernel_name(operation, i).decode() for i in range(count)]
+
+    def _check(self, status):
+        if status != 0:
+            raise TilewiseError(status, self._lib.tilewise_last_error().decode())
+
+    def supports(self, operation, kernel, problem):
+        return self._lib.tilewise_kernel_supports(operation, kernel.encode(), byref(problem)) == 0
+
+    def run(self, operation, kernel, problem):
+        """Plans, allocates the workspace and runs. Raises TilewiseError."""
+        options = PlanOptions()
+        self._lib.tilewise_plan_options_init(byref(options))
+        options.kernel = kernel.encode()
+        plan = c_void_p()
+        self._check(self._lib.tilewise_plan_create(operation, byref(problem), byref(options), byref(plan)))
+        try:
+            size, alignment = c_size_t(), c_size_t()
+            self._check(self._lib.tilewise_plan_workspace(plan, byref(size), byref(alignment)))
+            memory = np.full(size.value + alignment.value, 0xFF, np.uint8)
+            start = memory.ctypes.data + -memory.ctypes.data % alignment.value
+            self._check(self._lib.tilewise_plan_run(plan, byref(problem), start, size.value, None))
+        finally:
+            self._lib.tilewise_plan_destroy(plan)
+
+
+def set_tensor(problem, name, array):
+    """Points a tensor of the problem at a numpy array, which must stay alive."""
+    tensor = getattr(problem, name)
+    tensor.data = array.ctypes.data
+    tensor.dtype = DTYPES[array.dtype.name]
+    tensor.rank = array.ndim
+    for d in range(array.ndim):
+        tensor.shape[d] = array.shape[d]
+        tensor.strides[d] = array.strides[d] // array.itemsize

@@ -1,0 +1,216 @@
+// What must hold for attention without any reference: identities of the softmax, of its merge and
+// of its gradient, on every kernel.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "math/softmax_state.h"
+#include "registry/support.h"
+
+namespace tilewise::tests {
+namespace {
+
+constexpr std::int64_t kRows = 45;
+constexpr std::int64_t kKeys = 150;
+
+Case sample_case(Operation operation, std::int32_t dtype) {
+  Case c = make_case(operation, dtype, {2, kRows, kKeys, 4, 2, 32});
+  c.causal = true;
+  return c;
+}
+
+// The probabilities of a row sum to 1: v = 1 gives out = 1.
+TEST(Identity, ProbabilitiesSumToOne) {
+  TILEWISE_TRACE_SEED();
+  for (const std::int32_t dtype : kDtypes) {
+    Instance instance(sample_case(Operation::kForward, dtype));
+    set_elements(instance.request().v, [](std::int64_t) { return 1.0; });
+    for (const Kernel* kernel : runnable_kernels(Operation::kForward)) {
+      run_for_bits(kernel->name, instance);
+      // The two sums over 150 keys may round differently.
+      const double limit = 2 * verify::ulp(dtype, 1) + (dtype == TILEWISE_FP64 ? 2e-15 : 1e-6);
+      for (const double x : values_of(instance.request().out)) {
+        ASSERT_NEAR(x, 1, limit) << kernel->name;
+      }
+    }
+  }
+}
+
+// out is a weighted mean: never beyond the largest value of its column.
+TEST(Identity, OutputsStayBetweenTheValues) {
+  TILEWISE_TRACE_SEED();
+  for (const std::int32_t dtype : kDtypes) {
+    Case c = sample_case(Operation::kForward, dtype);
+    c.distribution = verify::Distribution::kOutliers;
+    Instance instance(c);
+    double largest = 0;
+    for (const double x : values_of(instance.request().v)) largest = std::max(largest, std::abs(x));
+    for (const Kernel* kernel : runnable_kernels(Operation::kForward)) {
+      run_for_bits(kernel->name, instance);
+      for (const double x : values_of(instance.request().out)) {
+        ASSERT_LE(std::abs(x), largest * (1 + 1e-6) + verify::ulp(dtype, largest)) << kernel->name;
+      }
+    }
+  }
+}
+
+// A constant added to all scores of a row changes its lse by that much, and nothing else.
+TEST(Identity, ShiftedScores) {
+  TILEWISE_TRACE_SEED();
+  constexpr double kShift = 7.5;
+  Case c = sample_case(Operation::kForward, TILEWISE_FP64);
+  c.bias = {true, 2, {true, true, true, false}};
+  Instance plain(c);
+  Instance shifted(c);
+  set_elements(plain.request().bias, [](std::int64_t) { return 0.0; });
+  set_elements(shifted.request().bias, [](std::int64_t) { return kShift; });
+  for (const Kernel* kernel : runnable_kernels(Operation::kForward)) {
+    run_for_bits(kernel->name, plain);
+    run_for_bits(kernel->name, shifted);
+    const auto out = values_of(plain.request().out);
+    const auto shifted_out = values_of(shifted.request().out);
+    const auto lse = values_of(plain.request().lse);
+    const auto shifted_lse = values_of(shifted.request().lse);
+    for (std::size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(shifted_out[i], out[i], 1e-13);
+    for (std::size_t i = 0; i < lse.size(); ++i) {
+      ASSERT_NEAR(shifted_lse[i], lse[i] + kShift, 1e-13) << kernel->name;
+    }
+  }
+}
+
+// The order of the keys does not matter without a mask.
+TEST(Identity, PermutedKeys) {
+  TILEWISE_TRACE_SEED();
+  Case c = sample_case(Operation::kForward, TILEWISE_FP64);
+  c.causal = false;
+  Instance plain(c);
+  Instance reversed(c);
+  for (const auto member : {&tilewise_problem::k, &tilewise_problem::v}) {
+    const tilewise_tensor& from = plain.request().*member;
+    const tilewise_tensor& to = reversed.request().*member;
+    verify::for_each_element(to, [&](std::int64_t number, std::int64_t offset) {
+      const std::int64_t row = row_index(to, TILEWISE_BSHD, number).row;
+      const std::int64_t mirrored = offset + (kKeys - 1 - 2 * row) * to.strides[1];
+      verify::write_element(to, offset, verify::read_element(from, mirrored));
+    });
+  }
+  for (const Kernel* kernel : runnable_kernels(Operation::kForward)) {
+    run_for_bits(kernel->name, plain);
+    run_for_bits(kernel->name, reversed);
+    const auto expected = values_of(plain.request().out);
+    const auto out = values_of(reversed.request().out);
+    for (std::size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(out[i], expected[i], 1e-13);
+  }
+}
+
+// Rows [first, first + count) of the sequence axis.
+tilewise_tensor keys_from(const tilewise_tensor& tensor, std::int64_t first, std::int64_t count) {
+  tilewise_tensor part = tensor;
+  part.data = static_cast<std::byte*>(tensor.data) +
+              first * tensor.strides[1] * problem::dtype_size(tensor.dtype);
+  part.shape[1] = count;
+  return part;
+}
+
+// Attention over the keys in two parts, merged by the library's one rule, is attention over all:
+// what split caches and rings of machines rest on.
+TEST(Identity, PartsMergeToTheWhole) {
+  TILEWISE_TRACE_SEED();
+  Case c = sample_case(Operation::kForward, TILEWISE_FP64);
+  c.causal = false;
+  Instance instance(c);
+  for (const Kernel* kernel : runnable_kernels(Operation::kForward)) {
+    run_for_bits(kernel->name, instance);
+    const auto whole = values_of(instance.request().out);
+    const auto whole_lse = values_of(instance.request().lse);
+    std::vector<double> outs[2];
+    std::vector<double> lses[2];
+    const std::int64_t split = 37;
+    for (int half = 0; half < 2; ++half) {
+      tilewise_problem part = instance.request();
+      const std::int64_t first = half == 0 ? 0 : split;
+      const std::int64_t count = half == 0 ? split : kKeys - split;
+      part.k = keys_from(part.k, first, count);
+      part.v = keys_from(part.v, first, count);
+      ASSERT_EQ(run_kernel(kernel->name, Operation::kForward, part), TILEWISE_OK);
+      outs[half] = values_of(part.out);
+      lses[half] = values_of(part.lse);
+    }
+    for (std::size_t i = 0; i < whole.size(); ++i) {
+      const RowIndex at =
+          row_index(instance.request().out, TILEWISE_BSHD, static_cast<std::int64_t>(i));
+      const std::size_t row =
+          static_cast<std::size_t>((at.batch * c.heads + at.head) * kRows + at.row);
+      const auto state = [&](int half) {
+        return math::SoftmaxState<double>{lses[half][row] * math::kLog2E, 1};
+      };
+      const math::Merged<double> merged = math::merge(state(0), state(1));
+      const math::Finalised<double> closed = math::finalise(merged.state, -HUGE_VAL);
+      const double out =
+          math::combine(merged.factor_a, outs[0][i]) + math::combine(merged.factor_b, outs[1][i]);
+      ASSERT_NEAR(out * closed.scale, whole[i], 1e-13) << kernel->name;
+      ASSERT_NEAR(closed.lse, whole_lse[row], 1e-13) << kernel->name;
+    }
+  }
+}
+
+// A row's score gradients sum to zero: the bias gradient over a row, and dq for equal keys.
+TEST(Identity, ScoreGradientsSumToZero) {
+  TILEWISE_TRACE_SEED();
+  Case c = sample_case(Operation::kBackward, TILEWISE_FP64);
+  c.bias = {true, 4, {true, true, true, false}};
+  c.distribution = verify::Distribution::kEqual;
+  Instance instance(c);
+  give_forward_results(instance);
+  for (const Kernel* kernel : runnable_kernels(Operation::kBackward)) {
+    run_for_bits(kernel->name, instance);
+    for (const double x : values_of(instance.request().dbias)) ASSERT_NEAR(x, 0, 1e-12);
+    for (const double x : values_of(instance.request().dq)) {
+      ASSERT_NEAR(x, 0, 1e-12) << kernel->name;
+    }
+  }
+}
+
+// A dlse of g adds g * P to the score gradients: with dout = 0, dv is 0 and dbias over a row is g.
+TEST(Identity, GradientOfTheLse) {
+  TILEWISE_TRACE_SEED();
+  Case c = sample_case(Operation::kBackward, TILEWISE_FP64);
+  c.dlse = true;
+  c.bias = {true, 4, {true, true, true, false}};
+  Instance instance(c);
+  set_elements(instance.request().dout, [](std::int64_t) { return 0.0; });
+  give_forward_results(instance);
+  const auto dlse = values_of(instance.request().dlse);
+  for (const Kernel* kernel : runnable_kernels(Operation::kBackward)) {
+    run_for_bits(kernel->name, instance);
+    for (const double x : values_of(instance.request().dv)) ASSERT_EQ(x, 0) << kernel->name;
+    const auto dbias = values_of(instance.request().dbias);
+    ASSERT_EQ(dbias.size(), dlse.size());
+    for (std::size_t i = 0; i < dlse.size(); ++i) {
+      ASSERT_NEAR(dbias[i], dlse[i], 1e-12) << kernel->name;
+    }
+  }
+}
+
+// out is linear in v, and dropout keeps its mean: over many seeds the share of kept weight is 1.
+TEST(Identity, DropoutKeepsTheMean) {
+  TILEWISE_TRACE_SEED();
+  for (const Kernel* kernel : runnable_kernels(Operation::kForward)) {
+    double sum = 0;
+    std::int64_t count = 0;
+    for (std::uint64_t seed = 0; seed < 20; ++seed) {
+      Case c = sample_case(Operation::kForward, TILEWISE_FP32);
+      c.dropout_p = 0.3;
+      c.dropout_seed = seed;
+      Instance instance(c);
+      set_elements(instance.request().v, [](std::int64_t) { return 1.0; });
+      run_for_bits(kernel->name, instance);
+      for (const double x : values_of(instance.request().out)) sum += x;
+      count += verify::element_count(instance.request().out);
+    }
+    EXPECT_NEAR(sum / static_cast<double>(count), 1, 0.01) << kernel->name;
+  }
+}
+
+}  // namespace
+}  // namespace tilewise::tests

@@ -1,0 +1,320 @@
+// T04 NaN isolation, T06 poisoned memory, T19 the end of the page, T21 reused workspaces.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstring>
+#include <memory>
+
+#include "problem/tensors.h"
+#include "registry/support.h"
+#include "verify/cases.h"
+
+namespace tilewise::tests {
+namespace {
+
+constexpr double kInfinity = HUGE_VAL;
+
+// ---- T04 ----
+
+struct Isolation {
+  Case description;
+  // True for a row of k and v that nobody sees.
+  bool (*unseen)(const RowIndex& at);
+};
+
+std::vector<Isolation> isolation_cases(Operation operation, std::int32_t dtype) {
+  std::vector<Isolation> cases;
+  Case c = make_case(operation, dtype, {2, 40, 90, 4, 2, 40});
+  c.used = {55, 3};
+  cases.push_back({c, [](const RowIndex& at) { return at.row >= (at.batch == 0 ? 55 : 3); }});
+  c = make_case(operation, dtype, {2, 40, 90, 4, 2, 40});
+  c.mask = {true, 1, {true, true, true, true}};
+  cases.push_back({c, [](const RowIndex& at) { return at.row % 3 == 1; }});
+  c = make_case(operation, dtype, {1, 40, 90, 4, 2, 16});
+  c.causal = true;
+  c.alignment = TILEWISE_TOP_LEFT;
+  cases.push_back({c, [](const RowIndex& at) { return at.row >= 40; }});
+  c = make_case(operation, dtype, {1, 33, 70, 2, 1, 16});
+  c.slices = {{0, 33, 10, 20, 0, -1}, {5, 30, 40, 60, 0, -1}};
+  cases.push_back({c, [](const RowIndex& at) {
+                     return at.row < 10 || (at.row >= 20 && at.row < 40) || at.row >= 60;
+                   }});
+  c = make_case(operation, dtype, {2, 0, 0, 2, 1, 24});
+  c.q_packed = c.k_packed = true;
+  c.q_lengths = {20, 31};
+  c.k_lengths = {45, 30};
+  c.unowned = 4;
+  cases.push_back({c, [](const RowIndex& at) { return at.row < 4 || at.row >= 4 + 45 + 30; }});
+  return cases;
+}
+
+// Where the case has a mask over keys, it hides exactly the unseen ones.
+void set_mask(const Isolation& isolation, const tilewise_problem& request) {
+  if (request.mask.rank == 0) return;
+  for (std::int64_t j = 0; j < request.mask.shape[0]; ++j) {
+    const bool unseen = isolation.unseen({0, j, 0, 0});
+    static_cast<std::uint8_t*>(request.mask.data)[j] = unseen ? 0 : 1;
+  }
+}
+
+void poison_unseen(const Isolation& isolation, const tilewise_problem& request) {
+  const double poisons[] = {std::nan(""), kInfinity, -kInfinity};
+  for (const auto member : {&tilewise_problem::k, &tilewise_problem::v}) {
+    const tilewise_tensor& tensor = request.*member;
+    verify::for_each_element(tensor, [&](std::int64_t i, std::int64_t offset) {
+      const RowIndex at = row_index(tensor, TILEWISE_BSHD, i);
+      if (!isolation.unseen(at)) return;
+      verify::write_element(tensor, offset, poisons[(at.row + at.column / 7) % 3]);
+    });
+  }
+}
+
+TEST(Reliability, T04_UnseenKeysReachNothing) {
+  TILEWISE_TRACE_SEED();
+  for (const Operation operation : kOperations) {
+    for (const std::int32_t dtype : kDtypes) {
+      for (const Isolation& isolation : isolation_cases(operation, dtype)) {
+        Instance clean(isolation.description);
+        Instance poisoned(isolation.description);
+        set_mask(isolation, clean.request());
+        set_mask(isolation, poisoned.request());
+        give_forward_results(clean);
+        give_forward_results(poisoned);
+        poison_unseen(isolation, poisoned.request());
+        for (const Kernel* kernel : runnable_kernels(operation)) {
+          const auto expected = run_for_bits(kernel->name, clean);
+          EXPECT_EQ(run_for_bits(kernel->name, poisoned), expected)
+              << kernel->name << ": " << describe(isolation.description);
+        }
+      }
+    }
+  }
+}
+
+// A NaN key: exactly the rows that see it are NaN, in out and lse; every other row keeps its bits.
+TEST(Reliability, T04_SeenNaNReachesItsRows) {
+  TILEWISE_TRACE_SEED();
+  constexpr std::int64_t kKey = 29;
+  for (const std::int32_t dtype : kDtypes) {
+    Case c = make_case(Operation::kForward, dtype, {2, 70, 70, 4, 2, 32});
+    c.causal = true;
+    Instance clean(c);
+    Instance poisoned(c);
+    const tilewise_tensor& k = poisoned.request().k;
+    const std::int64_t offset = k.strides[0] + kKey * k.strides[1];  // batch 1, kv head 0
+    verify::write_element(k, offset + 5, std::nan(""));
+    for (const Kernel* kernel : runnable_kernels(Operation::kForward)) {
+      run_for_bits(kernel->name, clean);
+      run_for_bits(kernel->name, poisoned);
+      const auto sees = [&](const RowIndex& at) {
+        return at.batch == 1 && at.head < 2 && at.row >= kKey;
+      };
+      const std::vector<double> expected = values_of(clean.request().out);
+      const std::vector<double> out = values_of(poisoned.request().out);
+      for (std::size_t i = 0; i < out.size(); ++i) {
+        const RowIndex at =
+            row_index(clean.request().out, TILEWISE_BSHD, static_cast<std::int64_t>(i));
+        ASSERT_TRUE(sees(at) ? std::isnan(out[i]) : out[i] == expected[i])
+            << kernel->name << " row " << at.row << ": " << describe(c);
+      }
+      const std::vector<double> expected_lse = values_of(clean.request().lse);
+      const std::vector<double> lse = values_of(poisoned.request().lse);
+      for (std::size_t i = 0; i < lse.size(); ++i) {
+        const std::int64_t n = static_cast<std::int64_t>(i);
+        const RowIndex at = {n / 280, n % 70, n / 70 % 4, 0};
+        ASSERT_TRUE(sees(at) ? std::isnan(lse[i]) : lse[i] == expected_lse[i])
+            << kernel->name << " row " << at.row << ": " << describe(c);
+      }
+    }
+  }
+}
+
+// A NaN or infinite value is seen by out alone: by the rows and in the column where plain
+// attention has it; all other numbers keep their accuracy, and lse its bits.
+TEST(Reliability, T04_SeenValueReachesItsColumn) {
+  TILEWISE_TRACE_SEED();
+  for (const Operation operation : kOperations) {
+    for (const std::int32_t dtype : kDtypes) {
+      for (const double poison : {std::nan(""), kInfinity}) {
+        Case c = make_case(operation, dtype, {1, 70, 70, 2, 2, 32});
+        c.causal = true;
+        expect_all_pass(c, [&](const tilewise_problem& request) {
+          const tilewise_tensor& v = request.v;
+          verify::write_element(v, 40 * v.strides[1] + v.strides[2] + 3, poison);
+        });
+      }
+    }
+  }
+}
+
+// A NaN query row spoils its own row alone; in the backward pass also what its keys receive.
+TEST(Reliability, T04_NaNQueryStaysInItsRow) {
+  TILEWISE_TRACE_SEED();
+  constexpr std::int64_t kRow = 21;
+  for (const Operation operation : kOperations) {
+    Case c = make_case(operation, TILEWISE_FP32, {1, 50, 66, 2, 2, 24});
+    c.window_left = 4;
+    c.window_right = 0;
+    Instance clean(c);
+    Instance poisoned(c);
+    const tilewise_tensor& q = poisoned.request().q;
+    verify::write_element(q, kRow * q.strides[1], std::nan(""));
+    give_forward_results(clean);
+    give_forward_results(poisoned);
+    const bool forward = operation == Operation::kForward;
+    const auto rows_of = forward ? &tilewise_problem::out : &tilewise_problem::dq;
+    for (const Kernel* kernel : runnable_kernels(operation)) {
+      run_for_bits(kernel->name, clean);
+      run_for_bits(kernel->name, poisoned);
+      const auto compare = [&](tilewise_tensor tilewise_problem::*member, std::int64_t first,
+                               std::int64_t last) {
+        const std::vector<double> expected = values_of(clean.request().*member);
+        const std::vector<double> result = values_of(poisoned.request().*member);
+        for (std::size_t i = 0; i < result.size(); ++i) {
+          const RowIndex at =
+              row_index(clean.request().*member, TILEWISE_BSHD, static_cast<std::int64_t>(i));
+          const bool spoilt = at.head == 0 && at.row >= first && at.row <= last;
+          ASSERT_TRUE(spoilt ? std::isnan(result[i]) : result[i] == expected[i])
+              << kernel->name << " row " << at.row << ": " << describe(c);
+        }
+      };
+      compare(rows_of, kRow, kRow);
+      const std::int64_t diagonal = kRow + 66 - 50;
+      if (!forward) compare(&tilewise_problem::dk, diagonal - 4, diagonal);
+    }
+  }
+}
+
+// ---- T06 ----
+
+TEST(Reliability, T06_PoisonedMemory) {
+  TILEWISE_TRACE_SEED();
+  Random random(run_seed());
+  for (const Operation operation : kOperations) {
+    for (const std::int32_t dtype : kDtypes) {
+      for (int i = 0; i < 8; ++i) {
+        const Case c = verify::random_case(operation, dtype, random);
+        Instance instance(c);
+        give_forward_results(instance);
+        for (const Kernel* kernel : runnable_kernels(operation)) {
+          const auto expected = run_for_bits(kernel->name, instance, {nullptr, 0, 0});
+          for (const int fill : {0xFF, 0x7F, 0x3C}) {
+            EXPECT_EQ(run_for_bits(kernel->name, instance, {nullptr, 0, fill}), expected)
+                << kernel->name << ", workspace of " << fill << ": " << describe(c);
+          }
+        }
+      }
+    }
+  }
+}
+
+// ---- T19 ----
+
+// Bytes that end where an unreadable page begins, or begin where one ends.
+class PageEdge {
+ public:
+  PageEdge(std::size_t bytes, bool at_end) {
+    const std::size_t page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    const std::size_t room = (bytes + page - 1) / page * page;
+    size_ = room + 2 * page;
+    void* const memory =
+        mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    base_ = static_cast<std::byte*>(memory);
+    mprotect(base_, page, PROT_NONE);
+    mprotect(base_ + page + room, page, PROT_NONE);
+    data_ = base_ + page + (at_end ? room - bytes : 0);
+  }
+  ~PageEdge() { munmap(base_, size_); }
+  PageEdge(const PageEdge&) = delete;
+  PageEdge& operator=(const PageEdge&) = delete;
+  std::byte* data() const { return data_; }
+
+ private:
+  std::byte* base_;
+  std::byte* data_;
+  std::size_t size_;
+};
+
+// Every tensor of the request moved to the edge of a page, with its contents.
+tilewise_problem move_to_page_edges(const tilewise_problem& request, bool at_end,
+                                    std::vector<std::unique_ptr<PageEdge>>& pages) {
+  tilewise_problem moved = request;
+  for (const problem::NamedTensor& named : problem::kTensors) {
+    tilewise_tensor& tensor = moved.*named.member;
+    if (tensor.rank == 0) continue;
+    const std::size_t bytes =
+        static_cast<std::size_t>(verify::element_count(tensor) * problem::dtype_size(tensor.dtype));
+    pages.push_back(std::make_unique<PageEdge>(bytes, at_end));
+    if (bytes > 0) std::memcpy(pages.back()->data(), tensor.data, bytes);
+    tensor.data = pages.back()->data();
+  }
+  return moved;
+}
+
+TEST(Reliability, T19_NothingIsReadBeyondATensor) {
+  TILEWISE_TRACE_SEED();
+  for (const Operation operation : kOperations) {
+    for (const std::int32_t dtype : kDtypes) {
+      for (std::int64_t tail = 1; tail <= 17; ++tail) {
+        Case c = make_case(operation, dtype, {1, 16 + tail, 32 + tail, 2, 1, tail});
+        c.value_dim = 18 - tail;
+        c.causal = tail % 2 == 0;
+        c.sink = c.dlse = true;
+        c.mask = {true, 4, {false, false, true, true}};
+        c.bias = {tail % 3 == 0, 4, {false, true, true, true}};
+        Instance instance(c);
+        give_forward_results(instance);
+        for (const bool at_end : {true, false}) {
+          std::vector<std::unique_ptr<PageEdge>> pages;
+          const tilewise_problem moved = move_to_page_edges(instance.request(), at_end, pages);
+          for (const Kernel* kernel : runnable_kernels(operation)) {
+            const auto expected = run_for_bits(kernel->name, instance);
+            ASSERT_EQ(run_kernel(kernel->name, operation, moved), TILEWISE_OK);
+            EXPECT_EQ(output_bits(operation, moved), expected)
+                << kernel->name << ": " << describe(c);
+          }
+        }
+      }
+    }
+  }
+}
+
+// ---- T21 ----
+
+// One workspace serves all cases one after another, each leaving its rubbish to the next, with
+// refused calls in between.
+TEST(Reliability, T21_WorkspaceIsReused) {
+  TILEWISE_TRACE_SEED();
+  constexpr std::size_t kBytes = std::size_t{64} << 20;
+  const verify::Memory workspace(kBytes);
+  Random random(run_seed() + 1);
+  for (int i = 0; i < 24; ++i) {
+    const Operation operation = kOperations[i % 2];
+    const Case c = verify::random_case(operation, kDtypes[i / 2 % 4], random);
+    Instance instance(c);
+    give_forward_results(instance);
+    for (const Kernel* kernel : runnable_kernels(operation)) {
+      plan::Options options;
+      options.kernel = kernel->name;
+      plan::Plan plan;
+      ASSERT_EQ(plan::make_plan(operation, instance.request(), options, &plan), TILEWISE_OK);
+      if (static_cast<std::size_t>(plan.workspace_bytes) > kBytes) continue;
+      const auto expected = run_for_bits(kernel->name, instance);
+      instance.prepare(operation);
+      plan::RunOptions run;
+      run.workspace = workspace.data();
+      run.workspace_bytes = kBytes;
+      tilewise_problem refused = instance.request();
+      refused.q.dtype = TILEWISE_INT32;
+      EXPECT_EQ(plan::run_plan(plan, refused, run), TILEWISE_INVALID_ARGUMENT);
+      ASSERT_EQ(plan::run_plan(plan, instance.request(), run), TILEWISE_OK);
+      EXPECT_EQ(output_bits(operation, instance.request()), expected)
+          << kernel->name << ": " << describe(c);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tilewise::tests

@@ -1,0 +1,370 @@
+// T08 degenerate sizes, T09 beyond 32 bits, T11 layouts and strides, T13 unusual configurations.
+#include <sys/mman.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "problem/tensors.h"
+#include "problem/validate.h"
+#include "registry/support.h"
+
+namespace tilewise::tests {
+namespace {
+
+using verify::Storage;
+
+// ---- T08 ----
+
+TEST(Reliability, T08_DegenerateSizes) {
+  TILEWISE_TRACE_SEED();
+  const std::vector<std::int64_t> kSizes[] = {
+      {0, 5, 7, 2, 1, 8}, {2, 0, 7, 2, 1, 8}, {2, 5, 0, 2, 1, 8}, {2, 0, 0, 2, 1, 8},
+      {2, 5, 7, 0, 0, 8}, {0, 0, 0, 0, 0, 8}, {2, 5, 7, 0, 3, 8}, {1, 1, 1, 1, 1, 1}};
+  for (const Operation operation : kOperations) {
+    for (const auto& sizes : kSizes) {
+      for (const bool packed : {false, true}) {
+        Case c = make_case(operation, TILEWISE_FP32, sizes);
+        c.q_packed = c.k_packed = packed;
+        if (packed) c.q_lengths.assign(static_cast<std::size_t>(c.batch), c.q_len);
+        if (packed) c.k_lengths.assign(static_cast<std::size_t>(c.batch), c.k_len);
+        c.sink = c.dlse = c.causal = true;
+        Instance instance(c);
+        give_forward_results(instance);
+        tilewise_problem request = instance.request();
+        for (const problem::NamedTensor& named : problem::kTensors) {
+          if (verify::element_count(request.*named.member) == 0) {
+            (request.*named.member).data = nullptr;  // nothing there to point to
+          }
+        }
+        for (const Kernel* kernel : runnable_kernels(operation)) {
+          instance.prepare(operation);
+          ASSERT_EQ(run_kernel(kernel->name, operation, request), TILEWISE_OK)
+              << kernel->name << ": " << problem::message() << describe(c);
+          for (const auto member : {&tilewise_problem::out, &tilewise_problem::dq,
+                                    &tilewise_problem::dk, &tilewise_problem::dv}) {
+            for (const double x : values_of(request.*member)) ASSERT_FALSE(std::isnan(x));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Reliability, T08_NoHeadDimensionIsAnError) {
+  for (const Operation operation : kOperations) {
+    Case c = make_case(operation, TILEWISE_FP32, {1, 2, 2, 1, 1, 4});
+    Instance instance(c);
+    tilewise_problem request = instance.request();
+    request.q.shape[3] = request.k.shape[3] = 0;
+    EXPECT_EQ(run_kernel("three_pass", operation, request), TILEWISE_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(problem::message()).find("D is 0"), std::string::npos)
+        << problem::message();
+  }
+}
+
+// ---- T09 ----
+
+// Address space without memory: pages appear where they are touched.
+class SparseMemory {
+ public:
+  explicit SparseMemory(std::size_t bytes) : bytes_(bytes) {
+    data_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  }
+  ~SparseMemory() {
+    if (valid()) munmap(data_, bytes_);
+  }
+  SparseMemory(const SparseMemory&) = delete;
+  SparseMemory& operator=(const SparseMemory&) = delete;
+  bool valid() const { return data_ != MAP_FAILED; }
+  void* data() const { return data_; }
+
+ private:
+  void* data_;
+  std::size_t bytes_;
+};
+
+// Row-like tensors of a small problem spread over more than 2^31 elements, along one axis.
+struct Spread {
+  std::vector<std::unique_ptr<SparseMemory>> memory;
+
+  tilewise_tensor operator()(const tilewise_tensor& tensor, int axis) {
+    constexpr std::int64_t kFar = (std::int64_t{1} << 31) + 96;
+    tilewise_tensor spread = tensor;
+    spread.strides[axis] = kFar;
+    const std::int64_t reach = (tensor.shape[axis] - 1) * kFar + verify::element_count(tensor);
+    memory.push_back(std::make_unique<SparseMemory>(
+        static_cast<std::size_t>((reach + 64) * problem::dtype_size(tensor.dtype))));
+    if (!memory.back()->valid()) return {};
+    spread.data = memory.back()->data();
+    const std::vector<double> values = values_of(tensor);
+    set_elements(spread, [&](std::int64_t i) { return values[static_cast<std::size_t>(i)]; });
+    return spread;
+  }
+};
+
+TEST(Reliability, T09_StridesBeyond32Bits) {
+  TILEWISE_TRACE_SEED();
+  for (const Operation operation : kOperations) {
+    for (const std::int32_t dtype : kDtypes) {
+      for (int axis = 0; axis < 3; ++axis) {
+        Case c = make_case(operation, dtype, {3, 3, 3, 3, 3, 8});
+        c.causal = true;
+        Instance instance(c);
+        give_forward_results(instance);
+        Spread spread;
+        tilewise_problem far = instance.request();
+        for (const auto member :
+             {&tilewise_problem::q, &tilewise_problem::k, &tilewise_problem::v,
+              &tilewise_problem::out, &tilewise_problem::dout, &tilewise_problem::dq,
+              &tilewise_problem::dk, &tilewise_problem::dv}) {
+          if ((far.*member).rank == 0) continue;
+          far.*member = spread(far.*member, axis);
+          ASSERT_NE((far.*member).data, nullptr) << "no address space for the test";
+        }
+        for (const Kernel* kernel : runnable_kernels(operation)) {
+          const auto expected = run_for_bits(kernel->name, instance);
+          ASSERT_EQ(run_kernel(kernel->name, operation, far), TILEWISE_OK) << problem::message();
+          EXPECT_EQ(output_bits(operation, far), expected) << kernel->name << ", axis " << axis;
+        }
+      }
+    }
+  }
+}
+
+// A mask and a bias with rows 2^31 elements apart.
+TEST(Reliability, T09_MaskBeyond32Bits) {
+  TILEWISE_TRACE_SEED();
+  for (const Operation operation : kOperations) {
+    Case c = make_case(operation, TILEWISE_FP32, {1, 3, 40, 2, 1, 8});
+    c.bias = {true, 2, {true, true, true, true}};
+    Instance instance(c);
+    give_forward_results(instance);
+    Spread spread;
+    tilewise_problem far = instance.request();
+    far.bias = spread(far.bias, 0);
+    if (far.dbias.rank != 0) far.dbias = spread(far.dbias, 0);
+    ASSERT_NE(far.bias.data, nullptr) << "no address space for the test";
+    for (const Kernel* kernel : runnable_kernels(operation)) {
+      const auto expected = run_for_bits(kernel->name, instance);
+      ASSERT_EQ(run_kernel(kernel->name, operation, far), TILEWISE_OK) << problem::message();
+      EXPECT_EQ(output_bits(operation, far), expected) << kernel->name;
+    }
+  }
+}
+
+// Sk = 65537 and Sq = 65537 with a mask, 70000 sequences, 70000 heads.
+TEST(Reliability, T09_CountsBeyond16Bits) {
+  TILEWISE_TRACE_SEED();
+  std::vector<Case> cases;
+  for (const Operation operation : kOperations) {
+    Case c = make_case(operation, TILEWISE_FP32, {1, 3, 65537, 1, 1, 4});
+    c.mask = {true, 2, {true, true, true, true}};
+    c.causal = true;
+    cases.push_back(c);
+    std::swap(c.q_len, c.k_len);
+    cases.push_back(c);
+    cases.push_back(make_case(operation, TILEWISE_FP16, {70000, 1, 2, 1, 1, 3}));
+    cases.push_back(make_case(operation, TILEWISE_FP16, {1, 1, 2, 70000, 35000, 3}));
+  }
+  for (const Case& c : cases) expect_all_pass(c);
+}
+
+// 2^22 keys: all equal, so that the answer is known. Keys and values are one row, expanded.
+TEST(Reliability, T09_ManyKeys) {
+  constexpr std::int64_t kKeys = std::int64_t{1} << 22;
+  Case c = make_case(Operation::kForward, TILEWISE_FP32, {1, 2, 1, 1, 1, 4});
+  c.causal = true;
+  Instance instance(c);
+  tilewise_problem request = instance.request();
+  set_elements(request.q, [](std::int64_t) { return 1.0; });
+  set_elements(request.k, [](std::int64_t) { return 0.5; });
+  set_elements(request.v, [](std::int64_t) { return 3.0; });
+  for (const auto member : {&tilewise_problem::k, &tilewise_problem::v}) {
+    (request.*member).shape[1] = kKeys;
+    (request.*member).strides[1] = 0;
+  }
+  for (const Kernel* kernel : runnable_kernels(Operation::kForward)) {
+    instance.prepare(Operation::kForward);
+    ASSERT_EQ(run_kernel(kernel->name, Operation::kForward, request), TILEWISE_OK);
+    for (const double x : values_of(request.out)) EXPECT_NEAR(x, 3.0, 1e-5) << kernel->name;
+    const std::vector<double> lse = values_of(request.lse);
+    EXPECT_NEAR(lse[0], 1.0 + std::log(static_cast<double>(kKeys - 1)), 1.6e-4) << kernel->name;
+    EXPECT_NEAR(lse[1], 1.0 + std::log(static_cast<double>(kKeys)), 1.6e-4) << kernel->name;
+  }
+}
+
+// ---- T11 ----
+
+// Copies the floating inputs (and for backward out and lse) by their meaning, not by their place.
+void copy_inputs(const Instance& from, Instance& to) {
+  const auto copy = [&](tilewise_tensor tilewise_problem::*member) {
+    const tilewise_tensor& source = from.request().*member;
+    const tilewise_tensor& target = to.request().*member;
+    if (source.rank == 0) return;
+    const std::int32_t source_layout = from.request().layout;
+    const bool packed = target.rank == 3;
+    const std::int64_t rows = source.shape[source_layout == TILEWISE_BHSD ? 2 : 1];
+    verify::for_each_element(source, [&](std::int64_t i, std::int64_t offset) {
+      RowIndex at = row_index(source, source_layout, i);
+      if (packed) {
+        at.row += at.batch * rows;
+        at.batch = 0;
+      }
+      const bool heads_first = to.request().layout == TILEWISE_BHSD && !packed;
+      const int first = packed ? 0 : 1;
+      const std::int64_t place = (packed ? 0 : at.batch * target.strides[0]) +
+                                 at.row * target.strides[heads_first ? 2 : first] +
+                                 at.head * target.strides[heads_first ? 1 : first + 1] + at.column;
+      verify::write_element(target, place, verify::read_element(source, offset));
+    });
+  };
+  for (const auto member : {&tilewise_problem::q, &tilewise_problem::k, &tilewise_problem::v,
+                            &tilewise_problem::dout}) {
+    copy(member);
+  }
+}
+
+// A row-like tensor's bits in the order (batch or none, row, head, column).
+std::vector<std::uint64_t> bits_by_meaning(const tilewise_tensor& tensor, std::int32_t layout) {
+  tilewise_tensor view = tensor;
+  if (tensor.rank == 4 && layout == TILEWISE_BHSD) {
+    std::swap(view.shape[1], view.shape[2]);
+    std::swap(view.strides[1], view.strides[2]);
+  }
+  return tensor_bits(view);
+}
+
+std::vector<std::vector<std::uint64_t>> results_by_meaning(const Instance& instance) {
+  std::vector<std::vector<std::uint64_t>> results;
+  for (const auto member : {&tilewise_problem::out, &tilewise_problem::dq, &tilewise_problem::dk,
+                            &tilewise_problem::dv}) {
+    results.push_back(bits_by_meaning(instance.request().*member, instance.request().layout));
+  }
+  return results;
+}
+
+std::vector<Case> same_case_in_other_layouts(const Case& contiguous) {
+  std::vector<Case> cases;
+  for (const std::int32_t layout : {TILEWISE_BSHD, TILEWISE_BHSD}) {
+    for (const Storage storage :
+         {Storage::kContiguous, Storage::kPadded, Storage::kTransposed, Storage::kInterleaved}) {
+      cases.push_back(contiguous);
+      cases.back().layout = layout;
+      cases.back().storage = storage;
+    }
+  }
+  for (const Storage storage : {Storage::kContiguous, Storage::kPadded, Storage::kInterleaved}) {
+    Case packed = contiguous;
+    packed.q_packed = packed.k_packed = true;
+    packed.q_lengths.assign(static_cast<std::size_t>(packed.batch), packed.q_len);
+    packed.k_lengths = packed.q_lengths;
+    packed.storage = storage;
+    cases.push_back(packed);
+  }
+  return cases;
+}
+
+TEST(Reliability, T11_LayoutsAndStridesChangeNoBit) {
+  TILEWISE_TRACE_SEED();
+  for (const Operation operation : kOperations) {
+    for (const std::int32_t dtype : kDtypes) {
+      Case contiguous = make_case(operation, dtype, {2, 53, 53, 4, 2, 40});
+      contiguous.causal = true;
+      Instance plain(contiguous);
+      give_forward_results(plain);
+      for (const Case& c : same_case_in_other_layouts(contiguous)) {
+        Instance other(c);
+        copy_inputs(plain, other);
+        give_forward_results(other);
+        for (const Kernel* kernel : runnable_kernels(operation)) {
+          run_for_bits(kernel->name, plain);
+          run_for_bits(kernel->name, other);
+          EXPECT_EQ(results_by_meaning(other), results_by_meaning(plain))
+              << kernel->name << ": " << describe(c);
+        }
+      }
+    }
+  }
+}
+
+// Stride 0: K, V and dO expanded over batch and heads equal their copies.
+TEST(Reliability, T11_ExpandedInputsEqualTheirCopies) {
+  TILEWISE_TRACE_SEED();
+  for (const Operation operation : kOperations) {
+    Case c = make_case(operation, TILEWISE_FP32, {3, 40, 50, 4, 2, 24});
+    Instance instance(c);
+    const std::vector<tilewise_tensor tilewise_problem::*> members = {
+        &tilewise_problem::k, &tilewise_problem::v, &tilewise_problem::dout};
+    for (const auto member : members) {  // every batch and head like the first
+      const tilewise_tensor& tensor = instance.request().*member;
+      verify::for_each_element(tensor, [&](std::int64_t i, std::int64_t offset) {
+        const RowIndex at = row_index(tensor, TILEWISE_BSHD, i);
+        const std::int64_t first = at.row * tensor.strides[1] + at.column;
+        verify::write_element(tensor, offset, verify::read_element(tensor, first));
+      });
+    }
+    give_forward_results(instance);
+    tilewise_problem expanded = instance.request();
+    for (const auto member : members) {
+      (expanded.*member).strides[0] = 0;
+      (expanded.*member).strides[2] = 0;
+    }
+    for (const Kernel* kernel : runnable_kernels(operation)) {
+      const auto expected = run_for_bits(kernel->name, instance);
+      instance.prepare(operation);
+      ASSERT_EQ(run_kernel(kernel->name, operation, expanded), TILEWISE_OK) << problem::message();
+      EXPECT_EQ(output_bits(operation, expanded), expected) << kernel->name;
+    }
+  }
+}
+
+// ---- T13 ----
+
+TEST(Reliability, T13_UnusualHeadDimensions) {
+  TILEWISE_TRACE_SEED();
+  for (const Operation operation : kOperations) {
+    for (const std::int64_t dim : {1, 2, 3, 72, 96, 520}) {
+      for (const std::int64_t value_dim : {1, 5, 520}) {
+        Case c = make_case(operation, TILEWISE_BF16, {1, 18, 20, 2, 1, dim});
+        c.value_dim = value_dim;
+        expect_all_pass(c);
+      }
+    }
+  }
+}
+
+// Data that no vector is aligned to, and data that no element is aligned to.
+TEST(Reliability, T13_MisalignedPointers) {
+  TILEWISE_TRACE_SEED();
+  for (const Operation operation : kOperations) {
+    for (const std::int32_t dtype : kDtypes) {
+      const std::int64_t size = problem::dtype_size(dtype);
+      Case c = make_case(operation, dtype, {1, 20, 37, 2, 1, 16});
+      Instance instance(c);
+      give_forward_results(instance);
+      for (std::int64_t skip = 1; skip < 16; ++skip) {
+        verify::Memory memory(std::size_t{1} << 16);
+        tilewise_problem moved = instance.request();
+        tilewise_tensor& k = moved.k;
+        const std::size_t bytes = static_cast<std::size_t>(verify::element_count(k) * size);
+        std::memcpy(memory.data() + skip, k.data, bytes);
+        k.data = memory.data() + skip;
+        for (const Kernel* kernel : runnable_kernels(operation)) {
+          const auto expected = run_for_bits(kernel->name, instance);
+          const problem::Status status = run_kernel(kernel->name, operation, moved);
+          if (skip % size == 0) {
+            EXPECT_EQ(status, TILEWISE_OK) << problem::message();
+          } else {
+            EXPECT_EQ(status, TILEWISE_INVALID_ARGUMENT);
+            EXPECT_EQ(std::string(problem::message()).rfind("k: ", 0), 0u) << problem::message();
+          }
+          EXPECT_EQ(output_bits(operation, moved), expected) << kernel->name << " skip " << skip;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tilewise::tests

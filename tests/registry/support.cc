@@ -1,0 +1,187 @@
+#include "registry/support.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <thread>
+
+#include "problem/tensors.h"
+#include "verify/oracle.h"
+
+namespace tilewise::tests {
+namespace {
+
+std::uint64_t choose_seed() {
+  const char* const given = std::getenv("TILEWISE_TEST_SEED");
+  if (given != nullptr && given[0] != '\0') return std::strtoull(given, nullptr, 10);
+  return std::random_device()();
+}
+
+}  // namespace
+
+std::uint64_t run_seed() {
+  static const std::uint64_t seed = choose_seed();
+  return seed;
+}
+
+std::string operation_and_dtype(Operation operation, std::int32_t dtype) {
+  return std::string(operation == Operation::kForward ? "forward_" : "backward_") +
+         problem::dtype_name(dtype);
+}
+
+bool machine_runs(const Kernel& kernel) {
+  constexpr const char* kPrefix = "cpu_";
+  const std::string name = kernel.name;
+  if (name.rfind(kPrefix, 0) != 0) return true;
+  const std::string target = name.substr(std::strlen(kPrefix));
+  const char* const forced = std::getenv("TILEWISE_CPU_TARGET");
+  if (forced != nullptr && forced[0] != '\0' && target != forced) return false;
+  for (std::int32_t i = 0; i < tilewise_cpu_target_count(); ++i) {
+    if (target == tilewise_cpu_target_name(i)) return tilewise_cpu_target_available(i) != 0;
+  }
+  return false;
+}
+
+std::vector<const Kernel*> runnable_kernels(Operation operation) {
+  std::vector<const Kernel*> runnable;
+  for (const Kernel* kernel : plan::kernels(operation)) {
+    if (machine_runs(*kernel)) runnable.push_back(kernel);
+  }
+  return runnable;
+}
+
+void expect_all_pass(const Case& description, const verify::Judge::Edit& edit) {
+  verify::Judge judge(description, edit);
+  for (const Kernel* kernel : plan::kernels(description.operation)) {
+    const verify::Verdict verdict = judge.judge(kernel->name);
+    const auto expected =
+        machine_runs(*kernel) ? verify::Verdict::kPassed : verify::Verdict::kUnsupported;
+    EXPECT_EQ(verdict.result, expected) << verdict.text;
+  }
+}
+
+Case make_case(Operation operation, std::int32_t dtype, const std::vector<std::int64_t>& sizes) {
+  Case c;
+  c.operation = operation;
+  c.dtype = dtype;
+  c.batch = sizes.at(0);
+  c.q_len = sizes.at(1);
+  c.k_len = sizes.at(2);
+  c.heads = sizes.at(3);
+  c.kv_heads = sizes.at(4);
+  c.head_dim = sizes.at(5);
+  c.value_dim = sizes.at(5);
+  c.seed = run_seed();
+  return c;
+}
+
+void give_forward_results(Instance& instance) {
+  if (instance.description().operation == Operation::kForward) return;
+  verify::Oracle oracle(instance.request());
+  oracle.run(Operation::kForward);
+  instance.set_forward_results(oracle.results());
+}
+
+problem::Status run_kernel(const char* kernel, Operation operation, const tilewise_problem& request,
+                           const RunSetup& setup) {
+  plan::Options options;
+  options.kernel = kernel;
+  options.max_concurrency = setup.concurrency;
+  if (setup.concurrency == 0 && setup.executor != nullptr) {
+    options.max_concurrency = setup.executor->max_concurrency;
+  }
+  plan::Plan plan;
+  const problem::Status planned = plan::make_plan(operation, request, options, &plan);
+  if (planned != TILEWISE_OK) return planned;
+  const verify::Memory workspace(static_cast<std::size_t>(plan.workspace_bytes));
+  std::memset(workspace.data(), setup.fill, workspace.bytes());
+  plan::RunOptions run;
+  run.workspace = workspace.data();
+  run.workspace_bytes = workspace.bytes();
+  run.executor = setup.executor;
+  return plan::run_plan(plan, request, run);
+}
+
+std::vector<std::uint64_t> tensor_bits(const tilewise_tensor& tensor) {
+  std::vector<std::uint64_t> bits;
+  const std::int64_t size = problem::dtype_size(tensor.dtype);
+  verify::for_each_element(tensor, [&](std::int64_t, std::int64_t offset) {
+    std::uint64_t element = 0;
+    std::memcpy(&element, static_cast<const char*>(tensor.data) + offset * size,
+                static_cast<std::size_t>(size));
+    bits.push_back(element);
+  });
+  return bits;
+}
+
+std::vector<std::uint64_t> output_bits(Operation operation, const tilewise_problem& request) {
+  std::vector<std::uint64_t> bits;
+  for (const problem::NamedTensor& tensor : problem::kTensors) {
+    if (tensor.role(operation) != problem::Role::kOutput) continue;
+    const std::vector<std::uint64_t> more = tensor_bits(request.*tensor.member);
+    bits.insert(bits.end(), more.begin(), more.end());
+  }
+  return bits;
+}
+
+std::vector<std::uint64_t> run_for_bits(const char* kernel, Instance& instance,
+                                        const RunSetup& setup) {
+  const Operation operation = instance.description().operation;
+  instance.prepare(operation);
+  const problem::Status status = run_kernel(kernel, operation, instance.request(), setup);
+  EXPECT_EQ(status, TILEWISE_OK) << kernel << ": " << problem::message();
+  EXPECT_EQ(instance.damage(operation), "") << kernel << describe(instance.description());
+  return output_bits(operation, instance.request());
+}
+
+std::vector<double> values_of(const tilewise_tensor& tensor) {
+  std::vector<double> values;
+  verify::for_each_element(tensor, [&](std::int64_t, std::int64_t offset) {
+    values.push_back(verify::read_element(tensor, offset));
+  });
+  return values;
+}
+
+RowIndex row_index(const tilewise_tensor& tensor, std::int32_t layout, std::int64_t number) {
+  std::int64_t index[TILEWISE_MAX_RANK] = {0, 0, 0, 0};
+  for (int d = tensor.rank - 1; d >= 0; --d) {
+    index[d] = number % tensor.shape[d];
+    number /= tensor.shape[d];
+  }
+  if (tensor.rank == 3) return {0, index[0], index[1], index[2]};
+  if (layout == TILEWISE_BHSD) return {index[0], index[2], index[1], index[3]};
+  return {index[0], index[1], index[2], index[3]};
+}
+
+ShuffledExecutor::ShuffledExecutor(std::int32_t threads, std::uint64_t seed)
+    : threads_(threads), seed_(seed) {
+  tilewise_executor_init(&executor_);
+  executor_.max_concurrency = threads;
+  executor_.self = this;
+  executor_.parallel_for = parallel_for;
+}
+
+void ShuffledExecutor::parallel_for(void* self, std::int64_t n, void (*fn)(void*, std::int64_t),
+                                    void* context) {
+  const ShuffledExecutor& executor = *static_cast<const ShuffledExecutor*>(self);
+  std::vector<std::int64_t> order(static_cast<std::size_t>(n));
+  std::iota(order.begin(), order.end(), 0);
+  Random random(executor.seed_);
+  for (std::size_t i = order.size(); i > 1; --i) {
+    const std::int64_t other = random.between(0, static_cast<std::int64_t>(i) - 1);
+    std::swap(order[i - 1], order[static_cast<std::size_t>(other)]);
+  }
+  std::atomic<std::size_t> next{0};
+  const auto work = [&] {
+    for (std::size_t i = next++; i < order.size(); i = next++) fn(context, order[i]);
+  };
+  std::vector<std::thread> helpers;
+  for (std::int32_t t = 1; t < executor.threads_; ++t) helpers.emplace_back(work);
+  work();
+  for (std::thread& helper : helpers) helper.join();
+}
+
+}  // namespace tilewise::tests
