@@ -28,7 +28,7 @@ struct GradientTile {
 template <class T>
 struct GradientScratch {
   GradientTile<T> tile;
-  T* lse2;   // per query of the tile or panel: LSE in units of log 2
+  T* lse;    // per query of the tile or panel: LSE in the units of the scores
   T* delta;  // per query: rowsum(O * dO) - dLSE
   MaskScratch<T> mask;
   CarefulScratch<T> careful;
@@ -46,7 +46,7 @@ GradientScratch<T> take_gradient_scratch(const Problem& problem, Arena& arena) {
   scratch.tile.gradients = arena.take<T>(kTile);
   scratch.tile.keep = arena.take<T>(problem.dropout_p > 0 ? kTile : 0);
   scratch.tile.derivative = arena.take<T>(problem.softcap > 0 ? kTile : 0);
-  scratch.lse2 = arena.take<T>(kMostQueries);
+  scratch.lse = arena.take<T>(kMostQueries);
   scratch.delta = arena.take<T>(kMostQueries);
   scratch.mask.low = arena.take<T>(kMostQueries);
   scratch.mask.high = arena.take<T>(kMostQueries);
@@ -60,22 +60,23 @@ GradientScratch<T> take_gradient_scratch(const Problem& problem, Arena& arena) {
   return scratch;
 }
 
-// From masked scores and dP to P and dS, in place.  lse2 and delta: per lane (queries) or per row
+// From masked scores and dP to P and dS, in place.  lse and delta: per lane (queries) or per row
 // (keys)
 template <class T, Lanes kLanesAre, int kWidth>
 void gradient_step(const Problem& problem, const Frame& frame, const GradientScratch<T>& scratch) {
   constexpr bool kQueries = kLanesAre == Lanes::kQueries;
   const GradientTile<T>& tile = scratch.tile;
+  const Vec<T> unit(ScoreUnits<T>(problem).unit);
   for (std::int64_t t = 0; t < frame.t_count; ++t) {
     for (int lane = 0; lane < kWidth; lane += Vec<T>::kLanes) {
       const std::int64_t at = t * kWidth + lane;
-      const Vec<T> lse2 = kQueries ? Vec<T>::load(scratch.lse2 + lane) : Vec<T>(scratch.lse2[t]);
+      const Vec<T> lse = kQueries ? Vec<T>::load(scratch.lse + lane) : Vec<T>(scratch.lse[t]);
       const Vec<T> delta = kQueries ? Vec<T>::load(scratch.delta + lane) : Vec<T>(scratch.delta[t]);
       const Vec<T> score = Vec<T>::load(tile.probs + at);
       const Vec<T> zero(T(0));
       // A masked score is selected out here too: the LSE of a row that sees a NaN is NaN.
       const Vec<T> prob = select(score == Vec<T>(-math::Limits<T>::kInfinity), zero,
-                                 math::probability(score, lse2));
+                                 math::probability(score, lse, unit));
       Vec<T> dprob = Vec<T>::load(tile.gradients + at);
       Vec<T> dropped = prob;
       if (problem.dropout_p > 0) {
@@ -103,7 +104,7 @@ template <class T>
 struct GradientOperands {
   Rows<T> score_rows;    // (t_count, D): Q or K
   Rows<T> prob_rows;     // (t_count, Dv): dO or V
-  const T* score_panel;  // (D, kWidth): K or Q, scaled
+  const T* score_panel;  // (D, kWidth): K or Q, with the sign of the scale
   const T* prob_panel;   // (Dv, kWidth): V or dO
 };
 
@@ -136,11 +137,11 @@ void load_row_statistics(const HeadContext& context, const View& delta, std::int
                          std::int64_t count, std::int64_t size, const GradientScratch<T>& scratch) {
   const Problem& problem = *context.problem;
   const std::int64_t b = context.sequence.batch;
+  const T per_natural = T(1) / ScoreUnits<T>(problem).natural;
   for (std::int64_t i = 0; i < size; ++i) {
     const std::int64_t row = context.sequence.q_start + first + i;
-    scratch.lse2[i] = i < count ? load_statistic<T>(problem.lse, b, context.head, row) *
-                                      static_cast<T>(math::kLog2E)
-                                : T(0);
+    scratch.lse[i] = i < count ? load_statistic<T>(problem.lse, b, context.head, row) * per_natural
+                               : T(0);
     scratch.delta[i] = i < count ? load_statistic<T>(delta, b, context.head, row) : T(0);
   }
 }

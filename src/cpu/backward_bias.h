@@ -45,7 +45,7 @@ TILEWISE_INLINE math::KeyRange broadcast_range(std::int64_t extent, std::int64_t
   return {index * step, math::lesser(index * step + step, full)};
 }
 
-// Packs rows of Q (scaled) and dO.
+// Packs rows of Q (with the sign of the scale) and dO.
 template <class T, int kWidth>
 void pack_query_panel(const HeadContext& context, std::int64_t first, std::int64_t lanes,
                       T* q_panel, T* dout_panel) {
@@ -53,7 +53,7 @@ void pack_query_panel(const HeadContext& context, std::int64_t first, std::int64
   const std::int64_t row = context.sequence.q_start + first;
   pack_panel<T, kWidth>(
       {&problem.q, context.sequence.batch, context.head, row, lanes, problem.head_dim},
-      packed_scale<T>(problem), q_panel);
+      ScoreUnits<T>(problem).packed, q_panel);
   pack_panel<T, kWidth>(
       {&problem.dout, context.sequence.batch, context.head, row, lanes, problem.value_dim}, T(1),
       dout_panel);

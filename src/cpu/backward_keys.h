@@ -8,7 +8,7 @@ namespace tilewise::cpu::TILEWISE_TARGET {
 
 template <class T>
 struct KeyScratch {
-  T* k_panels;   // (panels, D, kWidth), scaled
+  T* k_panels;   // (panels, D, kWidth), with the sign of the scale
   T* v_panels;   // (panels, Dv, kWidth)
   T* dk_panels;  // (panels, D, kWidth)
   T* dv_panels;  // (panels, Dv, kWidth)
@@ -157,7 +157,7 @@ void load_keys(const KeyBlock& block, const KeyScratch<T>& scratch) {
     const std::int64_t at_v = panel * problem.value_dim * kWidth;
     pack_panel<T, kWidth>(
         {&problem.k, block.sequence.batch, block.kv_head, row, lanes, problem.head_dim},
-        packed_scale<T>(problem), scratch.k_panels + at_d);
+        ScoreUnits<T>(problem).packed, scratch.k_panels + at_d);
     pack_panel<T, kWidth>(
         {&problem.v, block.sequence.batch, block.kv_head, row, lanes, problem.value_dim}, T(1),
         scratch.v_panels + at_v);

@@ -1,7 +1,6 @@
 // The forward pass: FlashAttention-2 (Dao 2023, algorithm 1) with SIMD lanes = queries. Scores are
 // computed as S^T = K Q^T and outputs as O^T = V^T P^T, so that a row's maximum, sum and rescaling
-// are lane-wise, K and V are read in place, and only Q is packed: once per block, transposed, with
-// the scale folded in.
+// are lane-wise, K and V are read in place, and only Q is packed: once per block, transposed.
 #pragma once
 
 #include "cpu/accumulate.h"
@@ -61,10 +60,11 @@ struct QueryBlock {
   std::int64_t rows;
 };
 
-// Folds a tile of scores (log 2 units) into the state of a panel and turns it into unnormalised
-// probabilities. Gives the factor that the panel's output so far must be multiplied by.
+// Folds a tile of scores into the state of a panel and turns it into unnormalised probabilities.
+// Gives the factor that the panel's output so far must be multiplied by.
 template <class T, int kColumns>
-TILEWISE_INLINE void softmax_step(std::int64_t keys, T* scores, T* max, T* sum, Vec<T>* rescale) {
+TILEWISE_INLINE void softmax_step(std::int64_t keys, Vec<T> unit, T* scores, T* max, T* sum,
+                                  Vec<T>* rescale) {
   constexpr int kLanes = Vec<T>::kLanes;
   constexpr int kWidth = kColumns * kLanes;
   for (int n = 0; n < kColumns; ++n) {
@@ -74,10 +74,10 @@ TILEWISE_INLINE void softmax_step(std::int64_t keys, T* scores, T* max, T* sum, 
     for (std::int64_t j = 0; j < keys; ++j)
       new_max = maximum(Vec<T>::load(column + j * kWidth), new_max);
     const Vec<T> anchor = math::anchor(new_max);
-    rescale[n] = math::weight(old_max, anchor);
+    rescale[n] = math::weight(old_max, anchor, unit);
     Vec<T> total(T(0));  // of the tile by itself: short sums lose less
     for (std::int64_t j = 0; j < keys; ++j) {
-      const Vec<T> weight = math::weight(Vec<T>::load(column + j * kWidth), anchor);
+      const Vec<T> weight = math::weight(Vec<T>::load(column + j * kWidth), anchor, unit);
       weight.store(column + j * kWidth);
       total = total + weight;
     }
@@ -107,8 +107,8 @@ void forward_tile(const HeadContext& context, const Frame& frame, TileClass tile
                                             scratch.scores, nullptr);
   if (careful) record_seen<T, kWidth>(frame.t_count, scratch.scores, scratch.careful.seen);
   Vec<T> rescale[kColumns];
-  softmax_step<T, kColumns>(frame.t_count, scratch.scores, scratch.max + panel * kWidth,
-                            scratch.sum + panel * kWidth, rescale);
+  softmax_step<T, kColumns>(frame.t_count, Vec<T>(ScoreUnits<T>(problem).unit), scratch.scores,
+                            scratch.max + panel * kWidth, scratch.sum + panel * kWidth, rescale);
   if (problem.dropout_p > 0) {
     fill_dropout<T, Lanes::kQueries, kWidth>(context, frame, scratch.keep);
     apply_dropout<T, kWidth>(frame, scratch.keep, scratch.scores);
@@ -182,7 +182,7 @@ void load_queries(const QueryBlock& block, const ForwardScratch<T>& scratch) {
                            context.sequence.q_start + row,
                            math::lesser(kWidth, block.first + block.rows - row),
                            problem.head_dim};
-    pack_panel<T, kWidth>(rows, packed_scale<T>(problem),
+    pack_panel<T, kWidth>(rows, ScoreUnits<T>(problem).packed,
                           scratch.q_panels + panel * problem.head_dim * kWidth);
     const math::SoftmaxState<T> empty = math::empty_state<T>();
     for (int lane = 0; lane < kWidth; ++lane) {
@@ -207,10 +207,11 @@ void store_outputs(const QueryBlock& block, const ForwardScratch<T>& scratch) {
     const std::int64_t row = context.sequence.q_start + block.first + panel * kWidth;
     const std::int64_t lanes = math::lesser(kWidth, block.rows - panel * kWidth);
     T scale[kWidth] = {};
+    const T natural = ScoreUnits<T>(problem).natural;
     for (std::int64_t lane = 0; lane < lanes; ++lane) {
       const std::int64_t at = panel * kWidth + lane;
       const math::Finalised<T> closed =
-          math::finalise(math::SoftmaxState<T>{scratch.max[at], scratch.sum[at]}, sink);
+          math::finalise(math::SoftmaxState<T>{scratch.max[at] * natural, scratch.sum[at]}, sink);
       scale[lane] = closed.scale;
       if (problem.lse.present()) {
         store_statistic(problem.lse, context.sequence.batch, context.head, row + lane, closed.lse);

@@ -226,29 +226,39 @@ void apply_bands(const HeadContext& context, const Frame& frame, const MaskScrat
 
 // ---- the whole rule ----
 
-// True if the score rule is only the scale, which then is folded into the packed operand together
-// with log2(e).
-TILEWISE_INLINE bool plain_scores(const Problem& problem) { return !problem.general_scores(); }
-
-// What the packed operand is multiplied by before the score product.
+// How scores are kept. Plain: as products, unscaled, so that no rounding of the scale enters the
+// operands; the exponential's unit holds the scale, which must be positive there, and the packed
+// operand its sign. General, or a scale that the unit cannot hold (0, or near the ends of the
+// range): in natural units, after the score rule.
 template <class T>
-TILEWISE_INLINE T packed_scale(const Problem& problem) {
-  return static_cast<T>(plain_scores(problem) ? problem.scale * math::kLog2E : problem.scale);
-}
+struct ScoreUnits {
+  bool plain;
+  T packed;   // what the packed operand is multiplied by: 1 or -1
+  T natural;  // natural units in one unit of a score
+  T unit;     // log2(e) * natural
 
-// From the product (scaled) to masked scores in units of log 2. `derivative` as in apply_softcap.
+  TILEWISE_INLINE explicit ScoreUnits(const Problem& problem) {
+    const double size = __builtin_fabs(problem.scale);
+    plain = !problem.general_scores() && size > 0x1p-60 && size < 0x1p60;
+    packed = plain && problem.scale < 0 ? T(-1) : T(1);
+    natural = plain ? static_cast<T>(size) : T(1);
+    unit = static_cast<T>((plain ? size : 1.0) * math::kLog2E);
+  }
+};
+
+// From the product to masked scores in the units of ScoreUnits. `derivative` as in apply_softcap.
 template <class T, Lanes kLanesAre, int kWidth>
 void finish_scores(const HeadContext& context, const Frame& frame, TileClass tile_class,
                    const MaskScratch<T>& scratch, T* scores, T* derivative) {
   const Problem& problem = *context.problem;
-  if (!plain_scores(problem)) {
+  if (!ScoreUnits<T>(problem).plain) {
+    const Vec<T> scale(static_cast<T>(problem.scale));
+    for (std::int64_t at = 0; at < frame.t_count * kWidth; at += Vec<T>::kLanes)
+      (Vec<T>::load(scores + at) * scale).store(scores + at);
     if (problem.softcap > 0)
       apply_softcap<T, kWidth>(static_cast<T>(problem.softcap), frame.t_count, scores, derivative);
     if (problem.bias.present()) add_bias<T, kLanesAre, kWidth>(context, frame, scores);
     if (problem.alibi_slopes.present()) add_alibi<T, kLanesAre, kWidth>(context, frame, scores);
-    for (std::int64_t at = 0; at < frame.t_count * kWidth; at += Vec<T>::kLanes) {
-      (Vec<T>::load(scores + at) * Vec<T>(static_cast<T>(math::kLog2E))).store(scores + at);
-    }
     if (problem.mask.present()) apply_boolean_mask<T, kLanesAre, kWidth>(context, frame, scores);
   }
   if (tile_class == TileClass::kPartial)

@@ -1,12 +1,15 @@
 // The softmax monoid. A piece of a row is the state (max, sum, out): the running maximum of the
-// scores, the sum of 2^(score - max), and the sum of 2^(score - max) * value row. Everything that
+// scores, the sum of exp(score - max), and the sum of exp(score - max) * value row. Everything that
 // Tilewise does with a row is a merge of such pieces: single scores (online softmax), key tiles
 // (FlashAttention-1 and -2), slices of a cache (Flash-Decoding), shards of other machines (Ring
 // Attention).
 //
-// Scores are in units of log 2: score2 = score * log2(e), so that the exponential is exp2. T is one
-// lane or many. `out` stays with the caller (it is a row, a register tile, a buffer); the factors
-// that it needs are given here.
+// The exponential is exp2: exp(a - b) = 2^((a - b) * log2(e)). The difference comes first: it is
+// exact where it matters, while scores of some hundreds, brought into units of log 2 one by one,
+// would carry a rounding each into the exponent. `unit` is log2(e) for scores as the formula has
+// them; a kernel that keeps them unscaled (q.k alone) passes scale * log2(e), which must be
+// positive. T is one lane or many. `out` stays with the caller (it is a row, a register tile, a
+// buffer); the factors that it needs are given here.
 #pragma once
 
 #include "math/exp2.h"
@@ -26,7 +29,7 @@ TILEWISE_INLINE SoftmaxState<T> empty_state() {
 }
 
 // The point that exponents are taken against: the maximum, or 0 where nothing was seen yet, which
-// makes 2^(-inf - anchor) = 0 instead of NaN.
+// makes exp(-inf - anchor) = 0 instead of NaN.
 template <class T>
 TILEWISE_INLINE T anchor(T max) {
   using L = Lane<T>;
@@ -36,8 +39,8 @@ TILEWISE_INLINE T anchor(T max) {
 // The weight of a state (or of a score) with maximum `max` in a state anchored at `anchor_point`; 0
 // for an empty one.
 template <class T>
-TILEWISE_INLINE T weight(T max, T anchor_point) {
-  return exp2(max - anchor_point);
+TILEWISE_INLINE T weight(T max, T anchor_point, T unit = T(Lane<T>(kLog2E))) {
+  return exp2((max - anchor_point) * unit);
 }
 
 // factor * value, but 0 for factor 0: the row of an empty state is selected out, never multiplied
@@ -65,9 +68,9 @@ TILEWISE_INLINE Merged<T> merge(SoftmaxState<T> a, SoftmaxState<T> b) {
   return {{max, factor_a * a.sum + factor_b * b.sum}, factor_a, factor_b};
 }
 
-// Closes a row: out * scale is the attention output, lse the natural log-sum-exp. The sink (natural
-// units; -inf: none) joins the denominator here, once. A row without keys gives scale 0 and lse =
-// sink.
+// Closes a row, its maximum in natural units: out * scale is the attention output, lse the natural
+// log-sum-exp. The sink (-inf: none) joins the denominator here, once. A row without keys gives
+// scale 0 and lse = sink.
 template <class T>
 struct Finalised {
   T scale;
@@ -75,21 +78,22 @@ struct Finalised {
 };
 template <class T>
 TILEWISE_INLINE Finalised<T> finalise(SoftmaxState<T> state, T sink) {
-  const Merged<T> closed = merge(
-      state, SoftmaxState<T>{sink * T(kLog2E), select(sink == -Limits<T>::kInfinity, T(0), T(1))});
+  const Merged<T> closed =
+      merge(state, SoftmaxState<T>{sink, select(sink == -Limits<T>::kInfinity, T(0), T(1))});
   // A sum over any score is at least 1, or NaN.
   if (closed.state.sum == T(0)) return {T(0), -Limits<T>::kInfinity};
   return {closed.factor_a / closed.state.sum,
-          (closed.state.max + log2(closed.state.sum)) * T(kLn2)};
+          multiply_add(log2(closed.state.sum), T(kLn2), closed.state.max)};
 }
 
-// The probability of a score, recomputed in the backward pass: exp(score - lse). A row without keys
-// has lse = -inf and only masked scores; its probabilities are 0. No probability is above 1: at
-// scores of 10^9 and more the rounding of lse would make it infinite.
+// The probability of a score, recomputed in the backward pass: exp(score - lse), both in the units
+// that `unit` says. A row without keys has lse = -inf and only masked scores; its probabilities are
+// 0. No probability is above 1: at scores of 10^9 and more the rounding of lse would make it
+// infinite.
 template <class T>
-TILEWISE_INLINE T probability(T score2, T lse2) {
+TILEWISE_INLINE T probability(T score, T lse, T unit = T(Lane<T>(kLog2E))) {
   using L = Lane<T>;
-  return exp2(-maximum(T(L(0)), anchor(lse2) - score2));  // a NaN stays
+  return exp2(-maximum(T(L(0)), anchor(lse) - score) * unit);  // a NaN stays
 }
 
 }  // namespace tilewise::math

@@ -66,7 +66,7 @@ struct GradientWorker {
     const problem::Sequence& sequence;
     std::int64_t head;
     std::int64_t row;
-    T lse2;
+    T lse;
     T delta;
   };
 
@@ -80,7 +80,7 @@ struct GradientWorker {
     T delta = dot(buffers.out, buffers.dout, problem.value_dim);
     if (problem.dlse.present())
       delta -= load_element<T>(problem.dlse, problem.dlse.offset(sequence.batch, head, token));
-    return {sequence, head, row, lse * T(math::kLog2E), delta};
+    return {sequence, head, row, lse, delta};
   }
 
   // The piece (batch, head, row, column block) of dbias; an extent of 1 stands for all of that
@@ -150,19 +150,19 @@ struct GradientWorker {
       const T dprob =
           dot(buffers.dout, buffers.value, problem.value_dim) * head.dropout_factor(place.row, j);
       const double gradient =
-          math::score_gradient(math::probability(score, place.lse2), dprob, place.delta);
+          math::score_gradient(math::probability(score, place.lse), dprob, place.delta);
       (sums == nullptr ? buffers.sums[0] : sums[j - keys.begin]) += gradient;
     }
   }
 
   // dsink[h] = -sum over sequences and rows of exp(sink - lse) * delta
   void run_sink(std::int64_t h) const {
-    const T sink2 = load_element<T>(problem.sink, problem.sink.offset(0, h, 0)) * T(math::kLog2E);
+    const T sink = load_element<T>(problem.sink, problem.sink.offset(0, h, 0));
     double sum = 0;
     for (std::int64_t b = 0; b < problem.batch; ++b) {
       for (std::int64_t row = 0; row < sequences[b].q_len; ++row) {
         const RowPlace place = load_row_place(sequences[b], h, row);
-        sum += math::score_gradient(math::probability(sink2, place.lse2), T(0), place.delta);
+        sum += math::score_gradient(math::probability(sink, place.lse), T(0), place.delta);
       }
     }
     store_element(problem.dsink, problem.dsink.offset(0, h, 0), sum);

@@ -84,7 +84,7 @@ class Head {
     return mask_.visible[key - keys.begin] != 0;
   }
 
-  // From a product q.k to the score in units of log 2. `derivative`, if given, becomes d score / d
+  // From a product q.k to the score. `derivative`, if given, becomes d score / d
   // (scale * q.k).
   T score(std::int64_t row, std::int64_t key, T product, T* derivative = nullptr) const {
     T score = scale_ * product;
@@ -101,7 +101,7 @@ class Head {
     if (problem_.alibi_slopes.present()) {
       score += math::alibi(slope_, static_cast<T>(row + sequence_.diagonal - key));
     }
-    return score * T(math::kLog2E);
+    return score;
   }
 
   // scores[j - keys.begin] of one row against a tile of keys; masked scores are -inf and their keys

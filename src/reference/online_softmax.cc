@@ -120,12 +120,12 @@ struct OnlineSoftmaxBackward {
     group.memory.load(problem.q, row, problem.head_dim, b.query);
     group.memory.load(problem.out, row, problem.value_dim, b.out);
     group.memory.load(problem.dout, row, problem.value_dim, b.dout);
-    const T lse2 = group.load_lse(g, i) * T(math::kLog2E);
+    const T lse = group.load_lse(g, i);
     const T delta = group.delta(g, i, b.out, b.dout);
     set_zero(b.dquery, problem.head_dim);
     for_each_score(group, head, i, b, [&](std::int64_t j, T score, T derivative) {
       group.memory.load(problem.v, group.key_rows(j, 1), problem.value_dim, b.value);
-      const T prob = math::probability(score, lse2);
+      const T prob = math::probability(score, lse);
       const T dropout = head.dropout_factor(i, j);
       const T dprob = dot(b.dout, b.value, problem.value_dim) * dropout;
       const T dscore = math::score_gradient(prob, dprob, delta) * derivative * head.scale();

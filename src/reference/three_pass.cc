@@ -179,10 +179,10 @@ struct ThreePassBackward {
     const std::int64_t size = problem::dtype_size(group.problem.dtype);
     const std::int64_t k_len = group.k_len();
     for (std::int64_t i = 0; i < group.q_len(); ++i) {
-      const T lse2 = group.load_lse(g, i) * T(math::kLog2E);
+      const T lse = group.load_lse(g, i);
       group.memory.load_array(b.scores + i * k_len, k_len, size, b.row);
       for (std::int64_t j = 0; j < k_len; ++j) {
-        b.row[j] = b.row[j] == kMaskedScore<T> ? kMaskedProb<T> : math::probability(b.row[j], lse2);
+        b.row[j] = b.row[j] == kMaskedScore<T> ? kMaskedProb<T> : math::probability(b.row[j], lse);
       }
       group.memory.store_array(b.row, k_len, size, b.probs + i * k_len);
     }

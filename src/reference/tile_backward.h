@@ -22,11 +22,10 @@ void add_row_gradients(const Head<T, Counter>& head, const TileRow& place, T lse
   const T* const query = b.query_tile + place.in_tile * head_dim;
   const T* const dout = b.dout_tile + place.in_tile * value_dim;
   T* const dquery = b.dquery_tile + place.in_tile * head_dim;
-  const T lse2 = lse * T(math::kLog2E);
   head.score_row(place.row, place.keys, query, b.key_tile, b.scores, b.derivatives);
   for (std::int64_t j = 0; j < extent(place.keys); ++j) {
     if (b.scores[j] == kMaskedScore<T>) continue;
-    const T prob = math::probability(b.scores[j], lse2);
+    const T prob = math::probability(b.scores[j], lse);
     const T dropout = head.dropout_factor(place.row, place.keys.begin + j);
     add_scaled(prob * dropout, dout, value_dim, b.dvalue_tile + j * value_dim);
     const T dprob = dot(dout, b.value_tile + j * value_dim, value_dim) * dropout;

@@ -30,8 +30,8 @@ Piece<T> merged(const Piece<T>& a, const Piece<T>& b) {
 }
 
 template <class T>
-Piece<T> piece_of(T score2, T value) {
-  return {{score2, T(1)}, value};
+Piece<T> piece_of(T score, T value) {
+  return {{score, T(1)}, value};
 }
 
 template <class T>
@@ -135,7 +135,7 @@ TEST(SoftmaxState, AnySplitGivesTheSoftmax) {
     for (std::int64_t j = 0; j < count; ++j) {
       const double score = 30 * random.normal();
       const double value = random.normal();
-      pieces.push_back(piece_of(score * kLog2E, value));
+      pieces.push_back(piece_of(score, value));
       sum += std::exp(static_cast<long double>(score));
       out += std::exp(static_cast<long double>(score)) * static_cast<long double>(value);
     }
@@ -153,7 +153,7 @@ TEST(SoftmaxState, AnySplitGivesTheSoftmax) {
 }
 
 TEST(SoftmaxState, SinkJoinsTheDenominator) {
-  const SoftmaxState<double> state = {2 * kLog2E, 1.5};  // sum of exp(score) = 1.5 e^2
+  const SoftmaxState<double> state = {2, 1.5};  // sum of exp(score) = 1.5 e^2
   const Finalised<double> closed = finalise(state, 1.0);
   const double denominator = 1.5 * std::exp(2.0) + std::exp(1.0);
   EXPECT_NEAR(closed.lse, std::log(denominator), 1e-14);

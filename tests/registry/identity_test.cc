@@ -142,7 +142,7 @@ TEST(Identity, PartsMergeToTheWhole) {
       const std::size_t row =
           static_cast<std::size_t>((at.batch * c.heads + at.head) * kRows + at.row);
       const auto state = [&](int half) {
-        return math::SoftmaxState<double>{lses[half][row] * math::kLog2E, 1};
+        return math::SoftmaxState<double>{lses[half][row], 1};
       };
       const math::Merged<double> merged = math::merge(state(0), state(1));
       const math::Finalised<double> closed = math::finalise(merged.state, -HUGE_VAL);
