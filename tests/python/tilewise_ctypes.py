@@ -7,7 +7,7 @@ import numpy as np
 FORWARD, BACKWARD = 0, 1
 BSHD, BHSD = 0, 1
 BOTTOM_RIGHT, TOP_LEFT = 0, 1
-DTYPES = {"float64": 1, "float32": 2, "float16": 4, "int32": 5, "int64": 6, "bool": 7}
+DTYPES = {"float64": 1, "float32": 2, "bfloat16": 3, "float16": 4, "int32": 5, "int64": 6, "bool": 7}
 TENSORS = ("q", "k", "v", "out", "lse", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "slices", "mask", "bias",
            "alibi_slopes", "sink", "dout", "dlse", "dq", "dk", "dv", "dbias", "dsink")
 
@@ -31,6 +31,11 @@ class PlanOptions(ctypes.Structure):
                 ("max_concurrency", c_int32), ("reserved", c_int32)]
 
 
+class Executor(ctypes.Structure):
+    _fields_ = [("struct_size", c_size_t), ("max_concurrency", c_int32), ("reserved", c_int32),
+                ("parallel_for", c_void_p), ("self", c_void_p), ("stream", c_void_p)]
+
+
 class TilewiseError(Exception):
     """A status other than OK: `status`, and the library's line as the message."""
 
@@ -47,6 +52,10 @@ class Library:
         self._lib.tilewise_plan_destroy.argtypes = [c_void_p]
         self._lib.tilewise_plan_workspace.argtypes = [c_void_p, POINTER(c_size_t), POINTER(c_size_t)]
         self._lib.tilewise_plan_run.argtypes = [c_void_p, POINTER(Problem), c_void_p, c_size_t, c_void_p]
+        self._lib.tilewise_pool_destroy.argtypes = [c_void_p]
+        self._lib.tilewise_pool_executor.argtypes = [c_void_p, POINTER(Executor)]
+        for name in ("forward", "backward"):
+            getattr(self._lib, "tilewise_" + name).argtypes = [POINTER(Problem), c_void_p]
         if self.problem().struct_size != ctypes.sizeof(Problem):
             raise AssertionError("the structs of this file are not those of the library")
 
@@ -66,21 +75,72 @@ class Library:
     def supports(self, operation, kernel, problem):
         return self._lib.tilewise_kernel_supports(operation, kernel.encode(), byref(problem)) == 0
 
+    def version(self):
+        return self._lib.tilewise_version().decode()
+
+    def plan(self, operation, problem, kernel=None, max_concurrency=0):
+        return Plan(self, operation, problem, kernel, max_concurrency)
+
     def run(self, operation, kernel, problem):
         """Plans, allocates the workspace and runs. Raises TilewiseError."""
+        self.plan(operation, problem, kernel).runner(problem)()
+
+    def one_call(self, operation, problem, executor=None):
+        """A function of no arguments that plans and runs at once."""
+        function = (self._lib.tilewise_forward, self._lib.tilewise_backward)[operation]
+        return self.checked(function, byref(problem), None if executor is None else byref(executor))
+
+    def checked(self, function, *arguments):
+        """A function of no arguments that calls `function` and raises TilewiseError if it fails."""
+        def call():
+            status = function(*arguments)
+            if status != 0:
+                self._check(status)
+        return call
+
+
+class Plan:
+    """A plan with a workspace of its own, filled with 0xFF; both go with it."""
+
+    def __init__(self, library, operation, problem, kernel, max_concurrency):
+        self._library, self._lib, self._plan = library, library._lib, c_void_p()
         options = PlanOptions()
         self._lib.tilewise_plan_options_init(byref(options))
-        options.kernel = kernel.encode()
-        plan = c_void_p()
-        self._check(self._lib.tilewise_plan_create(operation, byref(problem), byref(options), byref(plan)))
-        try:
-            size, alignment = c_size_t(), c_size_t()
-            self._check(self._lib.tilewise_plan_workspace(plan, byref(size), byref(alignment)))
-            memory = np.full(size.value + alignment.value, 0xFF, np.uint8)
-            start = memory.ctypes.data + -memory.ctypes.data % alignment.value
-            self._check(self._lib.tilewise_plan_run(plan, byref(problem), start, size.value, None))
-        finally:
-            self._lib.tilewise_plan_destroy(plan)
+        options.kernel = None if kernel is None else kernel.encode()
+        options.max_concurrency = max_concurrency
+        library._check(self._lib.tilewise_plan_create(operation, byref(problem), byref(options), byref(self._plan)))
+        size, alignment = c_size_t(), c_size_t()
+        library._check(self._lib.tilewise_plan_workspace(self._plan, byref(size), byref(alignment)))
+        self.workspace_bytes = size.value
+        self._memory = np.full(size.value + alignment.value, 0xFF, np.uint8)
+        self._start = self._memory.ctypes.data + -self._memory.ctypes.data % alignment.value
+
+    def __del__(self):
+        self._lib.tilewise_plan_destroy(self._plan)
+
+    def kernel(self):
+        return self._lib.tilewise_plan_kernel(self._plan).decode()
+
+    def runner(self, problem, executor=None):
+        """A function of no arguments that runs the plan. Raises TilewiseError."""
+        executor = None if executor is None else byref(executor)
+        call = self._library.checked(self._lib.tilewise_plan_run, self._plan, byref(problem), self._start,
+                                     self.workspace_bytes, executor)
+        call.plan = self  # the plan and its workspace live as long as the function
+        return call
+
+
+class Pool:
+    """Threads of the library's own, and the executor that runs on them."""
+
+    def __init__(self, library, threads):
+        self._library, self._pool, self.executor = library, c_void_p(), Executor()
+        library._check(library._lib.tilewise_pool_create(threads, byref(self._pool)))
+        self.executor.struct_size = ctypes.sizeof(Executor)
+        library._check(library._lib.tilewise_pool_executor(self._pool, byref(self.executor)))
+
+    def __del__(self):
+        self._library._lib.tilewise_pool_destroy(self._pool)
 
 
 def set_tensor(problem, name, array):
