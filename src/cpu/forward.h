@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cpu/accumulate.h"
+#include "cpu/decode.h"
 #include "cpu/schedule.h"
 #include "math/softmax_state.h"
 
@@ -261,13 +262,28 @@ TILEWISE_INLINE std::int64_t choose_panels(const Problem& problem, std::int64_t 
   return panels;
 }
 
+// Numbers the blocks of the sequences that are not decoded. Returns how many there are for one
+// head.
+TILEWISE_INLINE std::int64_t number_forward_blocks(const Problem& problem, const Shared& shared,
+                                                   std::int64_t block_rows) {
+  shared.blocks_before[0] = 0;
+  for (std::int64_t b = 0; b < problem.batch; ++b) {
+    const Sequence& sequence = shared.sequences[b];
+    const std::int64_t blocks = is_decoded(sequence) ? 0 : divide_up(sequence.q_len, block_rows);
+    shared.blocks_before[b + 1] = shared.blocks_before[b] + blocks;
+  }
+  return shared.blocks_before[problem.batch];
+}
+
 template <class T, int kColumns>
 std::int64_t forward_workspace(const Problem& problem, std::int64_t concurrency) {
   constexpr int kWidth = kColumns * Vec<T>::kLanes;
   Arena shared(nullptr);
   take_shared(problem, shared);
+  take_decode_shared<T>(problem, shared);
   Arena own(nullptr);
   take_forward_scratch<T, kWidth>(problem, choose_panels<kWidth>(problem, concurrency), own);
+  take_decode_scratch<T>(problem, own);
   Arena all(nullptr);
   all.take<char>(shared.used());
   std::int64_t workers = 0;
@@ -283,16 +299,24 @@ Status run_forward(const Problem& problem, const RunContext& run) {
   constexpr int kWidth = kColumns * Vec<T>::kLanes;
   Arena arena(run.workspace);
   const Shared shared = take_shared(problem, arena);
+  const DecodeShared<T> decode = take_decode_shared<T>(problem, arena);
   char* const scratch_base = static_cast<char*>(run.workspace) + arena.used();
   const std::int64_t panels = choose_panels<kWidth>(problem, run.concurrency);
   Arena measure(nullptr);
   take_forward_scratch<T, kWidth>(problem, panels, measure);
+  take_decode_scratch<T>(problem, measure);
   problem::fill_sequences(problem, shared.sequences);
   problem::fill_unowned_rows(problem, shared.sequences);
-  const std::int64_t blocks = number_blocks(problem, shared, Side::kQueries, panels * kWidth);
+  const std::int64_t blocks =
+      number_forward_blocks(problem, shared, panels * kWidth) * problem.heads;
+  const std::int64_t decode_items = number_decode_items(problem, shared.sequences, decode);
   auto body = [&](std::int64_t worker, std::int64_t number) {
     Arena own(scratch_base + worker * measure.used());
     const ForwardScratch<T> scratch = take_forward_scratch<T, kWidth>(problem, panels, own);
+    const DecodeScratch<T> decode_scratch = take_decode_scratch<T>(problem, own);
+    if (number >= blocks) {
+      return decode_item(problem, run, shared.sequences, decode, number - blocks, decode_scratch);
+    }
     const Item item = item_at(problem, shared, problem.heads, Side::kQueries, number);
     QueryBlock block;
     block.context = {&problem, shared.sequences[item.batch], item.head, scratch.bands, 0};
@@ -302,7 +326,7 @@ Status run_forward(const Problem& problem, const RunContext& run) {
     block.rows = math::lesser(panels * kWidth, block.context.sequence.q_len - block.first);
     forward_block<T, kColumns>(run, block, scratch);
   };
-  share_items(run, shared.next, blocks * problem.heads, body);
+  share_items(run, shared.next, blocks + decode_items, body);
   return TILEWISE_OK;
 }
 

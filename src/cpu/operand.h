@@ -2,6 +2,8 @@
 // contiguous).
 #pragma once
 
+#include <type_traits>
+
 #include "cpu/product.h"
 #include "math/number.h"
 #include "problem/problem.h"
@@ -38,6 +40,67 @@ struct RowBlock {
   std::int64_t width;
 };
 
+// A bf16 is the upper half of a float. Intrinsics: g++ widens a vector of 16-bit lanes in halves.
+TILEWISE_INLINE Vec<float> load_bfloat16(const math::BFloat16* from) {
+#if defined(__AVX512F__)
+  __m256i halves;
+  __builtin_memcpy(&halves, from, sizeof(halves));
+  return Vec<float>(Vec<float>::Native(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16)));
+#elif defined(__AVX2__)
+  __m128i halves;
+  __builtin_memcpy(&halves, from, sizeof(halves));
+  return Vec<float>(Vec<float>::Native(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16)));
+#elif defined(__aarch64__)
+  uint16x4_t halves;
+  __builtin_memcpy(&halves, from, sizeof(halves));
+  return Vec<float>(Vec<float>::Native(vshll_n_u16(halves, 16)));
+#elif defined(__SSE2__)
+  __m128i halves = _mm_setzero_si128();
+  __builtin_memcpy(&halves, from, 8);
+  return Vec<float>(Vec<float>::Native(_mm_unpacklo_epi16(_mm_setzero_si128(), halves)));
+#else
+  float numbers[Vec<float>::kLanes];
+  for (int i = 0; i < Vec<float>::kLanes; ++i) numbers[i] = math::to_float(from[i]);
+  return Vec<float>::load(numbers);
+#endif
+}
+
+TILEWISE_INLINE Vec<float> load_float16(const math::Float16* from) {
+#if defined(__AVX512F__)
+  __m256i halves;
+  __builtin_memcpy(&halves, from, sizeof(halves));
+  return Vec<float>(Vec<float>::Native(_mm512_cvtph_ps(halves)));
+#elif defined(__F16C__)
+  __m128i halves;
+  __builtin_memcpy(&halves, from, sizeof(halves));
+  return Vec<float>(Vec<float>::Native(_mm256_cvtph_ps(halves)));
+#elif defined(__aarch64__)
+  float16x4_t halves;
+  __builtin_memcpy(&halves, from, sizeof(halves));
+  return Vec<float>(Vec<float>::Native(vcvt_f32_f16(halves)));
+#else
+  float numbers[Vec<float>::kLanes];
+  for (int i = 0; i < Vec<float>::kLanes; ++i) numbers[i] = math::to_float(from[i]);
+  return Vec<float>::load(numbers);
+#endif
+}
+
+// kLanes numbers of storage type S, converted.
+template <class T, class S>
+TILEWISE_INLINE Vec<T> load_converted(const S* from) {
+  if constexpr (std::is_same_v<T, S>) {
+    return Vec<T>::load(from);
+  } else if constexpr (std::is_same_v<T, float> && std::is_same_v<S, math::BFloat16>) {
+    return load_bfloat16(from);
+  } else if constexpr (std::is_same_v<T, float> && std::is_same_v<S, math::Float16>) {
+    return load_float16(from);
+  } else {
+    T numbers[Vec<T>::kLanes];
+    for (int i = 0; i < Vec<T>::kLanes; ++i) numbers[i] = math::load<T>(from[i]);
+    return Vec<T>::load(numbers);
+  }
+}
+
 // The rows in place if they already are contiguous and of type T, else converted into `stage`
 // (count x width). Rows that lie apart are copied too: at strides of whole pages, as in (B, S, H,
 // D), the product that reads down the columns would miss the TLB at every step.
@@ -58,13 +121,6 @@ Rows<T> stage_rows(const RowBlock& rows, T* stage) {
   return {stage, rows.width};
 }
 
-// kLanes numbers of storage type S, converted.
-template <class T, class S>
-TILEWISE_INLINE Vec<T> load_converted(const S* from) {
-  T numbers[Vec<T>::kLanes];
-  for (int i = 0; i < Vec<T>::kLanes; ++i) numbers[i] = math::load<T>(from[i]);
-  return Vec<T>::load(numbers);
-}
 template <class T, class S>
 TILEWISE_INLINE void store_converted(Vec<T> x, S* to) {
   T numbers[Vec<T>::kLanes];

@@ -18,9 +18,17 @@ namespace {
                                         : function<float, kWideColumns>((problem), __VA_ARGS__)))
 
 std::int64_t workspace_of_forward(const Problem& problem, std::int64_t concurrency) {
+  if (all_decoded(problem)) {
+    return problem.dtype == TILEWISE_FP64 ? decode_workspace<double>(problem, concurrency)
+                                          : decode_workspace<float>(problem, concurrency);
+  }
   return TILEWISE_CALL(forward_workspace, problem, problem.max_q, concurrency);
 }
 Status forward(const Problem& problem, const RunContext& run) {
+  if (all_decoded(problem)) {
+    return problem.dtype == TILEWISE_FP64 ? run_decode<double>(problem, run)
+                                          : run_decode<float>(problem, run);
+  }
   return TILEWISE_CALL(run_forward, problem, problem.max_q, run);
 }
 std::int64_t workspace_of_backward(const Problem& problem, std::int64_t concurrency) {

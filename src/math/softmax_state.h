@@ -60,10 +60,11 @@ struct Merged {
   T factor_b;
 };
 template <class T>
-TILEWISE_INLINE Merged<T> merge(SoftmaxState<T> a, SoftmaxState<T> b) {
+TILEWISE_INLINE Merged<T> merge(SoftmaxState<T> a, SoftmaxState<T> b,
+                                T unit = T(Lane<T>(kLog2E))) {
   const T max = maximum(a.max, b.max);
-  const T factor_a = weight(a.max, anchor(max));
-  const T factor_b = weight(b.max, anchor(max));
+  const T factor_a = weight(a.max, anchor(max), unit);
+  const T factor_b = weight(b.max, anchor(max), unit);
   // The sum of an empty state is 0: nothing to select, and a NaN stays, however small its factor.
   return {{max, factor_a * a.sum + factor_b * b.sum}, factor_a, factor_b};
 }

@@ -115,6 +115,38 @@ void add_layouts(std::vector<Case>& cases) {
   }
 }
 
+// Few queries on long caches: kernels cut the keys into splits and merge their states.
+void add_decoding(std::vector<Case>& cases) {
+  Case many_rows = sized(1, 8, 1100, 10, 2, 72);  // 40 rows to a kv head
+  many_rows.value_dim = 24;
+  many_rows.causal = true;
+  cases.push_back(many_rows);
+  Case narrow = sized(2, 3, 1030, 3, 3, 7);
+  narrow.value_dim = 33;
+  narrow.window_left = 700;  // begins inside of a split, ends before the last key
+  narrow.window_right = 3;
+  narrow.alignment = TILEWISE_BOTTOM_RIGHT;
+  narrow.storage = Storage::kTransposed;
+  cases.push_back(narrow);
+  Case optioned = sized(2, 3, 1090, 4, 2, 40);
+  optioned.softcap = 2.5;
+  optioned.alibi = optioned.bias_masks = true;
+  optioned.bias = {true, 4, {false, true, true, true}};
+  optioned.mask = {true, 4, {true, false, true, true}};
+  cases.push_back(optioned);
+  Case used = sized(5, 0, 1600, 6, 2, 8);
+  used.q_packed = used.sink = used.causal = true;
+  used.q_lengths = {1, 0, 3, 20, 16};
+  used.used = {1537, 900, 0, 513, 1600};
+  used.unowned = 2;
+  cases.push_back(used);
+  Case sliced = sized(1, 12, 1500, 4, 2, 32);
+  sliced.slices = {{0, 7, 100, 900, 1, -1}, {3, 12, 600, 1400, 2, 0}, {5, 12, 1020, 1030, 0, 3}};
+  sliced.slice_heads = true;
+  sliced.dropout_p = 0.3;
+  cases.push_back(sliced);
+}
+
 void add_distributions(std::vector<Case>& cases) {
   for (const Distribution distribution :
        {Distribution::kOutliers, Distribution::kEqual, Distribution::kOneHot,
@@ -228,6 +260,7 @@ std::vector<Case> check_cases(std::uint64_t seed) {
   add_masks(shapes);
   add_score_options(shapes);
   add_layouts(shapes);
+  add_decoding(shapes);
   add_distributions(shapes);
   std::vector<Case> cases;
   for (const Operation operation : {Operation::kForward, Operation::kBackward}) {

@@ -1,0 +1,213 @@
+// Few queries on long caches, where kernels cut the keys into splits: every count of rows to a kv
+// head and odd widths, splits whose keys nobody sees, bits that depend on nothing but the row.
+#include <cmath>
+
+#include "plan/pool.h"
+#include "registry/support.h"
+
+namespace tilewise::tests {
+namespace {
+
+constexpr std::int64_t kSeveralSplits = 1300;
+
+TEST(Decode, EveryCountOfRowsAndWidth) {
+  TILEWISE_TRACE_SEED();
+  struct Rows {
+    std::int64_t q_len, group;
+  };
+  const Rows kRows[] = {{1, 1}, {1, 2}, {1, 3},  {1, 4}, {5, 1},  {3, 2}, {1, 7},
+                        {8, 1}, {3, 3}, {13, 1}, {4, 4}, {16, 2}, {8, 5}};
+  const std::int64_t kWidths[] = {1, 8, 16, 20, 40, 64, 100, 128, 130};
+  std::size_t i = 0;
+  for (const std::int32_t dtype : kDtypes) {
+    for (const Rows rows : kRows) {
+      Case c = make_case(Operation::kForward, dtype,
+                         {1, rows.q_len, 600, 2 * rows.group, 2, kWidths[i % 9]});
+      c.value_dim = kWidths[(i / 9 + 3 * i) % 9];
+      c.causal = i % 2 == 1;
+      c.layout = i % 3 == 0 ? TILEWISE_BHSD : TILEWISE_BSHD;
+      expect_all_pass(c);
+      ++i;
+    }
+  }
+}
+
+// The edges of splits and blocks, as lengths of the cache.
+TEST(Decode, EveryLengthNearASplitsEnd) {
+  TILEWISE_TRACE_SEED();
+  for (const std::int64_t k_len : {1, 31, 32, 33, 511, 512, 513, 1023, 1024, 1025, 1537}) {
+    for (const std::int32_t dtype : {TILEWISE_FP32, TILEWISE_BF16}) {
+      Case c = make_case(Operation::kForward, dtype, {1, 2, k_len, 4, 2, 24});
+      c.sink = k_len % 2 == 0;
+      expect_all_pass(c);
+    }
+  }
+}
+
+// Windows that begin and end inside of splits, and leave most splits without a visible key.
+TEST(Decode, WindowsAcrossSplits) {
+  TILEWISE_TRACE_SEED();
+  for (const std::int64_t left : {0, 1, 40, 511, 512, 600, 1200}) {
+    for (const std::int32_t alignment : {TILEWISE_BOTTOM_RIGHT, TILEWISE_TOP_LEFT}) {
+      Case c = make_case(Operation::kForward, TILEWISE_FP32, {1, 7, kSeveralSplits, 4, 2, 24});
+      c.window_left = left;
+      c.window_right = 2;
+      c.alignment = alignment;
+      c.alibi = left % 2 == 0;
+      expect_all_pass(c);
+    }
+  }
+}
+
+// Keys 500 to 1100 are masked for the even rows: for them the second split is empty, and what lies
+// there must not reach them; the odd rows see all.
+TEST(Decode, NaNInAMaskedSplit) {
+  TILEWISE_TRACE_SEED();
+  const auto masked = [](std::int64_t key) { return key >= 500 && key < 1100; };
+  for (const std::int32_t dtype : kDtypes) {
+    Case c = make_case(Operation::kForward, dtype, {1, 4, kSeveralSplits, 6, 2, 40});
+    c.mask = {true, 2, {true, true, true, true}};
+    Instance clean(c);
+    Instance poisoned(c);
+    for (const Instance* instance : {&clean, &poisoned}) {
+      const tilewise_tensor& mask = instance->request().mask;
+      verify::for_each_element(mask, [&](std::int64_t i, std::int64_t offset) {
+        const bool hidden = i / kSeveralSplits % 2 == 0 && masked(i % kSeveralSplits);
+        static_cast<std::uint8_t*>(mask.data)[offset] = hidden ? 0 : 1;
+      });
+    }
+    const double kPoisons[] = {std::nan(""), HUGE_VAL, -HUGE_VAL};
+    for (const auto member : {&tilewise_problem::k, &tilewise_problem::v}) {
+      const tilewise_tensor& tensor = poisoned.request().*member;
+      verify::for_each_element(tensor, [&](std::int64_t i, std::int64_t offset) {
+        const RowIndex at = row_index(tensor, TILEWISE_BSHD, i);
+        if (masked(at.row) && at.row % 50 == 7 && at.column % 3 == 1)
+          verify::write_element(tensor, offset, kPoisons[at.row / 50 % 3]);
+      });
+    }
+    for (const Kernel* kernel : runnable_kernels(Operation::kForward)) {
+      run_for_bits(kernel->name, clean);
+      run_for_bits(kernel->name, poisoned);
+      const std::vector<double> expected = values_of(clean.request().out);
+      const std::vector<double> out = values_of(poisoned.request().out);
+      int spoilt = 0;
+      for (std::size_t i = 0; i < out.size(); ++i) {
+        const RowIndex at =
+            row_index(clean.request().out, TILEWISE_BSHD, static_cast<std::int64_t>(i));
+        if (at.row % 2 == 0) {
+          ASSERT_EQ(out[i], expected[i]) << kernel->name << " row " << at.row << describe(c);
+        } else {
+          spoilt += std::isnan(out[i]) ? 1 : 0;
+        }
+      }
+      EXPECT_EQ(spoilt, 2 * 6 * 40) << kernel->name << ": " << describe(c);
+    }
+  }
+}
+
+// A value that is not finite spoils its column of the rows that see it, in whatever split.
+TEST(Decode, SeenValueReachesItsColumn) {
+  TILEWISE_TRACE_SEED();
+  for (const double poison : {std::nan(""), HUGE_VAL}) {
+    for (const std::int64_t key : {3, 700, 1299}) {
+      Case c = make_case(Operation::kForward, TILEWISE_FP32, {1, 5, kSeveralSplits, 4, 2, 37});
+      c.causal = true;
+      expect_all_pass(c, [&](const tilewise_problem& request) {
+        const tilewise_tensor& v = request.v;
+        verify::write_element(v, key * v.strides[1] + v.strides[2] + 3, poison);
+      });
+    }
+  }
+}
+
+TEST(Decode, ThreadsNeverChangeABit) {
+  TILEWISE_TRACE_SEED();
+  plan::Pool two(2);
+  plan::Pool three(3);
+  plan::Pool eight(8);
+  const tilewise_executor executors[] = {two.executor(), three.executor(), eight.executor()};
+  ShuffledExecutor shuffled(5, run_seed());
+  for (const std::int32_t dtype : kDtypes) {
+    for (const std::int32_t layout : {TILEWISE_BSHD, TILEWISE_BHSD}) {
+      Case c = make_case(Operation::kForward, dtype, {2, 2, 5000, 6, 2, 24});
+      c.used = {5000, 1400};
+      c.causal = c.sink = true;
+      c.layout = layout;
+      Instance instance(c);
+      for (const Kernel* kernel : runnable_kernels(Operation::kForward)) {
+        tilewise_executor serial;
+        tilewise_executor_init(&serial);
+        const auto expected = run_for_bits(kernel->name, instance, {&serial});
+        for (const tilewise_executor& executor : executors) {
+          ASSERT_EQ(run_for_bits(kernel->name, instance, {&executor}), expected)
+              << kernel->name << ", " << executor.max_concurrency << ": " << describe(c);
+        }
+        ASSERT_EQ(run_for_bits(kernel->name, instance, {shuffled.get()}), expected)
+            << kernel->name << ", shuffled: " << describe(c);
+      }
+    }
+  }
+}
+
+// One after another or in turns with other heads: how the heads of a cache lie changes the order of
+// the reading, not a bit.
+TEST(Decode, StridesChangeNoBit) {
+  TILEWISE_TRACE_SEED();
+  for (const std::int32_t dtype : kDtypes) {
+    Case c = make_case(Operation::kForward, dtype, {2, 3, kSeveralSplits, 8, 4, 40});
+    c.window_left = 900;
+    Case transposed = c;
+    transposed.storage = verify::Storage::kTransposed;
+    Instance instance(c);
+    Instance other(transposed);
+    for (const Kernel* kernel : runnable_kernels(Operation::kForward)) {
+      const auto expected = run_for_bits(kernel->name, instance);
+      EXPECT_EQ(run_for_bits(kernel->name, other), expected) << kernel->name << ": " << describe(c);
+    }
+  }
+}
+
+// Short and long sequences of queries in one packed batch: each has the bits that it has alone.
+TEST(Decode, PackedBesideLongerSequences) {
+  TILEWISE_TRACE_SEED();
+  const std::vector<std::int64_t> q_lengths = {1, 40, 16, 0, 17, 3};
+  Case c = make_case(Operation::kForward, TILEWISE_BF16, {6, 0, kSeveralSplits, 4, 2, 32});
+  c.q_packed = c.causal = c.batch_invariant = true;
+  c.q_lengths = q_lengths;
+  c.used = {1300, 900, 1025, 700, 1300, 512};
+  expect_all_pass(c);
+  Instance together(c);
+  for (const Kernel* kernel : runnable_kernels(Operation::kForward)) {
+    run_for_bits(kernel->name, together);
+    const auto all = tensor_bits(together.request().out);
+    std::int64_t row = 0;
+    for (std::size_t b = 0; b < q_lengths.size(); ++b) {
+      Case one = c;
+      one.batch = 1;
+      one.q_lengths = {q_lengths[b]};
+      one.used = {c.used[b]};
+      Instance alone(one);
+      const auto copy = [](const tilewise_tensor& from, const tilewise_tensor& to,
+                           std::int64_t skip) {
+        const std::vector<double> values = values_of(from);
+        set_elements(to,
+                     [&](std::int64_t i) { return values[static_cast<std::size_t>(skip + i)]; });
+      };
+      const std::int64_t row_size = std::int64_t{4} * 32;
+      const std::int64_t cache_size = kSeveralSplits * 2 * 32;
+      copy(together.request().q, alone.request().q, row * row_size);
+      copy(together.request().k, alone.request().k, static_cast<std::int64_t>(b) * cache_size);
+      copy(together.request().v, alone.request().v, static_cast<std::int64_t>(b) * cache_size);
+      run_for_bits(kernel->name, alone);
+      const auto expected = tensor_bits(alone.request().out);
+      const auto begin = all.begin() + static_cast<std::ptrdiff_t>(row * row_size);
+      const std::vector<std::uint64_t> rows(begin,
+                                            begin + static_cast<std::ptrdiff_t>(expected.size()));
+      EXPECT_EQ(rows, expected) << kernel->name << " sequence " << b << ": " << describe(c);
+      row += q_lengths[b];
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tilewise::tests
