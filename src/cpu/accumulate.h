@@ -37,10 +37,11 @@ TILEWISE_INLINE bool row_is_finite(const T* row, std::int64_t width) {
 // others.
 template <class T, int kColumns>
 void accumulate(Rows<T> rows, std::int64_t width, std::int64_t t_count, const T* weights,
-                const Vec<T>* factor, const CarefulScratch<T>* careful, T* out) {
+                const Vec<T>* factor, const CarefulScratch<T>* careful, T* out,
+                Ahead* ahead = nullptr) {
   constexpr int kWidth = kColumns * Vec<T>::kLanes;
   if (careful == nullptr)
-    return product<T, kColumns, Axis::kColumns>(rows, width, weights, t_count, out, factor);
+    return product<T, kColumns, Axis::kColumns>(rows, width, weights, t_count, out, factor, ahead);
   for (std::int64_t t = 0; t < t_count; ++t) {
     const T* const from = rows.data + t * rows.stride;
     const bool finite = row_is_finite(from, width);

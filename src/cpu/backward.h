@@ -66,7 +66,7 @@ template <class T, Lanes kLanesAre, int kWidth>
 void gradient_step(const Problem& problem, const Frame& frame, const GradientScratch<T>& scratch) {
   constexpr bool kQueries = kLanesAre == Lanes::kQueries;
   const GradientTile<T>& tile = scratch.tile;
-  const Vec<T> unit(ScoreUnits<T>(problem).unit);
+  const math::ExponentUnit<Vec<T>> unit = ScoreUnits<T>(problem).exponent();
   for (std::int64_t t = 0; t < frame.t_count; ++t) {
     for (int lane = 0; lane < kWidth; lane += Vec<T>::kLanes) {
       const std::int64_t at = t * kWidth + lane;
@@ -140,8 +140,8 @@ void load_row_statistics(const HeadContext& context, const View& delta, std::int
   const T per_natural = T(1) / ScoreUnits<T>(problem).natural;
   for (std::int64_t i = 0; i < size; ++i) {
     const std::int64_t row = context.sequence.q_start + first + i;
-    scratch.lse[i] = i < count ? load_statistic<T>(problem.lse, b, context.head, row) * per_natural
-                               : T(0);
+    scratch.lse[i] =
+        i < count ? load_statistic<T>(problem.lse, b, context.head, row) * per_natural : T(0);
     scratch.delta[i] = i < count ? load_statistic<T>(delta, b, context.head, row) : T(0);
   }
 }

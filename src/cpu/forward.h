@@ -17,7 +17,7 @@ using problem::Status;
 inline constexpr std::int64_t kKeyTile = 128;
 // Panels of queries that share a pass over the keys: each K and V tile is read from the L2 once per
 // panel.
-inline constexpr std::int64_t kMostPanels = 4;
+inline constexpr std::int64_t kMostPanels = 8;
 
 template <class T>
 struct ForwardScratch {
@@ -64,8 +64,8 @@ struct QueryBlock {
 // Folds a tile of scores into the state of a panel and turns it into unnormalised probabilities.
 // Gives the factor that the panel's output so far must be multiplied by.
 template <class T, int kColumns>
-TILEWISE_INLINE void softmax_step(std::int64_t keys, Vec<T> unit, T* scores, T* max, T* sum,
-                                  Vec<T>* rescale) {
+TILEWISE_INLINE void softmax_step(std::int64_t keys, math::ExponentUnit<Vec<T>> unit, T* scores,
+                                  T* max, T* sum, Vec<T>* rescale) {
   constexpr int kLanes = Vec<T>::kLanes;
   constexpr int kWidth = kColumns * kLanes;
   for (int n = 0; n < kColumns; ++n) {
@@ -98,17 +98,18 @@ void apply_dropout(const Frame& frame, const T* keep, T* weights) {
 // A panel meets a k tile: scores, mask, softmax, output. k and v start at the frame's first key.
 template <class T, int kColumns>
 void forward_tile(const HeadContext& context, const Frame& frame, TileClass tile_class, Rows<T> k,
-                  Rows<T> v, std::int64_t panel, bool careful, const ForwardScratch<T>& scratch) {
+                  Rows<T> v, std::int64_t panel, bool careful, const ForwardScratch<T>& scratch,
+                  Ahead* ahead) {
   constexpr int kWidth = kColumns * Vec<T>::kLanes;
   const Problem& problem = *context.problem;
   const T* const q_panel = scratch.q_panels + panel * problem.head_dim * kWidth;
   product<T, kColumns, Axis::kRows>(k, frame.t_count, q_panel, problem.head_dim, scratch.scores,
-                                    nullptr);
+                                    nullptr, &ahead[0]);
   finish_scores<T, Lanes::kQueries, kWidth>(context, frame, tile_class, scratch.mask,
                                             scratch.scores, nullptr);
   if (careful) record_seen<T, kWidth>(frame.t_count, scratch.scores, scratch.careful.seen);
   Vec<T> rescale[kColumns];
-  softmax_step<T, kColumns>(frame.t_count, Vec<T>(ScoreUnits<T>(problem).unit), scratch.scores,
+  softmax_step<T, kColumns>(frame.t_count, ScoreUnits<T>(problem).exponent(), scratch.scores,
                             scratch.max + panel * kWidth, scratch.sum + panel * kWidth, rescale);
   if (problem.dropout_p > 0) {
     fill_dropout<T, Lanes::kQueries, kWidth>(context, frame, scratch.keep);
@@ -116,7 +117,7 @@ void forward_tile(const HeadContext& context, const Frame& frame, TileClass tile
   }
   accumulate<T, kColumns>(v, problem.value_dim, frame.t_count, scratch.scores, rescale,
                           careful ? &scratch.careful : nullptr,
-                          scratch.out_panels + panel * problem.value_dim * kWidth);
+                          scratch.out_panels + panel * problem.value_dim * kWidth, &ahead[1]);
 }
 
 // The keys that rows [first, first + rows) may see through any band.
@@ -154,6 +155,12 @@ void visit_keys(const RunContext& run, const QueryBlock& block, bool careful,
     const Rows<T> v = stage_rows<T>(
         {&problem.v, context.sequence.batch, context.kv_head(), row, count, problem.value_dim},
         scratch.v_stage);
+    const std::int64_t next_count = math::clamp(keys.end - first - count, 0, kKeyTile);
+    const RowBlock next_k = {&problem.k, context.sequence.batch, context.kv_head(), row + count,
+                             next_count, problem.head_dim};
+    const RowBlock next_v = {&problem.v, context.sequence.batch, context.kv_head(), row + count,
+                             next_count, problem.value_dim};
+    Ahead ahead[2] = {ahead_of(next_k), ahead_of(next_v)};
     count_traffic(run, count * key_bytes, 0);
     for (std::int64_t panel = 0; panel * kWidth < block.rows; ++panel) {
       const std::int64_t lane0 = block.first + panel * kWidth;
@@ -166,7 +173,7 @@ void visit_keys(const RunContext& run, const QueryBlock& block, bool careful,
       if (tile_class == TileClass::kEmpty) continue;
       forward_tile<T, kColumns>(
           context, frame, tile_class, {k.data + (t0 - first) * k.stride, k.stride},
-          {v.data + (t0 - first) * v.stride, v.stride}, panel, careful, scratch);
+          {v.data + (t0 - first) * v.stride, v.stride}, panel, careful, scratch, ahead);
     }
   }
 }
@@ -262,14 +269,14 @@ TILEWISE_INLINE std::int64_t choose_panels(const Problem& problem, std::int64_t 
   return panels;
 }
 
-// Numbers the blocks of the sequences that are not decoded. Returns how many there are for one
-// head.
+// Numbers the blocks of the sequences that are not decoded. Returns how many there are for one head.
 TILEWISE_INLINE std::int64_t number_forward_blocks(const Problem& problem, const Shared& shared,
                                                    std::int64_t block_rows) {
   shared.blocks_before[0] = 0;
   for (std::int64_t b = 0; b < problem.batch; ++b) {
     const Sequence& sequence = shared.sequences[b];
-    const std::int64_t blocks = is_decoded(sequence) ? 0 : divide_up(sequence.q_len, block_rows);
+    const std::int64_t blocks =
+        is_decoded(sequence) ? 0 : divide_up(sequence.q_len, block_rows);
     shared.blocks_before[b + 1] = shared.blocks_before[b] + blocks;
   }
   return shared.blocks_before[problem.batch];

@@ -100,7 +100,6 @@ TILEWISE_INLINE Vec<T> load_converted(const S* from) {
     return Vec<T>::load(numbers);
   }
 }
-
 // The rows in place if they already are contiguous and of type T, else converted into `stage`
 // (count x width). Rows that lie apart are copied too: at strides of whole pages, as in (B, S, H,
 // D), the product that reads down the columns would miss the TLB at every step.
@@ -115,10 +114,20 @@ Rows<T> stage_rows(const RowBlock& rows, T* stage) {
     for (std::int64_t r = 0; r < rows.count; ++r) {
       const S* const from = static_cast<const S*>(rows.view->data) + start + r * rows.view->row;
       T* const to = stage + r * rows.width;
-      for (std::int64_t c = 0; c < rows.width; ++c) to[c] = math::load<T>(from[c]);
+      std::int64_t c = 0;
+      for (; c + Vec<T>::kLanes <= rows.width; c += Vec<T>::kLanes)
+        load_converted<T>(from + c).store(to + c);
+      for (; c < rows.width; ++c) to[c] = math::load<T>(from[c]);
     }
   });
   return {stage, rows.width};
+}
+
+TILEWISE_INLINE Ahead ahead_of(const RowBlock& rows) {
+  const std::int64_t size = problem::dtype_size(rows.view->dtype);
+  return Ahead(static_cast<const char*>(rows.view->data) +
+                   rows.view->offset(rows.batch, rows.head, rows.first) * size,
+               rows.count, rows.width * size, rows.view->row * size);
 }
 
 template <class T, class S>

@@ -21,6 +21,9 @@ inline constexpr int kWideColumns = 3;
 inline constexpr int kWideColumns = 2;
 #endif
 
+// Lines asked for at each block of rows.
+inline constexpr int kLinesPerBlock = 4;
+
 enum class Axis { kRows, kColumns };  // what m walks over in `a`
 
 template <class T>
@@ -36,6 +39,38 @@ struct Panels {
   std::int64_t b_stride;
   T* c;
   std::int64_t c_stride;
+};
+
+// Lines of memory that will be needed soon, asked for a few at a time while a product runs: a burst
+// would fill the buffers that loads wait in.
+class Ahead {
+ public:
+  static constexpr std::int64_t kLine = 64;
+
+  Ahead() = default;
+  // `rows` rows of `bytes` bytes, `stride` bytes apart.
+  TILEWISE_INLINE Ahead(const void* base, std::int64_t rows, std::int64_t bytes,
+                        std::int64_t stride)
+      : row_(static_cast<const char*>(base)), rows_(rows), bytes_(bytes), stride_(stride) {}
+
+  // Asks for the next `lines` lines, if there are any left.
+  TILEWISE_INLINE void ask(int lines) {
+    for (; lines > 0 && rows_ > 0; --lines) {
+      __builtin_prefetch(row_ + at_, 0, 2);  // into the L2
+      at_ += kLine;
+      if (at_ < bytes_) continue;
+      at_ = 0;
+      row_ += stride_;
+      --rows_;
+    }
+  }
+
+ private:
+  const char* row_ = nullptr;
+  std::int64_t rows_ = 0;
+  std::int64_t bytes_ = 0;
+  std::int64_t stride_ = 0;
+  std::int64_t at_ = 0;
 };
 
 template <class T, int kM, int kColumns, Axis kAxis>
@@ -75,9 +110,10 @@ TILEWISE_INLINE void product_block(Rows<T> a, Panels<T> panels, std::int64_t dep
 // c[0..m_count)[kColumns registers]. factor == nullptr: c is overwritten.
 template <class T, int kColumns, Axis kAxis, int kM = kProductRows>
 TILEWISE_INLINE void strided_product(Rows<T> a, std::int64_t m_count, Panels<T> panels,
-                                     std::int64_t depth, const Vec<T>* factor) {
+                                     std::int64_t depth, const Vec<T>* factor, Ahead* ahead) {
   std::int64_t m = 0;
   for (; m + kM <= m_count; m += kM) {
+    if (ahead != nullptr) ahead->ask(kLinesPerBlock);
     const Rows<T> block = {a.data + (kAxis == Axis::kRows ? m * a.stride : m), a.stride};
     const Panels<T> here = {panels.b, panels.b_stride, panels.c + m * panels.c_stride,
                             panels.c_stride};
@@ -88,7 +124,7 @@ TILEWISE_INLINE void strided_product(Rows<T> a, std::int64_t m_count, Panels<T> 
       const Rows<T> rest = {a.data + (kAxis == Axis::kRows ? m * a.stride : m), a.stride};
       const Panels<T> here = {panels.b, panels.b_stride, panels.c + m * panels.c_stride,
                               panels.c_stride};
-      strided_product<T, kColumns, kAxis, kM / 2>(rest, m_count - m, here, depth, factor);
+      strided_product<T, kColumns, kAxis, kM / 2>(rest, m_count - m, here, depth, factor, nullptr);
     }
   }
 }
@@ -96,9 +132,9 @@ TILEWISE_INLINE void strided_product(Rows<T> a, std::int64_t m_count, Panels<T> 
 // b and c are packed panels.
 template <class T, int kColumns, Axis kAxis>
 void product(Rows<T> a, std::int64_t m_count, const T* b, std::int64_t depth, T* c,
-             const Vec<T>* factor) {
+             const Vec<T>* factor, Ahead* ahead = nullptr) {
   constexpr std::int64_t kWidth = kColumns * Vec<T>::kLanes;
-  strided_product<T, kColumns, kAxis>(a, m_count, {b, kWidth, c, kWidth}, depth, factor);
+  strided_product<T, kColumns, kAxis>(a, m_count, {b, kWidth, c, kWidth}, depth, factor, ahead);
 }
 
 // c += a * b for matrices `registers` registers wide.
@@ -111,12 +147,15 @@ void wide_product(Rows<T> a, std::int64_t m_count, Panels<T> panels, std::int64_
   for (; done + kWideColumns <= registers; done += kWideColumns) {
     const std::int64_t at = done * Vec<T>::kLanes;
     strided_product<T, kWideColumns, Axis::kRows>(
-        a, m_count, {panels.b + at, panels.b_stride, panels.c + at, panels.c_stride}, depth, one);
+        a, m_count, {panels.b + at, panels.b_stride, panels.c + at, panels.c_stride}, depth, one,
+        nullptr);
   }
   const std::int64_t at = done * Vec<T>::kLanes;
   const Panels<T> rest = {panels.b + at, panels.b_stride, panels.c + at, panels.c_stride};
-  if (registers - done == 2) strided_product<T, 2, Axis::kRows>(a, m_count, rest, depth, one);
-  if (registers - done == 1) strided_product<T, 1, Axis::kRows>(a, m_count, rest, depth, one);
+  if (registers - done == 2)
+    strided_product<T, 2, Axis::kRows>(a, m_count, rest, depth, one, nullptr);
+  if (registers - done == 1)
+    strided_product<T, 1, Axis::kRows>(a, m_count, rest, depth, one, nullptr);
 }
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET

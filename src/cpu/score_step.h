@@ -235,14 +235,18 @@ struct ScoreUnits {
   bool plain;
   T packed;   // what the packed operand is multiplied by: 1 or -1
   T natural;  // natural units in one unit of a score
-  T unit;     // log2(e) * natural
 
   TILEWISE_INLINE explicit ScoreUnits(const Problem& problem) {
     const double size = __builtin_fabs(problem.scale);
     plain = !problem.general_scores() && size > 0x1p-60 && size < 0x1p60;
     packed = plain && problem.scale < 0 ? T(-1) : T(1);
     natural = plain ? static_cast<T>(size) : T(1);
-    unit = static_cast<T>((plain ? size : 1.0) * math::kLog2E);
+  }
+
+  // L: T, or lanes of it.
+  template <class L = Vec<T>>
+  TILEWISE_INLINE math::ExponentUnit<L> exponent() const {
+    return math::ExponentUnit<L>(L(static_cast<T>(static_cast<double>(natural) * math::kLog2E)));
   }
 };
 

@@ -153,6 +153,23 @@ TILEWISE_INLINE Vec<T> absolute(Vec<T> a) {
   return select(a < Vec<T>(T(0)), -a, a);
 }
 
+// a < b ? a : b
+template <class T>
+TILEWISE_INLINE Vec<T> minimum(Vec<T> a, Vec<T> b) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4)
+    return Vec<T>(typename Vec<T>::Native(_mm512_min_ps(__m512(a.v), __m512(b.v))));
+  if constexpr (sizeof(T) == 8)
+    return Vec<T>(typename Vec<T>::Native(_mm512_min_pd(__m512d(a.v), __m512d(b.v))));
+#elif defined(__AVX2__)
+  if constexpr (sizeof(T) == 4)
+    return Vec<T>(typename Vec<T>::Native(_mm256_min_ps(__m256(a.v), __m256(b.v))));
+  if constexpr (sizeof(T) == 8)
+    return Vec<T>(typename Vec<T>::Native(_mm256_min_pd(__m256d(a.v), __m256d(b.v))));
+#endif
+  return select(a < b, a, b);
+}
+
 // a * b + c, with one rounding where the target has FMA. Contraction is off for these files: this
 // is the only place.
 template <class T>
@@ -181,6 +198,25 @@ TILEWISE_INLINE Vec<T> multiply_add(Vec<T> a, Vec<T> b, Vec<T> c) {
   }
 #else
   return a * b + c;
+#endif
+}
+
+// a * b + c with one rounding, where the target has no FMA too: there the product is taken apart
+// exactly (Dekker 1971). |a| and |b| below the square root of the range.
+template <class T>
+TILEWISE_INLINE Vec<T> fused_multiply_add(Vec<T> a, Vec<T> b, Vec<T> c) {
+#if defined(__FMA__) || defined(__AVX512F__) || defined(__aarch64__)
+  return multiply_add(a, b, c);
+#else
+  const Vec<T> splitter(sizeof(T) == 4 ? T(4097) : T(134217729));  // 2^12 + 1, 2^27 + 1
+  const Vec<T> a_high = splitter * a - (splitter * a - a);
+  const Vec<T> b_high = splitter * b - (splitter * b - b);
+  const Vec<T> a_low = a - a_high;
+  const Vec<T> b_low = b - b_high;
+  const Vec<T> product = a * b;
+  const Vec<T> lost =
+      ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low;
+  return (product + c) + lost;
 #endif
 }
 

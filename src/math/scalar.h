@@ -52,6 +52,14 @@ TILEWISE_INLINE double minimum(double a, double b) { return a < b ? a : b; }
 TILEWISE_INLINE float multiply_add(float a, float b, float c) { return a * b + c; }
 TILEWISE_INLINE double multiply_add(double a, double b, double c) { return a * b + c; }
 
+// a * b + c with one rounding (in float: of the double result), whatever it costs.
+TILEWISE_INLINE float fused_multiply_add(float a, float b, float c) {
+  return static_cast<float>(static_cast<double>(a) * b + c);
+}
+TILEWISE_INLINE double fused_multiply_add(double a, double b, double c) {
+  return __builtin_fma(a, b, c);
+}
+
 // 2^n for an integer n within the normal range of T. The rounding magic leaves n in the low bits,
 // without a conversion to an integer, which would be undefined for NaN (any result will do there).
 TILEWISE_INLINE float power_of_two(float n) {

@@ -39,8 +39,8 @@ TILEWISE_INLINE T anchor(T max) {
 // The weight of a state (or of a score) with maximum `max` in a state anchored at `anchor_point`; 0
 // for an empty one.
 template <class T>
-TILEWISE_INLINE T weight(T max, T anchor_point, T unit = T(Lane<T>(kLog2E))) {
-  return exp2((max - anchor_point) * unit);
+TILEWISE_INLINE T weight(T max, T anchor_point, const ExponentUnit<T>& unit = ExponentUnit<T>()) {
+  return exp2_of_product(max - anchor_point, unit);
 }
 
 // factor * value, but 0 for factor 0: the row of an empty state is selected out, never multiplied
@@ -61,7 +61,7 @@ struct Merged {
 };
 template <class T>
 TILEWISE_INLINE Merged<T> merge(SoftmaxState<T> a, SoftmaxState<T> b,
-                                T unit = T(Lane<T>(kLog2E))) {
+                                const ExponentUnit<T>& unit = ExponentUnit<T>()) {
   const T max = maximum(a.max, b.max);
   const T factor_a = weight(a.max, anchor(max), unit);
   const T factor_b = weight(b.max, anchor(max), unit);
@@ -79,12 +79,16 @@ struct Finalised {
 };
 template <class T>
 TILEWISE_INLINE Finalised<T> finalise(SoftmaxState<T> state, T sink) {
-  const Merged<T> closed =
-      merge(state, SoftmaxState<T>{sink, select(sink == -Limits<T>::kInfinity, T(0), T(1))});
-  // A sum over any score is at least 1, or NaN.
-  if (closed.state.sum == T(0)) return {T(0), -Limits<T>::kInfinity};
-  return {closed.factor_a / closed.state.sum,
-          multiply_add(log2(closed.state.sum), T(kLn2), closed.state.max)};
+  if (sink == -Limits<T>::kInfinity) {
+    // A sum over any score is at least 1, or NaN.
+    if (state.sum == T(0)) return {T(0), -Limits<T>::kInfinity};
+    return {T(1) / state.sum, multiply_add(log2(state.sum), T(kLn2), state.max)};
+  }
+  // In double: one factor scales the whole row, so that its error is every element's.
+  const Merged<double> closed =
+      merge(SoftmaxState<double>{state.max, state.sum}, SoftmaxState<double>{sink, 1});
+  return {static_cast<T>(closed.factor_a / closed.state.sum),
+          static_cast<T>(multiply_add(log2(closed.state.sum), kLn2, closed.state.max))};
 }
 
 // The probability of a score, recomputed in the backward pass: exp(score - lse), both in the units
@@ -92,9 +96,9 @@ TILEWISE_INLINE Finalised<T> finalise(SoftmaxState<T> state, T sink) {
 // 0. No probability is above 1: at scores of 10^9 and more the rounding of lse would make it
 // infinite.
 template <class T>
-TILEWISE_INLINE T probability(T score, T lse, T unit = T(Lane<T>(kLog2E))) {
+TILEWISE_INLINE T probability(T score, T lse, const ExponentUnit<T>& unit = ExponentUnit<T>()) {
   using L = Lane<T>;
-  return exp2(-maximum(T(L(0)), anchor(lse) - score) * unit);  // a NaN stays
+  return exp2_of_product(-maximum(T(L(0)), anchor(lse) - score), unit);  // a NaN stays
 }
 
 }  // namespace tilewise::math

@@ -73,18 +73,22 @@ struct OnlineSoftmaxForward {
       const auto head = group.head(g);
       for (std::int64_t i = 0; i < group.q_len(); ++i) {
         group.memory.load(problem.q, group.query_rows(g, i, 1), problem.head_dim, b.query);
-        math::SoftmaxState<T> state = math::empty_state<T>();
+        // In double: where scores rise from key to key (ALiBi), every step rescales the sum, and
+        // all these factors may be rounded the same way.
+        math::SoftmaxState<double> sums = math::empty_state<double>();
         for_each_score(group, head, i, b, [&](std::int64_t, T score, T) {
-          state = math::merge(state, math::SoftmaxState<T>{score, T(1)}).state;
+          sums = math::merge(sums, math::SoftmaxState<double>{score, 1}).state;
         });
+        const math::SoftmaxState<T> state = {static_cast<T>(sums.max), static_cast<T>(sums.sum)};
         const auto closed = math::finalise(state, head.sink());
 
         set_zero(b.out, problem.value_dim);
         for_each_score(group, head, i, b, [&](std::int64_t j, T score, T) {
-          const T prob = math::weight(score, math::anchor(state.max)) * closed.scale;
+          const T weight = math::weight(score, math::anchor(state.max));
           group.memory.load(problem.v, group.key_rows(j, 1), problem.value_dim, b.value);
-          add_scaled(prob * head.dropout_factor(i, j), b.value, problem.value_dim, b.out);
+          add_scaled(weight * head.dropout_factor(i, j), b.value, problem.value_dim, b.out);
         });
+        scale_row(closed.scale, problem.value_dim, b.out);
         group.memory.store(problem.out, group.query_rows(g, i, 1), problem.value_dim, b.out);
         group.store_lse(g, i, closed.lse);
       }

