@@ -19,14 +19,15 @@ from rows import all_rows
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CONTENDERS = ("tilewise", "torch", "onnxruntime_mha", "onnxruntime_gqa")
-BUDGET, QUICK_BUDGET = 2.0, 0.25  # seconds of repetitions for each row, all contenders together
+BUDGET, QUICK_BUDGET = 1.5, 0.25  # seconds of repetitions for each row, all contenders together
 
 
 def arguments(argv):
     parser = argparse.ArgumentParser(prog="bench/peers/run", description=__doc__.splitlines()[0])
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "release", metavar="FOLDER",
                         help="holds libtilewise.so and the command line (default: build/release)")
-    parser.add_argument("--rows", type=re.compile, default=re.compile(""), metavar="REGEX", help="only rows whose name matches")
+    parser.add_argument("--rows", type=re.compile, default=re.compile(""), metavar="REGEX",
+                        help="only rows whose name matches")
     parser.add_argument("--quick", action="store_true", help="a few small rows, in under a minute")
     parser.add_argument("--threads", type=int, nargs="+", metavar="N", help="default: 1, and all")
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS, metavar="NAME",
@@ -62,7 +63,7 @@ class Run:
 
     def __init__(self, options, rows, threads):
         self.rows, self.threads, self.clock = {row.name: row for row in rows}, threads, None
-        self.header, self.machine, self.loads = {}, {}, []
+        self.header, self.machine, self.loads = {}, {}, {}
         self.reports, self.calibrations, self.died = {}, [], False
         library, program = find_built(options.build)
         self._task = {"threads": threads, "library": library, "program": program, "budget": options.seconds,
@@ -96,32 +97,32 @@ class Run:
             self.calibrations.append(event["calibration"])
             self.machine = event["machine"]
         if "load_average" in event:
-            self.loads.append(event["load_average"])
+            self.loads[event["row"]] = event["load_average"]
         if "report" in event:
             name = event["row"]
             self.reports[name] = {c: event["report"][c] for c in CONTENDERS if c in event["report"]}
             print(report.line(self._finished(name)), file=sys.stderr)
 
     def _finished(self, name):
-        return report.finished_row(self.rows[name], self.threads, self.clock, self.reports[name], self.calibrations)
+        row = report.finished_row(self.rows[name], self.threads, self.clock, self.reports[name], self.calibrations)
+        return {**row, "load_average": self.loads[name]}
 
     def finished(self):
         return [self._finished(name) for name in self.reports]
 
 
-def as_json(options, runs, rows, seconds):
+def as_json(options, runs, rows, start):
     return {"command": shlex.join(["bench/peers/run", *sys.argv[1:]]), "machine": runs[0].machine,
             "versions": runs[0].header.get("versions", {}), "threads": options.threads,
             "foreign_call_seconds": runs[0].header.get("foreign_call_seconds"),
-            "load_average": {"least": min(load for run in runs for load in run.loads),
-                             "most": max(load for run in runs for load in run.loads)},
-            "date": time.strftime("%Y-%m-%d"), "total_seconds": round(seconds),
+            "load_average": {"before": start["load"], "most": max(row["load_average"] for row in rows)},
+            "date": time.strftime("%Y-%m-%d"), "total_seconds": round(time.monotonic() - start["time"]),
             "calibrations": [calibration for run in runs for calibration in run.calibrations], "rows": rows}
 
 
 def show(content):
     for text in (report.table(content["rows"]), report.messages(content["rows"]), report.floor(content),
-                 report.summary(content["rows"])):
+                 report.busy(content), report.summary(content["rows"])):
         if text:
             print(text, end="\n\n")
 
@@ -135,11 +136,12 @@ def main(argv):
     if options.list or not rows:
         print("\n".join(row.name for row in rows) or f"no row's name matches {options.rows.pattern}")
         return 0 if rows else 2
-    start, runs = time.monotonic(), [Run(options, rows, threads) for threads in options.threads]
+    start = {"time": time.monotonic(), "load": os.getloadavg()[0]}
+    runs = [Run(options, rows, threads) for threads in options.threads]
     for run in runs:
         run.run()
     finished = [row for run in runs for row in run.finished()]
-    content = as_json(options, runs, finished, time.monotonic() - start)
+    content = as_json(options, runs, finished, start)
     show(content)
     if options.output:
         options.output.parent.mkdir(parents=True, exist_ok=True)

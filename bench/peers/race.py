@@ -8,6 +8,7 @@ SETTLE_SECONDS = 0.001
 SETTLE_LIMIT = 0.1
 SHORTEST_REPETITION = 1e-4  # seconds; shorter calls are timed several at once
 LEAST_ROUNDS = 3
+LONG_ROUND = 4.0  # seconds; a round of so long calls is repeated once: noise that lasts so long hits both
 
 
 @dataclass
@@ -65,21 +66,36 @@ def turn(call, calls, clock, seconds, timing):
             return
 
 
-def race(calls, clock, budget, least_rounds=LEAST_ROUNDS):
-    """calls: {name: function}. Round robin for `budget` seconds and `least_rounds` rounds, whichever ends later; every
-    round starts with another contender. Returns {name: Timing}."""
+def first_turns(calls, clock, timings, announce):
+    """({name: calls in a repetition}, {name: exception}): a contender may find out in its first run that it cannot."""
+    counts, failures = {}, {}
+    for name, call in calls.items():
+        announce(name)
+        try:
+            counts[name] = first_turn(call, clock, timings[name])
+        except Exception as error:  # recorded, whatever it is
+            failures[name] = error
+    return counts, failures
+
+
+def race(calls, clock, budget, least_rounds=LEAST_ROUNDS, announce=lambda name: None):
+    """calls: {name: function}. Round robin for `budget` seconds and `least_rounds` rounds (2 if they are long),
+    whichever ends later; every round starts with another contender. announce(name): who is about to run for the first time.
+    Returns ({name: Timing}, {name: exception})."""
     timings = {name: Timing() for name in calls}
     gc_was_on = gc.isenabled()
     gc.disable()
     try:
-        start, rounds, order = time.perf_counter(), 1, list(calls)
-        counts = {name: first_turn(call, clock, timings[name]) for name, call in calls.items()}
-        share = budget / (10 * len(calls))
-        while rounds < least_rounds or time.perf_counter() - start < budget:
+        start = time.perf_counter()
+        counts, failures = first_turns(calls, clock, timings, announce)
+        rounds, order = 1, list(counts)
+        if time.perf_counter() - start > LONG_ROUND:
+            least_rounds = min(least_rounds, 2)
+        while order and (rounds < least_rounds or time.perf_counter() - start < budget):
             for name in order:
-                turn(calls[name], counts[name], clock, share, timings[name])
+                turn(calls[name], counts[name], clock, budget / (10 * len(order)), timings[name])
             order, rounds = order[1:] + order[:1], rounds + 1
     finally:
         if gc_was_on:
             gc.enable()
-    return timings
+    return {name: timings[name] for name in counts}, failures

@@ -57,7 +57,8 @@ def speed(row, entry):
     mark = "" if entry.get("agrees", True) else " DIFFERS"
     if row["op"] == "overhead":
         return duration(entry["seconds"]) + mark
-    key, share = ("kv_gbytes_per_second", "fraction_of_read") if row["op"] == "decode" else ("gflops", "fraction_of_peak")
+    decode = row["op"] == "decode"
+    key, share = ("kv_gbytes_per_second", "fraction_of_read") if decode else ("gflops", "fraction_of_peak")
     of_peak = f" {entry[share]:4.0%}" if share in entry else ""
     return f"{entry[key]:.{0 if entry[key] >= 100 else 1}f}{of_peak}{mark}"
 
@@ -85,6 +86,12 @@ def line(row):
 def floor(content):
     seconds = content["foreign_call_seconds"]
     return f"{duration(seconds)} of every figure of Tilewise is Python's call of a C function" if seconds else ""
+
+
+def busy(content):
+    load, cpus = content["load_average"]["before"], content["machine"]["cpus"]
+    quiet = load <= 0.25 * cpus
+    return "" if quiet else f"The machine was busy before the run: load {load:.1f} on {cpus} processors"
 
 
 def messages(rows):

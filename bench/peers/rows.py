@@ -56,8 +56,8 @@ def models():
     rows = []
     for dtype in ("fp32", "bf16"):
         for model, length, heads, dim in (("ViT", 197, 12, 64), ("BERT", 384, 12, 64), ("MiniLM", 128, 12, 32)):
-            rows.append(Row(f"{model} {dtype} D{dim} S{length}", "forward", dtype, (1, length, length, heads, heads, dim),
-                            quick=True))
+            rows.append(Row(f"{model} {dtype} D{dim} S{length}", "forward", dtype,
+                            (1, length, length, heads, heads, dim), quick=True))
         for length in (512, 2048, 8192):
             rows.append(Row(f"Llama {dtype} D128 S{length} causal", "forward", dtype,
                             (1, length, length, 32, 8, 128), causal=True, quick=length == 512))

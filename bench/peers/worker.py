@@ -21,7 +21,7 @@ CONTENDERS = {"tilewise": ("contender_tilewise", "Tilewise"), "torch": ("contend
               "onnxruntime_gqa": ("contender_onnxruntime", "GroupQueryAttention")}
 # Largest difference between two contenders' results, of the largest result: what separates rounding from a mistake.
 TOLERANCES = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 6e-2}
-CALIBRATION_SECONDS = 60  # at least so often
+CALIBRATION_SECONDS = 120  # at least so often
 CALIBRATION_SHAPE = "1,64,64,1,1,64"
 
 
@@ -46,26 +46,24 @@ def load_contenders(names, threads, library):
     return found, missing
 
 
-def differences(results, dtype):
+def differences(results):
     """{name: largest difference from the first contender's results, of their largest}."""
-    reference = next(iter(results.values()))
+    reference = next(iter(results.values()), {})
     sizes = {name: float(np.abs(array).max(initial=0)) or 1.0 for name, array in reference.items()}
     found = {}
     for name, arrays in results.items():
-        # numpy's maximum keeps a NaN, Python's may not
-        found[name] = float(np.max([np.abs(arrays[key] - reference[key]).max(initial=0) / sizes[key] for key in reference]))
+        errors = [np.abs(arrays[key] - reference[key]).max(initial=0) / sizes[key] for key in reference]
+        found[name] = float(np.max(errors))  # NaN if one is; Python's own max would not say so
     return found
 
 
 def prepare(row, contenders, inputs):
-    """({name: job that has run once}, {name: why not})."""
+    """({name: job}, {name: why not})."""
     jobs, refused = {}, {}
     for name, contender in contenders.items():
         say(busy=name)
         try:
-            job = contender.prepare(row, inputs)
-            job.call()
-            jobs[name] = job
+            jobs[name] = contender.prepare(row, inputs)
         except Exception as error:  # whatever it says goes into the report
             refused[name] = first_line(error)
     return jobs, refused
@@ -74,9 +72,10 @@ def prepare(row, contenders, inputs):
 def run_row(row, contenders, clock, budget):
     """{contender: what was measured or why not}."""
     jobs, refused = prepare(row, contenders, Inputs(row))
-    say(busy="all of them")
-    timings = race({name: job.call for name, job in jobs.items()}, clock, budget) if jobs else {}
-    found = differences({name: job.results() for name, job in jobs.items()}, row.dtype) if jobs else {}
+    timings, failures = race({name: job.call for name, job in jobs.items()}, clock, budget,
+                             announce=lambda name: say(busy=name))
+    refused.update((name, first_line(error)) for name, error in failures.items())
+    found = differences({name: jobs[name].results() for name in timings})
     report = {name: {"error": message} for name, message in refused.items()}
     for name, timing in timings.items():
         report[name] = {"seconds": timing.least(), "median_seconds": timing.median(), "runs": len(timing.seconds),
@@ -109,7 +108,8 @@ def floor_of_calls(contenders, clock):
     """Seconds of a foreign call that does nothing."""
     if "tilewise" not in contenders:
         return None
-    return race({"call": contenders["tilewise"].foreign_call()}, clock, 0.1)["call"].least()
+    timings, _ = race({"call": contenders["tilewise"].foreign_call()}, clock, 0.1)
+    return timings["call"].least()
 
 
 def main():

@@ -50,7 +50,8 @@ class Counting(unittest.TestCase):
 
     def test_every_shape_that_is_promised_is_there(self):
         self.assertEqual(len(ROWS), len(rows.all_rows()), "two rows have one name")
-        squares = {(row.op, row.dtype, row.shape[5], row.shape[1], row.causal) for row in ROWS.values() if row.shape[3] == 8}
+        squares = {(row.op, row.dtype, row.shape[5], row.shape[1], row.causal)
+                   for row in ROWS.values() if row.shape[3] == 8}
         for op, dtypes in (("forward", ("fp32", "bf16", "fp16")), ("backward", ("fp32", "bf16"))):
             wanted = {(op, dtype, dim, length, causal) for dtype in dtypes for dim in (64, 128)
                       for length in (512, 2048, 8192) for causal in (False, True)}
@@ -85,17 +86,35 @@ class Racing(unittest.TestCase):
         clock = FakeClock()
         calls = {"a": clock.taking("a", 5, 3, 7), "b": clock.taking("b", 2, 4, 4), "c": clock.taking("c", 1)}
         with mock.patch.object(race, "settle"):
-            timings = race.race(calls, clock, budget=0, least_rounds=3)
+            timings, failures = race.race(calls, clock, budget=0, least_rounds=3)
+        self.assertEqual(failures, {})
         self.assertEqual("".join(clock.ran), "abc" + "abc" + "bca")
         self.assertEqual([timings[name].least() for name in "abc"], [3, 2, 1])
         self.assertEqual(timings["a"].median(), 5)
 
+    def test_long_rounds_are_repeated_once(self):
+        clock = FakeClock()
+        with mock.patch.object(race, "settle"), mock.patch.object(race, "LONG_ROUND", -1):
+            race.race({"a": clock.taking("a", 9), "b": clock.taking("b", 9)}, clock, budget=0)
+        self.assertEqual("".join(clock.ran), "abab")
+
     def test_short_calls_are_timed_together(self):
         clock = FakeClock()
         with mock.patch.object(race, "settle"):
-            timing = race.race({"a": clock.taking("a", 1e-6)}, clock, budget=0)["a"]
+            timing = race.race({"a": clock.taking("a", 1e-6)}, clock, budget=0)[0]["a"]
         self.assertGreaterEqual(len(clock.ran) / len(timing.seconds), 0.9 * race.SHORTEST_REPETITION / 1e-6)
         self.assertAlmostEqual(timing.least(), 1e-6, delta=1e-9)
+
+    def test_who_fails_in_its_first_run_takes_no_turn(self):
+        def fail():
+            raise ValueError("not I")
+
+        clock, announced = FakeClock(), []
+        calls = {"a": clock.taking("a", 1), "b": fail}
+        with mock.patch.object(race, "settle"):
+            timings, failures = race.race(calls, clock, budget=0, announce=announced.append)
+        self.assertEqual((list(timings), announced), (["a"], ["a", "b"]))
+        self.assertEqual(str(failures["b"]), "not I")
 
     def test_one_thread_is_timed_by_processor_time(self):
         self.assertEqual(race.clock_for(1)[0], "process CPU time")
@@ -149,6 +168,18 @@ class Judging(unittest.TestCase):
                          {"tilewise": True, "torch": True, "onnxruntime_mha": False, "onnxruntime_gqa": False})
         self.assertAlmostEqual(found["onnxruntime_mha"]["difference"], 0.005, places=4)
         self.assertIsNone(found["onnxruntime_gqa"]["difference"])  # JSON has no NaN
+
+    def test_a_nan_in_any_result_is_a_difference(self):
+        good, bad = np.ones(3, np.float32), np.array([1, np.nan, 1], np.float32)
+        for results in ({"dq": bad, "dk": good}, {"dq": good, "dk": bad}):
+            found = worker.differences({"tilewise": {"dq": good, "dk": good}, "torch": results})
+            self.assertEqual(found["tilewise"], 0)
+            self.assertTrue(np.isnan(found["torch"]))
+
+    def test_a_busy_machine_is_said_to_be(self):
+        said = [report.busy({"load_average": {"before": load}, "machine": {"cpus": 4}}) for load in (0.9, 1.1)]
+        self.assertEqual(said[0], "")
+        self.assertIn("load 1.1 on 4", said[1])
 
     def finish(self, **seconds):
         entries = {name: {"seconds": s} if isinstance(s, float) else {"error": s} for name, s in seconds.items()}
@@ -235,7 +266,8 @@ class Running(unittest.TestCase):
             self.assertTrue(content["machine"][key], key)
         for key in ("tilewise", "numpy", "python"):
             self.assertTrue(content["versions"][key], key)
-        self.assertGreaterEqual(content["load_average"]["most"], content["load_average"]["least"])
+        self.assertEqual(content["load_average"]["most"], max(row["load_average"] for row in content["rows"]))
+        self.assertGreaterEqual(content["load_average"]["before"], 0)
         self.assertIn("bench/peers/run", content["command"])
         for row in content["rows"]:
             entry = row["contenders"]["tilewise"]
