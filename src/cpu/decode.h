@@ -259,7 +259,7 @@ template <class T>
 void merge_states(const DecodeRange& range, const SplitStates<T>& states, std::int64_t splits,
                   const DecodeScratch<T>& scratch) {
   constexpr std::int64_t kLanes = Vec<T>::kLanes;
-  const T unit = ScoreUnits<T>(*range.context.problem).unit;
+  const math::ExponentUnit<T> unit = ScoreUnits<T>(*range.context.problem).template exponent<T>();
   T* const out = scratch.out;
   for (std::int64_t r = 0; r < range.rows(); ++r) {
     math::SoftmaxState<T> state = {states.max[r], states.sum[r]};

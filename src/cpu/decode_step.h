@@ -128,7 +128,7 @@ TILEWISE_INLINE Vec<T> sum_of_lanes(Vec<T> a) {
 // Folds a row's scores of a block into its state and turns them into unnormalised probabilities.
 // Gives the factor that the row's output so far must be multiplied by.
 template <class T>
-TILEWISE_INLINE T fold_scores(T* scores, Vec<T> unit, T* max, T* sum) {
+TILEWISE_INLINE T fold_scores(T* scores, const math::ExponentUnit<Vec<T>>& unit, T* max, T* sum) {
   constexpr int kLanes = Vec<T>::kLanes;
   const Vec<T> old_max(*max);
   Vec<T> lanes_max = old_max;
@@ -157,7 +157,7 @@ void softmax_rows(const DecodeBlock& block, std::int64_t first_row,
   const Problem& problem = *block.context.problem;
   const Frame frame = {block.first, block.keys, 0, block.queries};
   const TileClass tile_class = classify(block.context, Lanes::kKeys, frame);
-  const Vec<T> unit(ScoreUnits<T>(problem).unit);
+  const math::ExponentUnit<Vec<T>> unit = ScoreUnits<T>(problem).exponent();
   for (std::int64_t g = 0; g < block.group; ++g) {
     HeadContext context = block.context;
     context.head += first_row / block.queries + g;
