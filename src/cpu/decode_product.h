@@ -87,29 +87,13 @@ TILEWISE_INLINE Vec<T> sum_lanes(const Vec<T>* sums) {
 
 // ---- reading ahead ----
 
-// Asks for the rows of a later block, a few cache lines at a time while this block is computed: the
-// memory is never idle, and sees one row after another. Into the L2: a block of several heads is
-// larger than an L1.
+// Rows of a later block, of which every step of this one asks for a few cache lines: the memory is
+// never idle, and sees one row after another.
 struct ReadAhead {
-  const char* row;
-  std::int64_t stride;     // bytes
-  std::int64_t row_bytes;  // asked for of each row
-  std::int64_t rows;       // left
-  std::int64_t lines;      // of each step
-  std::int64_t at;         // within the row
+  Ahead rows;
+  int lines;  // of each step
 
-  TILEWISE_INLINE void step() {
-    constexpr std::int64_t kLine = 64;
-    for (std::int64_t left = lines; left > 0 && rows > 0; --left) {
-      __builtin_prefetch(row + at, 0, 2);
-      at += kLine;
-      if (at >= row_bytes) {
-        at = 0;
-        row += stride;
-        --rows;
-      }
-    }
-  }
+  TILEWISE_INLINE void step() { rows.ask(lines); }
 };
 
 // ---- scores ----

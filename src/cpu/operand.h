@@ -78,6 +78,19 @@ TILEWISE_INLINE Vec<float> load_float16(const math::Float16* from) {
   float16x4_t halves;
   __builtin_memcpy(&halves, from, sizeof(halves));
   return Vec<float>(Vec<float>::Native(vcvt_f32_f16(halves)));
+#elif defined(__SSE2__)  // math::to_float() in lanes
+  __m128i halves = _mm_setzero_si128();
+  __builtin_memcpy(&halves, from, 8);
+  const __m128i words = _mm_unpacklo_epi16(halves, _mm_setzero_si128());
+  const __m128i sign = _mm_slli_epi32(_mm_and_si128(words, _mm_set1_epi32(0x8000)), 16);
+  const __m128i magnitude = _mm_slli_epi32(_mm_and_si128(words, _mm_set1_epi32(0x7fff)), 13);
+  const __m128i scaled =
+      _mm_castps_si128(_mm_mul_ps(_mm_castsi128_ps(magnitude), _mm_set1_ps(0x1p112f)));
+  const __m128i not_finite = _mm_cmpgt_epi32(magnitude, _mm_set1_epi32((0x7c00 << 13) - 1));
+  const __m128i special = _mm_or_si128(magnitude, _mm_set1_epi32(0x7f800000));
+  const __m128i chosen =
+      _mm_or_si128(_mm_and_si128(not_finite, special), _mm_andnot_si128(not_finite, scaled));
+  return Vec<float>(Vec<float>::Native(_mm_or_si128(sign, chosen)));
 #else
   float numbers[Vec<float>::kLanes];
   for (int i = 0; i < Vec<float>::kLanes; ++i) numbers[i] = math::to_float(from[i]);
@@ -100,6 +113,7 @@ TILEWISE_INLINE Vec<T> load_converted(const S* from) {
     return Vec<T>::load(numbers);
   }
 }
+
 // The rows in place if they already are contiguous and of type T, else converted into `stage`
 // (count x width). Rows that lie apart are copied too: at strides of whole pages, as in (B, S, H,
 // D), the product that reads down the columns would miss the TLB at every step.
@@ -130,11 +144,34 @@ TILEWISE_INLINE Ahead ahead_of(const RowBlock& rows) {
                rows.count, rows.width * size, rows.view->row * size);
 }
 
+// To nearest even by integer arithmetic: denormals stay, as the bf16 instructions would not let
+// them. A NaN keeps its upper half and becomes quiet.
+TILEWISE_INLINE void store_bfloat16(Vec<float> x, math::BFloat16* to) {
+  typedef std::uint16_t Halves __attribute__((vector_size(kVectorBytes / 2)));
+  typedef std::uint32_t Words __attribute__((vector_size(kVectorBytes)));
+  const Words bits = Words(x.v);
+  const Words rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+  const Words quiet = (bits >> 16) | 0x40;
+  const Halves halves = __builtin_convertvector(x.v == x.v ? rounded : quiet, Halves);
+  __builtin_memcpy(to, &halves, sizeof(halves));
+}
+
 template <class T, class S>
 TILEWISE_INLINE void store_converted(Vec<T> x, S* to) {
-  T numbers[Vec<T>::kLanes];
-  x.store(numbers);
-  for (int i = 0; i < Vec<T>::kLanes; ++i) math::store(numbers[i], to + i);
+  if constexpr (std::is_same_v<T, S>) {
+    x.store(to);
+  } else if constexpr (std::is_same_v<T, float> && std::is_same_v<S, math::BFloat16>) {
+    store_bfloat16(x, to);
+#if defined(__AVX512F__)
+  } else if constexpr (std::is_same_v<T, float> && std::is_same_v<S, math::Float16>) {
+    const __m256i halves = _mm512_cvtps_ph(__m512(x.v), _MM_FROUND_TO_NEAREST_INT);
+    __builtin_memcpy(to, &halves, sizeof(halves));
+#endif
+  } else {
+    T numbers[Vec<T>::kLanes];
+    x.store(numbers);
+    for (int i = 0; i < Vec<T>::kLanes; ++i) math::store(numbers[i], to + i);
+  }
 }
 
 // panel[c][lane] = row[lane][c] * factor, lanes from rows.count on are 0.  panel is (width, kWidth)

@@ -120,6 +120,25 @@ TEST(Decode, SeenValueReachesItsColumn) {
   }
 }
 
+// A score of -inf is a masked one, whichever column of the key makes it so; widths that are no
+// multiple of a register read some columns twice.
+TEST(Decode, MinusInfinityInAKeyMasksIt) {
+  TILEWISE_TRACE_SEED();
+  for (const std::int64_t width : {5, 20, 39, 100}) {
+    for (std::int64_t column = 0; column < width; column += 3) {
+      Case c = make_case(Operation::kForward, TILEWISE_FP32, {1, 2, 70, 4, 2, width});
+      expect_all_pass(c, [&](const tilewise_problem& request) {
+        const std::vector<double> q = values_of(request.q);
+        set_elements(request.q, [&](std::int64_t i) {
+          return std::abs(q[static_cast<std::size_t>(i)]) + 0.1;
+        });
+        const tilewise_tensor& k = request.k;
+        verify::write_element(k, 33 * k.strides[1] + k.strides[2] + column, -HUGE_VAL);
+      });
+    }
+  }
+}
+
 TEST(Decode, ThreadsNeverChangeABit) {
   TILEWISE_TRACE_SEED();
   plan::Pool two(2);
