@@ -98,6 +98,18 @@ struct ReadAhead {
 
 // ---- scores ----
 
+// The lanes of each sum added up, to scores[r][key].
+template <class T, int kRows>
+TILEWISE_INLINE void store_scores(const Vec<T>* sums, T* scores, std::int64_t score_stride) {
+  constexpr int kKeys = kDecodeSums / kRows;
+  T totals[kDecodeSums];
+#pragma GCC unroll 8
+  for (int i = 0; i < kDecodeSums; i += Vec<T>::kLanes) sum_lanes<T>(sums + i).store(totals + i);
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r)
+    __builtin_memcpy(scores + r * score_stride, totals + r * kKeys, kKeys * sizeof(T));
+}
+
 // scores[r][key] for a block of kRows rows of queries and kDecodeSums / kRows keys. `keys` points
 // to the rows of K; queries are padded rows, zero in the lanes that are not fresh.
 template <class T, class S, int kRows>
@@ -134,13 +146,54 @@ TILEWISE_INLINE void score_block(const S* const* keys, const T* queries, Padded<
       }
     }
   }
-  T totals[kDecodeSums];
-#pragma GCC unroll 8
-  for (int i = 0; i < kDecodeSums; i += kLanes) sum_lanes<T>(sums + i).store(totals + i);
-#pragma GCC unroll 4
-  for (int r = 0; r < kRows; ++r)
-    __builtin_memcpy(scores + r * score_stride, totals + r * kKeys, kKeys * sizeof(T));
+  store_scores<T, kRows>(sums, scores, score_stride);
 }
+
+// Pairs of bf16 products by the dot instruction: half the multiply-adds, no conversion. Products
+// are exact; denormals count as 0.
+#if defined(__AVX512BF16__)
+inline constexpr bool kPairProducts = true;
+#else
+inline constexpr bool kPairProducts = false;
+#endif
+inline constexpr std::int64_t kPairColumns = 32;  // of a register
+
+// True if queries are kept as bf16, each row in the first half of its place.
+template <class T, class S>
+TILEWISE_INLINE bool scores_by_pairs(std::int64_t width) {
+  return kPairProducts && std::is_same_v<T, float> && std::is_same_v<S, math::BFloat16> &&
+         width % kPairColumns == 0;
+}
+
+#if defined(__AVX512BF16__)
+// score_block() for scores_by_pairs().
+template <int kRows>
+TILEWISE_INLINE void pair_score_block(const math::BFloat16* const* keys, const float* queries,
+                                      std::int64_t width, float* scores,
+                                      std::int64_t score_stride) {
+  constexpr int kKeys = kDecodeSums / kRows;
+  __m512 sums[kDecodeSums];
+#pragma GCC unroll 16
+  for (int i = 0; i < kDecodeSums; ++i) sums[i] = _mm512_setzero_ps();
+  for (std::int64_t c = 0; c < width; c += kPairColumns) {
+    __m512bh key[kKeys];
+#pragma GCC unroll 16
+    for (int j = 0; j < kKeys; ++j) __builtin_memcpy(&key[j], keys[j] + c, sizeof(key[j]));
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      __m512bh query;
+      __builtin_memcpy(&query, queries + r * width + c / 2, sizeof(query));
+#pragma GCC unroll 16
+      for (int j = 0; j < kKeys; ++j)
+        sums[r * kKeys + j] = _mm512_dpbf16_ps(sums[r * kKeys + j], key[j], query);
+    }
+  }
+  Vec<float> totals[kDecodeSums];
+#pragma GCC unroll 16
+  for (int i = 0; i < kDecodeSums; ++i) totals[i] = Vec<float>(Vec<float>::Native(sums[i]));
+  store_scores<float, kRows>(totals, scores, score_stride);
+}
+#endif
 
 // ---- outputs ----
 

@@ -49,6 +49,16 @@ struct DecodeRange {
 
 // ---- one split ----
 
+// A row of bf16 as it is, or negated.
+template <class T>
+TILEWISE_INLINE void load_pairs(const math::BFloat16* from, std::int64_t width, bool negated,
+                                T* to) {
+  for (std::int64_t c = 0; c < width; ++c) {
+    const math::BFloat16 x = {static_cast<std::uint16_t>(from[c].bits ^ (negated ? 0x8000u : 0u))};
+    __builtin_memcpy(reinterpret_cast<char*>(to) + c * 2, &x, sizeof(x));
+  }
+}
+
 template <class T>
 void load_decode_queries(const DecodeRange& range, const DecodeScratch<T>& scratch) {
   const Problem& problem = *range.context.problem;
@@ -63,6 +73,12 @@ void load_decode_queries(const DecodeRange& range, const DecodeScratch<T>& scrat
           problem.q.offset(range.context.sequence.batch, range.context.head + r / q_len,
                            range.context.sequence.q_start + r % q_len);
       T* const to = scratch.queries + r * row.size();
+      if constexpr (std::is_same_v<S, math::BFloat16>) {
+        if (scores_by_pairs<T, S>(problem.head_dim)) {
+          load_pairs(from, problem.head_dim, sign < T(0), to);
+          continue;
+        }
+      }
       for (std::int64_t at = 0; at < row.size(); ++at) {
         const bool again = at >= row.whole() && at < row.size() - row.width + row.whole();
         const std::int64_t c = at < row.whole() ? at : at - row.size() + row.width;
@@ -123,7 +139,7 @@ void decode_block(const DecodeRange& range, DecodeBlock block, const DecodeScrat
     const Rows<S> k = cache_rows<S>(problem.k, range, kv, block.first);
     const T* const queries = scratch.queries + kv * rows * k_row.size();
     T* const scores = scratch.scores + kv * rows * kDecodeKeys;
-    if (needs_staging<T, S>(problem.head_dim, rows)) {
+    if (!scores_by_pairs<T, S>(problem.head_dim) && needs_staging<T, S>(problem.head_dim, rows)) {
       const Rows<T> staged = stage_block<T>(k, block.keys, problem.head_dim, false, scratch.staged);
       score_all_rows<T, T>(staged, block.keys, rows, queries, k_row, scores, &v_ahead);
     } else {

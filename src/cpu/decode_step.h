@@ -79,6 +79,14 @@ void score_rows(Rows<S> k, std::int64_t count, const T* queries, Padded<T> row, 
     const S* keys[kKeys];  // beyond the last it is repeated
     for (int i = 0; i < kKeys; ++i) keys[i] = k.data + math::lesser(j + i, count - 1) * k.stride;
     if (ahead != nullptr) ahead->step();
+#if defined(__AVX512BF16__)
+    if constexpr (std::is_same_v<T, float> && std::is_same_v<S, math::BFloat16>) {
+      if (scores_by_pairs<T, S>(row.width)) {
+        pair_score_block<kRows>(keys, queries, row.width, scores + j, kDecodeKeys);
+        continue;
+      }
+    }
+#endif
     score_block<T, S, kRows>(keys, queries, row, scores + j, kDecodeKeys);
   }
 }
