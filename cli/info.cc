@@ -25,12 +25,15 @@ json list_targets() {
   return targets;
 }
 
-// Whether the machine can run a kernel at all, asked with an empty problem.
+// Whether the machine can run a kernel at all, asked with an empty problem of the dtype that all
+// kernels have.
 json list_kernels(Operation operation) {
   problem::Machine machine = {nullptr, 1};
+  problem::Problem empty;
+  empty.dtype = TILEWISE_BF16;
   json kernels = json::array();
   for (const problem::Kernel* kernel : plan::kernels(operation)) {
-    const bool usable = kernel->supports(problem::Problem{}, machine) == TILEWISE_OK;
+    const bool usable = kernel->supports(empty, machine) == TILEWISE_OK;
     kernels.push_back({{"name", kernel->name},
                        {"description", kernel->description},
                        {"available", usable},

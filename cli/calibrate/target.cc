@@ -1,6 +1,7 @@
 // The calibration loops in one instruction set; compiled once for each, like src/cpu/target.cc.
 #include "calibrate/loops.h"
 #include "cpu/simd.h"
+#include "cpu/tile_unit.h"
 
 namespace tilewise::calibrate::TILEWISE_TARGET {
 namespace {
@@ -45,12 +46,36 @@ double read_memory(const void* memory, std::int64_t bytes) {
   return read_block(static_cast<const float*>(memory), bytes / 4);
 }
 
+#if defined(__AMX_BF16__)
+// Four sums, as a kernel has them; no operand is loaded.
+double tile_products(std::int64_t iterations) {
+  const cpu::TILEWISE_TARGET::TileUnit unit;
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  _tile_zero(4);
+  _tile_zero(6);
+  for (std::int64_t i = 0; i < iterations; ++i) {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 6);
+    _tile_dpbf16ps(2, 4, 6);
+    _tile_dpbf16ps(3, 4, 6);
+  }
+  return 0;
+}
+constexpr PeakLoops::Arithmetic kBf16 = {tile_products, 4 * 2 * 16 * 16 * 32};
+#else
+constexpr PeakLoops::Arithmetic kBf16 = {nullptr, 0};
+#endif
+
 }  // namespace
 
 extern const PeakLoops kPeakLoops;
 const PeakLoops kPeakLoops = {
     {multiply_add_chains<float>, 2 * kChains* Vec<float>::kLanes},
     {multiply_add_chains<double>, 2 * kChains* Vec<double>::kLanes},
+    kBf16,
     read_memory,
 };
 

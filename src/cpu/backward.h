@@ -7,7 +7,7 @@
 #pragma once
 
 #include "cpu/accumulate.h"
-#include "cpu/forward.h"
+#include "cpu/forward_parts.h"
 #include "cpu/schedule.h"
 #include "math/softmax_state.h"
 

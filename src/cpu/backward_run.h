@@ -10,6 +10,9 @@ namespace tilewise::cpu::TILEWISE_TARGET {
 // the counter.
 inline constexpr std::int64_t kRowBlock = 64;
 
+// Panels of keys that share a pass over the queries.
+inline constexpr std::int64_t kMostKeyPanels = 4;
+
 // Everything that a backward run finds in its workspace.
 template <class T>
 struct BackwardWorkspace {
@@ -34,16 +37,6 @@ std::int64_t backward_scratch_bytes(const Problem& problem, std::int64_t panels)
   if (problem.dbias.present()) take_bias_scratch<T, kWidth>(problem, bias);
   if (keys.used() < 0 || bias.used() < 0) return -1;
   return math::greater(keys.used(), bias.used());
-}
-
-// Fewer panels to a block when there would be too few blocks to go round; no result depends on it.
-template <int kWidth>
-TILEWISE_INLINE std::int64_t choose_key_panels(const Problem& problem, std::int64_t concurrency) {
-  std::int64_t panels = kMostPanels;
-  const std::int64_t panels_in_all =
-      problem.batch * problem.kv_heads * divide_up(problem.max_k, kWidth);
-  while (panels > 1 && panels_in_all < panels * concurrency * 4) panels /= 2;
-  return panels;
 }
 
 // Room for dQ in the arithmetic type, and for one progress number per block of keys.
@@ -76,7 +69,9 @@ BackwardWorkspace<T> take_backward(const Problem& problem, std::int64_t concurre
   workspace.delta.batch = problem.q_packed ? 0 : problem.heads * problem.q_rows;
   workspace.delta.head = problem.q_rows;
   workspace.delta.row = 1;
-  workspace.panels = choose_key_panels<kWidth>(problem, concurrency);
+  workspace.panels =
+      choose_panels(problem.batch * problem.kv_heads * divide_up(problem.max_k, kWidth),
+                    kMostKeyPanels, concurrency);
   workspace.query_gradient = take_query_gradient<T, kWidth>(problem, workspace.panels, arena);
   workspace.scratch_bytes = backward_scratch_bytes<T, kWidth>(problem, workspace.panels);
   std::int64_t all_workers = 0;

@@ -13,9 +13,13 @@ using problem::Problem;
 using problem::RunContext;
 using problem::Status;
 
-// Every problem is supported; only the machine can be in the way.
+// Only the machine can be in the way.
 Status supports(const char* name, const Machine& machine) {
-  if (machine.cpu_target != nullptr && std::strcmp(machine.cpu_target, name) != 0) {
+  const Target* const forced =
+      machine.cpu_target != nullptr ? find_target(machine.cpu_target) : nullptr;
+  const bool is_base =
+      forced != nullptr && forced->base != nullptr && std::strcmp(forced->base, name) == 0;
+  if (machine.cpu_target != nullptr && std::strcmp(machine.cpu_target, name) != 0 && !is_base) {
     return problem::fail(TILEWISE_UNSUPPORTED, "cpu_target is %s, not %s", machine.cpu_target,
                          name);
   }
@@ -24,18 +28,30 @@ Status supports(const char* name, const Machine& machine) {
   return problem::fail(TILEWISE_UNSUPPORTED, "this machine lacks %s", target->needs);
 }
 
+#if defined(__x86_64__)
+Status supports_bf16(const char* name, const Problem& problem, const Machine& machine) {
+  if (problem.dtype != TILEWISE_BF16)
+    return problem::fail(TILEWISE_UNSUPPORTED, "q, k and v are not bf16");
+  return supports(name, machine);
+}
+#endif
+
 // TargetKernels of another instruction set are reached through pointers only: nothing of them is
 // compiled here.
 template <const TargetKernels& kTarget>
 constexpr Kernel forward_kernel(const char* name, const char* description,
-                                Status (*supported)(const Problem&, const Machine&)) {
-  return {name, description, supported,
+                                Status (*supported)(const Problem&, const Machine&),
+                                bool flushes_denormals = false) {
+  return {name,
+          description,
+          supported,
           [](const Problem& problem, std::int64_t concurrency) {
             return kTarget.forward_workspace(problem, concurrency);
           },
           [](const Problem& problem, const RunContext& context) {
             return kTarget.forward(problem, context);
-          }};
+          },
+          flushes_denormals};
 }
 template <const TargetKernels& kTarget>
 constexpr Kernel backward_kernel(const char* name, const char* description,
@@ -63,6 +79,12 @@ constexpr Kernel backward_kernel(const char* name, const char* description,
       TILEWISE_SUPPORTS(target));
 
 #if defined(__x86_64__)
+constinit const Kernel kForwardAmx = forward_kernel<amx::kKernels>(
+    "cpu_amx", "FlashAttention-2 tiles, bf16 products on the matrix unit",
+    [](const Problem& problem, const Machine& machine) {
+      return supports_bf16("amx", problem, machine);
+    },
+    true);
 TILEWISE_CPU_KERNELS(Avx512, avx512, "512-bit registers")
 TILEWISE_CPU_KERNELS(Avx2, avx2, "256-bit registers")
 TILEWISE_CPU_KERNELS(Baseline, baseline, "128-bit registers")

@@ -13,6 +13,9 @@ struct TargetKernels {
 };
 
 #if defined(__x86_64__)
+namespace amx {  // forward only
+extern const TargetKernels kKernels;
+}
 namespace avx512 {
 extern const TargetKernels kKernels;
 }
@@ -22,7 +25,7 @@ extern const TargetKernels kKernels;
 namespace baseline {
 extern const TargetKernels kKernels;
 }
-extern const problem::Kernel kForwardAvx512, kForwardAvx2, kForwardBaseline;
+extern const problem::Kernel kForwardAmx, kForwardAvx512, kForwardAvx2, kForwardBaseline;
 extern const problem::Kernel kBackwardAvx512, kBackwardAvx2, kBackwardBaseline;
 #elif defined(__aarch64__)
 namespace neon {

@@ -22,7 +22,7 @@ inline constexpr int kWideColumns = 2;
 #endif
 
 // Lines asked for at each block of rows.
-inline constexpr int kLinesPerBlock = 4;
+inline constexpr int kLinesPerBlock = 16;
 
 enum class Axis { kRows, kColumns };  // what m walks over in `a`
 

@@ -31,6 +31,15 @@ TILEWISE_INLINE Shared take_shared(const Problem& problem, Arena& arena) {
   return shared;
 }
 
+// How many panels (of queries or keys) make a block: fewer than `most` when there would be too few
+// blocks to go round. No result depends on it.
+TILEWISE_INLINE std::int64_t choose_panels(std::int64_t panels_in_all, std::int64_t most,
+                                           std::int64_t concurrency) {
+  std::int64_t panels = most;
+  while (panels > 1 && panels_in_all < panels * concurrency * 4) panels /= 2;
+  return panels;
+}
+
 enum class Side { kQueries, kKeys };
 
 // Numbers the blocks of `block_rows` rows of every sequence. Returns how many there are for one

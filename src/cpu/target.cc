@@ -1,7 +1,7 @@
 // One instruction set's kernels: compiled once for each, with TILEWISE_TARGET and the compiler's
 // flags set by CMakeLists.txt.
 #include "cpu/backward_run.h"
-#include "cpu/forward.h"
+#include "cpu/forward_run.h"
 #include "cpu/kernels.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
@@ -17,19 +17,32 @@ namespace {
        : ((lanes) <= Vec<float>::kLanes ? function<float, 1>((problem), __VA_ARGS__)               \
                                         : function<float, kWideColumns>((problem), __VA_ARGS__)))
 
+// Calls f(Body{}) for the body that suits the problem.
+template <class Function>
+TILEWISE_INLINE auto with_forward_body(const Problem& problem, Function f) {
+  const bool narrow_double = problem.max_q <= Vec<double>::kLanes;
+  const bool narrow_float = problem.max_q <= Vec<float>::kLanes;
+  if (problem.dtype == TILEWISE_FP64) {
+    return narrow_double ? f(WideBody<double, 1>{}) : f(WideBody<double, kWideColumns>{});
+  }
+  return narrow_float ? f(WideBody<float, 1>{}) : f(WideBody<float, kWideColumns>{});
+}
+
 std::int64_t workspace_of_forward(const Problem& problem, std::int64_t concurrency) {
   if (all_decoded(problem)) {
     return problem.dtype == TILEWISE_FP64 ? decode_workspace<double>(problem, concurrency)
                                           : decode_workspace<float>(problem, concurrency);
   }
-  return TILEWISE_CALL(forward_workspace, problem, problem.max_q, concurrency);
+  return with_forward_body(
+      problem, [&](auto body) { return forward_workspace<decltype(body)>(problem, concurrency); });
 }
 Status forward(const Problem& problem, const RunContext& run) {
   if (all_decoded(problem)) {
     return problem.dtype == TILEWISE_FP64 ? run_decode<double>(problem, run)
                                           : run_decode<float>(problem, run);
   }
-  return TILEWISE_CALL(run_forward, problem, problem.max_q, run);
+  return with_forward_body(problem,
+                           [&](auto body) { return run_forward<decltype(body)>(problem, run); });
 }
 std::int64_t workspace_of_backward(const Problem& problem, std::int64_t concurrency) {
   return TILEWISE_CALL(backward_workspace, problem, math::greater(problem.max_q, problem.max_k),

@@ -6,6 +6,12 @@
 
 #include <cstring>
 
+#if defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace tilewise::cpu {
 namespace {
 
@@ -31,20 +37,44 @@ bool has_avx2() {
 #endif
 bool always() { return true; }
 
+#if defined(__x86_64__) && defined(__linux__)
+// AMX needs more than CPUID and XGETBV: the kernel gives its 8 KB of registers to processes that
+// ask. The answer is the same for all threads, and for good.
+bool ask_for_tiles() {
+  constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr long kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+bool has_amx() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (!has_avx512() || __get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
+  constexpr unsigned kTilesAndBf16 = (1u << 24) | (1u << 22);
+  if ((d & kTilesAndBf16) != kTilesAndBf16) return false;
+  if (__get_cpuid_count(7, 1, &a, &b, &c, &d) == 0 || (a & (1u << 5)) == 0) return false;
+  static const bool granted = ask_for_tiles();
+  return granted;
+}
+#else
+[[maybe_unused]] bool has_amx() { return false; }
+#endif
+
 }  // namespace
 
 const Target kTargets[] = {
 #if defined(__x86_64__)
-    {"avx512", "AVX-512 F, BW, DQ and VL, with the operating system saving their registers",
-     has_avx512},
-    {"avx2", "AVX2, FMA and F16C, with the operating system saving their registers", has_avx2},
-    {"baseline", "x86-64", always},
+    {"amx", "avx512",
+     "AMX with bf16 and AVX-512 with bf16, and the operating system's leave to use them", has_amx},
+    {"avx512", nullptr,
+     "AVX-512 F, BW, DQ and VL, with the operating system saving their registers", has_avx512},
+    {"avx2", nullptr, "AVX2, FMA and F16C, with the operating system saving their registers",
+     has_avx2},
+    {"baseline", nullptr, "x86-64", always},
 #elif defined(__aarch64__)
-    {"neon", "64-bit Arm", always},
+    {"neon", nullptr, "64-bit Arm", always},
 #else
-    {"generic", "nothing", always},
+    {"generic", nullptr, "nothing", always},
 #endif
-    {nullptr, nullptr, nullptr},
+    {nullptr, nullptr, nullptr, nullptr},
 };
 
 const Target* find_target(const char* name) {

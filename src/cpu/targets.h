@@ -5,6 +5,7 @@ namespace tilewise::cpu {
 
 struct Target {
   const char* name;
+  const char* base;   // what it includes: kernels of that one serve where it has none; or nullptr
   const char* needs;  // for messages
   bool (*available)();
 };

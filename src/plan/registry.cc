@@ -13,13 +13,18 @@ using problem::Kernel;
 // In order of preference; the last one supports everything.
 const Kernel* const kForwardKernels[] = {
 #if defined(__x86_64__)
-    &cpu::kForwardAvx512,          &cpu::kForwardAvx2,         &cpu::kForwardBaseline,
+    &cpu::kForwardAmx,
+    &cpu::kForwardAvx512,
+    &cpu::kForwardAvx2,
+    &cpu::kForwardBaseline,
 #elif defined(__aarch64__)
     &cpu::kForwardNeon,
 #else
     &cpu::kForwardGeneric,
 #endif
-    &reference::kFlash2Forward,    &reference::kFlash1Forward, &reference::kOnlineSoftmaxForward,
+    &reference::kFlash2Forward,
+    &reference::kFlash1Forward,
+    &reference::kOnlineSoftmaxForward,
     &reference::kThreePassForward,
 };
 const Kernel* const kBackwardKernels[] = {

@@ -43,6 +43,8 @@ struct Kernel {
   std::int64_t (*workspace_bytes)(const Problem& problem, std::int64_t concurrency);
   // Allocates nothing, throws nothing. Every output element of the problem is written.
   Status (*run)(const Problem& problem, const RunContext& context);
+  // Its instructions take denormal operands for zero and give zero for denormal results.
+  bool flushes_denormals = false;
 };
 
 // Calls fn(item) for item in 0..n-1 through the executor.

@@ -37,6 +37,8 @@ struct AccuracyOptions {
   // 10^4 elements on |mean| is at most 0.1 of the rms, from 2500 rows on |shrink|
   // too, on top of what plain attention has.
   bool independent_errors = false;
+  // An error that is allowed on top: what a kernel that flushes denormals may lose.
+  double flushed = 0;
   // One draw of inputs can be lucky for plain attention: its error is the largest of all draws.
   std::vector<PlainError> other_draws = {};
 };

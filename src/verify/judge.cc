@@ -104,8 +104,14 @@ Verdict Judge::judge(const char* kernel, const plan::Options& options) {
   return verdict;
 }
 
-std::vector<TensorReport> Judge::measure_accuracy() {
-  const AccuracyOptions options = {errors_are_independent(instance_.description()), other_draws_};
+std::vector<TensorReport> Judge::measure_accuracy(const problem::Kernel& kernel) {
+  AccuracyOptions options;
+  options.independent_errors = errors_are_independent(instance_.description());
+  options.other_draws = other_draws_;
+  // Values that are denormal, and a result that is: each below the smallest normal number, times
+  // weights whose sum is at most 1 / (1 - p).
+  if (kernel.flushes_denormals)
+    options.flushed = 0x1p-125 / (1 - instance_.description().dropout_p);
   std::vector<const tilewise_problem*> plain;
   for (const auto& run : plain_) plain.push_back(&run->results());
   return check_accuracy(instance_.description().operation, instance_.request(), oracle_.results(),
@@ -147,12 +153,12 @@ Verdict Judge::run(const plan::Plan& plan, const char* kernel) {
   if (status != TILEWISE_OK) {
     reason = problem::message();
   } else {
-    verdict.tensors = measure_accuracy();
+    verdict.tensors = measure_accuracy(*plan.kernel);
     const bool over = std::any_of(verdict.tensors.begin(), verdict.tensors.end(),
                                   [](const TensorReport& tensor) { return !tensor.passed; });
     if (over) {  // of a kernel, or of the yardstick? More draws of inputs tell.
       draw_again();
-      verdict.tensors = measure_accuracy();
+      verdict.tensors = measure_accuracy(*plan.kernel);
     }
     for (const TensorReport& tensor : verdict.tensors) {
       verdict.ratio = std::max(verdict.ratio, tensor.ratio());

@@ -39,7 +39,7 @@ class Judge {
 
  private:
   Verdict run(const plan::Plan& plan, const char* kernel);
-  std::vector<TensorReport> measure_accuracy();
+  std::vector<TensorReport> measure_accuracy(const problem::Kernel& kernel);
   void draw_again();
 
   Edit edit_;

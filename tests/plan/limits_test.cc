@@ -263,7 +263,7 @@ TEST(Reliability, T30_SmallStack) {
         give_forward_results(instance);
         plan::Pool pool(4);
         const tilewise_executor executor = pool.executor();
-        for (const Kernel* kernel : runnable_kernels(operation)) {
+        for (const Kernel* kernel : runnable_kernels(operation, dtype)) {
           run_for_bits(kernel->name, instance, {&executor});
         }
       }

@@ -85,7 +85,7 @@ TEST(Decode, NaNInAMaskedSplit) {
           verify::write_element(tensor, offset, kPoisons[at.row / 50 % 3]);
       });
     }
-    for (const Kernel* kernel : runnable_kernels(Operation::kForward)) {
+    for (const Kernel* kernel : runnable_kernels(Operation::kForward, dtype)) {
       run_for_bits(kernel->name, clean);
       run_for_bits(kernel->name, poisoned);
       const std::vector<double> expected = values_of(clean.request().out);
@@ -153,7 +153,7 @@ TEST(Decode, ThreadsNeverChangeABit) {
       c.causal = c.sink = true;
       c.layout = layout;
       Instance instance(c);
-      for (const Kernel* kernel : runnable_kernels(Operation::kForward)) {
+      for (const Kernel* kernel : runnable_kernels(Operation::kForward, dtype)) {
         tilewise_executor serial;
         tilewise_executor_init(&serial);
         const auto expected = run_for_bits(kernel->name, instance, {&serial});
@@ -179,7 +179,7 @@ TEST(Decode, StridesChangeNoBit) {
     transposed.storage = verify::Storage::kTransposed;
     Instance instance(c);
     Instance other(transposed);
-    for (const Kernel* kernel : runnable_kernels(Operation::kForward)) {
+    for (const Kernel* kernel : runnable_kernels(Operation::kForward, dtype)) {
       const auto expected = run_for_bits(kernel->name, instance);
       EXPECT_EQ(run_for_bits(kernel->name, other), expected) << kernel->name << ": " << describe(c);
     }
@@ -196,7 +196,7 @@ TEST(Decode, PackedBesideLongerSequences) {
   c.used = {1300, 900, 1025, 700, 1300, 512};
   expect_all_pass(c);
   Instance together(c);
-  for (const Kernel* kernel : runnable_kernels(Operation::kForward)) {
+  for (const Kernel* kernel : runnable_kernels(Operation::kForward, TILEWISE_BF16)) {
     run_for_bits(kernel->name, together);
     const auto all = tensor_bits(together.request().out);
     std::int64_t row = 0;

@@ -22,7 +22,7 @@ TEST(Reliability, T16_SameBitsFromRunToRun) {
       c.dropout_p = 0.1;
       Instance instance(c);
       give_forward_results(instance);
-      for (const Kernel* kernel : runnable_kernels(operation)) {
+      for (const Kernel* kernel : runnable_kernels(operation, dtype)) {
         const auto expected = run_for_bits(kernel->name, instance, {&executor});
         for (int run = 1; run < kRuns; ++run) {
           ASSERT_EQ(run_for_bits(kernel->name, instance, {&executor}), expected)
@@ -86,7 +86,7 @@ TEST(Reliability, T17_BatchInvariance) {
       c.causal = shape.q_len > 1;
       Instance instance(c);
       give_forward_results(instance);
-      for (const Kernel* kernel : runnable_kernels(operation)) {
+      for (const Kernel* kernel : runnable_kernels(operation, TILEWISE_BF16)) {
         const auto expected = run_for_bits(kernel->name, instance);
         for (const std::int64_t size : {1, 2, 5}) {
           instance.prepare(operation);

@@ -25,7 +25,7 @@ TEST(Identity, ProbabilitiesSumToOne) {
   for (const std::int32_t dtype : kDtypes) {
     Instance instance(sample_case(Operation::kForward, dtype));
     set_elements(instance.request().v, [](std::int64_t) { return 1.0; });
-    for (const Kernel* kernel : runnable_kernels(Operation::kForward)) {
+    for (const Kernel* kernel : runnable_kernels(Operation::kForward, dtype)) {
       run_for_bits(kernel->name, instance);
       // The two sums over 150 keys may round differently.
       const double limit = 2 * verify::ulp(dtype, 1) + (dtype == TILEWISE_FP64 ? 2e-15 : 1e-6);
@@ -45,7 +45,7 @@ TEST(Identity, OutputsStayBetweenTheValues) {
     Instance instance(c);
     double largest = 0;
     for (const double x : values_of(instance.request().v)) largest = std::max(largest, std::abs(x));
-    for (const Kernel* kernel : runnable_kernels(Operation::kForward)) {
+    for (const Kernel* kernel : runnable_kernels(Operation::kForward, dtype)) {
       run_for_bits(kernel->name, instance);
       for (const double x : values_of(instance.request().out)) {
         ASSERT_LE(std::abs(x), largest * (1 + 1e-6) + verify::ulp(dtype, largest)) << kernel->name;
@@ -64,7 +64,7 @@ TEST(Identity, ShiftedScores) {
   Instance shifted(c);
   set_elements(plain.request().bias, [](std::int64_t) { return 0.0; });
   set_elements(shifted.request().bias, [](std::int64_t) { return kShift; });
-  for (const Kernel* kernel : runnable_kernels(Operation::kForward)) {
+  for (const Kernel* kernel : runnable_kernels(Operation::kForward, TILEWISE_FP64)) {
     run_for_bits(kernel->name, plain);
     run_for_bits(kernel->name, shifted);
     const auto out = values_of(plain.request().out);
@@ -94,7 +94,7 @@ TEST(Identity, PermutedKeys) {
       verify::write_element(to, offset, verify::read_element(from, mirrored));
     });
   }
-  for (const Kernel* kernel : runnable_kernels(Operation::kForward)) {
+  for (const Kernel* kernel : runnable_kernels(Operation::kForward, TILEWISE_FP64)) {
     run_for_bits(kernel->name, plain);
     run_for_bits(kernel->name, reversed);
     const auto expected = values_of(plain.request().out);
@@ -119,7 +119,7 @@ TEST(Identity, PartsMergeToTheWhole) {
   Case c = sample_case(Operation::kForward, TILEWISE_FP64);
   c.causal = false;
   Instance instance(c);
-  for (const Kernel* kernel : runnable_kernels(Operation::kForward)) {
+  for (const Kernel* kernel : runnable_kernels(Operation::kForward, TILEWISE_FP64)) {
     run_for_bits(kernel->name, instance);
     const auto whole = values_of(instance.request().out);
     const auto whole_lse = values_of(instance.request().lse);
@@ -162,7 +162,7 @@ TEST(Identity, ScoreGradientsSumToZero) {
   c.distribution = verify::Distribution::kEqual;
   Instance instance(c);
   give_forward_results(instance);
-  for (const Kernel* kernel : runnable_kernels(Operation::kBackward)) {
+  for (const Kernel* kernel : runnable_kernels(Operation::kBackward, TILEWISE_FP64)) {
     run_for_bits(kernel->name, instance);
     for (const double x : values_of(instance.request().dbias)) ASSERT_NEAR(x, 0, 1e-12);
     for (const double x : values_of(instance.request().dq)) {
@@ -181,7 +181,7 @@ TEST(Identity, GradientOfTheLse) {
   set_elements(instance.request().dout, [](std::int64_t) { return 0.0; });
   give_forward_results(instance);
   const auto dlse = values_of(instance.request().dlse);
-  for (const Kernel* kernel : runnable_kernels(Operation::kBackward)) {
+  for (const Kernel* kernel : runnable_kernels(Operation::kBackward, TILEWISE_FP64)) {
     run_for_bits(kernel->name, instance);
     for (const double x : values_of(instance.request().dv)) ASSERT_EQ(x, 0) << kernel->name;
     const auto dbias = values_of(instance.request().dbias);

@@ -82,7 +82,7 @@ TEST(Reliability, T04_UnseenKeysReachNothing) {
         give_forward_results(clean);
         give_forward_results(poisoned);
         poison_unseen(isolation, poisoned.request());
-        for (const Kernel* kernel : runnable_kernels(operation)) {
+        for (const Kernel* kernel : runnable_kernels(operation, dtype)) {
           const auto expected = run_for_bits(kernel->name, clean);
           EXPECT_EQ(run_for_bits(kernel->name, poisoned), expected)
               << kernel->name << ": " << describe(isolation.description);
@@ -104,7 +104,7 @@ TEST(Reliability, T04_SeenNaNReachesItsRows) {
     const tilewise_tensor& k = poisoned.request().k;
     const std::int64_t offset = k.strides[0] + kKey * k.strides[1];  // batch 1, kv head 0
     verify::write_element(k, offset + 5, std::nan(""));
-    for (const Kernel* kernel : runnable_kernels(Operation::kForward)) {
+    for (const Kernel* kernel : runnable_kernels(Operation::kForward, dtype)) {
       run_for_bits(kernel->name, clean);
       run_for_bits(kernel->name, poisoned);
       const auto sees = [&](const RowIndex& at) {
@@ -197,7 +197,7 @@ TEST(Reliability, T06_PoisonedMemory) {
         const Case c = verify::random_case(operation, dtype, random);
         Instance instance(c);
         give_forward_results(instance);
-        for (const Kernel* kernel : runnable_kernels(operation)) {
+        for (const Kernel* kernel : runnable_kernels(operation, dtype)) {
           const auto expected = run_for_bits(kernel->name, instance, {nullptr, 0, 0});
           for (const int fill : {0xFF, 0x7F, 0x3C}) {
             EXPECT_EQ(run_for_bits(kernel->name, instance, {nullptr, 0, fill}), expected)
@@ -269,7 +269,7 @@ TEST(Reliability, T19_NothingIsReadBeyondATensor) {
         for (const bool at_end : {true, false}) {
           std::vector<std::unique_ptr<PageEdge>> pages;
           const tilewise_problem moved = move_to_page_edges(instance.request(), at_end, pages);
-          for (const Kernel* kernel : runnable_kernels(operation)) {
+          for (const Kernel* kernel : runnable_kernels(operation, dtype)) {
             const auto expected = run_for_bits(kernel->name, instance);
             ASSERT_EQ(run_kernel(kernel->name, operation, moved), TILEWISE_OK);
             EXPECT_EQ(output_bits(operation, moved), expected)

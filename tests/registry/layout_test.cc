@@ -122,7 +122,7 @@ TEST(Reliability, T09_StridesBeyond32Bits) {
           far.*member = spread(far.*member, axis);
           ASSERT_NE((far.*member).data, nullptr) << "no address space for the test";
         }
-        for (const Kernel* kernel : runnable_kernels(operation)) {
+        for (const Kernel* kernel : runnable_kernels(operation, dtype)) {
           const auto expected = run_for_bits(kernel->name, instance);
           ASSERT_EQ(run_kernel(kernel->name, operation, far), TILEWISE_OK) << problem::message();
           EXPECT_EQ(output_bits(operation, far), expected) << kernel->name << ", axis " << axis;
@@ -277,7 +277,7 @@ TEST(Reliability, T11_LayoutsAndStridesChangeNoBit) {
         Instance other(c);
         copy_inputs(plain, other);
         give_forward_results(other);
-        for (const Kernel* kernel : runnable_kernels(operation)) {
+        for (const Kernel* kernel : runnable_kernels(operation, dtype)) {
           run_for_bits(kernel->name, plain);
           run_for_bits(kernel->name, other);
           EXPECT_EQ(results_by_meaning(other), results_by_meaning(plain))
@@ -350,7 +350,7 @@ TEST(Reliability, T13_MisalignedPointers) {
         const std::size_t bytes = static_cast<std::size_t>(verify::element_count(k) * size);
         std::memcpy(memory.data() + skip, k.data, bytes);
         k.data = memory.data() + skip;
-        for (const Kernel* kernel : runnable_kernels(operation)) {
+        for (const Kernel* kernel : runnable_kernels(operation, dtype)) {
           const auto expected = run_for_bits(kernel->name, instance);
           const problem::Status status = run_kernel(kernel->name, operation, moved);
           if (skip % size == 0) {

@@ -36,11 +36,13 @@ std::uint64_t run_seed();
 // "forward_fp32", for names of tests.
 std::string operation_and_dtype(Operation operation, std::int32_t dtype);
 
-// False for a CPU kernel whose instruction set this machine lacks, or that $TILEWISE_CPU_TARGET
-// excludes: the only reason for which a kernel of this library may refuse a valid problem.
-bool machine_runs(const Kernel& kernel);
+// False for a CPU kernel whose instruction set this machine lacks, that $TILEWISE_CPU_TARGET
+// excludes, or that has nothing for the dtype (a matrix unit): the only reasons for which a kernel
+// of this library may refuse a valid problem.
+bool machine_runs(const Kernel& kernel, std::int32_t dtype);
 
-std::vector<const Kernel*> runnable_kernels(Operation operation);
+std::vector<const Kernel*> runnable_kernels(Operation operation,
+                                            std::int32_t dtype = TILEWISE_FP32);
 
 // The judge's verdict on every kernel of the case's operation is "passed".
 void expect_all_pass(const Case& description, const verify::Judge::Edit& edit = {});

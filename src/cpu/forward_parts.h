@@ -1,0 +1,204 @@
+// What the forward bodies share (forward.h: multiply-adds of any arithmetic; pair_forward.h: bf16
+// pairs on the matrix unit): the state of a block of queries, the softmax between the products, the
+// end of a row. SIMD lanes are queries.
+#pragma once
+
+#include "cpu/accumulate.h"
+#include "cpu/schedule.h"
+#include "math/softmax_state.h"
+
+namespace tilewise::cpu::TILEWISE_TARGET {
+
+using problem::Status;
+
+// Keys of a tile: a tile of scores is 24 KB and stays in the L1, where the product with V reads it
+// once for every kProductRows columns of V; K and V tiles of 128 x 128 fp32 are 128 KB of the L2.
+inline constexpr std::int64_t kKeyTile = 128;
+template <class T>
+struct ForwardScratch {
+  T* q_panels;    // (panels, D, kWidth)
+  T* out_panels;  // (panels, rows of values, kWidth)
+  T* max;         // (panels, kWidth)
+  T* sum;         // (panels, kWidth)
+  T* scores;      // (kKeyTile, kWidth)
+  T* keep;        // (kKeyTile, kWidth), with dropout
+  T* k_stage;     // (kKeyTile, D)
+  T* v_stage;     // (kKeyTile, Dv)
+  MaskScratch<T> mask;
+  CarefulScratch<T> careful;
+  Band* bands;
+  std::int64_t out_panel;  // numbers of one out panel
+};
+
+// What every forward body needs of it.  value_rows: Dv, or more where a kernel writes whole tiles.
+template <class T, int kWidth>
+ForwardScratch<T> take_row_scratch(const Problem& problem, std::int64_t panels,
+                                   std::int64_t value_rows, Arena& arena) {
+  ForwardScratch<T> scratch = {};
+  scratch.out_panel = value_rows * kWidth;
+  scratch.out_panels = arena.take<T>(panels * value_rows * kWidth);
+  scratch.max = arena.take<T>(panels * kWidth);
+  scratch.sum = arena.take<T>(panels * kWidth);
+  scratch.keep = arena.take<T>(problem.dropout_p > 0 ? kKeyTile * kWidth : 0);
+  scratch.mask.low = arena.take<T>(kWidth);
+  scratch.mask.high = arena.take<T>(kWidth);
+  scratch.mask.visible = arena.take<std::uint8_t>(kKeyTile * kWidth);
+  scratch.bands = arena.take<Band>(problem::max_bands(problem));
+  return scratch;
+}
+
+template <class T, int kWidth>
+ForwardScratch<T> take_forward_scratch(const Problem& problem, std::int64_t panels, Arena& arena) {
+  ForwardScratch<T> scratch =
+      take_row_scratch<T, kWidth>(problem, panels, problem.value_dim, arena);
+  scratch.q_panels = arena.take<T>(panels * problem.head_dim * kWidth);
+  scratch.scores = arena.take<T>(kKeyTile * kWidth);
+  scratch.k_stage = arena.take<T>(kKeyTile * problem.head_dim);
+  scratch.v_stage = arena.take<T>(kKeyTile * problem.value_dim);
+  scratch.careful.rows = arena.take<T>(kKeyTile * problem.value_dim);
+  scratch.careful.seen = arena.take<std::uint8_t>(kKeyTile * kWidth);
+  return scratch;
+}
+
+// One q block: up to `panels` panels of kWidth rows of one head.
+struct QueryBlock {
+  HeadContext context;
+  std::int64_t first;  // row of the sequence
+  std::int64_t rows;
+};
+
+// Folds a tile of scores into the state of a panel and turns it into unnormalised probabilities.
+// Gives the factor that the panel's output so far must be multiplied by.
+template <class T, int kColumns>
+TILEWISE_INLINE void softmax_step(std::int64_t keys, math::ExponentUnit<Vec<T>> unit, T* scores,
+                                  T* max, T* sum, Vec<T>* rescale) {
+  constexpr int kLanes = Vec<T>::kLanes;
+  constexpr int kWidth = kColumns * kLanes;
+  for (int n = 0; n < kColumns; ++n) {
+    T* const column = scores + n * kLanes;
+    const Vec<T> old_max = Vec<T>::load(max + n * kLanes);
+    Vec<T> new_max = old_max;
+    for (std::int64_t j = 0; j < keys; ++j)
+      new_max = maximum(Vec<T>::load(column + j * kWidth), new_max);
+    const Vec<T> anchor = math::anchor(new_max);
+    rescale[n] = math::weight(old_max, anchor, unit);
+    Vec<T> total(T(0));  // of the tile by itself: short sums lose less
+    for (std::int64_t j = 0; j < keys; ++j) {
+      const Vec<T> weight = math::weight(Vec<T>::load(column + j * kWidth), anchor, unit);
+      weight.store(column + j * kWidth);
+      total = total + weight;
+    }
+    new_max.store(max + n * kLanes);
+    multiply_add(Vec<T>::load(sum + n * kLanes), rescale[n], total).store(sum + n * kLanes);
+  }
+}
+
+template <class T, int kWidth>
+void apply_dropout(const Frame& frame, const T* keep, T* weights) {
+  for (std::int64_t t = 0; t < frame.t_count; ++t) {
+    for (std::int64_t lane = 0; lane < frame.lane_count; ++lane)
+      weights[t * kWidth + lane] *= keep[t * kWidth + lane];
+  }
+}
+
+// The keys that rows [first, first + rows) may see through any band.
+TILEWISE_INLINE math::KeyRange keys_of_rows(const HeadContext& context, std::int64_t first,
+                                            std::int64_t rows) {
+  math::KeyRange range = {context.sequence.k_len, 0};
+  for (std::int64_t s = 0; s < context.band_count; ++s) {
+    const math::KeyRange of_band = math::tile_keys(context.bands[s], first, first + rows);
+    if (of_band.begin >= of_band.end) continue;
+    range.begin = math::lesser(range.begin, of_band.begin);
+    range.end = math::greater(range.end, of_band.end);
+  }
+  return {math::greater(range.begin, 0), math::lesser(range.end, context.sequence.k_len)};
+}
+
+// Rows of a query-side tensor that are one panel of a block.
+TILEWISE_INLINE RowBlock panel_rows(const View& view, const QueryBlock& block, std::int64_t panel,
+                                    std::int64_t lanes, std::int64_t width) {
+  return {&view,
+          block.context.sequence.batch,
+          block.context.head,
+          block.context.sequence.q_start + block.first + panel * lanes,
+          math::lesser(lanes, block.rows - panel * lanes),
+          width};
+}
+
+// The empty state for every row of a panel.
+template <class T, int kWidth>
+TILEWISE_INLINE void start_panel(std::int64_t panel, const ForwardScratch<T>& scratch) {
+  const math::SoftmaxState<T> empty = math::empty_state<T>();
+  for (int lane = 0; lane < kWidth; ++lane) {
+    scratch.max[panel * kWidth + lane] = empty.max;
+    scratch.sum[panel * kWidth + lane] = empty.sum;
+  }
+  T* const out = scratch.out_panels + panel * scratch.out_panel;
+  for (std::int64_t i = 0; i < scratch.out_panel; ++i) out[i] = T(0);
+}
+
+// The rows of K and V that come after those of a tile: to be asked for while it is computed.
+struct NextTile {
+  RowBlock k;
+  RowBlock v;
+};
+TILEWISE_INLINE NextTile next_tile(const HeadContext& context, std::int64_t first,
+                                   std::int64_t end) {
+  const Problem& problem = *context.problem;
+  const std::int64_t row = context.sequence.k_start + first;
+  const std::int64_t count = math::clamp(end - first, 0, kKeyTile);
+  const std::int64_t batch = context.sequence.batch;
+  return {{&problem.k, batch, context.kv_head(), row, count, problem.head_dim},
+          {&problem.v, batch, context.kv_head(), row, count, problem.value_dim}};
+}
+
+// Normalises, joins the sink, stores O and LSE.
+template <class T, int kWidth>
+void store_outputs(const QueryBlock& block, const ForwardScratch<T>& scratch) {
+  const HeadContext& context = block.context;
+  const Problem& problem = *context.problem;
+  const T sink = problem.sink.present()
+                     ? static_cast<T>(static_cast<const float*>(
+                           problem.sink.data)[problem.sink.offset(0, context.head, 0)])
+                     : -math::Limits<T>::kInfinity;
+  for (std::int64_t panel = 0; panel * kWidth < block.rows; ++panel) {
+    const std::int64_t row = context.sequence.q_start + block.first + panel * kWidth;
+    const std::int64_t lanes = math::lesser(kWidth, block.rows - panel * kWidth);
+    T scale[kWidth] = {};
+    const T natural = ScoreUnits<T>(problem).natural;
+    for (std::int64_t lane = 0; lane < lanes; ++lane) {
+      const std::int64_t at = panel * kWidth + lane;
+      const math::Finalised<T> closed =
+          math::finalise(math::SoftmaxState<T>{scratch.max[at] * natural, scratch.sum[at]}, sink);
+      scale[lane] = closed.scale;
+      if (problem.lse.present()) {
+        store_statistic(problem.lse, context.sequence.batch, context.head, row + lane, closed.lse);
+      }
+    }
+    unpack_panel<T, kWidth>(
+        {&problem.out, context.sequence.batch, context.head, row, lanes, problem.value_dim}, scale,
+        scratch.out_panels + panel * scratch.out_panel);
+  }
+}
+
+template <class T, int kWidth>
+bool block_is_finite(const QueryBlock& block, const ForwardScratch<T>& scratch) {
+  const std::int64_t value_dim = block.context.problem->value_dim;
+  for (std::int64_t panel = 0; panel * kWidth < block.rows; ++panel) {
+    const std::int64_t lanes = math::lesser(kWidth, block.rows - panel * kWidth);
+    if (!all_finite<T, kWidth>(scratch.out_panels + panel * scratch.out_panel, value_dim, lanes))
+      return false;
+  }
+  return true;
+}
+
+// What a block reads and writes besides K and V.
+TILEWISE_INLINE void count_query_traffic(const RunContext& run, const QueryBlock& block) {
+  const Problem& problem = *block.context.problem;
+  const std::int64_t out_bytes = problem.value_dim * problem::dtype_size(problem.out.dtype);
+  const std::int64_t lse_bytes = problem.lse.present() ? problem::dtype_size(problem.lse.dtype) : 0;
+  count_traffic(run, block.rows * problem.head_dim * problem::dtype_size(problem.q.dtype),
+                block.rows * (out_bytes + lse_bytes));
+}
+
+}  // namespace tilewise::cpu::TILEWISE_TARGET
