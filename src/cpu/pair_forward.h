@@ -89,11 +89,17 @@ TILEWISE_INLINE void ask_for_scores(const PairFrame& frame, std::int64_t number,
   tile_fence();
 }
 
-// Drops weights, and packs them again.
+// Drops weights, and packs them again. The factor 1 / (1 - p) of those that stay comes at the end
+// of the row: on every weight, it would be rounded the same way.
 TILEWISE_INLINE void drop_weights(const HeadContext& context, const Frame& block, float* weights,
                                   std::uint32_t* pairs, const PairScratch& scratch) {
   fill_dropout<float, Lanes::kQueries, kPairWidth>(context, block, scratch.plain.keep);
-  apply_dropout<float, kPairWidth>(block, scratch.plain.keep, weights);
+  for (std::int64_t t = 0; t < block.t_count; ++t) {
+    for (std::int64_t lane = 0; lane < block.lane_count; ++lane) {
+      const std::int64_t at = t * kPairWidth + lane;
+      if (scratch.plain.keep[at] == 0) weights[at] = 0;
+    }
+  }
   const PairRounder rounder;
   for (std::int64_t at = 0; at < kBlockKeys / 2 * kPairWidth; at += Vec<float>::kLanes) {
     const std::int64_t row = at / kPairWidth * 2 * kPairWidth + at % kPairWidth;
@@ -228,11 +234,19 @@ TILEWISE_INLINE void load_query_pairs(const QueryBlock& block, const PairScratch
   }
 }
 
-// References are in units of log 2; store_outputs() takes maxima in the units of the scores.
-TILEWISE_INLINE void settle_references(const QueryBlock& block, const PairScratch& scratch) {
-  const float per_unit =
-      static_cast<float>(math::kLn2) / ScoreUnits<float>(*block.context.problem).natural;
+// References are in units of log 2; store_outputs() takes maxima in the units of the scores. What
+// dropout left gets its factor.
+TILEWISE_INLINE void settle_rows(const QueryBlock& block, const PairScratch& scratch) {
+  const Problem& problem = *block.context.problem;
+  const float per_unit = static_cast<float>(math::kLn2) / ScoreUnits<float>(problem).natural;
   for (std::int64_t i = 0; i < block.rows; ++i) scratch.plain.max[i] *= per_unit;
+  if (problem.dropout_p == 0) return;
+  const Vec<float> factor(static_cast<float>(1 / (1 - problem.dropout_p)));
+  const std::int64_t count = divide_up(block.rows, kPairWidth) * scratch.plain.out_panel;
+  for (std::int64_t i = 0; i < count; i += Vec<float>::kLanes) {
+    float* const at = scratch.plain.out_panels + i;
+    (Vec<float>::load(at) * factor).store(at);
+  }
 }
 
 TILEWISE_INLINE void forward_block_in_pairs(const RunContext& run, const QueryBlock& block,
@@ -245,7 +259,7 @@ TILEWISE_INLINE void forward_block_in_pairs(const RunContext& run, const QueryBl
     }
     if (careful || block_is_finite<float, kPairWidth>(block, scratch.plain)) break;
   }
-  settle_references(block, scratch);
+  settle_rows(block, scratch);
   store_outputs<float, kPairWidth>(block, scratch.plain);
   count_query_traffic(run, block);
 }
