@@ -46,10 +46,10 @@ double read_memory(const void* memory, std::int64_t bytes) {
   return read_block(static_cast<const float*>(memory), bytes / 4);
 }
 
-#if defined(__AMX_BF16__)
+#if TILEWISE_HAS_TILES
 // Four sums, as a kernel has them; no operand is loaded.
 double tile_products(std::int64_t iterations) {
-  const cpu::TILEWISE_TARGET::TileUnit unit;
+  cpu::TILEWISE_TARGET::configure_tiles();
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
@@ -62,6 +62,7 @@ double tile_products(std::int64_t iterations) {
     _tile_dpbf16ps(2, 4, 6);
     _tile_dpbf16ps(3, 4, 6);
   }
+  cpu::TILEWISE_TARGET::release_tiles();
   return 0;
 }
 constexpr PeakLoops::Arithmetic kBf16 = {tile_products, 4 * 2 * 16 * 16 * 32};

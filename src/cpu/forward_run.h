@@ -36,7 +36,7 @@ struct WideBody {
   }
 };
 
-#if defined(__AMX_BF16__)
+#if TILEWISE_HAS_TILES
 // bf16 on the matrix unit.
 struct PairBody {
   using Number = float;

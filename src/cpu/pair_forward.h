@@ -7,7 +7,7 @@
 
 #include "cpu/pair_softmax.h"
 
-#if defined(__AMX_BF16__)
+#if TILEWISE_HAS_TILES
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
@@ -252,11 +252,10 @@ TILEWISE_INLINE void settle_rows(const QueryBlock& block, const PairScratch& scr
 TILEWISE_INLINE void forward_block_in_pairs(const RunContext& run, const QueryBlock& block,
                                             const PairScratch& scratch) {
   for (bool careful = false;; careful = true) {
-    {
-      const TileUnit unit;
-      load_query_pairs(block, scratch);
-      visit_keys_in_pairs(run, block, careful, scratch);
-    }
+    load_query_pairs(block, scratch);
+    configure_tiles();
+    visit_keys_in_pairs(run, block, careful, scratch);
+    release_tiles();
     if (careful || block_is_finite<float, kPairWidth>(block, scratch.plain)) break;
   }
   settle_rows(block, scratch);
@@ -266,4 +265,4 @@ TILEWISE_INLINE void forward_block_in_pairs(const RunContext& run, const QueryBl
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET
 
-#endif  // __AMX_BF16__
+#endif  // TILEWISE_HAS_TILES

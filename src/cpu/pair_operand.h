@@ -10,7 +10,7 @@
 #include "cpu/operand.h"
 #include "cpu/tile_unit.h"
 
-#if defined(__AMX_BF16__)
+#if TILEWISE_HAS_TILES
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
@@ -164,4 +164,4 @@ void pair_product(TileRowsView a, std::int64_t rows, const std::uint32_t* b, std
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET
 
-#endif  // __AMX_BF16__
+#endif  // TILEWISE_HAS_TILES

@@ -8,7 +8,7 @@
 #include "cpu/forward_parts.h"
 #include "cpu/pair_operand.h"
 
-#if defined(__AMX_BF16__)
+#if TILEWISE_HAS_TILES
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
@@ -115,4 +115,4 @@ TILEWISE_INLINE void pair_softmax(Vec<float> unit, float* scores, std::uint32_t*
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET
 
-#endif  // __AMX_BF16__
+#endif  // TILEWISE_HAS_TILES

@@ -16,6 +16,13 @@
 #include <arm_neon.h>
 #endif
 
+// g++ and clang 14 spell it differently.
+#if defined(__AMX_BF16__) || defined(__AMXBF16__)
+#define TILEWISE_HAS_TILES 1
+#else
+#define TILEWISE_HAS_TILES 0
+#endif
+
 #ifndef TILEWISE_TARGET
 #error "TILEWISE_TARGET must name the instruction set: this file is compiled once per target"
 #endif

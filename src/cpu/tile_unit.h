@@ -6,32 +6,28 @@
 
 #include "cpu/simd.h"
 
-#if defined(__AMX_BF16__)
+#if TILEWISE_HAS_TILES
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
 inline constexpr std::int64_t kTileRows = 16;
 inline constexpr std::int64_t kTileDepth = 32;  // bf16 of a row
 
-// The registers are configured while one of these lives, on its thread.
-class TileUnit {
- public:
-  TILEWISE_INLINE TileUnit() {
-    struct alignas(64) {
-      std::uint8_t palette = 1;
-      std::uint8_t start_row = 0;
-      std::uint8_t reserved[14] = {};
-      std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-      std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-    } configuration;
-    // NOTE: g++ 12's _tile_loadconfig names 8 of the 64 bytes as its operand, and the stores to the
-    // others are dropped.
-    __asm__ volatile("ldtilecfg %0" : : "m"(configuration));
-  }
-  TILEWISE_INLINE ~TileUnit() { _tile_release(); }
-  TileUnit(const TileUnit&) = delete;
-  TileUnit& operator=(const TileUnit&) = delete;
-};
+// Between these two calls the thread has the tile registers. (No object with a destructor: its
+// cleanup would need the exception tables, a weak symbol for all targets.)
+TILEWISE_INLINE void configure_tiles() {
+  struct alignas(64) {
+    std::uint8_t palette = 1;
+    std::uint8_t start_row = 0;
+    std::uint8_t reserved[14] = {};
+    std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+  } configuration;
+  // NOTE: g++ 12's _tile_loadconfig names 8 of the 64 bytes as its operand, and the stores to the
+  // others are dropped.
+  __asm__ volatile("ldtilecfg %0" : : "m"(configuration));
+}
+TILEWISE_INLINE void release_tiles() { _tile_release(); }
 
 // The compiler does not see what memory the instructions touch: nothing may move across.
 TILEWISE_INLINE void tile_fence() { __asm__ volatile("" ::: "memory"); }
@@ -122,4 +118,4 @@ TILEWISE_INLINE void begin_block(const TileOperands& o, const float* c, float* p
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET
 
-#endif  // __AMX_BF16__
+#endif  // TILEWISE_HAS_TILES
