@@ -11,11 +11,12 @@
 namespace tilewise::verify {
 
 // The order of every sum over columns, keys and rows: 0 is from the first to the last; odd ones go
-// backwards, with fused operations, multiply by the inverse of a row's sum, and read an lse that was
-// rounded the other way; k starts k/2 quarters of the way in; the last two do not round matrices
-// between the passes. The error of plain attention is the largest over several orders: in a single
-// one, cancelling sums may cancel exactly by luck (dP - delta of a row that sees one key), a factor
-// that all keys share may be exact by luck, and few outputs make few errors to take the maximum of.
+// backwards, with fused operations, multiply by the inverse of a row's sum, and read an lse that
+// was rounded the other way; k starts k/2 quarters of the way in; the last two do not round
+// matrices between the passes. The error of plain attention is the largest over several orders: in
+// a single one, cancelling sums may cancel exactly by luck (dP - delta of a row that sees one key),
+// a factor that all keys share may be exact by luck, and few outputs make few errors to take the
+// maximum of.
 using SumOrder = int;
 inline constexpr SumOrder kSumOrders = 8;
 

@@ -141,9 +141,7 @@ TEST(Identity, PartsMergeToTheWhole) {
           row_index(instance.request().out, TILEWISE_BSHD, static_cast<std::int64_t>(i));
       const std::size_t row =
           static_cast<std::size_t>((at.batch * c.heads + at.head) * kRows + at.row);
-      const auto state = [&](int half) {
-        return math::SoftmaxState<double>{lses[half][row], 1};
-      };
+      const auto state = [&](int half) { return math::SoftmaxState<double>{lses[half][row], 1}; };
       const math::Merged<double> merged = math::merge(state(0), state(1));
       const math::Finalised<double> closed = math::finalise(merged.state, -HUGE_VAL);
       const double out =

@@ -61,8 +61,8 @@ void expect_all_pass(const Case& description, const verify::Judge::Edit& edit) {
   verify::Judge judge(description, edit);
   for (const Kernel* kernel : plan::kernels(description.operation)) {
     const verify::Verdict verdict = judge.judge(kernel->name);
-    const auto expected =
-        machine_runs(*kernel, description.dtype) ? verify::Verdict::kPassed : verify::Verdict::kUnsupported;
+    const auto expected = machine_runs(*kernel, description.dtype) ? verify::Verdict::kPassed
+                                                                   : verify::Verdict::kUnsupported;
     EXPECT_EQ(verdict.result, expected) << verdict.text;
   }
 }
