@@ -76,7 +76,7 @@ TILEWISE_INLINE void ask_for_scores(const PairFrame& frame, std::int64_t number,
   const std::uint16_t* const top =
       scratch.k_tiles + (frame.first_block + number) * 2 * across * kTileElements;
   const std::uint32_t* const q = scratch.q_pairs + frame.panel * scratch.head_dim / 2 * kPairWidth;
-  constexpr std::int64_t kStride = kPairWidth * 4;
+  constexpr std::int64_t kStride = std::int64_t{kPairWidth} * 4;
   for (std::int64_t t = 0; t < across; ++t) {
     const TileOperands operands = {top + t * kTileElements, top + (across + t) * kTileElements,
                                    q + t * kTileRows * kPairWidth, kStride};
@@ -167,7 +167,7 @@ TILEWISE_INLINE void pair_tile(const HeadContext& context, const PairFrame& fram
     if (b < frame.blocks) {
       ask_for_scores(frame, b, b > 0 ? before : nullptr, scratch);
     } else {
-      store_block(before, kPairWidth * 4);
+      store_block(before, std::int64_t{kPairWidth} * 4);
       tile_fence();
     }
     if (b > 0) finish_block(context, frame, b - 1, before, scratch);

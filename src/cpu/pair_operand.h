@@ -129,7 +129,7 @@ struct TileRowsView {
 template <int kWidth, bool kAdd>
 void pair_product(TileRowsView a, std::int64_t rows, const std::uint32_t* b, std::int64_t depth,
                   float* c) {
-  constexpr std::int64_t kStride = kWidth * 4;
+  constexpr std::int64_t kStride = std::int64_t{kWidth} * 4;
   static_assert(kWidth % 32 == 0, "blocks are 32 lanes wide");
   const auto operands = [&](std::int64_t m, int lane, std::int64_t t) {
     const std::uint16_t* const top =
