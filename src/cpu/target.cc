@@ -7,9 +7,8 @@
 namespace tilewise::cpu::TILEWISE_TARGET {
 namespace {
 
-// Calls f<T, kColumns>: arithmetic type by dtype, one register of lanes for short problems (a
-// decode step has one query), a wide panel else. `lanes` is the length of the dimension along the
-// lanes.
+// Calls f<T, kColumns>: arithmetic type by dtype, one register of lanes for short problems, a wide
+// panel else. `lanes` is the length of the dimension along the lanes.
 #define TILEWISE_CALL(function, problem, lanes, ...)                                               \
   ((problem).dtype == TILEWISE_FP64                                                                \
        ? ((lanes) <= Vec<double>::kLanes ? function<double, 1>((problem), __VA_ARGS__)             \
@@ -17,15 +16,12 @@ namespace {
        : ((lanes) <= Vec<float>::kLanes ? function<float, 1>((problem), __VA_ARGS__)               \
                                         : function<float, kWideColumns>((problem), __VA_ARGS__)))
 
-// Calls f(Body{}) for the body that suits the problem.
+// Calls f(Body{}) for the body that suits the problem. Problems of few queries only are decoded and
+// do not come here.
 template <class Function>
 TILEWISE_INLINE auto with_forward_body(const Problem& problem, Function f) {
-  const bool narrow_double = problem.max_q <= Vec<double>::kLanes;
-  const bool narrow_float = problem.max_q <= Vec<float>::kLanes;
-  if (problem.dtype == TILEWISE_FP64) {
-    return narrow_double ? f(WideBody<double, 1>{}) : f(WideBody<double, kWideColumns>{});
-  }
-  return narrow_float ? f(WideBody<float, 1>{}) : f(WideBody<float, kWideColumns>{});
+  if (problem.dtype == TILEWISE_FP64) return f(WideBody<double, kWideColumns>{});
+  return f(WideBody<float, kWideColumns>{});
 }
 
 std::int64_t workspace_of_forward(const Problem& problem, std::int64_t concurrency) {
