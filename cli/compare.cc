@@ -47,22 +47,6 @@ struct Comparison {
   std::int64_t sram_bytes;
 };
 
-// The closed form, for the rungs of the ladder on problems that it covers.
-double predicted_bytes(const std::string& kernel, const problem::Problem& problem,
-                       std::int64_t sram_bytes) {
-  const bool dense = !problem.q_packed && !problem.k_packed && !problem.slices.present() &&
-                     !problem.seqused_k.present();
-  const bool plain_scores = !problem.mask.present() && !problem.bias.present() &&
-                            !(problem.operation == Operation::kBackward && problem.softcap > 0);
-  if (!dense || !plain_scores) return NAN;
-  for (const reference::Algorithm algorithm : reference::kAlgorithms) {
-    if (kernel != reference::algorithm_name(algorithm)) continue;
-    const reference::AttentionShape shape = reference::shape_of(problem);
-    return reference::predict(algorithm, problem.operation, shape, sram_bytes).bytes();
-  }
-  return NAN;
-}
-
 // Nothing that one kernel leaves out may be what another left there.
 void poison_outputs(const Comparison& comparison) {
   for (const problem::NamedTensor& tensor : problem::kTensors) {
@@ -78,8 +62,10 @@ Row measure(const Comparison& comparison, const char* kernel, const Standard& st
   row.name = kernel;
   try {
     Runner runner(comparison.operation, comparison.inputs.problem, kernel, comparison.executor);
-    row.workspace_bytes = static_cast<double>(runner.plan().workspace_bytes);
-    row.predicted_bytes = predicted_bytes(kernel, runner.plan().problem, comparison.sram_bytes);
+    const plan::Plan& plan = runner.plan();
+    row.workspace_bytes = static_cast<double>(plan.workspace_bytes);
+    row.predicted_bytes =
+        plan.kernel->predicted_traffic(plan.problem, plan.concurrency, comparison.sram_bytes);
     poison_outputs(comparison);
     problem::Traffic traffic;
     row.seconds = runner.run(&traffic, comparison.sram_bytes);
@@ -243,7 +229,8 @@ Command add_compare(CLI::App& program) {
   flags->add_switch("json", "as JSON on stdout");
   flags->set_footer(
       "Traffic is counted by the kernels at their tile loads and stores; predicted is the closed\n"
-      "form of docs/ladder.md. Time is the least of several runs.\n"
+      "form: docs/ladder.md, and for the cpu kernels flash2's with the blocks that they choose.\n"
+      "Time is the least of several runs.\n"
       "Example: tilewise compare --shape 1,1024,1024,8,8,64 --causal --plot compare.svg");
   return {flags, [flags] { return run(*flags); }};
 }

@@ -117,9 +117,8 @@ template <class T, int kColumns>
 void visit_queries(const RunContext& run, const KeyBlock& block, const KeyPass<T>& pass,
                    const KeyScratch<T>& scratch) {
   const Problem& problem = *block.problem;
-  const std::int64_t bytes = row_bytes(problem.q, problem.head_dim) +
-                             row_bytes(problem.dout, problem.value_dim) +
-                             2 * problem::dtype_size(problem.statistics);
+  const std::int64_t bytes =
+      row_bytes(problem.q, problem.head_dim) + row_bytes(problem.dout, problem.value_dim);
   const std::int64_t dq_bytes =
       pass.adds_to_dq() ? pass.query_gradient.row * static_cast<std::int64_t>(sizeof(T)) : 0;
   const std::int64_t tiles = divide_up(block.sequence.q_len, kGradientTile);

@@ -113,7 +113,7 @@ void sweep_before(const Problem& problem, const RunContext& run,
     count_traffic(run,
                   count * (row_bytes(problem.out, problem.value_dim) +
                            row_bytes(problem.dout, problem.value_dim)),
-                  count * problem::dtype_size(problem.statistics));
+                  0);
     if (gradient.sums == nullptr) return;
     T* const sums = gradient.at(context, first);
     for (std::int64_t i = 0; i < count * gradient.row; ++i) sums[i] = T(0);

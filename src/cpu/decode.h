@@ -35,10 +35,8 @@ void count_decode_traffic(const RunContext& run, const DecodeRange& range, bool 
   const Problem& problem = *range.context.problem;
   const std::int64_t size = problem::dtype_size(problem.dtype);
   const std::int64_t state =
-      splits > 1 ? range.rows() * (problem.value_dim + 2) * static_cast<std::int64_t>(sizeof(T))
-                 : 0;
-  const std::int64_t out = problem.value_dim * problem::dtype_size(problem.out.dtype) +
-                           (problem.lse.present() ? problem::dtype_size(problem.lse.dtype) : 0);
+      splits > 1 ? range.rows() * problem.value_dim * static_cast<std::int64_t>(sizeof(T)) : 0;
+  const std::int64_t out = problem.value_dim * problem::dtype_size(problem.out.dtype);
   count_traffic(run,
                 (range.keys.end - range.keys.begin) * range.heads.kv_heads *
                         (problem.head_dim + problem.value_dim) * size +

@@ -192,13 +192,12 @@ bool block_is_finite(const QueryBlock& block, const ForwardScratch<T>& scratch) 
   return true;
 }
 
-// What a block reads and writes besides K and V.
+// What a block reads and writes besides K and V. Row statistics are not counted (traffic.h).
 TILEWISE_INLINE void count_query_traffic(const RunContext& run, const QueryBlock& block) {
   const Problem& problem = *block.context.problem;
   const std::int64_t out_bytes = problem.value_dim * problem::dtype_size(problem.out.dtype);
-  const std::int64_t lse_bytes = problem.lse.present() ? problem::dtype_size(problem.lse.dtype) : 0;
   count_traffic(run, block.rows * problem.head_dim * problem::dtype_size(problem.q.dtype),
-                block.rows * (out_bytes + lse_bytes));
+                block.rows * out_bytes);
 }
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET

@@ -22,6 +22,7 @@ template <class T, int kColumns>
 struct WideBody {
   using Number = T;
   static constexpr int kWidth = kColumns * Vec<T>::kLanes;
+  static constexpr std::int64_t kKeyGrid = 1;  // keys are read from a multiple of this on
   ForwardScratch<T> scratch;
   std::int64_t rows;
 
@@ -40,6 +41,7 @@ struct WideBody {
 // bf16 on the matrix unit.
 struct PairBody {
   using Number = float;
+  static constexpr std::int64_t kKeyGrid = kPairKeys;
   PairScratch scratch;
   std::int64_t rows;
 

@@ -51,17 +51,25 @@ constexpr Kernel forward_kernel(const char* name, const char* description,
           [](const Problem& problem, const RunContext& context) {
             return kTarget.forward(problem, context);
           },
+          [](const Problem& problem, std::int64_t concurrency, std::int64_t) {
+            return kTarget.forward_traffic(problem, concurrency);
+          },
           flushes_denormals};
 }
 template <const TargetKernels& kTarget>
 constexpr Kernel backward_kernel(const char* name, const char* description,
                                  Status (*supported)(const Problem&, const Machine&)) {
-  return {name, description, supported,
+  return {name,
+          description,
+          supported,
           [](const Problem& problem, std::int64_t concurrency) {
             return kTarget.backward_workspace(problem, concurrency);
           },
           [](const Problem& problem, const RunContext& context) {
             return kTarget.backward(problem, context);
+          },
+          [](const Problem& problem, std::int64_t concurrency, std::int64_t) {
+            return kTarget.backward_traffic(problem, concurrency);
           }};
 }
 

@@ -10,6 +10,9 @@ struct TargetKernels {
   problem::Status (*forward)(const problem::Problem& problem, const problem::RunContext& context);
   std::int64_t (*backward_workspace)(const problem::Problem& problem, std::int64_t concurrency);
   problem::Status (*backward)(const problem::Problem& problem, const problem::RunContext& context);
+  // Closed forms of the traffic: see problem::Kernel.
+  double (*forward_traffic)(const problem::Problem& problem, std::int64_t concurrency);
+  double (*backward_traffic)(const problem::Problem& problem, std::int64_t concurrency);
 };
 
 #if defined(__x86_64__)

@@ -1,8 +1,7 @@
 // One instruction set's kernels: compiled once for each, with TILEWISE_TARGET and the compiler's
 // flags set by CMakeLists.txt.
-#include "cpu/backward_run.h"
-#include "cpu/forward_run.h"
 #include "cpu/kernels.h"
+#include "cpu/traffic.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 namespace {
@@ -48,11 +47,22 @@ Status backward(const Problem& problem, const RunContext& run) {
   return TILEWISE_CALL(run_backward, problem, math::greater(problem.max_q, problem.max_k), run);
 }
 
+double traffic_of_forward(const Problem& problem, std::int64_t concurrency) {
+  return with_forward_body(
+      problem, [&](auto body) { return forward_traffic<decltype(body)>(problem, concurrency); });
+}
+double traffic_of_backward(const Problem& problem, std::int64_t concurrency) {
+  return TILEWISE_CALL(backward_traffic, problem, math::greater(problem.max_q, problem.max_k),
+                       concurrency);
+}
+
 #undef TILEWISE_CALL
 
 }  // namespace
 
 extern const TargetKernels kKernels;
-const TargetKernels kKernels = {workspace_of_forward, forward, workspace_of_backward, backward};
+const TargetKernels kKernels = {workspace_of_forward,  forward,
+                                workspace_of_backward, backward,
+                                traffic_of_forward,    traffic_of_backward};
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET

@@ -1,7 +1,7 @@
 // The kernels of an instruction set with a matrix unit: what it makes faster, which is bf16. The
 // registry goes on to the instruction set's base for the rest.
-#include "cpu/forward_run.h"
 #include "cpu/kernels.h"
+#include "cpu/traffic.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 namespace {
@@ -14,10 +14,14 @@ Status forward(const Problem& problem, const RunContext& run) {
   if (all_decoded(problem)) return run_decode<float>(problem, run);
   return run_forward<PairBody>(problem, run);
 }
+double traffic_of_forward(const Problem& problem, std::int64_t concurrency) {
+  return forward_traffic<PairBody>(problem, concurrency);
+}
 
 }  // namespace
 
 extern const TargetKernels kKernels;
-const TargetKernels kKernels = {workspace_of_forward, forward, nullptr, nullptr};
+const TargetKernels kKernels = {workspace_of_forward, forward, nullptr, nullptr,
+                                traffic_of_forward,   nullptr};
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET

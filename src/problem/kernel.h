@@ -43,6 +43,10 @@ struct Kernel {
   std::int64_t (*workspace_bytes)(const Problem& problem, std::int64_t concurrency);
   // Allocates nothing, throws nothing. Every output element of the problem is written.
   Status (*run)(const Problem& problem, const RunContext& context);
+  // The closed form of the traffic that a run counts; NaN where there is none. `sram_bytes` as in
+  // RunContext.
+  double (*predicted_traffic)(const Problem& problem, std::int64_t concurrency,
+                              std::int64_t sram_bytes);
   // Its instructions take denormal operands for zero and give zero for denormal results.
   bool flushes_denormals = false;
 };

@@ -28,6 +28,7 @@ struct Flash1Buffers {
 };
 
 struct Flash1Forward {
+  static constexpr Algorithm kAlgorithm = Algorithm::kFlash1;
   template <class T>
   using Buffers = Flash1Buffers<T>;
 
@@ -111,6 +112,7 @@ struct Flash1Forward {
 };
 
 struct Flash1Backward {
+  static constexpr Algorithm kAlgorithm = Algorithm::kFlash1;
   template <class T>
   using Buffers = Flash1Buffers<T>;
 

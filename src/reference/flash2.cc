@@ -28,6 +28,7 @@ struct Flash2Buffers {
 };
 
 struct Flash2Forward {
+  static constexpr Algorithm kAlgorithm = Algorithm::kFlash2;
   template <class T>
   using Buffers = Flash2Buffers<T>;
 
@@ -92,6 +93,7 @@ struct Flash2Forward {
 };
 
 struct Flash2Backward {
+  static constexpr Algorithm kAlgorithm = Algorithm::kFlash2;
   template <class T>
   using Buffers = Flash2Buffers<T>;
 

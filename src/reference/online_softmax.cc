@@ -63,6 +63,7 @@ void for_each_score(const Group<T, Counter>& group, const Head<T, Counter>& head
 }
 
 struct OnlineSoftmaxForward {
+  static constexpr Algorithm kAlgorithm = Algorithm::kOnlineSoftmax;
   template <class T>
   using Buffers = RowBuffers<T>;
 
@@ -97,6 +98,7 @@ struct OnlineSoftmaxForward {
 };
 
 struct OnlineSoftmaxBackward {
+  static constexpr Algorithm kAlgorithm = Algorithm::kOnlineSoftmax;
   template <class T>
   using Buffers = RowBuffers<T>;
 

@@ -2,6 +2,7 @@
 // policy. A rung is
 //
 //   struct Rung {
+//     static constexpr Algorithm kAlgorithm;
 //     template <class T>
 //     struct Buffers {        // the arrays of one worker
 //       std::int64_t widest;  // the longest range of keys whose visibility is asked for at once
@@ -18,6 +19,7 @@
 #include "reference/bias_gradient.h"
 #include "reference/group.h"
 #include "reference/kernels.h"
+#include "reference/traffic.h"
 
 namespace tilewise::reference {
 
@@ -173,6 +175,10 @@ struct RungKernel {
                                           : workspace_bytes_of<Rung, float>(problem, concurrency);
   }
 
+  static double predicted_traffic(const Problem& problem, std::int64_t, std::int64_t sram_bytes) {
+    return reference::predicted_traffic(Rung::kAlgorithm, problem, sram_bytes);
+  }
+
   static Status run(const Problem& problem, const RunContext& context) {
     if (context.sram_bytes > kMaxSramBytes) {
       return problem::fail(TILEWISE_INVALID_ARGUMENT, "sram_bytes: is %lld, must be at most %lld",
@@ -194,8 +200,12 @@ struct RungKernel {
 
 template <class Rung>
 constexpr problem::Kernel make_kernel(const char* name, const char* description) {
-  return {name, description, RungKernel<Rung>::supports, RungKernel<Rung>::workspace_bytes,
-          RungKernel<Rung>::run};
+  return {name,
+          description,
+          RungKernel<Rung>::supports,
+          RungKernel<Rung>::workspace_bytes,
+          RungKernel<Rung>::run,
+          RungKernel<Rung>::predicted_traffic};
 }
 
 }  // namespace tilewise::reference

@@ -76,6 +76,7 @@ T softmax_row(const T* scores, std::int64_t k_len, T sink, T* probs) {
 }
 
 struct ThreePassForward {
+  static constexpr Algorithm kAlgorithm = Algorithm::kThreePass;
   template <class T>
   using Buffers = MatrixBuffers<T>;
 
@@ -149,6 +150,7 @@ struct BackwardMatrices {
 };
 
 struct ThreePassBackward {
+  static constexpr Algorithm kAlgorithm = Algorithm::kThreePass;
   template <class T>
   using Buffers = BackwardMatrices<T>;
 

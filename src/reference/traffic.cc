@@ -1,6 +1,9 @@
 #include "reference/traffic.h"
 
 #include <cmath>
+#include <limits>
+
+#include "problem/kernel.h"
 
 namespace tilewise::reference {
 namespace {
@@ -249,6 +252,18 @@ Prediction predict(Algorithm algorithm, Operation operation, const AttentionShap
     }
   }
   return prediction;
+}
+
+double predicted_traffic(Algorithm algorithm, const problem::Problem& problem,
+                         std::int64_t sram_bytes) {
+  const bool dense = !problem.q_packed && !problem.k_packed && !problem.slices.present() &&
+                     !problem.seqused_k.present();
+  const bool plain_scores = !problem.mask.present() && !problem.bias.present() &&
+                            !(problem.operation == Operation::kBackward && problem.softcap > 0);
+  if (!dense || !plain_scores) return std::numeric_limits<double>::quiet_NaN();
+  return predict(algorithm, problem.operation, shape_of(problem),
+                 sram_bytes > 0 ? sram_bytes : problem::kDefaultSramBytes)
+      .bytes();
 }
 
 }  // namespace tilewise::reference

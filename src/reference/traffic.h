@@ -84,4 +84,9 @@ struct Prediction {
 Prediction predict(Algorithm algorithm, problem::Operation operation, const AttentionShape& shape,
                    std::int64_t sram_bytes);
 
+// The bytes of a problem's prediction; NaN for those that the closed forms do not cover.
+// sram_bytes = 0: problem::kDefaultSramBytes.
+double predicted_traffic(Algorithm algorithm, const problem::Problem& problem,
+                         std::int64_t sram_bytes);
+
 }  // namespace tilewise::reference

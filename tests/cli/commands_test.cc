@@ -1,7 +1,6 @@
 // compare, explain, bench, check, info and the help: what people and programs read.
 #include <cmath>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <tilewise/tilewise.hpp>
 
 #include "support.h"
@@ -55,7 +54,6 @@ TEST_F(Commands, CompareHasARowForEveryKernel) {
   for (const char* op : {"forward", "backward"}) {
     const json result = run_json(std::string("compare --shape 1,100,130,4,2,32,16 --causal --op ") +
                                  op + " --sram 16384 --plot p.svg");
-    std::set<std::string> ladder;
     for (const json& row : result["rows"]) {
       if (row.contains("skipped")) continue;
       const std::string name = row["name"];
@@ -63,12 +61,9 @@ TEST_F(Commands, CompareHasARowForEveryKernel) {
       EXPECT_GE(row["workspace_bytes"].get<double>(), 0) << name;
       EXPECT_LT(row["max_abs_error"].get<double>(), 1e-5) << name;
       EXPECT_LE(row["rms_error"].get<double>(), row["max_abs_error"].get<double>()) << name;
-      if (row["predicted_traffic_bytes"].is_null()) continue;
-      ladder.insert(name);
       EXPECT_EQ(row["traffic_bytes"].get<double>(), row["predicted_traffic_bytes"].get<double>())
           << op << " " << name;
     }
-    EXPECT_EQ(ladder, (std::set<std::string>{"flash1", "flash2", "online_softmax", "three_pass"}));
     const bool forward = std::string(op) == "forward";
     EXPECT_EQ(result["rows"].size(),
               kernel_names(forward ? Operation::kForward : Operation::kBackward).size());

@@ -1,0 +1,89 @@
+// Every kernel counts what its closed form says, byte for byte, on dense problems without mask and
+// bias; where there is no closed form it says so.
+#include <cmath>
+
+#include "registry/support.h"
+#include "verify/tensor.h"
+
+namespace tilewise::tests {
+namespace {
+
+struct Measured {
+  double predicted = 0;
+  double counted = 0;
+};
+
+Measured measure(const Kernel& kernel, Instance& instance, std::int32_t concurrency) {
+  const Operation operation = instance.description().operation;
+  plan::Options options;
+  options.kernel = kernel.name;
+  options.max_concurrency = concurrency;
+  plan::Plan plan;
+  EXPECT_EQ(plan::make_plan(operation, instance.request(), options, &plan), TILEWISE_OK)
+      << problem::message();
+  const verify::Memory workspace(static_cast<std::size_t>(plan.workspace_bytes));
+  problem::Traffic traffic;
+  plan::RunOptions run;
+  run.workspace = workspace.data();
+  run.workspace_bytes = static_cast<std::size_t>(plan.workspace_bytes);
+  run.traffic = &traffic;
+  EXPECT_EQ(plan::run_plan(plan, instance.request(), run), TILEWISE_OK) << problem::message();
+  return {kernel.predicted_traffic(plan.problem, plan.concurrency, 0),
+          static_cast<double>(traffic.read_bytes + traffic.written_bytes)};
+}
+
+// B, Sq, Sk, H, Hk, D
+const std::vector<std::int64_t> kSizes[] = {
+    {1, 300, 300, 2, 2, 24}, {2, 137, 411, 4, 2, 40},  {1, 411, 137, 3, 1, 16},
+    {1, 17, 1100, 2, 1, 8},  {2, 16, 1300, 6, 2, 24},  {1, 1, 700, 8, 2, 64},
+    {1, 3, 200, 2, 2, 33},   {3, 0, 50, 2, 1, 16},     {2, 40, 0, 2, 1, 16},
+    {1, 1, 1, 1, 1, 1},      {1, 900, 900, 1, 1, 8},
+};
+
+Case masked(Case c, int mask) {
+  c.causal = mask == 1;
+  if (mask == 2) c.window_left = 70, c.window_right = 9;
+  if (mask == 3) c.causal = true, c.window_left = 200, c.alignment = TILEWISE_TOP_LEFT;
+  return c;
+}
+
+TEST(Traffic, EveryKernelCountsWhatItPredicts) {
+  for (const Operation operation : kOperations) {
+    for (const std::int32_t dtype : {TILEWISE_FP32, TILEWISE_BF16, TILEWISE_FP64}) {
+      for (const auto& sizes : kSizes) {
+        for (int mask = 0; mask < 4; ++mask) {
+          Case c = masked(make_case(operation, dtype, sizes), mask);
+          c.value_dim = c.head_dim + (mask == 2 ? 5 : 0);
+          Instance instance(c);
+          if (operation == Operation::kBackward) give_forward_results(instance);
+          for (const Kernel* kernel : runnable_kernels(operation, dtype)) {
+            SCOPED_TRACE(kernel->name + (": " + verify::describe(c)));
+            const Measured measured = measure(*kernel, instance, mask % 2 == 0 ? 1 : 3);
+            EXPECT_EQ(measured.counted, measured.predicted);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Traffic, NoClosedFormWhereContentsDecide) {
+  const std::vector<std::int64_t> sizes = {2, 40, 60, 2, 1, 16};
+  for (const Operation operation : kOperations) {
+    Case masked_case = make_case(operation, TILEWISE_FP32, sizes);
+    masked_case.mask = {true, 2, {true, true, true, true}};
+    Case used = make_case(operation, TILEWISE_FP32, sizes);
+    used.used = {60, 13};
+    for (const Case& c : {masked_case, used}) {
+      Instance instance(c);
+      if (operation == Operation::kBackward) give_forward_results(instance);
+      for (const Kernel* kernel : runnable_kernels(operation)) {
+        SCOPED_TRACE(kernel->name + (": " + verify::describe(c)));
+        EXPECT_TRUE(std::isnan(measure(*kernel, instance, 2).predicted));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tilewise::tests
