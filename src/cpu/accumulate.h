@@ -3,16 +3,16 @@
 // look; a block whose result is not finite is computed again with the careful one (design 3.3).
 #pragma once
 
+#include "cpu/packed.h"
 #include "cpu/score_step.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// What the careful form needs: a staging area for a tile's rows, and which (row, lane) pairs see
-// each other.
-template <class T>
+// What the careful form needs to know of a tile.
 struct CarefulScratch {
-  T* rows;             // (t_count, width)
-  std::uint8_t* seen;  // (t_count, kWidth), from record_seen()
+  std::uint8_t* seen;   // (rows of the tile, kWidth), from record_seen()
+  std::uint8_t* odd_a;  // (rows of the tile), for PackedColumns: of Q, K or V
+  std::uint8_t* odd_b;  // of dO
 };
 
 // seen[t][lane] = the score is not masked. To be called between finish_scores() and the
@@ -23,40 +23,37 @@ void record_seen(std::int64_t t_count, const T* scores, std::uint8_t* seen) {
     seen[at] = scores[at] == -math::Limits<T>::kInfinity ? 0 : 1;
 }
 
-template <class T>
-TILEWISE_INLINE bool row_is_finite(const T* row, std::int64_t width) {
-  bool finite = true;
-  for (std::int64_t c = 0; c < width; ++c) finite = finite && math::is_finite(row[c]);
-  return finite;
+// out[c][lane] += row[c] * weight[lane] for the lanes that see the row.
+template <class T, int kWidth>
+void add_odd_row(const RowBlock& rows, std::int64_t r, const T* weights, const std::uint8_t* seen,
+                 T* out) {
+  with_storage(rows.view->dtype, [&](auto storage) {
+    using S = decltype(storage);
+    const S* const row = static_cast<const S*>(rows.view->data) +
+                         rows.view->offset(rows.batch, rows.head, rows.first + r);
+    for (std::int64_t c = 0; c < rows.width; ++c) {
+      for (int lane = 0; lane < kWidth; ++lane) {
+        if (seen[lane] != 0) out[c * kWidth + lane] += math::load<T>(row[c]) * weights[lane];
+      }
+    }
+  });
 }
 
-// out[c][lane] = out * factor + sum over t of rows[t][c] * weights[t][lane].
+// out[c][lane] = out * factor + sum over t of rows[skipped + t][c] * weights[t][lane].
 //
-// Careful: rows that are not finite take part as zeros, which leaves every other row's sum as it
-// would be without them, bit for bit; then each is added to the lanes that see it, and to no
-// others.
+// Careful (rows.odd is set): rows that are not finite take part as zeros, which leaves every other
+// row's sum as it would be without them, bit for bit; then each is added to the lanes that see it,
+// and to no others. seen: (t_count, kWidth).
 template <class T, int kColumns>
-void accumulate(Rows<T> rows, std::int64_t width, std::int64_t t_count, const T* weights,
-                const Vec<T>* factor, const CarefulScratch<T>* careful, T* out,
+void accumulate(const PackedColumns<T>& rows, std::int64_t skipped, std::int64_t t_count,
+                const T* weights, const Vec<T>* factor, const std::uint8_t* seen, T* out,
                 Ahead* ahead = nullptr) {
   constexpr int kWidth = kColumns * Vec<T>::kLanes;
-  if (careful == nullptr)
-    return product<T, kColumns, Axis::kColumns>(rows, width, weights, t_count, out, factor, ahead);
-  for (std::int64_t t = 0; t < t_count; ++t) {
-    const T* const from = rows.data + t * rows.stride;
-    const bool finite = row_is_finite(from, width);
-    for (std::int64_t c = 0; c < width; ++c) careful->rows[t * width + c] = finite ? from[c] : T(0);
-  }
-  product<T, kColumns, Axis::kColumns>(Rows<T>{careful->rows, width}, width, weights, t_count, out,
-                                       factor);
-  for (std::int64_t t = 0; t < t_count; ++t) {
-    const T* const from = rows.data + t * rows.stride;
-    if (row_is_finite(from, width)) continue;
-    for (int lane = 0; lane < kWidth; ++lane) {
-      if (careful->seen[t * kWidth + lane] == 0) continue;
-      for (std::int64_t c = 0; c < width; ++c)
-        out[c * kWidth + lane] += from[c] * weights[t * kWidth + lane];
-    }
+  packed_product<T, kColumns>(rows.data + skipped * kProductRows, rows.rows.width, weights, t_count,
+                              out, factor, ahead);
+  for (std::int64_t t = 0; rows.odd != nullptr && t < t_count; ++t) {
+    if (rows.odd[skipped + t] == 0) continue;
+    add_odd_row<T, kWidth>(rows.rows, skipped + t, weights + t * kWidth, seen + t * kWidth, out);
   }
 }
 

@@ -14,7 +14,7 @@
 namespace tilewise::cpu::TILEWISE_TARGET {
 
 // Tiles along t: keys when lanes are queries, queries when lanes are keys.
-inline constexpr std::int64_t kGradientTile = 128;
+inline constexpr std::int64_t kGradientTile = kMostPackedRows;
 
 // A tile's working arrays, (kGradientTile, kWidth) each.
 template <class T>
@@ -31,9 +31,11 @@ struct GradientScratch {
   T* lse;    // per query of the tile or panel: LSE in the units of the scores
   T* delta;  // per query: rowsum(O * dO) - dLSE
   MaskScratch<T> mask;
-  CarefulScratch<T> careful;
-  T* stage_a;  // (kGradientTile, D): Q or K rows
-  T* stage_b;  // (kGradientTile, Dv): dO or V rows
+  CarefulScratch careful;
+  T* stage_a;   // (kGradientTile, D): Q or K rows
+  T* stage_b;   // (kGradientTile, Dv): dO or V rows
+  T* packed_a;  // (packed_size(D)): columns of Q, for dK
+  T* packed_b;  // (packed_size(Dv)): columns of dO, for dV
   Band* bands;
 };
 
@@ -51,11 +53,13 @@ GradientScratch<T> take_gradient_scratch(const Problem& problem, Arena& arena) {
   scratch.mask.low = arena.take<T>(kMostQueries);
   scratch.mask.high = arena.take<T>(kMostQueries);
   scratch.mask.visible = arena.take<std::uint8_t>(kTile);
-  scratch.careful.rows =
-      arena.take<T>(kGradientTile * math::greater(problem.head_dim, problem.value_dim));
   scratch.careful.seen = arena.take<std::uint8_t>(kTile);
+  scratch.careful.odd_a = arena.take<std::uint8_t>(kGradientTile);
+  scratch.careful.odd_b = arena.take<std::uint8_t>(kGradientTile);
   scratch.stage_a = arena.take<T>(kGradientTile * problem.head_dim);
   scratch.stage_b = arena.take<T>(kGradientTile * problem.value_dim);
+  scratch.packed_a = arena.take<T>(problem.dk.present() ? packed_size(problem.head_dim) : 0);
+  scratch.packed_b = arena.take<T>(problem.dv.present() ? packed_size(problem.value_dim) : 0);
   scratch.bands = arena.take<Band>(problem::max_bands(problem));
   return scratch;
 }
@@ -106,6 +110,7 @@ struct GradientOperands {
   Rows<T> prob_rows;     // (t_count, Dv): dO or V
   const T* score_panel;  // (D, kWidth): K or Q, with the sign of the scale
   const T* prob_panel;   // (Dv, kWidth): V or dO
+  Ahead* ahead;          // two, for the rows that come next; or nullptr
 };
 
 // P and dS (before the softcap's derivative) of a tile.
@@ -115,13 +120,14 @@ void recompute_tile(const HeadContext& context, const Frame& frame, TileClass ti
                     const GradientScratch<T>& scratch) {
   constexpr int kWidth = kColumns * Vec<T>::kLanes;
   const Problem& problem = *context.problem;
-  product<T, kColumns, Axis::kRows>(operands.score_rows, frame.t_count, operands.score_panel,
-                                    problem.head_dim, scratch.tile.probs, nullptr);
+  product<T, kColumns>(operands.score_rows, frame.t_count, operands.score_panel, problem.head_dim,
+                       scratch.tile.probs, operands.ahead);
   finish_scores<T, kLanesAre, kWidth>(context, frame, tile_class, scratch.mask, scratch.tile.probs,
                                       scratch.tile.derivative);
   if (careful) record_seen<T, kWidth>(frame.t_count, scratch.tile.probs, scratch.careful.seen);
-  product<T, kColumns, Axis::kRows>(operands.prob_rows, frame.t_count, operands.prob_panel,
-                                    problem.value_dim, scratch.tile.gradients, nullptr);
+  product<T, kColumns>(operands.prob_rows, frame.t_count, operands.prob_panel, problem.value_dim,
+                       scratch.tile.gradients,
+                       operands.ahead == nullptr ? nullptr : operands.ahead + 1);
   if (problem.dropout_p > 0) {
     // Lanes beyond the tile's end are never stored, but must hold numbers.
     for (std::int64_t at = 0; at < frame.t_count * kWidth; ++at) scratch.tile.keep[at] = T(0);

@@ -10,19 +10,25 @@ template <class T>
 struct KeyScratch {
   T* k_panels;   // (panels, D, kWidth), with the sign of the scale
   T* v_panels;   // (panels, Dv, kWidth)
-  T* dk_panels;  // (panels, D, kWidth)
-  T* dv_panels;  // (panels, Dv, kWidth)
+  T* dk_panels;  // (panels, whole_product_rows(D), kWidth)
+  T* dv_panels;  // (panels, whole_product_rows(Dv), kWidth)
   T* key_rows;   // (panels * kWidth, padded D), for dQ
   GradientScratch<T> gradient;
 };
+
+// Numbers of a panel of dK (or dV).
+template <int kWidth>
+TILEWISE_INLINE std::int64_t gradient_panel(std::int64_t width) {
+  return whole_product_rows(width) * kWidth;
+}
 
 template <class T, int kWidth>
 KeyScratch<T> take_key_scratch(const Problem& problem, std::int64_t panels, Arena& arena) {
   KeyScratch<T> scratch;
   scratch.k_panels = arena.take<T>(panels * problem.head_dim * kWidth);
   scratch.v_panels = arena.take<T>(panels * problem.value_dim * kWidth);
-  scratch.dk_panels = arena.take<T>(panels * problem.head_dim * kWidth);
-  scratch.dv_panels = arena.take<T>(panels * problem.value_dim * kWidth);
+  scratch.dk_panels = arena.take<T>(panels * gradient_panel<kWidth>(problem.head_dim));
+  scratch.dv_panels = arena.take<T>(panels * gradient_panel<kWidth>(problem.value_dim));
   scratch.key_rows =
       arena.take<T>(problem.dq.present() ? panels * kWidth * padded_head_dim<T>(problem) : 0);
   scratch.gradient = take_gradient_scratch<T, kWidth>(problem, arena);
@@ -49,15 +55,63 @@ struct KeyPass {
   TILEWISE_INLINE bool adds_to_dq() const { return query_gradient.sums != nullptr && !careful; }
 };
 
+// A q tile: rows of Q and dO as they are, and as packed columns.
+template <class T>
+struct QueryTile {
+  Rows<T> q;                      // (rows, D)
+  Rows<T> dout;                   // (rows, Dv)
+  PackedColumns<T> q_columns;     // if dK is asked for
+  PackedColumns<T> dout_columns;  // if dV is
+  Ahead ahead[2];                 // rows of Q and dO that come next
+};
+
+TILEWISE_INLINE RowBlock query_rows(const HeadContext& context, const View& view,
+                                    math::KeyRange rows, std::int64_t width) {
+  return {&view,
+          context.sequence.batch,
+          context.head,
+          context.sequence.q_start + rows.begin,
+          math::greater(rows.end - rows.begin, 0),
+          width};
+}
+
+template <class T>
+QueryTile<T> load_query_tile(const HeadContext& context, math::KeyRange rows, math::KeyRange next,
+                             bool careful, const GradientScratch<T>& scratch) {
+  const Problem& problem = *context.problem;
+  const RowBlock q = query_rows(context, problem.q, rows, problem.head_dim);
+  const RowBlock dout = query_rows(context, problem.dout, rows, problem.value_dim);
+  QueryTile<T> tile;
+  tile.q = stage_rows<T>(q, scratch.stage_a);
+  tile.dout = stage_rows<T>(dout, scratch.stage_b);
+  tile.ahead[0] = ahead_of(query_rows(context, problem.q, next, problem.head_dim));
+  tile.ahead[1] = ahead_of(query_rows(context, problem.dout, next, problem.value_dim));
+  if (problem.dk.present()) {
+    tile.q_columns =
+        pack_columns<T>(q, scratch.packed_a, careful ? scratch.careful.odd_a : nullptr);
+  }
+  if (problem.dv.present()) {
+    tile.dout_columns =
+        pack_columns<T>(dout, scratch.packed_b, careful ? scratch.careful.odd_b : nullptr);
+  }
+  return tile;
+}
+
+// A panel of keys meets the part of a q tile that begins `skipped` rows after its first.
 template <class T, int kColumns>
-void key_tile(const HeadContext& context, const Frame& frame, TileClass tile_class, Rows<T> q,
-              Rows<T> dout, std::int64_t panel, const KeyPass<T>& pass,
+void key_tile(const HeadContext& context, const Frame& frame, TileClass tile_class,
+              QueryTile<T>& rows, std::int64_t skipped, std::int64_t panel, const KeyPass<T>& pass,
               const KeyScratch<T>& scratch) {
   constexpr int kWidth = kColumns * Vec<T>::kLanes;
   const Problem& problem = *context.problem;
   const std::int64_t at_d = panel * problem.head_dim * kWidth;
   const std::int64_t at_v = panel * problem.value_dim * kWidth;
-  const GradientOperands<T> operands = {q, dout, scratch.k_panels + at_d, scratch.v_panels + at_v};
+  const GradientOperands<T> operands = {
+      {rows.q.data + skipped * rows.q.stride, rows.q.stride},
+      {rows.dout.data + skipped * rows.dout.stride, rows.dout.stride},
+      scratch.k_panels + at_d,
+      scratch.v_panels + at_v,
+      rows.ahead};
   const GradientTile<T>& tile = scratch.gradient.tile;
   recompute_tile<T, Lanes::kKeys, kColumns>(context, frame, tile_class, operands,
                                             pass.careful || !pass.keys_are_finite,
@@ -65,14 +119,14 @@ void key_tile(const HeadContext& context, const Frame& frame, TileClass tile_cla
   if (problem.softcap > 0) apply_softcap_derivative<T, kWidth>(frame, tile);
   Vec<T> one[kColumns];
   for (int n = 0; n < kColumns; ++n) one[n] = Vec<T>(T(1));
-  const CarefulScratch<T>* const guard = pass.careful ? &scratch.gradient.careful : nullptr;
+  const std::uint8_t* const seen = scratch.gradient.careful.seen;
   if (problem.dv.present()) {
-    accumulate<T, kColumns>(dout, problem.value_dim, frame.t_count, tile.probs, one, guard,
-                            scratch.dv_panels + at_v);
+    accumulate<T, kColumns>(rows.dout_columns, skipped, frame.t_count, tile.probs, one, seen,
+                            scratch.dv_panels + panel * gradient_panel<kWidth>(problem.value_dim));
   }
   if (problem.dk.present()) {
-    accumulate<T, kColumns>(q, problem.head_dim, frame.t_count, tile.gradients, one, guard,
-                            scratch.dk_panels + at_d);
+    accumulate<T, kColumns>(rows.q_columns, skipped, frame.t_count, tile.gradients, one, seen,
+                            scratch.dk_panels + panel * gradient_panel<kWidth>(problem.head_dim));
   }
   if (pass.adds_to_dq()) {
     const T* const key_rows = scratch.key_rows + panel * kWidth * pass.query_gradient.row;
@@ -81,21 +135,15 @@ void key_tile(const HeadContext& context, const Frame& frame, TileClass tile_cla
   }
 }
 
-// The part of a q tile that a panel of keys is seen from: rows outside are masked for all its
-// lanes.
+// The parts of a q tile that each panel of keys is seen from: rows outside are masked for all its
+// lanes. `next` comes after it.
 template <class T, int kColumns>
 void visit_query_tile(const HeadContext& context, const KeyBlock& block, math::KeyRange rows,
-                      const KeyPass<T>& pass, const KeyScratch<T>& scratch) {
+                      math::KeyRange next, const KeyPass<T>& pass, const KeyScratch<T>& scratch) {
   constexpr int kWidth = kColumns * Vec<T>::kLanes;
-  const Problem& problem = *context.problem;
-  const std::int64_t count = rows.end - rows.begin;
-  const std::int64_t row = context.sequence.q_start + rows.begin;
-  const Rows<T> q = stage_rows<T>(
-      {&problem.q, context.sequence.batch, context.head, row, count, problem.head_dim},
-      scratch.gradient.stage_a);
-  const Rows<T> dout = stage_rows<T>(
-      {&problem.dout, context.sequence.batch, context.head, row, count, problem.value_dim},
-      scratch.gradient.stage_b);
+  QueryTile<T> tile = load_query_tile(context, rows, next, pass.careful, scratch.gradient);
+  for (Ahead& ahead : tile.ahead)
+    ahead.share_out(divide_up(block.keys, kWidth) * divide_up(rows.end - rows.begin, kProductRows));
   for (std::int64_t panel = 0; panel * kWidth < block.keys; ++panel) {
     const std::int64_t lane0 = block.first + panel * kWidth;
     const std::int64_t lanes = math::lesser(kWidth, block.keys - panel * kWidth);
@@ -107,9 +155,7 @@ void visit_query_tile(const HeadContext& context, const KeyBlock& block, math::K
     if (tile_class == TileClass::kEmpty) continue;
     load_row_statistics(context, pass.delta, frame.t0, frame.t_count, frame.t_count,
                         scratch.gradient);
-    const std::int64_t skipped = t0 - rows.begin;
-    key_tile<T, kColumns>(context, frame, tile_class, {q.data + skipped * q.stride, q.stride},
-                          {dout.data + skipped * dout.stride, dout.stride}, panel, pass, scratch);
+    key_tile<T, kColumns>(context, frame, tile_class, tile, t0 - rows.begin, panel, pass, scratch);
   }
 }
 
@@ -134,7 +180,8 @@ void visit_queries(const RunContext& run, const KeyBlock& block, const KeyPass<T
                                   math::lesser(tile + kGradientTile, rows.end)};
       const std::int64_t position = g * tiles + tile / kGradientTile;
       if (pass.adds_to_dq()) block.turn.wait(position);
-      visit_query_tile<T, kColumns>(context, block, own, pass, scratch);
+      const math::KeyRange next = {own.end, math::lesser(own.end + kGradientTile, rows.end)};
+      visit_query_tile<T, kColumns>(context, block, own, next, pass, scratch);
       if (pass.adds_to_dq()) block.turn.pass(position);
       count_traffic(run, (own.end - own.begin) * (bytes + dq_bytes),
                     (own.end - own.begin) * dq_bytes);
@@ -160,9 +207,10 @@ void load_keys(const KeyBlock& block, const KeyScratch<T>& scratch) {
     pack_panel<T, kWidth>(
         {&problem.v, block.sequence.batch, block.kv_head, row, lanes, problem.value_dim}, T(1),
         scratch.v_panels + at_v);
-    for (std::int64_t i = 0; i < problem.head_dim * kWidth; ++i) scratch.dk_panels[at_d + i] = T(0);
-    for (std::int64_t i = 0; i < problem.value_dim * kWidth; ++i)
-      scratch.dv_panels[at_v + i] = T(0);
+    const std::int64_t dk = gradient_panel<kWidth>(problem.head_dim);
+    const std::int64_t dv = gradient_panel<kWidth>(problem.value_dim);
+    for (std::int64_t i = 0; i < dk; ++i) scratch.dk_panels[panel * dk + i] = T(0);
+    for (std::int64_t i = 0; i < dv; ++i) scratch.dv_panels[panel * dv + i] = T(0);
   }
 }
 
@@ -171,8 +219,8 @@ bool key_gradients_are_finite(const KeyBlock& block, const KeyScratch<T>& scratc
   const Problem& problem = *block.problem;
   for (std::int64_t panel = 0; panel * kWidth < block.keys; ++panel) {
     const std::int64_t lanes = math::lesser(kWidth, block.keys - panel * kWidth);
-    const T* const dk = scratch.dk_panels + panel * problem.head_dim * kWidth;
-    const T* const dv = scratch.dv_panels + panel * problem.value_dim * kWidth;
+    const T* const dk = scratch.dk_panels + panel * gradient_panel<kWidth>(problem.head_dim);
+    const T* const dv = scratch.dv_panels + panel * gradient_panel<kWidth>(problem.value_dim);
     if (!all_finite<T, kWidth>(dk, problem.head_dim, lanes) ||
         !all_finite<T, kWidth>(dv, problem.value_dim, lanes)) {
       return false;
@@ -196,12 +244,12 @@ void store_key_gradients(const KeyBlock& block, const KeyScratch<T>& scratch) {
     if (problem.dk.present()) {
       unpack_panel<T, kWidth>(
           {&problem.dk, block.sequence.batch, block.kv_head, row, lanes, problem.head_dim}, scale,
-          scratch.dk_panels + panel * problem.head_dim * kWidth);
+          scratch.dk_panels + panel * gradient_panel<kWidth>(problem.head_dim));
     }
     if (problem.dv.present()) {
       unpack_panel<T, kWidth>(
           {&problem.dv, block.sequence.batch, block.kv_head, row, lanes, problem.value_dim}, one,
-          scratch.dv_panels + panel * problem.value_dim * kWidth);
+          scratch.dv_panels + panel * gradient_panel<kWidth>(problem.value_dim));
     }
   }
 }

@@ -11,7 +11,7 @@ namespace tilewise::cpu::TILEWISE_TARGET {
 inline constexpr std::int64_t kRowBlock = 64;
 
 // Panels of keys that share a pass over the queries.
-inline constexpr std::int64_t kMostKeyPanels = 4;
+inline constexpr std::int64_t kMostKeyPanels = 8;
 
 // Everything that a backward run finds in its workspace.
 template <class T>
@@ -69,9 +69,8 @@ BackwardWorkspace<T> take_backward(const Problem& problem, std::int64_t concurre
   workspace.delta.batch = problem.q_packed ? 0 : problem.heads * problem.q_rows;
   workspace.delta.head = problem.q_rows;
   workspace.delta.row = 1;
-  workspace.panels =
-      choose_panels(problem.batch * problem.kv_heads * divide_up(problem.max_k, kWidth),
-                    kMostKeyPanels, concurrency);
+  workspace.panels = choose_panels(problem.batch * problem.kv_heads,
+                                   divide_up(problem.max_k, kWidth), kMostKeyPanels, concurrency);
   workspace.query_gradient = take_query_gradient<T, kWidth>(problem, workspace.panels, arena);
   workspace.scratch_bytes = backward_scratch_bytes<T, kWidth>(problem, workspace.panels);
   std::int64_t all_workers = 0;

@@ -1,6 +1,6 @@
 // The forward pass: FlashAttention-2 (Dao 2023, algorithm 1) with SIMD lanes = queries. Scores are
 // computed as S^T = K Q^T and outputs as O^T = V^T P^T, so that a row's maximum, sum and rescaling
-// are lane-wise, K and V are read in place, and only Q is packed: once per block, transposed.
+// are lane-wise, K is read in place, and Q and V are packed: Q once per block, transposed.
 #pragma once
 
 #include "cpu/forward_parts.h"
@@ -10,16 +10,17 @@ namespace tilewise::cpu::TILEWISE_TARGET {
 // A panel meets a k tile: scores, mask, softmax, output. k and v start at the frame's first key.
 template <class T, int kColumns>
 void forward_tile(const HeadContext& context, const Frame& frame, TileClass tile_class, Rows<T> k,
-                  Rows<T> v, std::int64_t panel, bool careful, const ForwardScratch<T>& scratch,
+                  const PackedColumns<T>& v, std::int64_t panel, const ForwardScratch<T>& scratch,
                   Ahead* ahead) {
   constexpr int kWidth = kColumns * Vec<T>::kLanes;
   const Problem& problem = *context.problem;
   const T* const q_panel = scratch.q_panels + panel * problem.head_dim * kWidth;
-  product<T, kColumns, Axis::kRows>(k, frame.t_count, q_panel, problem.head_dim, scratch.scores,
-                                    nullptr, &ahead[0]);
+  const std::int64_t skipped = context.sequence.k_start + frame.t0 - v.rows.first;
+  product<T, kColumns>({k.data + skipped * k.stride, k.stride}, frame.t_count, q_panel,
+                       problem.head_dim, scratch.scores, &ahead[0]);
   finish_scores<T, Lanes::kQueries, kWidth>(context, frame, tile_class, scratch.mask,
                                             scratch.scores, nullptr);
-  if (careful) record_seen<T, kWidth>(frame.t_count, scratch.scores, scratch.careful.seen);
+  if (v.odd != nullptr) record_seen<T, kWidth>(frame.t_count, scratch.scores, scratch.careful.seen);
   Vec<T> rescale[kColumns];
   softmax_step<T, kColumns>(frame.t_count, ScoreUnits<T>(problem).exponent(), scratch.scores,
                             scratch.max + panel * kWidth, scratch.sum + panel * kWidth, rescale);
@@ -27,8 +28,7 @@ void forward_tile(const HeadContext& context, const Frame& frame, TileClass tile
     fill_dropout<T, Lanes::kQueries, kWidth>(context, frame, scratch.keep);
     apply_dropout<T, kWidth>(frame, scratch.keep, scratch.scores);
   }
-  accumulate<T, kColumns>(v, problem.value_dim, frame.t_count, scratch.scores, rescale,
-                          careful ? &scratch.careful : nullptr,
+  accumulate<T, kColumns>(v, skipped, frame.t_count, scratch.scores, rescale, scratch.careful.seen,
                           scratch.out_panels + panel * scratch.out_panel, &ahead[1]);
 }
 
@@ -51,11 +51,14 @@ void visit_keys(const RunContext& run, const QueryBlock& block, bool careful,
     const Rows<T> k = stage_rows<T>(
         {&problem.k, context.sequence.batch, context.kv_head(), row, count, problem.head_dim},
         scratch.k_stage);
-    const Rows<T> v = stage_rows<T>(
+    const PackedColumns<T> v = pack_columns<T>(
         {&problem.v, context.sequence.batch, context.kv_head(), row, count, problem.value_dim},
-        scratch.v_stage);
+        scratch.v_packed, careful ? scratch.careful.odd_a : nullptr);
     const NextTile next = next_tile(context, first + count, keys.end);
     Ahead ahead[2] = {ahead_of(next.k), ahead_of(next.v)};
+    const std::int64_t panels = divide_up(block.rows, kWidth);
+    ahead[0].share_out(panels * divide_up(count, kProductRows));
+    ahead[1].share_out(panels * divide_up(problem.value_dim, kProductRows));
     count_traffic(run, count * key_bytes, 0);
     for (std::int64_t panel = 0; panel * kWidth < block.rows; ++panel) {
       const std::int64_t lane0 = block.first + panel * kWidth;
@@ -66,9 +69,11 @@ void visit_keys(const RunContext& run, const QueryBlock& block, bool careful,
       if (frame.t_count <= 0) continue;
       const TileClass tile_class = classify(context, Lanes::kQueries, frame);
       if (tile_class == TileClass::kEmpty) continue;
-      forward_tile<T, kColumns>(
-          context, frame, tile_class, {k.data + (t0 - first) * k.stride, k.stride},
-          {v.data + (t0 - first) * v.stride, v.stride}, panel, careful, scratch, ahead);
+      if (next.k.count == 0) {  // the outputs are stored next: their lines must be here for that
+        ahead[0] = ahead_of(panel_rows(problem.out, block, panel, kWidth, problem.value_dim));
+        ahead[0].share_out(divide_up(frame.t_count, kProductRows));
+      }
+      forward_tile<T, kColumns>(context, frame, tile_class, k, v, panel, scratch, ahead);
     }
   }
 }

@@ -13,7 +13,8 @@ using problem::Status;
 
 // Keys of a tile: a tile of scores is 24 KB and stays in the L1, where the product with V reads it
 // once for every kProductRows columns of V; K and V tiles of 128 x 128 fp32 are 128 KB of the L2.
-inline constexpr std::int64_t kKeyTile = 128;
+inline constexpr std::int64_t kKeyTile = kMostPackedRows;
+
 template <class T>
 struct ForwardScratch {
   T* q_panels;    // (panels, D, kWidth)
@@ -23,9 +24,9 @@ struct ForwardScratch {
   T* scores;      // (kKeyTile, kWidth)
   T* keep;        // (kKeyTile, kWidth), with dropout
   T* k_stage;     // (kKeyTile, D)
-  T* v_stage;     // (kKeyTile, Dv)
+  T* v_packed;    // (packed_size(Dv))
   MaskScratch<T> mask;
-  CarefulScratch<T> careful;
+  CarefulScratch careful;
   Band* bands;
   std::int64_t out_panel;  // numbers of one out panel
 };
@@ -50,13 +51,13 @@ ForwardScratch<T> take_row_scratch(const Problem& problem, std::int64_t panels,
 template <class T, int kWidth>
 ForwardScratch<T> take_forward_scratch(const Problem& problem, std::int64_t panels, Arena& arena) {
   ForwardScratch<T> scratch =
-      take_row_scratch<T, kWidth>(problem, panels, problem.value_dim, arena);
+      take_row_scratch<T, kWidth>(problem, panels, whole_product_rows(problem.value_dim), arena);
   scratch.q_panels = arena.take<T>(panels * problem.head_dim * kWidth);
   scratch.scores = arena.take<T>(kKeyTile * kWidth);
   scratch.k_stage = arena.take<T>(kKeyTile * problem.head_dim);
-  scratch.v_stage = arena.take<T>(kKeyTile * problem.value_dim);
-  scratch.careful.rows = arena.take<T>(kKeyTile * problem.value_dim);
+  scratch.v_packed = arena.take<T>(packed_size(problem.value_dim));
   scratch.careful.seen = arena.take<std::uint8_t>(kKeyTile * kWidth);
+  scratch.careful.odd_a = arena.take<std::uint8_t>(kKeyTile);
   return scratch;
 }
 
@@ -66,6 +67,20 @@ struct QueryBlock {
   std::int64_t first;  // row of the sequence
   std::int64_t rows;
 };
+
+// The maximum of a column of registers and `start`, in four chains: one would wait four cycles for
+// each score.
+template <class T, int kWidth>
+TILEWISE_INLINE Vec<T> column_maximum(const T* column, std::int64_t rows, Vec<T> start) {
+  Vec<T> chains[4] = {start, start, start, start};
+  std::int64_t j = 0;
+  for (; j + 4 <= rows; j += 4) {
+    for (int i = 0; i < 4; ++i)
+      chains[i] = maximum(Vec<T>::load(column + (j + i) * kWidth), chains[i]);
+  }
+  for (; j < rows; ++j) chains[0] = maximum(Vec<T>::load(column + j * kWidth), chains[0]);
+  return maximum(maximum(chains[0], chains[1]), maximum(chains[2], chains[3]));
+}
 
 // Folds a tile of scores into the state of a panel and turns it into unnormalised probabilities.
 // Gives the factor that the panel's output so far must be multiplied by.
@@ -77,9 +92,7 @@ TILEWISE_INLINE void softmax_step(std::int64_t keys, math::ExponentUnit<Vec<T>> 
   for (int n = 0; n < kColumns; ++n) {
     T* const column = scores + n * kLanes;
     const Vec<T> old_max = Vec<T>::load(max + n * kLanes);
-    Vec<T> new_max = old_max;
-    for (std::int64_t j = 0; j < keys; ++j)
-      new_max = maximum(Vec<T>::load(column + j * kWidth), new_max);
+    const Vec<T> new_max = column_maximum<T, kWidth>(column, keys, old_max);
     const Vec<T> anchor = math::anchor(new_max);
     rescale[n] = math::weight(old_max, anchor, unit);
     Vec<T> total(T(0));  // of the tile by itself: short sums lose less

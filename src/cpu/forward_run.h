@@ -7,14 +7,16 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// Panels of queries that share a pass over the keys: K and V are staged, and read from the L3, once
-// for all of them.
-inline constexpr std::int64_t kMostPanels = 8;
+// Panels of queries that share a pass over the keys: K and V are packed, and read from the L3, once
+// for all of them. With D = 128 they take 48 KB each of the L2.
+inline constexpr std::int64_t kMostPanels = 16;
 
-// All panels of queries that there can be.
+// Panels of a block of queries.
 template <int kWidth>
-TILEWISE_INLINE std::int64_t query_panels(const Problem& problem) {
-  return problem.batch * problem.heads * divide_up(problem.max_q, kWidth);
+TILEWISE_INLINE std::int64_t query_panels(const Problem& problem, std::int64_t most,
+                                          std::int64_t concurrency) {
+  return choose_panels(problem.batch * problem.heads, divide_up(problem.max_q, kWidth), most,
+                       concurrency);
 }
 
 // How one worker computes blocks, and how many rows they have: multiply-adds in T.
@@ -27,8 +29,7 @@ struct WideBody {
   std::int64_t rows;
 
   static WideBody take(const Problem& problem, std::int64_t concurrency, Arena& arena) {
-    const std::int64_t panels =
-        choose_panels(query_panels<kWidth>(problem), kMostPanels, concurrency);
+    const std::int64_t panels = query_panels<kWidth>(problem, kMostPanels, concurrency);
     return {take_forward_scratch<T, kWidth>(problem, panels, arena), panels * kWidth};
   }
   Band* bands() const { return scratch.bands; }
@@ -46,8 +47,7 @@ struct PairBody {
   std::int64_t rows;
 
   static PairBody take(const Problem& problem, std::int64_t concurrency, Arena& arena) {
-    const std::int64_t panels =
-        choose_panels(query_panels<kPairWidth>(problem), kMostPairPanels, concurrency);
+    const std::int64_t panels = query_panels<kPairWidth>(problem, kMostPairPanels, concurrency);
     return {take_pair_scratch(problem, panels, arena), panels * kPairWidth};
   }
   Band* bands() const { return scratch.plain.bands; }

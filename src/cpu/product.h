@@ -1,10 +1,10 @@
 // The one matrix product of src/cpu, register-blocked: c[m][lane] = c * factor + sum over t of
 // a(m, t) * b[t][lane]. The sum is made by itself before it joins c: short sums lose less.
 //
-// `b` is a panel: depth rows of kColumns registers, contiguous. `a` is read as scalars, in place:
-// from a row-major matrix either along its rows (scores: m is a row, t a column) or across them
-// (outputs: m is a column, t a row). Lanes never mix, so a lane's result does not depend on what
-// lies in the others, and the order of the sum is that of t, whatever the blocking.
+// `b` is a panel: depth rows of kColumns registers, contiguous. `a` is read as scalars: along the
+// rows of a row-major matrix, in place (scores: m is a row, t a column), or packed (outputs: m is a
+// column, t a row; see packed.h). Lanes never mix, so a lane's result does not depend on what lies
+// in the others, and the order of the sum is that of t, whatever the blocking.
 #pragma once
 
 #include "cpu/simd.h"
@@ -21,10 +21,17 @@ inline constexpr int kWideColumns = 3;
 inline constexpr int kWideColumns = 2;
 #endif
 
-// Lines asked for at each block of rows.
-inline constexpr int kLinesPerBlock = 16;
+// Columns in blocks of kProductRows, side by side for every row: element (m, t) of block n lies at
+// n * kPackedBlock + t * kProductRows + m. Read down its columns, a row-major tile would give one
+// element of each line of memory, and miss the L1 at every step.
+inline constexpr std::int64_t kMostPackedRows = 128;
+// Two rows more than there can be: blocks of exactly 4 KB would all begin in the same set of the
+// L1.
+inline constexpr std::int64_t kPackedBlock = (kMostPackedRows + 2) * kProductRows;
 
-enum class Axis { kRows, kColumns };  // what m walks over in `a`
+TILEWISE_INLINE std::int64_t whole_product_rows(std::int64_t rows) {
+  return (rows + kProductRows - 1) / kProductRows * kProductRows;
+}
 
 template <class T>
 struct Rows {  // a row-major matrix; columns are contiguous
@@ -53,6 +60,13 @@ class Ahead {
                         std::int64_t stride)
       : row_(static_cast<const char*>(base)), rows_(rows), bytes_(bytes), stride_(stride) {}
 
+  // Every ask_share() asks for one of `shares` equal parts.
+  TILEWISE_INLINE void share_out(std::int64_t shares) {
+    const std::int64_t lines = rows_ * ((bytes_ + kLine - 1) / kLine);
+    share_ = static_cast<int>((lines + shares - 1) / shares);
+  }
+  TILEWISE_INLINE void ask_share() { ask(share_); }
+
   // Asks for the next `lines` lines, if there are any left.
   TILEWISE_INLINE void ask(int lines) {
     for (; lines > 0 && rows_ > 0; --lines) {
@@ -71,9 +85,12 @@ class Ahead {
   std::int64_t bytes_ = 0;
   std::int64_t stride_ = 0;
   std::int64_t at_ = 0;
+  int share_ = 0;
 };
 
-template <class T, int kM, int kColumns, Axis kAxis>
+enum class Left { kRows, kPacked };  // how `a` lies
+
+template <class T, int kM, int kColumns, Left kLeft>
 TILEWISE_INLINE void product_block(Rows<T> a, Panels<T> panels, std::int64_t depth,
                                    const Vec<T>* factor) {
   constexpr int kLanes = Vec<T>::kLanes;
@@ -83,6 +100,7 @@ TILEWISE_INLINE void product_block(Rows<T> a, Panels<T> panels, std::int64_t dep
 #pragma GCC unroll 4
     for (int n = 0; n < kColumns; ++n) sums[m][n] = Vec<T>(T(0));
   }
+#pragma GCC unroll 2
   for (std::int64_t t = 0; t < depth; ++t) {
     Vec<T> row[kColumns];
 #pragma GCC unroll 4
@@ -90,8 +108,7 @@ TILEWISE_INLINE void product_block(Rows<T> a, Panels<T> panels, std::int64_t dep
       row[n] = Vec<T>::load(panels.b + t * panels.b_stride + n * kLanes);
 #pragma GCC unroll 8
     for (int m = 0; m < kM; ++m) {
-      const Vec<T> scalar(kAxis == Axis::kRows ? a.data[m * a.stride + t]
-                                               : a.data[t * a.stride + m]);
+      const Vec<T> scalar(kLeft == Left::kRows ? a.data[m * a.stride + t] : a.data[t * kM + m]);
 #pragma GCC unroll 4
       for (int n = 0; n < kColumns; ++n) sums[m][n] = multiply_add(scalar, row[n], sums[m][n]);
     }
@@ -108,33 +125,46 @@ TILEWISE_INLINE void product_block(Rows<T> a, Panels<T> panels, std::int64_t dep
 }
 
 // c[0..m_count)[kColumns registers]. factor == nullptr: c is overwritten.
-template <class T, int kColumns, Axis kAxis, int kM = kProductRows>
+template <class T, int kColumns, int kM = kProductRows>
 TILEWISE_INLINE void strided_product(Rows<T> a, std::int64_t m_count, Panels<T> panels,
                                      std::int64_t depth, const Vec<T>* factor, Ahead* ahead) {
   std::int64_t m = 0;
   for (; m + kM <= m_count; m += kM) {
-    if (ahead != nullptr) ahead->ask(kLinesPerBlock);
-    const Rows<T> block = {a.data + (kAxis == Axis::kRows ? m * a.stride : m), a.stride};
+    if (ahead != nullptr) ahead->ask_share();
     const Panels<T> here = {panels.b, panels.b_stride, panels.c + m * panels.c_stride,
                             panels.c_stride};
-    product_block<T, kM, kColumns, kAxis>(block, here, depth, factor);
+    product_block<T, kM, kColumns, Left::kRows>({a.data + m * a.stride, a.stride}, here, depth,
+                                                factor);
   }
   if constexpr (kM > 1) {
     if (m < m_count) {
-      const Rows<T> rest = {a.data + (kAxis == Axis::kRows ? m * a.stride : m), a.stride};
       const Panels<T> here = {panels.b, panels.b_stride, panels.c + m * panels.c_stride,
                               panels.c_stride};
-      strided_product<T, kColumns, kAxis, kM / 2>(rest, m_count - m, here, depth, factor, nullptr);
+      strided_product<T, kColumns, kM / 2>({a.data + m * a.stride, a.stride}, m_count - m, here,
+                                           depth, factor, nullptr);
     }
   }
 }
 
 // b and c are packed panels.
-template <class T, int kColumns, Axis kAxis>
+template <class T, int kColumns>
 void product(Rows<T> a, std::int64_t m_count, const T* b, std::int64_t depth, T* c,
-             const Vec<T>* factor, Ahead* ahead = nullptr) {
+             Ahead* ahead = nullptr) {
   constexpr std::int64_t kWidth = kColumns * Vec<T>::kLanes;
-  strided_product<T, kColumns, kAxis>(a, m_count, {b, kWidth, c, kWidth}, depth, factor, ahead);
+  strided_product<T, kColumns>(a, m_count, {b, kWidth, c, kWidth}, depth, nullptr, ahead);
+}
+
+// a: packed columns, from the first of `depth` rows on. c has whole_product_rows(m_count) rows.
+template <class T, int kColumns>
+void packed_product(const T* a, std::int64_t m_count, const T* b, std::int64_t depth, T* c,
+                    const Vec<T>* factor, Ahead* ahead = nullptr) {
+  constexpr std::int64_t kWidth = kColumns * Vec<T>::kLanes;
+  for (std::int64_t m = 0; m < m_count; m += kProductRows) {
+    if (ahead != nullptr) ahead->ask_share();
+    product_block<T, kProductRows, kColumns, Left::kPacked>(
+        {a + m / kProductRows * kPackedBlock, 0}, {b, kWidth, c + m * kWidth, kWidth}, depth,
+        factor);
+  }
 }
 
 // c += a * b for matrices `registers` registers wide.
@@ -146,16 +176,14 @@ void wide_product(Rows<T> a, std::int64_t m_count, Panels<T> panels, std::int64_
   std::int64_t done = 0;
   for (; done + kWideColumns <= registers; done += kWideColumns) {
     const std::int64_t at = done * Vec<T>::kLanes;
-    strided_product<T, kWideColumns, Axis::kRows>(
+    strided_product<T, kWideColumns>(
         a, m_count, {panels.b + at, panels.b_stride, panels.c + at, panels.c_stride}, depth, one,
         nullptr);
   }
   const std::int64_t at = done * Vec<T>::kLanes;
   const Panels<T> rest = {panels.b + at, panels.b_stride, panels.c + at, panels.c_stride};
-  if (registers - done == 2)
-    strided_product<T, 2, Axis::kRows>(a, m_count, rest, depth, one, nullptr);
-  if (registers - done == 1)
-    strided_product<T, 1, Axis::kRows>(a, m_count, rest, depth, one, nullptr);
+  if (registers - done == 2) strided_product<T, 2>(a, m_count, rest, depth, one, nullptr);
+  if (registers - done == 1) strided_product<T, 1>(a, m_count, rest, depth, one, nullptr);
 }
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET

@@ -69,11 +69,13 @@ KeyRows<T> load_key_rows(const RowBlock& block, std::int64_t padded, T* rows) {
     for (std::int64_t r = 0; r < block.count; ++r) {
       const S* const from = base + r * block.view->row;
       T* const to = rows + r * padded;
-      for (std::int64_t c = 0; c < block.width; ++c) to[c] = math::load<T>(from[c]);
-      for (std::int64_t c = block.width; c < padded; ++c) to[c] = T(0);
+      std::int64_t c = 0;
+      for (; c + Vec<T>::kLanes <= block.width; c += Vec<T>::kLanes)
+        load_converted<T>(from + c).store(to + c);
+      for (; c < padded; ++c) to[c] = c < block.width ? math::load<T>(from[c]) : T(0);
       if (row_is_finite(to, block.width)) continue;
       result.all_finite = false;
-      for (std::int64_t c = 0; c < block.width; ++c) to[c] = T(0);
+      for (c = 0; c < block.width; ++c) to[c] = T(0);
     }
   });
   return result;

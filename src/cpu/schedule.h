@@ -31,13 +31,16 @@ TILEWISE_INLINE Shared take_shared(const Problem& problem, Arena& arena) {
   return shared;
 }
 
-// How many panels (of queries or keys) make a block: fewer than `most` when there would be too few
-// blocks to go round. No result depends on it.
-TILEWISE_INLINE std::int64_t choose_panels(std::int64_t panels_in_all, std::int64_t most,
-                                           std::int64_t concurrency) {
+// How many panels (of queries or keys) make a block, for `heads` heads of `panels_of_head` panels:
+// at most `most`, fewer when several workers would have too few blocks to share, and blocks of one
+// size. No result depends on it.
+TILEWISE_INLINE std::int64_t choose_panels(std::int64_t heads, std::int64_t panels_of_head,
+                                           std::int64_t most, std::int64_t concurrency) {
   std::int64_t panels = most;
-  while (panels > 1 && panels_in_all < panels * concurrency * 4) panels /= 2;
-  return panels;
+  while (concurrency > 1 && panels > 1 && heads * panels_of_head < panels * concurrency * 4)
+    panels /= 2;
+  const std::int64_t blocks = divide_up(panels_of_head, panels);
+  return blocks == 0 ? 1 : divide_up(panels_of_head, blocks);
 }
 
 enum class Side { kQueries, kKeys };

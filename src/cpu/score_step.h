@@ -149,7 +149,18 @@ void add_alibi(const HeadContext& context, const Frame& frame, T* scores) {
 // (queries) or per row (keys).
 template <class T, Lanes kLanesAre, int kWidth>
 void apply_edges(const Frame& frame, const T* low, const T* high, T* scores) {
+  // Rows between these are visible from every lane (queries).
+  T every_low = T(0);
+  T every_high = static_cast<T>(frame.t_count);
+  for (std::int64_t lane = 0; kLanesAre == Lanes::kQueries && lane < frame.lane_count; ++lane) {
+    every_low = every_low < low[lane] ? low[lane] : every_low;
+    every_high = every_high > high[lane] ? high[lane] : every_high;
+  }
   for (std::int64_t t = 0; t < frame.t_count; ++t) {
+    const bool whole = kLanesAre == Lanes::kQueries
+                           ? static_cast<T>(t) >= every_low && static_cast<T>(t) < every_high
+                           : low[t] <= T(0) && high[t] >= static_cast<T>(frame.lane_count);
+    if (whole) continue;
     for (int lane = 0; lane < kWidth; lane += Vec<T>::kLanes) {
       T* const at = scores + t * kWidth + lane;
       const bool queries = kLanesAre == Lanes::kQueries;

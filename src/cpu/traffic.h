@@ -23,7 +23,7 @@ TILEWISE_INLINE bool has_closed_form(const Problem& problem) {
 struct DenseShape {
   Band band;
   HeadContext context;
-  double per_head;     // how often what is done once for a head is done
+  double per_head;  // how often what is done once for a head is done
   double per_kv_head;
 
   explicit DenseShape(const Problem& problem)
@@ -93,8 +93,8 @@ double forward_traffic(const Problem& problem, std::int64_t concurrency) {
   return shape.per_head *
          (keys_visited(shape, block_rows, Body::kKeyGrid) *
               (bytes_of(problem.k, problem.head_dim) + bytes_of(problem.v, problem.value_dim)) +
-          static_cast<double>(problem.q_rows) * (bytes_of(problem.q, problem.head_dim) +
-                                                 bytes_of(problem.out, problem.value_dim)));
+          static_cast<double>(problem.q_rows) *
+              (bytes_of(problem.q, problem.head_dim) + bytes_of(problem.out, problem.value_dim)));
 }
 
 template <class T, int kColumns>

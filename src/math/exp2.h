@@ -72,13 +72,17 @@ struct ExponentUnit {
 };
 
 // 2^(x * unit) for x <= 0 or NaN: exp(x) in natural units. The product is not rounded on its way
-// into the fraction: at exponents of -20 that would be 10 ulp.
+// into the fraction: at exponents of -20 that would be 10 ulp. Powers of 0, those of masked scores
+// among them, are selected: to compute one would underflow, which costs x86 a hundred cycles.
 template <class T>
 TILEWISE_INLINE T exp2_of_product(T x, const ExponentUnit<T>& unit) {
-  const T magic(Limits<Lane<T>>::kRoundingMagic);
-  const T clamped = maximum(unit.lowest, x);
-  const T rounded = multiply_add(clamped, unit.factor, magic) - magic;
-  return exp2_of_parts(fused_multiply_add(clamped, unit.factor, -rounded), rounded);
+  using L = Lane<T>;
+  const T magic(Limits<L>::kRoundingMagic);
+  const auto vanishes = x < unit.lowest;
+  const T kept = select(vanishes, T(L(0)), x);
+  const T rounded = multiply_add(kept, unit.factor, magic) - magic;
+  const T power = exp2_of_parts(fused_multiply_add(kept, unit.factor, -rounded), rounded);
+  return select(vanishes, T(L(0)), power);
 }
 
 // Below this |x|^2 the Pade approximant of tanh is exact to the rounding of the type: its relative
