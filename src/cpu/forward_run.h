@@ -33,6 +33,7 @@ struct WideBody {
     return {take_forward_scratch<T, kWidth>(problem, panels, arena), panels * kWidth};
   }
   Band* bands() const { return scratch.bands; }
+  void forget() const {}
   void run(const RunContext& context, const QueryBlock& block) const {
     forward_block<T, kColumns>(context, block, scratch);
   }
@@ -51,6 +52,10 @@ struct PairBody {
     return {take_pair_scratch(problem, panels, arena), panels * kPairWidth};
   }
   Band* bands() const { return scratch.plain.bands; }
+  // The workspace is garbage at first: nothing is packed.
+  void forget() const {
+    for (std::int64_t s = 0; s < scratch.slots; ++s) scratch.packed[s].batch = -1;
+  }
   void run(const RunContext& context, const QueryBlock& block) const {
     forward_block_in_pairs(context, block, scratch);
   }
@@ -103,6 +108,10 @@ Status run_forward(const Problem& problem, const RunContext& run) {
   problem::fill_unowned_rows(problem, shared.sequences);
   const std::int64_t blocks = number_forward_blocks(problem, shared, block_rows) * problem.heads;
   const std::int64_t decode_items = number_decode_items(problem, shared.sequences, decode);
+  for (std::int64_t worker = 0; worker < run.concurrency; ++worker) {
+    Arena own(scratch_base + worker * measure.used());
+    Body::take(problem, run.concurrency, own).forget();
+  }
   auto body = [&](std::int64_t worker, std::int64_t number) {
     Arena own(scratch_base + worker * measure.used());
     const Body worker_body = Body::take(problem, run.concurrency, own);

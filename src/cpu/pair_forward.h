@@ -1,8 +1,8 @@
 // The forward pass for bf16 on the matrix unit: forward.h's blocks and panels, with both products
 // in bf16 pairs and fp32 sums. A panel of 32 queries meets a tile of keys in two steps: block by
 // block of 32 keys, scores and their softmax, which leaves weights in bf16; then one product of all
-// these weights with V. The scores of a block are asked for before the softmax of the block before
-// it, so that the unit works while the vector ports do.
+// these weights with V. The softmax of a block runs in slices under the products of the next one:
+// the unit works while the vector ports do.
 #pragma once
 
 #include "cpu/pair_softmax.h"
@@ -15,24 +15,40 @@ namespace tilewise::cpu::TILEWISE_TARGET {
 // KB.
 inline constexpr std::int64_t kPairKeys = 512;
 // Panels of a block: K and V are packed once for all of them.
-inline constexpr std::int64_t kMostPairPanels = 32;
+inline constexpr std::int64_t kMostPairPanels = 16;
+// A worker keeps the tiles that it has packed, up to so much of its L2, for the next block of the
+// same keys.
+inline constexpr std::int64_t kPackedBytes = std::int64_t{1} << 20;
+inline constexpr std::int64_t kMostPackedTiles = 8;
 
 TILEWISE_INLINE bool uses_pairs(const Problem& problem) {
   return problem.q.dtype == TILEWISE_BF16 && problem.k.dtype == TILEWISE_BF16 &&
          problem.v.dtype == TILEWISE_BF16;
 }
 
+// Which keys a slot holds, packed.
+struct PackedTile {
+  std::int64_t batch;  // -1: nothing
+  std::int64_t kv_head;
+  std::int64_t first;
+  std::int64_t count;
+  bool careful;
+};
+
 struct PairScratch {
-  ForwardScratch<float> plain;  // its `max` is the reference in units of log 2, then the maximum
-  std::uint32_t* q_pairs;       // (panels, padded D / 2, kPairWidth)
-  std::uint16_t* k_tiles;       // (kPairKeys / 16, padded D / 32, 16, 32)
-  std::uint16_t* v_tiles;       // (padded Dv / 16, kPairKeys / 32, 16, 32), transposed
-  std::uint32_t* weights;       // (kPairKeys / 2, kPairWidth)
-  float* scores;                // (2, kBlockKeys, kPairWidth)
-  std::uint8_t* odd_values;     // (kPairKeys): 1 where a row of V is not finite
-  std::uint8_t* seen;           // (kPairKeys, kPairWidth), in a careful pass
-  std::int64_t head_dim;        // padded
-  std::int64_t value_dim;       // padded
+  ForwardScratch<float> plain;
+  std::uint32_t* q_pairs;    // (panels, padded D / 2, kPairWidth)
+  PackedTile* packed;        // (slots)
+  std::uint16_t* k_tiles;    // (slots, kPairKeys / 16, padded D / 32, 16, 32)
+  std::uint16_t* v_tiles;    // (slots, padded Dv / 16, kPairKeys / 32, 16, 32), transposed
+  std::uint8_t* odd_values;  // (slots, kPairKeys): 1 where a row of V is not finite
+  std::uint32_t* weights;    // (kPairKeys / 2, kPairWidth)
+  float* scores;             // (2, kBlockKeys, kPairWidth)
+  float* differences;        // (kBlockKeys, kPairWidth), of scores that are far from 0
+  std::uint8_t* seen;        // (kPairKeys, kPairWidth), in a careful pass
+  std::int64_t slots;
+  std::int64_t head_dim;   // padded
+  std::int64_t value_dim;  // padded
 };
 
 TILEWISE_INLINE PairScratch take_pair_scratch(const Problem& problem, std::int64_t panels,
@@ -40,13 +56,17 @@ TILEWISE_INLINE PairScratch take_pair_scratch(const Problem& problem, std::int64
   PairScratch scratch;
   scratch.head_dim = round_up(problem.head_dim, kTileDepth);
   scratch.value_dim = round_up(problem.value_dim, kTileRows);
+  scratch.slots = math::clamp(
+      kPackedBytes / (kPairKeys * (scratch.head_dim + scratch.value_dim) * 2), 1, kMostPackedTiles);
   scratch.plain = take_row_scratch<float, kPairWidth>(problem, panels, scratch.value_dim, arena);
   scratch.q_pairs = arena.take<std::uint32_t>(panels * scratch.head_dim / 2 * kPairWidth);
-  scratch.k_tiles = arena.take<std::uint16_t>(kPairKeys * scratch.head_dim);
-  scratch.v_tiles = arena.take<std::uint16_t>(kPairKeys * scratch.value_dim);
+  scratch.packed = arena.take<PackedTile>(scratch.slots);
+  scratch.k_tiles = arena.take<std::uint16_t>(scratch.slots * kPairKeys * scratch.head_dim);
+  scratch.v_tiles = arena.take<std::uint16_t>(scratch.slots * kPairKeys * scratch.value_dim);
+  scratch.odd_values = arena.take<std::uint8_t>(scratch.slots * kPairKeys);
   scratch.weights = arena.take<std::uint32_t>(kPairKeys / 2 * kPairWidth);
   scratch.scores = arena.take<float>(2 * kBlockKeys * kPairWidth);
-  scratch.odd_values = arena.take<std::uint8_t>(kPairKeys);
+  scratch.differences = arena.take<float>(kBlockKeys * kPairWidth);
   scratch.seen = arena.take<std::uint8_t>(kPairKeys * kPairWidth);
   return scratch;
 }
@@ -56,11 +76,13 @@ struct PairFrame {
   std::int64_t lane0;
   std::int64_t lanes;
   std::int64_t panel;
+  std::int64_t slot;
   std::int64_t tile;  // first key of the tile
   std::int64_t first_block;
   std::int64_t blocks;
   std::int64_t end;  // of the keys that the panel sees in the tile
   bool careful;
+  bool products_do;  // every row sees every key of the blocks, and products are the scores
 };
 
 TILEWISE_INLINE PairState panel_state(std::int64_t panel, const PairScratch& scratch) {
@@ -69,71 +91,93 @@ TILEWISE_INLINE PairState panel_state(std::int64_t panel, const PairScratch& scr
           plain.out_panels + panel * plain.out_panel};
 }
 
-// Scores of block `number` of the frame, from the tile registers to memory with the block after it.
-TILEWISE_INLINE void ask_for_scores(const PairFrame& frame, std::int64_t number, float* pending,
-                                    const PairScratch& scratch) {
-  const std::int64_t across = scratch.head_dim / kTileDepth;
-  const std::uint16_t* const top =
-      scratch.k_tiles + (frame.first_block + number) * 2 * across * kTileElements;
-  const std::uint32_t* const q = scratch.q_pairs + frame.panel * scratch.head_dim / 2 * kPairWidth;
-  constexpr std::int64_t kStride = std::int64_t{kPairWidth} * 4;
-  for (std::int64_t t = 0; t < across; ++t) {
-    const TileOperands operands = {top + t * kTileElements, top + (across + t) * kTileElements,
-                                   q + t * kTileRows * kPairWidth, kStride};
-    if (t == 0) {
-      begin_block<false>(operands, nullptr, pending, kStride);
-    } else {
-      add_step(operands);
-    }
-  }
-  tile_fence();
+inline constexpr std::int64_t kPairStride = std::int64_t{kPairWidth} * 4;  // bytes
+
+// ---- one block of 32 keys: from scores to weights ----
+
+TILEWISE_INLINE float* block_scores(std::int64_t number, const PairScratch& scratch) {
+  return scratch.scores + number % 2 * kBlockKeys * kPairWidth;
+}
+TILEWISE_INLINE std::uint32_t* block_pairs(std::int64_t number, const PairScratch& scratch) {
+  return scratch.weights + number * kBlockKeys / 2 * kPairWidth;
+}
+// Block `number` of the frame.
+TILEWISE_INLINE Frame block_frame(const PairFrame& frame, std::int64_t number) {
+  const std::int64_t key = frame.tile + (frame.first_block + number) * kBlockKeys;
+  return {frame.lane0, frame.lanes, key, math::lesser(frame.end - key, kBlockKeys)};
 }
 
-// Drops weights, and packs them again. The factor 1 / (1 - p) of those that stay comes at the end
-// of the row: on every weight, it would be rounded the same way.
-TILEWISE_INLINE void drop_weights(const HeadContext& context, const Frame& block, float* weights,
-                                  std::uint32_t* pairs, const PairScratch& scratch) {
-  fill_dropout<float, Lanes::kQueries, kPairWidth>(context, block, scratch.plain.keep);
-  for (std::int64_t t = 0; t < block.t_count; ++t) {
-    for (std::int64_t lane = 0; lane < block.lane_count; ++lane) {
-      const std::int64_t at = t * kPairWidth + lane;
-      if (scratch.plain.keep[at] == 0) weights[at] = 0;
-    }
-  }
-  const PairRounder rounder;
-  for (std::int64_t at = 0; at < kBlockKeys / 2 * kPairWidth; at += Vec<float>::kLanes) {
-    const std::int64_t row = at / kPairWidth * 2 * kPairWidth + at % kPairWidth;
-    rounder.store(Vec<float>::load(weights + row), Vec<float>::load(weights + row + kPairWidth),
-                  pairs + at);
-  }
-}
-
-// From scores of a block to its weights.
-TILEWISE_INLINE void finish_block(const HeadContext& context, const PairFrame& frame,
-                                  std::int64_t number, float* scores, const PairScratch& scratch) {
-  const Problem& problem = *context.problem;
-  const std::int64_t key = (frame.first_block + number) * kBlockKeys;  // in the tile
-  const Frame block = {frame.lane0, frame.lanes, frame.tile + key,
-                       math::lesser(frame.end - frame.tile - key, kBlockKeys)};
-  std::uint32_t* const pairs = scratch.weights + number * kBlockKeys / 2 * kPairWidth;
+// The score rule and the mask. False if no row sees a key of the block: its weights are 0.
+__attribute__((noinline)) inline bool finish_block_scores(const HeadContext& context,
+                                                          const PairFrame& frame,
+                                                          std::int64_t number,
+                                                          const PairScratch& scratch) {
+  const Frame block = block_frame(frame, number);
   const TileClass tile_class = classify(context, Lanes::kQueries, block);
+  float* const scores = block_scores(number, scratch);
+  std::uint8_t* const seen = scratch.seen + (block.t0 - frame.tile) * kPairWidth;
   if (tile_class == TileClass::kEmpty) {
-    for (std::int64_t i = 0; i < kBlockKeys / 2 * kPairWidth; ++i) pairs[i] = 0;
-    if (frame.careful)
-      __builtin_memset(scratch.seen + key * kPairWidth, 0, kBlockKeys * kPairWidth);
-    return;
+    __builtin_memset(block_pairs(number, scratch), 0, kBlockKeys / 2 * kPairWidth * 4);
+    if (frame.careful) __builtin_memset(seen, 0, kBlockKeys * kPairWidth);
+    return false;
   }
   finish_scores<float, Lanes::kQueries, kPairWidth>(context, block, tile_class, scratch.plain.mask,
                                                     scores, nullptr);
   for (std::int64_t i = block.t_count * kPairWidth; i < kBlockKeys * kPairWidth; ++i)
     scores[i] = -math::Limits<float>::kInfinity;
-  if (frame.careful)
-    record_seen<float, kPairWidth>(kBlockKeys, scores, scratch.seen + key * kPairWidth);
-  const Move move = {scratch.value_dim, number * kBlockKeys / 2, scratch.weights};
-  const bool drops = problem.dropout_p > 0;
-  pair_softmax(ScoreUnits<float>(problem).exponent().factor, scores, pairs,
-               panel_state(frame.panel, scratch), move, drops);
-  if (drops) drop_weights(context, block, scores, pairs, scratch);
+  if (frame.careful) record_seen<float, kPairWidth>(kBlockKeys, scores, seen);
+  return true;
+}
+
+// Drops weights. The factor 1 / (1 - p) of those that stay comes at the end of the row: on every
+// weight, it would be rounded the same way.
+__attribute__((noinline)) inline void drop_weights(const HeadContext& context,
+                                                   const PairFrame& frame, std::int64_t number,
+                                                   const PairScratch& scratch) {
+  const Frame block = block_frame(frame, number);
+  std::uint32_t* const pairs = block_pairs(number, scratch);
+  fill_dropout<float, Lanes::kQueries, kPairWidth>(context, block, scratch.plain.keep);
+  for (std::int64_t t = 0; t < block.t_count; ++t) {
+    const std::uint32_t other_key = t % 2 == 0 ? 0xFFFF0000u : 0x0000FFFFu;
+    for (std::int64_t lane = 0; lane < block.lane_count; ++lane) {
+      if (scratch.plain.keep[t * kPairWidth + lane] == 0)
+        pairs[t / 2 * kPairWidth + lane] &= other_key;
+    }
+  }
+}
+
+// Block `number` goes into slices: its scores are in memory.
+// NOTE: the slices are an object of their own, whose address no call out of line sees: their state
+// stays in registers between the products, which clobber memory.
+template <int kKeyPairs>
+TILEWISE_INLINE void begin_weights(const HeadContext& context, const PairFrame& frame,
+                                   std::int64_t number, const PairScratch& scratch,
+                                   WeightSlices<kKeyPairs>& slices) {
+  if (!frame.products_do && !finish_block_scores(context, frame, number, scratch)) {
+    slices.skip();
+    return;
+  }
+  slices.begin(anchor_block(slices.unit(), block_scores(number, scratch),
+                            scratch.plain.max + frame.panel * kPairWidth, scratch.differences),
+               block_pairs(number, scratch));
+}
+
+// What is left of block `number`.  live: the block of the output that is in the tile registers, if
+// any
+template <int kKeyPairs>
+TILEWISE_INLINE void end_weights(const HeadContext& context, const PairFrame& frame,
+                                 std::int64_t number, float* live, const PairScratch& scratch,
+                                 WeightSlices<kKeyPairs>& slices) {
+  slices.rest();
+  if (__builtin_expect(slices.too_large(), 0)) {
+    if (live != nullptr) store_block(live, kPairStride);
+    weigh_again(slices.unit(), block_scores(number, scratch), panel_state(frame.panel, scratch),
+                {scratch.differences, scratch.value_dim, number * kBlockKeys / 2, scratch.weights});
+    if (live != nullptr) load_block(live, kPairStride);
+  } else {
+    slices.add_sums(scratch.plain.sum + frame.panel * kPairWidth);
+  }
+  if (context.problem->dropout_p > 0) drop_weights(context, frame, number, scratch);
 }
 
 // The rows of V that are not finite took part as zeros: each is added to the lanes that see it, and
@@ -143,7 +187,7 @@ TILEWISE_INLINE void add_odd_values(const HeadContext& context, const PairFrame&
   const Problem& problem = *context.problem;
   const std::int64_t first = frame.first_block * kBlockKeys;
   for (std::int64_t t = first; t < frame.end - frame.tile; ++t) {
-    if (scratch.odd_values[t] == 0) continue;
+    if (scratch.odd_values[frame.slot * kPairKeys + t] == 0) continue;
     const math::BFloat16* const value = static_cast<const math::BFloat16*>(problem.v.data) +
                                         problem.v.offset(context.sequence.batch, context.kv_head(),
                                                          context.sequence.k_start + frame.tile + t);
@@ -159,67 +203,169 @@ TILEWISE_INLINE void add_odd_values(const HeadContext& context, const PairFrame&
   }
 }
 
-TILEWISE_INLINE void pair_tile(const HeadContext& context, const PairFrame& frame,
-                               const PairScratch& scratch) {
-  tile_fence();
-  for (std::int64_t b = 0; b <= frame.blocks; ++b) {
-    float* const before = scratch.scores + (b + 1) % 2 * kBlockKeys * kPairWidth;
-    if (b < frame.blocks) {
-      ask_for_scores(frame, b, b > 0 ? before : nullptr, scratch);
-    } else {
-      store_block(before, std::int64_t{kPairWidth} * 4);
-      tile_fence();
+// ---- a panel and its part of a tile ----
+
+// Scores of all blocks, and the weights of all but the last. Returns where the last one's scores,
+// still in the tile registers, belong.
+template <int kSteps, int kKeyPairs>
+TILEWISE_INLINE float* score_blocks(const HeadContext& context, const PairFrame& frame,
+                                    const PairScratch& scratch, WeightSlices<kKeyPairs>& slices) {
+  const std::int64_t across = kSteps > 0 ? kSteps : scratch.head_dim / kTileDepth;
+  const std::uint16_t* k = scratch.k_tiles + frame.slot * kPairKeys * scratch.head_dim +
+                           frame.first_block * 2 * across * kTileElements;
+  const std::uint32_t* const q = scratch.q_pairs + frame.panel * scratch.head_dim / 2 * kPairWidth;
+  float* pending = nullptr;
+  for (std::int64_t b = 0; b < frame.blocks; ++b, k += 2 * across * kTileElements) {
+    const std::uint16_t* const bottom = k + across * kTileElements;
+    begin_block<false>({k, bottom, q, kPairStride}, nullptr, pending, kPairStride, slices);
+    if (b > 1) end_weights(context, frame, b - 2, nullptr, scratch, slices);
+    if (b > 0) begin_weights(context, frame, b - 1, scratch, slices);
+#pragma GCC unroll 3
+    for (std::int64_t t = 1; t < across; ++t) {
+      add_step({k + t * kTileElements, bottom + t * kTileElements, q + t * kTileRows * kPairWidth,
+                kPairStride},
+               slices);
     }
-    if (b > 0) finish_block(context, frame, b - 1, before, scratch);
+    pending = block_scores(b, scratch);
   }
-  float* const out = panel_state(frame.panel, scratch).out;
-  pair_product<kPairWidth, true>(
-      {scratch.v_tiles + frame.first_block * kTileElements, kPairKeys / kTileDepth},
-      scratch.value_dim, scratch.weights, frame.blocks * kBlockKeys, out);
-  if (frame.careful) add_odd_values(context, frame, out, scratch);
+  return pending;
 }
 
-// Packs keys [first, first + count) of K and V.
-TILEWISE_INLINE void pack_tile(const HeadContext& context, std::int64_t first, std::int64_t count,
-                               bool careful, const PairScratch& scratch) {
+// out += V^T P^T, over all keys of the frame, 32 rows at a time. The last block's weights are made
+// under the first rows, if `pending` says where its scores belong.
+template <int kKeyPairs>
+TILEWISE_INLINE void output_blocks(const HeadContext& context, const PairFrame& frame,
+                                   float* pending, const PairScratch& scratch,
+                                   WeightSlices<kKeyPairs>& slices) {
+  constexpr std::int64_t kAcross = kPairKeys / kTileDepth;
+  const std::uint16_t* v = scratch.v_tiles + frame.slot * kPairKeys * scratch.value_dim +
+                           frame.first_block * kTileElements;
+  float* out = panel_state(frame.panel, scratch).out;
+  const std::int64_t last = frame.blocks - 1;
+  const auto operands = [&](std::int64_t b) {
+    const std::uint16_t* const top = v + b * kTileElements;
+    return TileOperands{top, top + kAcross * kTileElements, block_pairs(b, scratch), kPairStride};
+  };
+  std::int64_t row = 0;
+  if (pending != nullptr) {
+    begin_block<true>(operands(0), out, pending, kPairStride, slices);
+    end_weights(context, frame, last - 1, out, scratch, slices);
+    begin_weights(context, frame, last, scratch, slices);
+    for (std::int64_t b = 1; b < last; ++b) add_step(operands(b), slices);
+    end_weights(context, frame, last, out, scratch, slices);
+    add_step(operands(last), slices);
+    pending = out;
+    row += 32;
+    v += 2 * kAcross * kTileElements;
+    out += 32 * kPairWidth;
+  }
+  NoSlices none;
+  for (; row + 32 <= scratch.value_dim; row += 32) {
+    begin_block<true>(operands(0), out, pending, kPairStride, none);
+#pragma GCC unroll 4
+    for (std::int64_t b = 1; b <= last; ++b) add_step(operands(b), none);
+    pending = out;
+    v += 2 * kAcross * kTileElements;
+    out += 32 * kPairWidth;
+  }
+  if (pending != nullptr) store_block(pending, kPairStride);
+  if (row == scratch.value_dim) return;
+  load_flat_block(out, kPairStride);
+  for (std::int64_t b = 0; b <= last; ++b) add_flat_step(operands(b));
+  store_flat_block(out, kPairStride);
+}
+
+// kSteps: of a block of scores, 32 columns each; 0: any number. A block has four products a step,
+// and in them its 16 pairs of keys.
+template <int kSteps>
+__attribute__((noinline)) void pair_tile(const HeadContext& context, const PairFrame& frame,
+                                         const PairScratch& scratch) {
+  constexpr int kKeyPairs = kSteps == 0 ? 2 : 4 / kSteps;
+  WeightSlices<kKeyPairs> slices(ScoreUnits<float>(*context.problem).exponent().factor);
+  float* pending = score_blocks<kSteps>(context, frame, scratch, slices);
+  const std::int64_t last = frame.blocks - 1;
+  // With few blocks, there are not enough products in 32 rows of the output.
+  constexpr std::int64_t kFew = 16 / (4 * kKeyPairs) + 2;
+  if (frame.blocks < kFew || scratch.value_dim < 32) {
+    store_block(pending, kPairStride);
+    pending = nullptr;
+    if (last > 0) end_weights(context, frame, last - 1, nullptr, scratch, slices);
+    begin_weights(context, frame, last, scratch, slices);
+    end_weights(context, frame, last, nullptr, scratch, slices);
+  }
+  output_blocks(context, frame, pending, scratch, slices);
+  if (frame.careful) add_odd_values(context, frame, panel_state(frame.panel, scratch).out, scratch);
+}
+
+// ---- all panels of a block of queries ----
+
+// Packs keys [first, first + count) of K and V, unless they are. Returns their slot.
+TILEWISE_INLINE std::int64_t pack_tile(const RunContext& run, const HeadContext& context,
+                                       std::int64_t first, std::int64_t count, bool careful,
+                                       const PairScratch& scratch) {
   const Problem& problem = *context.problem;
+  const std::int64_t slot = first / kPairKeys % scratch.slots;
+  PackedTile& held = scratch.packed[slot];
+  const PackedTile wanted = {context.sequence.batch, context.kv_head(), first, count, careful};
+  if (held.batch == wanted.batch && held.kv_head == wanted.kv_head && held.first == first &&
+      held.count >= count && held.careful == careful)
+    return slot;
+  held = wanted;
   const std::int64_t row = context.sequence.k_start + first;
-  const RowBlock k = {&problem.k, context.sequence.batch, context.kv_head(), row,
-                      count,      problem.head_dim};
-  const RowBlock v = {&problem.v, context.sequence.batch, context.kv_head(), row,
-                      count,      problem.value_dim};
-  pack_row_tiles(k, scratch.k_tiles);
+  const RowBlock k = {&problem.k, wanted.batch, wanted.kv_head, row, count, problem.head_dim};
+  const RowBlock v = {&problem.v, wanted.batch, wanted.kv_head, row, count, problem.value_dim};
+  std::uint8_t* const odd_values = scratch.odd_values + slot * kPairKeys;
+  pack_row_tiles(k, scratch.k_tiles + slot * kPairKeys * scratch.head_dim);
   for (std::int64_t r = 0; careful && r < count; ++r) {
     bool finite = true;
     for (std::int64_t c = 0; c < v.width; ++c)
       finite = finite && (bfloat_rows(v)[r * problem.v.row + c] & 0x7F80) != 0x7F80;
-    scratch.odd_values[r] = finite ? 0 : 1;
+    odd_values[r] = finite ? 0 : 1;
   }
-  pack_column_tiles(v, kPairKeys / kTileDepth, careful ? scratch.odd_values : nullptr,
-                    scratch.v_tiles);
+  pack_column_tiles(v, kPairKeys / kTileDepth, careful ? odd_values : nullptr,
+                    scratch.v_tiles + slot * kPairKeys * scratch.value_dim);
+  count_traffic(run, count * (problem.head_dim + problem.value_dim) * 2, 0);
+  return slot;
+}
+
+TILEWISE_INLINE PairFrame panel_frame(const QueryBlock& block, std::int64_t panel,
+                                      std::int64_t tile, std::int64_t count) {
+  const HeadContext& context = block.context;
+  PairFrame frame = {};
+  frame.lane0 = block.first + panel * kPairWidth;
+  frame.lanes = math::lesser(kPairWidth, block.rows - panel * kPairWidth);
+  frame.panel = panel;
+  frame.tile = tile;
+  const math::KeyRange own = keys_of_rows(context, frame.lane0, frame.lanes);
+  frame.end = math::lesser(own.end, tile + count);
+  frame.first_block = math::greater(own.begin - tile, 0) / kBlockKeys;
+  frame.blocks = divide_up(frame.end - tile, kBlockKeys) - frame.first_block;
+  const std::int64_t first = tile + frame.first_block * kBlockKeys;
+  frame.products_do =
+      ScoreUnits<float>(*context.problem).plain && (frame.end - first) % kBlockKeys == 0 &&
+      classify(context, Lanes::kQueries, {frame.lane0, frame.lanes, first, frame.end - first}) ==
+          TileClass::kFull;
+  return frame;
 }
 
 TILEWISE_INLINE void visit_keys_in_pairs(const RunContext& run, const QueryBlock& block,
                                          bool careful, const PairScratch& scratch) {
-  const HeadContext& context = block.context;
-  const Problem& problem = *context.problem;
-  const math::KeyRange keys = keys_of_rows(context, block.first, block.rows);
+  const math::KeyRange keys = keys_of_rows(block.context, block.first, block.rows);
+  const std::int64_t steps = scratch.head_dim / kTileDepth;
+  const auto visit = steps == 4   ? pair_tile<4>
+                     : steps == 2 ? pair_tile<2>
+                     : steps == 1 ? pair_tile<1>
+                                  : pair_tile<0>;
   for (std::int64_t tile = keys.begin / kPairKeys * kPairKeys; tile < keys.end; tile += kPairKeys) {
     const std::int64_t count = math::lesser(tile + kPairKeys, keys.end) - tile;
-    pack_tile(context, tile, count, careful, scratch);
-    count_traffic(run, count * (problem.head_dim + problem.value_dim) * 2, 0);
+    const std::int64_t slot = pack_tile(run, block.context, tile, count, careful, scratch);
     for (std::int64_t panel = 0; panel * kPairWidth < block.rows; ++panel) {
-      PairFrame frame;
-      frame.lane0 = block.first + panel * kPairWidth;
-      frame.lanes = math::lesser(kPairWidth, block.rows - panel * kPairWidth);
-      frame.panel = panel;
-      frame.tile = tile;
+      PairFrame frame = panel_frame(block, panel, tile, count);
+      if (frame.end <= tile || frame.blocks <= 0) continue;
+      frame.slot = slot;
       frame.careful = careful;
-      const math::KeyRange own = keys_of_rows(context, frame.lane0, frame.lanes);
-      frame.end = math::lesser(own.end, tile + count);
-      frame.first_block = math::greater(own.begin - tile, 0) / kBlockKeys;
-      frame.blocks = divide_up(frame.end - tile, kBlockKeys) - frame.first_block;
-      if (frame.end > tile && frame.blocks > 0) pair_tile(context, frame, scratch);
+      frame.products_do = frame.products_do && !careful;
+      visit(block.context, frame, scratch);
     }
   }
 }
@@ -234,12 +380,13 @@ TILEWISE_INLINE void load_query_pairs(const QueryBlock& block, const PairScratch
   }
 }
 
-// References are in units of log 2; store_outputs() takes maxima in the units of the scores. What
-// dropout left gets its factor.
+// Weights carry a factor that store_outputs() does not know, sums and outputs alike: it goes into
+// the maximum. What dropout left gets its factor.
 TILEWISE_INLINE void settle_rows(const QueryBlock& block, const PairScratch& scratch) {
   const Problem& problem = *block.context.problem;
-  const float per_unit = static_cast<float>(math::kLn2) / ScoreUnits<float>(problem).natural;
-  for (std::int64_t i = 0; i < block.rows; ++i) scratch.plain.max[i] *= per_unit;
+  const float shift =
+      static_cast<float>(math::kLn2) * math::log2(kUnitWeight) / ScoreUnits<float>(problem).natural;
+  for (std::int64_t i = 0; i < block.rows; ++i) scratch.plain.max[i] -= shift;
   if (problem.dropout_p == 0) return;
   const Vec<float> factor(static_cast<float>(1 / (1 - problem.dropout_p)));
   const std::int64_t count = divide_up(block.rows, kPairWidth) * scratch.plain.out_panel;
@@ -251,11 +398,16 @@ TILEWISE_INLINE void settle_rows(const QueryBlock& block, const PairScratch& scr
 
 TILEWISE_INLINE void forward_block_in_pairs(const RunContext& run, const QueryBlock& block,
                                             const PairScratch& scratch) {
+  // The unit flushes denormals. Weights that are some would take the exponential's instruction ten
+  // times as long; the thread's mode comes back before the outputs are stored.
+  const unsigned mode = _mm_getcsr();
   for (bool careful = false;; careful = true) {
     load_query_pairs(block, scratch);
+    _mm_setcsr(mode | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
     configure_tiles();
     visit_keys_in_pairs(run, block, careful, scratch);
     release_tiles();
+    _mm_setcsr(mode);
     if (careful || block_is_finite<float, kPairWidth>(block, scratch.plain)) break;
   }
   settle_rows(block, scratch);

@@ -1,8 +1,10 @@
-// The softmax between products in bf16 pairs, one block of 32 keys x 32 queries at a time.
+// The softmax between products in bf16 pairs, one block of 32 keys x 32 queries at a time, cut in
+// slices that fit under the tile products.
 //
-// Weights are 2^(score * unit - reference). The reference is the maximum of the first block that a
-// row sees; it moves when a later maximum is above it by more than kSlack, and then what has been
-// summed is scaled once. A row whose largest score comes first has weight 1 there, exactly.
+// Weights are 74.5 * 2^((score - reference) * unit). The reference is the maximum of the first
+// block that a row sees. No maximum is taken after it: a sum of a block shows that a weight has
+// grown beyond 2^kSlack, and then the reference moves, what has been summed is scaled once and the
+// block is weighed again. Which lane moves depends on its own scores alone.
 #pragma once
 
 #include "cpu/forward_parts.h"
@@ -16,101 +18,210 @@ namespace tilewise::cpu::TILEWISE_TARGET {
 inline constexpr int kPanelRegisters = 2;
 inline constexpr int kPairWidth = kPanelRegisters * Vec<float>::kLanes;
 inline constexpr std::int64_t kBlockKeys = 32;
-// Weights of up to 2^8 in a sum of bf16 products lose nothing, and the reference seldom moves.
+// Weights of up to 2^13 (a block's sum that stays below its bound may hold one of them) in a sum of
+// bf16 products lose nothing, and the reference seldom moves.
 inline constexpr float kSlack = 8.0f;
+
+// What pair_exp2() gives for 0; a bf16 number, so that the largest weight of a row, at the
+// reference, is exact.
+inline constexpr float kUnitWeight = 74.5f;
+inline constexpr float kMostBlockSum = kUnitWeight * kBlockKeys * 256;  // 2^kSlack each
+
+// 74.5 * 2^x, relative error 4e-6: a quartic in f = x - floor(x), times 2^floor(x). The weights
+// become bf16, and their fp32 sum must keep the LSE to 1e-5 in rows of few keys: a cubic (7.5e-5)
+// would not. Its factor 74.5 makes the leading coefficient 1, and then two multiplications and five
+// additions do (Knuth 1962; The Art of Computer Programming 4.6.4): additions have two ports under
+// a tile product, multiplications one.  -inf gives 0, NaN stays.
+TILEWISE_INLINE Vec<float> pair_exp2(Vec<float> x) {
+  constexpr int kFloor = 9;  // x - floor(x), no exceptions
+  const Vec<float> f(Vec<float>::Native(_mm512_reduce_ps(__m512(x.v), kFloor)));
+  const Vec<float> y = multiply_add(f + Vec<float>(1.44632435f), f, Vec<float>(30.7515678f));
+  const Vec<float> z = f + Vec<float>(-47.0663185f) + y;
+  const Vec<float> series = multiply_add(z, y, Vec<float>(576.204163f));
+  return Vec<float>(Vec<float>::Native(_mm512_scalef_ps(__m512(series.v), __m512(x.v))));
+}
 
 // What a panel has summed up so far.
 struct PairState {
-  float* reference;  // (kPairWidth), -inf: nothing seen
+  float* reference;  // (kPairWidth), in the units of the scores; -inf: nothing seen
   float* sum;        // (kPairWidth)
   float* out;        // (padded Dv, kPairWidth)
 };
 
-// 2^x, relative error 3e-6: a quartic in x - floor(x), times 2^floor(x). The weights become bf16,
-// and their fp32 sum must keep the LSE to 1e-5 in rows of few keys: a cubic (7.5e-5) would not.
-// 2^0 is exactly 1, as bf16 has it.
-// -inf gives 0, NaN stays.
-TILEWISE_INLINE Vec<float> pair_exp2(Vec<float> x) {
-  constexpr int kFloor = 9;  // x - floor(x), no exceptions
-  const Vec<float> f(Vec<float>::Native(_mm512_reduce_ps(__m512(x.v), kFloor)));
-  Vec<float> series(0.013426686f);
-  series = multiply_add(series, f, Vec<float>(0.052242473f));
-  series = multiply_add(series, f, Vec<float>(0.24128021f));
-  series = multiply_add(series, f, Vec<float>(0.69304484f));
-  series = multiply_add(series, f, Vec<float>(1.0f));
-  return Vec<float>(Vec<float>::Native(_mm512_scalef_ps(__m512(series.v), __m512(x.v))));
+// a * b - c, rounded once
+TILEWISE_INLINE Vec<float> multiply_subtract(Vec<float> a, Vec<float> b, Vec<float> c) {
+  return Vec<float>(Vec<float>::Native(_mm512_fmsub_ps(__m512(a.v), __m512(b.v), __m512(c.v))));
 }
 
-// Moves the reference of 16 lanes to what their scores want; cold.  pairs: the weights of the unit
-// so far, `rows` pairs of keys
-struct Move {
-  std::int64_t value_rows;
-  std::int64_t pair_rows;
-  std::uint32_t* pairs;
+// Scores, and what is taken off their exponents.
+struct Anchored {
+  const float* scores;  // (kBlockKeys, kPairWidth)
+  Vec<float> low_anchor;
+  Vec<float> high_anchor;
 };
-__attribute__((noinline)) inline void move_reference(Vec<float> wanted, int lane,
-                                                     const PairState& state, const Move& move) {
-  const Vec<float> old = Vec<float>::load(state.reference + lane);
-  const Vec<float> none(-math::Limits<float>::kInfinity);
-  const Vec<float> now = select((wanted > old + Vec<float>(kSlack)), wanted, old);
-  // Nothing was seen: nothing to scale, and -inf - -inf is no number.
-  const Vec<float> factor = select(old == none, Vec<float>(1.0f), math::exp2(old - now));
-  now.store(state.reference + lane);
-  (Vec<float>::load(state.sum + lane) * factor).store(state.sum + lane);
-  for (std::int64_t r = 0; r < move.value_rows; ++r) {
-    float* const at = state.out + r * kPairWidth + lane;
-    (Vec<float>::load(at) * factor).store(at);
+
+// A block on its way from scores to weights, rounded and paired, and their sums before rounding.
+// slice() does kKeyPairs pairs of keys: 16 of them, over the products of a block of scores.
+template <int kKeyPairs>
+class WeightSlices {
+ public:
+  TILEWISE_INLINE explicit WeightSlices(Vec<float> unit) : unit_(unit) {}
+
+  TILEWISE_INLINE Vec<float> unit() const { return unit_; }
+  TILEWISE_INLINE void begin(const Anchored& block, std::uint32_t* pairs) {
+    scores_ = block.scores;
+    pairs_ = pairs;
+    left_ = kBlockKeys / 2;
+    low_anchor_ = block.low_anchor;
+    high_anchor_ = block.high_anchor;
+    low_sum_ = high_sum_ = Vec<float>(0.0f);
   }
-  const PairRounder rounder;
-  for (std::int64_t r = 0; r < move.pair_rows; ++r) {
-    std::uint32_t* const at = move.pairs + r * kPairWidth + lane;
-    const __m512i words = _mm512_loadu_si512(at);
-    const Vec<float> even(Vec<float>::Native(_mm512_slli_epi32(words, 16)));
-    const Vec<float> odd(Vec<float>::Native(
-        _mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xFFFF0000)))));
-    rounder.store(even * factor, odd * factor, at);
+  // A block without weights.
+  TILEWISE_INLINE void skip() { low_sum_ = high_sum_ = Vec<float>(0.0f); }
+  TILEWISE_INLINE void slice() {
+#pragma GCC unroll 4
+    for (int i = 0; i < kKeyPairs; ++i) {
+      if (left_ != 0) weigh_keys();
+    }
   }
+  TILEWISE_INLINE void rest() {
+    while (left_ != 0) weigh_keys();
+  }
+  // NaN is not too large: its row is NaN whatever becomes of it.
+  TILEWISE_INLINE bool too_large() const {
+    const __m512 most = __m512(Vec<float>(kMostBlockSum).v);
+    return (_mm512_cmp_ps_mask(__m512(low_sum_.v), most, _CMP_GT_OQ) |
+            _mm512_cmp_ps_mask(__m512(high_sum_.v), most, _CMP_GT_OQ)) != 0;
+  }
+  TILEWISE_INLINE void add_sums(float* sum) const {
+    (Vec<float>::load(sum) + low_sum_).store(sum);
+    (Vec<float>::load(sum + Vec<float>::kLanes) + high_sum_).store(sum + Vec<float>::kLanes);
+  }
+
+ private:
+  TILEWISE_INLINE Vec<float> weigh_half(Vec<float> anchor, int lane) {
+    const Vec<float> even =
+        pair_exp2(multiply_subtract(Vec<float>::load(scores_ + lane), unit_, anchor));
+    const Vec<float> odd =
+        pair_exp2(multiply_subtract(Vec<float>::load(scores_ + kPairWidth + lane), unit_, anchor));
+    rounder_.store(even, odd, pairs_ + lane);
+    return even + odd;
+  }
+  TILEWISE_INLINE void weigh_keys() {
+    low_sum_ = low_sum_ + weigh_half(low_anchor_, 0);
+    high_sum_ = high_sum_ + weigh_half(high_anchor_, Vec<float>::kLanes);
+    scores_ += 2 * kPairWidth;
+    pairs_ += kPairWidth;
+    --left_;
+  }
+
+  const float* scores_ = nullptr;
+  std::uint32_t* pairs_ = nullptr;
+  std::int64_t left_ = 0;  // pairs of keys
+  Vec<float> unit_;
+  Vec<float> low_anchor_;
+  Vec<float> high_anchor_;
+  Vec<float> low_sum_;
+  Vec<float> high_sum_;
+  PairRounder rounder_;
+};
+
+TILEWISE_INLINE Vec<float> block_maximum(const float* scores) {
+  Vec<float> max = Vec<float>::load(scores);
+  for (std::int64_t j = 1; j < kBlockKeys; ++j)
+    max = maximum(Vec<float>::load(scores + j * kPairWidth), max);
+  return max;
 }
 
-// scores (32, kPairWidth) to weights, rounded and paired, and their sum before rounding. Weights
-// are left as floats in `scores` too if a dropout is to come.
-TILEWISE_INLINE void pair_softmax(Vec<float> unit, float* scores, std::uint32_t* pairs,
-                                  const PairState& state, const Move& move, bool keep_floats) {
+// Exponents are score * unit - reference * unit, with the first product unrounded: the second one
+// is, and up to here by no more than 1, in all weights of a row alike.
+inline constexpr float kMostExponent = 0x1p24f;
+
+TILEWISE_INLINE Anchored anchored(Vec<float> unit, const float* scores, const float* reference) {
+  return {scores, math::anchor(Vec<float>::load(reference)) * unit,
+          math::anchor(Vec<float>::load(reference + Vec<float>::kLanes)) * unit};
+}
+// True for references within these bounds. Those of rows that have seen nothing are not.
+TILEWISE_INLINE bool are_usual(Vec<float> unit, const float* reference) {
+  const __m512 low = _mm512_abs_ps(__m512((Vec<float>::load(reference) * unit).v));
+  const __m512 high =
+      _mm512_abs_ps(__m512((Vec<float>::load(reference + Vec<float>::kLanes) * unit).v));
+  const __m512 most = __m512(Vec<float>(kMostExponent).v);
+  return _mm512_cmp_ps_mask(_mm512_max_ps(low, high), most, _CMP_LT_OQ) == 0xFFFF;
+}
+
+// Gives the rows that have seen nothing their reference, the block's maximum. If a reference is
+// then too large, its difference from every score goes to `differences`: near the maximum, and
+// there it matters, it is exact.  scores, differences: (kBlockKeys, kPairWidth)
+// Returns whether it has.
+__attribute__((noinline)) inline bool settle_references(Vec<float> unit, const float* scores,
+                                                        float* reference, float* differences) {
+  const Vec<float> none(-math::Limits<float>::kInfinity);
+  Mask<float> large = {};
+  for (int lane = 0; lane < kPairWidth; lane += Vec<float>::kLanes) {
+    const Vec<float> old = Vec<float>::load(reference + lane);
+    const Vec<float> now = select(old == none, block_maximum(scores + lane), old);
+    now.store(reference + lane);
+    large.v |= (absolute(math::anchor(now) * unit) > Vec<float>(kMostExponent)).v;
+  }
+  const __m512i words = __m512i(large.v);
+  if (_mm512_test_epi32_mask(words, words) == 0) return false;
+  for (int lane = 0; lane < kPairWidth; lane += Vec<float>::kLanes) {
+    const Vec<float> anchor = math::anchor(Vec<float>::load(reference + lane));
+    for (std::int64_t at = lane; at < kBlockKeys * kPairWidth; at += kPairWidth)
+      (Vec<float>::load(scores + at) - anchor).store(differences + at);
+  }
+  return true;
+}
+
+// A block as slices take it.
+TILEWISE_INLINE Anchored anchor_block(Vec<float> unit, const float* scores, float* reference,
+                                      float* differences) {
+  if (__builtin_expect(!are_usual(unit, reference), 0) &&
+      settle_references(unit, scores, reference, differences))
+    return {differences, Vec<float>(0.0f), Vec<float>(0.0f)};
+  return anchored(unit, scores, reference);
+}
+
+// What a move of the reference has to scale besides the sums.
+struct Move {
+  float* differences;  // (kBlockKeys, kPairWidth), to work in
+  std::int64_t value_rows;
+  std::int64_t pair_rows;  // pairs of keys of the tile so far
+  std::uint32_t* pairs;    // (pair_rows, kPairWidth)
+};
+
+// A block whose weights have grown too large: moves the reference of the rows that want it to the
+// block's maximum and weighs the block again.
+__attribute__((noinline)) inline void weigh_again(Vec<float> unit, const float* scores,
+                                                  PairState state, Move move) {
   constexpr int kLanes = Vec<float>::kLanes;
   const PairRounder rounder;
   for (int lane = 0; lane < kPairWidth; lane += kLanes) {
-    Vec<float> max[2] = {Vec<float>::load(scores + lane),
-                         Vec<float>::load(scores + kPairWidth + lane)};
-    for (std::int64_t j = 2; j < kBlockKeys; j += 2) {
-      max[0] = maximum(Vec<float>::load(scores + j * kPairWidth + lane), max[0]);
-      max[1] = maximum(Vec<float>::load(scores + (j + 1) * kPairWidth + lane), max[1]);
+    const Vec<float> old = Vec<float>::load(state.reference + lane);
+    const Vec<float> max = block_maximum(scores + lane);
+    const Mask<float> moves = (max - old) * unit > Vec<float>(kSlack - 1);
+    const Vec<float> factor = select(moves, math::exp2((old - max) * unit), Vec<float>(1.0f));
+    select(moves, max, old).store(state.reference + lane);
+    (Vec<float>::load(state.sum + lane) * factor).store(state.sum + lane);
+    for (std::int64_t r = 0; r < move.value_rows; ++r) {
+      float* const at = state.out + r * kPairWidth + lane;
+      (Vec<float>::load(at) * factor).store(at);
     }
-    const Vec<float> wanted = maximum(max[0], max[1]) * unit;
-    Vec<float> reference = Vec<float>::load(state.reference + lane);
-    if (_mm512_cmp_ps_mask(__m512(wanted.v), __m512((reference + Vec<float>(kSlack)).v),
-                           _CMP_GT_OQ) != 0) {
-      move_reference(wanted, lane, state, move);
-      reference = Vec<float>::load(state.reference + lane);
+    for (std::int64_t r = 0; r < move.pair_rows; ++r) {
+      std::uint32_t* const at = move.pairs + r * kPairWidth + lane;
+      const __m512i words = _mm512_loadu_si512(at);
+      const Vec<float> even(Vec<float>::Native(_mm512_slli_epi32(words, 16)));
+      const Vec<float> odd(Vec<float>::Native(
+          _mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xFFFF0000)))));
+      rounder.store(even * factor, odd * factor, at);
     }
-    const Vec<float> anchor = math::anchor(reference);
-    // The product is rounded as that of the largest score was: at scores of 10^10 a fused one would
-    // be thousands away from the reference.
-    Vec<float> total[2] = {Vec<float>(0.0f), Vec<float>(0.0f)};
-#pragma GCC unroll 4
-    for (std::int64_t j = 0; j < kBlockKeys; j += 2) {
-      float* const at = scores + j * kPairWidth + lane;
-      const Vec<float> even = pair_exp2(Vec<float>::load(at) * unit - anchor);
-      const Vec<float> odd = pair_exp2(Vec<float>::load(at + kPairWidth) * unit - anchor);
-      total[0] = total[0] + even;
-      total[1] = total[1] + odd;
-      rounder.store(even, odd, pairs + j / 2 * kPairWidth + lane);
-      if (keep_floats) {
-        even.store(at);
-        odd.store(at + kPairWidth);
-      }
-    }
-    (Vec<float>::load(state.sum + lane) + (total[0] + total[1])).store(state.sum + lane);
   }
+  WeightSlices<1> slices(unit);
+  slices.begin(anchor_block(unit, scores, state.reference, move.differences),
+               move.pairs + move.pair_rows * kPairWidth);
+  slices.rest();
+  slices.add_sums(state.sum);
 }
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET
