@@ -50,8 +50,7 @@ TILEWISE_INLINE void pack_row(const S* from, std::int64_t width, T* to) {
     T numbers[kLanes];
     load_converted<T>(from + c).store(numbers);
     for (int i = 0; i < kLanes; i += kRun) {
-      T* const run =
-          to + (c + i) / kProductRows * kPackedBlock + (c + i) % kProductRows;
+      T* const run = to + (c + i) / kProductRows * kPackedBlock + (c + i) % kProductRows;
       __builtin_memcpy(run, numbers + i, kRun * sizeof(T));
     }
   }

@@ -44,7 +44,6 @@ struct PairScratch {
   std::uint8_t* odd_values;  // (slots, kPairKeys): 1 where a row of V is not finite
   std::uint32_t* weights;    // (kPairKeys / 2, kPairWidth)
   float* scores;             // (2, kBlockKeys, kPairWidth)
-  float* differences;        // (kBlockKeys, kPairWidth), of scores that are far from 0
   std::uint8_t* seen;        // (kPairKeys, kPairWidth), in a careful pass
   std::int64_t slots;
   std::int64_t head_dim;   // padded
@@ -66,7 +65,6 @@ TILEWISE_INLINE PairScratch take_pair_scratch(const Problem& problem, std::int64
   scratch.odd_values = arena.take<std::uint8_t>(scratch.slots * kPairKeys);
   scratch.weights = arena.take<std::uint32_t>(kPairKeys / 2 * kPairWidth);
   scratch.scores = arena.take<float>(2 * kBlockKeys * kPairWidth);
-  scratch.differences = arena.take<float>(kBlockKeys * kPairWidth);
   scratch.seen = arena.take<std::uint8_t>(kPairKeys * kPairWidth);
   return scratch;
 }
@@ -157,9 +155,9 @@ TILEWISE_INLINE void begin_weights(const HeadContext& context, const PairFrame& 
     slices.skip();
     return;
   }
-  slices.begin(anchor_block(slices.unit(), block_scores(number, scratch),
-                            scratch.plain.max + frame.panel * kPairWidth, scratch.differences),
-               block_pairs(number, scratch));
+  slices.begin(
+      anchor_block(block_scores(number, scratch), scratch.plain.max + frame.panel * kPairWidth),
+      block_pairs(number, scratch));
 }
 
 // What is left of block `number`.  live: the block of the output that is in the tile registers, if
@@ -172,7 +170,7 @@ TILEWISE_INLINE void end_weights(const HeadContext& context, const PairFrame& fr
   if (__builtin_expect(slices.too_large(), 0)) {
     if (live != nullptr) store_block(live, kPairStride);
     weigh_again(slices.unit(), block_scores(number, scratch), panel_state(frame.panel, scratch),
-                {scratch.differences, scratch.value_dim, number * kBlockKeys / 2, scratch.weights});
+                {scratch.value_dim, number * kBlockKeys / 2, scratch.weights});
     if (live != nullptr) load_block(live, kPairStride);
   } else {
     slices.add_sums(scratch.plain.sum + frame.panel * kPairWidth);
@@ -300,8 +298,8 @@ __attribute__((noinline)) void pair_tile(const HeadContext& context, const PairF
 // ---- all panels of a block of queries ----
 
 // Packs keys [first, first + count) of K and V, unless they are. Returns their slot.
-TILEWISE_INLINE std::int64_t pack_tile(const RunContext& run, const HeadContext& context,
-                                       std::int64_t first, std::int64_t count, bool careful,
+TILEWISE_INLINE std::int64_t pack_tile(const HeadContext& context, std::int64_t first,
+                                       std::int64_t count, bool careful,
                                        const PairScratch& scratch) {
   const Problem& problem = *context.problem;
   const std::int64_t slot = first / kPairKeys % scratch.slots;
@@ -324,7 +322,6 @@ TILEWISE_INLINE std::int64_t pack_tile(const RunContext& run, const HeadContext&
   }
   pack_column_tiles(v, kPairKeys / kTileDepth, careful ? odd_values : nullptr,
                     scratch.v_tiles + slot * kPairKeys * scratch.value_dim);
-  count_traffic(run, count * (problem.head_dim + problem.value_dim) * 2, 0);
   return slot;
 }
 
@@ -351,6 +348,8 @@ TILEWISE_INLINE PairFrame panel_frame(const QueryBlock& block, std::int64_t pane
 TILEWISE_INLINE void visit_keys_in_pairs(const RunContext& run, const QueryBlock& block,
                                          bool careful, const PairScratch& scratch) {
   const math::KeyRange keys = keys_of_rows(block.context, block.first, block.rows);
+  const Problem& problem = *block.context.problem;
+  const std::int64_t row_bytes = (problem.head_dim + problem.value_dim) * 2;
   const std::int64_t steps = scratch.head_dim / kTileDepth;
   const auto visit = steps == 4   ? pair_tile<4>
                      : steps == 2 ? pair_tile<2>
@@ -358,7 +357,8 @@ TILEWISE_INLINE void visit_keys_in_pairs(const RunContext& run, const QueryBlock
                                   : pair_tile<0>;
   for (std::int64_t tile = keys.begin / kPairKeys * kPairKeys; tile < keys.end; tile += kPairKeys) {
     const std::int64_t count = math::lesser(tile + kPairKeys, keys.end) - tile;
-    const std::int64_t slot = pack_tile(run, block.context, tile, count, careful, scratch);
+    const std::int64_t slot = pack_tile(block.context, tile, count, careful, scratch);
+    count_traffic(run, count * row_bytes, 0);  // from the packed copy, if there is one
     for (std::int64_t panel = 0; panel * kPairWidth < block.rows; ++panel) {
       PairFrame frame = panel_frame(block, panel, tile, count);
       if (frame.end <= tile || frame.blocks <= 0) continue;

@@ -48,12 +48,7 @@ struct PairState {
   float* out;        // (padded Dv, kPairWidth)
 };
 
-// a * b - c, rounded once
-TILEWISE_INLINE Vec<float> multiply_subtract(Vec<float> a, Vec<float> b, Vec<float> c) {
-  return Vec<float>(Vec<float>::Native(_mm512_fmsub_ps(__m512(a.v), __m512(b.v), __m512(c.v))));
-}
-
-// Scores, and what is taken off their exponents.
+// Scores, and what is taken off them.
 struct Anchored {
   const float* scores;  // (kBlockKeys, kPairWidth)
   Vec<float> low_anchor;
@@ -99,11 +94,11 @@ class WeightSlices {
   }
 
  private:
+  // The difference first: at the reference it must be 0, so that the weight there is exact.
   TILEWISE_INLINE Vec<float> weigh_half(Vec<float> anchor, int lane) {
-    const Vec<float> even =
-        pair_exp2(multiply_subtract(Vec<float>::load(scores_ + lane), unit_, anchor));
+    const Vec<float> even = pair_exp2((Vec<float>::load(scores_ + lane) - anchor) * unit_);
     const Vec<float> odd =
-        pair_exp2(multiply_subtract(Vec<float>::load(scores_ + kPairWidth + lane), unit_, anchor));
+        pair_exp2((Vec<float>::load(scores_ + kPairWidth + lane) - anchor) * unit_);
     rounder_.store(even, odd, pairs_ + lane);
     return even + odd;
   }
@@ -133,59 +128,30 @@ TILEWISE_INLINE Vec<float> block_maximum(const float* scores) {
   return max;
 }
 
-// Exponents are score * unit - reference * unit, with the first product unrounded: the second one
-// is, and up to here by no more than 1, in all weights of a row alike.
-inline constexpr float kMostExponent = 0x1p24f;
-
-TILEWISE_INLINE Anchored anchored(Vec<float> unit, const float* scores, const float* reference) {
-  return {scores, math::anchor(Vec<float>::load(reference)) * unit,
-          math::anchor(Vec<float>::load(reference + Vec<float>::kLanes)) * unit};
-}
-// True for references within these bounds. Those of rows that have seen nothing are not.
-TILEWISE_INLINE bool are_usual(Vec<float> unit, const float* reference) {
-  const __m512 low = _mm512_abs_ps(__m512((Vec<float>::load(reference) * unit).v));
-  const __m512 high =
-      _mm512_abs_ps(__m512((Vec<float>::load(reference + Vec<float>::kLanes) * unit).v));
-  const __m512 most = __m512(Vec<float>(kMostExponent).v);
-  return _mm512_cmp_ps_mask(_mm512_max_ps(low, high), most, _CMP_LT_OQ) == 0xFFFF;
-}
-
-// Gives the rows that have seen nothing their reference, the block's maximum. If a reference is
-// then too large, its difference from every score goes to `differences`: near the maximum, and
-// there it matters, it is exact.  scores, differences: (kBlockKeys, kPairWidth)
-// Returns whether it has.
-__attribute__((noinline)) inline bool settle_references(Vec<float> unit, const float* scores,
-                                                        float* reference, float* differences) {
+// Gives the rows that have seen nothing their reference, the block's maximum.
+__attribute__((noinline)) inline void settle_references(const float* scores, float* reference) {
   const Vec<float> none(-math::Limits<float>::kInfinity);
-  Mask<float> large = {};
   for (int lane = 0; lane < kPairWidth; lane += Vec<float>::kLanes) {
     const Vec<float> old = Vec<float>::load(reference + lane);
-    const Vec<float> now = select(old == none, block_maximum(scores + lane), old);
-    now.store(reference + lane);
-    large.v |= (absolute(math::anchor(now) * unit) > Vec<float>(kMostExponent)).v;
+    select(old == none, block_maximum(scores + lane), old).store(reference + lane);
   }
-  const __m512i words = __m512i(large.v);
-  if (_mm512_test_epi32_mask(words, words) == 0) return false;
-  for (int lane = 0; lane < kPairWidth; lane += Vec<float>::kLanes) {
-    const Vec<float> anchor = math::anchor(Vec<float>::load(reference + lane));
-    for (std::int64_t at = lane; at < kBlockKeys * kPairWidth; at += kPairWidth)
-      (Vec<float>::load(scores + at) - anchor).store(differences + at);
-  }
-  return true;
 }
 
 // A block as slices take it.
-TILEWISE_INLINE Anchored anchor_block(Vec<float> unit, const float* scores, float* reference,
-                                      float* differences) {
-  if (__builtin_expect(!are_usual(unit, reference), 0) &&
-      settle_references(unit, scores, reference, differences))
-    return {differences, Vec<float>(0.0f), Vec<float>(0.0f)};
-  return anchored(unit, scores, reference);
+TILEWISE_INLINE Anchored anchor_block(const float* scores, float* reference) {
+  const __m512 none = __m512(Vec<float>(-math::Limits<float>::kInfinity).v);
+  const __m512 low = __m512(Vec<float>::load(reference).v);
+  const __m512 high = __m512(Vec<float>::load(reference + Vec<float>::kLanes).v);
+  if (__builtin_expect((_mm512_cmp_ps_mask(low, none, _CMP_EQ_OQ) |
+                        _mm512_cmp_ps_mask(high, none, _CMP_EQ_OQ)) != 0,
+                       0))
+    settle_references(scores, reference);
+  return {scores, math::anchor(Vec<float>::load(reference)),
+          math::anchor(Vec<float>::load(reference + Vec<float>::kLanes))};
 }
 
 // What a move of the reference has to scale besides the sums.
 struct Move {
-  float* differences;  // (kBlockKeys, kPairWidth), to work in
   std::int64_t value_rows;
   std::int64_t pair_rows;  // pairs of keys of the tile so far
   std::uint32_t* pairs;    // (pair_rows, kPairWidth)
@@ -218,8 +184,7 @@ __attribute__((noinline)) inline void weigh_again(Vec<float> unit, const float* 
     }
   }
   WeightSlices<1> slices(unit);
-  slices.begin(anchor_block(unit, scores, state.reference, move.differences),
-               move.pairs + move.pair_rows * kPairWidth);
+  slices.begin(anchor_block(scores, state.reference), move.pairs + move.pair_rows * kPairWidth);
   slices.rest();
   slices.add_sums(state.sum);
 }

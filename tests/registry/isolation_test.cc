@@ -186,6 +186,34 @@ TEST(Reliability, T04_NaNQueryStaysInItsRow) {
   }
 }
 
+// The same beside a row that has seen nothing yet when the NaN comes.
+TEST(Reliability, T04_NaNQueryBesideRowsOfLaterKeys) {
+  TILEWISE_TRACE_SEED();
+  for (const std::int32_t dtype : kDtypes) {
+    for (const std::int64_t poisoned_row : {4, 20}) {
+      Case c = make_case(Operation::kForward, dtype, {1, 40, 96, 1, 1, 32});
+      const std::int64_t late = 24 - poisoned_row;  // its neighbour 16 lanes on
+      c.slices = {
+          {0, late, 0, 66, 0, -1}, {late, late + 1, 64, 96, 0, -1}, {late + 1, 40, 0, 66, 0, -1}};
+      Instance clean(c);
+      Instance poisoned(c);
+      const tilewise_tensor& q = poisoned.request().q;
+      verify::write_element(q, poisoned_row * q.strides[1], std::nan(""));
+      for (const Kernel* kernel : runnable_kernels(Operation::kForward, dtype)) {
+        run_for_bits(kernel->name, clean);
+        run_for_bits(kernel->name, poisoned);
+        const std::vector<double> expected = values_of(clean.request().lse);
+        const std::vector<double> lse = values_of(poisoned.request().lse);
+        for (std::size_t row = 0; row < lse.size(); ++row) {
+          const bool spoilt = static_cast<std::int64_t>(row) == poisoned_row;
+          ASSERT_TRUE(spoilt ? std::isnan(lse[row]) : lse[row] == expected[row])
+              << kernel->name << " row " << row << ": " << describe(c);
+        }
+      }
+    }
+  }
+}
+
 // ---- T06 ----
 
 TEST(Reliability, T06_PoisonedMemory) {
