@@ -44,13 +44,12 @@ void add_odd_row(const RowBlock& rows, std::int64_t r, const T* weights, const s
 // Careful (rows.odd is set): rows that are not finite take part as zeros, which leaves every other
 // row's sum as it would be without them, bit for bit; then each is added to the lanes that see it,
 // and to no others. seen: (t_count, kWidth).
-template <class T, int kColumns>
+template <class T, int kColumns, std::int64_t kWidth = kColumns* Vec<T>::kLanes>
 void accumulate(const PackedColumns<T>& rows, std::int64_t skipped, std::int64_t t_count,
                 const T* weights, const Vec<T>* factor, const std::uint8_t* seen, T* out,
                 Ahead* ahead = nullptr) {
-  constexpr int kWidth = kColumns * Vec<T>::kLanes;
-  packed_product<T, kColumns>(rows.data + skipped * kProductRows, rows.rows.width, weights, t_count,
-                              out, factor, ahead);
+  packed_product<T, kColumns, kWidth>(rows.data + skipped * kProductRows, rows.rows.width, weights,
+                                      t_count, out, factor, ahead);
   for (std::int64_t t = 0; rows.odd != nullptr && t < t_count; ++t) {
     if (rows.odd[skipped + t] == 0) continue;
     add_odd_row<T, kWidth>(rows.rows, skipped + t, weights + t * kWidth, seen + t * kWidth, out);

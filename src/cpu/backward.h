@@ -64,15 +64,15 @@ GradientScratch<T> take_gradient_scratch(const Problem& problem, Arena& arena) {
   return scratch;
 }
 
-// From masked scores and dP to P and dS, in place.  lse and delta: per lane (queries) or per row
-// (keys)
-template <class T, Lanes kLanesAre, int kWidth>
+// From masked scores and dP to P and dS, in place, in the first kColumns registers of each row.
+// lse and delta: per lane (queries) or per row (keys)
+template <class T, Lanes kLanesAre, int kColumns, int kWidth>
 void gradient_step(const Problem& problem, const Frame& frame, const GradientScratch<T>& scratch) {
   constexpr bool kQueries = kLanesAre == Lanes::kQueries;
   const GradientTile<T>& tile = scratch.tile;
   const math::ExponentUnit<Vec<T>> unit = ScoreUnits<T>(problem).exponent();
   for (std::int64_t t = 0; t < frame.t_count; ++t) {
-    for (int lane = 0; lane < kWidth; lane += Vec<T>::kLanes) {
+    for (int lane = 0; lane < kColumns * Vec<T>::kLanes; lane += Vec<T>::kLanes) {
       const std::int64_t at = t * kWidth + lane;
       const Vec<T> lse = kQueries ? Vec<T>::load(scratch.lse + lane) : Vec<T>(scratch.lse[t]);
       const Vec<T> delta = kQueries ? Vec<T>::load(scratch.delta + lane) : Vec<T>(scratch.delta[t]);
@@ -113,27 +113,27 @@ struct GradientOperands {
   Ahead* ahead;          // two, for the rows that come next; or nullptr
 };
 
-// P and dS (before the softcap's derivative) of a tile.
-template <class T, Lanes kLanesAre, int kColumns>
+// P and dS (before the softcap's derivative) of a tile of kWidth lanes, of which the first kColumns
+// registers are in use.
+template <class T, Lanes kLanesAre, int kColumns, int kWidth>
 void recompute_tile(const HeadContext& context, const Frame& frame, TileClass tile_class,
                     const GradientOperands<T>& operands, bool careful,
                     const GradientScratch<T>& scratch) {
-  constexpr int kWidth = kColumns * Vec<T>::kLanes;
   const Problem& problem = *context.problem;
-  product<T, kColumns>(operands.score_rows, frame.t_count, operands.score_panel, problem.head_dim,
-                       scratch.tile.probs, operands.ahead);
+  product<T, kColumns, kWidth>(operands.score_rows, frame.t_count, operands.score_panel,
+                               problem.head_dim, scratch.tile.probs, operands.ahead);
   finish_scores<T, kLanesAre, kWidth>(context, frame, tile_class, scratch.mask, scratch.tile.probs,
                                       scratch.tile.derivative);
   if (careful) record_seen<T, kWidth>(frame.t_count, scratch.tile.probs, scratch.careful.seen);
-  product<T, kColumns>(operands.prob_rows, frame.t_count, operands.prob_panel, problem.value_dim,
-                       scratch.tile.gradients,
-                       operands.ahead == nullptr ? nullptr : operands.ahead + 1);
+  product<T, kColumns, kWidth>(operands.prob_rows, frame.t_count, operands.prob_panel,
+                               problem.value_dim, scratch.tile.gradients,
+                               operands.ahead == nullptr ? nullptr : operands.ahead + 1);
   if (problem.dropout_p > 0) {
     // Lanes beyond the tile's end are never stored, but must hold numbers.
     for (std::int64_t at = 0; at < frame.t_count * kWidth; ++at) scratch.tile.keep[at] = T(0);
     fill_dropout<T, kLanesAre, kWidth>(context, frame, scratch.tile.keep);
   }
-  gradient_step<T, kLanesAre, kWidth>(problem, frame, scratch);
+  gradient_step<T, kLanesAre, kColumns, kWidth>(problem, frame, scratch);
 }
 
 // LSE and delta of queries [first, first + count) of the sequence into scratch; the rest of the

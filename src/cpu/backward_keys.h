@@ -97,12 +97,13 @@ QueryTile<T> load_query_tile(const HeadContext& context, math::KeyRange rows, ma
   return tile;
 }
 
-// A panel of keys meets the part of a q tile that begins `skipped` rows after its first.
-template <class T, int kColumns>
+// A panel of keys meets the part of a q tile that begins `skipped` rows after its first. Registers
+// that hold no key of the panel are left out of the products.
+template <class T, int kMost, int kColumns>
 void key_tile(const HeadContext& context, const Frame& frame, TileClass tile_class,
               QueryTile<T>& rows, std::int64_t skipped, std::int64_t panel, const KeyPass<T>& pass,
               const KeyScratch<T>& scratch) {
-  constexpr int kWidth = kColumns * Vec<T>::kLanes;
+  constexpr int kWidth = kMost * Vec<T>::kLanes;
   const Problem& problem = *context.problem;
   const std::int64_t at_d = panel * problem.head_dim * kWidth;
   const std::int64_t at_v = panel * problem.value_dim * kWidth;
@@ -113,25 +114,27 @@ void key_tile(const HeadContext& context, const Frame& frame, TileClass tile_cla
       scratch.v_panels + at_v,
       rows.ahead};
   const GradientTile<T>& tile = scratch.gradient.tile;
-  recompute_tile<T, Lanes::kKeys, kColumns>(context, frame, tile_class, operands,
-                                            pass.careful || !pass.keys_are_finite,
-                                            scratch.gradient);
+  recompute_tile<T, Lanes::kKeys, kColumns, kWidth>(context, frame, tile_class, operands,
+                                                    pass.careful || !pass.keys_are_finite,
+                                                    scratch.gradient);
   if (problem.softcap > 0) apply_softcap_derivative<T, kWidth>(frame, tile);
   Vec<T> one[kColumns];
   for (int n = 0; n < kColumns; ++n) one[n] = Vec<T>(T(1));
   const std::uint8_t* const seen = scratch.gradient.careful.seen;
   if (problem.dv.present()) {
-    accumulate<T, kColumns>(rows.dout_columns, skipped, frame.t_count, tile.probs, one, seen,
-                            scratch.dv_panels + panel * gradient_panel<kWidth>(problem.value_dim));
+    accumulate<T, kColumns, kWidth>(
+        rows.dout_columns, skipped, frame.t_count, tile.probs, one, seen,
+        scratch.dv_panels + panel * gradient_panel<kWidth>(problem.value_dim));
   }
   if (problem.dk.present()) {
-    accumulate<T, kColumns>(rows.q_columns, skipped, frame.t_count, tile.gradients, one, seen,
-                            scratch.dk_panels + panel * gradient_panel<kWidth>(problem.head_dim));
+    accumulate<T, kColumns, kWidth>(
+        rows.q_columns, skipped, frame.t_count, tile.gradients, one, seen,
+        scratch.dk_panels + panel * gradient_panel<kWidth>(problem.head_dim));
   }
   if (pass.adds_to_dq()) {
     const T* const key_rows = scratch.key_rows + panel * kWidth * pass.query_gradient.row;
-    add_query_gradient<T, kColumns>(context, frame, key_rows, pass.keys_are_finite,
-                                    scratch.gradient, pass.query_gradient);
+    add_query_gradient<T, kMost>(context, frame, key_rows, pass.keys_are_finite, scratch.gradient,
+                                 pass.query_gradient);
   }
 }
 
@@ -155,7 +158,10 @@ void visit_query_tile(const HeadContext& context, const KeyBlock& block, math::K
     if (tile_class == TileClass::kEmpty) continue;
     load_row_statistics(context, pass.delta, frame.t0, frame.t_count, frame.t_count,
                         scratch.gradient);
-    key_tile<T, kColumns>(context, frame, tile_class, tile, t0 - rows.begin, panel, pass, scratch);
+    with_columns<T, kColumns>(lanes, [&](auto columns) {
+      key_tile<T, kColumns, decltype(columns)::kCount>(context, frame, tile_class, tile,
+                                                       t0 - rows.begin, panel, pass, scratch);
+    });
   }
 }
 

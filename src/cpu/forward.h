@@ -7,29 +7,32 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// A panel meets a k tile: scores, mask, softmax, output. k and v start at the frame's first key.
-template <class T, int kColumns>
+// A panel meets a k tile: scores, mask, softmax, output. k and v begin at the tile's first key.
+// Registers that hold no query of the panel are left out of the products.
+template <class T, int kMost, int kColumns>
 void forward_tile(const HeadContext& context, const Frame& frame, TileClass tile_class, Rows<T> k,
                   const PackedColumns<T>& v, std::int64_t panel, const ForwardScratch<T>& scratch,
                   Ahead* ahead) {
-  constexpr int kWidth = kColumns * Vec<T>::kLanes;
+  constexpr int kWidth = kMost * Vec<T>::kLanes;
   const Problem& problem = *context.problem;
   const T* const q_panel = scratch.q_panels + panel * problem.head_dim * kWidth;
   const std::int64_t skipped = context.sequence.k_start + frame.t0 - v.rows.first;
-  product<T, kColumns>({k.data + skipped * k.stride, k.stride}, frame.t_count, q_panel,
-                       problem.head_dim, scratch.scores, &ahead[0]);
+  product<T, kColumns, kWidth>({k.data + skipped * k.stride, k.stride}, frame.t_count, q_panel,
+                               problem.head_dim, scratch.scores, &ahead[0]);
   finish_scores<T, Lanes::kQueries, kWidth>(context, frame, tile_class, scratch.mask,
                                             scratch.scores, nullptr);
   if (v.odd != nullptr) record_seen<T, kWidth>(frame.t_count, scratch.scores, scratch.careful.seen);
   Vec<T> rescale[kColumns];
-  softmax_step<T, kColumns>(frame.t_count, ScoreUnits<T>(problem).exponent(), scratch.scores,
-                            scratch.max + panel * kWidth, scratch.sum + panel * kWidth, rescale);
+  softmax_step<T, kColumns, kWidth>(frame.t_count, ScoreUnits<T>(problem).exponent(),
+                                    scratch.scores, scratch.max + panel * kWidth,
+                                    scratch.sum + panel * kWidth, rescale);
   if (problem.dropout_p > 0) {
     fill_dropout<T, Lanes::kQueries, kWidth>(context, frame, scratch.keep);
     apply_dropout<T, kWidth>(frame, scratch.keep, scratch.scores);
   }
-  accumulate<T, kColumns>(v, skipped, frame.t_count, scratch.scores, rescale, scratch.careful.seen,
-                          scratch.out_panels + panel * scratch.out_panel, &ahead[1]);
+  accumulate<T, kColumns, kWidth>(v, skipped, frame.t_count, scratch.scores, rescale,
+                                  scratch.careful.seen,
+                                  scratch.out_panels + panel * scratch.out_panel, &ahead[1]);
 }
 
 // Algorithm 1's loop over the k tiles for all panels of a block. Tiles lie on a grid of the
@@ -73,7 +76,10 @@ void visit_keys(const RunContext& run, const QueryBlock& block, bool careful,
         ahead[0] = ahead_of(panel_rows(problem.out, block, panel, kWidth, problem.value_dim));
         ahead[0].share_out(divide_up(frame.t_count, kProductRows));
       }
-      forward_tile<T, kColumns>(context, frame, tile_class, k, v, panel, scratch, ahead);
+      with_columns<T, kColumns>(lanes, [&](auto columns) {
+        forward_tile<T, kColumns, decltype(columns)::kCount>(context, frame, tile_class, k, v,
+                                                             panel, scratch, ahead);
+      });
     }
   }
 }

@@ -83,12 +83,12 @@ TILEWISE_INLINE Vec<T> column_maximum(const T* column, std::int64_t rows, Vec<T>
 }
 
 // Folds a tile of scores into the state of a panel and turns it into unnormalised probabilities.
-// Gives the factor that the panel's output so far must be multiplied by.
-template <class T, int kColumns>
+// Gives the factor that the panel's output so far must be multiplied by. Of kWidth lanes, the first
+// kColumns registers take part.
+template <class T, int kColumns, int kWidth>
 TILEWISE_INLINE void softmax_step(std::int64_t keys, math::ExponentUnit<Vec<T>> unit, T* scores,
                                   T* max, T* sum, Vec<T>* rescale) {
   constexpr int kLanes = Vec<T>::kLanes;
-  constexpr int kWidth = kColumns * kLanes;
   for (int n = 0; n < kColumns; ++n) {
     T* const column = scores + n * kLanes;
     const Vec<T> old_max = Vec<T>::load(max + n * kLanes);

@@ -146,19 +146,30 @@ TILEWISE_INLINE void strided_product(Rows<T> a, std::int64_t m_count, Panels<T> 
   }
 }
 
-// b and c are packed panels.
-template <class T, int kColumns>
+// Calls f(Columns<n>{}) for the fewest registers, at most kMost, that hold `lanes` lanes.
+template <int n>
+struct Columns {
+  static constexpr int kCount = n;
+};
+template <class T, int kMost, class Function>
+TILEWISE_INLINE void with_columns(std::int64_t lanes, Function f) {
+  if constexpr (kMost > 1) {
+    if (lanes <= (kMost - 1) * Vec<T>::kLanes) return with_columns<T, kMost - 1>(lanes, f);
+  }
+  f(Columns<kMost>{});
+}
+
+// b and c are panels of kWidth lanes, of which the first kColumns registers take part.
+template <class T, int kColumns, std::int64_t kWidth = kColumns* Vec<T>::kLanes>
 void product(Rows<T> a, std::int64_t m_count, const T* b, std::int64_t depth, T* c,
              Ahead* ahead = nullptr) {
-  constexpr std::int64_t kWidth = kColumns * Vec<T>::kLanes;
   strided_product<T, kColumns>(a, m_count, {b, kWidth, c, kWidth}, depth, nullptr, ahead);
 }
 
 // a: packed columns, from the first of `depth` rows on. c has whole_product_rows(m_count) rows.
-template <class T, int kColumns>
+template <class T, int kColumns, std::int64_t kWidth = kColumns* Vec<T>::kLanes>
 void packed_product(const T* a, std::int64_t m_count, const T* b, std::int64_t depth, T* c,
                     const Vec<T>* factor, Ahead* ahead = nullptr) {
-  constexpr std::int64_t kWidth = kColumns * Vec<T>::kLanes;
   for (std::int64_t m = 0; m < m_count; m += kProductRows) {
     if (ahead != nullptr) ahead->ask_share();
     product_block<T, kProductRows, kColumns, Left::kPacked>(
