@@ -7,21 +7,50 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// A panel meets a k tile: scores, mask, softmax, output. k and v begin at the tile's first key.
-// Registers that hold no query of the panel are left out of the products.
+// A tile of keys as the products read it, and the rows of memory to ask for meanwhile.
+template <class T>
+struct KeyTile {
+  Rows<T> k;           // (keys, D)
+  PackedColumns<T> v;  // (keys, Dv)
+  Ahead ahead[2];      // of the next tile, if there is one: K, V
+  bool last;
+};
+
+template <class T>
+KeyTile<T> load_key_tile(const HeadContext& context, math::KeyRange keys, std::int64_t end,
+                         bool careful, const ForwardScratch<T>& scratch) {
+  const Problem& problem = *context.problem;
+  const std::int64_t row = context.sequence.k_start + keys.begin;
+  const std::int64_t count = keys.end - keys.begin;
+  const std::int64_t batch = context.sequence.batch;
+  const NextTile next = next_tile(context, keys.end, end);
+  KeyTile<T> tile;
+  tile.k = stage_rows<T>({&problem.k, batch, context.kv_head(), row, count, problem.head_dim},
+                         scratch.k_stage);
+  tile.v = pack_columns<T>({&problem.v, batch, context.kv_head(), row, count, problem.value_dim},
+                           scratch.v_packed, careful ? scratch.careful.odd_a : nullptr);
+  tile.ahead[0] = ahead_of(next.k);
+  tile.ahead[1] = ahead_of(next.v);
+  tile.last = next.k.count == 0;
+  return tile;
+}
+
+// A panel meets a k tile: scores, mask, softmax, output. Registers that hold no query of the panel
+// are left out of the products.
 template <class T, int kMost, int kColumns>
-void forward_tile(const HeadContext& context, const Frame& frame, TileClass tile_class, Rows<T> k,
-                  const PackedColumns<T>& v, std::int64_t panel, const ForwardScratch<T>& scratch,
-                  Ahead* ahead) {
+void forward_tile(const HeadContext& context, const Frame& frame, TileClass tile_class,
+                  KeyTile<T>& tile, std::int64_t panel, const ForwardScratch<T>& scratch) {
   constexpr int kWidth = kMost * Vec<T>::kLanes;
   const Problem& problem = *context.problem;
   const T* const q_panel = scratch.q_panels + panel * problem.head_dim * kWidth;
-  const std::int64_t skipped = context.sequence.k_start + frame.t0 - v.rows.first;
-  product<T, kColumns, kWidth>({k.data + skipped * k.stride, k.stride}, frame.t_count, q_panel,
-                               problem.head_dim, scratch.scores, &ahead[0]);
+  const std::int64_t skipped = context.sequence.k_start + frame.t0 - tile.v.rows.first;
+  product<T, kColumns, kWidth>({tile.k.data + skipped * tile.k.stride, tile.k.stride},
+                               frame.t_count, q_panel, problem.head_dim, scratch.scores,
+                               &tile.ahead[0]);
   finish_scores<T, Lanes::kQueries, kWidth>(context, frame, tile_class, scratch.mask,
                                             scratch.scores, nullptr);
-  if (v.odd != nullptr) record_seen<T, kWidth>(frame.t_count, scratch.scores, scratch.careful.seen);
+  if (tile.v.odd != nullptr)
+    record_seen<T, kWidth>(frame.t_count, scratch.scores, scratch.careful.seen);
   Vec<T> rescale[kColumns];
   softmax_step<T, kColumns, kWidth>(frame.t_count, ScoreUnits<T>(problem).exponent(),
                                     scratch.scores, scratch.max + panel * kWidth,
@@ -30,9 +59,49 @@ void forward_tile(const HeadContext& context, const Frame& frame, TileClass tile
     fill_dropout<T, Lanes::kQueries, kWidth>(context, frame, scratch.keep);
     apply_dropout<T, kWidth>(frame, scratch.keep, scratch.scores);
   }
-  accumulate<T, kColumns, kWidth>(v, skipped, frame.t_count, scratch.scores, rescale,
+  accumulate<T, kColumns, kWidth>(tile.v, skipped, frame.t_count, scratch.scores, rescale,
                                   scratch.careful.seen,
-                                  scratch.out_panels + panel * scratch.out_panel, &ahead[1]);
+                                  scratch.out_panels + panel * scratch.out_panel, &tile.ahead[1]);
+}
+
+// A panel and the part of a range of keys that it may see; t_count <= 0: nothing.
+template <int kWidth>
+TILEWISE_INLINE Frame panel_frame(const QueryBlock& block, std::int64_t panel,
+                                  math::KeyRange keys) {
+  const std::int64_t lane0 = block.first + panel * kWidth;
+  const std::int64_t lanes = math::lesser(kWidth, block.rows - panel * kWidth);
+  const math::KeyRange own = keys_of_rows(block.context, lane0, lanes);
+  const std::int64_t t0 = math::greater(own.begin, keys.begin);
+  return {lane0, lanes, t0, math::lesser(own.end, keys.end) - t0};
+}
+
+// All panels of a block meet a k tile.
+template <class T, int kColumns>
+void visit_key_tile(const QueryBlock& block, math::KeyRange keys, KeyTile<T>& tile,
+                    const ForwardScratch<T>& scratch) {
+  constexpr int kWidth = kColumns * Vec<T>::kLanes;
+  const HeadContext& context = block.context;
+  const Problem& problem = *context.problem;
+  std::int64_t visits = 0;
+  for (std::int64_t panel = 0; panel * kWidth < block.rows; ++panel)
+    visits += panel_frame<kWidth>(block, panel, keys).t_count > 0 ? 1 : 0;
+  visits = math::greater(visits, 1);
+  tile.ahead[0].share_out(visits * divide_up(keys.end - keys.begin, kProductRows));
+  tile.ahead[1].share_out(visits * divide_up(problem.value_dim, kProductRows));
+  for (std::int64_t panel = 0; panel * kWidth < block.rows; ++panel) {
+    const Frame frame = panel_frame<kWidth>(block, panel, keys);
+    if (frame.t_count <= 0) continue;
+    const TileClass tile_class = classify(context, Lanes::kQueries, frame);
+    if (tile_class == TileClass::kEmpty) continue;
+    if (tile.last) {  // the outputs are stored next: their lines must be here for that
+      tile.ahead[0] = ahead_of(panel_rows(problem.out, block, panel, kWidth, problem.value_dim));
+      tile.ahead[0].share_out(divide_up(frame.t_count, kProductRows));
+    }
+    with_columns<T, kColumns>(frame.lane_count, [&](auto columns) {
+      forward_tile<T, kColumns, decltype(columns)::kCount>(context, frame, tile_class, tile, panel,
+                                                           scratch);
+    });
+  }
 }
 
 // Algorithm 1's loop over the k tiles for all panels of a block. Tiles lie on a grid of the
@@ -41,46 +110,16 @@ void forward_tile(const HeadContext& context, const Frame& frame, TileClass tile
 template <class T, int kColumns>
 void visit_keys(const RunContext& run, const QueryBlock& block, bool careful,
                 const ForwardScratch<T>& scratch) {
-  constexpr int kWidth = kColumns * Vec<T>::kLanes;
-  const HeadContext& context = block.context;
-  const Problem& problem = *context.problem;
-  const math::KeyRange keys = keys_of_rows(context, block.first, block.rows);
+  const Problem& problem = *block.context.problem;
+  const math::KeyRange keys = keys_of_rows(block.context, block.first, block.rows);
   const std::int64_t key_bytes = problem.head_dim * problem::dtype_size(problem.k.dtype) +
                                  problem.value_dim * problem::dtype_size(problem.v.dtype);
-  for (std::int64_t tile = keys.begin / kKeyTile * kKeyTile; tile < keys.end; tile += kKeyTile) {
-    const std::int64_t first = math::greater(tile, keys.begin);
-    const std::int64_t count = math::lesser(tile + kKeyTile, keys.end) - first;
-    const std::int64_t row = context.sequence.k_start + first;
-    const Rows<T> k = stage_rows<T>(
-        {&problem.k, context.sequence.batch, context.kv_head(), row, count, problem.head_dim},
-        scratch.k_stage);
-    const PackedColumns<T> v = pack_columns<T>(
-        {&problem.v, context.sequence.batch, context.kv_head(), row, count, problem.value_dim},
-        scratch.v_packed, careful ? scratch.careful.odd_a : nullptr);
-    const NextTile next = next_tile(context, first + count, keys.end);
-    Ahead ahead[2] = {ahead_of(next.k), ahead_of(next.v)};
-    const std::int64_t panels = divide_up(block.rows, kWidth);
-    ahead[0].share_out(panels * divide_up(count, kProductRows));
-    ahead[1].share_out(panels * divide_up(problem.value_dim, kProductRows));
-    count_traffic(run, count * key_bytes, 0);
-    for (std::int64_t panel = 0; panel * kWidth < block.rows; ++panel) {
-      const std::int64_t lane0 = block.first + panel * kWidth;
-      const std::int64_t lanes = math::lesser(kWidth, block.rows - panel * kWidth);
-      const math::KeyRange own = keys_of_rows(context, lane0, lanes);
-      const std::int64_t t0 = math::greater(own.begin, first);
-      const Frame frame = {lane0, lanes, t0, math::lesser(own.end, first + count) - t0};
-      if (frame.t_count <= 0) continue;
-      const TileClass tile_class = classify(context, Lanes::kQueries, frame);
-      if (tile_class == TileClass::kEmpty) continue;
-      if (next.k.count == 0) {  // the outputs are stored next: their lines must be here for that
-        ahead[0] = ahead_of(panel_rows(problem.out, block, panel, kWidth, problem.value_dim));
-        ahead[0].share_out(divide_up(frame.t_count, kProductRows));
-      }
-      with_columns<T, kColumns>(lanes, [&](auto columns) {
-        forward_tile<T, kColumns, decltype(columns)::kCount>(context, frame, tile_class, k, v,
-                                                             panel, scratch, ahead);
-      });
-    }
+  for (std::int64_t first = keys.begin / kKeyTile * kKeyTile; first < keys.end; first += kKeyTile) {
+    const math::KeyRange range = {math::greater(first, keys.begin),
+                                  math::lesser(first + kKeyTile, keys.end)};
+    KeyTile<T> tile = load_key_tile(block.context, range, keys.end, careful, scratch);
+    count_traffic(run, (range.end - range.begin) * key_bytes, 0);
+    visit_key_tile<T, kColumns>(block, range, tile, scratch);
   }
 }
 
