@@ -55,14 +55,18 @@ constexpr Kernel forward_kernel(const char* name, const char* description,
 }
 template <const TargetKernels& kTarget>
 constexpr Kernel backward_kernel(const char* name, const char* description,
-                                 Status (*supported)(const Problem&, const Machine&)) {
-  return {name, description, supported,
+                                 Status (*supported)(const Problem&, const Machine&),
+                                 bool flushes_denormals = false) {
+  return {name,
+          description,
+          supported,
           [](const Problem& problem, std::int64_t concurrency) {
             return kTarget.backward_workspace(problem, concurrency);
           },
           [](const Problem& problem, const RunContext& context) {
             return kTarget.backward(problem, context);
-          }};
+          },
+          flushes_denormals};
 }
 
 #define TILEWISE_SUPPORTS(target) \
@@ -82,6 +86,16 @@ constexpr Kernel backward_kernel(const char* name, const char* description,
 constinit const Kernel kForwardAmx = forward_kernel<amx::kKernels>(
     "cpu_amx", "FlashAttention-2 tiles, bf16 products on the matrix unit",
     [](const Problem& problem, const Machine& machine) {
+      return supports_bf16("amx", problem, machine);
+    },
+    true);
+constinit const Kernel kBackwardAmx = backward_kernel<amx::kKernels>(
+    "cpu_amx",
+    "FlashAttention-2 recomputation, key blocks outside, dQ added in their order, bf16 products on "
+    "the matrix unit",
+    [](const Problem& problem, const Machine& machine) {
+      if (problem.dout.dtype != TILEWISE_BF16)
+        return problem::fail(TILEWISE_UNSUPPORTED, "dout is not bf16");
       return supports_bf16("amx", problem, machine);
     },
     true);

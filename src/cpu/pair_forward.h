@@ -316,12 +316,7 @@ TILEWISE_INLINE std::int64_t pack_tile(const RunContext& run, const HeadContext&
   const RowBlock v = {&problem.v, wanted.batch, wanted.kv_head, row, count, problem.value_dim};
   std::uint8_t* const odd_values = scratch.odd_values + slot * kPairKeys;
   pack_row_tiles(k, scratch.k_tiles + slot * kPairKeys * scratch.head_dim);
-  for (std::int64_t r = 0; careful && r < count; ++r) {
-    bool finite = true;
-    for (std::int64_t c = 0; c < v.width; ++c)
-      finite = finite && (bfloat_rows(v)[r * problem.v.row + c] & 0x7F80) != 0x7F80;
-    odd_values[r] = finite ? 0 : 1;
-  }
+  if (careful) mark_odd_rows(v, odd_values);
   pack_column_tiles(v, kPairKeys / kTileDepth, careful ? odd_values : nullptr,
                     scratch.v_tiles + slot * kPairKeys * scratch.value_dim);
   count_traffic(run, count * (problem.head_dim + problem.value_dim) * 2, 0);
@@ -374,7 +369,7 @@ TILEWISE_INLINE void load_query_pairs(const QueryBlock& block, const PairScratch
   const Problem& problem = *block.context.problem;
   for (std::int64_t panel = 0; panel * kPairWidth < block.rows; ++panel) {
     pack_pairs<kPairWidth>(panel_rows(problem.q, block, panel, kPairWidth, problem.head_dim),
-                           ScoreUnits<float>(problem).packed < 0,
+                           ScoreUnits<float>(problem).packed < 0, nullptr,
                            scratch.q_pairs + panel * scratch.head_dim / 2 * kPairWidth);
     start_panel<float, kPairWidth>(panel, scratch.plain);
   }

@@ -78,6 +78,7 @@ class WeightSlices {
   }
   // A block without weights.
   TILEWISE_INLINE void skip() { low_sum_ = high_sum_ = Vec<float>(0.0f); }
+  template <int kProduct>
   TILEWISE_INLINE void slice() {
 #pragma GCC unroll 4
     for (int i = 0; i < kKeyPairs; ++i) {
@@ -133,9 +134,9 @@ TILEWISE_INLINE Vec<float> block_maximum(const float* scores) {
   return max;
 }
 
-// Exponents are score * unit - reference * unit, with the first product unrounded: the second one
-// is, and up to here by no more than 1, in all weights of a row alike.
-inline constexpr float kMostExponent = 0x1p24f;
+// Exponents are score * unit - reference * unit, and only the second product is rounded: within
+// these bounds by no more than 2^-12, which is nothing beside the rounding of a weight.
+inline constexpr float kMostExponent = 0x1p12f;
 
 TILEWISE_INLINE Anchored anchored(Vec<float> unit, const float* scores, const float* reference) {
   return {scores, math::anchor(Vec<float>::load(reference)) * unit,
@@ -150,36 +151,37 @@ TILEWISE_INLINE bool are_usual(Vec<float> unit, const float* reference) {
   return _mm512_cmp_ps_mask(_mm512_max_ps(low, high), most, _CMP_LT_OQ) == 0xFFFF;
 }
 
-// Gives the rows that have seen nothing their reference, the block's maximum. If a reference is
-// then too large, its difference from every score goes to `differences`: near the maximum, and
-// there it matters, it is exact.  scores, differences: (kBlockKeys, kPairWidth)
-// Returns whether it has.
-__attribute__((noinline)) inline bool settle_references(Vec<float> unit, const float* scores,
-                                                        float* reference, float* differences) {
-  const Vec<float> none(-math::Limits<float>::kInfinity);
-  Mask<float> large = {};
-  for (int lane = 0; lane < kPairWidth; lane += Vec<float>::kLanes) {
-    const Vec<float> old = Vec<float>::load(reference + lane);
-    const Vec<float> now = select(old == none, block_maximum(scores + lane), old);
-    now.store(reference + lane);
-    large.v |= (absolute(math::anchor(now) * unit) > Vec<float>(kMostExponent)).v;
-  }
-  const __m512i words = __m512i(large.v);
-  if (_mm512_test_epi32_mask(words, words) == 0) return false;
+// The difference of every score from its reference, exact where it matters: near the maximum.  Both
+// (kBlockKeys, kPairWidth)
+TILEWISE_INLINE Anchored subtract_references(const float* scores, const float* reference,
+                                             float* differences) {
   for (int lane = 0; lane < kPairWidth; lane += Vec<float>::kLanes) {
     const Vec<float> anchor = math::anchor(Vec<float>::load(reference + lane));
     for (std::int64_t at = lane; at < kBlockKeys * kPairWidth; at += kPairWidth)
       (Vec<float>::load(scores + at) - anchor).store(differences + at);
   }
-  return true;
+  return {differences, Vec<float>(0.0f), Vec<float>(0.0f)};
+}
+
+// Gives the rows that have seen nothing their reference, the block's maximum. By differences, the
+// weight of that maximum is exact: a row of one key is its value, to the last bit.
+__attribute__((noinline)) inline void settle_references(const float* scores, float* reference,
+                                                        float* differences) {
+  const Vec<float> none(-math::Limits<float>::kInfinity);
+  for (int lane = 0; lane < kPairWidth; lane += Vec<float>::kLanes) {
+    const Vec<float> old = Vec<float>::load(reference + lane);
+    select(old == none, block_maximum(scores + lane), old).store(reference + lane);
+  }
+  subtract_references(scores, reference, differences);
 }
 
 // A block as slices take it.
 TILEWISE_INLINE Anchored anchor_block(Vec<float> unit, const float* scores, float* reference,
                                       float* differences) {
-  if (__builtin_expect(!are_usual(unit, reference), 0) &&
-      settle_references(unit, scores, reference, differences))
+  if (__builtin_expect(!are_usual(unit, reference), 0)) {
+    settle_references(scores, reference, differences);
     return {differences, Vec<float>(0.0f), Vec<float>(0.0f)};
+  }
   return anchored(unit, scores, reference);
 }
 
@@ -218,7 +220,7 @@ __attribute__((noinline)) inline void weigh_again(Vec<float> unit, const float* 
     }
   }
   WeightSlices<1> slices(unit);
-  slices.begin(anchor_block(unit, scores, state.reference, move.differences),
+  slices.begin(subtract_references(scores, state.reference, move.differences),
                move.pairs + move.pair_rows * kPairWidth);
   slices.rest();
   slices.add_sums(state.sum);

@@ -27,7 +27,9 @@ struct QueryGradient {
 
 template <class T>
 TILEWISE_INLINE std::int64_t padded_head_dim(const Problem& problem) {
-  return divide_up(problem.head_dim, Vec<T>::kLanes) * Vec<T>::kLanes;
+  // The matrix unit adds blocks of 32 columns.
+  constexpr std::int64_t kLanes = TILEWISE_HAS_TILES ? 32 : Vec<T>::kLanes;
+  return divide_up(problem.head_dim, kLanes) * kLanes;
 }
 
 // A block's place in the order of those that add to the same rows. Blocks are taken in that order,

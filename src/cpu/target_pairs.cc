@@ -1,7 +1,9 @@
 // The kernels of an instruction set with a matrix unit: what it makes faster, which is bf16. The
 // registry goes on to the instruction set's base for the rest.
+#include "cpu/backward_run.h"
 #include "cpu/forward_run.h"
 #include "cpu/kernels.h"
+#include "cpu/pair_backward.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 namespace {
@@ -14,10 +16,16 @@ Status forward(const Problem& problem, const RunContext& run) {
   if (all_decoded(problem)) return run_decode<float>(problem, run);
   return run_forward<PairBody>(problem, run);
 }
+std::int64_t workspace_of_backward(const Problem& problem, std::int64_t concurrency) {
+  return backward_workspace<float, kPanelRegisters, PairKeys>(problem, concurrency);
+}
+Status backward(const Problem& problem, const RunContext& run) {
+  return run_backward<float, kPanelRegisters, PairKeys>(problem, run);
+}
 
 }  // namespace
 
 extern const TargetKernels kKernels;
-const TargetKernels kKernels = {workspace_of_forward, forward, nullptr, nullptr};
+const TargetKernels kKernels = {workspace_of_forward, forward, workspace_of_backward, backward};
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET

@@ -102,6 +102,7 @@ struct TileOperands {
 // Vector work that is cut in slices, one after each product: the unit is busy for 16 cycles then,
 // and the reorder buffer alone does not reach far enough ahead to find it.
 struct NoSlices {
+  template <int kProduct>  // of the four of a step
   TILEWISE_INLINE void slice() {}
 };
 
@@ -117,15 +118,15 @@ TILEWISE_INLINE void add_step(const TileOperands& o, Slices& slices) {
   stream_tile<4>(o.top, kTileStride);
   load_tile<6>(o.b, o.b_stride);
   multiply_tiles<0, 4, 6>();
-  slices.slice();
+  slices.template slice<0>();
   load_tile<7>(o.b + 16, o.b_stride);
   multiply_tiles<1, 4, 7>();
-  slices.slice();
+  slices.template slice<1>();
   stream_tile<5>(o.bottom, kTileStride);
   multiply_tiles<2, 5, 6>();
-  slices.slice();
+  slices.template slice<2>();
   multiply_tiles<3, 5, 7>();
-  slices.slice();
+  slices.template slice<3>();
 }
 
 // One register of a block's sums: stored for the block before, if any, and begun for its own.
@@ -151,18 +152,18 @@ TILEWISE_INLINE void begin_block(const TileOperands& o, const float* c, float* p
   load_tile<6>(o.b, o.b_stride);
   turn_over<0, kAdd>(c, pending, stride);
   multiply_tiles<0, 4, 6>();
-  slices.slice();
+  slices.template slice<0>();
   load_tile<7>(o.b + 16, o.b_stride);
   turn_over<1, kAdd>(c, pending, stride);
   multiply_tiles<1, 4, 7>();
-  slices.slice();
+  slices.template slice<1>();
   stream_tile<5>(o.bottom, kTileStride);
   turn_over<2, kAdd>(c, pending, stride);
   multiply_tiles<2, 5, 6>();
-  slices.slice();
+  slices.template slice<2>();
   turn_over<3, kAdd>(c, pending, stride);
   multiply_tiles<3, 5, 7>();
-  slices.slice();
+  slices.template slice<3>();
 }
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET
