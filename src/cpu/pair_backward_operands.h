@@ -14,7 +14,7 @@ inline constexpr std::int64_t kPairQueries = 512;
 inline constexpr std::int64_t kTileGroups = kPairQueries / kBlockQueries;
 // Panels of keys that share a pass over the queries: the fp32 sums of dQ are loaded and stored once
 // for 256 keys.
-inline constexpr std::int64_t kMostPairKeyPanels = 8;
+inline constexpr std::int64_t kMostPairKeyPanels = 16;
 
 // Q and dO as left operands, groups of 32 queries: rows for the scores and dP, columns for dK and
 // dV. As many bytes as one copy in fp32.
