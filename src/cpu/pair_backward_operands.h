@@ -127,6 +127,7 @@ struct PairKeyScratch {
   float* exponents;               // (kPairQueries)
   std::uint8_t* odd_keys;         // (2, panels, kPairWidth): 1 where K (or V) is not finite
   bool* usual;                    // (kTileGroups): exponents that a product may be rounded against
+  std::uint8_t* visited;          // (panels): 1 once a query has seen it
   float* rest;                    // (kBlockQueries, padded D): dQ of the last rows
   std::int64_t head_dim;          // padded
   std::int64_t value_dim;         // padded
@@ -154,6 +155,7 @@ TILEWISE_INLINE PairKeyScratch take_pair_key_scratch(const Problem& problem, std
   scratch.exponents = arena.take<float>(kPairQueries);
   scratch.odd_keys = arena.take<std::uint8_t>(2 * panels * kPairWidth);
   scratch.usual = arena.take<bool>(kTileGroups);
+  scratch.visited = arena.take<std::uint8_t>(panels);
   scratch.rest = arena.take<float>(kBlockQueries * scratch.head_dim);
   return scratch;
 }
