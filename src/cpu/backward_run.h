@@ -13,10 +13,30 @@ inline constexpr std::int64_t kRowBlock = 64;
 // Panels of keys that share a pass over the queries.
 inline constexpr std::int64_t kMostKeyPanels = 8;
 
+// How one worker computes blocks of keys: multiply-adds in T.
+template <class T, int kColumns>
+struct WideKeys {
+  using Scratch = KeyScratch<T>;
+  struct Packed {};  // what all workers share of Q and dO: nothing, they are read in place
+  static constexpr int kPackedCopies = 0;
+  static constexpr std::int64_t kMostPanels = kMostKeyPanels;
+
+  static Packed take_packed(const Problem&, Arena&) { return {}; }
+  static void pack(const HeadContext&, std::int64_t, std::int64_t, const Packed&) {}
+  static Scratch take(const Problem& problem, std::int64_t panels, Arena& arena) {
+    return take_key_scratch<T, kColumns * Vec<T>::kLanes>(problem, panels, arena);
+  }
+  static void run(const RunContext& context, const KeyBlock& block, const KeyPass<T>& pass,
+                  const Packed&, const Scratch& scratch) {
+    key_block<T, kColumns>(context, block, pass, scratch);
+  }
+};
+
 // Everything that a backward run finds in its workspace.
-template <class T>
+template <class T, class Keys>
 struct BackwardWorkspace {
   Shared shared;
+  typename Keys::Packed packed;
   View delta;  // like lse, contiguous
   QueryGradient<T> query_gradient;
   char* scratch;
@@ -29,11 +49,11 @@ TILEWISE_INLINE bool needs_key_sweep(const Problem& problem) {
 }
 
 // Larger of the sweeps' scratch sizes, or -1.
-template <class T, int kWidth>
+template <class T, int kWidth, class Keys>
 std::int64_t backward_scratch_bytes(const Problem& problem, std::int64_t panels) {
   Arena keys(nullptr);
   Arena bias(nullptr);
-  if (needs_key_sweep(problem)) take_key_scratch<T, kWidth>(problem, panels, keys);
+  if (needs_key_sweep(problem)) Keys::take(problem, panels, keys);
   if (problem.dbias.present()) take_bias_scratch<T, kWidth>(problem, bias);
   if (keys.used() < 0 || bias.used() < 0) return -1;
   return math::greater(keys.used(), bias.used());
@@ -59,20 +79,23 @@ QueryGradient<T> take_query_gradient(const Problem& problem, std::int64_t panels
   return gradient;
 }
 
-template <class T, int kWidth>
-BackwardWorkspace<T> take_backward(const Problem& problem, std::int64_t concurrency, Arena& arena) {
-  BackwardWorkspace<T> workspace;
+template <class T, int kWidth, class Keys>
+BackwardWorkspace<T, Keys> take_backward(const Problem& problem, std::int64_t concurrency,
+                                         Arena& arena) {
+  BackwardWorkspace<T, Keys> workspace;
   workspace.shared = take_shared(problem, arena);
+  workspace.packed = Keys::take_packed(problem, arena);
   const std::int64_t batches = problem.q_packed ? 1 : problem.batch;
   workspace.delta.data = arena.take<T>(batches * problem.heads * problem.q_rows);
   workspace.delta.dtype = kArithmeticDtype<T>;
   workspace.delta.batch = problem.q_packed ? 0 : problem.heads * problem.q_rows;
   workspace.delta.head = problem.q_rows;
   workspace.delta.row = 1;
-  workspace.panels = choose_panels(problem.batch * problem.kv_heads,
-                                   divide_up(problem.max_k, kWidth), kMostKeyPanels, concurrency);
+  workspace.panels =
+      choose_panels(problem.batch * problem.kv_heads, divide_up(problem.max_k, kWidth),
+                    Keys::kMostPanels, concurrency);
   workspace.query_gradient = take_query_gradient<T, kWidth>(problem, workspace.panels, arena);
-  workspace.scratch_bytes = backward_scratch_bytes<T, kWidth>(problem, workspace.panels);
+  workspace.scratch_bytes = backward_scratch_bytes<T, kWidth, Keys>(problem, workspace.panels);
   std::int64_t all_workers = 0;
   if (workspace.scratch_bytes < 0 ||
       __builtin_mul_overflow(workspace.scratch_bytes, concurrency, &all_workers)) {
@@ -82,10 +105,10 @@ BackwardWorkspace<T> take_backward(const Problem& problem, std::int64_t concurre
   return workspace;
 }
 
-template <class T, int kColumns>
+template <class T, int kColumns, class Keys = WideKeys<T, kColumns>>
 std::int64_t backward_workspace(const Problem& problem, std::int64_t concurrency) {
   Arena arena(nullptr);
-  take_backward<T, kColumns * Vec<T>::kLanes>(problem, concurrency, arena);
+  take_backward<T, kColumns * Vec<T>::kLanes, Keys>(problem, concurrency, arena);
   return arena.used();
 }
 
@@ -103,16 +126,22 @@ void sweep_rows(const Problem& problem, const RunContext& run, const Shared& sha
 }
 
 // Before the sweep over keys: delta of every row, and dQ = 0.
-template <class T>
+template <class T, class Keys>
 void sweep_before(const Problem& problem, const RunContext& run,
-                  const BackwardWorkspace<T>& workspace) {
+                  const BackwardWorkspace<T, Keys>& workspace) {
   const QueryGradient<T>& gradient = workspace.query_gradient;
   auto body = [&](const HeadContext& context, std::int64_t first, std::int64_t count) {
     compute_delta<T>(problem, context, workspace.delta, first, count);
+    if (needs_key_sweep(problem)) Keys::pack(context, first, count, workspace.packed);
     count_traffic(run,
                   count * (row_bytes(problem.out, problem.value_dim) +
                            row_bytes(problem.dout, problem.value_dim)),
                   0);
+    if (needs_key_sweep(problem) && Keys::kPackedCopies > 0) {
+      const std::int64_t rows = count * (row_bytes(problem.q, problem.head_dim) +
+                                         row_bytes(problem.dout, problem.value_dim));
+      count_traffic(run, rows, Keys::kPackedCopies * rows);
+    }
     if (gradient.sums == nullptr) return;
     T* const sums = gradient.at(context, first);
     for (std::int64_t i = 0; i < count * gradient.row; ++i) sums[i] = T(0);
@@ -121,9 +150,9 @@ void sweep_before(const Problem& problem, const RunContext& run,
 }
 
 // After it: dQ into its place.
-template <class T>
+template <class T, class Keys>
 void sweep_after(const Problem& problem, const RunContext& run,
-                 const BackwardWorkspace<T>& workspace) {
+                 const BackwardWorkspace<T, Keys>& workspace) {
   auto body = [&](const HeadContext& context, std::int64_t first, std::int64_t count) {
     store_query_gradient(context, first, count, workspace.query_gradient);
     count_traffic(run, count * workspace.query_gradient.row * static_cast<std::int64_t>(sizeof(T)),
@@ -132,9 +161,9 @@ void sweep_after(const Problem& problem, const RunContext& run,
   sweep_rows(problem, run, workspace.shared, body);
 }
 
-template <class T, int kColumns>
+template <class T, int kColumns, class Keys>
 void sweep_keys(const Problem& problem, const RunContext& run,
-                const BackwardWorkspace<T>& workspace) {
+                const BackwardWorkspace<T, Keys>& workspace) {
   constexpr int kWidth = kColumns * Vec<T>::kLanes;
   const Shared& shared = workspace.shared;
   const std::int64_t panels = workspace.panels;
@@ -144,7 +173,7 @@ void sweep_keys(const Problem& problem, const RunContext& run,
     gradient.progress[i] = 0;
   auto body = [&](std::int64_t worker, std::int64_t number) {
     Arena own(workspace.scratch + worker * workspace.scratch_bytes);
-    const KeyScratch<T> scratch = take_key_scratch<T, kWidth>(problem, panels, own);
+    const typename Keys::Scratch scratch = Keys::take(problem, panels, own);
     const Item item = item_at(problem, shared, problem.kv_heads, Side::kKeys, number);
     // The block before it, of the same head, has the number of this one less the number of heads:
     // see item_at().
@@ -156,14 +185,14 @@ void sweep_keys(const Problem& problem, const RunContext& run,
         &problem, shared.sequences[item.batch], item.head, item.block * panels * kWidth, 0, turn};
     block.keys = math::lesser(panels * kWidth, block.sequence.k_len - block.first);
     const KeyPass<T> pass = {false, true, workspace.delta, gradient};
-    key_block<T, kColumns>(run, block, pass, scratch);
+    Keys::run(run, block, pass, workspace.packed, scratch);
   };
   share_items(run, shared.next, blocks * problem.kv_heads, body);
 }
 
-template <class T, int kColumns>
+template <class T, int kColumns, class Keys>
 void sweep_bias(const Problem& problem, const RunContext& run,
-                const BackwardWorkspace<T>& workspace) {
+                const BackwardWorkspace<T, Keys>& workspace) {
   constexpr int kWidth = kColumns * Vec<T>::kLanes;
   auto body = [&](std::int64_t worker, std::int64_t number) {
     Arena own(workspace.scratch + worker * workspace.scratch_bytes);
@@ -173,11 +202,11 @@ void sweep_bias(const Problem& problem, const RunContext& run,
   share_items(run, workspace.shared.next, bias_tiles<kWidth>(problem).count, body);
 }
 
-template <class T, int kColumns>
+template <class T, int kColumns, class Keys = WideKeys<T, kColumns>>
 Status run_backward(const Problem& problem, const RunContext& run) {
   Arena arena(run.workspace);
-  const BackwardWorkspace<T> workspace =
-      take_backward<T, kColumns * Vec<T>::kLanes>(problem, run.concurrency, arena);
+  const BackwardWorkspace<T, Keys> workspace =
+      take_backward<T, kColumns * Vec<T>::kLanes, Keys>(problem, run.concurrency, arena);
   problem::fill_sequences(problem, workspace.shared.sequences);
   problem::fill_unowned_rows(problem, workspace.shared.sequences);
   sweep_before(problem, run, workspace);

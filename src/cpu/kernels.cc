@@ -58,7 +58,8 @@ constexpr Kernel forward_kernel(const char* name, const char* description,
 }
 template <const TargetKernels& kTarget>
 constexpr Kernel backward_kernel(const char* name, const char* description,
-                                 Status (*supported)(const Problem&, const Machine&)) {
+                                 Status (*supported)(const Problem&, const Machine&),
+                                 bool flushes_denormals = false) {
   return {name,
           description,
           supported,
@@ -70,7 +71,8 @@ constexpr Kernel backward_kernel(const char* name, const char* description,
           },
           [](const Problem& problem, std::int64_t concurrency, std::int64_t) {
             return kTarget.backward_traffic(problem, concurrency);
-          }};
+          },
+          flushes_denormals};
 }
 
 #define TILEWISE_SUPPORTS(target) \
@@ -90,6 +92,16 @@ constexpr Kernel backward_kernel(const char* name, const char* description,
 constinit const Kernel kForwardAmx = forward_kernel<amx::kKernels>(
     "cpu_amx", "FlashAttention-2 tiles, bf16 products on the matrix unit",
     [](const Problem& problem, const Machine& machine) {
+      return supports_bf16("amx", problem, machine);
+    },
+    true);
+constinit const Kernel kBackwardAmx = backward_kernel<amx::kKernels>(
+    "cpu_amx",
+    "FlashAttention-2 recomputation, key blocks outside, dQ added in their order, bf16 products on "
+    "the matrix unit",
+    [](const Problem& problem, const Machine& machine) {
+      if (problem.dout.dtype != TILEWISE_BF16)
+        return problem::fail(TILEWISE_UNSUPPORTED, "dout is not bf16");
       return supports_bf16("amx", problem, machine);
     },
     true);

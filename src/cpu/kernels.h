@@ -16,7 +16,7 @@ struct TargetKernels {
 };
 
 #if defined(__x86_64__)
-namespace amx {  // forward only
+namespace amx {
 extern const TargetKernels kKernels;
 }
 namespace avx512 {
@@ -29,7 +29,7 @@ namespace baseline {
 extern const TargetKernels kKernels;
 }
 extern const problem::Kernel kForwardAmx, kForwardAvx512, kForwardAvx2, kForwardBaseline;
-extern const problem::Kernel kBackwardAvx512, kBackwardAvx2, kBackwardBaseline;
+extern const problem::Kernel kBackwardAmx, kBackwardAvx512, kBackwardAvx2, kBackwardBaseline;
 #elif defined(__aarch64__)
 namespace neon {
 extern const TargetKernels kKernels;

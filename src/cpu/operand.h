@@ -205,10 +205,49 @@ void pack_panel(const RowBlock& rows, T factor, T* panel) {
   });
 }
 
+#if TILEWISE_HAS_TILES
+// unpack_panel() to bf16 by the instruction that rounds and packs two registers: like the unit's
+// products, it flushes denormals. A word is two columns: half the transposition.
+template <int kWidth>
+void unpack_bfloats(const RowBlock& rows, const float* factor, const float* panel) {
+  std::uint16_t* const base = static_cast<std::uint16_t*>(rows.view->data) +
+                              rows.view->offset(rows.batch, rows.head, rows.first);
+  const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i order =
+      _mm512_or_si512(lanes, _mm512_slli_epi32(_mm512_add_epi32(lanes, _mm512_set1_epi32(16)), 16));
+  for (std::int64_t lane0 = 0; lane0 < rows.count; lane0 += 16) {
+    const Vec<float> factors = Vec<float>::load(factor + lane0);
+    const std::int64_t count = rows.count - lane0 < 16 ? rows.count - lane0 : 16;
+    const auto column = [&](std::int64_t c) {
+      return c < rows.width ? __m512((Vec<float>::load(panel + c * kWidth + lane0) * factors).v)
+                            : _mm512_setzero_ps();
+    };
+    for (std::int64_t c = 0; c < rows.width; c += 32) {
+      Vec<float> square[16];
+      for (int i = 0; i < 16; ++i) {
+        const __m512bh both = _mm512_cvtne2ps_pbh(column(c + 2 * i + 1), column(c + 2 * i));
+        __m512i halves;
+        __builtin_memcpy(&halves, &both, sizeof(halves));
+        square[i] = Vec<float>(Vec<float>::Native(_mm512_permutexvar_epi16(order, halves)));
+      }
+      transpose(square);
+      const std::int64_t left = rows.width - c;
+      const __mmask32 mask = left >= 32 ? ~__mmask32(0) : (__mmask32(1) << left) - 1;
+      for (std::int64_t lane = 0; lane < count; ++lane)
+        _mm512_mask_storeu_epi16(base + (lane0 + lane) * rows.view->row + c, mask,
+                                 __m512i(square[lane].v));
+    }
+  }
+}
+#endif
+
 // row[lane][c] = panel[c][lane] * factor[lane].  factor: (kWidth)
 template <class T, int kWidth>
 void unpack_panel(const RowBlock& rows, const T* factor, const T* panel) {
   constexpr int kLanes = Vec<T>::kLanes;
+#if TILEWISE_HAS_TILES
+  if (rows.view->dtype == TILEWISE_BF16) return unpack_bfloats<kWidth>(rows, factor, panel);
+#endif
   const std::int64_t start = rows.view->offset(rows.batch, rows.head, rows.first);
   const std::int64_t whole = rows.width / kLanes * kLanes;
   with_storage(rows.view->dtype, [&](auto storage) {
@@ -262,13 +301,18 @@ TILEWISE_INLINE void store_statistic(const View& view, std::int64_t b, std::int6
 template <class T, class A, class B>
 TILEWISE_INLINE T inner_product(const A* a, const B* b, std::int64_t count) {
   constexpr int kPartialSums = 16;
-  T partial[kPartialSums] = {};
+  constexpr int kLanes = Vec<T>::kLanes;
+  Vec<T> sums[kPartialSums / kLanes];
+  for (Vec<T>& x : sums) x = Vec<T>(T(0));
   std::int64_t c = 0;
   for (; c + kPartialSums <= count; c += kPartialSums) {
-    for (int i = 0; i < kPartialSums; ++i) {
-      partial[i] += math::load<T>(a[c + i]) * math::load<T>(b[c + i]);
+    for (int i = 0; i < kPartialSums; i += kLanes) {
+      sums[i / kLanes] =
+          sums[i / kLanes] + load_converted<T>(a + c + i) * load_converted<T>(b + c + i);
     }
   }
+  T partial[kPartialSums];
+  for (int i = 0; i < kPartialSums; i += kLanes) sums[i / kLanes].store(partial + i);
   for (; c < count; ++c) partial[0] += math::load<T>(a[c]) * math::load<T>(b[c]);
   T sum = T(0);
   for (int i = 0; i < kPartialSums; ++i) sum += partial[i];

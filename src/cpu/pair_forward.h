@@ -5,178 +5,11 @@
 // the unit works while the vector ports do.
 #pragma once
 
-#include "cpu/pair_softmax.h"
+#include "cpu/pair_block.h"
 
 #if TILEWISE_HAS_TILES
 
 namespace tilewise::cpu::TILEWISE_TARGET {
-
-// Keys of a tile: the sums of the output are loaded and stored once for so many; the weights are 32
-// KB.
-inline constexpr std::int64_t kPairKeys = 512;
-// Panels of a block: K and V are packed once for all of them.
-inline constexpr std::int64_t kMostPairPanels = 16;
-// A worker keeps the tiles that it has packed, up to so much of its L2, for the next block of the
-// same keys.
-inline constexpr std::int64_t kPackedBytes = std::int64_t{1} << 20;
-inline constexpr std::int64_t kMostPackedTiles = 8;
-
-TILEWISE_INLINE bool uses_pairs(const Problem& problem) {
-  return problem.q.dtype == TILEWISE_BF16 && problem.k.dtype == TILEWISE_BF16 &&
-         problem.v.dtype == TILEWISE_BF16;
-}
-
-// Which keys a slot holds, packed.
-struct PackedTile {
-  std::int64_t batch;  // -1: nothing
-  std::int64_t kv_head;
-  std::int64_t first;
-  std::int64_t count;
-  bool careful;
-};
-
-struct PairScratch {
-  ForwardScratch<float> plain;
-  std::uint32_t* q_pairs;    // (panels, padded D / 2, kPairWidth)
-  PackedTile* packed;        // (slots)
-  std::uint16_t* k_tiles;    // (slots, kPairKeys / 16, padded D / 32, 16, 32)
-  std::uint16_t* v_tiles;    // (slots, padded Dv / 16, kPairKeys / 32, 16, 32), transposed
-  std::uint8_t* odd_values;  // (slots, kPairKeys): 1 where a row of V is not finite
-  std::uint32_t* weights;    // (kPairKeys / 2, kPairWidth)
-  float* scores;             // (2, kBlockKeys, kPairWidth)
-  std::uint8_t* seen;        // (kPairKeys, kPairWidth), in a careful pass
-  std::int64_t slots;
-  std::int64_t head_dim;   // padded
-  std::int64_t value_dim;  // padded
-};
-
-TILEWISE_INLINE PairScratch take_pair_scratch(const Problem& problem, std::int64_t panels,
-                                              Arena& arena) {
-  PairScratch scratch;
-  scratch.head_dim = round_up(problem.head_dim, kTileDepth);
-  scratch.value_dim = round_up(problem.value_dim, kTileRows);
-  scratch.slots = math::clamp(
-      kPackedBytes / (kPairKeys * (scratch.head_dim + scratch.value_dim) * 2), 1, kMostPackedTiles);
-  scratch.plain = take_row_scratch<float, kPairWidth>(problem, panels, scratch.value_dim, arena);
-  scratch.q_pairs = arena.take<std::uint32_t>(panels * scratch.head_dim / 2 * kPairWidth);
-  scratch.packed = arena.take<PackedTile>(scratch.slots);
-  scratch.k_tiles = arena.take<std::uint16_t>(scratch.slots * kPairKeys * scratch.head_dim);
-  scratch.v_tiles = arena.take<std::uint16_t>(scratch.slots * kPairKeys * scratch.value_dim);
-  scratch.odd_values = arena.take<std::uint8_t>(scratch.slots * kPairKeys);
-  scratch.weights = arena.take<std::uint32_t>(kPairKeys / 2 * kPairWidth);
-  scratch.scores = arena.take<float>(2 * kBlockKeys * kPairWidth);
-  scratch.seen = arena.take<std::uint8_t>(kPairKeys * kPairWidth);
-  return scratch;
-}
-
-// One panel and the part of a tile that it sees: whole blocks of keys.
-struct PairFrame {
-  std::int64_t lane0;
-  std::int64_t lanes;
-  std::int64_t panel;
-  std::int64_t slot;
-  std::int64_t tile;  // first key of the tile
-  std::int64_t first_block;
-  std::int64_t blocks;
-  std::int64_t end;  // of the keys that the panel sees in the tile
-  bool careful;
-  bool products_do;  // every row sees every key of the blocks, and products are the scores
-};
-
-TILEWISE_INLINE PairState panel_state(std::int64_t panel, const PairScratch& scratch) {
-  const ForwardScratch<float>& plain = scratch.plain;
-  return {plain.max + panel * kPairWidth, plain.sum + panel * kPairWidth,
-          plain.out_panels + panel * plain.out_panel};
-}
-
-inline constexpr std::int64_t kPairStride = std::int64_t{kPairWidth} * 4;  // bytes
-
-// ---- one block of 32 keys: from scores to weights ----
-
-TILEWISE_INLINE float* block_scores(std::int64_t number, const PairScratch& scratch) {
-  return scratch.scores + number % 2 * kBlockKeys * kPairWidth;
-}
-TILEWISE_INLINE std::uint32_t* block_pairs(std::int64_t number, const PairScratch& scratch) {
-  return scratch.weights + number * kBlockKeys / 2 * kPairWidth;
-}
-// Block `number` of the frame.
-TILEWISE_INLINE Frame block_frame(const PairFrame& frame, std::int64_t number) {
-  const std::int64_t key = frame.tile + (frame.first_block + number) * kBlockKeys;
-  return {frame.lane0, frame.lanes, key, math::lesser(frame.end - key, kBlockKeys)};
-}
-
-// The score rule and the mask. False if no row sees a key of the block: its weights are 0.
-__attribute__((noinline)) inline bool finish_block_scores(const HeadContext& context,
-                                                          const PairFrame& frame,
-                                                          std::int64_t number,
-                                                          const PairScratch& scratch) {
-  const Frame block = block_frame(frame, number);
-  const TileClass tile_class = classify(context, Lanes::kQueries, block);
-  float* const scores = block_scores(number, scratch);
-  std::uint8_t* const seen = scratch.seen + (block.t0 - frame.tile) * kPairWidth;
-  if (tile_class == TileClass::kEmpty) {
-    __builtin_memset(block_pairs(number, scratch), 0, kBlockKeys / 2 * kPairWidth * 4);
-    if (frame.careful) __builtin_memset(seen, 0, kBlockKeys * kPairWidth);
-    return false;
-  }
-  finish_scores<float, Lanes::kQueries, kPairWidth>(context, block, tile_class, scratch.plain.mask,
-                                                    scores, nullptr);
-  for (std::int64_t i = block.t_count * kPairWidth; i < kBlockKeys * kPairWidth; ++i)
-    scores[i] = -math::Limits<float>::kInfinity;
-  if (frame.careful) record_seen<float, kPairWidth>(kBlockKeys, scores, seen);
-  return true;
-}
-
-// Drops weights. The factor 1 / (1 - p) of those that stay comes at the end of the row: on every
-// weight, it would be rounded the same way.
-__attribute__((noinline)) inline void drop_weights(const HeadContext& context,
-                                                   const PairFrame& frame, std::int64_t number,
-                                                   const PairScratch& scratch) {
-  const Frame block = block_frame(frame, number);
-  std::uint32_t* const pairs = block_pairs(number, scratch);
-  fill_dropout<float, Lanes::kQueries, kPairWidth>(context, block, scratch.plain.keep);
-  for (std::int64_t t = 0; t < block.t_count; ++t) {
-    const std::uint32_t other_key = t % 2 == 0 ? 0xFFFF0000u : 0x0000FFFFu;
-    for (std::int64_t lane = 0; lane < block.lane_count; ++lane) {
-      if (scratch.plain.keep[t * kPairWidth + lane] == 0)
-        pairs[t / 2 * kPairWidth + lane] &= other_key;
-    }
-  }
-}
-
-// Block `number` goes into slices: its scores are in memory.
-// NOTE: the slices are an object of their own, whose address no call out of line sees: their state
-// stays in registers between the products, which clobber memory.
-template <int kKeyPairs>
-TILEWISE_INLINE void begin_weights(const HeadContext& context, const PairFrame& frame,
-                                   std::int64_t number, const PairScratch& scratch,
-                                   WeightSlices<kKeyPairs>& slices) {
-  if (!frame.products_do && !finish_block_scores(context, frame, number, scratch)) {
-    slices.skip();
-    return;
-  }
-  slices.begin(
-      anchor_block(block_scores(number, scratch), scratch.plain.max + frame.panel * kPairWidth),
-      block_pairs(number, scratch));
-}
-
-// What is left of block `number`.  live: the block of the output that is in the tile registers, if
-// any
-template <int kKeyPairs>
-TILEWISE_INLINE void end_weights(const HeadContext& context, const PairFrame& frame,
-                                 std::int64_t number, float* live, const PairScratch& scratch,
-                                 WeightSlices<kKeyPairs>& slices) {
-  slices.rest();
-  if (__builtin_expect(slices.too_large(), 0)) {
-    if (live != nullptr) store_block(live, kPairStride);
-    weigh_again(slices.unit(), block_scores(number, scratch), panel_state(frame.panel, scratch),
-                {scratch.value_dim, number * kBlockKeys / 2, scratch.weights});
-    if (live != nullptr) load_block(live, kPairStride);
-  } else {
-    slices.add_sums(scratch.plain.sum + frame.panel * kPairWidth);
-  }
-  if (context.problem->dropout_p > 0) drop_weights(context, frame, number, scratch);
-}
 
 // The rows of V that are not finite took part as zeros: each is added to the lanes that see it, and
 // to no others.
@@ -215,7 +48,7 @@ TILEWISE_INLINE float* score_blocks(const HeadContext& context, const PairFrame&
   float* pending = nullptr;
   for (std::int64_t b = 0; b < frame.blocks; ++b, k += 2 * across * kTileElements) {
     const std::uint16_t* const bottom = k + across * kTileElements;
-    begin_block<false>({k, bottom, q, kPairStride}, nullptr, pending, kPairStride, slices);
+    begin_block({k, bottom, q, kPairStride}, nullptr, pending, kPairStride, slices);
     if (b > 1) end_weights(context, frame, b - 2, nullptr, scratch, slices);
     if (b > 0) begin_weights(context, frame, b - 1, scratch, slices);
 #pragma GCC unroll 3
@@ -246,7 +79,7 @@ TILEWISE_INLINE void output_blocks(const HeadContext& context, const PairFrame& 
   };
   std::int64_t row = 0;
   if (pending != nullptr) {
-    begin_block<true>(operands(0), out, pending, kPairStride, slices);
+    begin_block(operands(0), out, pending, kPairStride, slices);
     end_weights(context, frame, last - 1, out, scratch, slices);
     begin_weights(context, frame, last, scratch, slices);
     for (std::int64_t b = 1; b < last; ++b) add_step(operands(b), slices);
@@ -259,7 +92,7 @@ TILEWISE_INLINE void output_blocks(const HeadContext& context, const PairFrame& 
   }
   NoSlices none;
   for (; row + 32 <= scratch.value_dim; row += 32) {
-    begin_block<true>(operands(0), out, pending, kPairStride, none);
+    begin_block(operands(0), out, pending, kPairStride, none);
 #pragma GCC unroll 4
     for (std::int64_t b = 1; b <= last; ++b) add_step(operands(b), none);
     pending = out;
@@ -314,12 +147,7 @@ TILEWISE_INLINE std::int64_t pack_tile(const HeadContext& context, std::int64_t 
   const RowBlock v = {&problem.v, wanted.batch, wanted.kv_head, row, count, problem.value_dim};
   std::uint8_t* const odd_values = scratch.odd_values + slot * kPairKeys;
   pack_row_tiles(k, scratch.k_tiles + slot * kPairKeys * scratch.head_dim);
-  for (std::int64_t r = 0; careful && r < count; ++r) {
-    bool finite = true;
-    for (std::int64_t c = 0; c < v.width; ++c)
-      finite = finite && (bfloat_rows(v)[r * problem.v.row + c] & 0x7F80) != 0x7F80;
-    odd_values[r] = finite ? 0 : 1;
-  }
+  if (careful) mark_odd_rows(v, odd_values);
   pack_column_tiles(v, kPairKeys / kTileDepth, careful ? odd_values : nullptr,
                     scratch.v_tiles + slot * kPairKeys * scratch.value_dim);
   return slot;
@@ -374,7 +202,7 @@ TILEWISE_INLINE void load_query_pairs(const QueryBlock& block, const PairScratch
   const Problem& problem = *block.context.problem;
   for (std::int64_t panel = 0; panel * kPairWidth < block.rows; ++panel) {
     pack_pairs<kPairWidth>(panel_rows(problem.q, block, panel, kPairWidth, problem.head_dim),
-                           ScoreUnits<float>(problem).packed < 0,
+                           ScoreUnits<float>(problem).packed < 0, nullptr,
                            scratch.q_pairs + panel * scratch.head_dim / 2 * kPairWidth);
     start_panel<float, kPairWidth>(panel, scratch.plain);
   }

@@ -30,6 +30,22 @@ TILEWISE_INLINE __m512i load_bfloats(const std::uint16_t* row, std::int64_t c, s
   return _mm512_maskz_loadu_epi16(left <= 0 ? 0 : (__mmask32(1) << left) - 1, row + c);
 }
 
+// odd[r] = 1 where row r is not finite, 0 elsewhere. True if there is one.
+TILEWISE_INLINE bool mark_odd_rows(const RowBlock& rows, std::uint8_t* odd) {
+  const __m512i exponent = _mm512_set1_epi16(0x7F80);
+  bool any = false;
+  for (std::int64_t r = 0; r < rows.count; ++r) {
+    __mmask32 not_finite = 0;
+    for (std::int64_t c = 0; c < rows.width; c += 32) {
+      const __m512i words = load_bfloats(bfloat_rows(rows) + r * rows.view->row, c, rows.width);
+      not_finite |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(words, exponent), exponent);
+    }
+    odd[r] = not_finite != 0 ? 1 : 0;
+    any = any || not_finite != 0;
+  }
+  return any;
+}
+
 // 32 rows of up to kGatherWidth columns, side by side: rows that lie 2 KB apart share two sets of
 // the L1, and a transposition touches each of their lines four times.
 inline constexpr std::int64_t kGatherRows = 32;
@@ -108,14 +124,16 @@ TILEWISE_INLINE void transpose_pairs(const std::uint16_t* from, std::uint32_t* t
 }
 
 // panel[pair][lane] = columns 2 * pair and 2 * pair + 1 of a row, their signs flipped if asked;
-// lanes from rows.count on are 0.  panel is (round_up(width, 32) / 2, kWidth)
+// lanes from rows.count on are 0, and those that `left_out` (if given) marks.  panel is
+// (round_up(width, 32) / 2, kWidth)
 template <int kWidth>
-void pack_pairs(const RowBlock& rows, bool negative, std::uint32_t* panel) {
+void pack_pairs(const RowBlock& rows, bool negative, const std::uint8_t* left_out,
+                std::uint32_t* panel) {
   static_assert(kWidth == kGatherRows, "a panel is gathered at once");
   const __m512i sign = _mm512_set1_epi16(negative ? static_cast<short>(0x8000) : short(0));
   Gathered gathered;
   for (std::int64_t c0 = 0; c0 < rows.width; c0 += kGatherWidth) {
-    gather_rows(rows, 0, c0, nullptr, sign, gathered);
+    gather_rows(rows, 0, c0, left_out, sign, gathered);
     const std::int64_t width = math::lesser(round_up(rows.width - c0, 32), kGatherWidth);
     for (std::int64_t c = 0; c < width; c += 8) {
       std::uint32_t* const to = panel + (c0 + c) / 2 * kWidth;
@@ -172,10 +190,19 @@ class PairRounder {
       : half_(_mm512_set1_epi32(0x8000)),
         upper_(_mm512_broadcast_i32x4(
             _mm_setr_epi8(2, 3, -1, -1, 6, 7, -1, -1, 10, 11, -1, -1, 14, 15, -1, -1))) {}
+  // The bf16 in the upper half of every word.
+  TILEWISE_INLINE __m512i rounded(Vec<float> x) const {
+    return _mm512_add_epi32(__m512i(x.v), half_);
+  }
+  // What rounded() gave, in the lower half.
+  TILEWISE_INLINE __m512i lowered(__m512i words) const {
+    return _mm512_shuffle_epi8(words, upper_);
+  }
+  TILEWISE_INLINE static __m512i joined(__m512i lowered, __m512i rounded) {
+    return _mm512_mask_blend_epi16(0xAAAAAAAA, lowered, rounded);
+  }
   TILEWISE_INLINE void store(Vec<float> even, Vec<float> odd, std::uint32_t* to) const {
-    const __m512i low = _mm512_shuffle_epi8(_mm512_add_epi32(__m512i(even.v), half_), upper_);
-    const __m512i high = _mm512_add_epi32(__m512i(odd.v), half_);
-    _mm512_storeu_si512(to, _mm512_mask_blend_epi16(0xAAAAAAAA, low, high));
+    _mm512_storeu_si512(to, joined(lowered(rounded(even)), rounded(odd)));
   }
 
  private:

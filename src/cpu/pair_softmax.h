@@ -17,6 +17,7 @@ namespace tilewise::cpu::TILEWISE_TARGET {
 // Registers to a panel: two make the 32 x 32 block that keeps all eight tile registers busy.
 inline constexpr int kPanelRegisters = 2;
 inline constexpr int kPairWidth = kPanelRegisters * Vec<float>::kLanes;
+inline constexpr std::int64_t kPairStride = std::int64_t{kPairWidth} * 4;  // bytes
 inline constexpr std::int64_t kBlockKeys = 32;
 // Weights of up to 2^13 (a block's sum that stays below its bound may hold one of them) in a sum of
 // bf16 products lose nothing, and the reference seldom moves.
@@ -73,6 +74,7 @@ class WeightSlices {
   }
   // A block without weights.
   TILEWISE_INLINE void skip() { low_sum_ = high_sum_ = Vec<float>(0.0f); }
+  template <int kProduct>
   TILEWISE_INLINE void slice() {
 #pragma GCC unroll 4
     for (int i = 0; i < kKeyPairs; ++i) {
@@ -94,7 +96,8 @@ class WeightSlices {
   }
 
  private:
-  // The difference first: at the reference it must be 0, so that the weight there is exact.
+  // The difference first: at the reference it must be 0, so that the weight there is exact and a
+  // row of one key is its value, to the last bit.
   TILEWISE_INLINE Vec<float> weigh_half(Vec<float> anchor, int lane) {
     const Vec<float> even = pair_exp2((Vec<float>::load(scores_ + lane) - anchor) * unit_);
     const Vec<float> odd =

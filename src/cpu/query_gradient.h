@@ -27,7 +27,9 @@ struct QueryGradient {
 
 template <class T>
 TILEWISE_INLINE std::int64_t padded_head_dim(const Problem& problem) {
-  return divide_up(problem.head_dim, Vec<T>::kLanes) * Vec<T>::kLanes;
+  // The matrix unit adds blocks of 32 columns.
+  constexpr std::int64_t kLanes = TILEWISE_HAS_TILES ? 32 : Vec<T>::kLanes;
+  return divide_up(problem.head_dim, kLanes) * kLanes;
 }
 
 // A block's place in the order of those that add to the same rows. Blocks are taken in that order,
@@ -134,9 +136,12 @@ void store_query_gradient(const HeadContext& context, std::int64_t first, std::i
     using S = decltype(storage);
     for (std::int64_t i = 0; i < count; ++i) {
       S* const to = static_cast<S*>(problem.dq.data) + start + i * problem.dq.row;
-      for (std::int64_t c = 0; c < problem.head_dim; ++c) {
-        math::store(sums[i * gradient.row + c] * static_cast<T>(problem.scale), to + c);
-      }
+      const T* const from = sums + i * gradient.row;
+      std::int64_t c = 0;
+      for (; c + Vec<T>::kLanes <= problem.head_dim; c += Vec<T>::kLanes)
+        store_converted(Vec<T>::load(from + c) * Vec<T>(static_cast<T>(problem.scale)), to + c);
+      for (; c < problem.head_dim; ++c)
+        math::store(from[c] * static_cast<T>(problem.scale), to + c);
     }
   });
 }

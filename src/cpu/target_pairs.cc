@@ -1,6 +1,7 @@
 // The kernels of an instruction set with a matrix unit: what it makes faster, which is bf16. The
 // registry goes on to the instruction set's base for the rest.
 #include "cpu/kernels.h"
+#include "cpu/pair_backward.h"
 #include "cpu/traffic.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
@@ -17,11 +18,21 @@ Status forward(const Problem& problem, const RunContext& run) {
 double traffic_of_forward(const Problem& problem, std::int64_t concurrency) {
   return forward_traffic<PairBody>(problem, concurrency);
 }
+std::int64_t workspace_of_backward(const Problem& problem, std::int64_t concurrency) {
+  return backward_workspace<float, kPanelRegisters, PairKeys>(problem, concurrency);
+}
+Status backward(const Problem& problem, const RunContext& run) {
+  return run_backward<float, kPanelRegisters, PairKeys>(problem, run);
+}
+double traffic_of_backward(const Problem& problem, std::int64_t concurrency) {
+  return backward_traffic<float, kPanelRegisters, PairKeys>(problem, concurrency);
+}
 
 }  // namespace
 
 extern const TargetKernels kKernels;
-const TargetKernels kKernels = {workspace_of_forward, forward, nullptr, nullptr,
-                                traffic_of_forward,   nullptr};
+const TargetKernels kKernels = {workspace_of_forward,  forward,
+                                workspace_of_backward, backward,
+                                traffic_of_forward,    traffic_of_backward};
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET

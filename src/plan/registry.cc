@@ -29,13 +29,18 @@ const Kernel* const kForwardKernels[] = {
 };
 const Kernel* const kBackwardKernels[] = {
 #if defined(__x86_64__)
-    &cpu::kBackwardAvx512,          &cpu::kBackwardAvx2,         &cpu::kBackwardBaseline,
+    &cpu::kBackwardAmx,
+    &cpu::kBackwardAvx512,
+    &cpu::kBackwardAvx2,
+    &cpu::kBackwardBaseline,
 #elif defined(__aarch64__)
     &cpu::kBackwardNeon,
 #else
     &cpu::kBackwardGeneric,
 #endif
-    &reference::kFlash2Backward,    &reference::kFlash1Backward, &reference::kOnlineSoftmaxBackward,
+    &reference::kFlash2Backward,
+    &reference::kFlash1Backward,
+    &reference::kOnlineSoftmaxBackward,
     &reference::kThreePassBackward,
 };
 

@@ -104,14 +104,28 @@ Verdict Judge::judge(const char* kernel, const plan::Options& options) {
   return verdict;
 }
 
+namespace {
+
+// What a kernel may be off by that takes denormals for zero. Values that are denormal, and a result
+// that is: each below the smallest normal number, times weights whose sum is at most 1 / (1 - p).
+// In the backward pass, every value of a row is in dP and in delta, and their difference is
+// multiplied by the scale, and by numbers of the size of 1, in dQ and dK.
+double largest_flushed(const Case& description) {
+  const double weighted = 0x1p-125 / (1 - description.dropout_p);
+  if (description.operation == Operation::kForward) return weighted;
+  const double scale = description.scale == TILEWISE_DEFAULT_SCALE
+                           ? 1 / std::sqrt(static_cast<double>(description.head_dim))
+                           : std::fabs(description.scale);
+  return weighted * std::max(1.0, scale * static_cast<double>(description.value_dim));
+}
+
+}  // namespace
+
 std::vector<TensorReport> Judge::measure_accuracy(const problem::Kernel& kernel) {
   AccuracyOptions options;
   options.independent_errors = errors_are_independent(instance_.description());
   options.other_draws = other_draws_;
-  // Values that are denormal, and a result that is: each below the smallest normal number, times
-  // weights whose sum is at most 1 / (1 - p).
-  if (kernel.flushes_denormals)
-    options.flushed = 0x1p-125 / (1 - instance_.description().dropout_p);
+  if (kernel.flushes_denormals) options.flushed = largest_flushed(instance_.description());
   std::vector<const tilewise_problem*> plain;
   for (const auto& run : plain_) plain.push_back(&run->results());
   return check_accuracy(instance_.description().operation, instance_.request(), oracle_.results(),

@@ -33,30 +33,51 @@ TEST(Reliability, T16_SameBitsFromRunToRun) {
   }
 }
 
-TEST(Reliability, T17_ThreadsNeverChangeABit) {
-  TILEWISE_TRACE_SEED();
-  Random random(run_seed() + 2);
-  plan::Pool two(2);
-  plan::Pool seven(7);
-  const tilewise_executor of_two = two.executor();
-  const tilewise_executor of_seven = seven.executor();
-  ShuffledExecutor shuffled(3, run_seed());
-  for (int i = 0; i < 40; ++i) {
-    const Operation operation = kOperations[i % 2];
-    const Case c = verify::random_case(operation, kDtypes[i / 2 % 4], random);
+// One thread, and then others, in other numbers and orders.
+class ThreadCounts {
+ public:
+  void expect_same_bits(const Case& c) {
     Instance instance(c);
     give_forward_results(instance);
-    for (const Kernel* kernel : runnable_kernels(operation)) {
+    for (const Kernel* kernel : runnable_kernels(c.operation, c.dtype)) {
       tilewise_executor serial;
       tilewise_executor_init(&serial);
       const auto expected = run_for_bits(kernel->name, instance, {&serial});
       const RunSetup setups[] = {
-          {&of_two}, {&of_seven}, {shuffled.get()}, {&serial, 9}, {&of_two, 1}};
+          {&of_two_}, {&of_seven_}, {shuffled_.get()}, {&serial, 9}, {&of_two_, 1}};
       for (const RunSetup& setup : setups) {
         ASSERT_EQ(run_for_bits(kernel->name, instance, setup), expected)
             << kernel->name << ", concurrency " << setup.executor->max_concurrency << ": "
             << describe(c);
       }
+    }
+  }
+
+ private:
+  plan::Pool two_{2};
+  plan::Pool seven_{7};
+  tilewise_executor of_two_ = two_.executor();
+  tilewise_executor of_seven_ = seven_.executor();
+  ShuffledExecutor shuffled_{3, run_seed()};
+};
+
+TEST(Reliability, T17_ThreadsNeverChangeABit) {
+  TILEWISE_TRACE_SEED();
+  Random random(run_seed() + 2);
+  ThreadCounts threads;
+  for (int i = 0; i < 40; ++i)
+    threads.expect_same_bits(verify::random_case(kOperations[i % 2], kDtypes[i / 2 % 4], random));
+}
+
+// So many queries and keys that the number of threads decides how many go together.
+TEST(Reliability, T17_ThreadsAcrossTiles) {
+  TILEWISE_TRACE_SEED();
+  ThreadCounts threads;
+  for (const Operation operation : kOperations) {
+    for (const std::int32_t dtype : {TILEWISE_FP32, TILEWISE_BF16}) {
+      Case c = make_case(operation, dtype, {1, 1100, 1100, 2, 1, 40});
+      c.causal = true;
+      threads.expect_same_bits(c);
     }
   }
 }

@@ -72,5 +72,46 @@ TEST(Tiles, OptionsInLaterTiles) {
   }
 }
 
+// Past two tiles of queries, and of keys that a backward pass takes together.
+TEST(Tiles, ManyQueries) {
+  TILEWISE_TRACE_SEED();
+  for (const Operation operation : kOperations) {
+    for (const std::int32_t dtype : {TILEWISE_FP32, TILEWISE_BF16}) {
+      Case c = make_case(operation, dtype, {1, 1100, 1070, 2, 1, 40});
+      c.value_dim = 24;
+      c.causal = true;
+      c.sink = true;
+      expect_all_pass(c);
+      c.causal = false;
+      c.window_left = 300;
+      c.window_right = 20;
+      c.dropout_p = 0.2;
+      c.dropout_seed = 5;
+      expect_all_pass(c);
+      c.softcap = 3;
+      c.alibi = true;
+      c.dropout_p = 0;
+      expect_all_pass(c);
+    }
+  }
+}
+
+// Several sequences, their keys of other lengths; two of them within one tile.
+TEST(Tiles, PackedSequences) {
+  TILEWISE_TRACE_SEED();
+  for (const Operation operation : kOperations) {
+    for (const std::int32_t dtype : {TILEWISE_FP32, TILEWISE_BF16}) {
+      Case c = make_case(operation, dtype, {3, 0, 0, 2, 2, 32});
+      c.q_packed = c.k_packed = true;
+      c.q_lengths = {530, 33, 90};
+      c.k_lengths = {70, 600, 41};
+      c.unowned = 3;
+      c.causal = true;
+      c.dlse = operation == Operation::kBackward;
+      expect_all_pass(c);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tilewise::tests
