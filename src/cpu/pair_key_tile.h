@@ -236,14 +236,16 @@ TILEWISE_INLINE void add_tile_to_dq(const HeadContext& context, const PairQueryT
   }
   if (pending != nullptr) store_block(pending, stride);
   if (row >= tile.end) return;
-  // Fewer than 32 rows: the next ones are another sequence's.
-  for (std::int64_t i = 0; i < kBlockQueries * gradient.row; ++i) scratch.rest[i] = 0;
+  // Fewer than 32 rows: the next ones are another sequence's. Sums go on from where they are, as
+  // above: how many panels go together must not show.
+  float* const sums = gradient.at(context, row);
+  const std::int64_t count_left = (context.sequence.q_len - row) * gradient.row;
+  for (std::int64_t i = 0; i < kBlockQueries * gradient.row; ++i)
+    scratch.rest[i] = i < count_left ? sums[i] : 0;
   pending = add_group_to_dq((row - tile.first) / kBlockQueries, frames, count, scratch.rest, stride,
                             nullptr, scratch);
   if (pending != nullptr) store_block(pending, stride);
-  float* const sums = gradient.at(context, row);
-  for (std::int64_t i = 0; i < (context.sequence.q_len - row) * gradient.row; ++i)
-    sums[i] += scratch.rest[i];
+  for (std::int64_t i = 0; i < count_left; ++i) sums[i] = scratch.rest[i];
 }
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET

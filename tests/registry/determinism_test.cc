@@ -77,6 +77,7 @@ TEST(Reliability, T17_ThreadsAcrossTiles) {
     for (const std::int32_t dtype : {TILEWISE_FP32, TILEWISE_BF16}) {
       Case c = make_case(operation, dtype, {1, 1100, 1100, 2, 1, 40});
       c.causal = true;
+      c.output_dtype = TILEWISE_FP32;  // all bits of the sums
       threads.expect_same_bits(c);
     }
   }
@@ -104,6 +105,7 @@ TEST(Reliability, T17_BatchInvariance) {
     for (const Shape shape : {Shape{1, 4500}, Shape{37, 300}}) {
       Case c = make_case(operation, TILEWISE_BF16, {kBatch, shape.q_len, shape.k_len, 4, 2, 16});
       c.batch_invariant = true;
+      c.output_dtype = TILEWISE_FP32;  // all bits of the sums
       c.causal = shape.q_len > 1;
       Instance instance(c);
       give_forward_results(instance);
