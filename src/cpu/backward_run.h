@@ -91,9 +91,9 @@ BackwardWorkspace<T, Keys> take_backward(const Problem& problem, std::int64_t co
   workspace.delta.batch = problem.q_packed ? 0 : problem.heads * problem.q_rows;
   workspace.delta.head = problem.q_rows;
   workspace.delta.row = 1;
-  workspace.panels =
-      choose_panels(problem.batch * problem.kv_heads, divide_up(problem.max_k, kWidth),
-                    Keys::kMostPanels, concurrency);
+  const std::int64_t of_head = divide_up(problem.max_k, kWidth);
+  workspace.panels = even_panels(of_head, choose_panels(problem.batch * problem.kv_heads, of_head,
+                                                        Keys::kMostPanels, concurrency));
   workspace.query_gradient = take_query_gradient<T, kWidth>(problem, workspace.panels, arena);
   workspace.scratch_bytes = backward_scratch_bytes<T, kWidth, Keys>(problem, workspace.panels);
   std::int64_t all_workers = 0;

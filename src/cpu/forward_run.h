@@ -11,12 +11,19 @@ namespace tilewise::cpu::TILEWISE_TARGET {
 // for all of them. With D = 128 they take 48 KB each of the L2.
 inline constexpr std::int64_t kMostPanels = 16;
 
-// Panels of a block of queries.
+// Panels of a block of queries, and its rows. Room is made for the panels: evening out depends on
+// the length, and the workspace must not.
+struct BlockSize {
+  std::int64_t panels;
+  std::int64_t rows;
+};
 template <int kWidth>
-TILEWISE_INLINE std::int64_t query_panels(const Problem& problem, std::int64_t most,
-                                          std::int64_t concurrency) {
-  return choose_panels(problem.batch * problem.heads, divide_up(problem.max_q, kWidth), most,
-                       concurrency);
+TILEWISE_INLINE BlockSize block_size(const Problem& problem, std::int64_t most,
+                                     std::int64_t concurrency) {
+  const std::int64_t of_head = divide_up(problem.max_q, kWidth);
+  const std::int64_t panels =
+      choose_panels(problem.batch * problem.heads, of_head, most, concurrency);
+  return {panels, even_panels(of_head, panels) * kWidth};
 }
 
 // How one worker computes blocks, and how many rows they have: multiply-adds in T.
@@ -29,8 +36,8 @@ struct WideBody {
   std::int64_t rows;
 
   static WideBody take(const Problem& problem, std::int64_t concurrency, Arena& arena) {
-    const std::int64_t panels = query_panels<kWidth>(problem, kMostPanels, concurrency);
-    return {take_forward_scratch<T, kWidth>(problem, panels, arena), panels * kWidth};
+    const BlockSize size = block_size<kWidth>(problem, kMostPanels, concurrency);
+    return {take_forward_scratch<T, kWidth>(problem, size.panels, arena), size.rows};
   }
   Band* bands() const { return scratch.bands; }
   void forget() const {}
@@ -48,8 +55,8 @@ struct PairBody {
   std::int64_t rows;
 
   static PairBody take(const Problem& problem, std::int64_t concurrency, Arena& arena) {
-    const std::int64_t panels = query_panels<kPairWidth>(problem, kMostPairPanels, concurrency);
-    return {take_pair_scratch(problem, panels, arena), panels * kPairWidth};
+    const BlockSize size = block_size<kPairWidth>(problem, kMostPairPanels, concurrency);
+    return {take_pair_scratch(problem, size.panels, arena), size.rows};
   }
   Band* bands() const { return scratch.plain.bands; }
   // The workspace is garbage at first: nothing is packed.

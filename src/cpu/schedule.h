@@ -32,13 +32,17 @@ TILEWISE_INLINE Shared take_shared(const Problem& problem, Arena& arena) {
 }
 
 // How many panels (of queries or keys) make a block, for `heads` heads of `panels_of_head` panels:
-// at most `most`, fewer when several workers would have too few blocks to share, and blocks of one
-// size. No result depends on it.
+// at most `most`, fewer when several workers would have too few blocks to share. No result depends
+// on it.
 TILEWISE_INLINE std::int64_t choose_panels(std::int64_t heads, std::int64_t panels_of_head,
                                            std::int64_t most, std::int64_t concurrency) {
   std::int64_t panels = most;
   while (concurrency > 1 && panels > 1 && heads * panels_of_head < panels * concurrency * 4)
     panels /= 2;
+  return math::clamp(panels_of_head, 1, panels);
+}
+// The same number of blocks of `panels` panels or fewer, of one size.
+TILEWISE_INLINE std::int64_t even_panels(std::int64_t panels_of_head, std::int64_t panels) {
   const std::int64_t blocks = divide_up(panels_of_head, panels);
   return blocks == 0 ? 1 : divide_up(panels_of_head, blocks);
 }

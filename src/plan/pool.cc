@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cfenv>
+#include <chrono>
 #include <condition_variable>
 #include <cstdio>
 #include <mutex>
@@ -25,7 +26,7 @@ struct Job {
   std::int64_t n;
   std::fenv_t environment;
   std::atomic<std::int64_t> next{0};
-  std::int32_t users = 0;  // workers inside; guarded by the crew's mutex
+  std::atomic<std::int32_t> users{0};  // workers inside; changed under the crew's mutex
   Job* link = nullptr;
 
   bool exhausted() const { return next.load(std::memory_order_relaxed) >= n; }
@@ -36,6 +37,23 @@ struct Job {
 };
 
 thread_local bool inside_item = false;
+
+// To wake a sleeping thread takes longer than many a problem: idle threads watch for the next one
+// for so long before they sleep.
+constexpr std::chrono::microseconds kSpin{50};
+
+template <class Condition>
+void spin_until(const Condition& condition) {
+  const auto end = std::chrono::steady_clock::now() + kSpin;
+  do {
+    for (int i = 0; i < 32; ++i) {
+      if (condition()) return;
+#if defined(__x86_64__)
+      __builtin_ia32_pause();
+#endif
+    }
+  } while (std::chrono::steady_clock::now() < end);
+}
 
 // Forks are counted, and no fork happens while a crew is being hired: the child finds the mutex
 // free and its crew gone.
@@ -87,6 +105,7 @@ struct Pool::Crew {
   std::condition_variable worker_left;
   Job* jobs = nullptr;  // those that may still have items
   bool closing = false;
+  std::atomic<std::uint64_t> arrivals = 0;  // of jobs, and of the end
   std::vector<std::thread> workers;
 
   Job* open_job() const {
@@ -100,8 +119,14 @@ struct Pool::Crew {
     inside_item = true;
     std::unique_lock lock(mutex);
     while (true) {
-      Job* job = nullptr;
-      work_arrived.wait(lock, [&] { return closing || (job = open_job()) != nullptr; });
+      Job* job = open_job();
+      if (job == nullptr && !closing) {
+        const std::uint64_t seen = arrivals.load(std::memory_order_relaxed);
+        lock.unlock();
+        spin_until([&] { return arrivals.load(std::memory_order_relaxed) != seen; });
+        lock.lock();
+        work_arrived.wait(lock, [&] { return closing || (job = open_job()) != nullptr; });
+      }
       if (job == nullptr) return;
       ++job->users;
       lock.unlock();
@@ -116,6 +141,7 @@ struct Pool::Crew {
     const std::lock_guard lock(mutex);
     job->link = jobs;
     jobs = job;
+    arrivals.fetch_add(1, std::memory_order_relaxed);
   }
 
   void remove_and_wait(Job* job) {
@@ -123,6 +149,9 @@ struct Pool::Crew {
     Job** place = &jobs;
     while (*place != job) place = &(*place)->link;
     *place = job->link;
+    lock.unlock();
+    spin_until([&] { return job->users.load(std::memory_order_relaxed) == 0; });
+    lock.lock();
     worker_left.wait(lock, [&] { return job->users == 0; });
   }
 };
@@ -152,6 +181,7 @@ Pool::~Pool() {
   {
     const std::lock_guard crew_lock(crew_->mutex);
     crew_->closing = true;
+    crew_->arrivals.fetch_add(1, std::memory_order_relaxed);
   }
   crew_->work_arrived.notify_all();
   for (std::thread& worker : crew_->workers) worker.join();
