@@ -8,8 +8,8 @@ namespace {
 constexpr int kMostDevices = 64;
 
 struct Devices {
+  int count = 0;  // first: the initialiser of `error` sets it
   cudaError_t error;
-  int count = 0;
   DeviceInfo infos[kMostDevices];
 
   Devices() : error(cudaGetDeviceCount(&count)), infos{} {
