@@ -37,26 +37,38 @@ __device__ __forceinline__ float quad_sum(float x) {
 template <int kCount>
 __device__ __forceinline__ void update(float (&scores)[kCount], RowStates& states, float unit,
                                        float (&factor)[kRowsPerLane]) {
+  // Chains for each row: a warp is alone with its scheduler here, and a maximum or a sum takes four
+  // cycles, in which two rows of two chains have something to do.
+  constexpr int kChains = 2;
+  float partial[kRowsPerLane][kChains];
+#pragma unroll
+  for (int r = 0; r < kCount; r += 2) {
+    float& max = partial[register_row(r)][r / 4 % kChains];
+    const float pair = fmaxf(scores[r], scores[r + 1]);
+    max = r / 4 < kChains ? pair : fmaxf(max, pair);
+  }
+  float anchor[kRowsPerLane];
 #pragma unroll
   for (int which = 0; which < kRowsPerLane; ++which) {
-    float max = fmaxf(scores[2 * which], scores[2 * which + 1]);
-#pragma unroll
-    for (int r = 4 + 2 * which; r < kCount; r += 4) {
-      max = fmaxf(max, fmaxf(scores[r], scores[r + 1]));
-    }
     math::SoftmaxState<float>& state = states.row[which];
     const float before = state.max;
-    state.max = fmaxf(before, quad_maximum(max) * unit);
-    const float anchor = math::anchor(state.max);
-    factor[which] = ptx::exp2_approx(before - anchor);
-    float sum = 0;
+    state.max = fmaxf(before, quad_maximum(fmaxf(partial[which][0], partial[which][1])) * unit);
+    anchor[which] = math::anchor(state.max);
+    factor[which] = ptx::exp2_approx(before - anchor[which]);
+  }
 #pragma unroll
-    for (int r = 2 * which; r < kCount; r += 4) {
-      scores[r] = ptx::exp2_approx(__fmaf_rn(scores[r], unit, -anchor));
-      scores[r + 1] = ptx::exp2_approx(__fmaf_rn(scores[r + 1], unit, -anchor));
-      sum += scores[r] + scores[r + 1];
-    }
-    state.sum = __fmaf_rn(state.sum, factor[which], sum);
+  for (int r = 0; r < kCount; r += 2) {
+    const int which = register_row(r);
+    scores[r] = ptx::exp2_approx(__fmaf_rn(scores[r], unit, -anchor[which]));
+    scores[r + 1] = ptx::exp2_approx(__fmaf_rn(scores[r + 1], unit, -anchor[which]));
+    float& sum = partial[which][r / 4 % kChains];
+    const float pair = scores[r] + scores[r + 1];
+    sum = r / 4 < kChains ? pair : sum + pair;
+  }
+#pragma unroll
+  for (int which = 0; which < kRowsPerLane; ++which) {
+    math::SoftmaxState<float>& state = states.row[which];
+    state.sum = __fmaf_rn(state.sum, factor[which], partial[which][0] + partial[which][1]);
   }
 }
 
