@@ -37,6 +37,7 @@ TILEWISE_INLINE constexpr KernelConfig decode(std::uint32_t code) {
 }
 
 inline constexpr int kStages = 2;  // of K and of V each
+inline constexpr int kMostWarpgroups = 3;
 
 // Why these tiles. Two stages of K and of V beside Q fill 227 KB of shared memory at most; scores
 // (k_tile / 2), weights (k_tile / 4) and out (D / 2) of a thread must fit its registers with some

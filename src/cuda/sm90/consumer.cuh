@@ -39,7 +39,7 @@ class Consumer {
 #pragma unroll
     for (float& x : out) x = 0;
     if (tile.first_key >= tile.end_key) {
-      release(shared_.barriers.q_empty);
+      release(shared_.barriers.q_empty[warpgroup_]);
       return;
     }
     std::int32_t key = tile.end_key - 1;
@@ -48,11 +48,11 @@ class Consumer {
     ptx::wait_products<0>();
     take_scores(tile, key, scores, states, factor);
     while (--key >= tile.first_key) {
-      wait_full(shared_.barriers.k_full, k_place_);
+      wait_values(tile, key + 1);
       finish_values(key + 2 < tile.end_key, scores, factor, out, weights);
+      wait_full(shared_.barriers.k_full, k_place_);
       take_turn();
       multiply_scores(scores);
-      wait_values(tile, key + 1);
       multiply_values(weights, out);
       give_turn();
       ptx::wait_products<1>();
@@ -69,18 +69,18 @@ class Consumer {
  private:
   // scores (64, k_tile) = Q K^T, started.
   __device__ __forceinline__ void multiply_scores(float (&scores)[kScores]) {
-    const std::uint32_t q =
-        ptx::shared_address(shared_.q) + warpgroup_ * tile::kRows * tile::kPanelRowBytes;
-    const std::uint32_t k = ptx::shared_address(shared_.k[k_place_.stage]);
+    // Steps move the address in a descriptor, which counts 16 bytes and never leaves its 14 bits.
+    const std::uint64_t q = tile::rows_descriptor(
+        ptx::shared_address(shared_.q + warpgroup_ * tile::kRows * kConfig.head_dim * 2));
+    const std::uint64_t k = tile::rows_descriptor(ptx::shared_address(shared_.k[k_place_.stage]));
     ptx::begin_products();
 #pragma unroll
     for (int step = 0; step < kConfig.head_dim / kSteps; ++step) {
       const int panel = step * kSteps / tile::kPanelColumns;
       const int byte = step * kSteps % tile::kPanelColumns * 2;
       ptx::Product<kConfig.k_tile>::template scores<kConfig.fp16>(
-          scores, tile::rows_descriptor(q + panel * kConfig.q_tile * tile::kPanelRowBytes + byte),
-          tile::rows_descriptor(k + panel * kConfig.k_tile * tile::kPanelRowBytes + byte),
-          step > 0);
+          scores, q + (panel * tile::kRows * tile::kPanelRowBytes + byte) / 16,
+          k + (panel * kConfig.k_tile * tile::kPanelRowBytes + byte) / 16, step > 0);
     }
     ptx::commit_products();
   }
@@ -88,14 +88,13 @@ class Consumer {
   // out (64, D) += weights (64, k_tile) V, started.
   __device__ __forceinline__ void multiply_values(const std::uint32_t (&weights)[kScores / 2],
                                                   float (&out)[kOut]) {
-    const std::uint32_t v = ptx::shared_address(shared_.v[v_place_.stage]);
+    const std::uint64_t v = tile::columns_descriptor(ptx::shared_address(shared_.v[v_place_.stage]),
+                                                     kConfig.k_tile * tile::kPanelRowBytes);
     ptx::begin_products();
 #pragma unroll
     for (int step = 0; step < kConfig.k_tile / kSteps; ++step) {
       ptx::Product<kConfig.head_dim>::template values<kConfig.fp16>(
-          out, weights + 4 * step,
-          tile::columns_descriptor(v + step * kSteps * tile::kPanelRowBytes,
-                                   kConfig.k_tile * tile::kPanelRowBytes));
+          out, weights + 4 * step, v + step * kSteps * tile::kPanelRowBytes / 16);
     }
     ptx::commit_products();
     v_place_.advance();
@@ -108,16 +107,18 @@ class Consumer {
     ptx::settle(scores);
     release(shared_.barriers.k_empty[k_place_.stage]);
     k_place_.advance();
-    if (key == tile.first_key) release(shared_.barriers.q_empty);
+    if (key == tile.first_key) release(shared_.barriers.q_empty[warpgroup_]);
     apply_rules(tile, key, scores);
     tile::update(scores, states, parameters_.unit, factor);
     ptx::settle(scores);
   }
 
   // The product of the weights before is done, if there was one: its registers are free.
-  // NOTE: called behind a wait at a memory barrier, not before it: a wait for products in the same
-  // basic block as the exponentials is scheduled before them by ptxas 13.0, and then they run beside
-  // nothing (D 128, S 8192: 609 instead of 690 TFLOP/s).
+  //
+  // NOTE: between waits at memory barriers, whose loops end basic blocks. In one block with the
+  // exponentials, ptxas 13.0 waits for the products first and the exponentials run beside nothing
+  // (D 128, S 8192: 609 TFLOP/s, not 635); in one block with the turn, it packs the weights inside
+  // of the turn.
   __device__ __forceinline__ void finish_values(bool started, const float (&scores)[kScores],
                                                 const float (&factor)[tile::kRowsPerLane],
                                                 float (&out)[kOut],
@@ -127,6 +128,7 @@ class Consumer {
     if (started) release_values();
     tile::rescale(out, factor);
     tile::pack<kConfig.fp16>(scores, weights);
+    ptx::settle(weights);  // before the turn at the tensor cores, not in it
   }
   // The stage that the last product with V has read.
   __device__ __forceinline__ void release_values() {

@@ -14,7 +14,7 @@ __device__ __forceinline__ void consume(const Parameters& parameters, Shared<kCo
                                         int warpgroup) {
   Consumer<kConfig> consumer(parameters, shared, warpgroup);
   for (std::uint32_t parity = 0;; parity ^= 1) {
-    ptx::wait(ptx::shared_address(&shared.barriers.q_full), parity);
+    ptx::wait(ptx::shared_address(&shared.barriers.q_full[warpgroup]), parity);
     const Tile tile = shared.tiles[parity];
     if (tile.index < 0) return;
     float out[Consumer<kConfig>::kOut];

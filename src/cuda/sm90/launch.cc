@@ -7,6 +7,7 @@
 #include "cuda/sequences.cuh"
 #include "cuda/sm90/parameters.h"
 #include "cuda/sm90/tensor_map.h"
+#include "cuda/tile/fragment.h"
 #include "math/config.h"
 #include "problem/checked.h"
 
@@ -63,6 +64,9 @@ bool needs_lengths(const Problem& problem) {
   return has_table(problem) || problem.seqused_k.present();
 }
 
+// Tiles of very different lengths are taken from a counter, others in turns fixed beforehand.
+bool counts(const Problem& problem) { return is_causal(problem) || needs_lengths(problem); }
+
 // The parts of the workspace, one behind the other.
 struct Workspace {
   std::int64_t table = 0;
@@ -77,7 +81,7 @@ struct Workspace {
     table = take(table_bytes(problem));
     lengths = take(listed ? problem.batch * static_cast<std::int64_t>(sizeof(Lengths)) : 0);
     tile_starts = take(listed ? (problem.batch + 1) * 4 : 0);
-    counter = take(listed ? 4 : 0);
+    counter = take(counts(problem) ? 4 : 0);
     const std::int64_t warps = instance_for(problem, false).config.q_tile / 16;
     redo = take(most_work(problem).value * warps);
   }
@@ -187,8 +191,7 @@ bool takes_wide_stores(const Problem& problem) {
 
 problem::Status make_maps(const Problem& problem, const KernelConfig& config,
                           Parameters* parameters) {
-  const problem::Status q =
-      make_map(rows_of_q(problem), config.q_tile, config.fp16, &parameters->q);
+  const problem::Status q = make_map(rows_of_q(problem), tile::kRows, config.fp16, &parameters->q);
   if (q != TILEWISE_OK) return q;
   parameters->k = parameters->q;
   parameters->v = parameters->q;
@@ -215,7 +218,8 @@ void fill_parameters(const Problem& problem, const KernelConfig& config, std::by
   parameters->schedule = schedule_of(problem, config);
   parameters->packed = {reinterpret_cast<const std::int32_t*>(workspace + places.tile_starts),
                         heads, batch, is_causal(problem)};
-  if (listed) parameters->counter = reinterpret_cast<unsigned*>(workspace + places.counter);
+  if (counts(problem))
+    parameters->counter = reinterpret_cast<unsigned*>(workspace + places.counter);
   parameters->redo = reinterpret_cast<std::uint8_t*>(workspace + places.redo);
   parameters->window_left =
       static_cast<std::int32_t>(math::lesser(problem.window_left, tile::kLongest));
@@ -237,6 +241,11 @@ cudaError_t start(const Parameters& parameters, const Instance& instance, int mu
   }
   if (parameters.lengths != nullptr) {
     const cudaError_t error = start_prepare(parameters, instance.config.q_tile, stream);
+    if (error != cudaSuccess) return error;
+  }
+  if (parameters.counter != nullptr) {
+    const cudaError_t error =
+        cudaMemsetAsync(parameters.counter, 0, sizeof(*parameters.counter), stream);
     if (error != cudaSuccess) return error;
   }
   const cudaError_t filled = fill_unowned(problem, parameters.table, stream);

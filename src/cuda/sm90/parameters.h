@@ -63,7 +63,7 @@ cudaError_t load_support();
 // Computes the rows that a kernel has marked by the careful path (cuda/reference_row.cuh).
 cudaError_t start_redo(const Parameters& parameters, int q_tile, int blocks, cudaStream_t stream);
 
-// Fills lengths (B) and tile_starts (B + 1), zeroes the counter.
+// Fills lengths (B) and tile_starts (B + 1).
 cudaError_t start_prepare(const Parameters& parameters, int q_tile, cudaStream_t stream);
 
 }  // namespace tilewise::cuda::sm90

@@ -4,6 +4,7 @@
 
 #include "cuda/ptx/copy.cuh"
 #include "cuda/sm90/shared.cuh"
+#include "cuda/tile/fragment.h"
 #include "cuda/tile/swizzle.h"
 
 namespace tilewise::cuda::sm90 {
@@ -82,16 +83,20 @@ class Producer {
         parameters_.problem.q_packed ? parameters_.packed.count() : parameters_.schedule.count();
     Walk walk;
     std::uint32_t slot = 0;
+    std::int32_t index = walk.next(parameters_);
 #pragma unroll 1
-    for (std::int32_t index = walk.next(parameters_); index < count;
-         index = walk.next(parameters_)) {
+    while (index < count) {
       describe<kConfig>(parameters_, index, shared_.tiles[slot]);
+      index = walk.next(parameters_);  // asked for before it is needed
       copy_tile(shared_.tiles[slot]);
       slot ^= 1;
     }
-    wait_for_queries();
     shared_.tiles[slot].index = -1;
-    ptx::arrive(ptx::shared_address(&shared_.barriers.q_full));
+#pragma unroll 1
+    for (int warpgroup = 0; warpgroup < kConfig.warpgroups(); ++warpgroup) {
+      ptx::wait(ptx::shared_address(&shared_.barriers.q_empty[warpgroup]), q_parity_);
+      ptx::arrive(ptx::shared_address(&shared_.barriers.q_full[warpgroup]));
+    }
   }
 
  private:
@@ -99,12 +104,9 @@ class Producer {
     const std::int32_t first = tile.first_key;
     const std::int32_t end = tile.end_key;
     if (first < end) copy_k(tile, end - 1);
-    wait_for_queries();
-    const TensorMap& q = parameters_.q;
-    copy_rows<kConfig.q_tile, kConfig.head_dim>(
-        shared_.q,
-        {&q.map, tile.q_start + tile.row, tile.head * q.head_step, tile.batch * q.batch_step},
-        shared_.barriers.q_full, ptx::Keep::kBriefly);
+#pragma unroll 1
+    for (int warpgroup = 0; warpgroup < kConfig.warpgroups(); ++warpgroup) copy_q(tile, warpgroup);
+    q_parity_ ^= 1;
 #pragma unroll 1
     for (std::int32_t key = end - 2; key >= first; --key) {
       copy_k(tile, key);
@@ -113,10 +115,15 @@ class Producer {
     if (first < end) copy_v(tile, first);
   }
 
-  // Until the consumers have read the Q of the tile before, and its description.
-  __device__ __forceinline__ void wait_for_queries() {
-    ptx::wait(ptx::shared_address(&shared_.barriers.q_empty), q_parity_);
-    q_parity_ ^= 1;
+  // Once the warpgroup has multiplied the last scores of the tile before.
+  __device__ __forceinline__ void copy_q(const Tile& tile, int warpgroup) {
+    const TensorMap& q = parameters_.q;
+    ptx::wait(ptx::shared_address(&shared_.barriers.q_empty[warpgroup]), q_parity_);
+    copy_rows<tile::kRows, kConfig.head_dim>(
+        shared_.q + warpgroup * tile::kRows * kConfig.head_dim * 2,
+        {&q.map, tile.q_start + tile.row + warpgroup * tile::kRows, tile.head * q.head_step,
+         tile.batch * q.batch_step},
+        shared_.barriers.q_full[warpgroup], ptx::Keep::kBriefly);
   }
 
   __device__ __forceinline__ Source keys_of(const TensorMap& tensor, const Tile& tile,

@@ -26,7 +26,7 @@ struct Tile {
 };
 
 struct Barriers {
-  std::uint64_t q_full, q_empty;
+  std::uint64_t q_full[kMostWarpgroups], q_empty[kMostWarpgroups];
   std::uint64_t k_full[kStages], k_empty[kStages];
   std::uint64_t v_full[kStages], v_empty[kStages];
 };
@@ -34,19 +34,23 @@ struct Barriers {
 // Everything begins at multiples of 1024 bytes, as the swizzle wants.
 template <KernelConfig kConfig>
 struct Shared {
-  unsigned char q[kConfig.q_bytes()];           // (D / 64) panels of (q_tile, 64)
+  unsigned char q[kConfig.q_bytes()];           // of each warpgroup (D / 64) panels of (64, 64)
   unsigned char k[kStages][kConfig.k_bytes()];  // (D / 64) panels of (k_tile, 64)
   unsigned char v[kStages][kConfig.k_bytes()];
   Barriers barriers;
   Tile tiles[2];  // in turns: the next one is described while this one is computed
 };
 
-// One arrival for each warp that reads: all four warps of a warpgroup read all of a stage.
+// One arrival for each warp that reads: all four warps of a warpgroup read all of a stage. Q is
+// each warpgroup's own: one may be done with a tile, and on its way into the next, before the
+// other.
 template <KernelConfig kConfig>
 __device__ void init_barriers(Barriers& barriers) {
   constexpr std::uint32_t kReaders = 4 * kConfig.warpgroups();
-  ptx::init_barrier(ptx::shared_address(&barriers.q_full), 1);
-  ptx::init_barrier(ptx::shared_address(&barriers.q_empty), kReaders);
+  for (int warpgroup = 0; warpgroup < kConfig.warpgroups(); ++warpgroup) {
+    ptx::init_barrier(ptx::shared_address(&barriers.q_full[warpgroup]), 1);
+    ptx::init_barrier(ptx::shared_address(&barriers.q_empty[warpgroup]), 4);
+  }
   for (int stage = 0; stage < kStages; ++stage) {
     ptx::init_barrier(ptx::shared_address(&barriers.k_full[stage]), 1);
     ptx::init_barrier(ptx::shared_address(&barriers.k_empty[stage]), kReaders);

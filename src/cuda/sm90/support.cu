@@ -29,10 +29,7 @@ __global__ void __launch_bounds__(kScanThreads)
         running(tiles, warps, carry, [](std::int64_t a, std::int64_t c) { return a + c; });
     if (b < problem.batch) tile_starts[b + 1] = static_cast<std::int32_t>(end);
   }
-  if (threadIdx.x == 0) {
-    tile_starts[0] = 0;
-    *parameters.counter = 0;
-  }
+  if (threadIdx.x == 0) tile_starts[0] = 0;
 }
 
 // A block looks at the marks of kRowThreads warps at a time and redoes the rows of those that are
