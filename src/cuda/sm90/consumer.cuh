@@ -15,6 +15,7 @@ namespace tilewise::cuda::sm90 {
 
 inline constexpr std::uint32_t kTurnBarrier = 1;   // named barriers: one for each warpgroup's turn
 inline constexpr std::uint32_t kClearBarrier = 4;  // and one for each to clear V together
+inline constexpr int kEarly = 2;                   // steps before its end that a turn is given on
 inline constexpr int kSteps = 16;                  // of the summed dimension in one instruction
 
 template <KernelConfig kConfig>
@@ -53,14 +54,13 @@ class Consumer {
       wait_full(shared_.barriers.k_full, k_place_);
       take_turn();
       multiply_scores(scores);
-      multiply_values(weights, out);
-      give_turn();
+      multiply_values<true>(weights, out);
       ptx::wait_products<1>();
       take_scores(tile, key, scores, states, factor);
     }
     wait_values(tile, tile.first_key);
     finish_values(tile.first_key + 1 < tile.end_key, scores, factor, out, weights);
-    multiply_values(weights, out);
+    multiply_values<false>(weights, out);
     ptx::wait_products<0>();
     ptx::settle(out);
     release_values();
@@ -85,7 +85,9 @@ class Consumer {
     ptx::commit_products();
   }
 
-  // out (64, D) += weights (64, k_tile) V, started.
+  // out (64, D) += weights (64, k_tile) V, started. The next warpgroup gets its turn before the
+  // end: it takes as long to begin as the last steps take.
+  template <bool kTurn>
   __device__ __forceinline__ void multiply_values(const std::uint32_t (&weights)[kScores / 2],
                                                   float (&out)[kOut]) {
     const std::uint64_t v = tile::columns_descriptor(ptx::shared_address(shared_.v[v_place_.stage]),
@@ -93,6 +95,7 @@ class Consumer {
     ptx::begin_products();
 #pragma unroll
     for (int step = 0; step < kConfig.k_tile / kSteps; ++step) {
+      if (kTurn && step == kConfig.k_tile / kSteps - kEarly) give_turn();
       ptx::Product<kConfig.head_dim>::template values<kConfig.fp16>(
           out, weights + 4 * step, v + step * kSteps * tile::kPanelRowBytes / 16);
     }
@@ -132,7 +135,7 @@ class Consumer {
   }
   // The stage that the last product with V has read.
   __device__ __forceinline__ void release_values() {
-    release(shared_.barriers.v_empty[(v_place_.stage + kStages - 1) % kStages]);
+    release(shared_.barriers.v_empty[(v_place_.stage + kConfig.stages - 1) % kConfig.stages]);
   }
 
   // Waits for V. The rows of another sequence, behind the end of this one, become zeros: their
@@ -210,8 +213,8 @@ class Consumer {
   const Parameters& parameters_;
   Shared<kConfig>& shared_;
   int warpgroup_;
-  Place k_place_;
-  Place v_place_;
+  Place<kConfig.stages> k_place_;
+  Place<kConfig.stages> v_place_;
 };
 
 }  // namespace tilewise::cuda::sm90

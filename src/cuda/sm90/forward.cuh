@@ -64,11 +64,12 @@ struct Launch {
   static constexpr Instance instance() { return {kConfig, load, start}; }
 };
 
-// The kernel that the table has for a head dimension and kind of mask.
-template <bool kFp16, int kHeadDim, bool kEdges, bool kGeneral>
+// The kernel of a row of the table.
+template <bool kFp16, bool kGeneral, int kRow>
 constexpr Instance table_instance() {
-  constexpr TileRow kRow = tiles_for(kHeadDim, kEdges);
-  constexpr KernelConfig kConfig = {kFp16, kHeadDim, kRow.q_tile, kRow.k_tile, kGeneral};
+  constexpr TileRow row = kTiles[kRow];
+  constexpr KernelConfig kConfig = {kFp16,      row.head_dim, row.q_tile,
+                                    row.k_tile, row.stages,   kGeneral};
   return Launch<kConfig>::instance();
 }
 

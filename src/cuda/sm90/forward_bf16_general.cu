@@ -2,10 +2,11 @@
 
 namespace tilewise::cuda::sm90 {
 
-extern const Instance kForward_bf16_general[3] = {
-    table_instance<false, 64, false, true>(),
-    table_instance<false, 128, false, true>(),
-    table_instance<false, 128, true, true>(),
+extern const Instance kForward_bf16_general[kTileRows] = {
+    table_instance<false, true, 0>(),
+    table_instance<false, true, 1>(),
+    table_instance<false, true, 2>(),
+    table_instance<false, true, 3>(),
 };
 
 }  // namespace tilewise::cuda::sm90

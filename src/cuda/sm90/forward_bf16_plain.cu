@@ -2,10 +2,11 @@
 
 namespace tilewise::cuda::sm90 {
 
-extern const Instance kForward_bf16_plain[3] = {
-    table_instance<false, 64, false, false>(),
-    table_instance<false, 128, false, false>(),
-    table_instance<false, 128, true, false>(),
+extern const Instance kForward_bf16_plain[kTileRows] = {
+    table_instance<false, false, 0>(),
+    table_instance<false, false, 1>(),
+    table_instance<false, false, 2>(),
+    table_instance<false, false, 3>(),
 };
 
 }  // namespace tilewise::cuda::sm90

@@ -2,10 +2,11 @@
 
 namespace tilewise::cuda::sm90 {
 
-extern const Instance kForward_fp16_general[3] = {
-    table_instance<true, 64, false, true>(),
-    table_instance<true, 128, false, true>(),
-    table_instance<true, 128, true, true>(),
+extern const Instance kForward_fp16_general[kTileRows] = {
+    table_instance<true, true, 0>(),
+    table_instance<true, true, 1>(),
+    table_instance<true, true, 2>(),
+    table_instance<true, true, 3>(),
 };
 
 }  // namespace tilewise::cuda::sm90

@@ -2,10 +2,11 @@
 
 namespace tilewise::cuda::sm90 {
 
-extern const Instance kForward_fp16_plain[3] = {
-    table_instance<true, 64, false, false>(),
-    table_instance<true, 128, false, false>(),
-    table_instance<true, 128, true, false>(),
+extern const Instance kForward_fp16_plain[kTileRows] = {
+    table_instance<true, false, 0>(),
+    table_instance<true, false, 1>(),
+    table_instance<true, false, 2>(),
+    table_instance<true, false, 3>(),
 };
 
 }  // namespace tilewise::cuda::sm90

@@ -13,10 +13,10 @@
 
 namespace tilewise::cuda::sm90 {
 
-extern const Instance kForward_bf16_plain[3];
-extern const Instance kForward_bf16_general[3];
-extern const Instance kForward_fp16_plain[3];
-extern const Instance kForward_fp16_general[3];
+extern const Instance kForward_bf16_plain[kTileRows];
+extern const Instance kForward_bf16_general[kTileRows];
+extern const Instance kForward_fp16_plain[kTileRows];
+extern const Instance kForward_fp16_general[kTileRows];
 
 namespace {
 
@@ -45,8 +45,10 @@ bool is_general(const Problem& problem) {
 }
 
 const Instance& instance_for(const Problem& problem, bool general) {
-  return *find_instance(problem.dtype == TILEWISE_FP16, bucket(problem), has_edges(problem),
-                        general);
+  const Instance* const bf16_rows = general ? kForward_bf16_general : kForward_bf16_plain;
+  const Instance* const fp16_rows = general ? kForward_fp16_general : kForward_fp16_plain;
+  const Instance* const rows = problem.dtype == TILEWISE_FP16 ? fp16_rows : bf16_rows;
+  return rows[tile_row(bucket(problem), has_edges(problem))];
 }
 
 std::int64_t divided(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
@@ -259,19 +261,6 @@ cudaError_t start(const Parameters& parameters, const Instance& instance, int mu
 }
 
 }  // namespace
-
-const Instance* find_instance(bool fp16, int head_dim, bool edges, bool general) {
-  const TileRow row = tiles_for(head_dim, edges);
-  const Instance* const bf16_list = general ? kForward_bf16_general : kForward_bf16_plain;
-  const Instance* const fp16_list = general ? kForward_fp16_general : kForward_fp16_plain;
-  const Instance* const list = fp16 ? fp16_list : bf16_list;
-  for (int i = 0; i < 3; ++i) {
-    const KernelConfig& config = list[i].config;
-    if (config.head_dim == head_dim && config.q_tile == row.q_tile && config.k_tile == row.k_tile)
-      return &list[i];
-  }
-  return nullptr;
-}
 
 problem::Status supports(const Problem& problem) {
   const problem::Status device = check_device(problem.device_index);

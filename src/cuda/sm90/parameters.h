@@ -54,9 +54,6 @@ struct Instance {
   Start start;
 };
 
-// nullptr if there is none of that shape.
-const Instance* find_instance(bool fp16, int head_dim, bool edges, bool general);
-
 // Of the two kernels below, on the current device.
 cudaError_t load_support();
 

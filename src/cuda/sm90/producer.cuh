@@ -149,8 +149,8 @@ class Producer {
 
   const Parameters& parameters_;
   Shared<kConfig>& shared_;
-  Place k_place_;
-  Place v_place_;
+  Place<kConfig.stages> k_place_;
+  Place<kConfig.stages> v_place_;
   std::uint32_t q_parity_ = 1;  // empty without anybody having said so
 };
 

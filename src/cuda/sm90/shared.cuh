@@ -27,16 +27,16 @@ struct Tile {
 
 struct Barriers {
   std::uint64_t q_full[kMostWarpgroups], q_empty[kMostWarpgroups];
-  std::uint64_t k_full[kStages], k_empty[kStages];
-  std::uint64_t v_full[kStages], v_empty[kStages];
+  std::uint64_t k_full[kMostStages], k_empty[kMostStages];
+  std::uint64_t v_full[kMostStages], v_empty[kMostStages];
 };
 
 // Everything begins at multiples of 1024 bytes, as the swizzle wants.
 template <KernelConfig kConfig>
 struct Shared {
-  unsigned char q[kConfig.q_bytes()];           // of each warpgroup (D / 64) panels of (64, 64)
-  unsigned char k[kStages][kConfig.k_bytes()];  // (D / 64) panels of (k_tile, 64)
-  unsigned char v[kStages][kConfig.k_bytes()];
+  unsigned char q[kConfig.q_bytes()];  // of each warpgroup (D / 64) panels of (64, 64)
+  unsigned char k[kConfig.stages][kConfig.k_bytes()];  // (D / 64) panels of (k_tile, 64)
+  unsigned char v[kConfig.stages][kConfig.k_bytes()];
   Barriers barriers;
   Tile tiles[2];  // in turns: the next one is described while this one is computed
 };
@@ -51,7 +51,7 @@ __device__ void init_barriers(Barriers& barriers) {
     ptx::init_barrier(ptx::shared_address(&barriers.q_full[warpgroup]), 1);
     ptx::init_barrier(ptx::shared_address(&barriers.q_empty[warpgroup]), 4);
   }
-  for (int stage = 0; stage < kStages; ++stage) {
+  for (int stage = 0; stage < kConfig.stages; ++stage) {
     ptx::init_barrier(ptx::shared_address(&barriers.k_full[stage]), 1);
     ptx::init_barrier(ptx::shared_address(&barriers.k_empty[stage]), kReaders);
     ptx::init_barrier(ptx::shared_address(&barriers.v_full[stage]), 1);
@@ -61,6 +61,7 @@ __device__ void init_barriers(Barriers& barriers) {
 }
 
 // A place in a ring of stages; the parity changes each time around.
+template <int kStages>
 struct Place {
   int stage = 0;
   std::uint32_t parity = 0;
@@ -73,11 +74,15 @@ struct Place {
   }
 };
 
-__device__ __forceinline__ void wait_full(std::uint64_t (&full)[kStages], const Place& place) {
+template <int kStages>
+__device__ __forceinline__ void wait_full(std::uint64_t (&full)[kMostStages],
+                                          const Place<kStages>& place) {
   ptx::wait(ptx::shared_address(&full[place.stage]), place.parity);
 }
 // The first time around, stages are empty without anybody having said so.
-__device__ __forceinline__ void wait_empty(std::uint64_t (&empty)[kStages], const Place& place) {
+template <int kStages>
+__device__ __forceinline__ void wait_empty(std::uint64_t (&empty)[kMostStages],
+                                           const Place<kStages>& place) {
   ptx::wait(ptx::shared_address(&empty[place.stage]), place.parity ^ 1);
 }
 // This warp has read the stage. Whole warps.
