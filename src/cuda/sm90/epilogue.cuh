@@ -18,7 +18,7 @@ __device__ __forceinline__ math::Finalised<float> close(math::SoftmaxState<float
     return {merged.factor_a / merged.state.sum,
             __fmaf_rn(math::log2(merged.state.sum), lse_unit, merged.state.max * lse_unit)};
   }
-  if (state.sum == 0) return {0, minus_infinity};
+  if (state.max == minus_infinity) return {0, minus_infinity};
   return {1 / state.sum, __fmaf_rn(math::log2(state.sum), lse_unit, state.max * lse_unit)};
 }
 
@@ -109,7 +109,10 @@ __device__ void finish_tile(const Parameters& parameters, const Tile& tile, int 
   for (int which = 0; which < tile::kRowsPerLane; ++which) {
     math::SoftmaxState<float> state = states.row[which];
     state.sum = tile::quad_sum(state.sum);
-    const math::Finalised<float> closed = close(state, sink, parameters.lse_unit);
+    const float rounding = tile::rounding_of(state.max, parameters.unit);
+    state.max *= parameters.unit;
+    math::Finalised<float> closed = close(state, sink, parameters.lse_unit);
+    closed.scale *= rounding;
     const std::int32_t row =
         tile.row + warpgroup * tile::kRows + warp * tile::kWarpRows + tile::lane_row(lane, which);
     const bool inside = row < tile.q_len;
