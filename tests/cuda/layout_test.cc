@@ -27,9 +27,9 @@ TEST(Fragment, EveryElementIsInOneRegister) {
   EXPECT_EQ(seen.size(), std::size_t{kRows} * kColumns);
 }
 
-// The four registers of a (64, 16) operand, as PTX ISA draws them: two columns of row l / 4, the same
-// of row l / 4 + 8, then columns 8 further. Packing registers 8 s .. 8 s + 7 of a result in pairs must
-// give columns 16 s .. 16 s + 15.
+// The four registers of a (64, 16) operand, as PTX ISA draws them: two columns of row l / 4, the
+// same of row l / 4 + 8, then columns 8 further. Packing registers 8 s .. 8 s + 7 of a result in
+// pairs must give columns 16 s .. 16 s + 15.
 TEST(Fragment, PairsOfResultsAreOperands) {
   for (int step = 0; step < 4; ++step) {
     for (int operand = 0; operand < 4; ++operand) {

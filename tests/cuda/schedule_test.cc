@@ -92,8 +92,8 @@ TEST(Config, RegistersAddUp) {
   for (const TileRow& row : kTiles) {
     const KernelConfig config = {false, row.head_dim, row.q_tile, row.k_tile, row.stages, false};
     const int at_entry = kRegisters / config.threads() / 8 * 8;
-    const int used = 128 * (config.producer_registers() +
-                            config.warpgroups() * config.consumer_registers());
+    const int used =
+        128 * (config.producer_registers() + config.warpgroups() * config.consumer_registers());
     EXPECT_LE(used, at_entry * config.threads());
     EXPECT_EQ(tile_row(row.head_dim, row.edges), &row - kTiles);
   }

@@ -13,13 +13,6 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return result;
 }
 
-// max.NaN.f32 (9.7.3.12): the larger one, NaN if either is.
-__device__ __forceinline__ float maximum_or_nan(float a, float b) {
-  float result;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
-}
-
 // cvt.rn.bf16x2.f32, cvt.rn.f16x2.f32 (9.7.9.22): two floats rounded to nearest even, `low` in the
 // low half.
 template <bool kFp16>

@@ -23,6 +23,10 @@ class Consumer {
  public:
   static constexpr int kScores = kConfig.k_tile / 2;  // registers of a thread
   static constexpr int kOut = kConfig.head_dim / 2;
+  // Exponentials before the wait for the product with V, or after it, where packing them fills the
+  // gaps that they leave. NOTE: with three warpgroups the others fill them (D 64, S 16384: 531
+  // TFLOP/s before, 514 after), with two nobody does (D 128, S 8192: 638 and 652).
+  static constexpr bool kWeighsFirst = kConfig.warpgroups() == 3;
 
   __device__ Consumer(const Parameters& parameters, Shared<kConfig>& shared, int warpgroup)
       : parameters_(parameters), shared_(shared), warpgroup_(warpgroup) {
@@ -35,7 +39,6 @@ class Consumer {
                                          tile::RowStates& states) {
     float scores[kScores];
     std::uint32_t weights[kScores / 2];
-    float factor[tile::kRowsPerLane];
     states.clear();
 #pragma unroll
     for (float& x : out) x = 0;
@@ -47,23 +50,28 @@ class Consumer {
     wait_full(shared_.barriers.k_full, k_place_);
     multiply_scores(scores);
     ptx::wait_products<0>();
-    take_scores(tile, key, scores, states, factor);
+    take_scores(tile, key, scores);
+    const tile::Anchors first = tile::raise(scores, states, parameters_.unit);
+    wait_values(tile, key);
+    tile::weigh(scores, first, states, parameters_.unit);
+    tile::pack<kConfig.fp16>(scores, weights);
     while (--key >= tile.first_key) {
-      wait_values(tile, key + 1);
-      finish_values(key + 2 < tile.end_key, scores, factor, out, weights);
       wait_full(shared_.barriers.k_full, k_place_);
       take_turn();
       multiply_scores(scores);
       multiply_values<true>(weights, out);
       ptx::wait_products<1>();
-      take_scores(tile, key, scores, states, factor);
+      take_scores(tile, key, scores);
+      const tile::Anchors anchors = tile::raise(scores, states, parameters_.unit);
+      if constexpr (kWeighsFirst) weigh_at_once(scores, anchors, states);
+      wait_values(tile, key);
+      take_values(out);
+      tile::rescale(out, anchors.factor);
+      if constexpr (!kWeighsFirst) tile::weigh(scores, anchors, states, parameters_.unit);
+      tile::pack<kConfig.fp16>(scores, weights);
     }
-    wait_values(tile, tile.first_key);
-    finish_values(tile.first_key + 1 < tile.end_key, scores, factor, out, weights);
     multiply_values<false>(weights, out);
-    ptx::wait_products<0>();
-    ptx::settle(out);
-    release_values();
+    take_values(out);
   }
 
  private:
@@ -103,38 +111,31 @@ class Consumer {
     v_place_.advance();
   }
 
-  // Scores have come: the rules, and from scores to weights.
+  // Scores have come: K is free, and Q after the last ones.
   __device__ __forceinline__ void take_scores(const Tile& tile, std::int32_t key,
-                                              float (&scores)[kScores], tile::RowStates& states,
-                                              float (&factor)[tile::kRowsPerLane]) {
+                                              float (&scores)[kScores]) {
     ptx::settle(scores);
     release(shared_.barriers.k_empty[k_place_.stage]);
     k_place_.advance();
     if (key == tile.first_key) release(shared_.barriers.q_empty[warpgroup_]);
     apply_rules(tile, key, scores);
-    tile::update(scores, states, parameters_.unit, factor);
+  }
+
+  __device__ __forceinline__ void weigh_at_once(float (&scores)[kScores],
+                                                const tile::Anchors& anchors,
+                                                tile::RowStates& states) {
+    tile::weigh(scores, anchors, states, parameters_.unit);
     ptx::settle(scores);
   }
 
-  // The product of the weights before is done, if there was one: its registers are free.
+  // The product with V has come: its stage is free, and the registers of its weights.
   //
-  // NOTE: between waits at memory barriers, whose loops end basic blocks. In one block with the
-  // exponentials, ptxas 13.0 waits for the products first and the exponentials run beside nothing
-  // (D 128, S 8192: 609 TFLOP/s, not 635); in one block with the turn, it packs the weights inside
-  // of the turn.
-  __device__ __forceinline__ void finish_values(bool started, const float (&scores)[kScores],
-                                                const float (&factor)[tile::kRowsPerLane],
-                                                float (&out)[kOut],
-                                                std::uint32_t (&weights)[kScores / 2]) {
+  // NOTE: behind a wait at a memory barrier, whose loop ends a basic block: in one block with the
+  // maxima, ptxas 13.0 waits for the products first, and the maxima run beside nothing (D 128, S
+  // 8192: 609 TFLOP/s, not 650).
+  __device__ __forceinline__ void take_values(float (&out)[kOut]) {
     ptx::wait_products<0>();
     ptx::settle(out);
-    if (started) release_values();
-    tile::rescale(out, factor);
-    tile::pack<kConfig.fp16>(scores, weights);
-    ptx::settle(weights);  // before the turn at the tensor cores, not in it
-  }
-  // The stage that the last product with V has read.
-  __device__ __forceinline__ void release_values() {
     release(shared_.barriers.v_empty[(v_place_.stage + kConfig.stages - 1) % kConfig.stages]);
   }
 

@@ -64,12 +64,14 @@ struct Launch {
   static constexpr Instance instance() { return {kConfig, load, start}; }
 };
 
-// The kernel of a row of the table.
+// The kernel of a row of the table. Softcap and ALiBi take registers: 176 keys would spill.
 template <bool kFp16, bool kGeneral, int kRow>
 constexpr Instance table_instance() {
+  constexpr int kMostGeneralKeys = 128;
   constexpr TileRow row = kTiles[kRow];
-  constexpr KernelConfig kConfig = {kFp16,      row.head_dim, row.q_tile,
-                                    row.k_tile, row.stages,   kGeneral};
+  constexpr bool kFewer = kGeneral && row.k_tile > kMostGeneralKeys;
+  constexpr int kKeys = kFewer ? kMostGeneralKeys : row.k_tile;
+  constexpr KernelConfig kConfig = {kFp16, row.head_dim, row.q_tile, kKeys, row.stages, kGeneral};
   return Launch<kConfig>::instance();
 }
 

@@ -27,79 +27,77 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// 2^x for x <= 2^7, by src/math's polynomial and an addition to the exponent's bits: ten
-// instructions of the multiply-add pipe, while the unit for exp2_approx() gives four results a
-// cycle. 0 below -127, rough in the denormals above it; NaN gives the largest float, which no
-// weight is.
-__device__ __forceinline__ float exp2_by_products(float x) {
-  constexpr math::Exp2Coefficients<float> coefficients;
-  constexpr float kMagic = math::Limits<float>::kRoundingMagic;
-  const float clamped = ptx::maximum_or_nan(x, -127.0f);
-  const float shifted = clamped + kMagic;
-  const float fraction = clamped - (shifted - kMagic);
-  float series = coefficients.values[coefficients.kCount - 1];
-#pragma unroll
-  for (int i = coefficients.kCount - 2; i >= 0; --i) {
-    series = __fmaf_rn(series, fraction, coefficients.values[i]);
-  }
-  series = __fmaf_rn(series, fraction, 1.0f);
-  return __uint_as_float((__float_as_uint(shifted) << 23) + __float_as_uint(series));
-}
-
 // How much larger than 1 a weight may be, as an exponent of 2, before the rows' sums and outputs so
 // far are multiplied to make room: rarely then, and 2^8 * 2^16 keys is far from any limit.
 inline constexpr float kSlack = 8.0f;
 
-// One pair of exponentials of so many goes to exp2_by_products().
-inline constexpr int kProductShare = 4;
+// Of the two rows: what exponents are taken against, max * unit, and what the sums and outputs so
+// far are to be multiplied with.
+struct Anchors {
+  float anchor[kRowsPerLane];
+  float factor[kRowsPerLane];
+};
 
-// Takes a tile of scores into the states and leaves the weights exp(score - max) in their place,
-// max being that of the row or one that was not much less. `unit` > 0 is what a unit of score is
-// worth as an exponent of 2. factor (2): what the rows' sums and outputs so far are to be
-// multiplied with.
-//
-// The exponent is one fused product, score * unit - anchor, with the anchor max * unit rounded
-// once: every weight of the row is off by the same factor, which rounding_of() gives back. Scores
-// beyond 2^30 lose that; the row is then redone by the careful path (sm90/epilogue.cuh).
+// Independent chains of maxima and of sums for each row. A warp is alone with its scheduler here:
+// an instruction takes four cycles, in which two rows of two chains have something to do.
+inline constexpr int kChains = 2;
+
+// Takes the maxima of a tile of scores into the states. max becomes that of the row, or stays what
+// it was if that is not much less. `unit` > 0 is what a unit of score is worth as an exponent of 2.
 template <int kCount>
-__device__ __forceinline__ void update(float (&scores)[kCount], RowStates& states, float unit,
-                                       float (&factor)[kRowsPerLane]) {
-  // Chains for each row: a warp is alone with its scheduler here, and a maximum or a sum takes four
-  // cycles, in which two rows of two chains have something to do.
-  constexpr int kChains = 2;
-  float partial[kRowsPerLane][kChains];
+__device__ __forceinline__ Anchors raise(const float (&scores)[kCount], RowStates& states,
+                                         float unit) {
+  float max[kRowsPerLane][kChains];
 #pragma unroll
   for (int r = 0; r < kCount; r += 2) {
-    float& max = partial[register_row(r)][r / 4 % kChains];
+    float& chain = max[register_row(r)][r / 4 % kChains];
     const float pair = fmaxf(scores[r], scores[r + 1]);
-    max = r / 4 < kChains ? pair : fmaxf(max, pair);
+    chain = r / 4 < kChains ? pair : fmaxf(chain, pair);
   }
-  float anchor[kRowsPerLane];
+  Anchors anchors;
 #pragma unroll
   for (int which = 0; which < kRowsPerLane; ++which) {
     math::SoftmaxState<float>& state = states.row[which];
     const float before = state.max;
-    const float seen = fmaxf(before, quad_maximum(fmaxf(partial[which][0], partial[which][1])));
+    const float seen = fmaxf(before, quad_maximum(fmaxf(max[which][0], max[which][1])));
     state.max = (seen - before) * unit <= kSlack ? before : seen;
-    anchor[which] = math::anchor(state.max) * unit;
-    factor[which] = ptx::exp2_approx(before * unit - anchor[which]);
+    anchors.anchor[which] = math::anchor(state.max) * unit;
+    anchors.factor[which] = ptx::exp2_approx(before * unit - anchors.anchor[which]);
   }
+  return anchors;
+}
+
+// Scores become weights exp(score - max); their sums go to the states.
+//
+// The exponent is one fused product, score * unit - anchor, with the anchor rounded once: every
+// weight of the row is off by the same factor, which rounding_of() gives back. Scores beyond 2^30
+// lose that; the row is then redone by the careful path (sm90/epilogue.cuh).
+template <int kCount>
+__device__ __forceinline__ void weigh(float (&scores)[kCount], const Anchors& anchors,
+                                      RowStates& states, float unit) {
+  float sum[kRowsPerLane][2 * kChains] = {};
 #pragma unroll
-  for (int r = 0; r < kCount; r += 2) {
+  for (int r = 0; r < kCount; ++r) {
     const int which = register_row(r);
-    const float low = __fmaf_rn(scores[r], unit, -anchor[which]);
-    const float high = __fmaf_rn(scores[r + 1], unit, -anchor[which]);
-    const bool products = kProductShare > 0 && r / 4 % kProductShare == kProductShare - 1;
-    scores[r] = products ? exp2_by_products(low) : ptx::exp2_approx(low);
-    scores[r + 1] = products ? exp2_by_products(high) : ptx::exp2_approx(high);
-    float& sum = partial[which][r / 4 % kChains];
-    const float pair = scores[r] + scores[r + 1];
-    sum = r / 4 < kChains ? pair : sum + pair;
+    const float exponent = __fmaf_rn(scores[r], unit, -anchors.anchor[which]);
+    scores[r] = ptx::exp2_approx(exponent);
+    sum[which][r / 4 % kChains * 2 + r % 2] += scores[r];
   }
 #pragma unroll
   for (int which = 0; which < kRowsPerLane; ++which) {
+    const float total = (sum[which][0] + sum[which][1]) + (sum[which][2] + sum[which][3]);
     math::SoftmaxState<float>& state = states.row[which];
-    state.sum = __fmaf_rn(state.sum, factor[which], partial[which][0] + partial[which][1]);
+    state.sum = __fmaf_rn(state.sum, anchors.factor[which], total);
+  }
+}
+
+// Weights as the left operand of a product: rounded to 16 bits, in pairs. operand (kCount / 2)
+template <bool kFp16, int kCount>
+__device__ __forceinline__ void pack(const float (&weights)[kCount],
+                                     std::uint32_t (&operand)[kCount / 2]) {
+#pragma unroll
+  for (int i = 0; i < kCount / 2; ++i) {
+    operand[i] = ptx::pack<kFp16>(weights[2 * i], weights[2 * i + 1]);
   }
 }
 
@@ -117,16 +115,6 @@ __device__ __forceinline__ void rescale(float (&out)[kCount], const float (&fact
   if (!__any_sync(~0u, factor[0] != 1.0f || factor[1] != 1.0f)) return;
 #pragma unroll
   for (int r = 0; r < kCount; ++r) out[r] *= factor[register_row(r)];
-}
-
-// Weights as the left operand of a product: rounded to 16 bits, in pairs.
-template <bool kFp16, int kCount>
-__device__ __forceinline__ void pack(const float (&weights)[kCount],
-                                     std::uint32_t (&operand)[kCount / 2]) {
-#pragma unroll
-  for (int i = 0; i < kCount / 2; ++i) {
-    operand[i] = ptx::pack<kFp16>(weights[2 * i], weights[2 * i + 1]);
-  }
 }
 
 }  // namespace tilewise::cuda::tile
