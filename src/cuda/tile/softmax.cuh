@@ -75,17 +75,19 @@ __device__ __forceinline__ Anchors raise(const float (&scores)[kCount], RowState
 template <int kCount>
 __device__ __forceinline__ void weigh(float (&scores)[kCount], const Anchors& anchors,
                                       RowStates& states, float unit) {
-  float sum[kRowsPerLane][2 * kChains] = {};
+  float sum[kRowsPerLane][kChains];
 #pragma unroll
-  for (int r = 0; r < kCount; ++r) {
+  for (int r = 0; r < kCount; r += 2) {
     const int which = register_row(r);
-    const float exponent = __fmaf_rn(scores[r], unit, -anchors.anchor[which]);
-    scores[r] = ptx::exp2_approx(exponent);
-    sum[which][r / 4 % kChains * 2 + r % 2] += scores[r];
+    scores[r] = ptx::exp2_approx(__fmaf_rn(scores[r], unit, -anchors.anchor[which]));
+    scores[r + 1] = ptx::exp2_approx(__fmaf_rn(scores[r + 1], unit, -anchors.anchor[which]));
+    float& chain = sum[which][r / 4 % kChains];
+    const float pair = scores[r] + scores[r + 1];
+    chain = r / 4 < kChains ? pair : chain + pair;
   }
 #pragma unroll
   for (int which = 0; which < kRowsPerLane; ++which) {
-    const float total = (sum[which][0] + sum[which][1]) + (sum[which][2] + sum[which][3]);
+    const float total = sum[which][0] + sum[which][1];
     math::SoftmaxState<float>& state = states.row[which];
     state.sum = __fmaf_rn(state.sum, anchors.factor[which], total);
   }
