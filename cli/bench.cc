@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "calibrate/calibrate.h"
+#include "calibrate/gemm.h"
 #include "commands.h"
 #include "cpu/targets.h"
 #include "execution.h"
@@ -134,6 +135,49 @@ void print_report(const json& r, const std::string& target) {
   fmt::print("workspace  {}\n", format_bytes(number("workspace_bytes")));
 }
 
+// On a GPU: the median of event-timed runs, beside a bf16 matrix product of cuBLAS in the same run.
+int report_device(const Flags& flags, Runner& runner, double budget, const std::string& command) {
+  const problem::Problem& problem = runner.plan().problem;
+  const double before = calibrate::measure_gemm(problem.device_index);
+  const Timing timing = time_runs(runner, budget, flags.given("json"));
+  const double peak = std::max(before, calibrate::measure_gemm(problem.device_index));
+  const double tflops = useful_flops(problem) / timing.median * 1e-12;
+  json result = {{"op", flags.given("op") ? flags.text("op") : "forward"},
+                 {"kernel", runner.kernel()},
+                 {"device", "cuda"},
+                 {"dtype", dtype_text(problem.dtype)},
+                 {"shape", flags.text("shape")},
+                 {"causal", flags.given("causal")},
+                 {"median_seconds", timing.median},
+                 {"seconds", timing.least},
+                 {"runs", timing.runs},
+                 {"tflops", tflops},
+                 {"gemm_tflops", peak > 0 ? json(peak * 1e-12) : json(nullptr)},
+                 {"fraction_of_gemm", peak > 0 ? json(tflops * 1e12 / peak) : json(nullptr)},
+                 {"workspace_bytes", runner.plan().workspace_bytes},
+                 {"version", tilewise_version()},
+                 {"command", command}};
+  cuda::DeviceInfo device;
+  if (cuda::find_device(problem.device_index, &device) == TILEWISE_OK)
+    result["machine"] = {{"gpu", device.name}};
+  if (flags.given("json")) {
+    fmt::print("{}\n", result.dump());
+    return 0;
+  }
+  fmt::print("kernel     {} on {}\n", runner.kernel(), device.name);
+  fmt::print("time       {}, the median of {} runs; least {}\n", format_seconds(timing.median),
+             timing.runs, format_seconds(timing.least));
+  fmt::print("speed      {:.1f} TFLOP/s", tflops);
+  if (peak > 0) {
+    fmt::print(": {:.1f} % of cuBLAS's bf16 8192^3 product, {:.1f} TFLOP/s\n",
+               100 * tflops * 1e12 / peak, peak * 1e-12);
+  } else {
+    fmt::print(" (no cuBLAS here to compare with)\n");
+  }
+  fmt::print("workspace  {}\n", format_bytes(static_cast<double>(runner.plan().workspace_bytes)));
+  return 0;
+}
+
 int run(const Flags& flags, const std::string& command) {
   const std::size_t op = flags.choice("op", {"forward", "backward", "decode"});
   const bool backward = op == 1;
@@ -158,6 +202,7 @@ int run(const Flags& flags, const std::string& command) {
                                       executor);
     runner->run();
   }
+  if (executor.on_cuda()) return report_device(flags, *runner, budget, command);
   const Machine machine = this_machine();
   const std::string target = target_of(runner->kernel(), machine);
   const std::int32_t dtype = inputs.problem.q.dtype;

@@ -52,11 +52,13 @@ const char* operation_name(Operation operation) {
   return operation == Operation::kForward ? "forward" : "backward";
 }
 
-std::vector<Score> list_kernels(const std::string& only) {
+// `device`: only its kernels; -1: all.
+std::vector<Score> list_kernels(const std::string& only, std::int32_t device) {
   std::vector<Score> scores;
   for (const Operation operation : {Operation::kForward, Operation::kBackward}) {
     for (const problem::Kernel* kernel : plan::kernels(operation)) {
       if (!only.empty() && only != kernel->name) continue;
+      if (device >= 0 && kernel->device != device) continue;
       Score score = {};
       score.operation = operation;
       score.kernel = kernel->name;
@@ -98,10 +100,20 @@ void print_scores(const std::vector<Score>& scores) {
   }
 }
 
+// -1 if not given: kernels of a device that is not there do not support anything, and say so.
+std::int32_t device_flag(const Flags& flags) {
+  const std::int32_t device = static_cast<std::int32_t>(flags.choice("device", {"cpu", "cuda"}));
+  if (!flags.given("device")) return -1;
+  cuda::DeviceInfo info;
+  if (device == TILEWISE_CUDA && cuda::find_device(0, &info) != TILEWISE_OK)
+    throw UsageError(fmt::format("--device: {}; the cpu works", problem::message()));
+  return device;
+}
+
 int run(const Flags& flags) {
   const double start = now_seconds();
   const std::uint64_t seed = flags.given("seed") ? flags.natural("seed", UINT32_MAX) : 1;
-  std::vector<Score> scores = list_kernels(flags.text("kernel"));
+  std::vector<Score> scores = list_kernels(flags.text("kernel"), device_flag(flags));
   const std::vector<verify::Case> cases = verify::check_cases(seed);
   {
     Progress progress(static_cast<std::int64_t>(cases.size()), flags.given("json"));
@@ -135,6 +147,7 @@ Command add_check(CLI::App& program) {
   const auto flags = std::make_shared<Flags>(
       program, "check", "every kernel against the fp64 oracle on this machine");
   flags->add_value("kernel", "NAME", "only this kernel");
+  flags->add_value("device", "cpu|cuda", "only the kernels of this device");
   flags->add_value("seed", "N", "of the random numbers in the cases; default 1");
   flags->add_switch("json", "as JSON on stdout");
   flags->set_footer(

@@ -13,11 +13,17 @@ namespace tilewise::cli {
 namespace {
 
 constexpr std::int64_t kMaxThreads = 4096;
+constexpr std::int32_t kDevice = 0;
 
 }  // namespace
 
 Executor::Executor(const Flags& flags) {
-  flags.choice("device", {"cpu"});
+  on_cuda_ = flags.choice("device", {"cpu", "cuda"}) == 1;
+  if (on_cuda_) {
+    cuda::DeviceInfo device;
+    if (cuda::find_device(kDevice, &device) != TILEWISE_OK)
+      throw UsageError(fmt::format("--device: {}; the cpu works", problem::message()));
+  }
   const std::int64_t threads = flags.integer("threads", 1, kMaxThreads, plan::usable_cpus());
   pool_ = std::make_unique<plan::Pool>(static_cast<std::int32_t>(threads));
   executor_ = pool_->executor();
@@ -43,26 +49,45 @@ Runner::Runner(problem::Operation operation, const tilewise_problem& request,
   plan::Options options;
   options.kernel = kernel.empty() ? nullptr : kernel.c_str();
   options.max_concurrency = executor.threads();
-  if (plan::make_plan(operation, request, options, &plan_) != TILEWISE_OK ||
+  if (executor.on_cuda()) copy_ = std::make_unique<verify::DeviceCopy>(operation, request, kDevice);
+  const tilewise_problem& placed = copy_ != nullptr ? copy_->request() : request;
+  if (plan::make_plan(operation, placed, options, &plan_) != TILEWISE_OK ||
       problem::check_pointers(operation, request) != TILEWISE_OK ||
-      problem::check_contents(plan_.problem) != TILEWISE_OK) {
+      (copy_ == nullptr && problem::check_contents(plan_.problem) != TILEWISE_OK)) {
     throw UsageError(problem::message());
+  }
+  if (copy_ != nullptr) {
+    device_workspace_ = std::make_unique<verify::DeviceMemory>(kDevice, plan_.workspace_bytes);
+    stopwatch_ = std::make_unique<cuda::Stopwatch>(kDevice, nullptr);
+    return;
   }
   workspace_ = std::make_unique<Workspace>(plan_.workspace_bytes);
 }
 
 double Runner::run(problem::Traffic* traffic, std::int64_t sram_bytes) {
   plan::RunOptions options;
-  options.workspace = workspace_->data();
-  options.workspace_bytes = workspace_->bytes();
+  options.workspace = copy_ != nullptr ? device_workspace_->data() : workspace_->data();
+  options.workspace_bytes = static_cast<std::size_t>(plan_.workspace_bytes);
   options.executor = executor_.get();
   options.sram_bytes = sram_bytes;
   options.traffic = traffic;
+  if (stopwatch_ != nullptr) stopwatch_->start();
   const double start = now_seconds();
-  const problem::Status status = plan::run_plan(plan_, request_, options);
-  const double seconds = now_seconds() - start;
+  const tilewise_problem& placed = copy_ != nullptr ? copy_->request() : request_;
+  const problem::Status status = plan::run_plan(plan_, placed, options);
+  double seconds = now_seconds() - start;
   if (status != TILEWISE_OK) throw UsageError(problem::message());
+  if (stopwatch_ != nullptr) {
+    seconds = stopwatch_->stop();
+    if (cuda::synchronise(kDevice, nullptr) != TILEWISE_OK)
+      throw std::runtime_error(problem::message());
+  }
   return seconds;
+}
+
+void Runner::fetch() {
+  if (copy_ == nullptr) return;
+  if (const std::string damage = copy_->fetch(); !damage.empty()) throw std::runtime_error(damage);
 }
 
 double now_seconds() {

@@ -4,20 +4,24 @@
 #include <memory>
 #include <string>
 
+#include "cuda/runtime.h"
 #include "flags.h"
 #include "plan/plan.h"
 #include "plan/pool.h"
+#include "verify/device_copy.h"
 
 namespace tilewise::cli {
 
-// --device and --threads.
+// --device and --threads. Throws UsageError for a device that is not there.
 class Executor {
  public:
   explicit Executor(const Flags& flags);
   std::int32_t threads() const { return pool_->threads(); }
   const tilewise_executor* get() const { return &executor_; }
+  bool on_cuda() const { return on_cuda_; }
 
  private:
+  bool on_cuda_ = false;
   std::unique_ptr<plan::Pool> pool_;
   tilewise_executor executor_;
 };
@@ -37,15 +41,19 @@ class Workspace {
   std::size_t bytes_;
 };
 
-// A plan for a problem, the library's choice or the forced kernel, and room to run it. Throws
+// A plan for a problem, the library's choice or the forced kernel, and room to run it; on the
+// executor's device, where the tensors are copied to. Throws
 // UsageError with the library's message.
 class Runner {
  public:
   Runner(problem::Operation operation, const tilewise_problem& request, const std::string& kernel,
          const Executor& executor);
 
-  // Runs once and returns the seconds.
+  // Runs once and returns the seconds, by the device's clock if there is one.
   double run(problem::Traffic* traffic = nullptr, std::int64_t sram_bytes = 0);
+
+  // Brings what the runs left on the device back to the problem's tensors.
+  void fetch();
 
   const plan::Plan& plan() const { return plan_; }
   const char* kernel() const { return plan_.kernel->name; }
@@ -55,6 +63,9 @@ class Runner {
   const Executor& executor_;
   plan::Plan plan_;
   std::unique_ptr<Workspace> workspace_;
+  std::unique_ptr<verify::DeviceCopy> copy_;  // nullptr on the CPU, and so are the next two
+  std::unique_ptr<verify::DeviceMemory> device_workspace_;
+  std::unique_ptr<cuda::Stopwatch> stopwatch_;
 };
 
 double now_seconds();  // monotonic

@@ -6,6 +6,7 @@
 
 #include "commands.h"
 #include "cpu/targets.h"
+#include "cuda/runtime.h"
 #include "machine.h"
 #include "plan/plan.h"
 #include "plan/registry.h"
@@ -33,6 +34,7 @@ json list_kernels(Operation operation) {
   empty.dtype = TILEWISE_BF16;
   json kernels = json::array();
   for (const problem::Kernel* kernel : plan::kernels(operation)) {
+    empty.device = kernel->device;
     const bool usable = kernel->supports(empty, machine) == TILEWISE_OK;
     kernels.push_back({{"name", kernel->name},
                        {"description", kernel->description},
@@ -49,6 +51,19 @@ void print_list(const char* title, const json& rows, const char* text) {
     fmt::print("  {} {:<15} {}\n", available ? "+" : "-", row["name"].get<std::string>(),
                row[available || !row.contains("why_not") ? text : "why_not"].get<std::string>());
   }
+}
+
+std::string cuda_devices() {
+  std::string text;
+  cuda::DeviceInfo device;
+  for (std::int32_t index = 0; index < cuda::device_count(); ++index) {
+    if (cuda::find_device(index, &device) != TILEWISE_OK) continue;
+    text += fmt::format(", cuda:{} ({}, compute capability {}.{})", index, device.name,
+                        device.major, device.minor);
+  }
+  if (text.empty() && cuda::find_device(0, &device) != TILEWISE_OK)
+    text = fmt::format(" ({})", problem::message());
+  return text;
 }
 
 int run(const Flags& flags) {
@@ -68,7 +83,7 @@ int run(const Flags& flags) {
   fmt::print("system    {}\n", machine.system);
   fmt::print("cpu       {}, {} usable\n", machine.cpu, machine.cpus);
   fmt::print("features  {}\n", machine.features);
-  fmt::print("devices   cpu (no CUDA kernels in this version)\n");
+  fmt::print("devices   cpu{}\n", cuda_devices());
   print_list("Instruction sets, best first (force one with TILEWISE_CPU_TARGET):",
              result["targets"], "needs");
   print_list("Kernels, forward, in order of preference (force one with TILEWISE_KERNEL):",

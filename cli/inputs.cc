@@ -173,7 +173,7 @@ void add_shape_flag(Flags& flags) {
 
 void add_execution_flags(Flags& flags) {
   flags.begin_group("Execution");
-  flags.add_value("device", "cpu", "where to run");
+  flags.add_value("device", "cpu|cuda", "where to run; cuda: tensors are copied there and back");
   flags.add_value("threads", "N", "threads; default: as many as this process may use");
 }
 

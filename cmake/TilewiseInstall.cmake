@@ -18,6 +18,10 @@ install(FILES "${PROJECT_BINARY_DIR}/TilewiseConfig.cmake" "${PROJECT_BINARY_DIR
 
 # The prefix is found from the place of the file, so that an installed tree can be moved.
 file(RELATIVE_PATH prefix_from_pkgconfig "/${CMAKE_INSTALL_LIBDIR}/pkgconfig" "/")
+set(tilewise_cuda_libs "")
+if(TILEWISE_HAS_CUDA)
+  set(tilewise_cuda_libs " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt")
+endif()
 configure_file("${PROJECT_SOURCE_DIR}/cmake/tilewise.pc.in" "${PROJECT_BINARY_DIR}/tilewise.pc" @ONLY)
 install(FILES "${PROJECT_BINARY_DIR}/tilewise.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
 install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}")

@@ -16,6 +16,10 @@ endforeach()
 # Not cxx_std_20 for users: the C header is C99; tilewise.hpp says itself what it needs.
 target_link_libraries(tilewise_static PUBLIC Threads::Threads)
 target_link_libraries(tilewise_shared PRIVATE Threads::Threads)
+if(TILEWISE_HAS_CUDA) # the runtime inside; the driver is looked for when it is needed
+  target_link_libraries(tilewise_static PRIVATE CUDA::cudart_static)
+  target_link_libraries(tilewise_shared PRIVATE CUDA::cudart_static)
+endif()
 
 set(version_script "${PROJECT_SOURCE_DIR}/cmake/tilewise.map")
 target_link_options(tilewise_shared PRIVATE "LINKER:--version-script=${version_script}")

@@ -192,7 +192,7 @@ TILEWISE_API tilewise_status tilewise_pool_executor(tilewise_pool* pool,
 
 /* out = softmax(scores) v, and lse if given. `executor` NULL: the default pool. Allocates the
  * workspace. The contents of cu_seqlens, seqused_k and slices are checked here (a plan's run only
- * clamps them). On failure nothing is written. */
+ * clamps them), of CUDA tensors the addresses instead. On failure nothing is written. */
 TILEWISE_API tilewise_status tilewise_forward(const tilewise_problem* problem,
                                               const tilewise_executor* executor);
 
@@ -244,7 +244,8 @@ TILEWISE_API tilewise_status tilewise_plan_run(const tilewise_plan* plan,
 
 /* ---- registry --------------------------------------------------------------------------- */
 
-/* The kernels of an operation in order of preference; the last one supports everything. */
+/* The kernels of an operation in order of preference; the last one supports everything on the CPU.
+ */
 TILEWISE_API int32_t tilewise_kernel_count(int32_t operation);
 TILEWISE_API const char* tilewise_kernel_name(int32_t operation,
                                               int32_t index); /* NULL past the end */

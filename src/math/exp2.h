@@ -13,17 +13,16 @@ struct Exp2Coefficients;
 template <>
 struct Exp2Coefficients<float> {  // relative error of the polynomial 9.2e-8
   static constexpr int kCount = 5;
-  static constexpr float kValues[kCount] = {0.693146977598992f, 0.2402224208537671f,
-                                            0.055507337434700856f, 0.009671512639956454f,
-                                            0.0013264727140072014f};
+  float values[kCount] = {0.693146977598992f, 0.2402224208537671f, 0.055507337434700856f,
+                          0.009671512639956454f, 0.0013264727140072014f};
 };
 template <>
 struct Exp2Coefficients<double> {  // 3.4e-18
   static constexpr int kCount = 11;
-  static constexpr double kValues[kCount] = {
-      0.6931471805599453,     0.2402265069591013,    0.055504108664820084,   0.00961812910759412,
-      0.001333355814677462,   0.0001540353045711209, 1.5252733493127489e-05, 1.3215435282308488e-06,
-      1.0178199571842138e-07, 7.073783248503134e-09, 4.434771298200377e-10};
+  double values[kCount] = {0.6931471805599453,     0.2402265069591013,     0.055504108664820084,
+                           0.00961812910759412,    0.001333355814677462,   0.0001540353045711209,
+                           1.5252733493127489e-05, 1.3215435282308488e-06, 1.0178199571842138e-07,
+                           7.073783248503134e-09,  4.434771298200377e-10};
 };
 
 // mantissa * 2^n for an integer n in [kLowestExp2, kMaxExponent], correctly rounded into the
@@ -41,9 +40,11 @@ TILEWISE_INLINE T scale_exponent(T mantissa, T n) {
 template <class T>
 TILEWISE_INLINE T exp2_of_parts(T fraction, T rounded) {
   using L = Lane<T>;
-  T series(Exp2Coefficients<L>::kValues[Exp2Coefficients<L>::kCount - 1]);
-  for (int i = Exp2Coefficients<L>::kCount - 2; i >= 0; --i) {
-    series = multiply_add(series, fraction, T(Exp2Coefficients<L>::kValues[i]));
+  // A local copy: a GPU function cannot read a static array of the host.
+  constexpr Exp2Coefficients<L> coefficients;
+  T series(coefficients.values[coefficients.kCount - 1]);
+  for (int i = coefficients.kCount - 2; i >= 0; --i) {
+    series = multiply_add(series, fraction, T(coefficients.values[i]));
   }
   const T mantissa = multiply_add(series, fraction, T(L(1)));
   return scale_exponent(mantissa, rounded);

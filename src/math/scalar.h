@@ -49,16 +49,28 @@ TILEWISE_INLINE float minimum(float a, float b) { return a < b ? a : b; }
 TILEWISE_INLINE double minimum(double a, double b) { return a < b ? a : b; }
 
 // a * b + c, fused where the target has the instruction.
+#if defined(__CUDA_ARCH__)
+TILEWISE_INLINE float multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+TILEWISE_INLINE double multiply_add(double a, double b, double c) { return __fma_rn(a, b, c); }
+#else
 TILEWISE_INLINE float multiply_add(float a, float b, float c) { return a * b + c; }
 TILEWISE_INLINE double multiply_add(double a, double b, double c) { return a * b + c; }
+#endif
 
 // a * b + c with one rounding (in float: of the double result), whatever it costs.
+#if defined(__CUDA_ARCH__)
+TILEWISE_INLINE float fused_multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+TILEWISE_INLINE double fused_multiply_add(double a, double b, double c) {
+  return __fma_rn(a, b, c);
+}
+#else
 TILEWISE_INLINE float fused_multiply_add(float a, float b, float c) {
   return static_cast<float>(static_cast<double>(a) * b + c);
 }
 TILEWISE_INLINE double fused_multiply_add(double a, double b, double c) {
   return __builtin_fma(a, b, c);
 }
+#endif
 
 // 2^n for an integer n within the normal range of T. The rounding magic leaves n in the low bits,
 // without a conversion to an integer, which would be undefined for NaN (any result will do there).

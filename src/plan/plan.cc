@@ -5,11 +5,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
 
 #include "cpu/targets.h"
+#include "cuda/runtime.h"
 #include "plan/pool.h"
 #include "plan/registry.h"
+#include "problem/tensors.h"
 #include "problem/validate.h"
 
 namespace tilewise::plan {
@@ -49,13 +50,14 @@ Status choose_forced(Operation operation, const char* name, const Machine& machi
     return fail(TILEWISE_INVALID_ARGUMENT, "%s", plan->reason);
   }
   reason.add("%s: forced by name", plan->kernel->name);
-  return plan->kernel->supports(plan->problem, machine);
+  return supports(*plan->kernel, plan->problem, machine);
 }
 
 Status choose_first(Operation operation, const Machine& machine, Plan* plan) {
   char refusals[384];
   Line refused(refusals, sizeof(refusals));
   for (const Kernel* kernel : kernels(operation)) {
+    if (kernel->device != plan->problem.device) continue;  // not worth a word
     if (kernel->supports(plan->problem, machine) == TILEWISE_OK) {
       plan->kernel = kernel;
       std::snprintf(plan->reason, sizeof(plan->reason),
@@ -65,6 +67,11 @@ Status choose_first(Operation operation, const Machine& machine, Plan* plan) {
       return TILEWISE_OK;
     }
     refused.add("; not %s: %s", kernel->name, problem::message());
+  }
+  if (refusals[0] == '\0') {
+    return fail(TILEWISE_UNSUPPORTED, "q: is on %s, but this build has no kernel %s for it",
+                problem::device_text(plan->problem.device, plan->problem.device_index).text,
+                operation == Operation::kForward ? "forward" : "backward");
   }
   return fail(TILEWISE_UNSUPPORTED, "no kernel supports the problem%s", refusals);
 }
@@ -88,6 +95,7 @@ const char* planned_difference(const Problem& a, const Problem& b) {
                {"mask", &Problem::mask},   {"bias", &Problem::bias},
                {"dbias", &Problem::dbias}, {"alibi_slopes", &Problem::alibi_slopes},
                {"sink", &Problem::sink},   {"dsink", &Problem::dsink}};
+  if (a.device != b.device || a.device_index != b.device_index) return "q: device";
   for (const auto& [name, view] : views) {
     if ((a.*view).dtype != (b.*view).dtype) return name;
   }
@@ -145,7 +153,71 @@ Status run_problem(const Plan& plan, const Problem& problem, const RunOptions& o
   return plan.kernel->run(problem, context);
 }
 
+// Memory for one run, of the kind that the kernel reads.
+class OwnWorkspace {
+ public:
+  OwnWorkspace(const Plan& plan, void* stream)
+      : bytes_(static_cast<std::size_t>(plan.workspace_bytes)),
+        problem_(plan.problem),
+        stream_(stream) {
+    if (bytes_ == 0) return;
+    if (on_cuda()) {
+      status_ = cuda::allocate(problem_.device_index, plan.workspace_bytes, stream_, &memory_);
+      return;
+    }
+    constexpr std::size_t kAlignment = problem::kWorkspaceAlignment;
+    memory_ = std::aligned_alloc(kAlignment, (bytes_ + kAlignment - 1) / kAlignment * kAlignment);
+    if (memory_ == nullptr) {
+      status_ = fail(TILEWISE_NO_MEMORY, "%s: no memory for a workspace of %zu bytes",
+                     plan.kernel->name, bytes_);
+    }
+  }
+  ~OwnWorkspace() {
+    if (on_cuda()) {
+      cuda::release(problem_.device_index, memory_, stream_);
+    } else {
+      std::free(memory_);
+    }
+  }
+  OwnWorkspace(const OwnWorkspace&) = delete;
+  OwnWorkspace& operator=(const OwnWorkspace&) = delete;
+
+  Status status() const { return status_; }
+  void* data() const { return memory_; }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  bool on_cuda() const { return problem_.device == TILEWISE_CUDA; }
+
+  std::size_t bytes_;
+  const Problem& problem_;
+  void* stream_;
+  void* memory_ = nullptr;
+  Status status_ = TILEWISE_OK;
+};
+
+// What the one-call functions look at beyond a plan's run: what the lists hold, where the host can
+// read them, and whether addresses are the device's, where it cannot.
+Status check_memory(const Problem& problem, const tilewise_problem& request) {
+  if (problem.device != TILEWISE_CUDA) return problem::check_contents(problem);
+  for (const problem::NamedTensor& named : problem::kTensors) {
+    const tilewise_tensor& tensor = request.*named.member;
+    if (named.role(problem.operation) == problem::Role::kUnused || !problem::present(tensor))
+      continue;
+    const Status status = cuda::check_address(problem.device_index, named.name, tensor.data);
+    if (status != TILEWISE_OK) return status;
+  }
+  return TILEWISE_OK;
+}
+
 }  // namespace
+
+Status supports(const Kernel& kernel, const Problem& problem, const Machine& machine) {
+  if (kernel.device == problem.device) return kernel.supports(problem, machine);
+  return fail(TILEWISE_UNSUPPORTED, "q is on %s, the kernel works on %s",
+              problem::device_text(problem.device, problem.device_index).text,
+              kernel.device == TILEWISE_CUDA ? "cuda" : "the cpu");
+}
 
 Status resolve_machine(const Options& options, Machine* machine) {
   machine->cpu_target =
@@ -185,6 +257,10 @@ Status make_plan(Operation operation, const tilewise_problem& request, const Opt
   const Status chosen = forced != nullptr ? choose_forced(operation, forced, machine, plan)
                                           : choose_first(operation, machine, plan);
   if (chosen != TILEWISE_OK) return chosen;
+  if (plan->kernel->prepare != nullptr) {
+    const Status prepared = plan->kernel->prepare(plan->problem);
+    if (prepared != TILEWISE_OK) return prepared;
+  }
   plan->concurrency = machine.concurrency;
   plan->workspace_bytes = plan->kernel->workspace_bytes(plan->problem, plan->concurrency);
   if (plan->workspace_bytes < 0) {
@@ -232,24 +308,13 @@ Status run_once(Operation operation, const tilewise_problem& request,
     return status;
   if (const Status status = problem::check_pointers(operation, request); status != TILEWISE_OK)
     return status;
-  if (const Status status = problem::check_contents(plan.problem); status != TILEWISE_OK)
+  if (const Status status = check_memory(plan.problem, request); status != TILEWISE_OK)
     return status;
-  const std::size_t bytes = static_cast<std::size_t>(plan.workspace_bytes);
-  const auto release = [](void* memory) { std::free(memory); };
-  const std::unique_ptr<void, decltype(release)> workspace(
-      bytes > 0
-          ? std::aligned_alloc(problem::kWorkspaceAlignment,
-                               (bytes + problem::kWorkspaceAlignment - 1) /
-                                   problem::kWorkspaceAlignment * problem::kWorkspaceAlignment)
-          : nullptr,
-      release);
-  if (bytes > 0 && workspace == nullptr) {
-    return fail(TILEWISE_NO_MEMORY, "%s: no memory for a workspace of %zu bytes", plan.kernel->name,
-                bytes);
-  }
+  const OwnWorkspace workspace(plan, executor != nullptr ? executor->stream : nullptr);
+  if (workspace.status() != TILEWISE_OK) return workspace.status();
   RunOptions run_options;
-  run_options.workspace = workspace.get();
-  run_options.workspace_bytes = bytes;
+  run_options.workspace = workspace.data();
+  run_options.workspace_bytes = workspace.bytes();
   run_options.executor = executor;
   return run_problem(plan, plan.problem, run_options);
 }

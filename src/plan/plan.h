@@ -21,6 +21,11 @@ struct Plan {
   char reason[512] = "";  // why this kernel, and why not those before it
 };
 
+// TILEWISE_OK, or TILEWISE_UNSUPPORTED and the reason as the thread's message: the tensors are on
+// another device, or what the kernel itself says.
+problem::Status supports(const problem::Kernel& kernel, const problem::Problem& problem,
+                         const problem::Machine& machine);
+
 // Chooses the first kernel of the registry that supports the request, or checks the forced one.
 // Reads TILEWISE_KERNEL and TILEWISE_CPU_TARGET where `options` leaves the choice open. Does not
 // read data.

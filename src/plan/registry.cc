@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "cpu/kernels.h"
+#include "cuda/kernels.h"
 #include "reference/kernels.h"
 
 namespace tilewise::plan {
@@ -10,8 +11,12 @@ namespace {
 
 using problem::Kernel;
 
-// In order of preference; the last one supports everything.
+// In order of preference; the last one of a device supports everything there.
 const Kernel* const kForwardKernels[] = {
+#if defined(TILEWISE_HAS_CUDA)
+    &cuda::kForwardSm90,
+    &cuda::kForwardReference,
+#endif
 #if defined(__x86_64__)
     &cpu::kForwardAmx,
     &cpu::kForwardAvx512,

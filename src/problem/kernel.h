@@ -49,6 +49,10 @@ struct Kernel {
                               std::int64_t sram_bytes);
   // Its instructions take denormal operands for zero and give zero for denormal results.
   bool flushes_denormals = false;
+  // Whose memory it reads and writes, the workspace's too: TILEWISE_CPU or TILEWISE_CUDA.
+  std::int32_t device = TILEWISE_CPU;
+  // Once, when a plan has chosen the kernel: loads what a run needs, so that a run need not.
+  Status (*prepare)(const Problem& problem) = nullptr;
 };
 
 // Calls fn(item) for item in 0..n-1 through the executor.

@@ -50,6 +50,8 @@ struct IndexView {
 
 struct Problem {
   Operation operation = Operation::kForward;
+  std::int32_t device = TILEWISE_CPU;  // of every tensor
+  std::int32_t device_index = 0;
   std::int32_t dtype = 0;       // of q, k, v, dout
   std::int32_t statistics = 0;  // dtype of lse and delta: fp64 for fp64 inputs, else fp32
   std::int64_t batch = 0;       // B: sequences
@@ -112,6 +114,12 @@ TILEWISE_INLINE std::int64_t dtype_size(std::int32_t dtype) {
       return 0;
   }
 }
+
+// "cpu", "cuda:1"; for messages.
+struct DeviceText {
+  char text[32];
+};
+DeviceText device_text(std::int32_t device, std::int32_t index);
 
 const char* dtype_name(std::int32_t dtype);  // "fp32"; "invalid dtype" for other numbers
 

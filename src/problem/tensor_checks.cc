@@ -31,13 +31,11 @@ Status check_tensor(const char* name, const tilewise_tensor& tensor) {
     return fail(TILEWISE_INVALID_ARGUMENT, "%s: dtype is %d, which names no dtype", name,
                 tensor.dtype);
   }
-  if (tensor.device == TILEWISE_CUDA) {
-    return fail(TILEWISE_UNSUPPORTED,
-                "%s: device is cuda, but this build has kernels for the cpu only", name);
-  }
-  if (tensor.device != TILEWISE_CPU || tensor.device_index != 0) {
-    return fail(TILEWISE_INVALID_ARGUMENT, "%s: device is %d:%d, must be 0:0 (cpu)", name,
-                tensor.device, tensor.device_index);
+  const bool on_cpu = tensor.device == TILEWISE_CPU && tensor.device_index == 0;
+  const bool on_cuda = tensor.device == TILEWISE_CUDA && tensor.device_index >= 0;
+  if (!on_cpu && !on_cuda) {
+    return fail(TILEWISE_INVALID_ARGUMENT, "%s: device is %d:%d, must be 0:0 (cpu) or 1:n (cuda)",
+                name, tensor.device, tensor.device_index);
   }
   Checked reach = {dtype_size(tensor.dtype)};
   bool empty = false;
@@ -97,6 +95,14 @@ Status check_innermost(const char* name, const tilewise_tensor& tensor) {
   if (tensor.shape[last] <= 1 || tensor.strides[last] == 1) return TILEWISE_OK;
   return fail(TILEWISE_INVALID_ARGUMENT, "%s: innermost stride is %lld, must be 1", name,
               printable(tensor.strides[last]));
+}
+
+DeviceText device_text(std::int32_t device, std::int32_t index) {
+  DeviceText result = {"cpu"};
+  if (device == TILEWISE_CUDA) {
+    std::snprintf(result.text, sizeof(result.text), "cuda:%d", index);
+  }
+  return result;
 }
 
 const char* dtype_name(std::int32_t dtype) {

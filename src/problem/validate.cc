@@ -427,6 +427,15 @@ Status read_scale(const tilewise_problem& request, Problem* problem) {
   return TILEWISE_OK;
 }
 
+// Every tensor lies where q does.
+Status check_device(const char* name, const tilewise_tensor& tensor, const tilewise_tensor& q) {
+  if (!present(tensor) || !present(q)) return TILEWISE_OK;
+  if (tensor.device == q.device && tensor.device_index == q.device_index) return TILEWISE_OK;
+  return fail(TILEWISE_INVALID_ARGUMENT, "%s: device is %s, must be that of q: %s", name,
+              device_text(tensor.device, tensor.device_index).text,
+              device_text(q.device, q.device_index).text);
+}
+
 }  // namespace
 
 Status make_problem(Operation operation, const tilewise_problem& request, Problem* problem) {
@@ -435,7 +444,10 @@ Status make_problem(Operation operation, const tilewise_problem& request, Proble
   for (const NamedTensor& named : kTensors) {
     if (named.role(operation) == Role::kUnused) continue;
     TILEWISE_RETURN_IF_ERROR(check_tensor(named.name, request.*named.member));
+    TILEWISE_RETURN_IF_ERROR(check_device(named.name, request.*named.member, request.q));
   }
+  problem->device = request.q.device;
+  problem->device_index = request.q.device_index;
   TILEWISE_RETURN_IF_ERROR(read_options(request, problem));
   TILEWISE_RETURN_IF_ERROR(check_qkv(request));
   problem->dtype = request.q.dtype;

@@ -4,8 +4,11 @@
 #include <cmath>
 #include <cstring>
 
+#include "cuda/runtime.h"
 #include "plan/pool.h"
+#include "plan/registry.h"
 #include "problem/tensors.h"
+#include "verify/device_copy.h"
 
 namespace tilewise::verify {
 namespace {
@@ -73,6 +76,13 @@ Instance edited(const Case& description, const Judge::Edit& edit) {
   return instance;
 }
 
+Verdict refusal(const char* kernel, problem::Status status) {
+  Verdict verdict;
+  verdict.result = status == TILEWISE_UNSUPPORTED ? Verdict::kUnsupported : Verdict::kFailed;
+  verdict.text = std::string(kernel) + ": " + problem::message();
+  return verdict;
+}
+
 }  // namespace
 
 Judge::Judge(const Case& description, const Edit& edit)
@@ -92,16 +102,28 @@ Judge::Judge(const Case& description, const Edit& edit)
 }
 
 Verdict Judge::judge(const char* kernel, const plan::Options& options) {
+  const Operation operation = instance_.description().operation;
   plan::Options forced = options;
   if (kernel[0] != '\0') forced.kernel = kernel;
+  const problem::Kernel* const named =
+      forced.kernel != nullptr ? plan::find_kernel(operation, forced.kernel) : nullptr;
+  if (named != nullptr && named->device != TILEWISE_CPU) return run_copied(*named, forced);
   plan::Plan plan;
-  const problem::Status status =
-      plan::make_plan(instance_.description().operation, instance_.request(), forced, &plan);
-  if (status == TILEWISE_OK) return run(plan, plan.kernel->name);
-  Verdict verdict;
-  verdict.result = status == TILEWISE_UNSUPPORTED ? Verdict::kUnsupported : Verdict::kFailed;
-  verdict.text = std::string(kernel) + ": " + problem::message();
-  return verdict;
+  const problem::Status status = plan::make_plan(operation, instance_.request(), forced, &plan);
+  if (status == TILEWISE_OK) return run(plan);
+  return refusal(kernel, status);
+}
+
+// Before anything is copied: there may be no device.
+Verdict Judge::run_copied(const problem::Kernel& kernel, const plan::Options& options) {
+  cuda::DeviceInfo device;
+  if (cuda::find_device(0, &device) != TILEWISE_OK)
+    return refusal(kernel.name, TILEWISE_UNSUPPORTED);
+  const Operation operation = instance_.description().operation;
+  instance_.prepare(operation);
+  const CopiedRun copied = run_on_device(operation, instance_.request(), options);
+  if (copied.status == TILEWISE_UNSUPPORTED) return refusal(kernel.name, copied.status);
+  return verdict_of(kernel, copied.status, copied.damage);
 }
 
 namespace {
@@ -154,39 +176,42 @@ void Judge::draw_again() {
   }
 }
 
-Verdict Judge::run(const plan::Plan& plan, const char* kernel) {
-  const Operation operation = instance_.description().operation;
+Verdict Judge::run(const plan::Plan& plan) {
   const GuardedWorkspace workspace(plan.workspace_bytes);
   plan::RunOptions options;
   options.workspace = workspace.memory.data();
   options.workspace_bytes = workspace.bytes;
-  instance_.prepare(operation);
+  instance_.prepare(instance_.description().operation);
   const problem::Status status = plan::run_plan(plan, instance_.request(), options);
+  return verdict_of(*plan.kernel, status, workspace.intact() ? "" : "wrote behind its workspace");
+}
+
+Verdict Judge::verdict_of(const problem::Kernel& kernel, problem::Status status,
+                          const std::string& damage) {
   Verdict verdict;
   std::string reason;
   if (status != TILEWISE_OK) {
     reason = problem::message();
   } else {
-    verdict.tensors = measure_accuracy(*plan.kernel);
+    verdict.tensors = measure_accuracy(kernel);
     const bool over = std::any_of(verdict.tensors.begin(), verdict.tensors.end(),
                                   [](const TensorReport& tensor) { return !tensor.passed; });
     if (over) {  // of a kernel, or of the yardstick? More draws of inputs tell.
       draw_again();
-      verdict.tensors = measure_accuracy(*plan.kernel);
+      verdict.tensors = measure_accuracy(kernel);
     }
     for (const TensorReport& tensor : verdict.tensors) {
       verdict.ratio = std::max(verdict.ratio, tensor.ratio());
       if (!tensor.passed) reason += (reason.empty() ? "" : "; ") + tensor.reason;
     }
-    const std::string damage = instance_.damage(operation);
-    if (!damage.empty()) reason += (reason.empty() ? "" : "; ") + damage;
-    if (!workspace.intact()) {
-      reason += std::string(reason.empty() ? "" : "; ") + "wrote behind its workspace";
+    for (const std::string& one : {instance_.damage(instance_.description().operation), damage}) {
+      if (!one.empty()) reason += (reason.empty() ? "" : "; ") + one;
     }
   }
   if (reason.empty()) return verdict;
   verdict.result = Verdict::kFailed;
-  verdict.text = std::string(kernel) + ": " + reason + "\n  " + describe(instance_.description());
+  verdict.text =
+      std::string(kernel.name) + ": " + reason + "\n  " + describe(instance_.description());
   return verdict;
 }
 

@@ -38,7 +38,10 @@ class Judge {
   const tilewise_problem& oracle() const { return oracle_.results(); }
 
  private:
-  Verdict run(const plan::Plan& plan, const char* kernel);
+  Verdict run(const plan::Plan& plan);
+  Verdict run_copied(const problem::Kernel& kernel, const plan::Options& options);
+  Verdict verdict_of(const problem::Kernel& kernel, problem::Status status,
+                     const std::string& damage);
   std::vector<TensorReport> measure_accuracy(const problem::Kernel& kernel);
   void draw_again();
 

@@ -72,7 +72,7 @@ TEST_F(BadInput, Words) {
   expect_run_refusal("--align middle", {"--align", "middle"});
   expect_run_refusal("--dtype fp8", {"--dtype", "fp8", "fp64, fp32, bf16, fp16"});
   expect_run_refusal("--kernel magic", {"kernel", "magic", "three_pass"});
-  expect_run_refusal("--device cuda", {"--device", "cuda", "cpu"});
+  expect_run_refusal("--device gpu", {"--device", "gpu", "cpu, cuda"});
   expect_run_refusal("--deterministic=maybe", {"deterministic", "flag override"});
 }
 

@@ -36,9 +36,14 @@ std::uint64_t run_seed();
 // "forward_fp32", for names of tests.
 std::string operation_and_dtype(Operation operation, std::int32_t dtype);
 
+// True for a GPU kernel that leaves some problems to those behind it (its own tests say which): it
+// may pass a case or refuse it.
+bool is_partial(const Kernel& kernel);
+
 // False for a CPU kernel whose instruction set this machine lacks, that $TILEWISE_CPU_TARGET
-// excludes, or that has nothing for the dtype (a matrix unit): the only reasons for which a kernel
-// of this library may refuse a valid problem.
+// excludes, or that has nothing for the dtype (a matrix unit), for a GPU kernel without a GPU, and
+// for partial kernels: the only reasons for which a kernel of this library may refuse a valid
+// problem.
 bool machine_runs(const Kernel& kernel, std::int32_t dtype);
 
 std::vector<const Kernel*> runnable_kernels(Operation operation,
@@ -59,7 +64,8 @@ struct RunSetup {
   int fill = 0xFF;                              // byte that the workspace is filled with
 };
 
-// Plans and runs the named kernel on the request as it is. Returns the status.
+// Plans and runs the named kernel on the request as it is (that of a device on a copy there).
+// Returns the status.
 problem::Status run_kernel(const char* kernel, Operation operation, const tilewise_problem& request,
                            const RunSetup& setup = {});
 

@@ -1,0 +1,54 @@
+# TILEWISE_CUDA: AUTO compiles the CUDA kernels where there is a compiler for them, ON insists, OFF leaves them out.
+# Sets TILEWISE_HAS_CUDA. Included, not called: a language is enabled for the directory that includes this.
+
+set(TILEWISE_CUDA AUTO CACHE STRING "CUDA kernels: AUTO, ON or OFF")
+set_property(CACHE TILEWISE_CUDA PROPERTY STRINGS AUTO ON OFF)
+# One list per folder of src/cuda: real architectures get machine code, virtual ones PTX for those to come. The kernels of
+# sm90/ use instructions of exactly one architecture, which no other can run.
+set(TILEWISE_CUDA_REAL "80;90" CACHE STRING "Architectures of the portable kernels, as machine code")
+set(TILEWISE_CUDA_VIRTUAL "80" CACHE STRING "Architectures of the portable kernels, as PTX")
+set(TILEWISE_CUDA_SM90 "90a" CACHE STRING "Architectures of src/cuda/sm90, as machine code")
+
+set(TILEWISE_CUDA_LEAST 12.5) # cudaGetDriverEntryPointByVersion
+set(TILEWISE_HAS_CUDA OFF)
+set(tilewise_cuda_lack "")
+if(TILEWISE_CUDA)
+  if(NOT CMAKE_CUDA_COMPILER)
+    find_program(TILEWISE_NVCC nvcc HINTS ENV CUDACXX ENV CUDA_HOME ENV CUDA_PATH /usr/local/cuda PATH_SUFFIXES bin)
+    mark_as_advanced(TILEWISE_NVCC)
+    if(TILEWISE_NVCC)
+      set(CMAKE_CUDA_COMPILER "${TILEWISE_NVCC}")
+    endif()
+  endif()
+  if(NOT CMAKE_CUDA_COMPILER)
+    set(tilewise_cuda_lack "nvcc was not found")
+  elseif(IS_ABSOLUTE "${CMAKE_CUDA_COMPILER}" AND NOT EXISTS "${CMAKE_CUDA_COMPILER}")
+    set(tilewise_cuda_lack "nvcc was not found at ${CMAKE_CUDA_COMPILER}")
+  else()
+    find_package(CUDAToolkit ${TILEWISE_CUDA_LEAST})
+    if(NOT CUDAToolkit_FOUND OR NOT TARGET CUDA::cudart_static)
+      set(tilewise_cuda_lack "no CUDA toolkit >= ${TILEWISE_CUDA_LEAST} with libcudart_static.a belongs to ${CMAKE_CUDA_COMPILER}")
+    endif()
+  endif()
+  if(NOT tilewise_cuda_lack)
+    if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+      set(CMAKE_CUDA_ARCHITECTURES OFF) # per folder, below
+    endif()
+    enable_language(CUDA)
+    if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION) # CMake 3.25 does not know the dialects of nvcc 13
+      set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+      set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
+    endif()
+    set(TILEWISE_HAS_CUDA ON)
+  endif()
+endif()
+
+if(TILEWISE_HAS_CUDA)
+  message(STATUS "CUDA kernels: by nvcc ${CMAKE_CUDA_COMPILER_VERSION}")
+elseif(NOT TILEWISE_CUDA)
+  message(STATUS "CUDA kernels: none (TILEWISE_CUDA is ${TILEWISE_CUDA})")
+elseif(TILEWISE_CUDA STREQUAL "AUTO")
+  message(STATUS "CUDA kernels: none (${tilewise_cuda_lack})")
+else()
+  message(FATAL_ERROR "TILEWISE_CUDA is ${TILEWISE_CUDA}, but ${tilewise_cuda_lack}. Set CMAKE_CUDA_COMPILER, or use AUTO or OFF.")
+endif()

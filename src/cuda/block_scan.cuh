@@ -1,0 +1,34 @@
+// Running totals over the threads of a block, and on to its next round.
+#pragma once
+
+#include <cstdint>
+
+namespace tilewise::cuda {
+
+inline constexpr int kScanThreads = 1024;
+inline constexpr int kScanWarps = kScanThreads / 32;
+
+// combine(...) of the values of this thread, of all before it in the block, and of `carry`; carry
+// becomes that of the last thread. All kScanThreads threads.
+template <class Combine>
+__device__ std::int64_t running(std::int64_t value, std::int64_t* warps /* (kScanWarps) */,
+                                std::int64_t& carry, Combine combine) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  for (int step = 1; step < 32; step *= 2) {
+    const std::int64_t before = __shfl_up_sync(~0u, value, step);
+    if (lane >= step) value = combine(value, before);
+  }
+  if (lane == 31) warps[warp] = value;
+  __syncthreads();
+  std::int64_t all = carry;
+  for (int w = 0; w < kScanWarps; ++w) {
+    if (w == warp) value = combine(value, all);
+    all = combine(all, warps[w]);
+  }
+  __syncthreads();
+  carry = all;
+  return value;
+}
+
+}  // namespace tilewise::cuda

@@ -1,0 +1,79 @@
+#include "cuda/kernels.h"
+
+#include <limits>
+
+#include "cuda/device.h"
+#include "cuda/reference.cuh"
+#include "cuda/sequences.cuh"
+#include "cuda/sm90/launch.h"
+
+namespace tilewise::cuda {
+namespace {
+
+using problem::Kernel;
+using problem::Machine;
+using problem::Problem;
+using problem::RunContext;
+
+// Machine code for 8.0 and 9.0, PTX from 8.0 on (cmake/TilewiseCuda.cmake).
+constexpr std::int32_t kLeastMajor = 8;
+
+Status supports_reference(const Problem& problem, const Machine&) {
+  DeviceInfo device;
+  const Status found = find_device(problem.device_index, &device);
+  if (found != TILEWISE_OK) return found;
+  if (device.major < kLeastMajor) {
+    return problem::fail(TILEWISE_UNSUPPORTED, "%s has compute capability %d.%d, needs 8.0",
+                         device.name, device.major, device.minor);
+  }
+  return TILEWISE_OK;
+}
+
+Status prepare_reference(const Problem& problem) {
+  const CurrentDevice current(problem.device_index);
+  if (current.status() != TILEWISE_OK) return current.status();
+  return check(load_reference(), "loading cuda_reference");
+}
+
+Status run_reference_kernel(const Problem& problem, const RunContext& context) {
+  const CurrentDevice current(problem.device_index);
+  if (current.status() != TILEWISE_OK) return current.status();
+  const cudaStream_t stream = stream_of(context.executor->stream);
+  Sequence* const table = has_table(problem) ? static_cast<Sequence*>(context.workspace) : nullptr;
+  if (table != nullptr) {
+    const Status filled = check(fill_table(problem, table, stream), "starting the table kernel");
+    if (filled != TILEWISE_OK) return filled;
+  }
+  return check(run_reference(problem, table, stream), "starting cuda_reference");
+}
+
+// Nothing counts traffic on the device.
+double no_prediction(const Problem&, std::int64_t, std::int64_t) {
+  return std::numeric_limits<double>::quiet_NaN();
+}
+
+}  // namespace
+
+constinit const Kernel kForwardSm90 = {
+    "cuda_sm90",
+    "FlashAttention-3 on Hopper: TMA, wgmma, warp specialisation; bf16 and fp16, D up to 128",
+    [](const Problem& problem, const Machine&) { return sm90::supports(problem); },
+    [](const Problem& problem, std::int64_t) { return sm90::workspace_bytes(problem); },
+    sm90::run,
+    no_prediction,
+    false,
+    TILEWISE_CUDA,
+    sm90::prepare};
+
+constinit const Kernel kForwardReference = {
+    "cuda_reference",
+    "a block for each row, fp64 arithmetic, every option: the slow oracle of the GPU",
+    supports_reference,
+    [](const Problem& problem, std::int64_t) { return table_bytes(problem); },
+    run_reference_kernel,
+    no_prediction,
+    false,
+    TILEWISE_CUDA,
+    prepare_reference};
+
+}  // namespace tilewise::cuda

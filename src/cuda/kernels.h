@@ -1,0 +1,13 @@
+// The CUDA kernels as rows of the registry.
+#pragma once
+
+#include "problem/kernel.h"
+
+namespace tilewise::cuda {
+
+#if defined(TILEWISE_HAS_CUDA)
+extern const problem::Kernel kForwardSm90;
+extern const problem::Kernel kForwardReference;
+#endif
+
+}  // namespace tilewise::cuda

@@ -1,0 +1,38 @@
+// The bulk tensor copy engine (TMA): PTX ISA 9.7.9.27, tensor maps 5.5.
+#pragma once
+
+#include <cstdint>
+
+namespace tilewise::cuda::ptx {
+
+// How long a line should stay in L2: the encodings that createpolicy.fractional gives for a whole
+// access (9.7.9.18).
+enum class Keep : std::uint64_t { kBriefly = 0x12F0000000000000u, kLong = 0x14F0000000000000u };
+
+// prefetch.tensormap: the descriptor into its cache. One thread.
+__device__ __forceinline__ void prefetch_map(const void* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// cp.async.bulk.tensor: the box of a 4-dimensional map at (column, row, head, batch) into shared
+// memory at `to`, what lies outside of the tensor as zeros. One thread. Asynchronous: the bytes of
+// the whole box are counted by `barrier`, which must expect them; readers wait there.
+__device__ __forceinline__ void copy_tile(std::uint32_t to, const void* map, std::int32_t column,
+                                          std::int32_t row, std::int32_t head, std::int32_t batch,
+                                          std::uint32_t barrier, Keep keep) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(to),
+      "l"(map), "r"(column), "r"(row), "r"(head), "r"(batch), "r"(barrier),
+      "l"(static_cast<std::uint64_t>(keep))
+      : "memory");
+}
+
+// fence.proxy.async (9.7.13.4): what this thread wrote to shared memory by ordinary stores becomes
+// visible to wgmma and the copy engine. Each writing thread, before the barrier behind which they
+// read.
+__device__ __forceinline__ void fence_shared_for_async() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+}  // namespace tilewise::cuda::ptx

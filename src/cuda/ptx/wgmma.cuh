@@ -1,0 +1,116 @@
+// wgmma: asynchronous matrix products of a warpgroup (PTX ISA 9.7.15). Every function here is for
+// all 128 threads of a warpgroup together.
+//
+// Order: begin() before the first product, and again whenever registers of an operand were written
+// by other instructions; any number of products; commit(); wait<n>() until at most n committed
+// groups are unfinished. Between a product and that wait nobody touches its registers, nor
+// overwrites its shared memory. The compiler does not know that the results come late: settle()
+// keeps it from moving reads of them before the wait.
+#pragma once
+
+#include <cstdint>
+
+namespace tilewise::cuda::ptx {
+
+// wgmma.fence (9.7.15.7.1)
+__device__ __forceinline__ void begin_products() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+// wgmma.commit_group (9.7.15.7.2)
+__device__ __forceinline__ void commit_products() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+// wgmma.wait_group (9.7.15.7.3)
+template <int kGroups>
+__device__ __forceinline__ void wait_products() {
+  static_assert(kGroups >= 0 && kGroups <= 7, "wgmma.wait_group takes 0 to 7 groups.");
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory");
+}
+
+template <int kCount>
+__device__ __forceinline__ void settle(float (&registers)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
+}
+
+template <int kCount>
+__device__ __forceinline__ void settle(std::uint32_t (&registers)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(registers[i])::"memory");
+}
+
+// The placeholders and operands of 8 to 128 accumulator registers.
+#define TILEWISE_D8(d, i)                                                                     \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
+      "+f"(d[i + 6]), "+f"(d[i + 7])
+#define TILEWISE_D32(d, i) \
+  TILEWISE_D8(d, i), TILEWISE_D8(d, i + 8), TILEWISE_D8(d, i + 16), TILEWISE_D8(d, i + 24)
+#define TILEWISE_R0                                                                \
+  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21," \
+  "%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define TILEWISE_R32                                                                 \
+  "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51," \
+  "%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define TILEWISE_R64_88                                                              \
+  "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83," \
+  "%84,%85,%86,%87"
+
+// wgmma.mma_async m64nNk16 with fp32 sums, d (N / 2) laid out as tile/fragment.cuh draws it.
+//   scores:  d (+)= A B^T, A (64, 16) and B (N, 16) in shared memory, rows contiguous
+//   values:  d += A B, A (64, 16) in registers, B (16, N) in shared memory, rows contiguous
+// a, b: descriptors of tile/descriptor.cuh. `add` false: the sum starts here.
+template <int kWidth>
+struct Product;
+
+#define TILEWISE_PRODUCT(WIDTH, REGISTERS, A, B, C, D, E, ...)                                   \
+  template <>                                                                                    \
+  struct Product<WIDTH> {                                                                        \
+    template <bool kFp16>                                                                        \
+    static __device__ __forceinline__ void scores(float (&d)[WIDTH / 2], std::uint64_t a,        \
+                                                  std::uint64_t b, bool add) {                   \
+      if constexpr (kFp16) {                                                                     \
+        TILEWISE_SCORES(WIDTH, "f16", REGISTERS, A, B, C, __VA_ARGS__);                          \
+      } else {                                                                                   \
+        TILEWISE_SCORES(WIDTH, "bf16", REGISTERS, A, B, C, __VA_ARGS__);                         \
+      }                                                                                          \
+    }                                                                                            \
+    template <bool kFp16>                                                                        \
+    static __device__ __forceinline__ void values(float (&d)[WIDTH / 2], const std::uint32_t* a, \
+                                                  std::uint64_t b) {                             \
+      if constexpr (kFp16) {                                                                     \
+        TILEWISE_VALUES(WIDTH, "f16", REGISTERS, A, B, C, D, E, __VA_ARGS__);                    \
+      } else {                                                                                   \
+        TILEWISE_VALUES(WIDTH, "bf16", REGISTERS, A, B, C, D, E, __VA_ARGS__);                   \
+      }                                                                                          \
+    }                                                                                            \
+  };
+#define TILEWISE_SCORES(WIDTH, TYPE, REGISTERS, A, B, C, ...)                                      \
+  asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #C                                         \
+               ", 0;\n"                                                                            \
+               "wgmma.mma_async.sync.aligned.m64n" #WIDTH "k16.f32." TYPE "." TYPE "\n{" REGISTERS \
+               "}, %" #A ", %" #B ", add, 1, 1, 0, 0;\n}\n"                                        \
+               : __VA_ARGS__                                                                       \
+               : "l"(a), "l"(b), "r"(static_cast<std::int32_t>(add)))
+#define TILEWISE_VALUES(WIDTH, TYPE, REGISTERS, A, B, C, D, E, ...)                                \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" #WIDTH "k16.f32." TYPE "." TYPE "\n{" REGISTERS \
+               "}, {%" #A ", %" #B ", %" #C ", %" #D "}, %" #E ", 1, 1, 1, 1;\n"                   \
+               : __VA_ARGS__                                                                       \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+
+TILEWISE_PRODUCT(64, TILEWISE_R0, 32, 33, 34, 35, 36, TILEWISE_D32(d, 0))
+TILEWISE_PRODUCT(128, TILEWISE_R0 "," TILEWISE_R32, 64, 65, 66, 67, 68, TILEWISE_D32(d, 0),
+                 TILEWISE_D32(d, 32))
+TILEWISE_PRODUCT(176, TILEWISE_R0 "," TILEWISE_R32 "," TILEWISE_R64_88, 88, 89, 90, 91, 92,
+                 TILEWISE_D32(d, 0), TILEWISE_D32(d, 32), TILEWISE_D8(d, 64), TILEWISE_D8(d, 72),
+                 TILEWISE_D8(d, 80))
+
+#undef TILEWISE_PRODUCT
+#undef TILEWISE_SCORES
+#undef TILEWISE_VALUES
+#undef TILEWISE_D8
+#undef TILEWISE_D32
+#undef TILEWISE_R0
+#undef TILEWISE_R32
+#undef TILEWISE_R64_88
+
+}  // namespace tilewise::cuda::ptx

@@ -1,0 +1,12 @@
+#include "cuda/sm90/forward.cuh"
+
+namespace tilewise::cuda::sm90 {
+
+extern const Instance kForward_bf16_general[kTileRows] = {
+    table_instance<false, true, 0>(),
+    table_instance<false, true, 1>(),
+    table_instance<false, true, 2>(),
+    table_instance<false, true, 3>(),
+};
+
+}  // namespace tilewise::cuda::sm90

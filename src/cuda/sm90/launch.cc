@@ -1,0 +1,310 @@
+#include "cuda/sm90/launch.h"
+
+#include <cstddef>
+#include <initializer_list>
+
+#include "cuda/device.h"
+#include "cuda/sequences.cuh"
+#include "cuda/sm90/parameters.h"
+#include "cuda/sm90/tensor_map.h"
+#include "cuda/tile/fragment.h"
+#include "math/config.h"
+#include "problem/checked.h"
+
+namespace tilewise::cuda::sm90 {
+
+extern const Instance kForward_bf16_plain[kTileRows];
+extern const Instance kForward_bf16_general[kTileRows];
+extern const Instance kForward_fp16_plain[kTileRows];
+extern const Instance kForward_fp16_general[kTileRows];
+
+namespace {
+
+using problem::Checked;
+using problem::fail;
+
+// 32 MB of the H200's 50: K and V of a section of heads stay in L2 beside what passes through.
+constexpr std::int64_t kSectionBytes = std::int64_t{32} << 20;
+constexpr std::int64_t kAlignment = 16;
+
+bool has_edges(const Problem& problem) {
+  return problem.window_left >= 0 || problem.window_right >= 0;
+}
+bool is_causal(const Problem& problem) {
+  return problem.window_left < 0 && problem.window_right >= 0;
+}
+
+int bucket(const Problem& problem) {
+  return problem.head_dim <= 64 && problem.value_dim <= 64 ? 64 : 128;
+}
+
+// The plain kernel multiplies inside of the exponent, which needs a positive factor.
+bool is_general(const Problem& problem) {
+  constexpr double kLeastScale = 1e-30;
+  return problem.general_scores() || problem.scale < kLeastScale;
+}
+
+const Instance& instance_for(const Problem& problem, bool general) {
+  const Instance* const bf16_rows = general ? kForward_bf16_general : kForward_bf16_plain;
+  const Instance* const fp16_rows = general ? kForward_fp16_general : kForward_fp16_plain;
+  const Instance* const rows = problem.dtype == TILEWISE_FP16 ? fp16_rows : bf16_rows;
+  return rows[tile_row(bucket(problem), has_edges(problem))];
+}
+
+std::int64_t divided(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+// At most so many tiles of queries: a packed sequence may end within one.
+Checked most_work(const Problem& problem) {
+  const std::int64_t q_tile = instance_for(problem, false).config.q_tile;
+  const Checked tiles = problem.q_packed
+                            ? Checked{divided(problem.q_rows, q_tile)} + Checked{problem.batch}
+                            : Checked{divided(problem.q_rows, q_tile)} * Checked{problem.batch};
+  return tiles * Checked{problem.heads};
+}
+
+bool needs_lengths(const Problem& problem) {
+  return has_table(problem) || problem.seqused_k.present();
+}
+
+// Tiles of very different lengths are taken from a counter, others in turns fixed beforehand.
+bool counts(const Problem& problem) { return is_causal(problem) || needs_lengths(problem); }
+
+// The parts of the workspace, one behind the other.
+struct Workspace {
+  std::int64_t table = 0;
+  std::int64_t lengths = 0;
+  std::int64_t tile_starts = 0;
+  std::int64_t counter = 0;
+  std::int64_t redo = 0;
+  std::int64_t bytes = 0;
+
+  explicit Workspace(const Problem& problem) {
+    const bool listed = needs_lengths(problem);
+    table = take(table_bytes(problem));
+    lengths = take(listed ? problem.batch * static_cast<std::int64_t>(sizeof(Lengths)) : 0);
+    tile_starts = take(listed ? (problem.batch + 1) * 4 : 0);
+    counter = take(counts(problem) ? 4 : 0);
+    const std::int64_t warps = instance_for(problem, false).config.q_tile / 16;
+    redo = take(most_work(problem).value * warps);
+  }
+
+ private:
+  std::int64_t take(std::int64_t size) {
+    const std::int64_t offset = bytes;
+    bytes += divided(size, kAlignment) * kAlignment;
+    return offset;
+  }
+};
+
+Rows rows_of_q(const Problem& problem) {
+  return {"q",           problem.q,      problem.q_packed ? 1 : problem.batch,
+          problem.heads, problem.q_rows, problem.head_dim};
+}
+Rows rows_of_k(const Problem& problem) {
+  return {"k",
+          problem.k,
+          problem.k_packed ? 1 : problem.batch,
+          problem.kv_heads,
+          problem.k_rows,
+          problem.head_dim};
+}
+Rows rows_of_v(const Problem& problem) {
+  return {"v",
+          problem.v,
+          problem.k_packed ? 1 : problem.batch,
+          problem.kv_heads,
+          problem.k_rows,
+          problem.value_dim};
+}
+
+problem::Status check_strides(const Problem& problem) {
+  for (const Rows& rows : {rows_of_q(problem), rows_of_k(problem), rows_of_v(problem)}) {
+    const problem::Status status = check_map(rows);
+    if (status != TILEWISE_OK) return status;
+  }
+  return TILEWISE_OK;
+}
+
+problem::Status check_device(std::int32_t index) {
+  DeviceInfo device;
+  const problem::Status found = find_device(index, &device);
+  if (found != TILEWISE_OK) return found;
+  if (device.major == 9 && device.minor == 0) return find_encoder();
+  return fail(TILEWISE_UNSUPPORTED, "%s has compute capability %d.%d, this kernel is for 9.0",
+              device.name, device.major, device.minor);
+}
+
+problem::Status check_options(const Problem& problem) {
+  const struct {
+    const char* name;
+    bool given;
+  } options[] = {{"mask", problem.mask.present()},
+                 {"bias", problem.bias.present()},
+                 {"slices", problem.slices.present()},
+                 {"dropout_p", problem.dropout_p > 0}};
+  for (const auto& [name, given] : options) {
+    if (given) return fail(TILEWISE_UNSUPPORTED, "%s is given", name);
+  }
+  return TILEWISE_OK;
+}
+
+problem::Status check_sizes(const Problem& problem) {
+  constexpr std::int64_t kMostColumns = 128;
+  constexpr std::int64_t kColumnStep = 8;
+  const std::int64_t widest = math::greater(problem.head_dim, problem.value_dim);
+  if (widest > kMostColumns || problem.head_dim % kColumnStep != 0 ||
+      problem.value_dim % kColumnStep != 0) {
+    return fail(TILEWISE_UNSUPPORTED, "D is %lld and Dv is %lld, must be multiples of 8 up to 128",
+                static_cast<long long>(problem.head_dim),
+                static_cast<long long>(problem.value_dim));
+  }
+  const std::int64_t longest = math::greater(problem.q_rows, problem.k_rows);
+  const Checked work = most_work(problem);
+  if (longest > tile::kLongest || !work.valid || work.value > kMostWork) {
+    return fail(TILEWISE_UNSUPPORTED, "more than %d rows or %lld tiles of queries", tile::kLongest,
+                static_cast<long long>(kMostWork));
+  }
+  return TILEWISE_OK;
+}
+
+Schedule schedule_of(const Problem& problem, const KernelConfig& config) {
+  Schedule schedule = {static_cast<std::int32_t>(divided(problem.q_rows, config.q_tile)),
+                       static_cast<std::int32_t>(problem.heads),
+                       static_cast<std::int32_t>(problem.batch), 0};
+  if (!is_causal(problem)) return schedule;
+  const std::int64_t head_bytes =
+      math::greater(problem.k_rows * (problem.head_dim + problem.value_dim) * 2, 1);
+  const std::int64_t section =
+      math::greater(kSectionBytes / head_bytes, 1) * math::greater(problem.group, 1);
+  schedule.section =
+      static_cast<std::int32_t>(math::lesser(section, problem.heads * problem.batch));
+  return schedule;
+}
+
+bool takes_wide_stores(const Problem& problem) {
+  const problem::View& out = problem.out;
+  const std::int64_t strides[] = {out.batch, out.head, out.row};
+  if (out.dtype != problem.dtype) return false;
+  for (const std::int64_t stride : strides) {
+    if (stride % 8 != 0) return false;
+  }
+  return reinterpret_cast<std::uintptr_t>(out.data) % kAlignment == 0;
+}
+
+problem::Status make_maps(const Problem& problem, const KernelConfig& config,
+                          Parameters* parameters) {
+  const problem::Status q = make_map(rows_of_q(problem), tile::kRows, config.fp16, &parameters->q);
+  if (q != TILEWISE_OK) return q;
+  parameters->k = parameters->q;
+  parameters->v = parameters->q;
+  if (problem.k_rows == 0) return TILEWISE_OK;  // nobody asks for a tile of them
+  const problem::Status k =
+      make_map(rows_of_k(problem), config.k_tile, config.fp16, &parameters->k);
+  if (k != TILEWISE_OK) return k;
+  return make_map(rows_of_v(problem), config.k_tile, config.fp16, &parameters->v);
+}
+
+void fill_parameters(const Problem& problem, const KernelConfig& config, std::byte* workspace,
+                     Parameters* parameters) {
+  const Workspace places(problem);
+  const bool listed = needs_lengths(problem);
+  const std::int32_t heads = static_cast<std::int32_t>(problem.heads);
+  const std::int32_t batch = static_cast<std::int32_t>(problem.batch);
+  const double scale = config.general ? 1.0 : problem.scale;
+  parameters->problem = problem;
+  if (has_table(problem))
+    parameters->table = reinterpret_cast<const Sequence*>(workspace + places.table);
+  if (listed) parameters->lengths = reinterpret_cast<const Lengths*>(workspace + places.lengths);
+  parameters->whole = {0, static_cast<std::int32_t>(problem.q_rows), 0,
+                       static_cast<std::int32_t>(problem.k_rows)};
+  parameters->schedule = schedule_of(problem, config);
+  parameters->packed = {reinterpret_cast<const std::int32_t*>(workspace + places.tile_starts),
+                        heads, batch, is_causal(problem)};
+  if (counts(problem))
+    parameters->counter = reinterpret_cast<unsigned*>(workspace + places.counter);
+  parameters->redo = reinterpret_cast<std::uint8_t*>(workspace + places.redo);
+  parameters->window_left =
+      static_cast<std::int32_t>(math::lesser(problem.window_left, tile::kLongest));
+  parameters->window_right =
+      static_cast<std::int32_t>(math::lesser(problem.window_right, tile::kLongest));
+  parameters->open_end = problem.k_packed || problem.seqused_k.present();
+  parameters->unit = static_cast<float>(scale * math::kLog2E);
+  parameters->lse_unit = static_cast<float>(math::kLn2);
+  parameters->wide_stores = takes_wide_stores(problem);
+}
+
+// Every launch in the order of the stream; nothing waits.
+cudaError_t start(const Parameters& parameters, const Instance& instance, int multiprocessors,
+                  cudaStream_t stream) {
+  const Problem& problem = parameters.problem;
+  if (parameters.table != nullptr) {
+    const cudaError_t error = fill_table(problem, const_cast<Sequence*>(parameters.table), stream);
+    if (error != cudaSuccess) return error;
+  }
+  if (parameters.lengths != nullptr) {
+    const cudaError_t error = start_prepare(parameters, instance.config.q_tile, stream);
+    if (error != cudaSuccess) return error;
+  }
+  if (parameters.counter != nullptr) {
+    const cudaError_t error =
+        cudaMemsetAsync(parameters.counter, 0, sizeof(*parameters.counter), stream);
+    if (error != cudaSuccess) return error;
+  }
+  const cudaError_t filled = fill_unowned(problem, parameters.table, stream);
+  if (filled != cudaSuccess) return filled;
+  int blocks = multiprocessors;
+  if (!problem.q_packed && parameters.schedule.count() < blocks)
+    blocks = parameters.schedule.count();
+  const cudaError_t started = instance.start(parameters, blocks, stream);
+  if (started != cudaSuccess) return started;
+  return start_redo(parameters, instance.config.q_tile, multiprocessors, stream);
+}
+
+}  // namespace
+
+problem::Status supports(const Problem& problem) {
+  const problem::Status device = check_device(problem.device_index);
+  if (device != TILEWISE_OK) return device;
+  if (problem.dtype != TILEWISE_BF16 && problem.dtype != TILEWISE_FP16)
+    return fail(TILEWISE_UNSUPPORTED, "q, k and v are not bf16 or fp16");
+  const problem::Status options = check_options(problem);
+  if (options != TILEWISE_OK) return options;
+  const problem::Status sizes = check_sizes(problem);
+  return sizes != TILEWISE_OK ? sizes : check_strides(problem);
+}
+
+problem::Status prepare(const Problem& problem) {
+  const CurrentDevice current(problem.device_index);
+  if (current.status() != TILEWISE_OK) return current.status();
+  for (const bool general : {false, true}) {
+    const problem::Status loaded =
+        check(instance_for(problem, general).load(), "loading cuda_sm90");
+    if (loaded != TILEWISE_OK) return loaded;
+  }
+  return check(load_support(), "loading cuda_sm90");
+}
+
+std::int64_t workspace_bytes(const Problem& problem) { return Workspace(problem).bytes; }
+
+problem::Status run(const Problem& problem, const problem::RunContext& context) {
+  if (problem.batch == 0 && !problem.q_packed) return TILEWISE_OK;
+  if (problem.heads == 0 || problem.q_rows == 0) return TILEWISE_OK;
+  const problem::Status strides = check_strides(problem);
+  if (strides != TILEWISE_OK) return strides;
+  const CurrentDevice current(problem.device_index);
+  if (current.status() != TILEWISE_OK) return current.status();
+  DeviceInfo device;
+  const problem::Status found = find_device(problem.device_index, &device);
+  if (found != TILEWISE_OK) return found;
+  const Instance& instance = instance_for(problem, is_general(problem));
+  Parameters parameters = {};
+  const problem::Status mapped = make_maps(problem, instance.config, &parameters);
+  if (mapped != TILEWISE_OK) return mapped;
+  fill_parameters(problem, instance.config, static_cast<std::byte*>(context.workspace),
+                  &parameters);
+  return check(
+      start(parameters, instance, device.multiprocessors, stream_of(context.executor->stream)),
+      "starting cuda_sm90");
+}
+
+}  // namespace tilewise::cuda::sm90

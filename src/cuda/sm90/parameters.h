@@ -1,0 +1,66 @@
+// What a Hopper kernel is given.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include "cuda/sm90/config.h"
+#include "cuda/sm90/schedule.h"
+#include "problem/sequence.h"
+
+namespace tilewise::cuda::sm90 {
+
+// Of a tensor as the copy engine sees it. A dimension that is expanded (stride 0) has one element
+// in the map, and its coordinate is always 0.
+struct TensorMap {
+  CUtensorMap map;
+  std::int32_t head_step;  // 0 or 1: what a head's number is multiplied with
+  std::int32_t batch_step;
+};
+
+// A sequence (problem/sequence.h) in 32 bits, read at once.
+struct alignas(16) Lengths {
+  std::int32_t q_start;
+  std::int32_t q_len;
+  std::int32_t k_start;
+  std::int32_t k_len;
+};
+
+struct Parameters {
+  TensorMap q, k, v;
+  problem::Problem problem;
+  const problem::Sequence* table;  // (B), nullptr for dense batches
+  const Lengths* lengths;          // (B), nullptr where all are `whole`
+  Lengths whole;
+  Schedule schedule;         // of dense queries
+  PackedSchedule packed;     // of packed ones
+  unsigned* counter;         // of work taken; nullptr: static_index() decides
+  std::uint8_t* redo;        // (work, 16 rows): 1 where the careful path must look
+  std::int32_t window_left;  // as problem's, at most tile::kLongest
+  std::int32_t window_right;
+  bool open_end;     // behind a sequence's last key may follow another's
+  float unit;        // what a unit of a score is worth as an exponent of 2
+  float lse_unit;    // what a unit of an exponent is worth in lse: log(2)
+  bool wide_stores;  // out takes 16 bytes at a time
+};
+
+using Start = cudaError_t (*)(const Parameters& parameters, int blocks, cudaStream_t stream);
+using Load = cudaError_t (*)();
+
+// A compiled kernel.
+struct Instance {
+  KernelConfig config;
+  Load load;
+  Start start;
+};
+
+// Of the two kernels below, on the current device.
+cudaError_t load_support();
+
+// Computes the rows that a kernel has marked by the careful path (cuda/reference_row.cuh).
+cudaError_t start_redo(const Parameters& parameters, int q_tile, int blocks, cudaStream_t stream);
+
+// Fills lengths (B) and tile_starts (B + 1).
+cudaError_t start_prepare(const Parameters& parameters, int q_tile, cudaStream_t stream);
+
+}  // namespace tilewise::cuda::sm90

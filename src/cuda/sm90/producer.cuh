@@ -1,0 +1,157 @@
+// The producer: one thread that walks over the work and asks the copy engine for tiles of Q, K and
+// V.
+#pragma once
+
+#include "cuda/ptx/copy.cuh"
+#include "cuda/sm90/shared.cuh"
+#include "cuda/tile/fragment.h"
+#include "cuda/tile/swizzle.h"
+
+namespace tilewise::cuda::sm90 {
+
+// The next work of this block; count() or more when there is none.
+struct Walk {
+  std::int32_t turn = 0;
+
+  __device__ __forceinline__ std::int32_t next(const Parameters& parameters) {
+    if (parameters.counter != nullptr)
+      return static_cast<std::int32_t>(atomicAdd(parameters.counter, 1u));
+    return static_index(blockIdx.x, gridDim.x, turn++);
+  }
+};
+
+// Describes a tile where the consumers will read it: the producer has few registers.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void describe(const Parameters& parameters, std::int32_t index,
+                                         Tile& tile) {
+  const problem::Problem& problem = parameters.problem;
+  const Work work =
+      problem.q_packed ? parameters.packed.work(index) : parameters.schedule.work(index);
+  const std::int32_t row = work.q_tile * kConfig.q_tile;
+  tile.index = index;
+  tile.batch = work.batch;
+  tile.head = work.head;
+  tile.row = row;
+  const Lengths lengths =
+      parameters.lengths != nullptr ? parameters.lengths[work.batch] : parameters.whole;
+  tile.q_start = lengths.q_start;
+  tile.q_len = lengths.q_len;
+  tile.k_start = lengths.k_start;
+  tile.diagonal = problem.top_left ? 0 : lengths.k_len - lengths.q_len;
+  const tile::Edges edges = tile::window_edges(lengths.k_len, tile.diagonal, parameters.window_left,
+                                               parameters.window_right);
+  tile.edges = edges;
+  const TileRange keys =
+      key_tiles(edges, row, lesser(row + kConfig.q_tile, lengths.q_len) - 1, kConfig.k_tile);
+  tile.first_key = keys.begin;
+  tile.end_key = keys.end;
+  tile.clear = parameters.open_end && keys.end * kConfig.k_tile > lengths.k_len;
+}
+
+// Where a tile is to come from; head and batch are coordinates of the map.
+struct Source {
+  const CUtensorMap* map;
+  std::int32_t row;
+  std::int32_t head;
+  std::int32_t batch;
+};
+
+// A tile of kRows rows into its panels.
+template <int kRows, int kColumns>
+__device__ __forceinline__ void copy_rows(unsigned char* to, const Source& from,
+                                          std::uint64_t& full, ptx::Keep keep) {
+  const std::uint32_t barrier = ptx::shared_address(&full);
+  ptx::arrive_expecting(barrier, kRows * kColumns * 2);
+#pragma unroll
+  for (int panel = 0; panel < kColumns / tile::kPanelColumns; ++panel) {
+    ptx::copy_tile(ptx::shared_address(to + panel * kRows * tile::kPanelRowBytes), from.map,
+                   panel * tile::kPanelColumns, from.row, from.head, from.batch, barrier, keep);
+  }
+}
+
+// Tiles of keys go from the last to the first, so that the cut ones at the diagonal come first. K
+// is one tile ahead of V, as the consumers are; the first K is asked for before Q, whose place is
+// free only when the tile before has multiplied its last scores.
+template <KernelConfig kConfig>
+class Producer {
+ public:
+  __device__ Producer(const Parameters& parameters, Shared<kConfig>& shared)
+      : parameters_(parameters), shared_(shared) {}
+
+  __device__ __forceinline__ void run() {
+    const std::int32_t count =
+        parameters_.problem.q_packed ? parameters_.packed.count() : parameters_.schedule.count();
+    Walk walk;
+    std::uint32_t slot = 0;
+    std::int32_t index = walk.next(parameters_);
+#pragma unroll 1
+    while (index < count) {
+      describe<kConfig>(parameters_, index, shared_.tiles[slot]);
+      index = walk.next(parameters_);  // asked for before it is needed
+      copy_tile(shared_.tiles[slot]);
+      slot ^= 1;
+    }
+    shared_.tiles[slot].index = -1;
+#pragma unroll 1
+    for (int warpgroup = 0; warpgroup < kConfig.warpgroups(); ++warpgroup) {
+      ptx::wait(ptx::shared_address(&shared_.barriers.q_empty[warpgroup]), q_parity_);
+      ptx::arrive(ptx::shared_address(&shared_.barriers.q_full[warpgroup]));
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void copy_tile(const Tile& tile) {
+    const std::int32_t first = tile.first_key;
+    const std::int32_t end = tile.end_key;
+    if (first < end) copy_k(tile, end - 1);
+#pragma unroll 1
+    for (int warpgroup = 0; warpgroup < kConfig.warpgroups(); ++warpgroup) copy_q(tile, warpgroup);
+    q_parity_ ^= 1;
+#pragma unroll 1
+    for (std::int32_t key = end - 2; key >= first; --key) {
+      copy_k(tile, key);
+      copy_v(tile, key + 1);
+    }
+    if (first < end) copy_v(tile, first);
+  }
+
+  // Once the warpgroup has multiplied the last scores of the tile before.
+  __device__ __forceinline__ void copy_q(const Tile& tile, int warpgroup) {
+    const TensorMap& q = parameters_.q;
+    ptx::wait(ptx::shared_address(&shared_.barriers.q_empty[warpgroup]), q_parity_);
+    copy_rows<tile::kRows, kConfig.head_dim>(
+        shared_.q + warpgroup * tile::kRows * kConfig.head_dim * 2,
+        {&q.map, tile.q_start + tile.row + warpgroup * tile::kRows, tile.head * q.head_step,
+         tile.batch * q.batch_step},
+        shared_.barriers.q_full[warpgroup], ptx::Keep::kBriefly);
+  }
+
+  __device__ __forceinline__ Source keys_of(const TensorMap& tensor, const Tile& tile,
+                                            std::int32_t key) const {
+    const std::int32_t kv_head = tile.head / static_cast<std::int32_t>(parameters_.problem.group);
+    return {&tensor.map, tile.k_start + key * kConfig.k_tile, kv_head * tensor.head_step,
+            tile.batch * tensor.batch_step};
+  }
+  __device__ __forceinline__ void copy_k(const Tile& tile, std::int32_t key) {
+    wait_empty(shared_.barriers.k_empty, k_place_);
+    copy_rows<kConfig.k_tile, kConfig.head_dim>(
+        shared_.k[k_place_.stage], keys_of(parameters_.k, tile, key),
+        shared_.barriers.k_full[k_place_.stage], ptx::Keep::kLong);
+    k_place_.advance();
+  }
+  __device__ __forceinline__ void copy_v(const Tile& tile, std::int32_t key) {
+    wait_empty(shared_.barriers.v_empty, v_place_);
+    copy_rows<kConfig.k_tile, kConfig.head_dim>(
+        shared_.v[v_place_.stage], keys_of(parameters_.v, tile, key),
+        shared_.barriers.v_full[v_place_.stage], ptx::Keep::kLong);
+    v_place_.advance();
+  }
+
+  const Parameters& parameters_;
+  Shared<kConfig>& shared_;
+  Place<kConfig.stages> k_place_;
+  Place<kConfig.stages> v_place_;
+  std::uint32_t q_parity_ = 1;  // empty without anybody having said so
+};
+
+}  // namespace tilewise::cuda::sm90

@@ -1,0 +1,96 @@
+// Which block computes what, in which order. Plain functions of host and device: tests count on the
+// host that every tile of work is visited once.
+#pragma once
+
+#include "cuda/tile/edges.h"
+
+namespace tilewise::cuda::sm90 {
+
+// All of a launch's work is numbered in 32 bits, with room for one more turn of all blocks: 64-bit
+// divisions are many instructions and registers, of which the producer has few.
+inline constexpr std::int64_t kMostWork = std::int64_t{1} << 30;
+
+TILEWISE_INLINE std::int32_t lesser(std::int32_t a, std::int32_t b) { return a < b ? a : b; }
+
+// A tile of queries of one head of one sequence.
+struct Work {
+  std::int32_t batch;
+  std::int32_t head;
+  std::int32_t q_tile;
+};
+
+// Dense batches: the same number of tiles in every sequence.
+//
+// Under a causal mask the tiles with many keys come first, the short ones fill the gaps at the end;
+// but only within a section of heads whose K and V fit L2 together. Without one, the tiles of a
+// head follow each other: neighbours share its K and V in L2.
+struct Schedule {
+  std::int32_t q_tiles;  // of a sequence
+  std::int32_t heads;
+  std::int32_t batch;
+  std::int32_t section;  // heads of all sequences that are in flight together; 0: tiles in order
+
+  TILEWISE_INLINE std::int32_t count() const { return q_tiles * heads * batch; }
+
+  TILEWISE_INLINE Work work(std::int32_t index) const {
+    std::int32_t row = index / q_tiles;  // (batch, head)
+    std::int32_t tile = index % q_tiles;
+    if (section > 0) {
+      const std::int32_t first = index / (section * q_tiles) * section;
+      const std::int32_t inside = index - first * q_tiles;
+      const std::int32_t wide = lesser(section, heads * batch - first);
+      row = first + inside % wide;
+      tile = q_tiles - 1 - inside / wide;
+    }
+    return {row / heads, row % heads, tile};
+  }
+};
+
+// Number of the work of a block in its turn `turn`: forwards and backwards over the blocks in
+// turns, so that whoever had the longest of one turn has the shortest of the next.
+TILEWISE_INLINE std::int32_t static_index(std::int32_t block, std::int32_t blocks,
+                                          std::int32_t turn) {
+  return turn * blocks + (turn % 2 == 0 ? block : blocks - 1 - block);
+}
+
+// Packed batches: tile_starts (B + 1) counts the q tiles of the sequences before each one.
+struct PackedSchedule {
+  const std::int32_t* tile_starts;
+  std::int32_t heads;
+  std::int32_t batch;
+  bool longest_first;
+
+  TILEWISE_INLINE std::int32_t count() const { return batch > 0 ? tile_starts[batch] * heads : 0; }
+
+  TILEWISE_INLINE Work work(std::int32_t index) const {
+    std::int32_t first = 0;
+    std::int32_t last = batch - 1;
+    while (first < last) {  // the last sequence that starts at or before the index
+      const std::int32_t middle = (first + last + 1) / 2;
+      if (tile_starts[middle] * heads <= index) {
+        first = middle;
+      } else {
+        last = middle - 1;
+      }
+    }
+    const std::int32_t tiles = tile_starts[first + 1] - tile_starts[first];
+    const std::int32_t inside = index - tile_starts[first] * heads;
+    if (longest_first) return {first, inside % heads, tiles - 1 - inside / heads};
+    return {first, inside / tiles, inside % tiles};
+  }
+};
+
+// Tiles of keys [begin, end) that some row of a q tile sees.
+struct TileRange {
+  std::int32_t begin;
+  std::int32_t end;
+};
+TILEWISE_INLINE TileRange key_tiles(const tile::Edges& edges, std::int32_t first_row,
+                                    std::int32_t last_row, std::int32_t k_tile) {
+  const std::int32_t begin = edges.begin(first_row);
+  const std::int32_t end = edges.end(last_row);
+  if (begin >= end || first_row > last_row) return {0, 0};
+  return {begin / k_tile, (end + k_tile - 1) / k_tile};
+}
+
+}  // namespace tilewise::cuda::sm90

@@ -1,0 +1,122 @@
+// Online softmax on a fragment of scores (tile/fragment.h): src/math's state for each of a lane's
+// two rows, its exponents by the GPU's own instruction.
+#pragma once
+
+#include "cuda/ptx/number.cuh"
+#include "cuda/tile/fragment.h"
+#include "math/softmax_state.h"
+
+namespace tilewise::cuda::tile {
+
+// What a lane knows of its two rows: `max` is the same in the four lanes of a row, `sum` this
+// lane's part of the sum.
+struct RowStates {
+  math::SoftmaxState<float> row[kRowsPerLane];
+
+  __device__ __forceinline__ void clear() {
+    for (auto& state : row) state = math::empty_state<float>();
+  }
+};
+
+__device__ __forceinline__ float quad_maximum(float x) {
+  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+// How much larger than 1 a weight may be, as an exponent of 2, before the rows' sums and outputs so
+// far are multiplied to make room: rarely then, and 2^8 * 2^16 keys is far from any limit.
+inline constexpr float kSlack = 8.0f;
+
+// Of the two rows: what exponents are taken against, max * unit, and what the sums and outputs so
+// far are to be multiplied with.
+struct Anchors {
+  float anchor[kRowsPerLane];
+  float factor[kRowsPerLane];
+};
+
+// Independent chains of maxima and of sums for each row. A warp is alone with its scheduler here:
+// an instruction takes four cycles, in which two rows of two chains have something to do.
+inline constexpr int kChains = 2;
+
+// Takes the maxima of a tile of scores into the states. max becomes that of the row, or stays what
+// it was if that is not much less. `unit` > 0 is what a unit of score is worth as an exponent of 2.
+template <int kCount>
+__device__ __forceinline__ Anchors raise(const float (&scores)[kCount], RowStates& states,
+                                         float unit) {
+  float max[kRowsPerLane][kChains];
+#pragma unroll
+  for (int r = 0; r < kCount; r += 2) {
+    float& chain = max[register_row(r)][r / 4 % kChains];
+    const float pair = fmaxf(scores[r], scores[r + 1]);
+    chain = r / 4 < kChains ? pair : fmaxf(chain, pair);
+  }
+  Anchors anchors;
+#pragma unroll
+  for (int which = 0; which < kRowsPerLane; ++which) {
+    math::SoftmaxState<float>& state = states.row[which];
+    const float before = state.max;
+    const float seen = fmaxf(before, quad_maximum(fmaxf(max[which][0], max[which][1])));
+    state.max = (seen - before) * unit <= kSlack ? before : seen;
+    anchors.anchor[which] = math::anchor(state.max) * unit;
+    anchors.factor[which] = ptx::exp2_approx(before * unit - anchors.anchor[which]);
+  }
+  return anchors;
+}
+
+// Scores become weights exp(score - max); their sums go to the states.
+//
+// The exponent is one fused product, score * unit - anchor, with the anchor rounded once: every
+// weight of the row is off by the same factor, which rounding_of() gives back. Scores beyond 2^30
+// lose that; the row is then redone by the careful path (sm90/epilogue.cuh).
+template <int kCount>
+__device__ __forceinline__ void weigh(float (&scores)[kCount], const Anchors& anchors,
+                                      RowStates& states, float unit) {
+  float sum[kRowsPerLane][kChains];
+#pragma unroll
+  for (int r = 0; r < kCount; r += 2) {
+    const int which = register_row(r);
+    scores[r] = ptx::exp2_approx(__fmaf_rn(scores[r], unit, -anchors.anchor[which]));
+    scores[r + 1] = ptx::exp2_approx(__fmaf_rn(scores[r + 1], unit, -anchors.anchor[which]));
+    float& chain = sum[which][r / 4 % kChains];
+    const float pair = scores[r] + scores[r + 1];
+    chain = r / 4 < kChains ? pair : chain + pair;
+  }
+#pragma unroll
+  for (int which = 0; which < kRowsPerLane; ++which) {
+    const float total = sum[which][0] + sum[which][1];
+    math::SoftmaxState<float>& state = states.row[which];
+    state.sum = __fmaf_rn(state.sum, anchors.factor[which], total);
+  }
+}
+
+// Weights as the left operand of a product: rounded to 16 bits, in pairs. operand (kCount / 2)
+template <bool kFp16, int kCount>
+__device__ __forceinline__ void pack(const float (&weights)[kCount],
+                                     std::uint32_t (&operand)[kCount / 2]) {
+#pragma unroll
+  for (int i = 0; i < kCount / 2; ++i) {
+    operand[i] = ptx::pack<kFp16>(weights[2 * i], weights[2 * i + 1]);
+  }
+}
+
+// 2^(max * unit - anchor): what the weights of a row are too large by. They are rounded to 16 bits
+// as if they were not: a weight that ought to be 1 is 1 there, but not in the sum.
+__device__ __forceinline__ float rounding_of(float max, float unit) {
+  const float error = __fmaf_rn(max, unit, -(max * unit));
+  constexpr float kSmall = 0x1p-10f;  // beyond it, the weights are rougher than the square of this
+  return fabsf(error) < kSmall ? __fmaf_rn(error, static_cast<float>(math::kLn2), 1.0f) : 1.0f;
+}
+
+// Multiplies the rows of a fragment; where no row of the warp changes, nothing is to be done.
+template <int kCount>
+__device__ __forceinline__ void rescale(float (&out)[kCount], const float (&factor)[kRowsPerLane]) {
+  if (!__any_sync(~0u, factor[0] != 1.0f || factor[1] != 1.0f)) return;
+#pragma unroll
+  for (int r = 0; r < kCount; ++r) out[r] *= factor[register_row(r)];
+}
+
+}  // namespace tilewise::cuda::tile

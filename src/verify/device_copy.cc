@@ -1,0 +1,138 @@
+#include "verify/device_copy.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+#include "cuda/runtime.h"
+#include "problem/tensors.h"
+
+namespace tilewise::verify {
+namespace {
+
+constexpr std::int64_t kGuardBytes = 4096;
+constexpr int kPoison = 0xFF;
+
+void check(problem::Status status) {
+  if (status != TILEWISE_OK) throw std::runtime_error(problem::message());
+}
+
+struct Extent {
+  std::byte* begin;
+  std::byte* end;
+};
+
+Extent extent_of(const tilewise_tensor& tensor) {
+  const std::int64_t size = problem::dtype_size(tensor.dtype);
+  Extent extent = {static_cast<std::byte*>(tensor.data), static_cast<std::byte*>(tensor.data)};
+  for (int d = 0; d < tensor.rank; ++d) {
+    const std::int64_t reach = tensor.shape[d] > 1 ? (tensor.shape[d] - 1) * tensor.strides[d] : 0;
+    (reach < 0 ? extent.begin : extent.end) += reach * size;
+  }
+  extent.end += size;
+  return extent;
+}
+
+// The extents of all tensors with elements, those that overlap as one.
+std::vector<Extent> merged_extents(problem::Operation operation, const tilewise_problem& request) {
+  std::vector<Extent> extents;
+  for (const problem::NamedTensor& named : problem::kTensors) {
+    const tilewise_tensor& tensor = request.*named.member;
+    if (named.role(operation) == problem::Role::kUnused || element_count(tensor) == 0) continue;
+    extents.push_back(extent_of(tensor));
+  }
+  std::sort(extents.begin(), extents.end(),
+            [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
+  std::vector<Extent> merged;
+  for (const Extent& extent : extents) {
+    if (!merged.empty() && extent.begin < merged.back().end) {
+      merged.back().end = std::max(merged.back().end, extent.end);
+    } else {
+      merged.push_back(extent);
+    }
+  }
+  return merged;
+}
+
+}  // namespace
+
+DeviceMemory::DeviceMemory(std::int32_t device, std::int64_t bytes) : device_(device) {
+  void* memory = nullptr;
+  check(cuda::allocate(device, bytes, nullptr, &memory));
+  data_ = static_cast<std::byte*>(memory);
+  check(cuda::fill(device, data_, kPoison, bytes, nullptr));
+}
+
+DeviceMemory::~DeviceMemory() { cuda::release(device_, data_, nullptr); }
+
+DeviceMemory::DeviceMemory(DeviceMemory&& other) noexcept
+    : device_(other.device_), data_(std::exchange(other.data_, nullptr)) {}
+
+DeviceCopy::DeviceCopy(problem::Operation operation, const tilewise_problem& request,
+                       std::int32_t device)
+    : device_(device), twin_(request) {
+  for (const Extent& extent : merged_extents(operation, request)) {
+    const std::int64_t bytes = extent.end - extent.begin;
+    regions_.push_back({extent.begin, bytes, DeviceMemory(device, bytes + 2 * kGuardBytes)});
+    check(cuda::copy(device, regions_.back().memory.data() + kGuardBytes, extent.begin, bytes,
+                     nullptr));
+  }
+  for (const problem::NamedTensor& named : problem::kTensors) {
+    tilewise_tensor& tensor = twin_.*named.member;
+    if (!problem::present(tensor)) continue;
+    tensor.device = TILEWISE_CUDA;
+    tensor.device_index = device;
+    std::byte* const host = static_cast<std::byte*>(tensor.data);
+    tensor.data = nullptr;
+    for (const Region& region : regions_) {
+      if (host < region.host || host >= region.host + region.bytes) continue;
+      tensor.data = region.memory.data() + kGuardBytes + (host - region.host);
+    }
+  }
+}
+
+std::string DeviceCopy::fetch() {
+  std::vector<std::byte> guard(static_cast<std::size_t>(kGuardBytes));
+  std::string damage;
+  for (const Region& region : regions_) {
+    std::byte* const first = region.memory.data();
+    check(cuda::copy(device_, region.host, first + kGuardBytes, region.bytes, nullptr));
+    for (const std::byte* place : {first, first + kGuardBytes + region.bytes}) {
+      check(cuda::copy(device_, guard.data(), place, kGuardBytes, nullptr));
+      const bool intact = std::all_of(guard.begin(), guard.end(),
+                                      [](std::byte b) { return b == std::byte{kPoison}; });
+      if (!intact) damage = "device memory around a tensor was overwritten";
+    }
+  }
+  return damage;
+}
+
+CopiedRun run_on_device(problem::Operation operation, const tilewise_problem& request,
+                        const plan::Options& options, int fill) {
+  constexpr std::int32_t kDevice = 0;
+  DeviceCopy copy(operation, request, kDevice);
+  plan::Plan plan;
+  CopiedRun result;
+  result.status = plan::make_plan(operation, copy.request(), options, &plan);
+  if (result.status != TILEWISE_OK) return result;
+  const std::int64_t bytes = plan.workspace_bytes;
+  const DeviceMemory workspace(kDevice, bytes + kGuardBytes);
+  check(cuda::fill(kDevice, workspace.data(), fill, bytes, nullptr));
+  plan::RunOptions run;
+  run.workspace = workspace.data();
+  run.workspace_bytes = static_cast<std::size_t>(bytes);
+  result.status = plan::run_plan(plan, copy.request(), run);
+  if (result.status != TILEWISE_OK) return result;
+  result.status = cuda::synchronise(kDevice, nullptr);
+  if (result.status != TILEWISE_OK) return result;
+  result.damage = copy.fetch();
+  std::vector<std::byte> guard(static_cast<std::size_t>(kGuardBytes));
+  check(cuda::copy(kDevice, guard.data(), workspace.data() + bytes, kGuardBytes, nullptr));
+  if (!std::all_of(guard.begin(), guard.end(),
+                   [](std::byte b) { return b == std::byte{kPoison}; })) {
+    result.damage = "wrote behind its workspace";
+  }
+  return result;
+}
+
+}  // namespace tilewise::verify

@@ -1,0 +1,61 @@
+// A request on a device: the same tensors, byte for byte, in device memory between guards.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "plan/plan.h"
+#include "verify/tensor.h"
+
+namespace tilewise::verify {
+
+// Device memory. Throws std::runtime_error if there is none.
+class DeviceMemory {
+ public:
+  // Filled with 0xFF.
+  DeviceMemory(std::int32_t device, std::int64_t bytes);
+  ~DeviceMemory();
+  DeviceMemory(DeviceMemory&& other) noexcept;
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+  std::byte* data() const { return data_; }
+
+ private:
+  std::int32_t device_;
+  std::byte* data_ = nullptr;
+};
+
+// Tensors that interleave stay interleaved. `request` must outlive this.
+class DeviceCopy {
+ public:
+  DeviceCopy(problem::Operation operation, const tilewise_problem& request,
+             std::int32_t device = 0);
+
+  const tilewise_problem& request() const { return twin_; }
+
+  // Everything back to the tensors it came from. "", or what was written outside of them.
+  std::string fetch();
+
+ private:
+  struct Region {
+    std::byte* host;
+    std::int64_t bytes;
+    DeviceMemory memory;
+  };
+
+  std::int32_t device_;
+  std::vector<Region> regions_;
+  tilewise_problem twin_;
+};
+
+// Plans `options` for the request and runs it once on a workspace filled with `fill`; a kernel of a
+// device gets a copy of the request there, and what it wrote comes back. `damage` is what was
+// written outside of tensors and workspace, of a device only.
+struct CopiedRun {
+  problem::Status status = TILEWISE_OK;
+  std::string damage;
+};
+CopiedRun run_on_device(problem::Operation operation, const tilewise_problem& request,
+                        const plan::Options& options, int fill = 0xFF);
+
+}  // namespace tilewise::verify

@@ -1,0 +1,136 @@
+// What must hold of the CUDA kernels as a family: on a machine without a GPU a clear refusal and a
+// library that works, on one with it coverage, determinism and plans that keep their promises.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+
+#include "cuda/runtime.h"
+#include "registry/support.h"
+#include "verify/device_copy.h"
+
+namespace tilewise::tests {
+namespace {
+
+bool has_device() { return cuda::device_count() > 0; }
+
+// Makes every tensor of a request one of the device, without moving it: for planning only.
+tilewise_problem on_cuda(tilewise_problem request) {
+  for (const auto member : {&tilewise_problem::q, &tilewise_problem::k, &tilewise_problem::v,
+                            &tilewise_problem::out, &tilewise_problem::lse}) {
+    (request.*member).device = TILEWISE_CUDA;
+  }
+  return request;
+}
+
+problem::Status plan_on_cuda(const Case& description, const char* kernel, plan::Plan* plan) {
+  const Instance instance(description);
+  plan::Options options;
+  options.kernel = kernel;
+  return plan::make_plan(Operation::kForward, on_cuda(instance.request()), options, plan);
+}
+
+TEST(Device, WithoutOneThePlanSaysSo) {
+  if (has_device()) GTEST_SKIP() << "there is a device";
+  const Case c = make_case(Operation::kForward, TILEWISE_BF16, {1, 64, 64, 2, 1, 64});
+  plan::Plan plan;
+  EXPECT_EQ(plan_on_cuda(c, nullptr, &plan), TILEWISE_UNSUPPORTED);
+  EXPECT_NE(std::string(problem::message()).find("cuda"), std::string::npos) << problem::message();
+}
+
+TEST(Device, HostTensorsNeverReachItsKernels) {
+  const Instance instance(make_case(Operation::kForward, TILEWISE_BF16, {1, 64, 64, 2, 1, 64}));
+  for (const Kernel* kernel : plan::kernels(Operation::kForward)) {
+    if (kernel->device != TILEWISE_CUDA) continue;
+    plan::Plan plan;
+    plan::Options options;
+    options.kernel = kernel->name;
+    EXPECT_EQ(plan::make_plan(Operation::kForward, instance.request(), options, &plan),
+              TILEWISE_UNSUPPORTED);
+    EXPECT_NE(std::string(problem::message()).find("q is on cpu"), std::string::npos)
+        << problem::message();
+  }
+}
+
+TEST(Device, CpuKernelsRefuseItsTensors) {
+  const Case c = make_case(Operation::kForward, TILEWISE_BF16, {1, 64, 64, 2, 1, 64});
+  plan::Plan plan;
+  EXPECT_EQ(plan_on_cuda(c, "flash2", &plan), TILEWISE_UNSUPPORTED);
+  EXPECT_NE(std::string(problem::message()).find("q is on cuda:0"), std::string::npos)
+      << problem::message();
+}
+
+// What the Hopper kernel must take, so that its tests do not pass by refusing.
+TEST(Device, HopperKernelCoversWhatItSays) {
+  cuda::DeviceInfo device;
+  if (!has_device() || cuda::find_device(0, &device) != TILEWISE_OK || device.major != 9)
+    GTEST_SKIP() << "no Hopper device";
+  for (const std::int32_t dtype : {TILEWISE_BF16, TILEWISE_FP16}) {
+    for (const std::int64_t dim : {8, 40, 64, 72, 96, 128}) {
+      Case c = make_case(Operation::kForward, dtype, {2, 300, 500, 4, 2, dim});
+      for (const bool causal : {false, true}) {
+        c.causal = causal;
+        c.sink = c.alibi = causal;
+        c.softcap = causal ? 5 : 0;
+        c.used = causal ? std::vector<std::int64_t>{500, 77} : std::vector<std::int64_t>{};
+        verify::Judge judge(c);
+        const verify::Verdict verdict = judge.judge("cuda_sm90");
+        EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
+      }
+    }
+  }
+}
+
+// NaN and infinity in V behind the diagonal, in the same tile of keys as visible ones.
+TEST(Device, MaskedValuesReachNothing) {
+  if (!has_device()) GTEST_SKIP() << "no device";
+  Case c = make_case(Operation::kForward, TILEWISE_BF16, {1, 200, 200, 2, 1, 64});
+  c.causal = true;
+  Instance clean(c);
+  Instance poisoned(c);
+  const std::vector<double> values = values_of(clean.request().v);
+  set_elements(poisoned.request().v, [&](std::int64_t i) {
+    const RowIndex at = row_index(poisoned.request().v, TILEWISE_BSHD, i);
+    return at.row >= 150 ? (i % 2 == 0 ? std::nan("") : HUGE_VAL)
+                         : values[static_cast<std::size_t>(i)];
+  });
+  for (const char* kernel : {"cuda_sm90", "cuda_reference"}) {
+    if (run_kernel(kernel, Operation::kForward, clean.request()) == TILEWISE_UNSUPPORTED) continue;
+    ASSERT_EQ(run_kernel(kernel, Operation::kForward, poisoned.request()), TILEWISE_OK);
+    const std::vector<double> expected = values_of(clean.request().out);
+    const std::vector<double> got = values_of(poisoned.request().out);
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      const RowIndex at =
+          row_index(clean.request().out, TILEWISE_BSHD, static_cast<std::int64_t>(i));
+      if (at.row < 150) {
+        ASSERT_NEAR(got[i], expected[i], 0.02 * std::abs(expected[i]) + 1e-2) << kernel << " " << i;
+      } else {
+        ASSERT_FALSE(std::isfinite(got[i])) << kernel << " row " << at.row;
+      }
+    }
+  }
+}
+
+TEST(Device, ForwardIsBitwiseTheSameAgain) {
+  if (!has_device()) GTEST_SKIP() << "no device";
+  constexpr int kRuns = 50;
+  for (const bool causal : {false, true}) {
+    Case c = make_case(Operation::kForward, TILEWISE_BF16, {2, 700, 900, 4, 2, 128});
+    c.causal = causal;
+    const Instance instance(c);
+    for (const char* kernel : {"cuda_sm90", "cuda_reference"}) {
+      const tilewise_problem& request = instance.request();
+      if (run_kernel(kernel, Operation::kForward, request) == TILEWISE_UNSUPPORTED) continue;
+      const std::vector<std::uint64_t> bits = output_bits(Operation::kForward, request);
+      for (int run = 0; run < kRuns; ++run) {
+        RunSetup setup;
+        setup.fill = run;
+        ASSERT_EQ(run_kernel(kernel, Operation::kForward, request, setup), TILEWISE_OK);
+        ASSERT_EQ(output_bits(Operation::kForward, request), bits) << kernel << " run " << run;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tilewise::tests

@@ -1,0 +1,77 @@
+// The 32-bit form of the mask rule against math/mask_rule.h, on every window of small sequences.
+#include <gtest/gtest.h>
+
+#include "cuda/sm90/schedule.h"
+
+namespace tilewise::cuda {
+namespace {
+
+struct Shape {
+  std::int32_t q_len, k_len, diagonal, left, right;
+};
+
+template <class Function>
+void for_each_shape(Function check) {
+  for (const std::int32_t q_len : {1, 7, 20}) {
+    for (const std::int32_t k_len : {0, 1, 9, 20, 33}) {
+      for (const std::int32_t diagonal : {0, k_len - q_len}) {
+        for (const std::int32_t left : {-1, 0, 3, 40, tile::kLongest}) {
+          for (const std::int32_t right : {-1, 0, 2, 40, tile::kLongest}) {
+            check(Shape{q_len, k_len, diagonal, left, right});
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Edges, AreTheBandOfTheMaskRule) {
+  for_each_shape([](const Shape& s) {
+    const tile::Edges edges = tile::window_edges(s.k_len, s.diagonal, s.left, s.right);
+    const math::Band band = math::window_band(s.q_len, s.k_len, s.diagonal, s.left, s.right);
+    for (std::int32_t row = 0; row < s.q_len; ++row) {
+      const math::KeyRange keys = math::visible_keys(band, row);
+      for (std::int32_t key = 0; key < s.k_len; ++key) {
+        const bool expected = key >= keys.begin && key < keys.end;
+        ASSERT_EQ(key >= edges.begin(row) && key < edges.end(row), expected)
+            << "Sq " << s.q_len << " Sk " << s.k_len << " d " << s.diagonal << " window " << s.left
+            << "," << s.right << " row " << row << " key " << key;
+      }
+    }
+  });
+}
+
+// How many pairs of a tile are visible, by the mask rule.
+std::int32_t visible_pairs(const math::Band& band, std::int32_t row_begin, std::int32_t row_end,
+                           std::int32_t key_begin, std::int32_t key_end) {
+  std::int64_t pairs = 0;
+  for (std::int32_t row = row_begin; row < row_end; ++row) {
+    const math::KeyRange keys = math::visible_keys(band, row);
+    const std::int64_t begin = math::greater(math::greater(keys.begin, 0), key_begin);
+    pairs += math::greater(math::lesser(keys.end, key_end) - begin, 0);
+  }
+  return static_cast<std::int32_t>(pairs);
+}
+
+TEST(Edges, TilesAreVisitedIfAnythingIsVisibleAndFullIfAllIs) {
+  constexpr std::int32_t kRows = 4;
+  constexpr std::int32_t kKeys = 8;
+  for_each_shape([](const Shape& s) {
+    const tile::Edges edges = tile::window_edges(s.k_len, s.diagonal, s.left, s.right);
+    const math::Band band = math::window_band(s.q_len, s.k_len, s.diagonal, s.left, s.right);
+    for (std::int32_t row = 0; row < s.q_len; row += kRows) {
+      const std::int32_t end = row + kRows < s.q_len ? row + kRows : s.q_len;
+      const sm90::TileRange range = sm90::key_tiles(edges, row, end - 1, kKeys);
+      for (std::int32_t tile = 0; tile * kKeys < s.k_len; ++tile) {
+        const std::int32_t first = tile * kKeys;
+        const std::int32_t pairs = visible_pairs(band, row, end, first, first + kKeys);
+        const bool visited = tile >= range.begin && tile < range.end;
+        EXPECT_TRUE(visited || pairs == 0);
+        EXPECT_EQ(edges.full(row, end - 1, first, first + kKeys), pairs == kKeys * (end - row));
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tilewise::cuda

@@ -1,0 +1,103 @@
+// Every tile of queries is computed once, by one block; the long ones first.
+#include <gtest/gtest.h>
+
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "cuda/sm90/config.h"
+#include "cuda/sm90/schedule.h"
+
+namespace tilewise::cuda::sm90 {
+namespace {
+
+using Key = std::tuple<std::int32_t, std::int32_t, std::int32_t>;
+
+TEST(Schedule, DenseWorkIsNumberedOnce) {
+  for (const std::int32_t section : {0, 1, 2, 5, 12}) {
+    const Schedule schedule = {7, 4, 3, section};
+    std::set<Key> seen;
+    for (std::int32_t i = 0; i < schedule.count(); ++i) {
+      const Work work = schedule.work(i);
+      EXPECT_GE(work.batch, 0);
+      EXPECT_LT(work.batch, 3);
+      EXPECT_LT(work.head, 4);
+      EXPECT_GE(work.q_tile, 0);
+      EXPECT_LT(work.q_tile, 7);
+      EXPECT_TRUE(seen.emplace(work.batch, work.head, work.q_tile).second)
+          << "section " << section << " index " << i;
+    }
+    EXPECT_EQ(seen.size(), 7u * 4 * 3);
+  }
+}
+
+TEST(Schedule, SectionsTakeTheLongestFirst) {
+  const Schedule schedule = {6, 4, 2, 3};
+  for (std::int32_t i = 1; i < 3 * 6; ++i) {
+    EXPECT_LE(schedule.work(i).q_tile, schedule.work(i - 1).q_tile);
+  }
+  EXPECT_EQ(schedule.work(0).q_tile, 5);
+  EXPECT_EQ(schedule.work(3 * 6).q_tile, 5);  // the next section begins
+}
+
+TEST(Schedule, PackedWorkIsNumberedOnce) {
+  const std::vector<std::int32_t> starts = {0, 0, 3, 4, 4, 9, 9};  // empty sequences too
+  for (const bool longest_first : {false, true}) {
+    const PackedSchedule schedule = {starts.data(), 5, 6, longest_first};
+    std::set<Key> seen;
+    for (std::int32_t i = 0; i < schedule.count(); ++i) {
+      const Work work = schedule.work(i);
+      const std::size_t b = static_cast<std::size_t>(work.batch);
+      EXPECT_LT(work.q_tile, starts[b + 1] - starts[b]);
+      EXPECT_TRUE(seen.emplace(work.batch, work.head, work.q_tile).second);
+    }
+    EXPECT_EQ(seen.size(), 9u * 5);
+  }
+}
+
+TEST(Schedule, TurnsCoverEveryIndexOnce) {
+  for (const std::int32_t blocks : {1, 2, 7, 132}) {
+    std::set<std::int32_t> seen;
+    for (std::int32_t block = 0; block < blocks; ++block) {
+      for (std::int32_t turn = 0; turn < 5; ++turn) {
+        EXPECT_TRUE(seen.insert(static_index(block, blocks, turn)).second);
+      }
+    }
+    EXPECT_EQ(static_cast<std::int32_t>(seen.size()), 5 * blocks);
+    EXPECT_EQ(*seen.rbegin(), 5 * blocks - 1);
+  }
+}
+
+TEST(Config, NumbersStandForConfigurations) {
+  for (const TileRow& row : kTiles) {
+    for (const bool fp16 : {false, true}) {
+      for (const bool general : {false, true}) {
+        const KernelConfig config = {fp16,       row.head_dim, row.q_tile,
+                                     row.k_tile, row.stages,   general};
+        const KernelConfig back = decode(encode(config));
+        EXPECT_EQ(back.fp16, fp16);
+        EXPECT_EQ(back.general, general);
+        EXPECT_EQ(back.head_dim, row.head_dim);
+        EXPECT_EQ(back.q_tile, row.q_tile);
+        EXPECT_EQ(back.k_tile, row.k_tile);
+        EXPECT_EQ(back.stages, row.stages);
+      }
+    }
+  }
+}
+
+// What setmaxnreg hands out is what the block was given at its start.
+TEST(Config, RegistersAddUp) {
+  constexpr int kRegisters = 65536;
+  for (const TileRow& row : kTiles) {
+    const KernelConfig config = {false, row.head_dim, row.q_tile, row.k_tile, row.stages, false};
+    const int at_entry = kRegisters / config.threads() / 8 * 8;
+    const int used =
+        128 * (config.producer_registers() + config.warpgroups() * config.consumer_registers());
+    EXPECT_LE(used, at_entry * config.threads());
+    EXPECT_EQ(tile_row(row.head_dim, row.edges), &row - kTiles);
+  }
+}
+
+}  // namespace
+}  // namespace tilewise::cuda::sm90
