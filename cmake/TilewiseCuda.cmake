@@ -12,7 +12,9 @@ set(TILEWISE_CUDA_SM90 "90a" CACHE STRING "Architectures of src/cuda/sm90, as ma
 set(TILEWISE_CUDA_LEAST 12.5) # cudaGetDriverEntryPointByVersion
 set(TILEWISE_HAS_CUDA OFF)
 set(tilewise_cuda_lack "")
-if(TILEWISE_CUDA)
+if(TILEWISE_CUDA STREQUAL "AUTO" AND CMAKE_CROSSCOMPILING)
+  set(tilewise_cuda_lack "not looked for when cross-compiling") # the nvcc found would be the host's
+elseif(TILEWISE_CUDA)
   if(NOT CMAKE_CUDA_COMPILER)
     find_program(TILEWISE_NVCC nvcc HINTS ENV CUDACXX ENV CUDA_HOME ENV CUDA_PATH /usr/local/cuda PATH_SUFFIXES bin)
     mark_as_advanced(TILEWISE_NVCC)
