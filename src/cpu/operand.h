@@ -225,7 +225,8 @@ void unpack_bfloats(const RowBlock& rows, const float* factor, const float* pane
     for (std::int64_t c = 0; c < rows.width; c += 32) {
       Vec<float> square[16];
       for (int i = 0; i < 16; ++i) {
-        const __m512bh both = _mm512_cvtne2ps_pbh(column(c + 2 * i + 1), column(c + 2 * i));
+        const __m512bh both = _mm512_cvtne2ps_pbh(column(c + std::int64_t{2} * i + 1),
+                                                  column(c + std::int64_t{2} * i));
         __m512i halves;
         __builtin_memcpy(&halves, &both, sizeof(halves));
         square[i] = Vec<float>(Vec<float>::Native(_mm512_permutexvar_epi16(order, halves)));

@@ -146,7 +146,7 @@ TILEWISE_INLINE PairKeyScratch take_pair_key_scratch(const Problem& problem, std
   scratch.k_pairs = arena.take<std::uint32_t>(panels * scratch.head_dim / 2 * kPairWidth);
   scratch.v_pairs = arena.take<std::uint32_t>(panels * scratch.value_dim / 2 * kPairWidth);
   scratch.key_words = arena.take<std::uint32_t>(panels * scratch.head_dim / 2 * 32);
-  scratch.blocks = arena.take<float>(2 * 2 * kBlockQueries * kPairWidth);
+  scratch.blocks = arena.take<float>(std::int64_t{4} * kBlockQueries * kPairWidth);
   scratch.prob_pairs = arena.take<std::uint32_t>(kPairQueries / 2 * kPairWidth);
   scratch.gradient_pairs = arena.take<std::uint32_t>(kPairQueries / 2 * kPairWidth);
   scratch.gradient_rows = arena.take<std::uint32_t>(kPairQueries * panels * kPairWidth / 2);

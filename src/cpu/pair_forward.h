@@ -88,7 +88,7 @@ TILEWISE_INLINE void output_blocks(const HeadContext& context, const PairFrame& 
     pending = out;
     row += 32;
     v += 2 * kAcross * kTileElements;
-    out += 32 * kPairWidth;
+    out += std::int64_t{32} * kPairWidth;
   }
   NoSlices none;
   for (; row + 32 <= scratch.value_dim; row += 32) {
@@ -97,7 +97,7 @@ TILEWISE_INLINE void output_blocks(const HeadContext& context, const PairFrame& 
     for (std::int64_t b = 1; b <= last; ++b) add_step(operands(b), none);
     pending = out;
     v += 2 * kAcross * kTileElements;
-    out += 32 * kPairWidth;
+    out += std::int64_t{32} * kPairWidth;
   }
   if (pending != nullptr) store_block(pending, kPairStride);
   if (row == scratch.value_dim) return;

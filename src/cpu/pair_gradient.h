@@ -86,7 +86,7 @@ class GradientSlices {
     QueryPair gradients;
 #pragma GCC unroll 2
     for (int x = 0; x < 2; ++x) {
-      const std::int64_t even = x * Vec<float>::kLanes;
+      const std::int64_t even = std::int64_t{x} * Vec<float>::kLanes;
       const std::int64_t odd = even + kPairWidth;
       probs.even[x] =
           pair_exp2(multiply_subtract(Vec<float>::load(to_.scores + even), unit_, even_exponent));
@@ -98,8 +98,8 @@ class GradientSlices {
     store(probs, gradients);
   }
   TILEWISE_INLINE void step() {
-    to_.scores += 2 * kPairWidth;
-    to_.dprobs += 2 * kPairWidth;
+    to_.scores += std::int64_t{2} * kPairWidth;
+    to_.dprobs += std::int64_t{2} * kPairWidth;
     to_.exponents += 2;
     to_.delta += 2;
     to_.prob_pairs += kPairWidth;

@@ -102,7 +102,8 @@ TILEWISE_INLINE void transpose_words(const std::uint16_t* from, std::uint16_t* t
   }
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
-    _mm512_storeu_si512(to + 2 * i * kTileDepth, _mm512_unpacklo_epi64(r[i], r[i + 4]));
+    _mm512_storeu_si512(to + std::int64_t{2} * i * kTileDepth,
+                        _mm512_unpacklo_epi64(r[i], r[i + 4]));
     _mm512_storeu_si512(to + (2 * i + 1) * kTileDepth, _mm512_unpackhi_epi64(r[i], r[i + 4]));
   }
 }

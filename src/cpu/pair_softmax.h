@@ -108,7 +108,7 @@ class WeightSlices {
   TILEWISE_INLINE void weigh_keys() {
     low_sum_ = low_sum_ + weigh_half(low_anchor_, 0);
     high_sum_ = high_sum_ + weigh_half(high_anchor_, Vec<float>::kLanes);
-    scores_ += 2 * kPairWidth;
+    scores_ += std::int64_t{2} * kPairWidth;
     pairs_ += kPairWidth;
     --left_;
   }

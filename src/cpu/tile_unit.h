@@ -132,8 +132,8 @@ TILEWISE_INLINE void add_step(const TileOperands& o, Slices& slices) {
 // One register of a block's sums: stored for the block before, if any, and begun for its own.
 template <int kTile>
 TILEWISE_INLINE void turn_over(const float* c, float* pending, std::int64_t stride) {
-  constexpr std::int64_t kColumn = kTile % 2 * 16;
-  const std::int64_t at = kTile / 2 * 4 * stride + kColumn;
+  constexpr std::int64_t kColumn = std::int64_t{kTile} % 2 * 16;
+  const std::int64_t at = std::int64_t{kTile} / 2 * 4 * stride + kColumn;
   if (pending != nullptr) store_tile<kTile>(pending + at, stride);
   if (c != nullptr) {
     load_tile<kTile>(c + at, stride);

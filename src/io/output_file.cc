@@ -76,6 +76,7 @@ void OutputFile::create() {
 
 void OutputFile::fail(const std::string& what) const {
   const int error_number = errno;
+  wait_if_ending();
   throw FileError(path_, what + ": " + system_message(error_number));
 }
 

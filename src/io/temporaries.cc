@@ -92,17 +92,17 @@ void remove_temporaries_on_signal() {
   }
 }
 
+void wait_if_ending() {
+  while (interrupted) ::poll(nullptr, 0, -1);
+}
+
 int create_temporary(const std::string& path, const std::function<int()>& create, int& slot) {
   if (path.size() >= kMaxTemporaryPath) return errno = ENAMETOOLONG, -1;
   const HoldSignals hold;
   slot = claim_slot();
   if (slot < 0) return errno = EMFILE, -1;
-  if (interrupted) {
-    // The handler runs in another thread and may have passed this slot already: the process is
-    // ending.
-    slots[slot].state = kFree;
-    for (;;) ::poll(nullptr, 0, -1);
-  }
+  if (interrupted) slots[slot].state = kFree;  // the handler may have passed this slot already
+  wait_if_ending();
   Slot& entry = slots[slot];
   std::memcpy(entry.path, path.c_str(), path.size() + 1);
   entry.process = ::getpid();

@@ -22,6 +22,10 @@ void remove_temporaries_on_signal();
 // with ENAMETOOLONG or EMFILE if the list has no room.
 int create_temporary(const std::string& path, const std::function<int()>& create, int& slot);
 
+// Does not return if a signal is ending the process: another thread's handler has removed the
+// temporaries, and what fails for that reason is no error to report.
+void wait_if_ending();
+
 // The file was renamed or removed.
 void forget_temporary(int slot);
 
