@@ -95,10 +95,7 @@ void add_unusual_keys(const HeadContext& context, const Frame& frame, const T* g
       const S* const row =
           static_cast<const S*>(k.data) + k.offset(context.sequence.batch, context.kv_head(),
                                                    context.sequence.k_start + frame.lane0 + lane);
-      bool finite = true;
-      for (std::int64_t c = 0; c < context.problem->head_dim; ++c)
-        finite = finite && math::is_finite(math::load<T>(row[c]));
-      if (finite) return;
+      if (storage_is_finite<T>(row, context.problem->head_dim)) return;
       for (std::int64_t t = 0; t < frame.t_count; ++t) {
         if (seen[t * kWidth + lane] == 0) continue;
         for (std::int64_t c = 0; c < context.problem->head_dim; ++c) {
