@@ -40,6 +40,10 @@ def empty(like: Any, shape: Sequence[int], dtype: Any) -> Any:
 
 def _for_jax(like: Any, shape: Sequence[int], dtype: Any) -> Any:
     """JAX's arrays cannot be written to: memory of NumPy's, which finished() hands over."""
+    import jax
+
+    if isinstance(like, jax.core.Tracer):
+        raise TypeError("q: is a traced value of JAX, which has no memory yet; inside jit, grad and vmap use tilewise.jax")
     if any(device.platform != "cpu" for device in like.devices()):
         raise TypeError("q: is an array of JAX on an accelerator, whose results only tilewise.jax can make")
     return np.empty(shape, dtype)
