@@ -6,6 +6,7 @@
 #include <tilewise/tilewise.h>
 
 #include <algorithm>
+#include <cfenv>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -23,7 +24,7 @@ struct Attributes {
   std::int64_t rank_q, causal, window_left, window_right, max_seqlen_q, max_seqlen_k;
   std::int64_t deterministic, batch_invariant, layout, alignment;
   double softmax_scale, softcap, dropout_p;
-  std::uint64_t dropout_seed, dropout_offset;
+  std::int64_t dropout_seed, dropout_offset;  // the bits of unsigned numbers
 };
 
 }  // namespace tilewise::python
@@ -37,7 +38,7 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
     StructMember<std::int64_t>("batch_invariant"), StructMember<std::int64_t>("layout"),
     StructMember<std::int64_t>("alignment"), StructMember<double>("softmax_scale"),
     StructMember<double>("softcap"), StructMember<double>("dropout_p"),
-    StructMember<std::uint64_t>("dropout_seed"), StructMember<std::uint64_t>("dropout_offset"));
+    StructMember<std::int64_t>("dropout_seed"), StructMember<std::int64_t>("dropout_offset"));
 
 namespace tilewise::python {
 namespace {
@@ -111,6 +112,21 @@ ffi::Error invalid(const std::string& message) {
   return ffi::Error(ffi::ErrorCode::kInvalidArgument, message);
 }
 
+// XLA calls with denormals flushed to zero, on its threads but not on the library's: a result would
+// depend on who computes it. Within this scope floating point is as the language has it.
+class DefaultFloatingPoint {
+ public:
+  DefaultFloatingPoint() {
+    std::fegetenv(&before_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~DefaultFloatingPoint() { std::fesetenv(&before_); }
+  DefaultFloatingPoint(const DefaultFloatingPoint&) = delete;
+
+ private:
+  std::fenv_t before_;
+};
+
 // Where a call runs.
 struct Place {
   std::int32_t device = TILEWISE_CPU;
@@ -134,8 +150,8 @@ class Call {
     problem_.softmax_scale = attributes.softmax_scale;
     problem_.softcap = attributes.softcap;
     problem_.dropout_p = attributes.dropout_p;
-    problem_.dropout_seed = attributes.dropout_seed;
-    problem_.dropout_offset = attributes.dropout_offset;
+    problem_.dropout_seed = static_cast<std::uint64_t>(attributes.dropout_seed);
+    problem_.dropout_offset = static_cast<std::uint64_t>(attributes.dropout_offset);
   }
 
   // The first operand is one whose dimensions in front count for all.
@@ -222,6 +238,7 @@ std::string_view next_name(std::string_view* names) {
 
 ffi::Error run(decltype(&tilewise_forward) work, const Attributes& attributes, const Place& place,
                ffi::RemainingArgs inputs, ffi::RemainingRets outputs) {
+  const DefaultFloatingPoint scope;
   Call call(attributes, place);
   std::size_t mapped_rank = 0;
   std::string_view names = attributes.inputs;  // q is the first

@@ -82,8 +82,8 @@ def _attributes(static: _Static, inputs: Sequence[str], outputs: Sequence[str], 
         "softmax_scale": np.float64(np.inf if scale is None else scale),
         "softcap": np.float64(options["softcap"]),
         "dropout_p": np.float64(options["dropout_p"]),
-        "dropout_seed": np.uint64(options["dropout_seed"]),
-        "dropout_offset": np.uint64(options["dropout_offset"]),
+        "dropout_seed": np.uint64(options["dropout_seed"]).view(np.int64),  # attributes are signed
+        "dropout_offset": np.uint64(options["dropout_offset"]).view(np.int64),
     }
 
 
@@ -248,7 +248,7 @@ def dot_product_attention(
     if query_seq_lengths is not None:  # rows behind a query's end are 0
         row_exists = jnp.arange(query.shape[1]) < jnp.asarray(query_seq_lengths)[:, None]
         out = jnp.where(row_exists[:, :, None, None], out, 0)
-    residual = lse.swapaxes(1, 2)  # (B, T, N)
+    residual = jax.lax.stop_gradient(lse.swapaxes(1, 2)).astype(key.dtype)  # (B, T, N)
     if alone:
         out, residual = out[0], residual[0]
     return (out, residual) if return_residual else out
