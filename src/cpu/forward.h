@@ -111,7 +111,7 @@ template <class T, int kColumns>
 void visit_keys(const RunContext& run, const QueryBlock& block, bool careful,
                 const ForwardScratch<T>& scratch) {
   const Problem& problem = *block.context.problem;
-  const math::KeyRange keys = keys_of_rows(block.context, block.first, block.rows);
+  const math::KeyRange keys = keys_of_block(block);
   const std::int64_t key_bytes = problem.head_dim * problem::dtype_size(problem.k.dtype) +
                                  problem.value_dim * problem::dtype_size(problem.v.dtype);
   for (std::int64_t first = keys.begin / kKeyTile * kKeyTile; first < keys.end; first += kKeyTile) {
@@ -134,6 +134,7 @@ void load_queries(const QueryBlock& block, const ForwardScratch<T>& scratch) {
   }
 }
 
+// The states of a block's rows, left in the scratch.
 template <class T, int kColumns>
 void forward_block(const RunContext& run, const QueryBlock& block,
                    const ForwardScratch<T>& scratch) {
@@ -143,7 +144,6 @@ void forward_block(const RunContext& run, const QueryBlock& block,
     visit_keys<T, kColumns>(run, block, careful, scratch);
     if (careful || block_is_finite<T, kWidth>(block, scratch)) break;
   }
-  store_outputs<T, kWidth>(block, scratch);
   count_query_traffic(run, block);
 }
 
