@@ -26,23 +26,24 @@ TILEWISE_INLINE BlockSize block_size(const Problem& problem, std::int64_t most,
   return {panels, even_panels(of_head, panels) * kWidth};
 }
 
-// How one worker computes blocks, and how many rows they have: multiply-adds in T.
-template <class T, int kColumns>
+// How one worker computes blocks, and how many rows they have: multiply-adds of operands E.
+template <class E, int kColumns>
 struct WideBody {
-  using Number = T;
-  static constexpr int kWidth = kColumns * Vec<T>::kLanes;
-  static constexpr std::int64_t kKeyGrid = 1;  // keys are read from a multiple of this on
-  ForwardScratch<T> scratch;
+  using Number = SumOf<E>;
+  static constexpr int kWidth = kColumns * Vec<E>::kLanes;
+  static constexpr std::int64_t kKeyGrid =
+      Operand<E>::kNumbers;  // keys are read from a multiple on
+  ForwardScratch<E> scratch;
   std::int64_t rows;
 
   static WideBody take(const Problem& problem, std::int64_t concurrency, Arena& arena) {
     const BlockSize size = block_size<kWidth>(problem, kMostPanels, concurrency);
-    return {take_forward_scratch<T, kWidth>(problem, size.panels, arena), size.rows};
+    return {take_forward_scratch<E, kWidth>(problem, size.panels, arena), size.rows};
   }
   Band* bands() const { return scratch.bands; }
   void forget() const {}
   void run(const RunContext& context, const QueryBlock& block) const {
-    forward_block<T, kColumns>(context, block, scratch);
+    forward_block<E, kColumns>(context, block, scratch);
   }
 };
 
