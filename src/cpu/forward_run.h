@@ -27,25 +27,27 @@ TILEWISE_INLINE BlockSize block_size(const Problem& problem, std::int64_t most,
   return {panels, even_panels(of_head, panels) * Body::kWidth};
 }
 
-// How one worker computes blocks, and how many rows they have: multiply-adds in T.
-template <class T, int kColumns>
+// How one worker computes blocks, and how many rows they have: multiply-adds of operands E.
+template <class E, int kColumns>
 struct WideBody {
-  using Number = T;
-  static constexpr int kWidth = kColumns * Vec<T>::kLanes;
-  static constexpr std::int64_t kKeyGrid = 1;  // keys are read from a multiple of this on
+  using Number = SumOf<E>;
+  using Factor = E;
+  static constexpr int kWidth = kColumns * Vec<E>::kLanes;
+  static constexpr std::int64_t kKeyGrid =
+      Operand<E>::kNumbers;  // keys are read from a multiple on
   // Products with 512 keys take a row 30 times as long as storing, loading and merging its state.
   static constexpr std::int64_t kSplitKeys = 512;
-  ForwardScratch<T> scratch;
+  ForwardScratch<E> scratch;
   std::int64_t rows;
 
   static WideBody take(const Problem& problem, std::int64_t concurrency, Arena& arena) {
     const BlockSize size = block_size<WideBody>(problem, kMostPanels, concurrency);
-    return {take_forward_scratch<T, kWidth>(problem, size.panels, arena), size.rows};
+    return {take_forward_scratch<E, kWidth>(problem, size.panels, arena), size.rows};
   }
-  const ForwardScratch<T>& state() const { return scratch; }
+  const ForwardScratch<E>& state() const { return scratch; }
   void forget() const {}
   void compute(const RunContext& context, const QueryBlock& block) const {
-    forward_block<T, kColumns>(context, block, scratch);
+    forward_block<E, kColumns>(context, block, scratch);
   }
   void settle(const QueryBlock&) const {}
 };
@@ -54,6 +56,7 @@ struct WideBody {
 // bf16 on the matrix unit.
 struct PairBody {
   using Number = float;
+  using Factor = float;
   static constexpr int kWidth = kPairWidth;
   static constexpr std::int64_t kKeyGrid = kPairKeys;
   static constexpr std::int64_t kSplitKeys = 4 * kPairKeys;  // they are faster here: see WideBody
@@ -149,14 +152,14 @@ void forward_item(const Problem& problem, const RunContext& run, const ForwardSh
   block.keys = keys_of_split(splits, split);
   body.compute(run, block);
   if (splits.count > 1) {
-    const bool done = keep_split<typename Body::Number, kWidth>(block, split, block_number, scratch,
+    const bool done = keep_split<typename Body::Factor, kWidth>(block, split, block_number, scratch,
                                                                 shared.splits);
     count_split_traffic<typename Body::Number>(run, block, done, splits.count);
     if (!done) return;
-    merge_splits<typename Body::Number, kWidth>(block, splits.count, scratch, shared.splits);
+    merge_splits<typename Body::Factor, kWidth>(block, splits.count, scratch, shared.splits);
   }
   body.settle(block);
-  store_outputs<typename Body::Number, kWidth>(block, scratch);
+  store_outputs<typename Body::Factor, kWidth>(block, scratch);
   count_output_traffic(run, block);
 }
 

@@ -94,9 +94,10 @@ TILEWISE_INLINE std::int64_t split_slot(const QueryBlock& block, std::int64_t pa
 }
 
 // Keeps the states of a block's panels. True if all splits of the block are done now.
-template <class T, int kWidth>
+template <class E, int kWidth>
 bool keep_split(const QueryBlock& block, std::int64_t split, std::int64_t block_number,
-                const ForwardScratch<T>& scratch, const SplitShared<T>& shared) {
+                const ForwardScratch<E>& scratch, const SplitShared<SumOf<E>>& shared) {
+  using T = SumOf<E>;
   for (std::int64_t panel = 0; panel * kWidth < block.rows; ++panel) {
     const std::int64_t slot = split_slot<T, kWidth>(block, panel, split, shared);
     const std::int64_t size = scratch.out_panel;
@@ -129,9 +130,10 @@ TILEWISE_INLINE void merge_lanes(const math::ExponentUnit<Vec<T>>& unit, std::in
 }
 
 // The monoid's product over the splits of a block, in their order, into the scratch.
-template <class T, int kWidth>
-void merge_splits(const QueryBlock& block, std::int64_t splits, const ForwardScratch<T>& scratch,
-                  const SplitShared<T>& shared) {
+template <class E, int kWidth>
+void merge_splits(const QueryBlock& block, std::int64_t splits, const ForwardScratch<E>& scratch,
+                  const SplitShared<SumOf<E>>& shared) {
+  using T = SumOf<E>;
   const math::ExponentUnit<Vec<T>> unit = ScoreUnits<T>(*block.context.problem).exponent();
   const std::int64_t values = block.context.problem->value_dim;
   const std::int64_t size = scratch.out_panel;
