@@ -28,6 +28,11 @@ def empty(like: Any, shape: Sequence[int], dtype: Any) -> Any:
         import torch
 
         return torch.empty(shape, dtype=_named(torch, dtype), device=like.device)
+    if kind == "cupy":
+        import cupy
+
+        with like.device:
+            return cupy.empty(shape, dtype=dtype)
     if kind in ("jax", "jaxlib"):
         return _for_jax(like, shape, dtype)
     if hasattr(like, "__array_namespace__"):
