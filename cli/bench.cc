@@ -203,7 +203,7 @@ int run(const Flags& flags, const std::string& command) {
     runner->run();
   }
   if (executor.on_cuda()) return report_device(flags, *runner, budget, command);
-  const Machine machine = this_machine();
+  const plan::Host machine = plan::this_host();
   const std::string target = target_of(runner->kernel(), machine);
   const std::int32_t dtype = inputs.problem.q.dtype;
   const double before = calibrate::measure_flops(target, dtype, executor.threads());
