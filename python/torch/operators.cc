@@ -59,9 +59,23 @@ void parallel_for(void* self, std::int64_t n, void (*fn)(void*, std::int64_t), v
   }
 }
 
+// Below so many products, waking PyTorch's threads costs more than they save: some 5 us, in which
+// one core does several hundred thousand.
+constexpr double kSmallProblem = 1 << 18;
+
+bool is_small(const tilewise_problem& problem) {
+  double products = 1;
+  for (std::int32_t d = 0; d < problem.q.rank; ++d)
+    products *= static_cast<double>(problem.q.shape[d]);
+  const std::int32_t keys = problem.k.rank == 3 ? 0 : problem.layout == TILEWISE_BHSD ? 2 : 1;
+  return products * static_cast<double>(problem.k.shape[keys]) < kSmallProblem;
+}
+
 void run_on_cpu(std::int32_t operation, const tilewise_problem& problem) {
   std::uint32_t threads = 1;
-  check(torch().torch_get_num_threads(&threads), "PyTorch's number of threads");
+  if (!is_small(problem)) {
+    check(torch().torch_get_num_threads(&threads), "PyTorch's number of threads");
+  }
   tilewise_executor executor;
   tilewise_executor_init(&executor);
   executor.max_concurrency = static_cast<std::int32_t>(threads);
@@ -234,6 +248,7 @@ void forward(Value* stack, std::uint64_t, std::uint64_t) {
   problem.q = view("q", q);
   problem.k = view("k", k);
   problem.v = view("v", v);
+  check_rank("k", problem.k);
   check_rank("v", problem.v);
   const std::int32_t out_dtype =
       out_fp32 && like.dtype != TILEWISE_FP64 ? +TILEWISE_FP32 : like.dtype;
@@ -285,6 +300,7 @@ struct Gradients {
   Gradients(const Given& given, const Shared& shared, std::int64_t wanted) {
     const tilewise_tensor q = view("q", given.q);
     check_rank("q", q);
+    check_rank("k", view("k", given.k));
     dq = allocate_gradient((wanted & kQ) != 0, q, q.dtype);
     dk = allocate_gradient((wanted & kK) != 0, view("k", given.k), q.dtype);
     dv = allocate_gradient((wanted & kV) != 0, view("v", given.v), q.dtype);

@@ -28,6 +28,10 @@ def _forward(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
     call = by_name(FORWARD, args, kwargs)
     q, v = call["q"], call["v"]
     torch._check(q.dim() in (3, 4), lambda: f"q: has {q.dim()} dimensions, must have 4, or 3 for a packed batch")
+    torch._check(
+        q.device == call["k"].device == v.device,
+        lambda: f"k, v: are on {call['k'].device} and {v.device}, must be on q's {q.device}",
+    )
     out = _like(q, v.shape[-1], _lse_dtype(q) if call["out_fp32"] else q.dtype)
     if q.dim() == 3:
         lse_shape = (q.shape[1], q.shape[0])

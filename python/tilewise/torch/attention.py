@@ -4,7 +4,7 @@ import torch
 
 from tilewise.torch._schema import FORWARD
 
-_ALIGNMENTS = {"bottom-right": False, "top-left": True}
+_ALIGNMENTS = {"bottom_right": False, "top_left": True}
 _LAYOUTS = {"bshd": False, "bhsd": True}
 
 
@@ -30,7 +30,7 @@ def attention(
     max_seqlen_k: int | None = None,
     seqused_k: torch.Tensor | None = None,
     slices: torch.Tensor | None = None,
-    alignment: str = "bottom-right",
+    alignment: str = "bottom_right",
     layout: str = "bshd",
     deterministic: bool | None = None,
     batch_invariant: bool = False,
@@ -47,7 +47,7 @@ def attention(
             float16, on the CPU or a CUDA device; any strides (one whose innermost stride is not 1 is copied).
         k: (B, Sk, Hk, D) or packed (Tk, Hk, D).
         v: (B, Sk, Hk, Dv) or packed (Tk, Hk, Dv).
-        causal: keys j <= i + d, d = Sk - Sq, or 0 with ``alignment="top-left"``.
+        causal: keys j <= i + d, d = Sk - Sq, or 0 with ``alignment="top_left"``.
         window_size: (left, right): keys i + d - left <= j <= i + d + right; -1 is unbounded.
         softmax_scale: any finite number; None is 1/sqrt(D).
         softcap: c > 0: scores become c * tanh(score / c).
@@ -98,7 +98,7 @@ def _dropout_state(seed: int | None, offset: int) -> torch.Tensor:
 
 def _refuse(q: torch.Tensor, alignment: str, layout: str, out_dtype: torch.dtype | None) -> None:
     if alignment not in _ALIGNMENTS:
-        raise ValueError(f"alignment: is {alignment!r}, must be 'bottom-right' or 'top-left'")
+        raise ValueError(f"alignment: is {alignment!r}, must be 'bottom_right' or 'top_left'")
     if layout not in _LAYOUTS:
         raise ValueError(f"layout: is {layout!r}, must be 'bshd' or 'bhsd'")
     raise ValueError(f"out_dtype: is {out_dtype}, must be {q.dtype} or torch.float32")
