@@ -11,8 +11,8 @@ from tilewise.torch._load import load
 load()
 
 from tilewise.torch import _autograd, _meta  # noqa: E402  (what PyTorch is told about the operators)
-from tilewise.torch.attention import attention  # noqa: E402
-from tilewise.torch.sdpa import disable_sdpa, enable_sdpa, sdpa, sdpa_enabled  # noqa: E402
+from tilewise.torch._attention import attention  # noqa: E402
+from tilewise.torch._sdpa import disable_sdpa, enable_sdpa, sdpa, sdpa_enabled  # noqa: E402
 
 _meta.register()
 _autograd.register()

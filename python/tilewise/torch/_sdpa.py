@@ -2,7 +2,7 @@
 
 On the CPU every eager call that Tilewise can do is answered by it: fp64, fp32, bf16, fp16; boolean and additive masks, with
 the gradient of an additive one; ``is_causal`` (top-left, as PyTorch defines it), GQA, dropout, scale, L != S. On CUDA it is
-PyTorch's own registry of flash attention implementations that answers (sdpa_cuda.py). The rest goes PyTorch's way: other
+PyTorch's own registry of flash attention implementations that answers (_sdpa_cuda.py). The rest goes PyTorch's way: other
 shapes and devices, nested tensors and subclasses, graphs that torch.compile traces, transforms of torch.func, and code under
 ``torch.nn.attention.sdpa_kernel`` without the flash back end.
 """
@@ -13,9 +13,9 @@ from collections.abc import Iterator
 
 import torch
 
-from tilewise.torch import sdpa_cuda
+from tilewise.torch import _sdpa_cuda
 from tilewise.torch._schema import FORWARD
-from tilewise.torch.attention import _dropout_state
+from tilewise.torch._attention import _dropout_state
 
 _PYTORCH = torch.ops.aten.scaled_dot_product_attention.default
 _DTYPES = frozenset((torch.float64, torch.float32, torch.bfloat16, torch.float16))
@@ -113,7 +113,7 @@ def enable_sdpa() -> None:
         for key in ("CPU", "AutogradCPU"):
             library.impl("scaled_dot_product_attention", _scaled_dot_product_attention, key)
         _library = library
-        sdpa_cuda.enable()
+        _sdpa_cuda.enable()
 
 
 def disable_sdpa() -> None:
@@ -122,7 +122,7 @@ def disable_sdpa() -> None:
     with _lock:
         if _library is None:
             return
-        sdpa_cuda.disable()
+        _sdpa_cuda.disable()
         _library._destroy()
         _library = None
 
