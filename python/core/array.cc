@@ -76,15 +76,25 @@ std::int32_t dtype_of(const ArrayInterface& array, nb::handle value) {
   raise(PyExc_ValueError, "%s: is read-only, and would be written to", name);
 }
 
-// Shape and strides of a tensor; strides in units of `unit` bytes that make up `item` bytes.
+// Shape and strides of a tensor; strides in units of which an element has `item`.
 void set_shape(const char* name, int rank, const auto* shape, const auto* strides,
                std::int64_t item, tilewise_tensor* tensor) {
   if (rank == 0) {
     raise(PyExc_ValueError, "%s: rank is 0, must be 1 to %d", name, TILEWISE_MAX_RANK);
   }
   tensor->rank = rank;  // one that is too high is the library's to refuse
+  bool is_empty = false;
   for (int d = 0; d < rank && d < TILEWISE_MAX_RANK; ++d) {
     tensor->shape[d] = shape[d];
+    is_empty = is_empty || shape[d] == 0;
+  }
+  // Without elements strides mean nothing, and NumPy's may be any.
+  if (is_empty && rank <= TILEWISE_MAX_RANK) {
+    const tilewise_tensor dense = tilewise_contiguous(nullptr, tensor->dtype, rank, tensor->shape);
+    std::memcpy(tensor->strides, dense.strides, sizeof(dense.strides));
+    return;
+  }
+  for (int d = 0; d < rank && d < TILEWISE_MAX_RANK; ++d) {
     tensor->strides[d] = strides[d] / item;
     if (strides[d] % item != 0 && shape[d] > 1) {
       raise(PyExc_ValueError,
@@ -232,12 +242,19 @@ int dlpack_device(const char* name, nb::handle value) {
   return device;
 }
 
+// JAX's arrays never change, but their capsules do not say so.
+bool is_of_jax(nb::handle value) {
+  const nb::object module = nb::getattr(value.type(), "__module__", nb::none());
+  return nb::isinstance<nb::str>(module) &&
+         std::strncmp(nb::cast<const char*>(module), "jax", 3) == 0;
+}
+
 void read_dlpack(const char* name, nb::handle value, Access access, std::uintptr_t stream,
                  Array* array) {
   array->owner = dlpack_capsule(name, value, dlpack_device(name, value), stream);
   bool read_only = false;
   const nb::dlpack::dltensor& given = tensor_in(name, array->owner, &read_only);
-  if (access == Access::kWrite && read_only) refuse_write(name);
+  if (access == Access::kWrite && (read_only || is_of_jax(value))) refuse_write(name);
   set_tensor(name, value, given, &array->tensor);
 }
 

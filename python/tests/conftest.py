@@ -1,7 +1,14 @@
-"""What all suites share: which frameworks are there, and a reproducible generator."""
+"""What all suites share: reproducible random numbers, and the formulas of tests/python."""
+
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests/python"))  # formulas.py: attention in float64, from the semantics
+sys.path.insert(0, str(Path(__file__).parent))  # cases.py
 
 
 @pytest.fixture

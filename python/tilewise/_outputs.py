@@ -40,6 +40,10 @@ def empty(like: Any, shape: Sequence[int], dtype: Any) -> Any:
 
 def _for_jax(like: Any, shape: Sequence[int], dtype: Any) -> Any:
     """JAX's arrays cannot be written to: memory of NumPy's, which finished() hands over."""
+    import jax
+
+    if isinstance(like, jax.core.Tracer):
+        raise TypeError("q: is a traced value of JAX, which has no memory yet; inside jit, grad and vmap use tilewise.jax")
     if any(device.platform != "cpu" for device in like.devices()):
         raise TypeError("q: is an array of JAX on an accelerator, whose results only tilewise.jax can make")
     return np.empty(shape, dtype)
@@ -56,6 +60,8 @@ def finished(like: Any, result: Any) -> Any:
 
 def lse_dtype(q: Any) -> str:
     """float32, or float64 for inputs of float64."""
+    if type(q) is np.ndarray:  # str() of a dtype of NumPy takes 8 us
+        return "float64" if q.dtype == np.float64 else "float32"
     return "float64" if str(q.dtype).endswith("float64") else "float32"
 
 
