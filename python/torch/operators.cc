@@ -1,6 +1,6 @@
 // The operators tilewise::attention_forward and tilewise::attention_backward. Shapes are those of
-// tilewise.h; the schemas below are frozen (tests/torch/test_schema.py): arguments are only added
-// at the end, with defaults.
+// tilewise.h; the schemas below are frozen (python/tests/torch/test_contract.py): arguments are
+// only added at the end, with defaults.
 #include <atomic>
 #include <memory>
 #include <string>

@@ -1,7 +1,7 @@
 // The part of PyTorch's stable C interface that the operators need, found at run time in the
 // PyTorch that the process has loaded. So the library is built without PyTorch, and one binary
-// serves every PyTorch since 2.10. tests/torch/shim_check.cc compares these types with PyTorch's
-// headers.
+// serves every PyTorch since 2.10. python/tests/torch/shim_check.cc compares these types with
+// PyTorch's headers.
 #pragma once
 
 #include <tilewise/tilewise.h>
