@@ -62,9 +62,10 @@ TILEWISE_INLINE DecodeHeads decode_heads(const Problem& problem) {
   const std::int64_t row_bytes =
       math::greater(problem.head_dim, problem.value_dim) * problem::dtype_size(problem.dtype);
   const bool side_by_side = problem.k.head < problem.k.row && problem.v.head < problem.v.row;
-  const std::int64_t kv_heads =
-      side_by_side ? math::clamp(kTogetherBytes / math::greater(row_bytes, 1), 1, problem.kv_heads)
-                   : 1;
+  const std::int64_t kv_heads = side_by_side
+                                    ? math::clamp(kTogetherBytes / math::greater(row_bytes, 1), 1,
+                                                  math::greater(problem.kv_heads, 1))
+                                    : 1;
   return {problem.group, kv_heads, divide_up(problem.kv_heads, kv_heads)};
 }
 

@@ -1,0 +1,339 @@
+"""What flash-attn's functions give, beside the definition."""
+
+import pytest
+import tilewise.compat.flash_attn as fa2
+import tilewise.compat.flash_attn_interface as fa3
+import torch
+import torch_reference
+from tilewise.compat._kvcache import rotate
+from tilewise.compat.flash_attn import bert_padding
+
+CLOSE = {"rtol": 2e-5, "atol": 2e-5}
+
+
+def qkv(batch: int = 2, sq: int = 9, sk: int = 13, heads: int = 4, kv_heads: int = 2, dim: int = 16) -> list[torch.Tensor]:
+    return [torch.randn(batch, s, h, dim) for s, h in ((sq, heads), (sk, kv_heads), (sk, kv_heads))]
+
+
+OPTIONS = [
+    {},
+    {"causal": True},
+    {"causal": True, "window_size": (4, 0)},
+    {"window_size": (3, 2), "softcap": 5.0},
+    {"softmax_scale": 0.4, "causal": True, "alibi_slopes": torch.tensor([0.5, 0.25, 0.125, 0.0625])},
+]
+
+
+def reference(q, k, v, options):  # noqa: ANN001, ANN201
+    names = {"window_size": "window", "softmax_scale": "scale"}
+    return torch_reference.attention(q, k, v, **{names.get(name, name): value for name, value in options.items()})
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_dense_and_packed_forms_agree(options: dict) -> None:
+    q, k, v = (t.requires_grad_() for t in qkv())
+    wanted, wanted_lse = reference(q, k, v, options)
+    out, lse, probs = fa2.flash_attn_func(q, k, v, **options, return_attn_probs=True)
+    torch.testing.assert_close(out.double(), wanted, **CLOSE)
+    torch.testing.assert_close(lse.double(), wanted_lse, **CLOSE)
+    assert probs.numel() == 0
+    assert torch.equal(fa2.flash_attn_kvpacked_func(q, torch.stack((k, v), 2), **options), out)
+    dout = torch.randn_like(out)
+    for found, true in zip(
+        torch.autograd.grad(out, (q, k, v), dout), torch.autograd.grad(wanted, (q, k, v), dout.double()), strict=True
+    ):
+        torch.testing.assert_close(found, true, rtol=1e-4, atol=1e-4)
+    if "alibi_slopes" not in options:
+        again, again_lse = fa3.flash_attn_func(q, k, v, **options, return_attn_probs=True)
+        assert torch.equal(again, out) and torch.equal(again_lse, lse)
+        assert torch.equal(fa3.flash_attn_func(q, k, v, **options), out)
+
+
+def test_qkvpacked() -> None:
+    packed = torch.randn(2, 7, 3, 4, 16)
+    out = fa2.flash_attn_qkvpacked_func(packed, causal=True)
+    assert torch.equal(out, fa2.flash_attn_func(*packed.unbind(2), causal=True))
+    starts = torch.tensor([0, 3, 14], dtype=torch.int32)
+    flat = packed.flatten(0, 1)
+    out, lse, _ = fa2.flash_attn_varlen_qkvpacked_func(flat, starts, 11, causal=True, return_attn_probs=True)
+    wanted, wanted_lse = torch_reference.packed_attention(*flat.unbind(1), starts, starts, causal=True)
+    torch.testing.assert_close(out.double(), wanted, **CLOSE)
+    torch.testing.assert_close(lse.double(), wanted_lse, **CLOSE)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_varlen(options: dict) -> None:
+    cu_q, cu_k = (torch.tensor(x, dtype=torch.int32) for x in ([0, 4, 4, 15], [0, 9, 11, 30]))
+    q, k, v = torch.randn(15, 4, 16), torch.randn(30, 2, 16), torch.randn(30, 2, 16)
+    lengths = (cu_q, cu_k, 11, torch.tensor(19))
+    names = {"window_size": "window", "softmax_scale": "scale"}
+    wanted, wanted_lse = torch_reference.packed_attention(
+        q, k, v, cu_q, cu_k, **{names.get(n, n): x for n, x in options.items()}
+    )
+    out, lse, _ = fa2.flash_attn_varlen_func(q, k, v, *lengths, **options, return_attn_probs=True)
+    torch.testing.assert_close(out.double(), wanted, **CLOSE)
+    torch.testing.assert_close(lse.double(), wanted_lse, **CLOSE)
+    assert torch.equal(fa2.flash_attn_varlen_kvpacked_func(q, torch.stack((k, v), 1), *lengths, **options), out)
+    if "alibi_slopes" not in options:
+        assert torch.equal(fa3.flash_attn_varlen_func(q, k, v, *lengths, **options), out)
+
+
+def test_varlen_with_seqused_k() -> None:
+    starts = torch.tensor([0, 6, 16], dtype=torch.int32)
+    q, k, v = (torch.randn(16, 2, 16) for _ in range(3))
+    out = fa3.flash_attn_varlen_func(q, k, v, starts, starts, 10, 10, seqused_k=torch.tensor([2, 7], dtype=torch.int32))
+    for rows, used in ((slice(0, 6), 2), (slice(6, 16), 7)):
+        keys = slice(rows.start, rows.start + used)
+        wanted, _ = torch_reference.attention(q[None, rows], k[None, keys], v[None, keys])
+        torch.testing.assert_close(out[rows].double(), wanted[0], **CLOSE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_dropout_and_the_probabilities_beside_it(dtype: torch.dtype) -> None:
+    p = 0.3
+    q, k, v = (t.to(dtype) for t in qkv())
+    torch.manual_seed(5)
+    out, _, probs = fa2.flash_attn_func(q, k, v, dropout_p=p, causal=True, return_attn_probs=True)
+    torch.manual_seed(5)
+    assert torch.equal(fa2.flash_attn_func(q, k, v, dropout_p=p, causal=True), out)
+    plain = torch_reference.attention(q, k, torch.eye(13, dtype=dtype)[None, :, None].expand(2, 13, 2, 13), causal=True)[0]
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(probs.abs().double(), plain.transpose(1, 2), rtol=tolerance, atol=tolerance)
+    kept = probs.double().clamp(min=0) / (1 - p)
+    wanted = (kept @ v.double().transpose(1, 2).repeat_interleave(2, 1)).transpose(1, 2)
+    torch.testing.assert_close(out.double(), wanted, rtol=4 * tolerance, atol=4 * tolerance)
+    share = (probs < 0).sum() / (probs != 0).sum()
+    assert 0.2 < share < 0.4
+
+
+def test_packed_dropout_probabilities() -> None:
+    starts = torch.tensor([0, 5, 12], dtype=torch.int32)
+    q, k, v = (torch.randn(12, 2, 16) for _ in range(3))
+    out, _, probs = fa2.flash_attn_varlen_func(q, k, v, starts, starts, 7, 7, dropout_p=0.4, return_attn_probs=True)
+    assert probs.shape == (2, 2, 7, 7)
+    assert torch.equal(probs[0, :, 5:], torch.zeros(2, 2, 7)) and torch.equal(probs[0, :, :, 5:], torch.zeros(2, 7, 2))
+    for b, rows in enumerate(torch_reference.sequences(starts)):
+        n = rows.stop - rows.start
+        kept = probs[b, :, :n, :n].clamp(min=0) / 0.6
+        torch.testing.assert_close(out[rows], (kept @ v[rows].transpose(0, 1)).transpose(0, 1), **CLOSE)
+
+
+def test_rows_without_keys_are_zero() -> None:
+    q, k, v = qkv(sq=9, sk=4)
+    out, lse, _ = fa2.flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
+    assert torch.equal(out[:, :5], torch.zeros_like(out[:, :5])) and (lse[..., :5] == -torch.inf).all()
+
+
+# ---- the cache ------------------------------------------------------------------------------------------------------
+
+
+def complex_rotation(x, cos, sin, positions, interleaved):  # noqa: ANN001, ANN201
+    """Rotary embedding as a product of complex numbers: x (S, H, D)."""
+    half = cos.shape[-1]
+    turned, rest = x[..., : 2 * half].double(), x[..., 2 * half :]
+    pairs = turned.unflatten(-1, (half, 2)) if interleaved else torch.stack(turned.split(half, -1), -1)
+    factor = torch.complex(cos[positions].double(), sin[positions].double())[:, None]
+    result = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * factor)
+    turned = result.flatten(-2) if interleaved else torch.cat(result.unbind(-1), -1)
+    return torch.cat((turned.to(x.dtype), rest), -1)
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_rotation(interleaved: bool) -> None:
+    angles = torch.randn(20, 6)
+    x, positions = torch.randn(7, 3, 16), torch.randint(0, 20, (7,))
+    found = rotate(x, angles.cos(), angles.sin(), positions, interleaved)
+    torch.testing.assert_close(found, complex_rotation(x, angles.cos(), angles.sin(), positions, interleaved))
+
+
+def expected_cache_result(q, keys, values, lengths, leftpad, options):  # noqa: ANN001, ANN201
+    """Sequence by sequence over what each cache row holds after appending."""
+    outs = []
+    for b, length in enumerate(lengths):
+        first = 0 if leftpad is None else int(leftpad[b])
+        outs.append(reference(q[b : b + 1], keys[b][None, first:length], values[b][None, first:length], options)[0])
+    return torch.cat(outs)
+
+
+STORES = ["rows", "cache_batch_idx", "block_table", "cache_leftpad"]
+
+
+@pytest.mark.parametrize("rotary", [None, True, False], ids=["no rotary", "GPT-J", "NeoX"])
+@pytest.mark.parametrize("new", [0, 1, 3])
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window_size": (6, 0)}], ids=str)
+@pytest.mark.parametrize("interface", [fa2, fa3], ids=["2", "3"])
+def test_with_kvcache(interface, options: dict, store: str, new: int, rotary: bool | None) -> None:  # noqa: ANN001
+    if rotary is not None and new == 0:
+        q, cache = torch.randn(1, 1, 2, 16), torch.randn(1, 4, 2, 16)
+        with pytest.raises(ValueError, match="rotary_cos"):
+            interface.flash_attn_with_kvcache(q, cache, cache, rotary_cos=torch.ones(4, 8), rotary_sin=torch.ones(4, 8))
+        return
+    batch, sq, capacity, heads, kv_heads, dim = 3, max(new, 2), 24, 4, 2, 16
+    lengths = [5, 12, 20]
+    q = torch.randn(batch, sq, heads, dim)
+    k_new, v_new = (torch.randn(batch, new, kv_heads, dim) for _ in range(2)) if new else (None, None)
+    keywords: dict = {"cache_seqlens": torch.tensor(lengths, dtype=torch.int32), **options}
+    leftpad = None
+    page = 8
+    rows = torch.arange(batch)
+    if store == "block_table":
+        table = torch.randperm(12)[: batch * 3].view(batch, 3).int()
+        k_cache, v_cache = (torch.randn(12, page, kv_heads, dim) for _ in range(2))
+        keywords["block_table" if interface is fa2 else "page_table"] = table
+    else:
+        count = 5 if store == "cache_batch_idx" else batch
+        k_cache, v_cache = (torch.randn(count, capacity, kv_heads, dim) for _ in range(2))
+        if store == "cache_batch_idx":
+            rows = torch.tensor([4, 0, 2])
+            keywords["cache_batch_idx"] = rows.int()
+        if store == "cache_leftpad":
+            leftpad = torch.tensor([0, 3, 9])
+            keywords["cache_leftpad"] = leftpad.int()
+
+    def contents(cache: torch.Tensor) -> list[torch.Tensor]:
+        if store == "block_table":
+            return [torch.cat([cache[int(page)] for page in table[b]]) for b in range(batch)]
+        return [cache[int(row)].clone() for row in rows]
+
+    keys, values = contents(k_cache), contents(v_cache)
+    turned_q, turned_k = q, k_new
+    if rotary is not None:
+        angles = torch.randn(40, 6)
+        cos, sin = angles.cos(), angles.sin()
+        keywords |= {"rotary_cos": cos, "rotary_sin": sin, "rotary_interleaved": rotary}
+        moves = torch.arange(sq) if options else torch.zeros(sq, dtype=torch.int64)
+        turned_q = torch.stack([complex_rotation(q[b], cos, sin, n + moves, rotary) for b, n in enumerate(lengths)])
+        turned_k = torch.stack(
+            [complex_rotation(k_new[b], cos, sin, n + torch.arange(new), rotary) for b, n in enumerate(lengths)]
+        )
+    for b, length in enumerate(lengths):
+        if new:
+            keys[b][length : length + new] = turned_k[b]
+            values[b][length : length + new] = v_new[b]
+
+    wanted = expected_cache_result(turned_q, keys, values, [n + new for n in lengths], leftpad, options)
+    out, lse = interface.flash_attn_with_kvcache(
+        q, k_cache, v_cache, k=k_new, v=v_new, **keywords, return_softmax_lse=True
+    )
+    torch.testing.assert_close(out.double(), wanted, **CLOSE)
+    assert lse.shape == (batch, heads, sq)
+    for found, true in ((contents(k_cache), keys), (contents(v_cache), values)):  # in place, and nothing beside it
+        for a, b in zip(found, true, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_kvcache_with_a_number_and_without_lengths() -> None:
+    q, k, v = qkv(sq=1, sk=8)
+    whole = fa2.flash_attn_with_kvcache(q, k, v)
+    torch.testing.assert_close(whole.double(), torch_reference.attention(q, k, v)[0], **CLOSE)
+    part = fa2.flash_attn_with_kvcache(q, k, v, cache_seqlens=3)
+    torch.testing.assert_close(part.double(), torch_reference.attention(q, k[:, :3], v[:, :3])[0], **CLOSE)
+
+
+def test_kvcache_with_packed_queries_and_keys() -> None:
+    cu_q, cu_new = torch.tensor([0, 2, 3], dtype=torch.int32), torch.tensor([0, 1, 4], dtype=torch.int32)
+    q, k_new, v_new = torch.randn(3, 4, 16), torch.randn(4, 2, 16), torch.randn(4, 2, 16)
+    k_cache, v_cache = torch.randn(2, 12, 2, 16), torch.randn(2, 12, 2, 16)
+    keys, values = k_cache.clone(), v_cache.clone()
+    keys[0, 5:6], keys[1, 7:10], values[0, 5:6], values[1, 7:10] = k_new[:1], k_new[1:], v_new[:1], v_new[1:]
+    out = fa3.flash_attn_with_kvcache(
+        q, k_cache, v_cache, k_new, v_new, cache_seqlens=torch.tensor([5, 7], dtype=torch.int32), cu_seqlens_q=cu_q,
+        cu_seqlens_k_new=cu_new, max_seqlen_q=2, causal=True,
+    )  # fmt: skip
+    assert torch.equal(keys, k_cache) and torch.equal(values, v_cache)
+    for b, (rows, length) in enumerate(((slice(0, 2), 6), (slice(2, 3), 10))):
+        wanted, _ = torch_reference.attention(
+            q[None, rows], keys[b : b + 1, :length], values[b : b + 1, :length], causal=True
+        )
+        torch.testing.assert_close(out[rows].double(), wanted[0], **CLOSE)
+
+
+def test_varlen_with_pages() -> None:
+    table = torch.tensor([[3, 0], [1, -1]], dtype=torch.int32)
+    pages = torch.randn(5, 4, 2, 16)
+    q, cu_q, cu_k = torch.randn(5, 2, 16), torch.tensor([0, 3, 5]), torch.tensor([0, 7, 9])
+    out = fa2.flash_attn_varlen_func(
+        q, pages, pages, cu_q.int(), cu_k.int(), 3, 7, causal=True, block_table=table
+    )
+    for b, (rows, length) in enumerate(((slice(0, 3), 7), (slice(3, 5), 2))):
+        keys = torch.cat([pages[int(p)] for p in table[b] if p >= 0])[None, :length]
+        wanted, _ = torch_reference.attention(q[None, rows], keys, keys, causal=True)
+        torch.testing.assert_close(out[rows].double(), wanted[0], **CLOSE)
+
+
+def test_combine() -> None:
+    q, k, v = qkv(sk=30)
+    wanted, wanted_lse = torch_reference.attention(q, k, v)
+    parts = [torch_reference.attention(q, k[:, s], v[:, s]) for s in (slice(0, 7), slice(7, 7), slice(7, 30))]
+    outs = torch.stack([out.float() for out, _ in parts])
+    outs[1] = torch.nan  # a part without keys may hold anything
+    sums = torch.stack([lse.float().transpose(1, 2) for _, lse in parts])
+    out, lse = fa3.flash_attn_combine(outs, sums)
+    torch.testing.assert_close(out.double(), wanted, **CLOSE)
+    torch.testing.assert_close(lse.double(), wanted_lse.transpose(1, 2), **CLOSE)
+    into = torch.empty_like(out, dtype=torch.bfloat16)
+    assert fa3.flash_attn_combine(outs, sums, out=into)[0] is into and torch.equal(into, out.bfloat16())
+    assert fa3.flash_attn_combine(outs, sums, out_dtype=torch.float16)[0].dtype == torch.float16
+
+
+UNSUPPORTED = {
+    "qv": torch.ones(1), "q_descale": torch.ones(1), "k_descale": torch.ones(1), "v_descale": torch.ones(1),
+    "attention_chunk": 4,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*UNSUPPORTED, "seqused_q"])
+def test_what_is_not_supported_is_named(name: str) -> None:
+    q, k, v = qkv()
+    given = {name: UNSUPPORTED.get(name, torch.ones(2))}
+    starts = torch.tensor([0, 9])
+    calls = [lambda: fa3.flash_attn_varlen_func(q[0], q[0], q[0], starts, starts, 9, 9, **given)]
+    if name != "seqused_q":
+        calls += [lambda: fa3.flash_attn_func(q, k, v, **given), lambda: fa3.flash_attn_with_kvcache(q, k, v, **given)]
+    for call in calls:
+        with pytest.raises(NotImplementedError, match=name):
+            call()
+
+
+MISTAKES = {
+    "k and v": {"k": torch.ones(2, 1, 2, 16)},
+    "cache_seqlens": {"k": torch.ones(2, 1, 2, 16), "v": torch.ones(2, 1, 2, 16)},
+    "position 13": {"k": torch.ones(2, 1, 2, 16), "v": torch.ones(2, 1, 2, 16), "cache_seqlens": 13},
+    "rotary_cos and rotary_sin": {"rotary_cos": torch.ones(13, 8)},
+    "block_table": {"block_table": torch.zeros(2, 1, dtype=torch.int32), "cache_batch_idx": torch.zeros(2)},
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_mistakes_are_named(words: str) -> None:
+    q, k, v = qkv()
+    with pytest.raises(ValueError, match=words):
+        fa2.flash_attn_with_kvcache(q, k, v, **MISTAKES[words])
+
+
+# ---- padding --------------------------------------------------------------------------------------------------------
+
+
+def test_unpad_and_pad() -> None:
+    x = torch.randn(3, 5, 2, 4, requires_grad=True)
+    mask = torch.tensor([[1, 1, 1, 0, 0], [0, 1, 1, 1, 1], [0, 0, 0, 0, 0]])
+    tokens, indices, starts, longest, used = bert_padding.unpad_input(x, mask)
+    assert starts.tolist() == [0, 3, 7, 7] and starts.dtype == torch.int32 and longest == 4 and used.tolist() == [3, 4, 0]
+    assert torch.equal(tokens, x[mask.bool()])
+    back = bert_padding.pad_input(tokens, indices, 3, 5)
+    assert torch.equal(back, x * mask[:, :, None, None])
+    back.sum().backward()
+    assert torch.equal(x.grad, mask[:, :, None, None].expand_as(x).float())
+    assert torch.equal(bert_padding.index_first_axis(x.flatten(0, 1), indices), tokens)
+    unused = torch.tensor([[0, 0, 0, 1, 0], [0] * 5, [0] * 5])
+    tokens, _, starts, _, used = bert_padding.unpad_input(x, mask, unused)
+    assert starts.tolist() == [0, 4, 8, 8] and used.tolist() == [3, 4, 0] and tokens.shape[0] == 8
+
+
+def test_unpad_concatenated() -> None:
+    x = torch.randn(3, 6, 4)
+    lengths = torch.tensor([[2, 3, 0, 0, 0, 0], [3, 2, 0, 0, 0, 0], [6, 0, 0, 0, 0, 0]])
+    tokens, indices, starts, longest = bert_padding.unpad_input_for_concatenated_sequences(x, lengths)
+    assert starts.tolist() == [0, 2, 5, 8, 10, 16] and longest == 6
+    assert torch.equal(tokens, torch.cat([x[0, :5], x[1, :5], x[2]])) and indices.numel() == 16

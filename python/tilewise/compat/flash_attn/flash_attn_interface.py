@@ -1,0 +1,105 @@
+"""flash_attn.flash_attn_interface: the functions of flash-attn 2.8.
+
+B batch, S length, H query heads, Hk key/value heads, D head dimension, T tokens of a packed batch. Causal masks and
+windows are aligned to the bottom right. ``return_attn_probs`` adds the log-sum-exp, (B, H, S) or (H, T), and the
+probabilities with dropout's pattern as their sign, (B, H, Sq, Sk); those are empty without dropout.
+"""
+
+# The names and the order of arguments are flash-attn's.
+from typing import Any
+
+import tilewise.torch  # noqa: F401  (first: it says what to do where PyTorch is missing)
+import torch
+from tilewise.compat import _kvcache
+from tilewise.compat._call import dense, packed
+
+Tensor = torch.Tensor
+Result = Any  # a tensor, or (out, lse, probabilities)
+
+
+def flash_attn_func(
+    q: Tensor, k: Tensor, v: Tensor, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1),
+    softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False,
+) -> Result:  # fmt: skip
+    """q (B, Sq, H, D), k and v (B, Sk, Hk, D); out like q."""
+    return dense(
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
+    )
+
+
+def flash_attn_qkvpacked_func(
+    qkv: Tensor, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
+    alibi_slopes=None, deterministic=False, return_attn_probs=False,
+) -> Result:  # fmt: skip
+    """qkv (B, S, 3, H, D); out (B, S, H, D)."""
+    q, k, v = qkv.unbind(dim=-3)
+    return dense(
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
+    )
+
+
+def flash_attn_kvpacked_func(
+    q: Tensor, kv: Tensor, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
+    alibi_slopes=None, deterministic=False, return_attn_probs=False,
+) -> Result:  # fmt: skip
+    """q (B, Sq, H, D), kv (B, Sk, 2, Hk, D); out like q."""
+    k, v = kv.unbind(dim=-3)
+    return dense(
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
+    )
+
+
+def flash_attn_varlen_func(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0,
+    softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False,
+    return_attn_probs=False, block_table=None,
+) -> Result:  # fmt: skip
+    """q (Tq, H, D), k and v (Tk, Hk, D), or pages (N, page size, Hk, D) with block_table (B, pages); out like q."""
+    return packed(
+        q, k, v, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), dropout_p, softmax_scale, causal,
+        window_size, softcap, alibi_slopes, deterministic, return_attn_probs, block_table,
+    )  # fmt: skip
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor, cu_seqlens, max_seqlen, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1),
+    softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False,
+) -> Result:  # fmt: skip
+    """qkv (T, 3, H, D); out (T, H, D)."""
+    q, k, v = qkv.unbind(dim=-3)
+    return packed(
+        q, k, v, (cu_seqlens, cu_seqlens), (max_seqlen, max_seqlen), dropout_p, softmax_scale, causal, window_size,
+        softcap, alibi_slopes, deterministic, return_attn_probs, None,
+    )  # fmt: skip
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: Tensor, kv: Tensor, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, softmax_scale=None,
+    causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False,
+) -> Result:  # fmt: skip
+    """q (Tq, H, D), kv (Tk, 2, Hk, D); out like q."""
+    k, v = kv.unbind(dim=-3)
+    return packed(
+        q, k, v, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), dropout_p, softmax_scale, causal,
+        window_size, softcap, alibi_slopes, deterministic, return_attn_probs, None,
+    )  # fmt: skip
+
+
+def flash_attn_with_kvcache(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, k=None, v=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None,
+    cache_batch_idx=None, cache_leftpad=None, block_table=None, softmax_scale=None, causal=False, window_size=(-1, -1),
+    softcap=0.0, rotary_interleaved=True, alibi_slopes=None, num_splits=0, return_softmax_lse=False,
+) -> Result:  # fmt: skip
+    """Appends k and v to the cache in place, rotated, and attends to it. No gradient.
+
+    q (B, Sq, H, D); k_cache and v_cache (Bc, Sc, Hk, D), or pages (N, page size, Hk, D) with block_table (B, pages);
+    k and v (B, new, Hk, D), written behind cache_seqlens, a number or (B). rotary_cos, rotary_sin (length, R/2).
+    cache_batch_idx (B): which row of the cache; cache_leftpad (B): where its keys start. num_splits is a hint to
+    flash-attn's kernels and changes nothing.
+    """
+    call = _kvcache.Call(
+        q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, block_table,
+        rotary_interleaved, rotates_queries=causal or tuple(window_size) != (-1, -1),
+    )  # fmt: skip
+    out, lse = call.run(softmax_scale, causal, window_size, softcap, alibi_slopes)
+    return (out, lse) if return_softmax_lse else out

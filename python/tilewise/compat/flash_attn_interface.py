@@ -1,0 +1,96 @@
+"""flash_attn_interface: the functions of flash-attn 3, with its names, order of arguments, defaults and results.
+
+num_splits, pack_gqa, sm_margin and scheduler_metadata steer flash-attn's kernels; they are taken and change nothing. qv, the
+descales, attention_chunk and seqused_q are not supported: NotImplementedError names them.
+"""
+
+from typing import Any
+
+import tilewise.torch  # noqa: F401  (first: it says what to do where PyTorch is missing)
+import torch
+from tilewise.compat import _kvcache
+from tilewise.compat._call import dense, packed, refuse
+from tilewise.torch import attention
+
+Tensor = torch.Tensor
+Result = Any
+
+
+def flash_attn_func(
+    q: Tensor, k: Tensor, v: Tensor, softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None,
+    v_descale=None, window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1, pack_gqa=None,
+    deterministic=False, sm_margin=0, return_attn_probs=False,
+) -> Result:  # fmt: skip
+    """q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv). Returns out, or (out, lse (B, H, Sq))."""
+    refuse(
+        qv=qv is not None, q_descale=q_descale is not None, k_descale=k_descale is not None,
+        v_descale=v_descale is not None, attention_chunk=attention_chunk != 0,
+    )  # fmt: skip
+    result = dense(q, k, v, 0.0, softmax_scale, causal, window_size, softcap, None, deterministic, return_attn_probs)
+    return result[:2] if return_attn_probs else result
+
+
+def flash_attn_varlen_func(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=None,
+    seqused_k=None, softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None, v_descale=None,
+    window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False, sm_margin=0,
+    return_attn_probs=False,
+) -> Result:  # fmt: skip
+    """q (Tq, H, D), k (Tk, Hk, D), v (Tk, Hk, Dv). Returns out, or (out, lse (H, Tq))."""
+    refuse(
+        seqused_q=seqused_q is not None, qv=qv is not None, q_descale=q_descale is not None,
+        k_descale=k_descale is not None, v_descale=v_descale is not None, attention_chunk=attention_chunk != 0,
+    )  # fmt: skip
+    result = packed(
+        q, k, v, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), 0.0, softmax_scale, causal, window_size,
+        softcap, None, deterministic, return_attn_probs, None, seqused_k,
+    )  # fmt: skip
+    return result[:2] if return_attn_probs else result
+
+
+def flash_attn_with_kvcache(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, k=None, v=None, qv=None, rotary_cos=None, rotary_sin=None,
+    cache_seqlens=None, cache_batch_idx=None, cache_leftpad=None, page_table=None, cu_seqlens_q=None,
+    cu_seqlens_k_new=None, max_seqlen_q=None, rotary_seqlens=None, q_descale=None, k_descale=None, v_descale=None,
+    softmax_scale=None, causal=False, window_size=(-1, -1), attention_chunk=0, softcap=0.0, rotary_interleaved=True,
+    scheduler_metadata=None, num_splits=0, pack_gqa=None, sm_margin=0, return_softmax_lse=False,
+) -> Result:  # fmt: skip
+    """As flash-attn 2's, with packed queries (cu_seqlens_q) and packed new keys (cu_seqlens_k_new) too. No gradient."""
+    refuse(
+        qv=qv is not None, q_descale=q_descale is not None, k_descale=k_descale is not None,
+        v_descale=v_descale is not None, attention_chunk=attention_chunk != 0,
+    )  # fmt: skip
+    call = _kvcache.Call(
+        q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, page_table,
+        rotary_interleaved, rotates_queries=causal or tuple(window_size) != (-1, -1), cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k_new=cu_seqlens_k_new, max_seqlen_q=max_seqlen_q, rotary_seqlens=rotary_seqlens,
+    )  # fmt: skip
+    out, lse = call.run(softmax_scale, causal, window_size, softcap, None)
+    return (out, lse) if return_softmax_lse else out
+
+
+def flash_attn_combine(out_partial: Tensor, lse_partial: Tensor, out=None, out_dtype=None) -> tuple[Tensor, Tensor]:
+    """Merges results of parts of the keys. out_partial (parts, B, S, H, D) or (parts, T, H, D), lse_partial without D.
+
+    Returns out (B, S, H, D) and lse (B, S, H), fp32. A part without keys has the log-sum-exp -inf.
+    """
+    # A softmax over the parts: one query for each row, whose scores are the parts' log-sum-exps.
+    parts, *shape, width = out_partial.shape
+    values = out_partial.float().reshape(parts, -1, width).transpose(0, 1)[:, :, None]  # (rows, parts, 1, D)
+    scores = lse_partial.float().reshape(parts, -1).transpose(0, 1)[:, None, None]  # (rows, 1, 1, parts)
+    zero = values.new_zeros(1, 1, 1, 1)
+    rows = values.shape[0]
+    merged, lse = attention(
+        zero.expand(rows, 1, 1, 1), zero.expand(rows, parts, 1, 1), values, bias=scores, return_lse=True
+    )
+    merged = merged.reshape(*shape, width).to(out_dtype or out_partial.dtype)
+    return (merged if out is None else out.copy_(merged)), lse.reshape(shape)
+
+
+def get_scheduler_metadata(
+    batch_size, max_seqlen_q, max_seqlen_k, num_heads_q, num_heads_kv, headdim, cache_seqlens: Tensor,
+    qkv_dtype=torch.bfloat16, headdim_v=None, cu_seqlens_q=None, cu_seqlens_k_new=None, cache_leftpad=None,
+    page_size=None, max_seqlen_k_new=0, causal=False, window_size=(-1, -1), attention_chunk=0, has_softcap=False,
+    num_splits=0, pack_gqa=None, sm_margin=0,
+) -> None:  # fmt: skip
+    """None: Tilewise needs no such metadata, and flash_attn_with_kvcache takes None for it."""

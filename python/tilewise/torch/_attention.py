@@ -1,0 +1,104 @@
+"""The function that users call."""
+
+import torch
+
+from tilewise.torch._schema import FORWARD
+
+_ALIGNMENTS = {"bottom_right": False, "top_left": True}
+_LAYOUTS = {"bshd": False, "bhsd": True}
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    mask: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    sink: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    dropout_seed: int | None = None,
+    dropout_offset: int = 0,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    seqused_k: torch.Tensor | None = None,
+    slices: torch.Tensor | None = None,
+    alignment: str = "bottom_right",
+    layout: str = "bshd",
+    deterministic: bool | None = None,
+    batch_invariant: bool = False,
+    out_dtype: torch.dtype | None = None,
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """softmax(scores) v, with gradients of q, k, v, bias and sink. docs/semantics.md says what each option means.
+
+    B batch, Sq and Sk query and key length, H query heads, Hk key/value heads (H a multiple of Hk), D and Dv head
+    dimensions, T tokens of a packed batch.
+
+    Args:
+        q: (B, Sq, H, D), or (B, H, Sq, D) with ``layout="bhsd"``, or packed (T, H, D). float64, float32, bfloat16 or
+            float16, on the CPU or a CUDA device; any strides (one whose innermost stride is not 1 is copied).
+        k: (B, Sk, Hk, D) or packed (Tk, Hk, D).
+        v: (B, Sk, Hk, Dv) or packed (Tk, Hk, Dv).
+        causal: keys j <= i + d, d = Sk - Sq, or 0 with ``alignment="top_left"``.
+        window_size: (left, right): keys i + d - left <= j <= i + d + right; -1 is unbounded.
+        softmax_scale: any finite number; None is 1/sqrt(D).
+        softcap: c > 0: scores become c * tanh(score / c).
+        mask: bool, broadcasts from the right to (B, H, Sq, Sk); True is visible.
+        bias: q's dtype or float32, broadcasts to (B, H, Sq, Sk); has a gradient.
+        alibi_slopes: float32 (H) or (B, H): - slope * |i + d - j|.
+        sink: float32 (H): a logit that joins the denominator only; has a gradient.
+        dropout_p: 0 <= p < 1, on the normalised probabilities.
+        dropout_seed: of the Philox generator, with dropout_offset below 2^32; None draws both from PyTorch's CPU
+            generator (torch.manual_seed).
+        cu_seqlens_q: (B + 1) int32 or int64: starts of packed sequences and the end; max_seqlen_q bounds their lengths.
+        cu_seqlens_k: the same of the keys.
+        seqused_k: (B) int32 or int64: keys in use of each sequence.
+        slices: (N, 5) or (N, 6) int64: q0 q1 k0 k1 kind [head].
+        deterministic: None asks torch.are_deterministic_algorithms_enabled(). The CPU always is.
+        batch_invariant: a row has the same bits whatever is batched beside it.
+        out_dtype: torch.float32 for 16-bit inputs gives the result before rounding; None is q's dtype.
+        return_lse: also return the log-sum-exp, (B, H, Sq) or (H, T) float32 (float64 for float64), with a gradient.
+
+    Returns:
+        out, like q with Dv columns, its dimensions in memory in q's order; or (out, lse).
+
+    Raises:
+        RuntimeError: with the library's message, which names the argument, its value and the limit.
+        ValueError: for a word that is not one of an option's.
+    """
+    dropout_state = None
+    if dropout_p > 0.0:
+        dropout_state = _dropout_state(dropout_seed, dropout_offset)
+    if alignment not in _ALIGNMENTS or layout not in _LAYOUTS or out_dtype not in (None, q.dtype, torch.float32):
+        _refuse(q, alignment, layout, out_dtype)
+    out, lse = FORWARD(
+        q, k, v, mask, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, seqused_k, slices, dropout_state,
+        softmax_scale, causal, window_size[0], window_size[1], _ALIGNMENTS[alignment], softcap, dropout_p,
+        -1 if max_seqlen_q is None else max_seqlen_q, -1 if max_seqlen_k is None else max_seqlen_k, _LAYOUTS[layout],
+        torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic, batch_invariant,
+        out_dtype == torch.float32,
+    )  # fmt: skip
+    return (out, lse) if return_lse else out
+
+
+def _dropout_state(seed: int | None, offset: int) -> torch.Tensor:
+    """(2) int64 on the CPU: seed and offset. Seeds from 2^63 on are the negative numbers of the same bits."""
+    if seed is None:
+        return torch.randint(0, 2**32, (2,), dtype=torch.int64)
+    return torch.tensor([seed - 2**64 if seed >= 2**63 else seed, offset], dtype=torch.int64)
+
+
+def _refuse(q: torch.Tensor, alignment: str, layout: str, out_dtype: torch.dtype | None) -> None:
+    if alignment not in _ALIGNMENTS:
+        raise ValueError(f"alignment: is {alignment!r}, must be 'bottom_right' or 'top_left'")
+    if layout not in _LAYOUTS:
+        raise ValueError(f"layout: is {layout!r}, must be 'bshd' or 'bhsd'")
+    raise ValueError(f"out_dtype: is {out_dtype}, must be {q.dtype} or torch.float32")

@@ -1,0 +1,383 @@
+// The operators tilewise::attention_forward and tilewise::attention_backward. Shapes are those of
+// tilewise.h; the schemas below are frozen (python/tests/torch/test_contract.py): arguments are
+// only added at the end, with defaults.
+#include <atomic>
+#include <memory>
+#include <string>
+
+#include "tensor.h"
+
+namespace tilewise::torch_binding {
+namespace {
+
+#define TILEWISE_TENSOR_SCHEMA                                                             \
+  "Tensor? mask, Tensor? bias, Tensor? alibi_slopes, Tensor? sink, Tensor? cu_seqlens_q, " \
+  "Tensor? cu_seqlens_k, Tensor? seqused_k, Tensor? slices, Tensor? dropout_state, "
+#define TILEWISE_OPTION_SCHEMA                                                              \
+  "float? softmax_scale=None, bool causal=False, int window_left=-1, int window_right=-1, " \
+  "bool top_left=False, float softcap=0.0, float dropout_p=0.0, int max_seqlen_q=-1, "      \
+  "int max_seqlen_k=-1, bool bhsd=False, bool deterministic=False, "                        \
+  "bool batch_invariant=False"
+
+constexpr const char* kForwardSchema =
+    "attention_forward(Tensor q, Tensor k, Tensor v, " TILEWISE_TENSOR_SCHEMA TILEWISE_OPTION_SCHEMA
+    ", bool out_fp32=False) -> (Tensor out, Tensor lse)";
+constexpr const char* kBackwardSchema =
+    "attention_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, "
+    "Tensor lse, " TILEWISE_TENSOR_SCHEMA TILEWISE_OPTION_SCHEMA
+    ", int gradients=7) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink)";
+
+// Bits of `gradients`.
+enum Gradient : std::int64_t { kQ = 1, kK = 2, kV = 4, kBias = 8, kSink = 16 };
+
+void check_status(tilewise_status status) {
+  if (status != TILEWISE_OK) raise(tilewise_last_error());
+}
+
+// ---- how the work is spread -------------------------------------------------------------------
+
+// PyTorch's own threads on the CPU, so that one setting (torch.set_num_threads) serves both and no
+// second pool waits beside PyTorch's. Threads take items one by one: they differ in length.
+struct Items {
+  std::atomic<std::int64_t> next = 0;
+  std::int64_t count;
+  void (*fn)(void* context, std::int64_t item);
+  void* context;
+};
+
+void run_items(std::int64_t, std::int64_t, void* context) {
+  Items& items = *static_cast<Items*>(context);
+  for (std::int64_t i = items.next++; i < items.count; i = items.next++) items.fn(items.context, i);
+}
+
+void parallel_for(void* self, std::int64_t n, void (*fn)(void*, std::int64_t), void* context) {
+  Items items{.count = n, .fn = fn, .context = context};
+  const std::int64_t threads = *static_cast<const std::uint32_t*>(self);
+  if (n <= 1 || threads <= 1 ||
+      torch().torch_parallel_for(0, threads < n ? threads : n, 1, run_items, &items) != 0) {
+    run_items(0, 1, &items);  // what is left, after a failure too: no item is lost
+  }
+}
+
+// Below so many products, waking PyTorch's threads costs more than they save: some 5 us, in which
+// one core does several hundred thousand.
+constexpr double kSmallProblem = 1 << 18;
+
+bool is_small(const tilewise_problem& problem) {
+  double products = 1;
+  for (std::int32_t d = 0; d < problem.q.rank; ++d)
+    products *= static_cast<double>(problem.q.shape[d]);
+  const std::int32_t keys = problem.k.rank == 3 ? 0 : problem.layout == TILEWISE_BHSD ? 2 : 1;
+  return products * static_cast<double>(problem.k.shape[keys]) < kSmallProblem;
+}
+
+void run_on_cpu(std::int32_t operation, const tilewise_problem& problem) {
+  std::uint32_t threads = 1;
+  if (!is_small(problem)) {
+    check(torch().torch_get_num_threads(&threads), "PyTorch's number of threads");
+  }
+  tilewise_executor executor;
+  tilewise_executor_init(&executor);
+  executor.max_concurrency = static_cast<std::int32_t>(threads);
+  executor.parallel_for = parallel_for;
+  executor.self = &threads;
+  check_status(operation == TILEWISE_FORWARD ? tilewise_forward(&problem, &executor)
+                                             : tilewise_backward(&problem, &executor));
+}
+
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(std::int32_t device) {
+    check(torch().aoti_torch_create_device_guard(device, &guard_), "no such CUDA device");
+  }
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+  ~DeviceGuard() { torch().aoti_torch_delete_device_guard(guard_); }
+
+ private:
+  DeviceGuardOpaque* guard_ = nullptr;
+};
+
+struct DestroyPlan {
+  void operator()(tilewise_plan* plan) const { tilewise_plan_destroy(plan); }
+};
+
+// On the current stream, with a workspace from PyTorch's caching allocator: nothing waits, and a
+// CUDA graph can hold it.
+void run_on_cuda(std::int32_t operation, const tilewise_problem& problem) {
+  const std::int32_t device = problem.q.device_index;
+  if (torch().aoti_torch_get_current_cuda_stream == nullptr) {
+    raise("this PyTorch was built without CUDA");
+  }
+  const DeviceGuard guard(device);
+  tilewise_executor executor;
+  tilewise_executor_init(&executor);
+  check(torch().aoti_torch_get_current_cuda_stream(device, &executor.stream), "no CUDA stream");
+  tilewise_plan* created = nullptr;
+  check_status(tilewise_plan_create(operation, &problem, nullptr, &created));
+  const std::unique_ptr<tilewise_plan, DestroyPlan> plan(created);
+  std::size_t bytes = 0;
+  std::size_t alignment = 0;
+  check_status(tilewise_plan_workspace(plan.get(), &bytes, &alignment));
+  const auto size = static_cast<std::int64_t>(bytes);
+  const std::int64_t stride = 1;
+  const Owned workspace = allocate(1, &size, &stride, torch().aoti_torch_dtype_uint8(), problem.q);
+  void* memory = nullptr;
+  check(torch().aoti_torch_get_data_ptr(workspace.get(), &memory), "a workspace without memory");
+  check_status(tilewise_plan_run(plan.get(), &problem, memory, bytes, &executor));
+}
+
+void run(std::int32_t operation, const tilewise_problem& problem) {
+  problem.q.device == TILEWISE_CUDA ? run_on_cuda(operation, problem)
+                                    : run_on_cpu(operation, problem);
+}
+
+// ---- arguments ----------------------------------------------------------------------------------
+
+// The arguments that forward and backward share, in the order of the schema.
+struct Shared {
+  Owned mask, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, seqused_k, slices;
+  Owned dropout_state;  // (2) int64 on the CPU: seed and offset
+  std::optional<double> softmax_scale;
+  bool causal;
+  std::int64_t window_left, window_right;
+  bool top_left;
+  double softcap, dropout_p;
+  std::int64_t max_seqlen_q, max_seqlen_k;
+  bool bhsd, deterministic, batch_invariant;
+
+  explicit Shared(
+      Arguments& arguments)  // members are initialised in the order of their declaration
+      : mask(arguments.optional_tensor()),
+        bias(arguments.optional_tensor()),
+        alibi_slopes(arguments.optional_tensor()),
+        sink(arguments.optional_tensor()),
+        cu_seqlens_q(arguments.optional_tensor()),
+        cu_seqlens_k(arguments.optional_tensor()),
+        seqused_k(arguments.optional_tensor()),
+        slices(arguments.optional_tensor()),
+        dropout_state(arguments.optional_tensor()),
+        softmax_scale(arguments.optional_number()),
+        causal(arguments.boolean()),
+        window_left(arguments.integer()),
+        window_right(arguments.integer()),
+        top_left(arguments.boolean()),
+        softcap(arguments.number()),
+        dropout_p(arguments.number()),
+        max_seqlen_q(arguments.integer()),
+        max_seqlen_k(arguments.integer()),
+        bhsd(arguments.boolean()),
+        deterministic(arguments.boolean()),
+        batch_invariant(arguments.boolean()) {}
+};
+
+void set_dropout(const Shared& shared, tilewise_problem* problem) {
+  problem->dropout_p = shared.dropout_p;
+  if (shared.dropout_p == 0.0) return;
+  if (!shared.dropout_state) raise("dropout_state: is absent, must be (2) int64 with dropout_p");
+  const tilewise_tensor state = view("dropout_state", shared.dropout_state);
+  if (state.device != TILEWISE_CPU || state.dtype != TILEWISE_INT64 || state.rank != 1 ||
+      state.shape[0] != 2) {
+    raise("dropout_state: must be (2) int64 on the CPU: seed and offset");
+  }
+  const auto* const words = static_cast<const std::int64_t*>(state.data);
+  problem->dropout_seed = static_cast<std::uint64_t>(words[0]);
+  problem->dropout_offset = static_cast<std::uint64_t>(words[state.strides[0]]);
+}
+
+tilewise_problem make_problem(const Shared& shared) {
+  tilewise_problem problem;
+  tilewise_problem_init(&problem);
+  problem.layout = shared.bhsd ? TILEWISE_BHSD : TILEWISE_BSHD;
+  problem.causal = shared.causal;
+  problem.alignment = shared.top_left ? TILEWISE_TOP_LEFT : TILEWISE_BOTTOM_RIGHT;
+  problem.deterministic = shared.deterministic;
+  problem.batch_invariant = shared.batch_invariant;
+  problem.window_left = shared.window_left;
+  problem.window_right = shared.window_right;
+  if (shared.softmax_scale) problem.softmax_scale = *shared.softmax_scale;
+  problem.softcap = shared.softcap;
+  problem.max_seqlen_q = shared.max_seqlen_q;
+  problem.max_seqlen_k = shared.max_seqlen_k;
+  problem.mask = view("mask", shared.mask);
+  problem.bias = view("bias", shared.bias);
+  problem.alibi_slopes = view("alibi_slopes", shared.alibi_slopes);
+  problem.sink = view("sink", shared.sink);
+  problem.cu_seqlens_q = view("cu_seqlens_q", shared.cu_seqlens_q);
+  problem.cu_seqlens_k = view("cu_seqlens_k", shared.cu_seqlens_k);
+  problem.seqused_k = view("seqused_k", shared.seqused_k);
+  problem.slices = view("slices", shared.slices);
+  set_dropout(shared, &problem);
+  return problem;
+}
+
+void check_rank(const char* name, const tilewise_tensor& tensor) {
+  if (tensor.rank == 3 || tensor.rank == 4) return;
+  raise((std::string(name) + ": has " + std::to_string(tensor.rank) +
+         " dimensions, must have 4, or 3 for a packed batch")
+            .c_str());
+}
+
+// ---- forward
+// --------------------------------------------------------------------------------------
+
+Owned allocate_lse(const tilewise_tensor& q, bool bhsd) {
+  const bool packed = q.rank == 3;
+  const std::int64_t heads = packed ? q.shape[1] : q.shape[bhsd ? 1 : 2];
+  const std::int64_t rows = packed ? q.shape[0] : q.shape[bhsd ? 2 : 1];
+  const std::int64_t shape[] = {q.shape[0], heads, rows};
+  const std::int64_t strides[] = {heads * rows, rows, 1};
+  const std::int32_t dtype = torch_dtype(q.dtype == TILEWISE_FP64 ? TILEWISE_FP64 : TILEWISE_FP32);
+  return allocate(packed ? 2 : 3, shape + packed, strides + packed, dtype, q);
+}
+
+void forward(Value* stack, std::uint64_t, std::uint64_t) {
+  Arguments arguments(stack);
+  Owned q = arguments.tensor();
+  Owned k = arguments.tensor();
+  Owned v = arguments.tensor();
+  const Shared shared(arguments);
+  const bool out_fp32 = arguments.boolean();
+
+  const tilewise_tensor like = view("q", q);  // before a copy may change the strides
+  check_rank("q", like);
+  q = with_dense_rows("q", std::move(q));
+  k = with_dense_rows("k", std::move(k));
+  v = with_dense_rows("v", std::move(v));
+  tilewise_problem problem = make_problem(shared);
+  problem.q = view("q", q);
+  problem.k = view("k", k);
+  problem.v = view("v", v);
+  check_rank("k", problem.k);
+  check_rank("v", problem.v);
+  const std::int32_t out_dtype =
+      out_fp32 && like.dtype != TILEWISE_FP64 ? +TILEWISE_FP32 : like.dtype;
+  Owned out = allocate_like(like, problem.v.shape[problem.v.rank - 1], torch_dtype(out_dtype));
+  Owned lse = allocate_lse(like, shared.bhsd);
+  problem.out = view("out", out);
+  problem.lse = view("lse", lse);
+  run(TILEWISE_FORWARD, problem);
+  stack[0] = to_value(std::move(out));
+  stack[1] = to_value(std::move(lse));
+}
+
+// ---- backward
+// -------------------------------------------------------------------------------------
+
+struct Given {  // the tensors that backward alone has
+  Owned dout, dlse, q, k, v, out, lse;
+
+  explicit Given(Arguments& arguments)
+      : dout(arguments.tensor()),
+        dlse(arguments.optional_tensor()),
+        q(arguments.tensor()),
+        k(arguments.tensor()),
+        v(arguments.tensor()),
+        out(arguments.tensor()),
+        lse(arguments.tensor()) {}
+
+  void make_rows_dense() {
+    dout = with_dense_rows("dout", std::move(dout));
+    q = with_dense_rows("q", std::move(q));
+    k = with_dense_rows("k", std::move(k));
+    v = with_dense_rows("v", std::move(v));
+    out = with_dense_rows("out", std::move(out));
+  }
+};
+
+// A tensor of `like`'s shape if it is wanted, else one without elements.
+Owned allocate_gradient(bool wanted, const tilewise_tensor& like, std::int32_t dtype) {
+  if (wanted) return allocate_like(like, like.shape[like.rank - 1], torch_dtype(dtype));
+  const std::int64_t shape = 0;
+  const std::int64_t stride = 1;
+  return allocate(1, &shape, &stride, torch_dtype(dtype), like);
+}
+
+// The results; one that is not wanted is an empty tensor of the dtype that it would have had.
+struct Gradients {
+  Owned dq, dk, dv, dbias, dsink;
+
+  Gradients(const Given& given, const Shared& shared, std::int64_t wanted) {
+    const tilewise_tensor q = view("q", given.q);
+    check_rank("q", q);
+    check_rank("k", view("k", given.k));
+    dq = allocate_gradient((wanted & kQ) != 0, q, q.dtype);
+    dk = allocate_gradient((wanted & kK) != 0, view("k", given.k), q.dtype);
+    dv = allocate_gradient((wanted & kV) != 0, view("v", given.v), q.dtype);
+    const tilewise_tensor bias = shared.bias ? view("bias", shared.bias) : q;
+    const tilewise_tensor sink = shared.sink ? view("sink", shared.sink) : q;
+    dbias = allocate_gradient((wanted & kBias) != 0, bias, bias.dtype);
+    dsink = allocate_gradient((wanted & kSink) != 0, sink,
+                              q.dtype == TILEWISE_FP64 ? TILEWISE_FP64 : TILEWISE_FP32);
+  }
+
+  void set(std::int64_t wanted, tilewise_problem* problem) const {
+    if ((wanted & kQ) != 0) problem->dq = view("dq", dq);
+    if ((wanted & kK) != 0) problem->dk = view("dk", dk);
+    if ((wanted & kV) != 0) problem->dv = view("dv", dv);
+    if ((wanted & kBias) != 0) problem->dbias = view("dbias", dbias);
+    if ((wanted & kSink) != 0) problem->dsink = view("dsink", dsink);
+  }
+};
+
+void backward(Value* stack, std::uint64_t, std::uint64_t) {
+  Arguments arguments(stack);
+  Given given(arguments);
+  const Shared shared(arguments);
+  const std::int64_t wanted = arguments.integer();
+  if ((wanted & kBias) != 0 && !shared.bias) raise("gradients: dbias is asked for without a bias");
+  if ((wanted & kSink) != 0 && !shared.sink) raise("gradients: dsink is asked for without a sink");
+
+  Gradients gradients(given, shared, wanted);  // before a copy may change the strides
+  given.make_rows_dense();
+  tilewise_problem problem = make_problem(shared);
+  problem.dout = view("dout", given.dout);
+  problem.dlse = view("dlse", given.dlse);
+  problem.q = view("q", given.q);
+  problem.k = view("k", given.k);
+  problem.v = view("v", given.v);
+  problem.out = view("out", given.out);
+  problem.lse = view("lse", given.lse);
+  gradients.set(wanted, &problem);
+  run(TILEWISE_BACKWARD, problem);
+  stack[0] = to_value(std::move(gradients.dq));
+  stack[1] = to_value(std::move(gradients.dk));
+  stack[2] = to_value(std::move(gradients.dv));
+  stack[3] = to_value(std::move(gradients.dbias));
+  stack[4] = to_value(std::move(gradients.dsink));
+}
+
+// ---- registration
+// ---------------------------------------------------------------------------------
+
+// Values are written as PyTorch 2.10's binaries write them; later versions read them.
+constexpr std::uint64_t kWrittenFor = (std::uint64_t{2} << 56) | (std::uint64_t{10} << 48);
+
+// Libraries live as long as the process: their handles are not kept.
+const char* define_operators() {
+  TorchLibraryOpaque* library = nullptr;
+  if (torch().aoti_torch_library_init_def("tilewise", __FILE__, __LINE__, &library) != 0 ||
+      torch().aoti_torch_library_def(library, kForwardSchema) != 0 ||
+      torch().aoti_torch_library_def(library, kBackwardSchema) != 0) {
+    return "PyTorch refused the operators' schemas";
+  }
+  for (const char* const device : {"CPU", "CUDA"}) {
+    TorchLibraryOpaque* kernels = nullptr;
+    if (torch().aoti_torch_library_init_impl("tilewise", device, __FILE__, __LINE__, &kernels) !=
+            0 ||
+        torch().torch_library_impl(kernels, "attention_forward", forward, kWrittenFor) != 0 ||
+        torch().torch_library_impl(kernels, "attention_backward", backward, kWrittenFor) != 0) {
+      return "PyTorch refused the operators' kernels";
+    }
+  }
+  return "";
+}
+
+}  // namespace
+}  // namespace tilewise::torch_binding
+
+// Registers the operators with the PyTorch of this process. "" or what is wrong. Call it once.
+extern "C" __attribute__((visibility("default"))) const char* tilewise_torch_register() {
+  const char* const missing = tilewise::torch_binding::load();
+  return *missing != '\0' ? missing : tilewise::torch_binding::define_operators();
+}
