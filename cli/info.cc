@@ -7,6 +7,8 @@
 #include "commands.h"
 #include "cpu/targets.h"
 #include "cuda/runtime.h"
+#include "cuda/sm80/config.h"
+#include "cuda/sm90/config.h"
 #include "machine.h"
 #include "plan/plan.h"
 #include "plan/registry.h"
@@ -53,6 +55,45 @@ void print_list(const char* title, const json& rows, const char* text) {
   }
 }
 
+// The tables that choose tiles, with the reason for each row.
+json list_tiles() {
+  json rows = json::array();
+  for (const cuda::sm90::TileRow& row : cuda::sm90::kTiles) {
+    rows.push_back({{"kernel", "cuda_sm90"},
+                    {"head_dim", row.head_dim},
+                    {"q_tile", row.q_tile},
+                    {"k_tile", row.k_tile},
+                    {"stages", row.stages},
+                    {"reason", row.reason}});
+  }
+  for (const cuda::sm80::TileRow& row : cuda::sm80::kTiles) {
+    rows.push_back({{"kernel", row.general ? "cuda_sm80, any score" : "cuda_sm80"},
+                    {"head_dim", row.columns},
+                    {"shared_bytes", row.shared_bytes},
+                    {"q_tile", row.config(false).q_tile()},
+                    {"k_tile", row.k_tile},
+                    {"stages", row.stages},
+                    {"reason", row.reason}});
+  }
+  return rows;
+}
+
+int print_tiles(const Flags& flags) {
+  const json rows = list_tiles();
+  if (flags.given("json")) {
+    fmt::print("{}\n", rows.dump());
+    return 0;
+  }
+  fmt::print("{:<21} {:>5} {:>8} {:>6} {:>6}  {}\n", "kernel", "D to", "queries", "keys", "stages",
+             "why");
+  for (const json& row : rows) {
+    fmt::print("{:<21} {:>5} {:>8} {:>6} {:>6}  {}\n", row["kernel"].get<std::string>(),
+               row["head_dim"].get<int>(), row["q_tile"].get<int>(), row["k_tile"].get<int>(),
+               row["stages"].get<int>(), row["reason"].get<std::string>());
+  }
+  return 0;
+}
+
 std::string cuda_devices() {
   std::string text;
   cuda::DeviceInfo device;
@@ -67,6 +108,7 @@ std::string cuda_devices() {
 }
 
 int run(const Flags& flags) {
+  if (flags.given("kernels")) return print_tiles(flags);
   const Machine machine = this_machine();
   json result = {{"version", tilewise_version()},
                  {"machine", machine_json(machine)},
@@ -98,6 +140,7 @@ Command add_info(CLI::App& program) {
   const auto flags =
       std::make_shared<Flags>(program, "info", "version, compiler, targets, CPU features, kernels");
   flags->add_switch("json", "as JSON on stdout");
+  flags->add_switch("kernels", "the tables that choose the tiles of the CUDA kernels, and why");
   flags->set_footer("Example: tilewise info --json");
   return {flags, [flags] { return run(*flags); }};
 }

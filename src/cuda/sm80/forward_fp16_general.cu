@@ -1,0 +1,12 @@
+#include "cuda/sm80/forward.cuh"
+
+namespace tilewise::cuda::sm80 {
+
+extern const Instance kForward_fp16_general[4] = {
+    table_instance<true, 6>(),
+    table_instance<true, 7>(),
+    table_instance<true, 8>(),
+    table_instance<true, 9>(),
+};
+
+}  // namespace tilewise::cuda::sm80
