@@ -206,7 +206,6 @@ TEST(Sm80Config, ARowServes) {
         EXPECT_GE(sm80::kTiles[row].columns, columns);
         EXPECT_LE(sm80::kTiles[row].shared_bytes, bytes);
         EXPECT_EQ(sm80::kTiles[row].general, general);
-        EXPECT_EQ(row < sm80::kPlainRows, !general);
       }
     }
   }

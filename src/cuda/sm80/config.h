@@ -65,21 +65,21 @@ struct TileRow {
 inline constexpr int kLarge = 163 * 1024;  // compute capability 8.0, 8.7, 9.0 and later
 inline constexpr int kSmall = 99 * 1024;   // 8.6, 8.9, 12.0
 
-// The first row that fits serves. Figures: TFLOP/s on one H200, full, S 16384, each kernel alone.
+// The first row that fits serves. Two rows are compiled by one file (forward_*.cu). Figures:
+// TFLOP/s on one H200, full, S 16384, each kernel alone.
 inline constexpr TileRow kTiles[] = {
     {64, false, kSmall, 4, 2, 80, 2, true, 2, "327; 64 keys 310, Q read again 302, 16 rows 272"},
+    {64, true, kSmall, 4, 2, 64, 2, true, 2, "the rules take registers of 80 keys; not measured"},
     {128, false, kSmall, 4, 2, 64, 1, false, 2, "375; 48 keys 359, 8 warps 349, 16 rows 311"},
+    {128, true, kSmall, 4, 1, 64, 1, false, 2, "the rules take registers of 32 rows; not measured"},
     {192, false, kLarge, 8, 1, 96, 1, false, 1, "as 256; not measured by itself"},
     {192, false, kSmall, 4, 1, 64, 1, false, 2, "as 256; not measured by itself"},
     {256, false, kLarge, 8, 1, 96, 1, false, 1, "331; 64 keys 307, in two stages 313"},
     {256, false, kSmall, 4, 1, 64, 1, false, 2, "314; 97 KB: as much as there is"},
-    {64, true, kSmall, 4, 2, 64, 2, true, 2, "the rules take registers of 80 keys; not measured"},
-    {128, true, kSmall, 4, 1, 64, 1, false, 2, "the rules take registers of 32 rows; not measured"},
     {192, true, kSmall, 4, 1, 64, 1, false, 2, "as 256 in 99 KB; not measured"},
     {256, true, kSmall, 4, 1, 64, 1, false, 2, "as 256 in 99 KB; not measured"},
 };
 inline constexpr int kTileRows = static_cast<int>(sizeof(kTiles) / sizeof(kTiles[0]));
-inline constexpr int kPlainRows = 6;  // they come first
 inline constexpr std::int64_t kMostColumns = 256;
 
 // The row of the table for head dimensions up to `columns`; -1: none.

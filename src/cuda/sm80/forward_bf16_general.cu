@@ -2,9 +2,7 @@
 
 namespace tilewise::cuda::sm80 {
 
-extern const Instance kForward_bf16_general[4] = {
-    table_instance<false, 6>(),
-    table_instance<false, 7>(),
+extern const Instance kForward_bf16_general[2] = {
     table_instance<false, 8>(),
     table_instance<false, 9>(),
 };

@@ -2,9 +2,7 @@
 
 namespace tilewise::cuda::sm80 {
 
-extern const Instance kForward_fp16_general[4] = {
-    table_instance<true, 6>(),
-    table_instance<true, 7>(),
+extern const Instance kForward_fp16_general[2] = {
     table_instance<true, 8>(),
     table_instance<true, 9>(),
 };

@@ -12,10 +12,12 @@
 
 namespace tilewise::cuda::sm80 {
 
-extern const Instance kForward_bf16_plain[];
-extern const Instance kForward_bf16_general[];
-extern const Instance kForward_fp16_plain[];
-extern const Instance kForward_fp16_general[];
+// Rows of the table in pairs, as the files compile them.
+extern const Instance kForward_bf16_64[2], kForward_fp16_64[2];
+extern const Instance kForward_bf16_128[2], kForward_fp16_128[2];
+extern const Instance kForward_bf16_192[2], kForward_fp16_192[2];
+extern const Instance kForward_bf16_256[2], kForward_fp16_256[2];
+extern const Instance kForward_bf16_general[2], kForward_fp16_general[2];
 
 namespace {
 
@@ -53,10 +55,13 @@ int row_for(const Problem& problem, bool general) {
 }
 
 const Instance& instance_for(const Problem& problem, bool general) {
-  const bool fp16 = problem.dtype == TILEWISE_FP16;
+  static const Instance* const kRows[2][kTileRows / 2] = {
+      {kForward_bf16_64, kForward_bf16_128, kForward_bf16_192, kForward_bf16_256,
+       kForward_bf16_general},
+      {kForward_fp16_64, kForward_fp16_128, kForward_fp16_192, kForward_fp16_256,
+       kForward_fp16_general}};
   const int row = row_for(problem, general);
-  if (general) return (fp16 ? kForward_fp16_general : kForward_bf16_general)[row - kPlainRows];
-  return (fp16 ? kForward_fp16_plain : kForward_bf16_plain)[row];
+  return kRows[problem.dtype == TILEWISE_FP16 ? 1 : 0][row / 2][row % 2];
 }
 
 // At most so many tiles of queries: a packed sequence may end within one.
