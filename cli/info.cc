@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
+#include "cuda/sm80/config.h"
+#include "cuda/sm90/config.h"
 #include "machine.h"
 #include "plan/description.h"
 
@@ -32,7 +34,47 @@ json kernels_json(Operation operation) {
   return rows;
 }
 
+// The tables that choose tiles, with the reason for each row.
+json list_tiles() {
+  json rows = json::array();
+  for (const cuda::sm90::TileRow& row : cuda::sm90::kTiles) {
+    rows.push_back({{"kernel", "cuda_sm90"},
+                    {"head_dim", row.head_dim},
+                    {"q_tile", row.q_tile},
+                    {"k_tile", row.k_tile},
+                    {"stages", row.stages},
+                    {"reason", row.reason}});
+  }
+  for (const cuda::sm80::TileRow& row : cuda::sm80::kTiles) {
+    rows.push_back({{"kernel", row.general ? "cuda_sm80, any score" : "cuda_sm80"},
+                    {"head_dim", row.columns},
+                    {"shared_bytes", row.shared_bytes},
+                    {"q_tile", row.config(false).q_tile()},
+                    {"k_tile", row.k_tile},
+                    {"stages", row.stages},
+                    {"reason", row.reason}});
+  }
+  return rows;
+}
+
+int print_tiles(const Flags& flags) {
+  const json rows = list_tiles();
+  if (flags.given("json")) {
+    fmt::print("{}\n", rows.dump());
+    return 0;
+  }
+  fmt::print("{:<21} {:>5} {:>8} {:>6} {:>6}  {}\n", "kernel", "D to", "queries", "keys", "stages",
+             "why");
+  for (const json& row : rows) {
+    fmt::print("{:<21} {:>5} {:>8} {:>6} {:>6}  {}\n", row["kernel"].get<std::string>(),
+               row["head_dim"].get<int>(), row["q_tile"].get<int>(), row["k_tile"].get<int>(),
+               row["stages"].get<int>(), row["reason"].get<std::string>());
+  }
+  return 0;
+}
+
 int run(const Flags& flags) {
+  if (flags.given("kernels")) return print_tiles(flags);
   const plan::Host host = plan::this_host();
   if (!flags.given("json")) {
     fmt::print("{}", plan::description(host));
@@ -54,6 +96,7 @@ Command add_info(CLI::App& program) {
   const auto flags =
       std::make_shared<Flags>(program, "info", "version, compiler, targets, CPU features, kernels");
   flags->add_switch("json", "as JSON on stdout");
+  flags->add_switch("kernels", "the tables that choose the tiles of the CUDA kernels, and why");
   flags->set_footer("Example: tilewise info --json");
   return {flags, [flags] { return run(*flags); }};
 }

@@ -29,7 +29,7 @@ CUDA = 1
 
 def rows():
     for dtype in ("bf16", "fp16"):
-        for dim in (64, 128):
+        for dim in (64, 128, 256):
             for length in (512, 1024, 2048, 4096, 8192, 16384):
                 for causal in (False, True):
                     if dtype == "bf16" or length == 8192:
@@ -163,7 +163,7 @@ def main():
     torch.manual_seed(1)
     checks = []
     for dtype in TORCH_DTYPES:
-        for dim in (64, 128):
+        for dim in (64, 128, 256):
             for length in (129, 1000):
                 for causal in (False, True):
                     checks.append({"dtype": dtype, "D": dim, "S": length, "causal": causal,

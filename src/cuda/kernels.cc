@@ -5,6 +5,7 @@
 #include "cuda/device.h"
 #include "cuda/reference.cuh"
 #include "cuda/sequences.cuh"
+#include "cuda/sm80/launch.h"
 #include "cuda/sm90/launch.h"
 
 namespace tilewise::cuda {
@@ -64,6 +65,17 @@ constinit const Kernel kForwardSm90 = {
     false,
     TILEWISE_CUDA,
     sm90::prepare};
+
+constinit const Kernel kForwardSm80 = {
+    "cuda_sm80",
+    "FlashAttention-2 since Ampere: mma.sync, cp.async; bf16 and fp16, D up to 256, every option",
+    [](const Problem& problem, const Machine&) { return sm80::supports(problem); },
+    [](const Problem& problem, std::int64_t) { return sm80::workspace_bytes(problem); },
+    sm80::run,
+    no_prediction,
+    false,
+    TILEWISE_CUDA,
+    sm80::prepare};
 
 constinit const Kernel kForwardReference = {
     "cuda_reference",

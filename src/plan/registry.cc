@@ -15,6 +15,7 @@ using problem::Kernel;
 const Kernel* const kForwardKernels[] = {
 #if defined(TILEWISE_HAS_CUDA)
     &cuda::kForwardSm90,
+    &cuda::kForwardSm80,
     &cuda::kForwardReference,
 #endif
 #if defined(__x86_64__)

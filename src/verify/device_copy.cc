@@ -20,11 +20,15 @@ void check(problem::Status status) {
 struct Extent {
   std::byte* begin;
   std::byte* end;
+  std::int64_t skip;  // of the first element behind a multiple of its size
 };
 
 Extent extent_of(const tilewise_tensor& tensor) {
   const std::int64_t size = problem::dtype_size(tensor.dtype);
-  Extent extent = {static_cast<std::byte*>(tensor.data), static_cast<std::byte*>(tensor.data)};
+  std::byte* const data = static_cast<std::byte*>(tensor.data);
+  const std::uintptr_t skip =
+      reinterpret_cast<std::uintptr_t>(data) % static_cast<std::uintptr_t>(size);
+  Extent extent = {data, data, static_cast<std::int64_t>(skip)};
   for (int d = 0; d < tensor.rank; ++d) {
     const std::int64_t reach = tensor.shape[d] > 1 ? (tensor.shape[d] - 1) * tensor.strides[d] : 0;
     (reach < 0 ? extent.begin : extent.end) += reach * size;
@@ -73,9 +77,10 @@ DeviceCopy::DeviceCopy(problem::Operation operation, const tilewise_problem& req
     : device_(device), twin_(request) {
   for (const Extent& extent : merged_extents(operation, request)) {
     const std::int64_t bytes = extent.end - extent.begin;
-    regions_.push_back({extent.begin, bytes, DeviceMemory(device, bytes + 2 * kGuardBytes)});
-    check(cuda::copy(device, regions_.back().memory.data() + kGuardBytes, extent.begin, bytes,
-                     nullptr));
+    DeviceMemory memory(device, bytes + 2 * kGuardBytes + extent.skip);
+    std::byte* const first = memory.data() + kGuardBytes + extent.skip;
+    regions_.push_back({extent.begin, bytes, std::move(memory), first});
+    check(cuda::copy(device, first, extent.begin, bytes, nullptr));
   }
   for (const problem::NamedTensor& named : problem::kTensors) {
     tilewise_tensor& tensor = twin_.*named.member;
@@ -86,7 +91,7 @@ DeviceCopy::DeviceCopy(problem::Operation operation, const tilewise_problem& req
     tensor.data = nullptr;
     for (const Region& region : regions_) {
       if (host < region.host || host >= region.host + region.bytes) continue;
-      tensor.data = region.memory.data() + kGuardBytes + (host - region.host);
+      tensor.data = region.first + (host - region.host);
     }
   }
 }
@@ -95,9 +100,8 @@ std::string DeviceCopy::fetch() {
   std::vector<std::byte> guard(static_cast<std::size_t>(kGuardBytes));
   std::string damage;
   for (const Region& region : regions_) {
-    std::byte* const first = region.memory.data();
-    check(cuda::copy(device_, region.host, first + kGuardBytes, region.bytes, nullptr));
-    for (const std::byte* place : {first, first + kGuardBytes + region.bytes}) {
+    check(cuda::copy(device_, region.host, region.first, region.bytes, nullptr));
+    for (const std::byte* place : {region.first - kGuardBytes, region.first + region.bytes}) {
       check(cuda::copy(device_, guard.data(), place, kGuardBytes, nullptr));
       const bool intact = std::all_of(guard.begin(), guard.end(),
                                       [](std::byte b) { return b == std::byte{kPoison}; });

@@ -50,6 +50,18 @@ TEST_F(Commands, InfoListsTheRegistry) {
   EXPECT_NE(run("info").out.find("three_pass"), std::string::npos);
 }
 
+TEST_F(Commands, InfoGivesAReasonForEveryTile) {
+  int rows = 0;
+  for (const json& row : run_json("info --kernels")) {
+    EXPECT_GT(row["q_tile"].get<int>(), 0);
+    EXPECT_GT(row["k_tile"].get<int>(), 0);
+    EXPECT_FALSE(row["reason"].get<std::string>().empty());
+    ++rows;
+  }
+  EXPECT_GE(rows, 10);
+  EXPECT_NE(run("info --kernels").out.find("cuda_sm80"), std::string::npos);
+}
+
 TEST_F(Commands, CompareHasARowForEveryKernel) {
   for (const char* op : {"forward", "backward"}) {
     const json result = run_json(std::string("compare --shape 1,100,130,4,2,32,16 --causal --op ") +

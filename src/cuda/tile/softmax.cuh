@@ -62,7 +62,10 @@ __device__ __forceinline__ Anchors raise(const float (&scores)[kCount], RowState
     const float seen = fmaxf(before, quad_maximum(fmaxf(max[which][0], max[which][1])));
     state.max = (seen - before) * unit <= kSlack ? before : seen;
     anchors.anchor[which] = math::anchor(state.max) * unit;
-    anchors.factor[which] = ptx::exp2_approx(before * unit - anchors.anchor[which]);
+    // Exactly 1 where the maximum stays: fused with the product, the difference would be its
+    // rounding.
+    anchors.factor[which] =
+        state.max == before ? 1.0f : ptx::exp2_approx(before * unit - anchors.anchor[which]);
   }
   return anchors;
 }

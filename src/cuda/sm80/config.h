@@ -1,0 +1,95 @@
+// The shapes of the kernels of every GPU since Ampere: one constexpr value for each kernel, and the
+// table that chooses.
+#pragma once
+
+#include "math/config.h"
+
+namespace tilewise::cuda::sm80 {
+
+struct KernelConfig {
+  bool fp16;         // else bf16
+  bool general;      // scores need more than a positive scale, or weights are dropped
+  int columns;       // D and Dv are padded to it
+  int warps;         // of a block
+  int row_parts;     // of 16 rows of Q for each warp
+  int k_tile;        // keys in a stage
+  int stages;        // 1: K and V take turns; 2: the next tile of both comes meanwhile
+  bool q_registers;  // Q stays in registers; else it is read again for each tile of keys
+  int blocks;        // on a multiprocessor
+
+  TILEWISE_INLINE constexpr int threads() const { return 32 * warps; }
+  TILEWISE_INLINE constexpr int q_tile() const { return 16 * row_parts * warps; }
+  TILEWISE_INLINE constexpr int q_bytes() const { return q_tile() * columns * 2; }
+  TILEWISE_INLINE constexpr int k_bytes() const { return k_tile * columns * 2; }
+};
+
+// A configuration as a number: the name that nvcc 13 gives to a kernel whose template parameter is
+// a struct does not compile.
+TILEWISE_INLINE constexpr std::uint32_t encode(const KernelConfig& config) {
+  return static_cast<std::uint32_t>(
+      (config.fp16 ? 1 : 0) | (config.general ? 2 : 0) | (config.q_registers ? 4 : 0) |
+      config.stages << 3 | config.blocks << 5 | config.row_parts << 8 | config.warps << 10 |
+      config.columns / 32 << 14 | config.k_tile / 16 << 18);
+}
+TILEWISE_INLINE constexpr KernelConfig decode(std::uint32_t code) {
+  return {(code & 1) != 0,
+          (code & 2) != 0,
+          static_cast<int>(code >> 14 & 15) * 32,
+          static_cast<int>(code >> 10 & 15),
+          static_cast<int>(code >> 8 & 3),
+          static_cast<int>(code >> 18 & 15) * 16,
+          static_cast<int>(code >> 3 & 3),
+          (code & 4) != 0,
+          static_cast<int>(code >> 5 & 7)};
+}
+
+// Why these shapes. A thread's registers hold out (row_parts * columns / 2), scores (row_parts *
+// k_tile / 2) and half as many weights.
+struct TileRow {
+  int columns;
+  bool general;
+  int shared_bytes;  // that a block may use, at least
+  int warps;
+  int row_parts;
+  int k_tile;
+  int stages;
+  bool q_registers;
+  int blocks;
+  const char* reason;
+
+  TILEWISE_INLINE constexpr KernelConfig config(bool fp16) const {
+    return {fp16, general, columns, warps, row_parts, k_tile, stages, q_registers, blocks};
+  }
+};
+
+inline constexpr int kLarge = 163 * 1024;  // compute capability 8.0, 8.7, 9.0 and later
+inline constexpr int kSmall = 99 * 1024;   // 8.6, 8.9, 12.0
+
+// The first row that fits serves. Two rows are compiled by one file (forward_*.cu). Figures:
+// TFLOP/s on one H200, full, S 16384, each kernel alone.
+inline constexpr TileRow kTiles[] = {
+    {64, false, kSmall, 4, 2, 80, 2, true, 2, "327; 64 keys 310, Q read again 302, 16 rows 272"},
+    {64, true, kSmall, 4, 2, 64, 2, true, 2, "the rules take registers of 80 keys; not measured"},
+    {128, false, kSmall, 4, 2, 64, 1, false, 2, "375; 48 keys 359, 8 warps 349, 16 rows 311"},
+    {128, true, kSmall, 4, 1, 64, 1, false, 2, "the rules take registers of 32 rows; not measured"},
+    {192, false, kLarge, 8, 1, 96, 1, false, 1, "as 256; not measured by itself"},
+    {192, false, kSmall, 4, 1, 64, 1, false, 2, "as 256; not measured by itself"},
+    {256, false, kLarge, 8, 1, 96, 1, false, 1, "331; 64 keys 307, in two stages 313"},
+    {256, false, kSmall, 4, 1, 64, 1, false, 2, "314; 97 KB: as much as there is"},
+    {192, true, kSmall, 4, 1, 64, 1, false, 2, "as 256 in 99 KB; not measured"},
+    {256, true, kSmall, 4, 1, 64, 1, false, 2, "as 256 in 99 KB; not measured"},
+};
+inline constexpr int kTileRows = static_cast<int>(sizeof(kTiles) / sizeof(kTiles[0]));
+inline constexpr std::int64_t kMostColumns = 256;
+
+// The row of the table for head dimensions up to `columns`; -1: none.
+constexpr int tile_row(std::int64_t columns, bool general, std::int64_t shared_bytes) {
+  for (int row = 0; row < kTileRows; ++row) {
+    const TileRow& tile = kTiles[row];
+    if (tile.columns >= columns && tile.general == general && tile.shared_bytes <= shared_bytes)
+      return row;
+  }
+  return -1;
+}
+
+}  // namespace tilewise::cuda::sm80

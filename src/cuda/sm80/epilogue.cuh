@@ -1,0 +1,205 @@
+// The end of a tile: rows are closed, written, and marked where the fast path could not do them.
+#pragma once
+
+#include "cuda/sm80/parameters.h"
+#include "cuda/sm80/work.cuh"
+#include "cuda/tile/finish.cuh"
+#include "cuda/tile/rows.h"
+
+namespace tilewise::cuda::sm80 {
+
+template <KernelConfig kConfig>
+class Epilogue {
+ public:
+  static constexpr int kParts = kConfig.row_parts;
+  static constexpr int kOut = kConfig.columns / 2;
+  using Layout = tile::RowTile<kConfig.columns>;
+
+  // out and states: of the lane's rows
+  __device__ __forceinline__ Epilogue(const Parameters& parameters, Shared<kConfig>& shared,
+                                      float (&out)[kParts][kOut], tile::RowStates (&states)[kParts])
+      : parameters_(parameters), shared_(shared), tile_(shared.tile), out_(out), states_(states) {}
+
+  // Closes the sums; whether something of this lane is not finite, or a row that saw keys has no
+  // weight. Without the scale, which may bring back into range what is not: the careful pass looks.
+  __device__ __forceinline__ bool is_spoilt() {
+    float total = 0;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+      for (math::SoftmaxState<float>& state : states_[part].row) {
+        state.sum = tile::quad_sum(state.sum);
+        total +=
+            state.sum == 0 && state.max != -math::Limits<float>::kInfinity ? HUGE_VALF : state.sum;
+      }
+      float chains[4] = {};  // an addition takes four cycles
+#pragma unroll
+      for (int r = 0; r < kOut; ++r) chains[r % 4] += fabsf(out_[part][r]);
+      total += (chains[0] + chains[1]) + (chains[2] + chains[3]);
+    }
+    return !(total - total == 0);
+  }
+
+  __device__ __forceinline__ void finish() {
+    float scales[kParts][tile::kRowsPerLane];
+    close(scales);
+    if (parameters_.problem.out.dtype == TILEWISE_FP32) {
+      store_floats(scales);
+    } else {
+      stage(scales);
+      __syncwarp();
+      if (parameters_.wide.out) {
+        store_chunks();
+      } else {
+        store_elements();
+      }
+    }
+    mark(scales);
+  }
+
+ private:
+  // The lanes of a quad have the same rows: each closes one of them.
+  __device__ __forceinline__ void close(float (&scales)[kParts][tile::kRowsPerLane]) {
+    constexpr int kRows = kParts * tile::kRowsPerLane;
+    static_assert(kRows <= tile::kLanesPerRow, "Every row of a lane has a lane of the quad.");
+    const Problem& problem = parameters_.problem;
+    const int lane = threadIdx.x % 32;
+    const int own = lane % kRows;
+    math::SoftmaxState<float> state = states_[0].row[0];
+#pragma unroll
+    for (int i = 1; i < kRows; ++i) {
+      if (own == i) state = states_[i / 2].row[i % 2];
+    }
+    const float rounding = tile::rounding_of(state.max, parameters_.unit);
+    state.max *= parameters_.unit;
+    float sink = -math::Limits<float>::kInfinity;
+    if (problem.sink.present()) {
+      sink = static_cast<const float*>(problem.sink.data)[problem.sink.offset(0, tile_.head, 0)];
+    }
+    math::Finalised<float> closed = tile::close_row(state, sink);
+    closed.scale *= rounding;
+    if (kConfig.general && problem.dropout_p > 0)
+      closed.scale *= static_cast<float>(1 / (1 - problem.dropout_p));
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      scales[i / 2][i % 2] =
+          __shfl_sync(~0u, closed.scale, lane / tile::kLanesPerRow * tile::kLanesPerRow + i);
+    }
+    const std::int32_t row = lane_row<kConfig>(tile_, own / 2) + own % 2 * 8;
+    if (!problem.lse.present() || row > tile_.last || lane % tile::kLanesPerRow >= kRows) return;
+    const std::int64_t place = tile_.sequence.q_start + row;
+    static_cast<float*>(problem.lse.data)[problem.lse.offset(out_batch(), tile_.head, place)] =
+        closed.lse;
+  }
+
+  __device__ __forceinline__ std::int64_t out_batch() const {
+    return parameters_.problem.q_packed ? 0 : tile_.sequence.batch;
+  }
+
+  // The first element of a row of the warp.
+  __device__ __forceinline__ std::int64_t out_offset(int row) const {
+    return parameters_.problem.out.offset(
+        out_batch(), tile_.head, tile_.sequence.q_start + tile_.first + warp_row<kConfig>() + row);
+  }
+  __device__ __forceinline__ bool is_inside(int row) const {
+    return tile_.first + warp_row<kConfig>() + row <= tile_.last;
+  }
+
+  __device__ __forceinline__ void store_floats(const float (&scales)[kParts][tile::kRowsPerLane]) {
+    const problem::View& view = parameters_.problem.out;
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < kParts * tile::kRowsPerLane; ++i) {
+      const int row = i / 2 * 16 + tile::lane_row(lane, i % 2);
+      if (!is_inside(row)) continue;
+      float* const to = static_cast<float*>(view.data) + out_offset(row);
+#pragma unroll
+      for (int r = 0; r < kOut; ++r) {
+        const int column = tile::register_column(r) + tile::lane_column(lane);
+        if (tile::register_row(r) != i % 2 || column >= parameters_.problem.value_dim) continue;
+        to[column] = out_[i / 2][r] * scales[i / 2][i % 2];
+      }
+    }
+  }
+
+  // out in 16 bits, where the warp's rows of Q were.
+  __device__ __forceinline__ void stage(const float (&scales)[kParts][tile::kRowsPerLane]) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < kParts * tile::kRowsPerLane; ++i) {
+      const int row = warp_row<kConfig>() + i / 2 * 16 + tile::lane_row(lane, i % 2);
+      const float scale = scales[i / 2][i % 2];
+#pragma unroll
+      for (int chunk = 0; chunk < kConfig.columns / 8; ++chunk) {
+        const float* const pair = &out_[i / 2][4 * chunk + i % 2 * 2];
+        unsigned char* const to =
+            shared_.q + Layout::place(row, chunk) + lane % tile::kLanesPerRow * 4;
+        *reinterpret_cast<std::uint32_t*>(to) =
+            ptx::pack<kConfig.fp16>(pair[0] * scale, pair[1] * scale);
+      }
+    }
+  }
+
+  // From there to out, 128 bytes of four rows at a time.
+  __device__ __forceinline__ void store_chunks() {
+    const problem::View& view = parameters_.problem.out;
+    const int lane = threadIdx.x % 32;
+    std::uint16_t* to = static_cast<std::uint16_t*>(view.data) + out_offset(lane / 8);
+#pragma unroll
+    for (int row = lane / 8; row < kParts * 16; row += 4, to += 4 * view.row) {
+      if (!is_inside(row)) return;
+#pragma unroll
+      for (int chunk = lane % 8; chunk < kConfig.columns / 8; chunk += 8) {
+        if (chunk * 8 >= parameters_.problem.value_dim) continue;
+        *reinterpret_cast<uint4*>(to + chunk * 8) = *reinterpret_cast<const uint4*>(
+            shared_.q + Layout::place(warp_row<kConfig>() + row, chunk));
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store_elements() {
+    const problem::View& view = parameters_.problem.out;
+#pragma unroll 1
+    for (int row = 0; row < kParts * 16 && is_inside(row); ++row) {
+      std::uint16_t* const to = static_cast<std::uint16_t*>(view.data) + out_offset(row);
+#pragma unroll 1
+      for (int c = threadIdx.x % 32; c < parameters_.problem.value_dim; c += 32) {
+        to[c] = reinterpret_cast<const std::uint16_t*>(
+            shared_.q + Layout::place(warp_row<kConfig>() + row, c / 8))[c % 8];
+      }
+    }
+  }
+
+  // Rows for the repair kernel; there are none but after a careful pass.
+  __device__ __forceinline__ void mark(const float (&scales)[kParts][tile::kRowsPerLane]) {
+    const int lane = threadIdx.x % 32;
+    std::uint32_t marks[kParts] = {};
+    if (shared_.careful) {
+#pragma unroll
+      for (int i = 0; i < kParts * tile::kRowsPerLane; ++i) {
+        const int row = i / 2 * 16 + tile::lane_row(lane, i % 2);
+        const bool bad = (shared_.seen[threadIdx.x] >> i & 1) != 0 ||
+                         shared_.bad_row[warp_row<kConfig>() + row] != 0 ||
+                         tile::is_out_of_range(out_[i / 2], i % 2, scales[i / 2][i % 2],
+                                               states_[i / 2].row[i % 2]);
+        if (bad && is_inside(row)) marks[i / 2] |= 1u << row % 16;
+      }
+    }
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const std::uint32_t all = __reduce_or_sync(~0u, marks[part]);
+      const std::int64_t warp = threadIdx.x / 32;
+      if (lane != 0) continue;
+      parameters_.marks[(tile_.index * std::int64_t{kConfig.warps} + warp) * kParts + part] =
+          static_cast<std::uint16_t>(all);
+    }
+  }
+
+  const Parameters& parameters_;
+  Shared<kConfig>& shared_;
+  const Tile& tile_;
+  float (&out_)[kParts][kOut];
+  tile::RowStates (&states_)[kParts];
+};
+
+}  // namespace tilewise::cuda::sm80

@@ -1,0 +1,10 @@
+#include "cuda/sm80/forward.cuh"
+
+namespace tilewise::cuda::sm80 {
+
+extern const Instance kForward_bf16_192[2] = {
+    table_instance<false, 4>(),
+    table_instance<false, 5>(),
+};
+
+}  // namespace tilewise::cuda::sm80

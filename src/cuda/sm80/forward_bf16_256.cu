@@ -1,0 +1,10 @@
+#include "cuda/sm80/forward.cuh"
+
+namespace tilewise::cuda::sm80 {
+
+extern const Instance kForward_bf16_256[2] = {
+    table_instance<false, 6>(),
+    table_instance<false, 7>(),
+};
+
+}  // namespace tilewise::cuda::sm80

@@ -1,0 +1,10 @@
+#include "cuda/sm80/forward.cuh"
+
+namespace tilewise::cuda::sm80 {
+
+extern const Instance kForward_bf16_64[2] = {
+    table_instance<false, 0>(),
+    table_instance<false, 1>(),
+};
+
+}  // namespace tilewise::cuda::sm80

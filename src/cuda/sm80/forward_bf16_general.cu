@@ -1,0 +1,10 @@
+#include "cuda/sm80/forward.cuh"
+
+namespace tilewise::cuda::sm80 {
+
+extern const Instance kForward_bf16_general[2] = {
+    table_instance<false, 8>(),
+    table_instance<false, 9>(),
+};
+
+}  // namespace tilewise::cuda::sm80

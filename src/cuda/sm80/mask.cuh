@@ -1,0 +1,138 @@
+// The bands of a tile of queries, and what they make of tiles of keys. What is known of them lies
+// in shared memory: a thread has no registers to spare.
+#pragma once
+
+#include "cuda/sequences.cuh"
+#include "cuda/sm80/parameters.h"
+#include "cuda/sm80/shared.cuh"
+
+namespace tilewise::cuda::sm80 {
+
+class Mask {
+ public:
+  __device__ Mask(const Parameters& parameters, const Tile& tile, MaskTable& table)
+      : parameters_(parameters), tile_(tile), table_(table) {}
+
+  // Fills the table; the first warp, before a barrier.
+  __device__ __forceinline__ void gather() {
+    if (parameters_.problem.slices.present()) {
+      gather_slices();
+    } else if (threadIdx.x == 0) {
+      const Problem& problem = parameters_.problem;
+      const Sequence& sequence = tile_.sequence;
+      const tile::Band band =
+          tile::narrow_band(math::window_band(sequence.q_len, sequence.k_len, sequence.diagonal,
+                                              problem.window_left, problem.window_right),
+                            -1);
+      table_.bands[0] = band;
+      table_.count = 1;
+      table_.in_memory = false;
+      const tile::Range keys = tile::keys_of(band, tile_.first, tile_.last);
+      table_.keys = keys.begin < keys.end ? keys : tile::Range{0, 0};
+      table_.full = full_of(band);
+    }
+  }
+
+  // Tiles of keys that are worth a look.
+  template <int kTile>
+  __device__ __forceinline__ tile::Range tiles() const {
+    return {table_.keys.begin / kTile, (table_.keys.end + kTile - 1) / kTile};
+  }
+
+  // The next tile that is not empty before tile `key`; -1: there is no more. Whole warps; the same
+  // for all.
+  template <int kTile>
+  __device__ __forceinline__ std::int32_t before(std::int32_t key) const {
+    const std::int32_t first = table_.keys.begin / kTile;
+    while (--key >= first) {
+      // With one band no tile between the first and the last one is empty.
+      if (table_.count == 1 || kind<kTile>(key) != tile::kEmpty) return key;
+    }
+    return -1;
+  }
+
+  // What a tile that is not empty is. Whole warps.
+  template <int kTile>
+  __device__ __forceinline__ tile::TileClass kind(std::int32_t key) const {
+    const std::int32_t begin = key * kTile;
+    if (table_.count != 1) return classify(begin, begin + kTile);
+    const bool full = begin >= table_.full.begin && begin + kTile <= table_.full.end;
+    return full ? tile::kFull : tile::kPartial;
+  }
+
+  // Visible columns of `row` in the tile of keys that begins at `column`.
+  __device__ __forceinline__ std::uint32_t visible(std::int32_t row, std::int32_t column,
+                                                   std::int32_t lane_column) const {
+    std::uint32_t bits = 0;
+#pragma unroll 1
+    for (std::int32_t i = 0; i < table_.count; ++i) {
+      bits |= tile::visible_columns(band(i), row, column, lane_column);
+    }
+    return bits;
+  }
+
+ private:
+  __device__ __forceinline__ tile::Range full_of(const tile::Band& band) const {
+    if (band.row_begin > tile_.first || band.row_end <= tile_.last) return {0, 0};
+    return {band.begin(tile_.last), band.end(tile_.first)};
+  }
+
+  // Those slices that touch the tile, in the order of the list.
+  __device__ void gather_slices() {
+    const std::int32_t lane = threadIdx.x % 32;
+    const std::int32_t slices = static_cast<std::int32_t>(parameters_.problem.slices.count);
+    std::int32_t found = 0;
+    tile::Range seen = {INT32_MAX, 0};
+    for (std::int32_t i = lane; i - lane < slices; i += 32) {
+      const tile::Band band = listed(i);
+      const tile::Range keys = tile::keys_of(band, tile_.first, tile_.last);
+      const bool touches = keys.begin < keys.end;
+      const unsigned all = __ballot_sync(~0u, touches);
+      const std::int32_t place = found + __popc(all & ((1u << lane) - 1u));
+      if (touches && place < kMostBands) table_.bands[place] = band;
+      if (touches) seen = {min(seen.begin, keys.begin), max(seen.end, keys.end)};
+      found += __popc(all);
+    }
+    seen = {__reduce_min_sync(~0u, seen.begin), __reduce_max_sync(~0u, seen.end)};
+    __syncwarp();
+    if (lane != 0) return;
+    table_.in_memory = found > kMostBands;
+    table_.count = table_.in_memory ? slices : found;
+    table_.keys = found > 0 ? seen : tile::Range{0, 0};
+    table_.full = found == 1 ? full_of(table_.bands[0]) : tile::Range{0, 0};
+  }
+
+  // Slice i, cut to the sequence; no row sees anything through one of another head.
+  __device__ __forceinline__ tile::Band listed(std::int32_t i) const {
+    if (i >= parameters_.problem.slices.count) return tile::Band{};
+    tile::Band band = parameters_.bands[i];
+    band.key_end = min(band.key_end, tile_.k.count);
+    if (band.head != -1 && band.head != tile_.head) band.row_end = band.row_begin;
+    return band;
+  }
+
+  __device__ __forceinline__ tile::Band band(std::int32_t i) const {
+    return table_.in_memory ? listed(i) : table_.bands[i];
+  }
+
+  // A lane looks at one band at a time.
+  __device__ __forceinline__ tile::TileClass classify(std::int32_t keys_begin,
+                                                      std::int32_t keys_end) const {
+    bool touched = false;
+    bool full = false;
+    for (std::int32_t i = threadIdx.x % 32; i < table_.count; i += 32) {
+      const tile::TileClass kind =
+          tile::classify(band(i), tile_.first, tile_.last, keys_begin, keys_end);
+      touched |= kind != tile::kEmpty;
+      full |= kind == tile::kFull;
+    }
+    if (__any_sync(~0u, full)) return tile::kFull;
+    return __any_sync(~0u, touched) ? tile::kPartial : tile::kEmpty;
+  }
+
+  const Parameters& parameters_;
+  const Tile& tile_;
+  MaskTable& table_;
+};
+
+}  // namespace tilewise::cuda::sm80

@@ -1,0 +1,58 @@
+// What a kernel is given.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "cuda/sm80/config.h"
+#include "cuda/sm90/schedule.h"
+#include "cuda/tile/bands.h"
+#include "problem/sequence.h"
+
+namespace tilewise::cuda::sm80 {
+
+using problem::Problem;
+using problem::Sequence;
+using sm90::PackedSchedule;
+using sm90::Schedule;
+using sm90::Work;
+
+// Tensors that can be moved 16 bytes at a time.
+struct Wide {
+  bool q, k, v, out;
+};
+
+struct Parameters {
+  Problem problem;
+  const Sequence* table;    // (B), nullptr for dense batches
+  Schedule schedule;        // of dense queries
+  PackedSchedule packed;    // of packed ones
+  const tile::Band* bands;  // (slices)
+  std::uint16_t* marks;     // (work, q_tile / 16): rows for the careful path, a bit for each
+  float unit;               // what a unit of a score is worth as an exponent of 2
+  Wide wide;
+};
+
+using Start = cudaError_t (*)(const Parameters& parameters, std::int64_t blocks,
+                              cudaStream_t stream);
+using Load = cudaError_t (*)();
+
+// A compiled kernel.
+struct Instance {
+  KernelConfig config;
+  Load load;
+  Start start;
+};
+
+// What stands around the kernels, on the current device.
+cudaError_t load_support();
+
+// Fills tile_starts (B + 1) of a packed batch.
+cudaError_t start_tile_starts(const Parameters& parameters, int q_tile, cudaStream_t stream);
+
+// Fills bands (slices).
+cudaError_t start_bands(const Parameters& parameters, cudaStream_t stream);
+
+// Computes the marked rows by the careful path (cuda/reference_row.cuh).
+cudaError_t start_repair(const Parameters& parameters, int q_tile, int blocks, cudaStream_t stream);
+
+}  // namespace tilewise::cuda::sm80

@@ -1,0 +1,56 @@
+// The shared memory of a block.
+#pragma once
+
+#include "cuda/ptx/address.cuh"
+#include "cuda/sm80/parameters.h"
+#include "cuda/tile/bands.h"
+#include "cuda/tile/rows.h"
+
+namespace tilewise::cuda::sm80 {
+
+inline constexpr int kMostBands = 32;  // of a tile, in shared memory: one for each lane
+
+// Rows of a tensor of 16-bit numbers, from the first row of a sequence on.
+struct Rows {
+  const std::uint16_t* first;
+  std::int64_t stride;   // elements
+  std::int32_t count;    // behind them the tile is zero
+  std::int32_t columns;  // D or Dv
+  bool wide;             // 16 bytes at a time
+};
+
+// The tile of queries of a block.
+struct Tile {
+  std::int32_t index;  // of the work
+  std::int32_t head;
+  std::int32_t first;  // rows first .. last of the sequence
+  std::int32_t last;
+  Sequence sequence;
+  Rows q, k, v;
+};
+
+// The structured mask of the tile.
+struct MaskTable {
+  tile::Band bands[kMostBands];
+  std::int32_t count;  // of the bands that touch the tile, or of all that there are:
+  bool in_memory;      // more than kMostBands touch it, they stay where they are
+  tile::Range keys;    // that some row sees
+  tile::Range full;    // that all rows see, where there is one band; else empty
+};
+
+template <KernelConfig kConfig>
+struct Shared {
+  unsigned char q[kConfig.q_bytes()];  // at the end, out
+  unsigned char k[kConfig.stages][kConfig.k_bytes()];
+  unsigned char v[kConfig.stages][kConfig.k_bytes()];
+  Tile tile;
+  MaskTable mask;
+  // The careful pass: rows of Q and keys with an operand that is not finite; of each thread, a bit
+  // for each of its rows that saw one.
+  bool careful;
+  std::uint8_t seen[kConfig.threads()];
+  std::uint8_t bad_row[kConfig.q_tile()];
+  std::uint8_t bad_key[kConfig.k_tile];
+};
+
+}  // namespace tilewise::cuda::sm80

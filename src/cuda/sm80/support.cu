@@ -1,0 +1,113 @@
+// What stands around the kernels: tile numbers of packed batches and bands of slices before them,
+// the careful path behind them.
+#include "cuda/block_scan.cuh"
+#include "cuda/reference_row.cuh"
+#include "cuda/sequences.cuh"
+#include "cuda/sm80/parameters.h"
+#include "cuda/tile/fragment.h"
+
+namespace tilewise::cuda::sm80 {
+namespace {
+
+__global__ void __launch_bounds__(kScanThreads)
+    tile_starts_kernel(const __grid_constant__ Parameters parameters, std::int32_t q_tile,
+                       std::int32_t* tile_starts /* (B + 1) */) {
+  __shared__ std::int64_t warps[kScanWarps];
+  const Problem& problem = parameters.problem;
+  std::int64_t carry = 0;
+  for (std::int64_t first = 0; first < problem.batch; first += kScanThreads) {
+    const std::int64_t b = first + threadIdx.x;
+    const bool inside = b < problem.batch;
+    const std::int64_t rows = inside ? sequence_at(problem, parameters.table, b).q_len : 0;
+    const std::int64_t end = running((rows + q_tile - 1) / q_tile, warps, carry,
+                                     [](std::int64_t a, std::int64_t c) { return a + c; });
+    if (inside) tile_starts[b + 1] = static_cast<std::int32_t>(end);
+  }
+  if (threadIdx.x == 0) tile_starts[0] = 0;
+}
+
+__global__ void bands_kernel(const __grid_constant__ Parameters parameters,
+                             tile::Band* bands /* (slices) */) {
+  const Problem& problem = parameters.problem;
+  const std::int64_t s = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (s >= problem.slices.count) return;
+  std::int64_t slice[5];
+  for (int c = 0; c < 5; ++c) slice[c] = problem.slices.at(s, c);
+  // Only heads that exist are looked for.
+  const std::int64_t head = problem.slices.columns == 6 ? problem.slices.at(s, 5) : -1;
+  bands[s] =
+      tile::narrow_band(math::slice_band(slice, problem.q_rows, problem.k_rows, problem.k_rows),
+                        math::clamp(head, -2, problem.heads));
+}
+
+// A block looks at the marks of kRowThreads times 16 rows at a time and computes those rows whose
+// bits are set.
+__global__ void __launch_bounds__(kRowThreads)
+    repair_kernel(const __grid_constant__ Parameters parameters, std::int32_t q_tile) {
+  __shared__ RowMemory shared;
+  __shared__ std::uint32_t marks[kRowThreads];
+  const Problem& problem = parameters.problem;
+  const std::int64_t parts = q_tile / tile::kWarpRows;  // of a tile
+  const std::int64_t count =
+      parts * (problem.q_packed ? parameters.packed.count() : parameters.schedule.count());
+  const std::int64_t stride = std::int64_t{gridDim.x} * kRowThreads;
+  for (std::int64_t first = std::int64_t{blockIdx.x} * kRowThreads; first < count;
+       first += stride) {
+    const std::int64_t own = first + threadIdx.x;
+    marks[threadIdx.x] = own < count ? parameters.marks[own] : 0;
+    if (__syncthreads_or(marks[threadIdx.x] != 0) == 0) continue;
+    for (std::int64_t i = 0; i < kRowThreads; ++i) {
+      const std::int32_t index = static_cast<std::int32_t>((first + i) / parts);
+      for (std::uint32_t left = marks[i]; left != 0; left &= left - 1) {
+        const Work work =
+            problem.q_packed ? parameters.packed.work(index) : parameters.schedule.work(index);
+        const Sequence sequence = sequence_at(problem, parameters.table, work.batch);
+        const std::int64_t row = std::int64_t{work.q_tile} * q_tile +
+                                 (first + i) % parts * tile::kWarpRows + __ffs(left) - 1;
+        compute_row({problem, sequence, work.head, row}, shared);
+      }
+    }
+    __syncthreads();
+  }
+}
+
+cudaError_t load(const void* kernel) {
+  cudaFuncAttributes attributes;
+  return cudaFuncGetAttributes(&attributes, kernel);
+}
+
+}  // namespace
+
+cudaError_t load_support() {
+  const void* const kernels[] = {reinterpret_cast<const void*>(tile_starts_kernel),
+                                 reinterpret_cast<const void*>(bands_kernel),
+                                 reinterpret_cast<const void*>(repair_kernel)};
+  for (const void* kernel : kernels) {
+    const cudaError_t error = load(kernel);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+cudaError_t start_tile_starts(const Parameters& parameters, int q_tile, cudaStream_t stream) {
+  tile_starts_kernel<<<1, kScanThreads, 0, stream>>>(
+      parameters, q_tile, const_cast<std::int32_t*>(parameters.packed.tile_starts));
+  return cudaGetLastError();
+}
+
+cudaError_t start_bands(const Parameters& parameters, cudaStream_t stream) {
+  constexpr std::int64_t kThreads = 128;
+  const std::int64_t blocks = (parameters.problem.slices.count + kThreads - 1) / kThreads;
+  if (blocks == 0) return cudaSuccess;
+  bands_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(
+      parameters, const_cast<tile::Band*>(parameters.bands));
+  return cudaGetLastError();
+}
+
+cudaError_t start_repair(const Parameters& parameters, int q_tile, int blocks,
+                         cudaStream_t stream) {
+  repair_kernel<<<blocks, kRowThreads, 0, stream>>>(parameters, q_tile);
+  return cudaGetLastError();
+}
+
+}  // namespace tilewise::cuda::sm80

@@ -1,0 +1,53 @@
+// Which tile of queries is a block's, and where its rows lie.
+#pragma once
+
+#include "cuda/sequences.cuh"
+#include "cuda/sm80/shared.cuh"
+#include "cuda/tile/fragment.h"
+
+namespace tilewise::cuda::sm80 {
+
+__device__ __forceinline__ Rows rows_of(const problem::View& view, std::int64_t batch,
+                                        std::int64_t head, std::int64_t start, std::int64_t count,
+                                        std::int64_t columns, bool wide) {
+  return {static_cast<const std::uint16_t*>(view.data) + view.offset(batch, head, start), view.row,
+          static_cast<std::int32_t>(count), static_cast<std::int32_t>(columns), wide};
+}
+
+// Describes the block's work.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void find_tile(const Parameters& parameters, Tile& tile) {
+  const Problem& problem = parameters.problem;
+  tile.index = static_cast<std::int32_t>(blockIdx.x);
+  const Work work =
+      problem.q_packed ? parameters.packed.work(tile.index) : parameters.schedule.work(tile.index);
+  const Sequence sequence = sequence_at(problem, parameters.table, work.batch);
+  tile.head = work.head;
+  tile.first = work.q_tile * kConfig.q_tile();
+  tile.last =
+      tile::smaller(tile.first + kConfig.q_tile(), static_cast<std::int32_t>(sequence.q_len)) - 1;
+  tile.sequence = sequence;
+  const std::int64_t q_batch = problem.q_packed ? 0 : sequence.batch;
+  const std::int64_t k_batch = problem.k_packed ? 0 : sequence.batch;
+  const std::int64_t kv_head = work.head / static_cast<std::int32_t>(problem.group);
+  tile.q = rows_of(problem.q, q_batch, work.head, sequence.q_start, sequence.q_len,
+                   problem.head_dim, parameters.wide.q);
+  tile.k = rows_of(problem.k, k_batch, kv_head, sequence.k_start, sequence.k_len, problem.head_dim,
+                   parameters.wide.k);
+  tile.v = rows_of(problem.v, k_batch, kv_head, sequence.k_start, sequence.k_len, problem.value_dim,
+                   parameters.wide.v);
+}
+
+// The warp's first row, of the tile.
+template <KernelConfig kConfig>
+__device__ __forceinline__ int warp_row() {
+  return static_cast<int>(threadIdx.x) / 32 * 16 * kConfig.row_parts;
+}
+
+// The lane's first row of a part, of the sequence.
+template <KernelConfig kConfig>
+__device__ __forceinline__ std::int32_t lane_row(const Tile& tile, int part) {
+  return tile.first + warp_row<kConfig>() + part * 16 + tile::lane_row(threadIdx.x % 32, 0);
+}
+
+}  // namespace tilewise::cuda::sm80

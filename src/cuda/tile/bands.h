@@ -1,0 +1,92 @@
+// The structured mask of a tile of queries: a list of bands (math/mask_rule.h) in 32 bits, of which
+// causal, windows and whole sequences need one and a list of slices as many as touch the tile.
+// Plain functions of host and device.
+#pragma once
+
+#include "math/mask_rule.h"
+
+namespace tilewise::cuda::tile {
+
+inline constexpr std::int64_t kMostRows = (std::int64_t{1} << 29) - 1;  // of a sequence
+
+struct Band {
+  std::int32_t row_begin;
+  std::int32_t row_end;
+  std::int32_t key_begin;
+  std::int32_t key_end;
+  std::int32_t lower_slope;
+  std::int32_t lower_offset;
+  std::int32_t upper_slope;
+  std::int32_t upper_offset;
+  std::int32_t head;  // -1: all
+
+  TILEWISE_INLINE std::int32_t begin(std::int32_t row) const {
+    const std::int32_t lower = lower_slope * row + lower_offset;
+    return lower > key_begin ? lower : key_begin;
+  }
+  TILEWISE_INLINE std::int32_t end(std::int32_t row) const {
+    const std::int32_t upper = upper_slope * row + upper_offset;
+    return upper < key_end ? upper : key_end;
+  }
+};
+
+// Coordinates below 2^29, offsets of a band below 2^30 (math::window_band, math::slice_band).
+TILEWISE_INLINE Band narrow_band(const math::Band& band, std::int64_t head) {
+  const auto cut = [](std::int64_t x) {
+    constexpr std::int64_t kMost = std::int64_t{1} << 30;
+    return static_cast<std::int32_t>(math::clamp(x, -kMost, kMost));
+  };
+  return {cut(band.row_begin),   cut(band.row_end),      cut(band.key_begin),
+          cut(band.key_end),     cut(band.lower_slope),  cut(band.lower_offset),
+          cut(band.upper_slope), cut(band.upper_offset), static_cast<std::int32_t>(head)};
+}
+
+TILEWISE_INLINE std::int32_t smaller(std::int32_t a, std::int32_t b) { return a < b ? a : b; }
+TILEWISE_INLINE std::int32_t larger(std::int32_t a, std::int32_t b) { return a > b ? a : b; }
+
+struct Range {
+  std::int32_t begin;
+  std::int32_t end;
+};
+
+// Keys that some row of first .. last sees through the band; empty if end <= begin.
+TILEWISE_INLINE Range keys_of(const Band& band, std::int32_t first, std::int32_t last) {
+  const std::int32_t from = larger(first, band.row_begin);
+  const std::int32_t to = smaller(last, band.row_end - 1);
+  if (from > to) return {0, 0};
+  return {band.begin(from), band.end(to)};
+}
+
+enum TileClass : std::int32_t { kEmpty = 0, kPartial = 1, kFull = 2 };
+
+// What the band makes of rows first .. last and keys [keys_begin, keys_end). A full tile counts as
+// one although its last keys lie behind the sequence's end only if the band says so.
+TILEWISE_INLINE TileClass classify(const Band& band, std::int32_t first, std::int32_t last,
+                                   std::int32_t keys_begin, std::int32_t keys_end) {
+  const Range keys = keys_of(band, first, last);
+  if (keys.end <= keys.begin || keys.end <= keys_begin || keys.begin >= keys_end) return kEmpty;
+  const bool all_rows = band.row_begin <= first && band.row_end > last;
+  return all_rows && band.begin(last) <= keys_begin && band.end(first) >= keys_end ? kFull
+                                                                                   : kPartial;
+}
+
+// Of the columns that a lane has of a row (tile/fragment.h: two of every 8, from `lane_column` on),
+// how many lie before column x. Bit n of a row's visibility stands for the lane's n-th column.
+TILEWISE_INLINE std::int32_t columns_before(std::int32_t x, std::int32_t lane_column) {
+  const std::int32_t y = x - lane_column;
+  if (y <= 0) return 0;
+  return y / 8 * 2 + smaller(y % 8, 2);
+}
+TILEWISE_INLINE std::uint32_t low_bits(std::int32_t count) {
+  return count >= 32 ? ~0u : (1u << count) - 1u;
+}
+// Visibility of `row` through the band, for the tile of keys that begins at key `column`.
+TILEWISE_INLINE std::uint32_t visible_columns(const Band& band, std::int32_t row,
+                                              std::int32_t column, std::int32_t lane_column) {
+  if (row < band.row_begin || row >= band.row_end) return 0;
+  const std::int32_t begin = columns_before(band.begin(row) - column, lane_column);
+  const std::int32_t end = columns_before(band.end(row) - column, lane_column);
+  return low_bits(end) & ~low_bits(begin);
+}
+
+}  // namespace tilewise::cuda::tile
