@@ -57,7 +57,7 @@ double no_prediction(const Problem&, std::int64_t, std::int64_t) {
 
 constinit const Kernel kForwardSm90 = {
     "cuda_sm90",
-    "FlashAttention-3 on Hopper: TMA, wgmma, warp specialisation; bf16 and fp16, D up to 128",
+    "FlashAttention-3 on Hopper: TMA, wgmma, warp specialisation; bf16 and fp16, D up to 256",
     [](const Problem& problem, const Machine&) { return sm90::supports(problem); },
     [](const Problem& problem, std::int64_t) { return sm90::workspace_bytes(problem); },
     sm90::run,

@@ -66,8 +66,9 @@ TEST(Device, HopperKernelCoversWhatItSays) {
   if (!has_device() || cuda::find_device(0, &device) != TILEWISE_OK || device.major != 9)
     GTEST_SKIP() << "no Hopper device";
   for (const std::int32_t dtype : {TILEWISE_BF16, TILEWISE_FP16}) {
-    for (const std::int64_t dim : {8, 40, 64, 72, 96, 128}) {
+    for (const std::int64_t dim : {8, 40, 64, 72, 96, 128, 136, 192, 256}) {
       Case c = make_case(Operation::kForward, dtype, {2, 300, 500, 4, 2, dim});
+      if (dim == 192) c.value_dim = 128;
       for (const bool causal : {false, true}) {
         c.causal = causal;
         c.sink = c.alibi = causal;

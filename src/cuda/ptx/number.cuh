@@ -13,6 +13,33 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return result;
 }
 
+// rcp.approx.ftz.f32 (9.7.3.15): 1 / x with an error of at most 1 ulp.
+__device__ __forceinline__ float reciprocal_approx(float x) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+// lg2.approx.ftz.f32 (9.7.3.20): log2(x) with an error of at most 2^-22, relative beyond (0.5, 2).
+__device__ __forceinline__ float log2_approx(float x) {
+  float result;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+// fma.rn.bf16x2, fma.rn.f16x2 (9.7.4.4): a * b + c in both halves.
+template <bool kFp16>
+__device__ __forceinline__ std::uint32_t multiply_add_pair(std::uint32_t a, std::uint32_t b,
+                                                           std::uint32_t c) {
+  std::uint32_t result;
+  if constexpr (kFp16) {
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+  } else {
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+  }
+  return result;
+}
+
 // cvt.rn.bf16x2.f32, cvt.rn.f16x2.f32 (9.7.9.22): two floats rounded to nearest even, `low` in the
 // low half.
 template <bool kFp16>

@@ -51,18 +51,21 @@ __device__ __forceinline__ void settle(std::uint32_t (&registers)[kCount]) {
 #define TILEWISE_R32                                                                 \
   "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51," \
   "%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-#define TILEWISE_R64_88                                                              \
+#define TILEWISE_R64                                                                 \
   "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83," \
-  "%84,%85,%86,%87"
+  "%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define TILEWISE_R96                                                                       \
+  "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113," \
+  "%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
 // wgmma.mma_async m64nNk16 with fp32 sums, d (N / 2) laid out as tile/fragment.cuh draws it.
 //   scores:  d (+)= A B^T, A (64, 16) and B (N, 16) in shared memory, rows contiguous
-//   values:  d += A B, A (64, 16) in registers, B (16, N) in shared memory, rows contiguous
+//   values:  d (+)= A B, A (64, 16) in registers, B (16, N) in shared memory, rows contiguous
 // a, b: descriptors of tile/descriptor.cuh. `add` false: the sum starts here.
 template <int kWidth>
 struct Product;
 
-#define TILEWISE_PRODUCT(WIDTH, REGISTERS, A, B, C, D, E, ...)                                   \
+#define TILEWISE_PRODUCT(WIDTH, REGISTERS, A, B, C, D, E, F, ...)                                \
   template <>                                                                                    \
   struct Product<WIDTH> {                                                                        \
     template <bool kFp16>                                                                        \
@@ -76,11 +79,11 @@ struct Product;
     }                                                                                            \
     template <bool kFp16>                                                                        \
     static __device__ __forceinline__ void values(float (&d)[WIDTH / 2], const std::uint32_t* a, \
-                                                  std::uint64_t b) {                             \
+                                                  std::uint64_t b, bool add) {                   \
       if constexpr (kFp16) {                                                                     \
-        TILEWISE_VALUES(WIDTH, "f16", REGISTERS, A, B, C, D, E, __VA_ARGS__);                    \
+        TILEWISE_VALUES(WIDTH, "f16", REGISTERS, A, B, C, D, E, F, __VA_ARGS__);                 \
       } else {                                                                                   \
-        TILEWISE_VALUES(WIDTH, "bf16", REGISTERS, A, B, C, D, E, __VA_ARGS__);                   \
+        TILEWISE_VALUES(WIDTH, "bf16", REGISTERS, A, B, C, D, E, F, __VA_ARGS__);                \
       }                                                                                          \
     }                                                                                            \
   };
@@ -91,18 +94,21 @@ struct Product;
                "}, %" #A ", %" #B ", add, 1, 1, 0, 0;\n}\n"                                        \
                : __VA_ARGS__                                                                       \
                : "l"(a), "l"(b), "r"(static_cast<std::int32_t>(add)))
-#define TILEWISE_VALUES(WIDTH, TYPE, REGISTERS, A, B, C, D, E, ...)                                \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n" #WIDTH "k16.f32." TYPE "." TYPE "\n{" REGISTERS \
-               "}, {%" #A ", %" #B ", %" #C ", %" #D "}, %" #E ", 1, 1, 1, 1;\n"                   \
+#define TILEWISE_VALUES(WIDTH, TYPE, REGISTERS, A, B, C, D, E, F, ...)                             \
+  asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #F                                         \
+               ", 0;\n"                                                                            \
+               "wgmma.mma_async.sync.aligned.m64n" #WIDTH "k16.f32." TYPE "." TYPE "\n{" REGISTERS \
+               "}, {%" #A ", %" #B ", %" #C ", %" #D "}, %" #E ", add, 1, 1, 1;\n}\n"              \
                : __VA_ARGS__                                                                       \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                               \
+                 "r"(static_cast<std::int32_t>(add)))
 
-TILEWISE_PRODUCT(64, TILEWISE_R0, 32, 33, 34, 35, 36, TILEWISE_D32(d, 0))
-TILEWISE_PRODUCT(128, TILEWISE_R0 "," TILEWISE_R32, 64, 65, 66, 67, 68, TILEWISE_D32(d, 0),
+TILEWISE_PRODUCT(64, TILEWISE_R0, 32, 33, 34, 35, 36, 37, TILEWISE_D32(d, 0))
+TILEWISE_PRODUCT(128, TILEWISE_R0 "," TILEWISE_R32, 64, 65, 66, 67, 68, 69, TILEWISE_D32(d, 0),
                  TILEWISE_D32(d, 32))
-TILEWISE_PRODUCT(176, TILEWISE_R0 "," TILEWISE_R32 "," TILEWISE_R64_88, 88, 89, 90, 91, 92,
-                 TILEWISE_D32(d, 0), TILEWISE_D32(d, 32), TILEWISE_D8(d, 64), TILEWISE_D8(d, 72),
-                 TILEWISE_D8(d, 80))
+TILEWISE_PRODUCT(256, TILEWISE_R0 "," TILEWISE_R32 "," TILEWISE_R64 "," TILEWISE_R96, 128, 129, 130,
+                 131, 132, 133, TILEWISE_D32(d, 0), TILEWISE_D32(d, 32), TILEWISE_D32(d, 64),
+                 TILEWISE_D32(d, 96))
 
 #undef TILEWISE_PRODUCT
 #undef TILEWISE_SCORES
@@ -111,6 +117,7 @@ TILEWISE_PRODUCT(176, TILEWISE_R0 "," TILEWISE_R32 "," TILEWISE_R64_88, 88, 89, 
 #undef TILEWISE_D32
 #undef TILEWISE_R0
 #undef TILEWISE_R32
-#undef TILEWISE_R64_88
+#undef TILEWISE_R64
+#undef TILEWISE_R96
 
 }  // namespace tilewise::cuda::ptx

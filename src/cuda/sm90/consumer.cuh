@@ -6,6 +6,7 @@
 
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/wgmma.cuh"
+#include "cuda/sm90/epilogue.cuh"
 #include "cuda/sm90/shared.cuh"
 #include "cuda/tile/softmax.cuh"
 #include "cuda/tile/swizzle.h"
@@ -22,11 +23,7 @@ template <KernelConfig kConfig>
 class Consumer {
  public:
   static constexpr int kScores = kConfig.k_tile / 2;  // registers of a thread
-  static constexpr int kOut = kConfig.head_dim / 2;
-  // Exponentials before the wait for the product with V, or after it, where packing them fills the
-  // gaps that they leave. NOTE: with three warpgroups the others fill them (D 64, S 16384: 531
-  // TFLOP/s before, 514 after), with two nobody does (D 128, S 8192: 638 and 652).
-  static constexpr bool kWeighsFirst = kConfig.warpgroups() == 3;
+  static constexpr int kOut = kConfig.value_dim / 2;
 
   __device__ Consumer(const Parameters& parameters, Shared<kConfig>& shared, int warpgroup)
       : parameters_(parameters), shared_(shared), warpgroup_(warpgroup) {
@@ -34,53 +31,119 @@ class Consumer {
     if (warpgroup_ == kConfig.warpgroups() - 1) ptx::arrive_named(kTurnBarrier, 256);
   }
 
-  // out (64, D) and the states of its rows, for the tile in shared memory.
-  __device__ __forceinline__ void attend(const Tile& tile, float (&out)[kOut],
-                                         tile::RowStates& states) {
-    float scores[kScores];
-    std::uint32_t weights[kScores / 2];
-    states.clear();
-#pragma unroll
-    for (float& x : out) x = 0;
-    if (tile.first_key >= tile.end_key) {
-      release(shared_.barriers.q_empty[warpgroup_]);
-      return;
+  // Every tile of queries that the producer describes. The first scores of one are computed beside
+  // the last product of the one before, which is closed while the tensor cores belong to others.
+  __device__ __forceinline__ void run() {
+    Fragments f;
+    if (!open()) return;
+    begin(f);
+    for (;;) {
+      while (key_ > first_key_) {
+        --key_;
+        step<false>(f, *tile_);
+      }
+      const Tile& before = *tile_;
+      ++slot_;
+      if (!open()) break;
+      step<true>(f, before);
     }
-    std::int32_t key = tile.end_key - 1;
-    wait_full(shared_.barriers.k_full, k_place_);
-    multiply_scores(scores);
-    ptx::wait_products<0>();
-    take_scores(tile, key, scores);
-    const tile::Anchors first = tile::raise(scores, states, parameters_.unit);
-    wait_values(tile, key);
-    tile::weigh(scores, first, states, parameters_.unit);
-    tile::pack<kConfig.fp16>(scores, weights);
-    while (--key >= tile.first_key) {
-      wait_full(shared_.barriers.k_full, k_place_);
-      take_turn();
-      multiply_scores(scores);
-      multiply_values<true>(weights, out);
-      ptx::wait_products<1>();
-      take_scores(tile, key, scores);
-      const tile::Anchors anchors = tile::raise(scores, states, parameters_.unit);
-      if constexpr (kWeighsFirst) weigh_at_once(scores, anchors, states);
-      wait_values(tile, key);
-      take_values(out);
-      tile::rescale(out, anchors.factor);
-      if constexpr (!kWeighsFirst) tile::weigh(scores, anchors, states, parameters_.unit);
-      tile::pack<kConfig.fp16>(scores, weights);
-    }
-    multiply_values<false>(weights, out);
-    take_values(out);
+    multiply_values<false>(f.weights, f.out);
+    take_values(1, f.out);
+    finish_tile<kConfig>(parameters_, shared_.tiles[(slot_ - 1) % kTileSlots], warpgroup_, stage(),
+                         f.out, f.states);
   }
 
  private:
+  struct Fragments {
+    float scores[kScores];
+    std::uint32_t weights[kScores / 2];
+    float out[kOut];
+    tile::RowStates states;
+  };
+
+  // The first scores of all.
+  __device__ __forceinline__ void begin(Fragments& f) {
+    f.states.clear();
+    wait_full(shared_.barriers.k_full, k_place());
+    multiply_scores(f.scores);
+    ptx::wait_products<0>();
+    take_scores(f.scores);
+    const tile::Anchors anchors = tile::raise(f.scores, f.states, parameters_.unit);
+    wait_values();
+    tile::weigh(f.scores, anchors, f.states, parameters_.unit);
+    tile::pack<kConfig.fp16>(f.scores, f.weights);
+  }
+
+  // The scores of a tile of keys beside the product of the one before. kFirst: the first of a tile
+  // of queries; the product is the last of the tile `before`.
+  template <bool kFirst>
+  __device__ __forceinline__ void step(Fragments& f, const Tile& before) {
+    const tile::RowStates closing = f.states;
+    if constexpr (kFirst) f.states.clear();
+    wait_full(shared_.barriers.k_full, k_place());
+    take_turn();
+    multiply_scores(f.scores);
+    multiply_values<true>(f.weights, f.out);
+    ptx::wait_products<1>();
+    take_scores(f.scores);
+    const tile::Anchors anchors = tile::raise(f.scores, f.states, parameters_.unit);
+    wait_values();
+    take_values(2, f.out);
+    if constexpr (kFirst) {
+      finish_tile<kConfig>(parameters_, before, warpgroup_, stage(), f.out, closing);
+      fresh_ = true;
+    } else {
+      tile::rescale(f.out, anchors.factor);
+    }
+    tile::weigh(f.scores, anchors, f.states, parameters_.unit);
+    tile::pack<kConfig.fp16>(f.scores, f.weights);
+  }
+
+  // The same number in all lanes, and ptxas knows: loops that it bounds leave places and addresses
+  // in uniform registers.
+  __device__ __forceinline__ static std::int32_t uniform(std::int32_t x) {
+    return __shfl_sync(~0u, x, 0);
+  }
+
+  // Waits for the next tile of queries; false: there is none.
+  __device__ __forceinline__ bool open() {
+    wait_full(shared_.barriers.q_full[warpgroup_], q_place());
+    tile_ = &shared_.tiles[slot_ % kTileSlots];
+    if (uniform(tile_->index) < 0) return false;
+    first_key_ = uniform(tile_->first_key);
+    key_ = uniform(tile_->end_key) - 1;
+    full_begin_ = uniform(tile_->full_begin[warpgroup_]);
+    full_end_ = uniform(tile_->full_end[warpgroup_]);
+    return true;
+  }
+
+  // This warp's, for the output.
+  __device__ __forceinline__ std::uint32_t stage() const {
+    return ptx::shared_address(shared_.out[warpgroup_ * 4 + threadIdx.x % 128 / 32]);
+  }
+
+  // Of the tile of queries that is open; of the keys whose scores are next; of the values whose
+  // scores were last. NOTE: counted: ptxas 13.0 then knows that they are the same in all lanes and
+  // keeps descriptors in uniform registers. From places that advance, it computes them in every
+  // lane and puts some hundred instructions into the turn (D 64, S 16384: 453 TFLOP/s, not 478).
+  __device__ __forceinline__ Place<kConfig.q_stages> q_place() const {
+    return place_of<kConfig.q_stages>(slot_);
+  }
+  __device__ __forceinline__ Place<kConfig.stages> k_place() const {
+    return place_of<kConfig.stages>(step_);
+  }
+  __device__ __forceinline__ Place<kConfig.stages> v_place() const {
+    return place_of<kConfig.stages>(step_ - 1);
+  }
+
   // scores (64, k_tile) = Q K^T, started.
   __device__ __forceinline__ void multiply_scores(float (&scores)[kScores]) {
     // Steps move the address in a descriptor, which counts 16 bytes and never leaves its 14 bits.
     const std::uint64_t q = tile::rows_descriptor(
-        ptx::shared_address(shared_.q + warpgroup_ * tile::kRows * kConfig.head_dim * 2));
-    const std::uint64_t k = tile::rows_descriptor(ptx::shared_address(shared_.k[k_place_.stage]));
+        ptx::shared_address(shared_.q) + q_place().offset(kConfig.q_bytes()) +
+        static_cast<std::uint32_t>(warpgroup_ * tile::kRows * kConfig.head_dim * 2));
+    const std::uint64_t k =
+        tile::rows_descriptor(ptx::shared_address(shared_.k) + k_place().offset(kConfig.k_bytes()));
     ptx::begin_products();
 #pragma unroll
     for (int step = 0; step < kConfig.head_dim / kSteps; ++step) {
@@ -93,39 +156,33 @@ class Consumer {
     ptx::commit_products();
   }
 
-  // out (64, D) += weights (64, k_tile) V, started. The next warpgroup gets its turn before the
+  // out (64, Dv) += weights (64, k_tile) V, started. The next warpgroup gets its turn before the
   // end: it takes as long to begin as the last steps take.
   template <bool kTurn>
   __device__ __forceinline__ void multiply_values(const std::uint32_t (&weights)[kScores / 2],
                                                   float (&out)[kOut]) {
-    const std::uint64_t v = tile::columns_descriptor(ptx::shared_address(shared_.v[v_place_.stage]),
-                                                     kConfig.k_tile * tile::kPanelRowBytes);
+    const std::uint64_t v = tile::columns_descriptor(
+        ptx::shared_address(shared_.v) + v_place().offset(kConfig.v_bytes()),
+        kConfig.k_tile * tile::kPanelRowBytes);
     ptx::begin_products();
 #pragma unroll
     for (int step = 0; step < kConfig.k_tile / kSteps; ++step) {
       if (kTurn && step == kConfig.k_tile / kSteps - kEarly) give_turn();
-      ptx::Product<kConfig.head_dim>::template values<kConfig.fp16>(
-          out, weights + 4 * step, v + step * kSteps * tile::kPanelRowBytes / 16);
+      ptx::Product<kConfig.value_dim>::template values<kConfig.fp16>(
+          out, weights + 4 * step, v + step * kSteps * tile::kPanelRowBytes / 16,
+          step > 0 || !fresh_);
     }
     ptx::commit_products();
-    v_place_.advance();
+    fresh_ = false;
   }
 
   // Scores have come: K is free, and Q after the last ones.
-  __device__ __forceinline__ void take_scores(const Tile& tile, std::int32_t key,
-                                              float (&scores)[kScores]) {
+  __device__ __forceinline__ void take_scores(float (&scores)[kScores]) {
     ptx::settle(scores);
-    release(shared_.barriers.k_empty[k_place_.stage]);
-    k_place_.advance();
-    if (key == tile.first_key) release(shared_.barriers.q_empty[warpgroup_]);
-    apply_rules(tile, key, scores);
-  }
-
-  __device__ __forceinline__ void weigh_at_once(float (&scores)[kScores],
-                                                const tile::Anchors& anchors,
-                                                tile::RowStates& states) {
-    tile::weigh(scores, anchors, states, parameters_.unit);
-    ptx::settle(scores);
+    release(shared_.barriers.k_empty[k_place().stage]);
+    ++step_;
+    if (key_ == first_key_) release(shared_.barriers.q_empty[warpgroup_][q_place().stage]);
+    apply_rules(scores);
   }
 
   // The product with V has come: its stage is free, and the registers of its weights.
@@ -133,23 +190,22 @@ class Consumer {
   // NOTE: behind a wait at a memory barrier, whose loop ends a basic block: in one block with the
   // maxima, ptxas 13.0 waits for the products first, and the maxima run beside nothing (D 128, S
   // 8192: 609 TFLOP/s, not 650).
-  __device__ __forceinline__ void take_values(float (&out)[kOut]) {
+  __device__ __forceinline__ void take_values(std::uint32_t behind, float (&out)[kOut]) {
     ptx::wait_products<0>();
     ptx::settle(out);
-    release(shared_.barriers.v_empty[(v_place_.stage + kConfig.stages - 1) % kConfig.stages]);
+    release(shared_.barriers.v_empty[place_of<kConfig.stages>(step_ - behind).stage]);
   }
 
   // Waits for V. The rows of another sequence, behind the end of this one, become zeros: their
   // weights are 0, but 0 * NaN is NaN. Every warpgroup writes the same zeros.
-  __device__ __forceinline__ void wait_values(const Tile& tile, std::int32_t key) {
-    wait_full(shared_.barriers.v_full, v_place_);
-    if (!tile.clear || key != tile.end_key - 1) return;
-    const std::int32_t used = tile.edges.key_end - key * kConfig.k_tile;
-    unsigned char* const v = shared_.v[v_place_.stage];
+  __device__ __forceinline__ void wait_values() {
+    wait_full(shared_.barriers.v_full, v_place());
+    if (key_ != tile_->end_key - 1 || tile_->used >= kConfig.k_tile) return;
+    unsigned char* const v = shared_.v[v_place().stage];
     constexpr int kRowChunks = tile::kPanelRowBytes / tile::kChunkBytes;
-    for (int chunk = threadIdx.x % 128; chunk < kConfig.k_bytes() / tile::kChunkBytes;
+    for (int chunk = threadIdx.x % 128; chunk < kConfig.v_bytes() / tile::kChunkBytes;
          chunk += 128) {
-      if (chunk / kRowChunks % kConfig.k_tile < used) continue;
+      if (chunk / kRowChunks % kConfig.k_tile < tile_->used) continue;
       reinterpret_cast<uint4*>(v)[chunk] = make_uint4(0, 0, 0, 0);
     }
     ptx::fence_shared_for_async();
@@ -164,20 +220,20 @@ class Consumer {
   }
 
   // From products to scores: score rule and mask (math/score_rule.h, math/mask_rule.h).
-  __device__ __forceinline__ void apply_rules(const Tile& tile, std::int32_t key,
-                                              float (&scores)[kScores]) {
+  __device__ __forceinline__ void apply_rules(float (&scores)[kScores]) {
     const int lane = threadIdx.x % 32;
-    const std::int32_t first = tile.row + warpgroup_ * tile::kRows;
-    const std::int32_t last = min(first + tile::kRows, tile.q_len) - 1;
-    const std::int32_t column = key * kConfig.k_tile;
-    const std::int32_t own_row = first + threadIdx.x % 128 / 32 * tile::kWarpRows;
-    if constexpr (kConfig.general) apply_score_rule(tile, own_row, column, scores);
-    if (tile.edges.full(first, last, column, column + kConfig.k_tile)) return;
+    const std::int32_t column = key_ * kConfig.k_tile;
+    const bool full = key_ >= full_begin_ && key_ < full_end_;
+    if (!kConfig.general && full) return;
+    const std::int32_t own_row =
+        tile_->row + warpgroup_ * tile::kRows + threadIdx.x % 128 / 32 * tile::kWarpRows;
+    if constexpr (kConfig.general) apply_score_rule(own_row, column, scores);
+    if (full) return;
 #pragma unroll
     for (int which = 0; which < tile::kRowsPerLane; ++which) {
       const std::int32_t row = own_row + tile::lane_row(lane, which);
-      const std::int32_t begin = tile.edges.begin(row) - column - tile::lane_column(lane);
-      const std::int32_t end = tile.edges.end(row) - column - tile::lane_column(lane);
+      const std::int32_t begin = tile_->edges.begin(row) - column - tile::lane_column(lane);
+      const std::int32_t end = tile_->edges.end(row) - column - tile::lane_column(lane);
 #pragma unroll
       for (int r = 0; r < kScores; ++r) {
         if (tile::register_row(r) != which) continue;
@@ -187,15 +243,15 @@ class Consumer {
     }
   }
 
-  __device__ __forceinline__ void apply_score_rule(const Tile& tile, std::int32_t own_row,
-                                                   std::int32_t column, float (&scores)[kScores]) {
+  __device__ __forceinline__ void apply_score_rule(std::int32_t own_row, std::int32_t column,
+                                                   float (&scores)[kScores]) {
     const problem::Problem& problem = parameters_.problem;
     const int lane = threadIdx.x % 32;
     const float scale = static_cast<float>(problem.scale);
     const float cap = static_cast<float>(problem.softcap);
     float slope = 0;
     if (problem.alibi_slopes.present()) {
-      const std::int64_t place = problem.alibi_slopes.offset(tile.batch, tile.head, 0);
+      const std::int64_t place = problem.alibi_slopes.offset(tile_->batch, tile_->head, 0);
       slope = static_cast<const float*>(problem.alibi_slopes.data)[place];
     }
 #pragma unroll
@@ -205,7 +261,7 @@ class Consumer {
       if (slope != 0) {
         const std::int32_t row = own_row + tile::lane_row(lane, tile::register_row(r));
         const std::int32_t key = column + tile::lane_column(lane) + tile::register_column(r);
-        score += math::alibi(slope, static_cast<float>(row + tile.diagonal - key));
+        score += math::alibi(slope, static_cast<float>(row + tile_->diagonal - key));
       }
       scores[r] = score;
     }
@@ -214,8 +270,14 @@ class Consumer {
   const Parameters& parameters_;
   Shared<kConfig>& shared_;
   int warpgroup_;
-  Place<kConfig.stages> k_place_;
-  Place<kConfig.stages> v_place_;
+  const Tile* tile_ = nullptr;  // whose scores are computed
+  std::uint32_t slot_ = 0;      // its number
+  std::int32_t key_ = 0;        // the tile of keys, from the last to first_key_
+  std::int32_t first_key_ = 0;
+  std::int32_t full_begin_ = 0;  // tiles of keys of which every row of this warpgroup sees all
+  std::int32_t full_end_ = 0;
+  bool fresh_ = true;       // out begins with the next product
+  std::uint32_t step_ = 0;  // tiles of keys whose scores are done
 };
 
 }  // namespace tilewise::cuda::sm90

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/element.cuh"
+#include "cuda/ptx/matrix.cuh"
 #include "cuda/sm90/shared.cuh"
 #include "cuda/tile/softmax.cuh"
 
@@ -15,87 +16,123 @@ __device__ __forceinline__ math::Finalised<float> close(math::SoftmaxState<float
   if (sink != minus_infinity) {
     const math::Merged<float> merged = math::merge({state.max, state.sum}, {sink / lse_unit, 1.0f},
                                                    math::ExponentUnit<float>(1.0f));
-    return {merged.factor_a / merged.state.sum,
-            __fmaf_rn(math::log2(merged.state.sum), lse_unit, merged.state.max * lse_unit)};
+    return {merged.factor_a * ptx::reciprocal_approx(merged.state.sum),
+            __fmaf_rn(ptx::log2_approx(merged.state.sum), lse_unit, merged.state.max * lse_unit)};
   }
   if (state.max == minus_infinity) return {0, minus_infinity};
-  return {1 / state.sum, __fmaf_rn(math::log2(state.sum), lse_unit, state.max * lse_unit)};
+  return {ptx::reciprocal_approx(state.sum),
+          __fmaf_rn(ptx::log2_approx(state.sum), lse_unit, state.max * lse_unit)};
 }
 
-// Of each 32 columns, the four lanes of a row hold two of every 8. They exchange pairs so that each
-// lane has 8 columns in a row, 16 bytes: pair (block b, lane c) goes to lane b. pairs (4), by
-// block; afterwards by column.
-__device__ __forceinline__ void gather_row(std::uint32_t (&pairs)[4]) {
-  const bool odd = threadIdx.x % 2 == 1;
-  const bool high = threadIdx.x % 4 >= 2;
-#pragma unroll
-  for (int b = 0; b < 4; b += 2) {
-    const std::uint32_t other = __shfl_xor_sync(~0u, odd ? pairs[b] : pairs[b + 1], 1);
-    (odd ? pairs[b] : pairs[b + 1]) = other;
-  }
-#pragma unroll
-  for (int b = 0; b < 2; ++b) {
-    const std::uint32_t other = __shfl_xor_sync(~0u, high ? pairs[b] : pairs[b + 2], 2);
-    (high ? pairs[b] : pairs[b + 2]) = other;
+// The rows of a warp, [first, end) of a sequence at most.
+struct WarpRows {
+  std::int32_t first;
+  std::int32_t end;
+  std::int64_t stride;  // between rows, in elements
+  std::int64_t columns;
+};
+
+// 64 columns of the warp's rows from shared memory (tile/swizzle.h) to memory: eight lanes write
+// 128 bytes of a row. to: the place of this lane in its first row. kAtOnce: times four rows in
+// flight.
+template <int kAtOnce>
+__device__ __forceinline__ void store_panel(std::uint32_t stage, const WarpRows& rows, int panel,
+                                            std::uint16_t* to) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll kAtOnce
+  for (int row = lane / 8; row < tile::kWarpRows; row += 4) {
+    const uint4 chunk = ptx::load_chunk(stage + tile::swizzled(row, lane % 8 * tile::kChunkBytes));
+    if (rows.first + row < rows.end && panel * tile::kPanelColumns + lane % 8 * 8 < rows.columns)
+      *reinterpret_cast<uint4*>(to + panel * tile::kPanelColumns) = chunk;
+    to += 4 * rows.stride;
   }
 }
 
-// Row number `which` of the lane, 16 bits wide, 16 bytes at a time. to: the row's first element.
+// Writes the warp's rows, 16 bits wide, 64 columns at a time through its part of shared memory. to:
+// the first row. bad (2): becomes something else than +-0 where a number is not finite.
 template <KernelConfig kConfig, int kOut>
-__device__ __forceinline__ void store_wide(const float (&out)[kOut], int which, float scale,
-                                           bool inside, std::int64_t columns, std::uint16_t* to) {
+__device__ __forceinline__ void store_wide(const float (&out)[kOut],
+                                           const float (&scale)[tile::kRowsPerLane],
+                                           std::uint32_t stage, const WarpRows& rows,
+                                           std::uint16_t* to,
+                                           std::uint32_t (&bad)[tile::kRowsPerLane]) {
+  const int lane = threadIdx.x % 32;
+  const int row = lane % tile::kWarpRows;  // whose address this lane gives to stmatrix
+  to += lane / 8 * rows.stride + lane % 8 * 8;
 #pragma unroll
-  for (int block = 0; block < kOut / 4; block += 4) {
-    std::uint32_t pairs[4];
+  for (int panel = 0; panel < kOut / 32; ++panel) {
 #pragma unroll
-    for (int b = 0; b < 4; ++b) {
-      const int r = (block + b) * 4 + 2 * which;
-      pairs[b] = ptx::pack<kConfig.fp16>(out[r] * scale, out[r + 1] * scale);
+    for (int block = 0; block < 8; block += 2) {  // of 8 columns
+      std::uint32_t pairs[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int r = panel * 32 + block * 4 + 2 * i;
+        const int which = tile::register_row(r);
+        pairs[i] = ptx::pack<kConfig.fp16>(out[r] * scale[which], out[r + 1] * scale[which]);
+        bad[which] = ptx::multiply_add_pair<kConfig.fp16>(pairs[i], 0, bad[which]);
+      }
+      const int byte = (block + lane / tile::kWarpRows) * tile::kChunkBytes;
+      ptx::store_matrices(stage + tile::swizzled(row, byte), pairs);
     }
-    gather_row(pairs);
-    const std::int64_t column = 8 * (block + threadIdx.x % 4);
-    if (!inside || column >= columns) continue;
-    *reinterpret_cast<uint4*>(to + column) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+    __syncwarp();
+    store_panel<kOut <= 64 ? 4 : 1>(stage, rows, panel, to);
+    __syncwarp();
   }
 }
 
-// The same one element at a time, for any dtype and alignment.
+// One number, for any dtype and alignment.
+__device__ __forceinline__ void store_number(const problem::View& view, std::int64_t offset,
+                                             float x) {
+  if (view.dtype == TILEWISE_FP32) {
+    static_cast<float*>(view.data)[offset] = x;
+  } else if (view.dtype == TILEWISE_BF16) {
+    math::store(x, static_cast<math::BFloat16*>(view.data) + offset);
+  } else {
+    math::store(x, static_cast<math::Float16*>(view.data) + offset);
+  }
+}
+
+// The same as floats, 32 columns at a time and one number to a lane, for any dtype and alignment.
+// Returns whether this lane met a number that is not finite. offset: of the first row.
 template <int kOut>
-__device__ __forceinline__ void store_narrow(const float (&out)[kOut], int which, float scale,
-                                             const problem::View& view, std::int64_t offset,
-                                             std::int64_t columns) {
+__device__ __forceinline__ bool store_narrow(const float (&out)[kOut],
+                                             const float (&scale)[tile::kRowsPerLane],
+                                             std::uint32_t stage, const WarpRows& rows,
+                                             const problem::View& view, std::int64_t offset) {
+  constexpr int kColumns = 32;
+  constexpr int kRegisters = kColumns / 2;
+  const int lane = threadIdx.x % 32;
+  bool bad = false;
 #pragma unroll
-  for (int r = 0; r < kOut; ++r) {
-    if (tile::register_row(r) != which) continue;
-    const std::int64_t column = tile::register_column(r) + tile::lane_column(threadIdx.x % 32);
-    if (column >= columns) continue;
-    if (view.dtype == TILEWISE_FP32) {
-      static_cast<float*>(view.data)[offset + column] = out[r] * scale;
-    } else if (view.dtype == TILEWISE_BF16) {
-      math::store(out[r] * scale, static_cast<math::BFloat16*>(view.data) + offset + column);
-    } else {
-      math::store(out[r] * scale, static_cast<math::Float16*>(view.data) + offset + column);
+  for (int part = 0; part < kOut / kRegisters; ++part) {
+#pragma unroll
+    for (int r = 0; r < kRegisters; r += 2) {
+      const int which = tile::register_row(r);
+      const int column = tile::register_column(r) + tile::lane_column(lane);
+      ptx::store_pair(stage + (tile::lane_row(lane, which) * kColumns + column) * 4,
+                      out[part * kRegisters + r] * scale[which],
+                      out[part * kRegisters + r + 1] * scale[which]);
     }
+    __syncwarp();
+    const int column = part * kColumns + lane;
+#pragma unroll 1
+    for (int row = 0; row < tile::kWarpRows && rows.first + row < rows.end; ++row) {
+      if (column >= rows.columns) continue;
+      const float x = ptx::load_float(stage + (row * kColumns + lane) * 4);
+      bad |= !(x - x == 0);
+      store_number(view, offset + row * rows.stride + column, x);
+    }
+    __syncwarp();
   }
+  return bad;
 }
 
-// Whether the careful path must look: something is not finite, or a row that saw keys has no
-// weight.
-template <int kOut>
-__device__ __forceinline__ bool out_of_range(const float (&out)[kOut], int which, float scale,
-                                             const math::SoftmaxState<float>& state) {
-  float sum =
-      state.sum == 0 && state.max != -math::Limits<float>::kInfinity ? HUGE_VALF : state.sum;
-#pragma unroll
-  for (int r = 0; r < kOut; ++r) {
-    if (tile::register_row(r) == which) sum += fabsf(out[r] * scale);
-  }
-  return !(sum - sum == 0);
-}
-
+// Closes the rows of a warpgroup. stage: this warp's panel in shared memory.
 template <KernelConfig kConfig, int kOut>
-__device__ void finish_tile(const Parameters& parameters, const Tile& tile, int warpgroup,
-                            const float (&out)[kOut], tile::RowStates& states) {
+__device__ __forceinline__ void finish_tile(const Parameters& parameters, const Tile& tile,
+                                            int warpgroup, std::uint32_t stage,
+                                            const float (&out)[kOut],
+                                            const tile::RowStates& states) {
   const problem::Problem& problem = parameters.problem;
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x % 128 / 32;
@@ -104,36 +141,43 @@ __device__ void finish_tile(const Parameters& parameters, const Tile& tile, int 
   if (problem.sink.present()) {
     sink = static_cast<const float*>(problem.sink.data)[problem.sink.offset(0, tile.head, 0)];
   }
-  bool redo = false;
+  const std::int32_t first = tile.row + (warpgroup * tile::kRows + warp * tile::kWarpRows);
+  const std::int64_t place = std::int64_t{tile.q_start} + first;
+  float scale[tile::kRowsPerLane];
+  bool redo[tile::kRowsPerLane];
 #pragma unroll
   for (int which = 0; which < tile::kRowsPerLane; ++which) {
     math::SoftmaxState<float> state = states.row[which];
     state.sum = tile::quad_sum(state.sum);
+    redo[which] = state.sum == 0 && state.max != -math::Limits<float>::kInfinity;
     const float rounding = tile::rounding_of(state.max, parameters.unit);
     state.max *= parameters.unit;
-    math::Finalised<float> closed = close(state, sink, parameters.lse_unit);
-    closed.scale *= rounding;
-    const std::int32_t row =
-        tile.row + warpgroup * tile::kRows + warp * tile::kWarpRows + tile::lane_row(lane, which);
-    const bool inside = row < tile.q_len;
-    const std::int64_t place = std::int64_t{tile.q_start} + row;
-    redo |= inside && out_of_range(out, which, closed.scale, state);
-    const std::int64_t offset = problem.out.offset(batch, tile.head, place);
-    if (parameters.wide_stores) {
-      store_wide<kConfig>(out, which, closed.scale, inside, problem.value_dim,
-                          static_cast<std::uint16_t*>(problem.out.data) + offset);
-    } else if (inside) {
-      store_narrow(out, which, closed.scale, problem.out, offset, problem.value_dim);
-    }
-    if (inside && lane % tile::kLanesPerRow == 0 && problem.lse.present()) {
-      static_cast<float*>(problem.lse.data)[problem.lse.offset(batch, tile.head, place)] =
+    const math::Finalised<float> closed = close(state, sink, parameters.lse_unit);
+    scale[which] = closed.scale * rounding;
+    const int row = tile::lane_row(lane, which);
+    if (first + row < tile.q_len && lane % tile::kLanesPerRow == 0 && problem.lse.present()) {
+      static_cast<float*>(problem.lse.data)[problem.lse.offset(batch, tile.head, place + row)] =
           closed.lse;
     }
   }
-  redo = __any_sync(~0u, redo);
+  const std::int64_t offset = problem.out.offset(batch, tile.head, place);
+  const WarpRows rows = {first, tile.q_len, problem.out.row, problem.value_dim};
+  bool any = false;
+  if (parameters.wide_stores) {
+    std::uint32_t bad[tile::kRowsPerLane] = {0, 0};
+    store_wide<kConfig>(out, scale, stage, rows,
+                        static_cast<std::uint16_t*>(problem.out.data) + offset, bad);
+    for (int which = 0; which < tile::kRowsPerLane; ++which)
+      redo[which] |= (bad[which] & 0x7FFF7FFFu) != 0;
+  } else {
+    any = store_narrow(out, scale, stage, rows, problem.out, offset);
+  }
+  for (int which = 0; which < tile::kRowsPerLane; ++which)
+    any |= redo[which] && first + tile::lane_row(lane, which) < tile.q_len;
+  any = __any_sync(~0u, any);
   if (lane == 0) {
     constexpr std::int64_t kWarps = kConfig.q_tile / tile::kWarpRows;
-    parameters.redo[tile.index * kWarps + warpgroup * 4 + warp] = redo ? 1 : 0;
+    parameters.redo[tile.index * kWarps + warpgroup * 4 + warp] = any ? 1 : 0;
   }
 }
 

@@ -4,28 +4,12 @@
 
 #include "cuda/ptx/registers.cuh"
 #include "cuda/sm90/consumer.cuh"
-#include "cuda/sm90/epilogue.cuh"
 #include "cuda/sm90/producer.cuh"
 
 namespace tilewise::cuda::sm90 {
 
-template <KernelConfig kConfig>
-__device__ __forceinline__ void consume(const Parameters& parameters, Shared<kConfig>& shared,
-                                        int warpgroup) {
-  Consumer<kConfig> consumer(parameters, shared, warpgroup);
-  for (std::uint32_t parity = 0;; parity ^= 1) {
-    ptx::wait(ptx::shared_address(&shared.barriers.q_full[warpgroup]), parity);
-    const Tile tile = shared.tiles[parity];
-    if (tile.index < 0) return;
-    float out[Consumer<kConfig>::kOut];
-    tile::RowStates states;
-    consumer.attend(tile, out, states);
-    finish_tile<kConfig>(parameters, tile, warpgroup, out, states);
-  }
-}
-
 // kCode stands for a configuration (encode()).
-template <std::uint32_t kCode>
+template <std::uint64_t kCode>
 __global__ void __launch_bounds__(decode(kCode).threads(), 1)
     forward_kernel(const __grid_constant__ Parameters parameters) {
   constexpr KernelConfig kConfig = decode(kCode);
@@ -44,7 +28,7 @@ __global__ void __launch_bounds__(decode(kCode).threads(), 1)
     if (threadIdx.x == 0) Producer<kConfig>(parameters, shared).run();
   } else {
     ptx::take_registers<kConfig.consumer_registers()>();
-    consume<kConfig>(parameters, shared, warpgroup - 1);
+    Consumer<kConfig>(parameters, shared, warpgroup - 1).run();
   }
 }
 
@@ -64,14 +48,14 @@ struct Launch {
   static constexpr Instance instance() { return {kConfig, load, start}; }
 };
 
-// The kernel of a row of the table. Softcap and ALiBi take registers: 176 keys would spill.
+// The kernel of a row of the table. Softcap and ALiBi take registers, which three warpgroups have
+// not: the row before is for two.
 template <bool kFp16, bool kGeneral, int kRow>
 constexpr Instance table_instance() {
-  constexpr int kMostGeneralKeys = 128;
-  constexpr TileRow row = kTiles[kRow];
-  constexpr bool kFewer = kGeneral && row.k_tile > kMostGeneralKeys;
-  constexpr int kKeys = kFewer ? kMostGeneralKeys : row.k_tile;
-  constexpr KernelConfig kConfig = {kFp16, row.head_dim, row.q_tile, kKeys, row.stages, kGeneral};
+  constexpr bool kThree = kTiles[kRow].q_tile == 192;
+  constexpr TileRow row = kTiles[kGeneral && kThree ? kRow - 1 : kRow];
+  constexpr KernelConfig kConfig = {kFp16,      row.head_dim, row.value_dim, row.q_tile,
+                                    row.k_tile, row.stages,   row.q_stages,  kGeneral};
   return Launch<kConfig>::instance();
 }
 

@@ -14,9 +14,11 @@
 namespace tilewise::cuda::sm90 {
 
 extern const Instance kForward_bf16_plain[kTileRows];
-extern const Instance kForward_bf16_general[kTileRows];
 extern const Instance kForward_fp16_plain[kTileRows];
-extern const Instance kForward_fp16_general[kTileRows];
+extern const Instance kForward_bf16_general[kWideRow];
+extern const Instance kForward_fp16_general[kWideRow];
+extern const Instance kForward_bf16_general_wide[kTileRows - kWideRow];
+extern const Instance kForward_fp16_general_wide[kTileRows - kWideRow];
 
 namespace {
 
@@ -27,15 +29,8 @@ using problem::fail;
 constexpr std::int64_t kSectionBytes = std::int64_t{32} << 20;
 constexpr std::int64_t kAlignment = 16;
 
-bool has_edges(const Problem& problem) {
-  return problem.window_left >= 0 || problem.window_right >= 0;
-}
 bool is_causal(const Problem& problem) {
   return problem.window_left < 0 && problem.window_right >= 0;
-}
-
-int bucket(const Problem& problem) {
-  return problem.head_dim <= 64 && problem.value_dim <= 64 ? 64 : 128;
 }
 
 // The plain kernel multiplies inside of the exponent, which needs a positive factor.
@@ -45,22 +40,40 @@ bool is_general(const Problem& problem) {
 }
 
 const Instance& instance_for(const Problem& problem, bool general) {
-  const Instance* const bf16_rows = general ? kForward_bf16_general : kForward_bf16_plain;
-  const Instance* const fp16_rows = general ? kForward_fp16_general : kForward_fp16_plain;
-  const Instance* const rows = problem.dtype == TILEWISE_FP16 ? fp16_rows : bf16_rows;
-  return rows[tile_row(bucket(problem), has_edges(problem))];
+  const bool fp16 = problem.dtype == TILEWISE_FP16;
+  const int row =
+      tile_row(problem.head_dim, problem.value_dim, math::lesser(problem.max_k, tile::kLongest));
+  if (!general) return fp16 ? kForward_fp16_plain[row] : kForward_bf16_plain[row];
+  if (row < kWideRow) return fp16 ? kForward_fp16_general[row] : kForward_bf16_general[row];
+  const int wide = row - kWideRow;
+  return fp16 ? kForward_fp16_general_wide[wide] : kForward_bf16_general_wide[wide];
 }
 
 std::int64_t divided(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 // At most so many tiles of queries: a packed sequence may end within one.
-Checked most_work(const Problem& problem) {
-  const std::int64_t q_tile = instance_for(problem, false).config.q_tile;
+Checked most_work(const Problem& problem, std::int64_t q_tile) {
   const Checked tiles = problem.q_packed
                             ? Checked{divided(problem.q_rows, q_tile)} + Checked{problem.batch}
                             : Checked{divided(problem.q_rows, q_tile)} * Checked{problem.batch};
   return tiles * Checked{problem.heads};
 }
+
+// A scale, and with it the kernel, may change from run to run of a plan: the worst of both.
+struct Most {
+  Checked work = Checked{0};
+  Checked warps = Checked{0};
+
+  explicit Most(const Problem& problem) {
+    for (const bool general : {false, true}) {
+      const std::int64_t q_tile = instance_for(problem, general).config.q_tile;
+      const Checked own = most_work(problem, q_tile);
+      const Checked own_warps = own * Checked{q_tile / tile::kWarpRows};
+      if (work.valid && (!own.valid || own.value > work.value)) work = own;
+      if (warps.valid && (!own_warps.valid || own_warps.value > warps.value)) warps = own_warps;
+    }
+  }
+};
 
 bool needs_lengths(const Problem& problem) {
   return has_table(problem) || problem.seqused_k.present();
@@ -84,8 +97,7 @@ struct Workspace {
     lengths = take(listed ? problem.batch * static_cast<std::int64_t>(sizeof(Lengths)) : 0);
     tile_starts = take(listed ? (problem.batch + 1) * 4 : 0);
     counter = take(counts(problem) ? 4 : 0);
-    const std::int64_t warps = instance_for(problem, false).config.q_tile / 16;
-    redo = take(most_work(problem).value * warps);
+    redo = take(Most(problem).warps.value);
   }
 
  private:
@@ -149,17 +161,17 @@ problem::Status check_options(const Problem& problem) {
 }
 
 problem::Status check_sizes(const Problem& problem) {
-  constexpr std::int64_t kMostColumns = 128;
+  constexpr std::int64_t kMostColumns = 256;
   constexpr std::int64_t kColumnStep = 8;
   const std::int64_t widest = math::greater(problem.head_dim, problem.value_dim);
   if (widest > kMostColumns || problem.head_dim % kColumnStep != 0 ||
       problem.value_dim % kColumnStep != 0) {
-    return fail(TILEWISE_UNSUPPORTED, "D is %lld and Dv is %lld, must be multiples of 8 up to 128",
+    return fail(TILEWISE_UNSUPPORTED, "D is %lld and Dv is %lld, must be multiples of 8 up to 256",
                 static_cast<long long>(problem.head_dim),
                 static_cast<long long>(problem.value_dim));
   }
   const std::int64_t longest = math::greater(problem.q_rows, problem.k_rows);
-  const Checked work = most_work(problem);
+  const Checked work = Most(problem).work;
   if (longest > tile::kLongest || !work.valid || work.value > kMostWork) {
     return fail(TILEWISE_UNSUPPORTED, "more than %d rows or %lld tiles of queries", tile::kLongest,
                 static_cast<long long>(kMostWork));

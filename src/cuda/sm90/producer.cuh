@@ -14,8 +14,8 @@ struct Walk {
   std::int32_t turn = 0;
 
   __device__ __forceinline__ std::int32_t next(const Parameters& parameters) {
-    if (parameters.counter != nullptr)
-      return static_cast<std::int32_t>(atomicAdd(parameters.counter, 1u));
+    if (turn > 0 && parameters.counter != nullptr)
+      return static_cast<std::int32_t>(gridDim.x + atomicAdd(parameters.counter, 1u));
     return static_index(blockIdx.x, gridDim.x, turn++);
   }
 };
@@ -31,6 +31,7 @@ __device__ __forceinline__ void describe(const Parameters& parameters, std::int3
   tile.index = index;
   tile.batch = work.batch;
   tile.head = work.head;
+  tile.kv_head = work.head / static_cast<std::int32_t>(problem.group);
   tile.row = row;
   const Lengths lengths =
       parameters.lengths != nullptr ? parameters.lengths[work.batch] : parameters.whole;
@@ -43,9 +44,21 @@ __device__ __forceinline__ void describe(const Parameters& parameters, std::int3
   tile.edges = edges;
   const TileRange keys =
       key_tiles(edges, row, lesser(row + kConfig.q_tile, lengths.q_len) - 1, kConfig.k_tile);
-  tile.first_key = keys.begin;
-  tile.end_key = keys.end;
-  tile.clear = parameters.open_end && keys.end * kConfig.k_tile > lengths.k_len;
+  tile.empty = keys.begin >= keys.end;
+  tile.first_key = tile.empty ? 0 : keys.begin;
+  tile.end_key = tile.empty ? 1 : keys.end;
+  tile.used = kConfig.k_tile;
+  if (parameters.open_end) tile.used = lengths.k_len - (keys.end - 1) * kConfig.k_tile;
+  if (tile.empty) tile.used = 0;
+#pragma unroll 1
+  for (int warpgroup = 0; warpgroup < kConfig.warpgroups(); ++warpgroup) {
+    const std::int32_t first = row + warpgroup * tile::kRows;
+    const std::int32_t last = lesser(first + tile::kRows, lengths.q_len) - 1;
+    const std::int32_t begin = edges.begin(last) + kConfig.k_tile - 1;
+    const std::int32_t end = edges.end(first);
+    tile.full_begin[warpgroup] = begin / kConfig.k_tile;
+    tile.full_end[warpgroup] = end > 0 ? end / kConfig.k_tile : 0;
+  }
 }
 
 // Where a tile is to come from; head and batch are coordinates of the map.
@@ -70,8 +83,8 @@ __device__ __forceinline__ void copy_rows(unsigned char* to, const Source& from,
 }
 
 // Tiles of keys go from the last to the first, so that the cut ones at the diagonal come first. K
-// is one tile ahead of V, as the consumers are; the first K is asked for before Q, whose place is
-// free only when the tile before has multiplied its last scores.
+// is one tile ahead of V, as the consumers are, also from one tile of queries to the next: its
+// first K comes before the last V of the one before.
 template <KernelConfig kConfig>
 class Producer {
  public:
@@ -82,68 +95,93 @@ class Producer {
     const std::int32_t count =
         parameters_.problem.q_packed ? parameters_.packed.count() : parameters_.schedule.count();
     Walk walk;
-    std::uint32_t slot = 0;
     std::int32_t index = walk.next(parameters_);
+    if (index >= count) return close(0);
+    describe<kConfig>(parameters_, index, shared_.tiles[0]);
+    index = walk.next(parameters_);  // asked for before it is needed
+    std::uint32_t slot = 0;
 #pragma unroll 1
-    while (index < count) {
-      describe<kConfig>(parameters_, index, shared_.tiles[slot]);
-      index = walk.next(parameters_);  // asked for before it is needed
-      copy_tile(shared_.tiles[slot]);
-      slot ^= 1;
-    }
-    shared_.tiles[slot].index = -1;
+    for (bool first = true;; first = false) {
+      const Tile& tile = shared_.tiles[slot];
+      const Tile& before = shared_.tiles[(slot - 1) % kTileSlots];
+      copy_k(tile, tile.end_key - 1);
+      if (!first) copy_v(before, before.first_key);
+      copy_q(tile);
+      slot = (slot + 1) % kTileSlots;
+      const bool more = index < count;
+      std::int32_t key = tile.end_key - 2;
+      if (key >= tile.first_key) {
+        copy_k(tile, key);
+        copy_v(tile, key + 1);
+        --key;
+      }
+      if (more) {  // while the consumers have something to do: it takes a microsecond
+        describe<kConfig>(parameters_, index, shared_.tiles[slot]);
+        index = walk.next(parameters_);
+      }
 #pragma unroll 1
-    for (int warpgroup = 0; warpgroup < kConfig.warpgroups(); ++warpgroup) {
-      ptx::wait(ptx::shared_address(&shared_.barriers.q_empty[warpgroup]), q_parity_);
-      ptx::arrive(ptx::shared_address(&shared_.barriers.q_full[warpgroup]));
+      for (; key >= tile.first_key; --key) {
+        copy_k(tile, key);
+        copy_v(tile, key + 1);
+      }
+      if (!more) {
+        copy_v(tile, tile.first_key);
+        return close(slot);
+      }
     }
   }
 
  private:
-  __device__ __forceinline__ void copy_tile(const Tile& tile) {
-    const std::int32_t first = tile.first_key;
-    const std::int32_t end = tile.end_key;
-    if (first < end) copy_k(tile, end - 1);
+  // There is no more work.
+  __device__ __forceinline__ void close(std::uint32_t slot) {
+    shared_.tiles[slot].index = -1;
 #pragma unroll 1
-    for (int warpgroup = 0; warpgroup < kConfig.warpgroups(); ++warpgroup) copy_q(tile, warpgroup);
-    q_parity_ ^= 1;
-#pragma unroll 1
-    for (std::int32_t key = end - 2; key >= first; --key) {
-      copy_k(tile, key);
-      copy_v(tile, key + 1);
+    for (int warpgroup = 0; warpgroup < kConfig.warpgroups(); ++warpgroup) {
+      wait_empty(shared_.barriers.q_empty[warpgroup], q_place_);
+      ptx::arrive(ptx::shared_address(&shared_.barriers.q_full[warpgroup][q_place_.stage]));
     }
-    if (first < end) copy_v(tile, first);
   }
 
-  // Once the warpgroup has multiplied the last scores of the tile before.
-  __device__ __forceinline__ void copy_q(const Tile& tile, int warpgroup) {
+  // Once each warpgroup has multiplied the last scores of the tile that was there before.
+  __device__ __forceinline__ void copy_q(const Tile& tile) {
     const TensorMap& q = parameters_.q;
-    ptx::wait(ptx::shared_address(&shared_.barriers.q_empty[warpgroup]), q_parity_);
-    copy_rows<tile::kRows, kConfig.head_dim>(
-        shared_.q + warpgroup * tile::kRows * kConfig.head_dim * 2,
-        {&q.map, tile.q_start + tile.row + warpgroup * tile::kRows, tile.head * q.head_step,
-         tile.batch * q.batch_step},
-        shared_.barriers.q_full[warpgroup], ptx::Keep::kBriefly);
+#pragma unroll 1
+    for (int warpgroup = 0; warpgroup < kConfig.warpgroups(); ++warpgroup) {
+      wait_empty(shared_.barriers.q_empty[warpgroup], q_place_);
+      copy_rows<tile::kRows, kConfig.head_dim>(
+          shared_.q[q_place_.stage] + warpgroup * tile::kRows * kConfig.head_dim * 2,
+          {&q.map, tile.q_start + tile.row + warpgroup * tile::kRows, tile.head * q.head_step,
+           tile.batch * q.batch_step},
+          shared_.barriers.q_full[warpgroup][q_place_.stage], ptx::Keep::kBriefly);
+    }
+    q_place_.advance();
   }
 
   __device__ __forceinline__ Source keys_of(const TensorMap& tensor, const Tile& tile,
                                             std::int32_t key) const {
-    const std::int32_t kv_head = tile.head / static_cast<std::int32_t>(parameters_.problem.group);
-    return {&tensor.map, tile.k_start + key * kConfig.k_tile, kv_head * tensor.head_step,
+    return {&tensor.map, tile.k_start + key * kConfig.k_tile, tile.kv_head * tensor.head_step,
             tile.batch * tensor.batch_step};
   }
   __device__ __forceinline__ void copy_k(const Tile& tile, std::int32_t key) {
     wait_empty(shared_.barriers.k_empty, k_place_);
-    copy_rows<kConfig.k_tile, kConfig.head_dim>(
-        shared_.k[k_place_.stage], keys_of(parameters_.k, tile, key),
-        shared_.barriers.k_full[k_place_.stage], ptx::Keep::kLong);
+    std::uint64_t& full = shared_.barriers.k_full[k_place_.stage];
+    if (tile.empty) {
+      ptx::arrive(ptx::shared_address(&full));
+    } else {
+      copy_rows<kConfig.k_tile, kConfig.head_dim>(
+          shared_.k[k_place_.stage], keys_of(parameters_.k, tile, key), full, ptx::Keep::kLong);
+    }
     k_place_.advance();
   }
   __device__ __forceinline__ void copy_v(const Tile& tile, std::int32_t key) {
     wait_empty(shared_.barriers.v_empty, v_place_);
-    copy_rows<kConfig.k_tile, kConfig.head_dim>(
-        shared_.v[v_place_.stage], keys_of(parameters_.v, tile, key),
-        shared_.barriers.v_full[v_place_.stage], ptx::Keep::kLong);
+    std::uint64_t& full = shared_.barriers.v_full[v_place_.stage];
+    if (tile.empty) {
+      ptx::arrive(ptx::shared_address(&full));
+    } else {
+      copy_rows<kConfig.k_tile, kConfig.value_dim>(
+          shared_.v[v_place_.stage], keys_of(parameters_.v, tile, key), full, ptx::Keep::kLong);
+    }
     v_place_.advance();
   }
 
@@ -151,7 +189,7 @@ class Producer {
   Shared<kConfig>& shared_;
   Place<kConfig.stages> k_place_;
   Place<kConfig.stages> v_place_;
-  std::uint32_t q_parity_ = 1;  // empty without anybody having said so
+  Place<kConfig.q_stages> q_place_;
 };
 
 }  // namespace tilewise::cuda::sm90

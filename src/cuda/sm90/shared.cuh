@@ -6,14 +6,19 @@
 #include "cuda/sm90/config.h"
 #include "cuda/sm90/parameters.h"
 #include "cuda/tile/edges.h"
+#include "cuda/tile/fragment.h"
+#include "cuda/tile/swizzle.h"
 
 namespace tilewise::cuda::sm90 {
 
 // A tile of queries as the producer describes it to the consumers. Lengths and rows are below 2^30.
+// One that sees no keys has a tile of keys all the same, which nobody copies and nothing of which
+// is visible.
 struct Tile {
   std::int32_t index;  // of the work; -1: no more
   std::int32_t batch;  // sequence
   std::int32_t head;
+  std::int32_t kv_head;
   std::int32_t diagonal;
   std::int32_t q_start;  // of the sequence's rows
   std::int32_t q_len;
@@ -21,24 +26,35 @@ struct Tile {
   std::int32_t row;        // of the sequence, the tile's first
   std::int32_t first_key;  // tiles of keys [first_key, end_key)
   std::int32_t end_key;
-  bool clear;  // behind the sequence's end follows another's V: not to be multiplied
+  std::int32_t used;  // rows of V in tile end_key - 1; what lies behind is not to be multiplied
+  bool empty;
   tile::Edges edges;
+  std::int32_t full_begin[kMostWarpgroups];  // tiles of keys of which every row of a warpgroup sees
+  std::int32_t full_end[kMostWarpgroups];    // all
 };
 
+// Tiles are described ahead: while one is closed, the next two are computed or waited for, and
+// another is loaded for each place of Q.
+inline constexpr int kTileSlots = 8;
+
 struct Barriers {
-  std::uint64_t q_full[kMostWarpgroups], q_empty[kMostWarpgroups];
+  std::uint64_t q_full[kMostWarpgroups][kMostQStages], q_empty[kMostWarpgroups][kMostQStages];
   std::uint64_t k_full[kMostStages], k_empty[kMostStages];
   std::uint64_t v_full[kMostStages], v_empty[kMostStages];
 };
 
+// A warp's rows of 64 columns of the output, on their way to memory.
+inline constexpr int kStageBytes = tile::kWarpRows * tile::kPanelRowBytes;
+
 // Everything begins at multiples of 1024 bytes, as the swizzle wants.
 template <KernelConfig kConfig>
 struct Shared {
-  unsigned char q[kConfig.q_bytes()];  // of each warpgroup (D / 64) panels of (64, 64)
-  unsigned char k[kConfig.stages][kConfig.k_bytes()];  // (D / 64) panels of (k_tile, 64)
-  unsigned char v[kConfig.stages][kConfig.k_bytes()];
+  unsigned char q[kConfig.q_stages][kConfig.q_bytes()];  // a warpgroup's: (D / 64) panels (64, 64)
+  unsigned char k[kConfig.stages][kConfig.k_bytes()];    // (D / 64) panels of (k_tile, 64)
+  unsigned char v[kConfig.stages][kConfig.v_bytes()];    // (Dv / 64) panels of (k_tile, 64)
+  unsigned char out[kConfig.warpgroups() * 4][kStageBytes];  // of each warp: a panel (16, 64)
   Barriers barriers;
-  Tile tiles[2];  // in turns: the next one is described while this one is computed
+  Tile tiles[kTileSlots];
 };
 
 // One arrival for each warp that reads: all four warps of a warpgroup read all of a stage. Q is
@@ -48,8 +64,10 @@ template <KernelConfig kConfig>
 __device__ void init_barriers(Barriers& barriers) {
   constexpr std::uint32_t kReaders = 4 * kConfig.warpgroups();
   for (int warpgroup = 0; warpgroup < kConfig.warpgroups(); ++warpgroup) {
-    ptx::init_barrier(ptx::shared_address(&barriers.q_full[warpgroup]), 1);
-    ptx::init_barrier(ptx::shared_address(&barriers.q_empty[warpgroup]), 4);
+    for (int stage = 0; stage < kConfig.q_stages; ++stage) {
+      ptx::init_barrier(ptx::shared_address(&barriers.q_full[warpgroup][stage]), 1);
+      ptx::init_barrier(ptx::shared_address(&barriers.q_empty[warpgroup][stage]), 4);
+    }
   }
   for (int stage = 0; stage < kConfig.stages; ++stage) {
     ptx::init_barrier(ptx::shared_address(&barriers.k_full[stage]), 1);
@@ -72,16 +90,30 @@ struct Place {
       parity ^= 1;
     }
   }
+
+  // Of the stage, in bytes. Chosen, not multiplied: ptxas chooses in uniform registers.
+  __device__ __forceinline__ std::uint32_t offset(std::uint32_t bytes) const {
+    if constexpr (kStages == 1) return 0;
+    if constexpr (kStages == 2) return stage == 0 ? 0 : bytes;
+    return static_cast<std::uint32_t>(stage) * bytes;
+  }
 };
 
+// The place that comes `count` after the first.
 template <int kStages>
-__device__ __forceinline__ void wait_full(std::uint64_t (&full)[kMostStages],
+__device__ __forceinline__ Place<kStages> place_of(std::uint32_t count) {
+  static_assert((kStages & (kStages - 1)) == 0, "Places are counted with powers of two.");
+  return {static_cast<int>(count % kStages), count / kStages % 2};
+}
+
+template <int kStages, int kMost>
+__device__ __forceinline__ void wait_full(std::uint64_t (&full)[kMost],
                                           const Place<kStages>& place) {
   ptx::wait(ptx::shared_address(&full[place.stage]), place.parity);
 }
 // The first time around, stages are empty without anybody having said so.
-template <int kStages>
-__device__ __forceinline__ void wait_empty(std::uint64_t (&empty)[kMostStages],
+template <int kStages, int kMost>
+__device__ __forceinline__ void wait_empty(std::uint64_t (&empty)[kMost],
                                            const Place<kStages>& place) {
   ptx::wait(ptx::shared_address(&empty[place.stage]), place.parity ^ 1);
 }

@@ -1,0 +1,10 @@
+#include "cuda/sm90/forward.cuh"
+
+namespace tilewise::cuda::sm90 {
+
+extern const Instance kForward_fp16_general_wide[] = {
+    table_instance<true, true, 3>(),
+    table_instance<true, true, 4>(),
+};
+
+}  // namespace tilewise::cuda::sm90
