@@ -55,7 +55,7 @@ TILEWISE_INLINE float* score_blocks(const HeadContext& context, const PairFrame&
   const std::uint32_t* const q = scratch.q_pairs + frame.panel * kTerms * low_q;
   float* pending = nullptr;
   for (std::int64_t b = 0; b < frame.blocks; ++b, k += 2 * across * kTileElements) {
-    const auto operands = [&](std::int64_t t, int k_term, int q_term) {
+    const auto operands = [&](std::int64_t t, std::int64_t k_term, std::int64_t q_term) {
       const std::uint16_t* const top = k + k_term * low_k + t * kTileElements;
       return TileOperands{top, top + across * kTileElements,
                           q + q_term * low_q + t * kTileRows * kPairWidth, kPairStride};
@@ -65,11 +65,9 @@ TILEWISE_INLINE float* score_blocks(const HeadContext& context, const PairFrame&
     if (b > 0) begin_weights(context, frame, b - 1, scratch, slices);
 #pragma GCC unroll 3
     for (std::int64_t t = 1; t < across; ++t) add_step(operands(t, 0, 0), slices);
-#pragma GCC unroll 3
-    for (int terms = 1; terms < kTerms * kTerms; ++terms) {
-#pragma GCC unroll 4
-      for (std::int64_t t = 0; t < across; ++t)
-        add_step(operands(t, terms % kTerms, terms / kTerms), slices);
+    if constexpr (kTerms == 2) {
+      for (std::int64_t n = across; n < 4 * across; ++n)
+        add_step(operands(n % across, n / across % 2 != 0, n >= 2 * across), slices);
     }
     pending = block_scores(b, scratch);
   }
@@ -114,7 +112,7 @@ TILEWISE_INLINE void output_blocks(const HeadContext& context, const PairFrame& 
   }
   for (; row + 32 <= scratch.value_dim; row += 32) {
     begin_block(operands(0), out, pending, kPairStride, none);
-#pragma GCC unroll 4
+#pragma GCC unroll 3
     for (std::int64_t n = 1; n < end; ++n) add_step(operands(n), none);
     pending = out;
     v += 2 * kAcross * kTileElements;
@@ -131,7 +129,7 @@ TILEWISE_INLINE void output_blocks(const HeadContext& context, const PairFrame& 
 // (and four steps in two terms), and in them its 16 pairs of keys.
 template <int kSteps, int kTerms>
 constexpr SlicePlan slice_plan() {
-  if (kTerms == 2) return {1, kSteps == 0 ? 2 : kSteps, 2};
+  if (kTerms == 2) return {1, kSteps == 0 ? 1 : kSteps, 2};
   return {kSteps == 0 ? 2 : 4 / kSteps, 1, 1};
 }
 template <int kSteps, int kTerms>
@@ -215,8 +213,8 @@ TILEWISE_INLINE void visit_keys_in_pairs(const RunContext& run, const QueryBlock
   const std::int64_t steps = scratch.head_dim / kTileDepth;
   const auto visit = steps == 4   ? pair_tile<4, kTerms>
                      : steps == 2 ? pair_tile<2, kTerms>
-                     : steps == 1 ? pair_tile<1, kTerms>
-                                  : pair_tile<0, kTerms>;
+                                  : steps == 1 ? pair_tile < kTerms == 1 ? 1 : 0,
+             kTerms > : pair_tile<0, kTerms>;
   for (std::int64_t tile = keys.begin / kPairKeys * kPairKeys; tile < keys.end; tile += kPairKeys) {
     const std::int64_t count = math::lesser(tile + kPairKeys, keys.end) - tile;
     const std::int64_t slot = pack_tile<kTerms>(block.context, tile, count, careful, scratch);

@@ -2,31 +2,25 @@
 // and fp16 forward. The registry goes on to the instruction set's base for the rest.
 #include "cpu/kernels.h"
 #include "cpu/pair_backward.h"
+#include "cpu/pair_half.h"
 #include "cpu/traffic.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 namespace {
 
-// Calls f(Body{}) for the body of the input type.
-template <class Function>
-TILEWISE_INLINE auto with_forward_body(const Problem& problem, Function f) {
-  if (problem.dtype == TILEWISE_FP16) return f(PairBody<2>{});
-  return f(PairBody<1>{});
-}
-
 std::int64_t workspace_of_forward(const Problem& problem, std::int64_t concurrency) {
   if (all_decoded(problem)) return decode_workspace<float>(problem, concurrency);
-  return with_forward_body(
-      problem, [&](auto body) { return forward_workspace<decltype(body)>(problem, concurrency); });
+  if (problem.dtype == TILEWISE_FP16) return kHalfForward.workspace(problem, concurrency);
+  return forward_workspace<PairBody<1>>(problem, concurrency);
 }
 Status forward(const Problem& problem, const RunContext& run) {
   if (all_decoded(problem)) return run_decode<float>(problem, run);
-  return with_forward_body(problem,
-                           [&](auto body) { return run_forward<decltype(body)>(problem, run); });
+  if (problem.dtype == TILEWISE_FP16) return kHalfForward.run(problem, run);
+  return run_forward<PairBody<1>>(problem, run);
 }
 double traffic_of_forward(const Problem& problem, std::int64_t concurrency) {
-  return with_forward_body(
-      problem, [&](auto body) { return forward_traffic<decltype(body)>(problem, concurrency); });
+  if (problem.dtype == TILEWISE_FP16) return kHalfForward.traffic(problem, concurrency);
+  return forward_traffic<PairBody<1>>(problem, concurrency);
 }
 std::int64_t workspace_of_backward(const Problem& problem, std::int64_t concurrency) {
   return backward_workspace<float, kPanelRegisters, PairKeys>(problem, concurrency);
