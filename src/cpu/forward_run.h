@@ -53,7 +53,8 @@ struct WideBody {
 };
 
 #if TILEWISE_HAS_TILES
-// bf16 on the matrix unit.
+// bf16 (one term) and fp16 (two) on the matrix unit.
+template <int kTerms>
 struct PairBody {
   using Number = float;
   using Factor = float;
@@ -65,7 +66,7 @@ struct PairBody {
 
   static PairBody take(const Problem& problem, std::int64_t concurrency, Arena& arena) {
     const BlockSize size = block_size<PairBody>(problem, kMostPairPanels, concurrency);
-    return {take_pair_scratch(problem, size.panels, arena), size.rows};
+    return {take_pair_scratch<kTerms>(problem, size.panels, arena), size.rows};
   }
   const ForwardScratch<float>& state() const { return scratch.plain; }
   // The workspace is garbage at first: nothing is packed.
@@ -73,7 +74,7 @@ struct PairBody {
     for (std::int64_t s = 0; s < scratch.slots; ++s) scratch.packed[s].batch = -1;
   }
   void compute(const RunContext& context, const QueryBlock& block) const {
-    forward_block_in_pairs(context, block, scratch);
+    forward_block_in_pairs<kTerms>(context, block, scratch);
   }
   void settle(const QueryBlock& block) const { settle_rows(block, scratch); }
 };

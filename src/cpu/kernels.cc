@@ -110,8 +110,9 @@ constexpr Kernel backward_kernel(const char* name, const char* description,
 
 #if defined(__x86_64__)
 constinit const Kernel kForwardAmx = forward_kernel<amx::kKernels>(
-    "cpu_amx", "FlashAttention-2 tiles, bf16 products on the matrix unit",
+    "cpu_amx", "FlashAttention-2 tiles, bf16 products on the matrix unit, fp16 as sums of two bf16",
     [](const Problem& problem, const Machine& machine) {
+      if (problem.dtype == TILEWISE_FP16) return supports("amx", machine);
       return supports_bf16("amx", problem, machine);
     },
     true);

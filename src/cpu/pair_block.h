@@ -8,9 +8,6 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// Keys of a tile: the sums of the output are loaded and stored once for so many; the weights are 32
-// KB.
-inline constexpr std::int64_t kPairKeys = 512;
 // Panels of a block: K and V are packed once for all of them.
 inline constexpr std::int64_t kMostPairPanels = 16;
 // A worker keeps the tiles that it has packed, up to so much of its L2, for the next block of the
@@ -29,12 +26,12 @@ struct PackedTile {
 
 struct PairScratch {
   ForwardScratch<float> plain;
-  std::uint32_t* q_pairs;    // (panels, padded D / 2, kPairWidth)
+  std::uint32_t* q_pairs;    // (panels, terms, padded D / 2, kPairWidth)
   PackedTile* packed;        // (slots)
-  std::uint16_t* k_tiles;    // (slots, kPairKeys / 16, padded D / 32, 16, 32)
-  std::uint16_t* v_tiles;    // (slots, padded Dv / 16, kPairKeys / 32, 16, 32), transposed
+  std::uint16_t* k_tiles;    // (slots, terms, kPairKeys / 16, padded D / 32, 16, 32)
+  std::uint16_t* v_tiles;    // (slots, terms, padded Dv / 16, kPairKeys / 32, 16, 32), transposed
   std::uint8_t* odd_values;  // (slots, kPairKeys): 1 where a row of V is not finite
-  std::uint32_t* weights;    // (kPairKeys / 2, kPairWidth)
+  std::uint32_t* weights;    // (terms, kPairKeys / 2, kPairWidth)
   float* scores;             // (2, kBlockKeys, kPairWidth)
   std::uint8_t* seen;        // (kPairKeys, kPairWidth), in a careful pass
   std::int64_t slots;
@@ -42,20 +39,24 @@ struct PairScratch {
   std::int64_t value_dim;  // padded
 };
 
-TILEWISE_INLINE PairScratch take_pair_scratch(const Problem& problem, std::int64_t panels,
-                                              Arena& arena) {
+// kTerms: 1 for bf16, 2 for fp16
+template <int kTerms>
+PairScratch take_pair_scratch(const Problem& problem, std::int64_t panels, Arena& arena) {
   PairScratch scratch;
   scratch.head_dim = round_up(problem.head_dim, kTileDepth);
   scratch.value_dim = round_up(problem.value_dim, kTileRows);
-  scratch.slots = math::clamp(
-      kPackedBytes / (kPairKeys * (scratch.head_dim + scratch.value_dim) * 2), 1, kMostPackedTiles);
+  scratch.slots =
+      math::clamp(kPackedBytes / (kPairKeys * (scratch.head_dim + scratch.value_dim) * kTerms * 2),
+                  1, kMostPackedTiles);
   scratch.plain = take_row_scratch<float, kPairWidth>(problem, panels, scratch.value_dim, arena);
-  scratch.q_pairs = arena.take<std::uint32_t>(panels * scratch.head_dim / 2 * kPairWidth);
+  scratch.q_pairs = arena.take<std::uint32_t>(kTerms * panels * scratch.head_dim / 2 * kPairWidth);
   scratch.packed = arena.take<PackedTile>(scratch.slots);
-  scratch.k_tiles = arena.take<std::uint16_t>(scratch.slots * kPairKeys * scratch.head_dim);
-  scratch.v_tiles = arena.take<std::uint16_t>(scratch.slots * kPairKeys * scratch.value_dim);
+  scratch.k_tiles =
+      arena.take<std::uint16_t>(scratch.slots * kTerms * kPairKeys * scratch.head_dim);
+  scratch.v_tiles =
+      arena.take<std::uint16_t>(scratch.slots * kTerms * kPairKeys * scratch.value_dim);
   scratch.odd_values = arena.take<std::uint8_t>(scratch.slots * kPairKeys);
-  scratch.weights = arena.take<std::uint32_t>(kPairKeys / 2 * kPairWidth);
+  scratch.weights = arena.take<std::uint32_t>(kTerms * kLowWeights);
   scratch.scores = arena.take<float>(2 * kBlockKeys * kPairWidth);
   scratch.seen = arena.take<std::uint8_t>(kPairKeys * kPairWidth);
   return scratch;
@@ -95,7 +96,38 @@ TILEWISE_INLINE Frame block_frame(const PairFrame& frame, std::int64_t number) {
   return {frame.lane0, frame.lanes, key, math::lesser(frame.end - key, kBlockKeys)};
 }
 
+// fp16: the unit multiplies infinity by the zero of a low term. Scores of keys and queries that are
+// not finite are computed here, as fp32 has them: -inf is masked, and no NaN.
+__attribute__((noinline)) inline void repeat_odd_scores(const HeadContext& context,
+                                                        const Frame& block, float* scores) {
+  const Problem& problem = *context.problem;
+  const std::int64_t batch = context.sequence.batch;
+  const RowBlock q = {&problem.q,       batch,
+                      context.head,     context.sequence.q_start + block.lane0,
+                      block.lane_count, problem.head_dim};
+  const RowBlock k = {&problem.k,        batch,
+                      context.kv_head(), context.sequence.k_start + block.t0,
+                      block.t_count,     problem.head_dim};
+  std::uint8_t odd_q[kPairWidth];
+  std::uint8_t odd_k[kBlockKeys];
+  const bool any_q = mark_odd_rows<2>(q, odd_q);
+  const bool any_k = mark_odd_rows<2>(k, odd_k);
+  if (!any_q && !any_k) return;
+  for (std::int64_t t = 0; t < k.count; ++t) {
+    for (std::int64_t lane = 0; lane < q.count; ++lane) {
+      if (odd_k[t] == 0 && odd_q[lane] == 0) continue;
+      float sum = 0;
+      for (std::int64_t c = 0; c < problem.head_dim; ++c) {
+        sum += math::to_float(math::Float16{bfloat_rows(k)[t * problem.k.row + c]}) *
+               math::to_float(math::Float16{bfloat_rows(q)[lane * problem.q.row + c]});
+      }
+      scores[t * kPairWidth + lane] = sum * ScoreUnits<float>(problem).packed;
+    }
+  }
+}
+
 // The score rule and the mask. False if no row sees a key of the block: its weights are 0.
+template <int kTerms>
 __attribute__((noinline)) inline bool finish_block_scores(const HeadContext& context,
                                                           const PairFrame& frame,
                                                           std::int64_t number,
@@ -105,7 +137,10 @@ __attribute__((noinline)) inline bool finish_block_scores(const HeadContext& con
   float* const scores = block_scores(number, scratch);
   std::uint8_t* const seen = scratch.seen + (block.t0 - frame.tile) * kPairWidth;
   if (tile_class == TileClass::kEmpty) {
-    __builtin_memset(block_pairs(number, scratch), 0, kBlockKeys / 2 * kPairWidth * 4);
+    for (int term = 0; term < kTerms; ++term) {
+      __builtin_memset(block_pairs(number, scratch) + term * kLowWeights, 0,
+                       kBlockKeys / 2 * kPairWidth * 4);
+    }
     if (frame.careful) __builtin_memset(seen, 0, kBlockKeys * kPairWidth);
     return false;
   }
@@ -119,6 +154,7 @@ __attribute__((noinline)) inline bool finish_block_scores(const HeadContext& con
 
 // Drops weights. The factor 1 / (1 - p) of those that stay comes at the end of the row: on every
 // weight, it would be rounded the same way.
+template <int kTerms>
 __attribute__((noinline)) inline void drop_weights(const HeadContext& context,
                                                    const PairFrame& frame, std::int64_t number,
                                                    const PairScratch& scratch) {
@@ -128,8 +164,10 @@ __attribute__((noinline)) inline void drop_weights(const HeadContext& context,
   for (std::int64_t t = 0; t < block.t_count; ++t) {
     const std::uint32_t other_key = t % 2 == 0 ? 0xFFFF0000u : 0x0000FFFFu;
     for (std::int64_t lane = 0; lane < block.lane_count; ++lane) {
-      if (scratch.plain.keep[t * kPairWidth + lane] == 0)
-        pairs[t / 2 * kPairWidth + lane] &= other_key;
+      for (int term = 0; term < kTerms; ++term) {
+        if (scratch.plain.keep[t * kPairWidth + lane] == 0)
+          pairs[term * kLowWeights + t / 2 * kPairWidth + lane] &= other_key;
+      }
     }
   }
 }
@@ -137,11 +175,14 @@ __attribute__((noinline)) inline void drop_weights(const HeadContext& context,
 // Block `number` goes into slices: its scores are in memory.
 // NOTE: the slices are an object of their own, whose address no call out of line sees: their state
 // stays in registers between the products, which clobber memory.
-template <int kKeyPairs>
+template <class Slices>
 TILEWISE_INLINE void begin_weights(const HeadContext& context, const PairFrame& frame,
                                    std::int64_t number, const PairScratch& scratch,
-                                   WeightSlices<kKeyPairs>& slices) {
-  if (!frame.products_do && !finish_block_scores(context, frame, number, scratch)) {
+                                   Slices& slices) {
+  constexpr int kTerms = Slices::kSlices.terms;
+  if (kTerms > 1 && frame.careful)
+    repeat_odd_scores(context, block_frame(frame, number), block_scores(number, scratch));
+  if (!frame.products_do && !finish_block_scores<kTerms>(context, frame, number, scratch)) {
     slices.skip();
     return;
   }
@@ -152,20 +193,22 @@ TILEWISE_INLINE void begin_weights(const HeadContext& context, const PairFrame& 
 
 // What is left of block `number`.  live: the block of the output that is in the tile registers, if
 // any
-template <int kKeyPairs>
+template <class Slices>
 TILEWISE_INLINE void end_weights(const HeadContext& context, const PairFrame& frame,
                                  std::int64_t number, float* live, const PairScratch& scratch,
-                                 WeightSlices<kKeyPairs>& slices) {
+                                 Slices& slices) {
+  constexpr int kTerms = Slices::kSlices.terms;
   slices.rest();
   if (__builtin_expect(slices.too_large(), 0)) {
     if (live != nullptr) store_block(live, kPairStride);
-    weigh_again(slices.unit(), block_scores(number, scratch), panel_state(frame.panel, scratch),
-                {scratch.value_dim, number * kBlockKeys / 2, scratch.weights});
+    weigh_again<kTerms>(slices.unit(), block_scores(number, scratch),
+                        panel_state(frame.panel, scratch),
+                        {scratch.value_dim, number * kBlockKeys / 2, scratch.weights});
     if (live != nullptr) load_block(live, kPairStride);
   } else {
     slices.add_sums(scratch.plain.sum + frame.panel * kPairWidth);
   }
-  if (context.problem->dropout_p > 0) drop_weights(context, frame, number, scratch);
+  if (context.problem->dropout_p > 0) drop_weights<kTerms>(context, frame, number, scratch);
 }
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET

@@ -13,23 +13,28 @@ namespace tilewise::cpu::TILEWISE_TARGET {
 
 // The rows of V that are not finite took part as zeros: each is added to the lanes that see it, and
 // to no others.
+template <int kTerms>
 TILEWISE_INLINE void add_odd_values(const HeadContext& context, const PairFrame& frame, float* out,
                                     const PairScratch& scratch) {
+  using S = PairNumber<kTerms>;
   const Problem& problem = *context.problem;
   const std::int64_t first = frame.first_block * kBlockKeys;
   for (std::int64_t t = first; t < frame.end - frame.tile; ++t) {
     if (scratch.odd_values[frame.slot * kPairKeys + t] == 0) continue;
-    const math::BFloat16* const value = static_cast<const math::BFloat16*>(problem.v.data) +
-                                        problem.v.offset(context.sequence.batch, context.kv_head(),
-                                                         context.sequence.k_start + frame.tile + t);
+    const S* const value = static_cast<const S*>(problem.v.data) +
+                           problem.v.offset(context.sequence.batch, context.kv_head(),
+                                            context.sequence.k_start + frame.tile + t);
     for (int lane = 0; lane < kPairWidth; ++lane) {
       if (scratch.seen[t * kPairWidth + lane] == 0) continue;
-      const std::uint32_t word = scratch.weights[(t - first) / 2 * kPairWidth + lane];
-      const math::BFloat16 half = {
-          static_cast<std::uint16_t>((t - first) % 2 == 0 ? word : word >> 16)};
-      const float weight = math::to_float(half);
+      const auto term = [&](int number) {
+        const std::uint32_t word =
+            scratch.weights[number * kLowWeights + (t - first) / 2 * kPairWidth + lane];
+        return math::to_float(
+            math::BFloat16{static_cast<std::uint16_t>((t - first) % 2 == 0 ? word : word >> 16)});
+      };
+      const float weight = kTerms == 2 ? term(0) + term(1) : term(0);
       for (std::int64_t c = 0; c < problem.value_dim; ++c)
-        out[c * kPairWidth + lane] += math::to_float(value[c]) * weight;
+        out[c * kPairWidth + lane] += math::load<float>(value[c]) * weight;
     }
   }
 }
@@ -37,25 +42,32 @@ TILEWISE_INLINE void add_odd_values(const HeadContext& context, const PairFrame&
 // ---- a panel and its part of a tile ----
 
 // Scores of all blocks, and the weights of all but the last. Returns where the last one's scores,
-// still in the tile registers, belong.
-template <int kSteps, int kKeyPairs>
+// still in the tile registers, belong. In two terms, all four products of terms are taken: exact.
+template <int kSteps, class Slices>
 TILEWISE_INLINE float* score_blocks(const HeadContext& context, const PairFrame& frame,
-                                    const PairScratch& scratch, WeightSlices<kKeyPairs>& slices) {
+                                    const PairScratch& scratch, Slices& slices) {
+  constexpr int kTerms = Slices::kSlices.terms;
   const std::int64_t across = kSteps > 0 ? kSteps : scratch.head_dim / kTileDepth;
-  const std::uint16_t* k = scratch.k_tiles + frame.slot * kPairKeys * scratch.head_dim +
+  const std::int64_t low_k = kPairKeys * scratch.head_dim;
+  const std::int64_t low_q = scratch.head_dim / 2 * kPairWidth;
+  const std::uint16_t* k = scratch.k_tiles + frame.slot * kTerms * low_k +
                            frame.first_block * 2 * across * kTileElements;
-  const std::uint32_t* const q = scratch.q_pairs + frame.panel * scratch.head_dim / 2 * kPairWidth;
+  const std::uint32_t* const q = scratch.q_pairs + frame.panel * kTerms * low_q;
   float* pending = nullptr;
   for (std::int64_t b = 0; b < frame.blocks; ++b, k += 2 * across * kTileElements) {
-    const std::uint16_t* const bottom = k + across * kTileElements;
-    begin_block({k, bottom, q, kPairStride}, nullptr, pending, kPairStride, slices);
+    const auto operands = [&](std::int64_t t, std::int64_t k_term, std::int64_t q_term) {
+      const std::uint16_t* const top = k + k_term * low_k + t * kTileElements;
+      return TileOperands{top, top + across * kTileElements,
+                          q + q_term * low_q + t * kTileRows * kPairWidth, kPairStride};
+    };
+    begin_block(operands(0, 0, 0), nullptr, pending, kPairStride, slices);
     if (b > 1) end_weights(context, frame, b - 2, nullptr, scratch, slices);
     if (b > 0) begin_weights(context, frame, b - 1, scratch, slices);
 #pragma GCC unroll 3
-    for (std::int64_t t = 1; t < across; ++t) {
-      add_step({k + t * kTileElements, bottom + t * kTileElements, q + t * kTileRows * kPairWidth,
-                kPairStride},
-               slices);
+    for (std::int64_t t = 1; t < across; ++t) add_step(operands(t, 0, 0), slices);
+    if constexpr (kTerms == 2) {
+      for (std::int64_t n = across; n < 4 * across; ++n)
+        add_step(operands(n % across, n / across % 2 != 0, n >= 2 * across), slices);
     }
     pending = block_scores(b, scratch);
   }
@@ -63,38 +75,45 @@ TILEWISE_INLINE float* score_blocks(const HeadContext& context, const PairFrame&
 }
 
 // out += V^T P^T, over all keys of the frame, 32 rows at a time. The last block's weights are made
-// under the first rows, if `pending` says where its scores belong.
-template <int kKeyPairs>
+// under the first rows, if `pending` says where its scores belong. In two terms, three products:
+// that of both low ones is below 2^-16 of the whole.
+template <class Slices>
 TILEWISE_INLINE void output_blocks(const HeadContext& context, const PairFrame& frame,
-                                   float* pending, const PairScratch& scratch,
-                                   WeightSlices<kKeyPairs>& slices) {
+                                   float* pending, const PairScratch& scratch, Slices& slices) {
   constexpr std::int64_t kAcross = kPairKeys / kTileDepth;
-  const std::uint16_t* v = scratch.v_tiles + frame.slot * kPairKeys * scratch.value_dim +
-                           frame.first_block * kTileElements;
+  constexpr int kTerms = Slices::kSlices.terms;
+  constexpr std::int64_t kProducts = kTerms == 2 ? 3 : 1;  // of a block
+  const std::int64_t low_v = kPairKeys * scratch.value_dim;
+  const std::uint16_t* v =
+      scratch.v_tiles + frame.slot * kTerms * low_v + frame.first_block * kTileElements;
   float* out = panel_state(frame.panel, scratch).out;
-  const std::int64_t last = frame.blocks - 1;
-  const auto operands = [&](std::int64_t b) {
-    const std::uint16_t* const top = v + b * kTileElements;
-    return TileOperands{top, top + kAcross * kTileElements, block_pairs(b, scratch), kPairStride};
+  const std::int64_t last = (frame.blocks - 1) * kProducts;
+  const std::int64_t end = last + kProducts;
+  const auto operands = [&](std::int64_t n) {
+    const std::int64_t term = n % kProducts;
+    const std::uint16_t* const top = v + n / kProducts * kTileElements + (term == 2 ? low_v : 0);
+    return TileOperands{top, top + kAcross * kTileElements,
+                        block_pairs(n / kProducts, scratch) + (term == 1 ? kLowWeights : 0),
+                        kPairStride};
   };
   std::int64_t row = 0;
+  NoSlices none;
   if (pending != nullptr) {
     begin_block(operands(0), out, pending, kPairStride, slices);
-    end_weights(context, frame, last - 1, out, scratch, slices);
-    begin_weights(context, frame, last, scratch, slices);
-    for (std::int64_t b = 1; b < last; ++b) add_step(operands(b), slices);
-    end_weights(context, frame, last, out, scratch, slices);
-    add_step(operands(last), slices);
+    end_weights(context, frame, frame.blocks - 2, out, scratch, slices);
+    begin_weights(context, frame, frame.blocks - 1, scratch, slices);
+    for (std::int64_t n = 1; n < last; ++n) add_step(operands(n), slices);
+    end_weights(context, frame, frame.blocks - 1, out, scratch, slices);
+    for (std::int64_t n = last; n < end; ++n) add_step(operands(n), none);
     pending = out;
     row += 32;
     v += 2 * kAcross * kTileElements;
     out += std::int64_t{32} * kPairWidth;
   }
-  NoSlices none;
   for (; row + 32 <= scratch.value_dim; row += 32) {
     begin_block(operands(0), out, pending, kPairStride, none);
-#pragma GCC unroll 4
-    for (std::int64_t b = 1; b <= last; ++b) add_step(operands(b), none);
+#pragma GCC unroll 3
+    for (std::int64_t n = 1; n < end; ++n) add_step(operands(n), none);
     pending = out;
     v += 2 * kAcross * kTileElements;
     out += std::int64_t{32} * kPairWidth;
@@ -102,21 +121,26 @@ TILEWISE_INLINE void output_blocks(const HeadContext& context, const PairFrame& 
   if (pending != nullptr) store_block(pending, kPairStride);
   if (row == scratch.value_dim) return;
   load_flat_block(out, kPairStride);
-  for (std::int64_t b = 0; b <= last; ++b) add_flat_step(operands(b));
+  for (std::int64_t n = 0; n < end; ++n) add_flat_step(operands(n));
   store_flat_block(out, kPairStride);
 }
 
-// kSteps: of a block of scores, 32 columns each; 0: any number. A block has four products a step,
-// and in them its 16 pairs of keys.
-template <int kSteps>
+// kSteps: of a block of scores, 32 columns each; 0: any number. A block has four products a step
+// (and four steps in two terms), and in them its 16 pairs of keys.
+template <int kSteps, int kTerms>
+constexpr SlicePlan slice_plan() {
+  if (kTerms == 2) return {1, kSteps == 0 ? 1 : kSteps, 2};
+  return {kSteps == 0 ? 2 : 4 / kSteps, 1, 1};
+}
+template <int kSteps, int kTerms>
 __attribute__((noinline)) void pair_tile(const HeadContext& context, const PairFrame& frame,
                                          const PairScratch& scratch) {
-  constexpr int kKeyPairs = kSteps == 0 ? 2 : 4 / kSteps;
-  WeightSlices<kKeyPairs> slices(ScoreUnits<float>(*context.problem).exponent().factor);
+  constexpr SlicePlan kPlan = slice_plan<kSteps, kTerms>();
+  WeightSlices<kPlan> slices(ScoreUnits<float>(*context.problem).exponent().factor);
   float* pending = score_blocks<kSteps>(context, frame, scratch, slices);
   const std::int64_t last = frame.blocks - 1;
   // With few blocks, there are not enough products in 32 rows of the output.
-  constexpr std::int64_t kFew = 16 / (4 * kKeyPairs) + 2;
+  constexpr std::int64_t kFew = 16 / (4 * kPlan.pairs) + 2;
   if (frame.blocks < kFew || scratch.value_dim < 32) {
     store_block(pending, kPairStride);
     pending = nullptr;
@@ -125,12 +149,14 @@ __attribute__((noinline)) void pair_tile(const HeadContext& context, const PairF
     end_weights(context, frame, last, nullptr, scratch, slices);
   }
   output_blocks(context, frame, pending, scratch, slices);
-  if (frame.careful) add_odd_values(context, frame, panel_state(frame.panel, scratch).out, scratch);
+  if (frame.careful)
+    add_odd_values<kTerms>(context, frame, panel_state(frame.panel, scratch).out, scratch);
 }
 
 // ---- all panels of a block of queries ----
 
 // Packs keys [first, first + count) of K and V, unless they are. Returns their slot.
+template <int kTerms>
 TILEWISE_INLINE std::int64_t pack_tile(const HeadContext& context, std::int64_t first,
                                        std::int64_t count, bool careful,
                                        const PairScratch& scratch) {
@@ -146,10 +172,15 @@ TILEWISE_INLINE std::int64_t pack_tile(const HeadContext& context, std::int64_t 
   const RowBlock k = {&problem.k, wanted.batch, wanted.kv_head, row, count, problem.head_dim};
   const RowBlock v = {&problem.v, wanted.batch, wanted.kv_head, row, count, problem.value_dim};
   std::uint8_t* const odd_values = scratch.odd_values + slot * kPairKeys;
-  pack_row_tiles(k, scratch.k_tiles + slot * kPairKeys * scratch.head_dim);
-  if (careful) mark_odd_rows(v, odd_values);
-  pack_column_tiles(v, kPairKeys / kTileDepth, careful ? odd_values : nullptr,
-                    scratch.v_tiles + slot * kPairKeys * scratch.value_dim);
+  if (careful) mark_odd_rows<kTerms>(v, odd_values);
+  const std::int64_t of_k = kPairKeys * scratch.head_dim;
+  const std::int64_t of_v = kPairKeys * scratch.value_dim;
+  for_each_term<kTerms>([&](auto term, int number) {
+    constexpr Term kTerm = decltype(term)::value;
+    pack_row_tiles<kTerm>(k, scratch.k_tiles + (slot * kTerms + number) * of_k);
+    pack_column_tiles<kTerm>(v, kPairKeys / kTileDepth, careful ? odd_values : nullptr,
+                             scratch.v_tiles + (slot * kTerms + number) * of_v);
+  });
   return slot;
 }
 
@@ -173,19 +204,20 @@ TILEWISE_INLINE PairFrame panel_frame(const QueryBlock& block, std::int64_t pane
   return frame;
 }
 
+template <int kTerms>
 TILEWISE_INLINE void visit_keys_in_pairs(const RunContext& run, const QueryBlock& block,
                                          bool careful, const PairScratch& scratch) {
   const math::KeyRange keys = keys_of_block(block);
   const Problem& problem = *block.context.problem;
   const std::int64_t row_bytes = (problem.head_dim + problem.value_dim) * 2;
   const std::int64_t steps = scratch.head_dim / kTileDepth;
-  const auto visit = steps == 4   ? pair_tile<4>
-                     : steps == 2 ? pair_tile<2>
-                     : steps == 1 ? pair_tile<1>
-                                  : pair_tile<0>;
+  const auto visit = steps == 4   ? pair_tile<4, kTerms>
+                     : steps == 2 ? pair_tile<2, kTerms>
+                                  : steps == 1 ? pair_tile < kTerms == 1 ? 1 : 0,
+             kTerms > : pair_tile<0, kTerms>;
   for (std::int64_t tile = keys.begin / kPairKeys * kPairKeys; tile < keys.end; tile += kPairKeys) {
     const std::int64_t count = math::lesser(tile + kPairKeys, keys.end) - tile;
-    const std::int64_t slot = pack_tile(block.context, tile, count, careful, scratch);
+    const std::int64_t slot = pack_tile<kTerms>(block.context, tile, count, careful, scratch);
     count_traffic(run, count * row_bytes, 0);  // from the packed copy, if there is one
     for (std::int64_t panel = 0; panel * kPairWidth < block.rows; ++panel) {
       PairFrame frame = panel_frame(block, panel, tile, count);
@@ -198,12 +230,16 @@ TILEWISE_INLINE void visit_keys_in_pairs(const RunContext& run, const QueryBlock
   }
 }
 
+template <int kTerms>
 TILEWISE_INLINE void load_query_pairs(const QueryBlock& block, const PairScratch& scratch) {
   const Problem& problem = *block.context.problem;
   for (std::int64_t panel = 0; panel * kPairWidth < block.rows; ++panel) {
-    pack_pairs<kPairWidth>(panel_rows(problem.q, block, panel, kPairWidth, problem.head_dim),
-                           ScoreUnits<float>(problem).packed < 0, nullptr,
-                           scratch.q_pairs + panel * scratch.head_dim / 2 * kPairWidth);
+    for_each_term<kTerms>([&](auto term, int number) {
+      pack_pairs<kPairWidth, decltype(term)::value>(
+          panel_rows(problem.q, block, panel, kPairWidth, problem.head_dim),
+          ScoreUnits<float>(problem).packed < 0, nullptr,
+          scratch.q_pairs + (panel * kTerms + number) * scratch.head_dim / 2 * kPairWidth);
+    });
     start_panel<float, kPairWidth>(panel, scratch.plain);
   }
 }
@@ -225,16 +261,17 @@ TILEWISE_INLINE void settle_rows(const QueryBlock& block, const PairScratch& scr
 }
 
 // The states of a block's rows, left in the scratch.
+template <int kTerms>
 TILEWISE_INLINE void forward_block_in_pairs(const RunContext& run, const QueryBlock& block,
                                             const PairScratch& scratch) {
   // The unit flushes denormals. Weights that are some would take the exponential's instruction ten
   // times as long; the thread's mode comes back before the outputs are stored.
   const unsigned mode = _mm_getcsr();
   for (bool careful = false;; careful = true) {
-    load_query_pairs(block, scratch);
+    load_query_pairs<kTerms>(block, scratch);
     _mm_setcsr(mode | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
     configure_tiles();
-    visit_keys_in_pairs(run, block, careful, scratch);
+    visit_keys_in_pairs<kTerms>(run, block, careful, scratch);
     release_tiles();
     _mm_setcsr(mode);
     if (careful || block_is_finite<float, kPairWidth>(block, scratch.plain)) break;

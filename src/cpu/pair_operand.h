@@ -23,16 +23,60 @@ TILEWISE_INLINE const std::uint16_t* bfloat_rows(const RowBlock& rows) {
          rows.view->offset(rows.batch, rows.head, rows.first);
 }
 
+// What of a number is meant: a bf16 as it is, or one of the two bf16 whose sum an fp16 is. The high
+// one is the nearest; 11 bits less 8 leave 3 for the low one, and fp16's least denormal, 2^-24, is
+// far from where bf16 ends. Of a number that is not finite, the low one is NaN.
+enum class Term { kWhole, kHigh, kLow };
+
+// The inputs: in one term or two.
+template <int kTerms>
+using PairNumber = std::conditional_t<kTerms == 2, math::Float16, math::BFloat16>;
+
+template <Term kTerm>
+struct TermConstant {
+  static constexpr Term value = kTerm;
+};
+// Calls f(TermConstant, its number) for the terms of a number.
+template <int kTerms, class Function>
+TILEWISE_INLINE void for_each_term(Function f) {
+  if constexpr (kTerms == 1) {
+    f(TermConstant<Term::kWhole>{}, 0);
+  } else {
+    f(TermConstant<Term::kHigh>{}, 0);
+    f(TermConstant<Term::kLow>{}, 1);
+  }
+}
+
+TILEWISE_INLINE __m512i high_terms(__m512 first, __m512 second) {
+  return __m512i(_mm512_cvtne2ps_pbh(second, first));
+}
+// What the high terms leave, in the order of lanes.
+TILEWISE_INLINE __m512i low_terms(__m512 first, __m512 second) {
+  const __m512i high = high_terms(first, second);
+  const auto widened = [](__m256i halves) {
+    return __m512(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+  };
+  return high_terms(_mm512_sub_ps(first, widened(_mm512_castsi512_si256(high))),
+                    _mm512_sub_ps(second, widened(_mm512_extracti64x4_epi64(high, 1))));
+}
+
 // 32 bf16 of a row from column c on, zeros beyond its end.
+template <Term kTerm = Term::kWhole>
 TILEWISE_INLINE __m512i load_bfloats(const std::uint16_t* row, std::int64_t c, std::int64_t width) {
   const std::int64_t left = width - c;
-  if (left >= 32) return _mm512_loadu_si512(row + c);
-  return _mm512_maskz_loadu_epi16(left <= 0 ? 0 : (__mmask32(1) << left) - 1, row + c);
+  const __m512i halves =
+      left >= 32 ? _mm512_loadu_si512(row + c)
+                 : _mm512_maskz_loadu_epi16(left <= 0 ? 0 : (__mmask32(1) << left) - 1, row + c);
+  if constexpr (kTerm == Term::kWhole) return halves;
+  const __m512 first = _mm512_cvtph_ps(_mm512_castsi512_si256(halves));
+  const __m512 second = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1));
+  return kTerm == Term::kHigh ? high_terms(first, second) : low_terms(first, second);
 }
 
 // odd[r] = 1 where row r is not finite, 0 elsewhere. True if there is one.
+template <int kTerms = 1>
 TILEWISE_INLINE bool mark_odd_rows(const RowBlock& rows, std::uint8_t* odd) {
-  const __m512i exponent = _mm512_set1_epi16(0x7F80);
+  const __m512i exponent = _mm512_set1_epi16(kTerms == 2 ? 0x7C00 : 0x7F80);
   bool any = false;
   for (std::int64_t r = 0; r < rows.count; ++r) {
     __mmask32 not_finite = 0;
@@ -56,6 +100,7 @@ struct Gathered {
 
 // Rows first.. and columns c.. of the matrix, zeros beyond its ends and in place of the rows that
 // `left_out` (if given) marks; signs are flipped where `sign` has their bit.
+template <Term kTerm>
 TILEWISE_INLINE void gather_rows(const RowBlock& rows, std::int64_t first, std::int64_t c,
                                  const std::uint8_t* left_out, __m512i sign, Gathered& to) {
   const std::uint16_t* const base = bfloat_rows(rows);
@@ -64,7 +109,7 @@ TILEWISE_INLINE void gather_rows(const RowBlock& rows, std::int64_t first, std::
     const bool there = first + r < rows.count && (left_out == nullptr || left_out[first + r] == 0);
     for (std::int64_t i = 0; i < width; i += 32) {
       const __m512i words =
-          there ? load_bfloats(base + (first + r) * rows.view->row, c + i, rows.width)
+          there ? load_bfloats<kTerm>(base + (first + r) * rows.view->row, c + i, rows.width)
                 : _mm512_setzero_si512();
       _mm512_store_si512(to.rows + r * kGatherWidth + i, _mm512_xor_si512(words, sign));
     }
@@ -127,14 +172,14 @@ TILEWISE_INLINE void transpose_pairs(const std::uint16_t* from, std::uint32_t* t
 // panel[pair][lane] = columns 2 * pair and 2 * pair + 1 of a row, their signs flipped if asked;
 // lanes from rows.count on are 0, and those that `left_out` (if given) marks.  panel is
 // (round_up(width, 32) / 2, kWidth)
-template <int kWidth>
+template <int kWidth, Term kTerm = Term::kWhole>
 void pack_pairs(const RowBlock& rows, bool negative, const std::uint8_t* left_out,
                 std::uint32_t* panel) {
   static_assert(kWidth == kGatherRows, "a panel is gathered at once");
   const __m512i sign = _mm512_set1_epi16(negative ? static_cast<short>(0x8000) : short(0));
   Gathered gathered;
   for (std::int64_t c0 = 0; c0 < rows.width; c0 += kGatherWidth) {
-    gather_rows(rows, 0, c0, left_out, sign, gathered);
+    gather_rows<kTerm>(rows, 0, c0, left_out, sign, gathered);
     const std::int64_t width = math::lesser(round_up(rows.width - c0, 32), kGatherWidth);
     for (std::int64_t c = 0; c < width; c += 8) {
       std::uint32_t* const to = panel + (c0 + c) / 2 * kWidth;
@@ -146,6 +191,7 @@ void pack_pairs(const RowBlock& rows, bool negative, const std::uint8_t* left_ou
 
 // tiles[row / 16][column / 32] of a matrix for the left operand, zeros beyond its end: rows up to
 // the next multiple of 32.  tiles is (round_up(count, 32) / 16, round_up(width, 32) / 32, 16, 32)
+template <Term kTerm = Term::kWhole>
 TILEWISE_INLINE void pack_row_tiles(const RowBlock& rows, std::uint16_t* tiles) {
   const std::uint16_t* const base = bfloat_rows(rows);
   const std::int64_t across = round_up(rows.width, kTileDepth) / kTileDepth;
@@ -153,9 +199,9 @@ TILEWISE_INLINE void pack_row_tiles(const RowBlock& rows, std::uint16_t* tiles) 
     std::uint16_t* const to =
         tiles + r / kTileRows * across * kTileElements + r % kTileRows * kTileDepth;
     for (std::int64_t t = 0; t < across; ++t) {
-      const __m512i part = r < rows.count
-                               ? load_bfloats(base + r * rows.view->row, t * kTileDepth, rows.width)
-                               : _mm512_setzero_si512();
+      const __m512i part = r < rows.count ? load_bfloats<kTerm>(base + r * rows.view->row,
+                                                                t * kTileDepth, rows.width)
+                                          : _mm512_setzero_si512();
       _mm512_storeu_si512(to + t * kTileElements, part);
     }
   }
@@ -164,12 +210,13 @@ TILEWISE_INLINE void pack_row_tiles(const RowBlock& rows, std::uint16_t* tiles) 
 // tiles[column / 16][row / 32] of the transposed matrix, zeros beyond its ends, and in place of the
 // rows that `left_out` (if given) marks.  tiles is (round_up(width, 16) / 16, `across`, 16, 32), of
 // which round_up(count, 32) / 32 are written
-inline void pack_column_tiles(const RowBlock& rows, std::int64_t across,
-                              const std::uint8_t* left_out, std::uint16_t* tiles) {
+template <Term kTerm = Term::kWhole>
+void pack_column_tiles(const RowBlock& rows, std::int64_t across, const std::uint8_t* left_out,
+                       std::uint16_t* tiles) {
   Gathered gathered;
   for (std::int64_t r = 0; r < rows.count; r += kGatherRows) {
     for (std::int64_t c0 = 0; c0 < rows.width; c0 += kGatherWidth) {
-      gather_rows(rows, r, c0, left_out, _mm512_setzero_si512(), gathered);
+      gather_rows<kTerm>(rows, r, c0, left_out, _mm512_setzero_si512(), gathered);
       const std::int64_t width = math::lesser(round_up(rows.width - c0, kTileRows), kGatherWidth);
       for (std::int64_t c = 0; c < width; c += 8) {
         std::uint16_t* const tile =
@@ -204,6 +251,17 @@ class PairRounder {
   }
   TILEWISE_INLINE void store(Vec<float> even, Vec<float> odd, std::uint32_t* to) const {
     _mm512_storeu_si512(to, joined(lowered(rounded(even)), rounded(odd)));
+  }
+  // The words of what store() rounds off: sixteen bits of the two together.
+  TILEWISE_INLINE void store_rest(Vec<float> even, Vec<float> odd, std::uint32_t* to) const {
+    store(even - upper_half(rounded(even)), odd - upper_half(rounded(odd)), to);
+  }
+  TILEWISE_INLINE static Vec<float> upper_half(__m512i words) {
+    return Vec<float>(Vec<float>::Native(
+        _mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xFFFF0000)))));
+  }
+  TILEWISE_INLINE static Vec<float> lower_half(__m512i words) {
+    return Vec<float>(Vec<float>::Native(_mm512_slli_epi32(words, 16)));
   }
 
  private:

@@ -19,6 +19,11 @@ inline constexpr int kPanelRegisters = 2;
 inline constexpr int kPairWidth = kPanelRegisters * Vec<float>::kLanes;
 inline constexpr std::int64_t kPairStride = std::int64_t{kPairWidth} * 4;  // bytes
 inline constexpr std::int64_t kBlockKeys = 32;
+// Keys of a tile: the sums of the output are loaded and stored once for so many; the weights are 32
+// KB.
+inline constexpr std::int64_t kPairKeys = 512;
+// Words from the weights of a tile to what their rounding left, where that is kept (fp16).
+inline constexpr std::int64_t kLowWeights = kPairKeys / 2 * kPairWidth;
 // Weights of up to 2^13 (a block's sum that stays below its bound may hold one of them) in a sum of
 // bf16 products lose nothing, and the reference seldom moves.
 inline constexpr float kSlack = 8.0f;
@@ -56,11 +61,21 @@ struct Anchored {
   Vec<float> high_anchor;
 };
 
-// A block on its way from scores to weights, rounded and paired, and their sums before rounding.
-// slice() does kKeyPairs pairs of keys: 16 of them, over the products of a block of scores.
-template <int kKeyPairs>
+// How much vector work goes with the products of the unit: `pairs` pairs of keys with one of
+// `every` products; in how many terms weights and inputs are multiplied: one bf16, or two for fp16.
+struct SlicePlan {
+  int pairs;
+  int every;
+  int terms;
+};
+
+// A block on its way from scores to weights, rounded and paired, and their sums before rounding:
+// 16 pairs of keys, over the products of a block of scores.
+template <SlicePlan kPlan>
 class WeightSlices {
  public:
+  static constexpr SlicePlan kSlices = kPlan;
+
   TILEWISE_INLINE explicit WeightSlices(Vec<float> unit) : unit_(unit) {}
 
   TILEWISE_INLINE Vec<float> unit() const { return unit_; }
@@ -76,8 +91,9 @@ class WeightSlices {
   TILEWISE_INLINE void skip() { low_sum_ = high_sum_ = Vec<float>(0.0f); }
   template <int kProduct>
   TILEWISE_INLINE void slice() {
+    if constexpr (kProduct % kPlan.every != 0) return;
 #pragma GCC unroll 4
-    for (int i = 0; i < kKeyPairs; ++i) {
+    for (int i = 0; i < kPlan.pairs; ++i) {
       if (left_ != 0) weigh_keys();
     }
   }
@@ -103,6 +119,7 @@ class WeightSlices {
     const Vec<float> odd =
         pair_exp2((Vec<float>::load(scores_ + kPairWidth + lane) - anchor) * unit_);
     rounder_.store(even, odd, pairs_ + lane);
+    if constexpr (kPlan.terms == 2) rounder_.store_rest(even, odd, pairs_ + kLowWeights + lane);
     return even + odd;
   }
   TILEWISE_INLINE void weigh_keys() {
@@ -162,6 +179,7 @@ struct Move {
 
 // A block whose weights have grown too large: moves the reference of the rows that want it to the
 // block's maximum and weighs the block again.
+template <int kTerms>
 __attribute__((noinline)) inline void weigh_again(Vec<float> unit, const float* scores,
                                                   PairState state, Move move) {
   constexpr int kLanes = Vec<float>::kLanes;
@@ -180,13 +198,21 @@ __attribute__((noinline)) inline void weigh_again(Vec<float> unit, const float* 
     for (std::int64_t r = 0; r < move.pair_rows; ++r) {
       std::uint32_t* const at = move.pairs + r * kPairWidth + lane;
       const __m512i words = _mm512_loadu_si512(at);
-      const Vec<float> even(Vec<float>::Native(_mm512_slli_epi32(words, 16)));
-      const Vec<float> odd(Vec<float>::Native(
-          _mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xFFFF0000)))));
-      rounder.store(even * factor, odd * factor, at);
+      Vec<float> even = PairRounder::lower_half(words);
+      Vec<float> odd = PairRounder::upper_half(words);
+      if constexpr (kTerms == 2) {
+        const __m512i low = _mm512_loadu_si512(at + kLowWeights);
+        even = (even + PairRounder::lower_half(low)) * factor;
+        odd = (odd + PairRounder::upper_half(low)) * factor;
+        rounder.store_rest(even, odd, at + kLowWeights);
+      } else {
+        even = even * factor;
+        odd = odd * factor;
+      }
+      rounder.store(even, odd, at);
     }
   }
-  WeightSlices<1> slices(unit);
+  WeightSlices<SlicePlan{1, 1, kTerms}> slices(unit);
   slices.begin(anchor_block(scores, state.reference), move.pairs + move.pair_rows * kPairWidth);
   slices.rest();
   slices.add_sums(state.sum);

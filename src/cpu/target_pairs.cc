@@ -1,7 +1,8 @@
-// The kernels of an instruction set with a matrix unit: what it makes faster, which is bf16. The
-// registry goes on to the instruction set's base for the rest.
+// The kernels of an instruction set with a matrix unit: what it makes faster, which is bf16,
+// and fp16 forward. The registry goes on to the instruction set's base for the rest.
 #include "cpu/kernels.h"
 #include "cpu/pair_backward.h"
+#include "cpu/pair_half.h"
 #include "cpu/traffic.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
@@ -9,14 +10,17 @@ namespace {
 
 std::int64_t workspace_of_forward(const Problem& problem, std::int64_t concurrency) {
   if (all_decoded(problem)) return decode_workspace<float>(problem, concurrency);
-  return forward_workspace<PairBody>(problem, concurrency);
+  if (problem.dtype == TILEWISE_FP16) return kHalfForward.workspace(problem, concurrency);
+  return forward_workspace<PairBody<1>>(problem, concurrency);
 }
 Status forward(const Problem& problem, const RunContext& run) {
   if (all_decoded(problem)) return run_decode<float>(problem, run);
-  return run_forward<PairBody>(problem, run);
+  if (problem.dtype == TILEWISE_FP16) return kHalfForward.run(problem, run);
+  return run_forward<PairBody<1>>(problem, run);
 }
 double traffic_of_forward(const Problem& problem, std::int64_t concurrency) {
-  return forward_traffic<PairBody>(problem, concurrency);
+  if (problem.dtype == TILEWISE_FP16) return kHalfForward.traffic(problem, concurrency);
+  return forward_traffic<PairBody<1>>(problem, concurrency);
 }
 std::int64_t workspace_of_backward(const Problem& problem, std::int64_t concurrency) {
   return backward_workspace<float, kPanelRegisters, PairKeys>(problem, concurrency);

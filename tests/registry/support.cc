@@ -43,7 +43,7 @@ std::string operation_and_dtype(Operation operation, std::int32_t dtype) {
 
 bool is_partial(const Kernel& kernel) { return std::string(kernel.name) == "cuda_sm90"; }
 
-bool machine_runs(const Kernel& kernel, std::int32_t dtype) {
+bool machine_runs(const Kernel& kernel, Operation operation, std::int32_t dtype) {
   if (kernel.device == TILEWISE_CUDA) {
     const bool is_narrow = dtype == TILEWISE_BF16 || dtype == TILEWISE_FP16;
     const bool serves = std::string(kernel.name) != "cuda_sm80" || is_narrow;
@@ -55,9 +55,12 @@ bool machine_runs(const Kernel& kernel, std::int32_t dtype) {
   const std::string target = name.substr(std::strlen(kPrefix));
   const char* const forced = std::getenv("TILEWISE_CPU_TARGET");
   const bool is_forced = forced != nullptr && forced[0] != '\0';
-  // These have kernels for bf16, and leave the rest to the instruction set that they extend.
+  // These have kernels for bf16 (amx: for fp16 too, forward), and leave the rest to the instruction
+  // set that they extend.
   const auto is_bf16_only = [](const std::string& x) { return x == "amx" || x == "avx512_bf16"; };
-  if (is_bf16_only(target) && dtype != TILEWISE_BF16) return false;
+  const bool is_fp16_forward =
+      target == "amx" && operation == Operation::kForward && dtype == TILEWISE_FP16;
+  if (is_bf16_only(target) && dtype != TILEWISE_BF16 && !is_fp16_forward) return false;
   const bool serves = is_forced && is_bf16_only(forced) && target == "avx512";
   if (is_forced && target != forced && !serves) return false;
   for (std::int32_t i = 0; i < tilewise_cpu_target_count(); ++i) {
@@ -69,7 +72,7 @@ bool machine_runs(const Kernel& kernel, std::int32_t dtype) {
 std::vector<const Kernel*> runnable_kernels(Operation operation, std::int32_t dtype) {
   std::vector<const Kernel*> runnable;
   for (const Kernel* kernel : plan::kernels(operation)) {
-    if (machine_runs(*kernel, dtype)) runnable.push_back(kernel);
+    if (machine_runs(*kernel, operation, dtype)) runnable.push_back(kernel);
   }
   return runnable;
 }
@@ -78,8 +81,8 @@ void expect_all_pass(const Case& description, const verify::Judge::Edit& edit) {
   verify::Judge judge(description, edit);
   for (const Kernel* kernel : plan::kernels(description.operation)) {
     const verify::Verdict verdict = judge.judge(kernel->name);
-    const bool runs =
-        machine_runs(*kernel, description.dtype) && !is_too_wide(*kernel, description);
+    const bool runs = machine_runs(*kernel, description.operation, description.dtype) &&
+                      !is_too_wide(*kernel, description);
     const auto expected = runs ? verify::Verdict::kPassed : verify::Verdict::kUnsupported;
     const bool may_pass = cuda::device_count() > 0 && is_partial(*kernel) &&
                           verdict.result == verify::Verdict::kPassed;
