@@ -114,7 +114,7 @@ template <class E, int kColumns>
 void visit_keys(const RunContext& run, const QueryBlock& block, bool careful,
                 const ForwardScratch<E>& scratch) {
   const Problem& problem = *block.context.problem;
-  const math::KeyRange keys = keys_of_rows(block.context, block.first, block.rows);
+  const math::KeyRange keys = keys_of_block(block);
   const std::int64_t key_bytes = problem.head_dim * problem::dtype_size(problem.k.dtype) +
                                  problem.value_dim * problem::dtype_size(problem.v.dtype);
   for (std::int64_t first = keys.begin / kKeyTile * kKeyTile; first < keys.end; first += kKeyTile) {
@@ -137,6 +137,7 @@ void load_queries(const QueryBlock& block, const ForwardScratch<E>& scratch) {
   }
 }
 
+// The states of a block's rows, left in the scratch.
 template <class E, int kColumns>
 void forward_block(const RunContext& run, const QueryBlock& block,
                    const ForwardScratch<E>& scratch) {
@@ -146,7 +147,6 @@ void forward_block(const RunContext& run, const QueryBlock& block,
     visit_keys<E, kColumns>(run, block, careful, scratch);
     if (careful || block_is_finite<E, kWidth>(block, scratch)) break;
   }
-  store_outputs<E, kWidth>(block, scratch);
   count_query_traffic(run, block);
 }
 

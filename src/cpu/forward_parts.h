@@ -68,6 +68,7 @@ struct QueryBlock {
   HeadContext context;
   std::int64_t first;  // row of the sequence
   std::int64_t rows;
+  math::KeyRange keys;  // those that take part: of a split, or all
 };
 
 // The maximum of a column of registers and `start`, in four chains: one would wait four cycles for
@@ -127,6 +128,12 @@ TILEWISE_INLINE math::KeyRange keys_of_rows(const HeadContext& context, std::int
     range.end = math::greater(range.end, of_band.end);
   }
   return {math::greater(range.begin, 0), math::lesser(range.end, context.sequence.k_len)};
+}
+
+// The keys that a block visits.
+TILEWISE_INLINE math::KeyRange keys_of_block(const QueryBlock& block) {
+  const math::KeyRange keys = keys_of_rows(block.context, block.first, block.rows);
+  return {math::greater(keys.begin, block.keys.begin), math::lesser(keys.end, block.keys.end)};
 }
 
 // Rows of a query-side tensor that are one panel of a block.
@@ -213,9 +220,11 @@ bool block_is_finite(const QueryBlock& block, const ForwardScratch<E>& scratch) 
 // What a block reads and writes besides K and V. Row statistics are not counted (traffic.h).
 TILEWISE_INLINE void count_query_traffic(const RunContext& run, const QueryBlock& block) {
   const Problem& problem = *block.context.problem;
-  const std::int64_t out_bytes = problem.value_dim * problem::dtype_size(problem.out.dtype);
-  count_traffic(run, block.rows * problem.head_dim * problem::dtype_size(problem.q.dtype),
-                block.rows * out_bytes);
+  count_traffic(run, block.rows * problem.head_dim * problem::dtype_size(problem.q.dtype), 0);
+}
+TILEWISE_INLINE void count_output_traffic(const RunContext& run, const QueryBlock& block) {
+  const Problem& problem = *block.context.problem;
+  count_traffic(run, 0, block.rows * problem.value_dim * problem::dtype_size(problem.out.dtype));
 }
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET
