@@ -67,7 +67,7 @@ TEST(Plan, ChoosesTheFirstThatSupportsAndSaysWhy) {
   for (const Operation operation : kOperations) {
     PlanOwner plan;
     ASSERT_EQ(plan.create(static_cast<std::int32_t>(operation), sample.request), TILEWISE_OK);
-    EXPECT_STREQ(tilewise_plan_kernel(plan.get()), runnable_kernels(operation).front()->name);
+    EXPECT_STREQ(tilewise_plan_kernel(plan.get()), host_kernels(operation).front()->name);
     EXPECT_TRUE(contains(tilewise_plan_reason(plan.get()), "first of the registry"));
     EXPECT_TRUE(contains(tilewise_plan_reason(plan.get()), tilewise_plan_kernel(plan.get())));
     EXPECT_STREQ(tilewise_last_error(), "");
@@ -78,7 +78,7 @@ TEST(Plan, EveryKernelCanBeForced) {
   Sample sample;
   for (const Operation operation : kOperations) {
     const std::int32_t raw = static_cast<std::int32_t>(operation);
-    for (const Kernel* kernel : runnable_kernels(operation)) {
+    for (const Kernel* kernel : host_kernels(operation)) {
       const tilewise_plan_options options = options_for(kernel->name);
       PlanOwner by_option;
       ASSERT_EQ(by_option.create(raw, sample.request, &options), TILEWISE_OK);
@@ -180,7 +180,7 @@ TEST(Plan, MaxConcurrencyIsChecked) {
 
 // A workspace that is too small by a byte, missing or misaligned: refused, nothing written.
 TEST(Plan, T21_WorkspaceIsChecked) {
-  for (const Kernel* kernel : runnable_kernels(Operation::kForward)) {
+  for (const Kernel* kernel : host_kernels(Operation::kForward)) {
     Sample sample;
     const tilewise_plan_options options = options_for(kernel->name);
     PlanOwner plan;

@@ -77,6 +77,12 @@ std::vector<const Kernel*> runnable_kernels(Operation operation, std::int32_t dt
   return runnable;
 }
 
+std::vector<const Kernel*> host_kernels(Operation operation) {
+  std::vector<const Kernel*> kernels = runnable_kernels(operation);
+  std::erase_if(kernels, [](const Kernel* kernel) { return kernel->device != TILEWISE_CPU; });
+  return kernels;
+}
+
 void expect_all_pass(const Case& description, const verify::Judge::Edit& edit) {
   verify::Judge judge(description, edit);
   for (const Kernel* kernel : plan::kernels(description.operation)) {

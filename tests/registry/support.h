@@ -49,6 +49,9 @@ bool machine_runs(const Kernel& kernel, Operation operation, std::int32_t dtype)
 std::vector<const Kernel*> runnable_kernels(Operation operation,
                                             std::int32_t dtype = TILEWISE_FP32);
 
+// Those of them that take tensors of the host.
+std::vector<const Kernel*> host_kernels(Operation operation);
+
 // The judge's verdict on every kernel of the case's operation is "passed".
 void expect_all_pass(const Case& description, const verify::Judge::Edit& edit = {});
 
