@@ -1,0 +1,126 @@
+// Runs in the order of a stream: captured in a graph and replayed with other contents of the lists,
+// and from several host threads with streams of their own.
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <thread>
+#include <vector>
+
+#include "cuda/runtime.h"
+#include "registry/support.h"
+#include "verify/device_copy.h"
+
+namespace tilewise::tests {
+namespace {
+
+using verify::DeviceCopy;
+using verify::DeviceMemory;
+
+constexpr const char* kKernel = "cuda_sm90";
+
+bool has_hopper() {
+  cuda::DeviceInfo device;
+  return cuda::device_count() > 0 && cuda::find_device(0, &device) == TILEWISE_OK &&
+         device.major == 9;
+}
+
+// A request on the device, its plan, a workspace and a stream.
+struct Prepared {
+  explicit Prepared(const Instance& instance) : copy(Operation::kForward, instance.request()) {
+    plan::Options options;
+    options.kernel = kKernel;
+    EXPECT_EQ(plan::make_plan(Operation::kForward, copy.request(), options, &plan), TILEWISE_OK);
+    workspace.emplace_back(0, plan.workspace_bytes + 1);
+    EXPECT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+    tilewise_executor_init(&executor);
+    executor.stream = stream;
+  }
+  ~Prepared() { cudaStreamDestroy(stream); }
+  Prepared(const Prepared&) = delete;
+  Prepared& operator=(const Prepared&) = delete;
+
+  problem::Status run() {
+    plan::RunOptions options;
+    options.workspace = workspace.front().data();
+    options.workspace_bytes = static_cast<std::size_t>(plan.workspace_bytes);
+    options.executor = &executor;
+    return plan::run_plan(plan, copy.request(), options);
+  }
+  // Waits for the stream; the outputs, in the tensors of the instance too.
+  std::vector<std::uint64_t> bits(const Instance& instance) {
+    EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    EXPECT_EQ(copy.fetch(), "");
+    return output_bits(Operation::kForward, instance.request());
+  }
+
+  DeviceCopy copy;
+  plan::Plan plan;
+  std::vector<DeviceMemory> workspace;
+  cudaStream_t stream = nullptr;
+  tilewise_executor executor;
+};
+
+Case packed_case() {
+  Case c = make_case(Operation::kForward, TILEWISE_BF16, {3, 0, 0, 4, 2, 64});
+  c.q_packed = c.k_packed = true;
+  c.q_lengths = c.k_lengths = {300, 12, 200};
+  c.q_len = c.k_len = 512;
+  c.max_lengths_known = false;
+  c.causal = true;
+  return c;
+}
+
+TEST(Stream, AGraphReplaysWithOtherSequences) {
+  if (!has_hopper()) GTEST_SKIP() << "no Hopper device";
+  const Instance instance(packed_case());
+  Prepared prepared(instance);
+  ASSERT_EQ(cudaStreamBeginCapture(prepared.stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  ASSERT_EQ(prepared.run(), TILEWISE_OK);
+  cudaGraph_t graph = nullptr;
+  ASSERT_EQ(cudaStreamEndCapture(prepared.stream, &graph), cudaSuccess);
+  cudaGraphExec_t replay = nullptr;
+  ASSERT_EQ(cudaGraphInstantiate(&replay, graph, 0), cudaSuccess);
+  std::vector<std::vector<std::uint64_t>> seen;
+  const std::vector<std::int32_t> contents[] = {
+      {0, 300, 312, 512}, {0, 0, 450, 500}, {0, 128, 256, 512}};
+  for (const std::vector<std::int32_t>& starts : contents) {
+    for (const tilewise_tensor* list :
+         {&prepared.copy.request().cu_seqlens_q, &prepared.copy.request().cu_seqlens_k}) {
+      ASSERT_EQ(list->dtype, TILEWISE_INT32);
+      ASSERT_EQ(cuda::copy(0, list->data, starts.data(), 4 * 4, prepared.stream), TILEWISE_OK);
+    }
+    ASSERT_EQ(cudaGraphLaunch(replay, prepared.stream), cudaSuccess);
+    const std::vector<std::uint64_t> replayed = prepared.bits(instance);
+    ASSERT_EQ(prepared.run(), TILEWISE_OK);
+    EXPECT_EQ(prepared.bits(instance), replayed);
+    for (const std::vector<std::uint64_t>& other : seen) EXPECT_NE(other, replayed);
+    seen.push_back(replayed);
+  }
+  cudaGraphExecDestroy(replay);
+  cudaGraphDestroy(graph);
+}
+
+TEST(Stream, ThreadsRunBesideEachOther) {
+  if (!has_hopper()) GTEST_SKIP() << "no Hopper device";
+  constexpr int kThreads = 4;
+  constexpr int kRuns = 25;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([t] {
+      Case c = make_case(Operation::kForward, TILEWISE_FP16, {2, 300 + 64 * t, 500, 4, 2, 128});
+      c.causal = t % 2 == 0;
+      const Instance instance(c);
+      Prepared prepared(instance);
+      ASSERT_EQ(prepared.run(), TILEWISE_OK);
+      const std::vector<std::uint64_t> first = prepared.bits(instance);
+      for (int run = 0; run < kRuns; ++run) {
+        ASSERT_EQ(prepared.run(), TILEWISE_OK);
+        ASSERT_EQ(prepared.bits(instance), first) << "thread " << t << " run " << run;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace
+}  // namespace tilewise::tests
