@@ -52,7 +52,7 @@ double useful_flops(const problem::Problem& problem) {
 
 // The instruction set of a kernel: cpu_avx2 is avx2; the ladder is compiled for the baseline but
 // measured against the best of the machine.
-std::string target_of(const std::string& kernel, const Machine& machine) {
+std::string target_of(const std::string& kernel, const plan::Host& machine) {
   for (const cpu::Target* target = cpu::kTargets; target->name != nullptr; ++target) {
     if (kernel == std::string("cpu_") + target->name) return target->name;
   }
@@ -203,7 +203,7 @@ int run(const Flags& flags, const std::string& command) {
     runner->run();
   }
   if (executor.on_cuda()) return report_device(flags, *runner, budget, command);
-  const Machine machine = this_machine();
+  const plan::Host machine = plan::this_host();
   const std::string target = target_of(runner->kernel(), machine);
   const std::int32_t dtype = inputs.problem.q.dtype;
   const double before = calibrate::measure_flops(target, dtype, executor.threads());

@@ -140,7 +140,7 @@ int run(const Flags& flags) {
   const std::int64_t sram_bytes = flags.integer("sram", 1, INT64_MAX, problem::kDefaultSramBytes);
   const std::int32_t dtype = dtype_flag(flags, TILEWISE_FP32);
   const Executor executor(flags);
-  const Machine machine = this_machine();
+  const plan::Host machine = plan::this_host();
   const Peaks peaks = {calibrate::measure_flops(machine.target, dtype, executor.threads()),
                        calibrate::measure_read(machine.target, executor.threads())};
   const std::vector<Explained> rows = explain(operation, shape, sram_bytes, peaks);

@@ -5,13 +5,10 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
-#include "cpu/targets.h"
-#include "cuda/runtime.h"
 #include "cuda/sm80/config.h"
 #include "cuda/sm90/config.h"
 #include "machine.h"
-#include "plan/plan.h"
-#include "plan/registry.h"
+#include "plan/description.h"
 
 namespace tilewise::cli {
 namespace {
@@ -19,40 +16,22 @@ namespace {
 using nlohmann::json;
 using problem::Operation;
 
-json list_targets() {
-  json targets = json::array();
-  for (const cpu::Target* target = cpu::kTargets; target->name != nullptr; ++target) {
-    targets.push_back(
-        {{"name", target->name}, {"needs", target->needs}, {"available", target->available()}});
-  }
-  return targets;
+json targets_json() {
+  json rows = json::array();
+  for (const plan::Listed& row : plan::listed_targets())
+    rows.push_back({{"name", row.name}, {"needs", row.text}, {"available", row.available}});
+  return rows;
 }
 
-// Whether the machine can run a kernel at all, asked with an empty problem of the dtype that all
-// kernels have.
-json list_kernels(Operation operation) {
-  problem::Machine machine = {nullptr, 1};
-  problem::Problem empty;
-  empty.dtype = TILEWISE_BF16;
-  json kernels = json::array();
-  for (const problem::Kernel* kernel : plan::kernels(operation)) {
-    empty.device = kernel->device;
-    const bool usable = kernel->supports(empty, machine) == TILEWISE_OK;
-    kernels.push_back({{"name", kernel->name},
-                       {"description", kernel->description},
-                       {"available", usable},
-                       {"why_not", usable ? "" : problem::message()}});
+json kernels_json(Operation operation) {
+  json rows = json::array();
+  for (const plan::Listed& row : plan::listed_kernels(operation)) {
+    rows.push_back({{"name", row.name},
+                    {"description", row.text},
+                    {"available", row.available},
+                    {"why_not", row.why_not}});
   }
-  return kernels;
-}
-
-void print_list(const char* title, const json& rows, const char* text) {
-  fmt::print("\n{}\n", title);
-  for (const json& row : rows) {
-    const bool available = row["available"].get<bool>();
-    fmt::print("  {} {:<15} {}\n", available ? "+" : "-", row["name"].get<std::string>(),
-               row[available || !row.contains("why_not") ? text : "why_not"].get<std::string>());
-  }
+  return rows;
 }
 
 // The tables that choose tiles, with the reason for each row.
@@ -94,43 +73,20 @@ int print_tiles(const Flags& flags) {
   return 0;
 }
 
-std::string cuda_devices() {
-  std::string text;
-  cuda::DeviceInfo device;
-  for (std::int32_t index = 0; index < cuda::device_count(); ++index) {
-    if (cuda::find_device(index, &device) != TILEWISE_OK) continue;
-    text += fmt::format(", cuda:{} ({}, compute capability {}.{})", index, device.name,
-                        device.major, device.minor);
-  }
-  if (text.empty() && cuda::find_device(0, &device) != TILEWISE_OK)
-    text = fmt::format(" ({})", problem::message());
-  return text;
-}
-
 int run(const Flags& flags) {
   if (flags.given("kernels")) return print_tiles(flags);
-  const Machine machine = this_machine();
-  json result = {{"version", tilewise_version()},
-                 {"machine", machine_json(machine)},
-                 {"targets", list_targets()},
-                 {"kernels",
-                  {{"forward", list_kernels(Operation::kForward)},
-                   {"backward", list_kernels(Operation::kBackward)}}}};
-  if (flags.given("json")) {
-    fmt::print("{}\n", result.dump());
+  const plan::Host host = plan::this_host();
+  if (!flags.given("json")) {
+    fmt::print("{}", plan::description(host));
     return 0;
   }
-  fmt::print("Tilewise {}\n", tilewise_version());
-  fmt::print("compiler  {}\n", machine.compiler);
-  fmt::print("system    {}\n", machine.system);
-  fmt::print("cpu       {}, {} usable\n", machine.cpu, machine.cpus);
-  fmt::print("features  {}\n", machine.features);
-  fmt::print("devices   cpu{}\n", cuda_devices());
-  print_list("Instruction sets, best first (force one with TILEWISE_CPU_TARGET):",
-             result["targets"], "needs");
-  print_list("Kernels, forward, in order of preference (force one with TILEWISE_KERNEL):",
-             result["kernels"]["forward"], "description");
-  print_list("Kernels, backward:", result["kernels"]["backward"], "description");
+  const json result = {{"version", tilewise_version()},
+                       {"machine", machine_json(host)},
+                       {"targets", targets_json()},
+                       {"kernels",
+                        {{"forward", kernels_json(Operation::kForward)},
+                         {"backward", kernels_json(Operation::kBackward)}}}};
+  fmt::print("{}\n", result.dump());
   return 0;
 }
 

@@ -1,20 +1,15 @@
-// What this program runs on and was built with: recorded beside every measurement.
+// What this program runs on, as JSON.
 #pragma once
 
 #include <nlohmann/json.hpp>
-#include <string>
+
+#include "plan/host.h"
 
 namespace tilewise::cli {
 
-struct Machine {
-  std::string cpu;       // the model, as the system calls it
-  std::string features;  // instruction sets that matter here, with spaces between them
-  std::string target;    // the instruction set of the library's own choice
-  std::string compiler;
-  std::string system;  // "Linux 6.1 x86_64"
-  std::int64_t cpus;   // that this process may use
-};
-Machine this_machine();
-nlohmann::json machine_json(const Machine& machine);
+inline nlohmann::json machine_json(const plan::Host& host) {
+  return {{"cpu", host.cpu},       {"cpus", host.cpus},         {"features", host.features},
+          {"target", host.target}, {"compiler", host.compiler}, {"system", host.system}};
+}
 
 }  // namespace tilewise::cli

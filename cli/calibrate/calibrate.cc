@@ -16,6 +16,9 @@ namespace tilewise::calibrate {
 namespace amx {
 extern const PeakLoops kPeakLoops;
 }
+namespace avx512_bf16 {
+extern const PeakLoops kPeakLoops;
+}
 namespace avx512 {
 extern const PeakLoops kPeakLoops;
 }
@@ -47,6 +50,7 @@ double now_seconds() {
 const PeakLoops& loops_of(const std::string& target) {
 #if defined(__x86_64__)
   if (target == "amx") return amx::kPeakLoops;
+  if (target == "avx512_bf16") return avx512_bf16::kPeakLoops;
   if (target == "avx512") return avx512::kPeakLoops;
   if (target == "avx2") return avx2::kPeakLoops;
   return baseline::kPeakLoops;
@@ -97,9 +101,9 @@ double fastest_round(std::int32_t threads, int rounds,
 
 double measure_flops(const std::string& target, std::int32_t dtype, std::int32_t threads) {
   const PeakLoops& loops = loops_of(target);
-  const bool tiles = dtype == TILEWISE_BF16 && loops.bf16.run != nullptr;
+  const bool pairs = dtype == TILEWISE_BF16 && loops.bf16.run != nullptr;
   const PeakLoops::Arithmetic& loop = dtype == TILEWISE_FP64 ? loops.fp64
-                                      : tiles                ? loops.bf16
+                                      : pairs                ? loops.bf16
                                                              : loops.fp32;
   std::vector<double> results(static_cast<std::size_t>(threads));
   std::int64_t iterations = 1000;

@@ -14,7 +14,7 @@ struct PeakLoops {
   };
   Arithmetic fp32;
   Arithmetic fp64;
-  Arithmetic bf16;  // of a matrix unit; run is nullptr where there is none
+  Arithmetic bf16;  // of products in bf16; run is nullptr where there are none
   double (*read)(const void* memory, std::int64_t bytes);  // a multiple of kReadBlock
   static constexpr std::int64_t kReadBlock = 4096;
 };

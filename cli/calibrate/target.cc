@@ -66,6 +66,22 @@ double tile_products(std::int64_t iterations) {
   return 0;
 }
 constexpr PeakLoops::Arithmetic kBf16 = {tile_products, 4 * 2 * 16 * 16 * 32};
+#elif TILEWISE_HAS_DOTS
+double dot_chains(std::int64_t iterations) {
+  using cpu::TILEWISE_TARGET::Pair;
+  Vec<float> sums[kChains];
+  for (int c = 0; c < kChains; ++c) sums[c] = Vec<float>(static_cast<float>(c));
+  const Vec<Pair> factor(Pair{0x3F003F00});  // 0.5, 0.5
+  const Vec<Pair> other(Pair{0x3F803F80});
+  for (std::int64_t i = 0; i < iterations; ++i) {
+#pragma GCC unroll 20
+    for (int c = 0; c < kChains; ++c) sums[c] = multiply_add(factor, other, sums[c]);
+  }
+  Vec<float> total(0.0f);
+  for (int c = 0; c < kChains; ++c) total = total + sums[c];
+  return static_cast<double>(total.v[0]);
+}
+constexpr PeakLoops::Arithmetic kBf16 = {dot_chains, 4 * kChains* Vec<float>::kLanes};
 #else
 constexpr PeakLoops::Arithmetic kBf16 = {nullptr, 0};
 #endif

@@ -265,6 +265,11 @@ TILEWISE_API int32_t tilewise_cpu_target_available(int32_t index);
 /* "0.1.0" */
 TILEWISE_API const char* tilewise_version(void);
 
+/* What this build can do on this machine, as `tilewise info` prints it: writes at most `size` bytes
+ * of it to `text`, the last one 0, and returns its length without that 0. text NULL with size 0
+ * asks for the length. 0 if there is no memory for it. */
+TILEWISE_API size_t tilewise_info(char* text, size_t size);
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif

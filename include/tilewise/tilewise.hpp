@@ -41,6 +41,13 @@ inline void check(tilewise_status status) {
 
 inline std::string version() { return tilewise_version(); }
 
+// What this build can do on this machine, as `tilewise info` prints it.
+inline std::string info() {
+  std::string text(tilewise_info(nullptr, 0), '\0');
+  tilewise_info(text.data(), text.size() + 1);
+  return text;
+}
+
 // dtype of an element type; bf16 and fp16 are stored as std::uint16_t, which has no dtype of its
 // own: name it in tensor().
 template <class T>

@@ -2,10 +2,13 @@
 // inside.
 #include <tilewise/tilewise.h>
 
+#include <algorithm>
 #include <cstring>
 #include <new>
+#include <string>
 
 #include "cpu/targets.h"
+#include "plan/description.h"
 #include "plan/plan.h"
 #include "plan/pool.h"
 #include "plan/registry.h"
@@ -286,4 +289,19 @@ std::int32_t tilewise_cpu_target_available(std::int32_t index) {
 const char* tilewise_version(void) {
   return TILEWISE_TEXT(TILEWISE_VERSION_MAJOR) "." TILEWISE_TEXT(
       TILEWISE_VERSION_MINOR) "." TILEWISE_TEXT(TILEWISE_VERSION_PATCH);
+}
+
+std::size_t tilewise_info(char* text, std::size_t size) {
+  try {
+    const std::string whole = tilewise::plan::description(tilewise::plan::this_host());
+    if (text != nullptr && size > 0) {
+      const std::size_t copied = std::min(size - 1, whole.size());
+      std::memcpy(text, whole.data(), copied);
+      text[copied] = '\0';
+    }
+    return whole.size();
+  } catch (...) {  // memory ran out
+    if (text != nullptr && size > 0) text[0] = '\0';
+    return 0;
+  }
 }

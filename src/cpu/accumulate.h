@@ -3,7 +3,7 @@
 // look; a block whose result is not finite is computed again with the careful one (design 3.3).
 #pragma once
 
-#include "cpu/packed.h"
+#include "cpu/dot_operand.h"
 #include "cpu/score_step.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
@@ -43,16 +43,19 @@ void add_odd_row(const RowBlock& rows, std::int64_t r, const T* weights, const s
 //
 // Careful (rows.odd is set): rows that are not finite take part as zeros, which leaves every other
 // row's sum as it would be without them, bit for bit; then each is added to the lanes that see it,
-// and to no others. seen: (t_count, kWidth).
-template <class T, int kColumns, std::int64_t kWidth = kColumns* Vec<T>::kLanes>
-void accumulate(const PackedColumns<T>& rows, std::int64_t skipped, std::int64_t t_count,
-                const T* weights, const Vec<T>* factor, const std::uint8_t* seen, T* out,
-                Ahead* ahead = nullptr) {
-  packed_product<T, kColumns, kWidth>(rows.data + skipped * kProductRows, rows.rows.width, weights,
-                                      t_count, out, factor, ahead);
+// and to no others. seen: (t_count, kWidth). weights: from as_operands(); skipped: whole operands.
+template <class E, int kColumns, int kWidth>
+void accumulate(const PackedColumns<E>& rows, std::int64_t skipped, std::int64_t t_count,
+                const E* weights, const Vec<SumOf<E>>* factor, const std::uint8_t* seen,
+                SumOf<E>* out, Ahead* ahead = nullptr) {
+  packed_product<E, kColumns, kWidth>(rows.data + operands<E>(skipped) * kProductRows,
+                                      rows.rows.width, weights, operands<E>(t_count), out, factor,
+                                      ahead);
   for (std::int64_t t = 0; rows.odd != nullptr && t < t_count; ++t) {
     if (rows.odd[skipped + t] == 0) continue;
-    add_odd_row<T, kWidth>(rows.rows, skipped + t, weights + t * kWidth, seen + t * kWidth, out);
+    SumOf<E> room[kWidth];
+    add_odd_row<SumOf<E>, kWidth>(rows.rows, skipped + t, operand_row<E, kWidth>(weights, t, room),
+                                  seen + t * kWidth, out);
   }
 }
 

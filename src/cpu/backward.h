@@ -25,25 +25,27 @@ struct GradientTile {
   T* derivative;  // with softcap
 };
 
-template <class T>
+template <class E>
 struct GradientScratch {
+  using T = SumOf<E>;
   GradientTile<T> tile;
   T* lse;    // per query of the tile or panel: LSE in the units of the scores
   T* delta;  // per query: rowsum(O * dO) - dLSE
   MaskScratch<T> mask;
   CarefulScratch careful;
-  T* stage_a;   // (kGradientTile, D): Q or K rows
-  T* stage_b;   // (kGradientTile, Dv): dO or V rows
-  T* packed_a;  // (packed_size(D)): columns of Q, for dK
-  T* packed_b;  // (packed_size(Dv)): columns of dO, for dV
+  E* stage_a;   // (kGradientTile, operands(D)): Q or K rows
+  E* stage_b;   // (kGradientTile, operands(Dv)): dO or V rows
+  E* packed_a;  // (packed_size(D)): columns of Q, for dK
+  E* packed_b;  // (packed_size(Dv)): columns of dO, for dV
   Band* bands;
 };
 
-template <class T, int kWidth>
-GradientScratch<T> take_gradient_scratch(const Problem& problem, Arena& arena) {
+template <class E, int kWidth>
+GradientScratch<E> take_gradient_scratch(const Problem& problem, Arena& arena) {
+  using T = SumOf<E>;
   constexpr std::int64_t kTile = kGradientTile * kWidth;
   constexpr std::int64_t kMostQueries = kGradientTile > kWidth ? kGradientTile : kWidth;
-  GradientScratch<T> scratch;
+  GradientScratch<E> scratch;
   scratch.tile.probs = arena.take<T>(kTile);
   scratch.tile.gradients = arena.take<T>(kTile);
   scratch.tile.keep = arena.take<T>(problem.dropout_p > 0 ? kTile : 0);
@@ -56,18 +58,19 @@ GradientScratch<T> take_gradient_scratch(const Problem& problem, Arena& arena) {
   scratch.careful.seen = arena.take<std::uint8_t>(kTile);
   scratch.careful.odd_a = arena.take<std::uint8_t>(kGradientTile);
   scratch.careful.odd_b = arena.take<std::uint8_t>(kGradientTile);
-  scratch.stage_a = arena.take<T>(kGradientTile * problem.head_dim);
-  scratch.stage_b = arena.take<T>(kGradientTile * problem.value_dim);
-  scratch.packed_a = arena.take<T>(problem.dk.present() ? packed_size(problem.head_dim) : 0);
-  scratch.packed_b = arena.take<T>(problem.dv.present() ? packed_size(problem.value_dim) : 0);
+  scratch.stage_a = arena.take<E>(kGradientTile * operands<E>(problem.head_dim));
+  scratch.stage_b = arena.take<E>(kGradientTile * operands<E>(problem.value_dim));
+  scratch.packed_a = arena.take<E>(problem.dk.present() ? packed_size<E>(problem.head_dim) : 0);
+  scratch.packed_b = arena.take<E>(problem.dv.present() ? packed_size<E>(problem.value_dim) : 0);
   scratch.bands = arena.take<Band>(problem::max_bands(problem));
   return scratch;
 }
 
 // From masked scores and dP to P and dS, in place, in the first kColumns registers of each row.
 // lse and delta: per lane (queries) or per row (keys)
-template <class T, Lanes kLanesAre, int kColumns, int kWidth>
-void gradient_step(const Problem& problem, const Frame& frame, const GradientScratch<T>& scratch) {
+template <class E, Lanes kLanesAre, int kColumns, int kWidth>
+void gradient_step(const Problem& problem, const Frame& frame, const GradientScratch<E>& scratch) {
+  using T = SumOf<E>;
   constexpr bool kQueries = kLanesAre == Lanes::kQueries;
   const GradientTile<T>& tile = scratch.tile;
   const math::ExponentUnit<Vec<T>> unit = ScoreUnits<T>(problem).exponent();
@@ -104,43 +107,45 @@ void apply_softcap_derivative(const Frame& frame, const GradientTile<T>& tile) {
 }
 
 // The operands of a tile: rows along t (read in place or staged), panels along the lanes (packed).
-template <class T>
+template <class E>
 struct GradientOperands {
-  Rows<T> score_rows;    // (t_count, D): Q or K
-  Rows<T> prob_rows;     // (t_count, Dv): dO or V
-  const T* score_panel;  // (D, kWidth): K or Q, with the sign of the scale
-  const T* prob_panel;   // (Dv, kWidth): V or dO
+  Rows<E> score_rows;    // (t_count, operands(D)): Q or K
+  Rows<E> prob_rows;     // (t_count, operands(Dv)): dO or V
+  const E* score_panel;  // (operands(D), kWidth): K or Q, with the sign of the scale
+  const E* prob_panel;   // (operands(Dv), kWidth): V or dO
   Ahead* ahead;          // two, for the rows that come next; or nullptr
 };
 
 // P and dS (before the softcap's derivative) of a tile of kWidth lanes, of which the first kColumns
 // registers are in use.
-template <class T, Lanes kLanesAre, int kColumns, int kWidth>
+template <class E, Lanes kLanesAre, int kColumns, int kWidth>
 void recompute_tile(const HeadContext& context, const Frame& frame, TileClass tile_class,
-                    const GradientOperands<T>& operands, bool careful,
-                    const GradientScratch<T>& scratch) {
+                    const GradientOperands<E>& given, bool careful,
+                    const GradientScratch<E>& scratch) {
+  using T = SumOf<E>;
   const Problem& problem = *context.problem;
-  product<T, kColumns, kWidth>(operands.score_rows, frame.t_count, operands.score_panel,
-                               problem.head_dim, scratch.tile.probs, operands.ahead);
+  product<E, kColumns, kWidth>(given.score_rows, frame.t_count, given.score_panel,
+                               operands<E>(problem.head_dim), scratch.tile.probs, given.ahead);
   finish_scores<T, kLanesAre, kWidth>(context, frame, tile_class, scratch.mask, scratch.tile.probs,
                                       scratch.tile.derivative);
   if (careful) record_seen<T, kWidth>(frame.t_count, scratch.tile.probs, scratch.careful.seen);
-  product<T, kColumns, kWidth>(operands.prob_rows, frame.t_count, operands.prob_panel,
-                               problem.value_dim, scratch.tile.gradients,
-                               operands.ahead == nullptr ? nullptr : operands.ahead + 1);
+  product<E, kColumns, kWidth>(given.prob_rows, frame.t_count, given.prob_panel,
+                               operands<E>(problem.value_dim), scratch.tile.gradients,
+                               given.ahead == nullptr ? nullptr : given.ahead + 1);
   if (problem.dropout_p > 0) {
     // Lanes beyond the tile's end are never stored, but must hold numbers.
     for (std::int64_t at = 0; at < frame.t_count * kWidth; ++at) scratch.tile.keep[at] = T(0);
     fill_dropout<T, kLanesAre, kWidth>(context, frame, scratch.tile.keep);
   }
-  gradient_step<T, kLanesAre, kColumns, kWidth>(problem, frame, scratch);
+  gradient_step<E, kLanesAre, kColumns, kWidth>(problem, frame, scratch);
 }
 
 // LSE and delta of queries [first, first + count) of the sequence into scratch; the rest of the
 // array up to `size` as padding.
-template <class T>
+template <class E>
 void load_row_statistics(const HeadContext& context, const View& delta, std::int64_t first,
-                         std::int64_t count, std::int64_t size, const GradientScratch<T>& scratch) {
+                         std::int64_t count, std::int64_t size, const GradientScratch<E>& scratch) {
+  using T = SumOf<E>;
   const Problem& problem = *context.problem;
   const std::int64_t b = context.sequence.batch;
   const T per_natural = T(1) / ScoreUnits<T>(problem).natural;

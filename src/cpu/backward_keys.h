@@ -6,14 +6,17 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-template <class T>
+template <class E>
 struct KeyScratch {
-  T* k_panels;   // (panels, D, kWidth), with the sign of the scale
-  T* v_panels;   // (panels, Dv, kWidth)
-  T* dk_panels;  // (panels, whole_product_rows(D), kWidth)
-  T* dv_panels;  // (panels, whole_product_rows(Dv), kWidth)
-  T* key_rows;   // (panels * kWidth, padded D), for dQ
-  GradientScratch<T> gradient;
+  using T = SumOf<E>;
+  E* k_panels;       // (panels, operands(D), kWidth), with the sign of the scale
+  E* v_panels;       // (panels, operands(Dv), kWidth)
+  T* dk_panels;      // (panels, whole_product_rows(D), kWidth)
+  T* dv_panels;      // (panels, whole_product_rows(Dv), kWidth)
+  E* key_rows;       // (operands(panels * kWidth), padded D), for dQ
+  E* gradient_rows;  // (kGradientTile, operands(panels * kWidth)): dS; only pairs need it
+  GradientScratch<E> gradient;
+  std::int64_t panels;
 };
 
 // Numbers of a panel of dK (or dV).
@@ -22,16 +25,19 @@ TILEWISE_INLINE std::int64_t gradient_panel(std::int64_t width) {
   return whole_product_rows(width) * kWidth;
 }
 
-template <class T, int kWidth>
-KeyScratch<T> take_key_scratch(const Problem& problem, std::int64_t panels, Arena& arena) {
-  KeyScratch<T> scratch;
-  scratch.k_panels = arena.take<T>(panels * problem.head_dim * kWidth);
-  scratch.v_panels = arena.take<T>(panels * problem.value_dim * kWidth);
+template <class E, int kWidth>
+KeyScratch<E> take_key_scratch(const Problem& problem, std::int64_t panels, Arena& arena) {
+  using T = SumOf<E>;
+  KeyScratch<E> scratch;
+  scratch.panels = panels;
+  scratch.k_panels = arena.take<E>(panels * operands<E>(problem.head_dim) * kWidth);
+  scratch.v_panels = arena.take<E>(panels * operands<E>(problem.value_dim) * kWidth);
   scratch.dk_panels = arena.take<T>(panels * gradient_panel<kWidth>(problem.head_dim));
   scratch.dv_panels = arena.take<T>(panels * gradient_panel<kWidth>(problem.value_dim));
-  scratch.key_rows =
-      arena.take<T>(problem.dq.present() ? panels * kWidth * padded_head_dim<T>(problem) : 0);
-  scratch.gradient = take_gradient_scratch<T, kWidth>(problem, arena);
+  const std::int64_t keys = problem.dq.present() ? operands<E>(panels * kWidth) : 0;
+  scratch.key_rows = arena.take<E>(keys * padded_head_dim<T>(problem));
+  scratch.gradient_rows = arena.take<E>(Operand<E>::kNumbers > 1 ? kGradientTile * keys : 0);
+  scratch.gradient = take_gradient_scratch<E, kWidth>(problem, arena);
   return scratch;
 }
 
@@ -56,12 +62,12 @@ struct KeyPass {
 };
 
 // A q tile: rows of Q and dO as they are, and as packed columns.
-template <class T>
+template <class E>
 struct QueryTile {
-  Rows<T> q;                      // (rows, D)
-  Rows<T> dout;                   // (rows, Dv)
-  PackedColumns<T> q_columns;     // if dK is asked for
-  PackedColumns<T> dout_columns;  // if dV is
+  Rows<E> q;                      // (rows, D)
+  Rows<E> dout;                   // (rows, Dv)
+  PackedColumns<E> q_columns;     // if dK is asked for
+  PackedColumns<E> dout_columns;  // if dV is
   Ahead ahead[2];                 // rows of Q and dO that come next
 };
 
@@ -75,63 +81,90 @@ TILEWISE_INLINE RowBlock query_rows(const HeadContext& context, const View& view
           width};
 }
 
-template <class T>
-QueryTile<T> load_query_tile(const HeadContext& context, math::KeyRange rows, math::KeyRange next,
-                             bool careful, const GradientScratch<T>& scratch) {
+template <class E>
+QueryTile<E> load_query_tile(const HeadContext& context, math::KeyRange rows, math::KeyRange next,
+                             bool careful, const GradientScratch<E>& scratch) {
   const Problem& problem = *context.problem;
   const RowBlock q = query_rows(context, problem.q, rows, problem.head_dim);
   const RowBlock dout = query_rows(context, problem.dout, rows, problem.value_dim);
-  QueryTile<T> tile;
-  tile.q = stage_rows<T>(q, scratch.stage_a);
-  tile.dout = stage_rows<T>(dout, scratch.stage_b);
+  QueryTile<E> tile;
+  tile.q = stage_rows<E>(q, scratch.stage_a);
+  tile.dout = stage_rows<E>(dout, scratch.stage_b);
   tile.ahead[0] = ahead_of(query_rows(context, problem.q, next, problem.head_dim));
   tile.ahead[1] = ahead_of(query_rows(context, problem.dout, next, problem.value_dim));
   if (problem.dk.present()) {
     tile.q_columns =
-        pack_columns<T>(q, scratch.packed_a, careful ? scratch.careful.odd_a : nullptr);
+        pack_columns<E>(q, scratch.packed_a, careful ? scratch.careful.odd_a : nullptr);
   }
   if (problem.dv.present()) {
     tile.dout_columns =
-        pack_columns<T>(dout, scratch.packed_b, careful ? scratch.careful.odd_b : nullptr);
+        pack_columns<E>(dout, scratch.packed_b, careful ? scratch.careful.odd_b : nullptr);
   }
   return tile;
 }
 
-// A panel of keys meets the part of a q tile that begins `skipped` rows after its first. Registers
-// that hold no key of the panel are left out of the products.
-template <class T, int kMost, int kColumns>
+// Panels [begin, end) of a block.
+struct PanelRun {
+  std::int64_t begin;
+  std::int64_t end;
+};
+
+// dQ of numbers is added panel by panel, in key_tile(). Pairs: dS of all panels is kept as rows
+// (dot_gradient.h), and one product takes panels that lie side by side: for the 24 words of one
+// panel, the sums of dQ would be loaded and stored for every 24 products.
+// rows: of the tile.  keys: of the block
+template <class E, int kMost, int kColumns>
+void keep_gradients(const HeadContext&, const Frame&, math::KeyRange, std::int64_t,
+                    const KeyPass<SumOf<E>>&, const KeyScratch<E>&) {
+  static_assert(Operand<E>::kNumbers == 1, "pairs have a form of their own");
+}
+template <class E, int kWidth>
+void add_kept_gradients(const HeadContext&, math::KeyRange, PanelRun, std::int64_t,
+                        const KeyPass<SumOf<E>>&, const KeyScratch<E>&) {
+  static_assert(Operand<E>::kNumbers == 1, "pairs have a form of their own");
+}
+
+// A panel of keys meets a part of the q tile of rows `whole`. Registers that hold no key of the
+// panel are left out of the products.
+template <class E, int kMost, int kColumns>
 void key_tile(const HeadContext& context, const Frame& frame, TileClass tile_class,
-              QueryTile<T>& rows, std::int64_t skipped, std::int64_t panel, const KeyPass<T>& pass,
-              const KeyScratch<T>& scratch) {
+              QueryTile<E>& rows, math::KeyRange whole, std::int64_t panel,
+              const KeyPass<SumOf<E>>& pass, const KeyScratch<E>& scratch) {
+  using T = SumOf<E>;
+  const std::int64_t skipped = frame.t0 - whole.begin;
   constexpr int kWidth = kMost * Vec<T>::kLanes;
   const Problem& problem = *context.problem;
-  const std::int64_t at_d = panel * problem.head_dim * kWidth;
-  const std::int64_t at_v = panel * problem.value_dim * kWidth;
-  const GradientOperands<T> operands = {
+  const std::int64_t at_d = panel * operands<E>(problem.head_dim) * kWidth;
+  const std::int64_t at_v = panel * operands<E>(problem.value_dim) * kWidth;
+  const GradientOperands<E> given = {
       {rows.q.data + skipped * rows.q.stride, rows.q.stride},
       {rows.dout.data + skipped * rows.dout.stride, rows.dout.stride},
       scratch.k_panels + at_d,
       scratch.v_panels + at_v,
       rows.ahead};
   const GradientTile<T>& tile = scratch.gradient.tile;
-  recompute_tile<T, Lanes::kKeys, kColumns, kWidth>(context, frame, tile_class, operands,
-                                                    pass.careful || !pass.keys_are_finite,
-                                                    scratch.gradient);
+  recompute_tile<E, Lanes::kKeys, kColumns, kWidth>(
+      context, frame, tile_class, given, pass.careful || !pass.keys_are_finite, scratch.gradient);
   if (problem.softcap > 0) apply_softcap_derivative<T, kWidth>(frame, tile);
   Vec<T> one[kColumns];
   for (int n = 0; n < kColumns; ++n) one[n] = Vec<T>(T(1));
   const std::uint8_t* const seen = scratch.gradient.careful.seen;
+  if (pass.adds_to_dq())
+    keep_gradients<E, kMost, kColumns>(context, frame, whole, panel, pass, scratch);
   if (problem.dv.present()) {
-    accumulate<T, kColumns, kWidth>(
-        rows.dout_columns, skipped, frame.t_count, tile.probs, one, seen,
+    accumulate<E, kColumns, kWidth>(
+        rows.dout_columns, skipped, frame.t_count,
+        as_operands<E, kColumns, kWidth>(frame.t_count, tile.probs), one, seen,
         scratch.dv_panels + panel * gradient_panel<kWidth>(problem.value_dim));
   }
   if (problem.dk.present()) {
-    accumulate<T, kColumns, kWidth>(
-        rows.q_columns, skipped, frame.t_count, tile.gradients, one, seen,
+    accumulate<E, kColumns, kWidth>(
+        rows.q_columns, skipped, frame.t_count,
+        as_operands<E, kColumns, kWidth>(frame.t_count, tile.gradients), one, seen,
         scratch.dk_panels + panel * gradient_panel<kWidth>(problem.head_dim));
   }
-  if (pass.adds_to_dq()) {
+  if constexpr (Operand<E>::kNumbers == 1) {
+    if (!pass.adds_to_dq()) return;
     const T* const key_rows = scratch.key_rows + panel * kWidth * pass.query_gradient.row;
     add_query_gradient<T, kMost>(context, frame, key_rows, pass.keys_are_finite, scratch.gradient,
                                  pass.query_gradient);
@@ -140,34 +173,43 @@ void key_tile(const HeadContext& context, const Frame& frame, TileClass tile_cla
 
 // The parts of a q tile that each panel of keys is seen from: rows outside are masked for all its
 // lanes. `next` comes after it.
-template <class T, int kColumns>
+template <class E, int kColumns>
 void visit_query_tile(const HeadContext& context, const KeyBlock& block, math::KeyRange rows,
-                      math::KeyRange next, const KeyPass<T>& pass, const KeyScratch<T>& scratch) {
-  constexpr int kWidth = kColumns * Vec<T>::kLanes;
-  QueryTile<T> tile = load_query_tile(context, rows, next, pass.careful, scratch.gradient);
+                      math::KeyRange next, const KeyPass<SumOf<E>>& pass,
+                      const KeyScratch<E>& scratch) {
+  constexpr int kWidth = kColumns * Vec<E>::kLanes;
+  QueryTile<E> tile = load_query_tile(context, rows, next, pass.careful, scratch.gradient);
   for (Ahead& ahead : tile.ahead)
     ahead.share_out(divide_up(block.keys, kWidth) * divide_up(rows.end - rows.begin, kProductRows));
+  PanelRun visited = {0, 0};
   for (std::int64_t panel = 0; panel * kWidth < block.keys; ++panel) {
     const std::int64_t lane0 = block.first + panel * kWidth;
     const std::int64_t lanes = math::lesser(kWidth, block.keys - panel * kWidth);
     const math::KeyRange own = rows_of_keys(context, lane0, lanes);
-    const std::int64_t t0 = math::greater(own.begin, rows.begin);
+    const std::int64_t t0 = whole_operands<E>(math::greater(own.begin, rows.begin));
     const Frame frame = {lane0, lanes, t0, math::lesser(own.end, rows.end) - t0};
     if (frame.t_count <= 0) continue;
     const TileClass tile_class = classify(context, Lanes::kKeys, frame);
     if (tile_class == TileClass::kEmpty) continue;
     load_row_statistics(context, pass.delta, frame.t0, frame.t_count, frame.t_count,
                         scratch.gradient);
-    with_columns<T, kColumns>(lanes, [&](auto columns) {
-      key_tile<T, kColumns, decltype(columns)::kCount>(context, frame, tile_class, tile,
-                                                       t0 - rows.begin, panel, pass, scratch);
+    with_columns<E, kColumns>(lanes, [&](auto columns) {
+      key_tile<E, kColumns, decltype(columns)::kCount>(context, frame, tile_class, tile, rows,
+                                                       panel, pass, scratch);
     });
+    if (visited.end != panel) {
+      add_kept_gradients<E, kWidth>(context, rows, visited, block.keys, pass, scratch);
+      visited.begin = panel;
+    }
+    visited.end = panel + 1;
   }
+  add_kept_gradients<E, kWidth>(context, rows, visited, block.keys, pass, scratch);
 }
 
-template <class T, int kColumns>
-void visit_queries(const RunContext& run, const KeyBlock& block, const KeyPass<T>& pass,
-                   const KeyScratch<T>& scratch) {
+template <class E, int kColumns>
+void visit_queries(const RunContext& run, const KeyBlock& block, const KeyPass<SumOf<E>>& pass,
+                   const KeyScratch<E>& scratch) {
+  using T = SumOf<E>;
   const Problem& problem = *block.problem;
   const std::int64_t bytes =
       row_bytes(problem.q, problem.head_dim) + row_bytes(problem.dout, problem.value_dim);
@@ -182,15 +224,15 @@ void visit_queries(const RunContext& run, const KeyBlock& block, const KeyPass<T
     const math::KeyRange rows = rows_of_keys(context, block.first, block.keys);
     for (std::int64_t tile = rows.begin / kGradientTile * kGradientTile; tile < rows.end;
          tile += kGradientTile) {
-      const math::KeyRange own = {math::greater(tile, rows.begin),
+      const math::KeyRange own = {whole_operands<E>(math::greater(tile, rows.begin)),
                                   math::lesser(tile + kGradientTile, rows.end)};
       const std::int64_t position = g * tiles + tile / kGradientTile;
       if (pass.adds_to_dq()) block.turn.wait(position);
       const math::KeyRange next = {own.end, math::lesser(own.end + kGradientTile, rows.end)};
-      visit_query_tile<T, kColumns>(context, block, own, next, pass, scratch);
+      visit_query_tile<E, kColumns>(context, block, own, next, pass, scratch);
       if (pass.adds_to_dq()) block.turn.pass(position);
-      count_traffic(run, (own.end - own.begin) * (bytes + dq_bytes),
-                    (own.end - own.begin) * dq_bytes);
+      const std::int64_t seen = own.end - math::greater(tile, rows.begin);
+      count_traffic(run, seen * (bytes + dq_bytes), seen * dq_bytes);
     }
   }
   if (pass.adds_to_dq()) {
@@ -199,18 +241,19 @@ void visit_queries(const RunContext& run, const KeyBlock& block, const KeyPass<T
   }
 }
 
-template <class T, int kWidth>
-void load_keys(const KeyBlock& block, const KeyScratch<T>& scratch) {
+template <class E, int kWidth>
+void load_keys(const KeyBlock& block, const KeyScratch<E>& scratch) {
+  using T = SumOf<E>;
   const Problem& problem = *block.problem;
   for (std::int64_t panel = 0; panel * kWidth < block.keys; ++panel) {
     const std::int64_t row = block.sequence.k_start + block.first + panel * kWidth;
     const std::int64_t lanes = math::lesser(kWidth, block.keys - panel * kWidth);
-    const std::int64_t at_d = panel * problem.head_dim * kWidth;
-    const std::int64_t at_v = panel * problem.value_dim * kWidth;
-    pack_panel<T, kWidth>(
+    const std::int64_t at_d = panel * operands<E>(problem.head_dim) * kWidth;
+    const std::int64_t at_v = panel * operands<E>(problem.value_dim) * kWidth;
+    pack_panel<E, kWidth>(
         {&problem.k, block.sequence.batch, block.kv_head, row, lanes, problem.head_dim},
         ScoreUnits<T>(problem).packed, scratch.k_panels + at_d);
-    pack_panel<T, kWidth>(
+    pack_panel<E, kWidth>(
         {&problem.v, block.sequence.batch, block.kv_head, row, lanes, problem.value_dim}, T(1),
         scratch.v_panels + at_v);
     const std::int64_t dk = gradient_panel<kWidth>(problem.head_dim);
@@ -220,8 +263,9 @@ void load_keys(const KeyBlock& block, const KeyScratch<T>& scratch) {
   }
 }
 
-template <class T, int kWidth>
-bool key_gradients_are_finite(const KeyBlock& block, const KeyScratch<T>& scratch) {
+template <class E, int kWidth>
+bool key_gradients_are_finite(const KeyBlock& block, const KeyScratch<E>& scratch) {
+  using T = SumOf<E>;
   const Problem& problem = *block.problem;
   for (std::int64_t panel = 0; panel * kWidth < block.keys; ++panel) {
     const std::int64_t lanes = math::lesser(kWidth, block.keys - panel * kWidth);
@@ -235,8 +279,9 @@ bool key_gradients_are_finite(const KeyBlock& block, const KeyScratch<T>& scratc
   return true;
 }
 
-template <class T, int kWidth>
-void store_key_gradients(const KeyBlock& block, const KeyScratch<T>& scratch) {
+template <class E, int kWidth>
+void store_key_gradients(const KeyBlock& block, const KeyScratch<E>& scratch) {
+  using T = SumOf<E>;
   const Problem& problem = *block.problem;
   T scale[kWidth];
   T one[kWidth];
@@ -261,29 +306,29 @@ void store_key_gradients(const KeyBlock& block, const KeyScratch<T>& scratch) {
 }
 
 // K rows of all panels for dQ. False if one of them is not finite.
-template <class T, int kWidth>
-bool load_rows_for_dq(const KeyBlock& block, std::int64_t padded, const KeyScratch<T>& scratch) {
+template <class E>
+bool load_rows_for_dq(const KeyBlock& block, std::int64_t padded, const KeyScratch<E>& scratch) {
   const Problem& problem = *block.problem;
-  return load_key_rows<T>({&problem.k, block.sequence.batch, block.kv_head,
+  return load_key_rows<E>({&problem.k, block.sequence.batch, block.kv_head,
                            block.sequence.k_start + block.first, block.keys, problem.head_dim},
                           padded, scratch.key_rows)
       .all_finite;
 }
 
-template <class T, int kColumns>
-void key_block(const RunContext& run, const KeyBlock& block, KeyPass<T> pass,
-               const KeyScratch<T>& scratch) {
-  constexpr int kWidth = kColumns * Vec<T>::kLanes;
+template <class E, int kColumns>
+void key_block(const RunContext& run, const KeyBlock& block, KeyPass<SumOf<E>> pass,
+               const KeyScratch<E>& scratch) {
+  constexpr int kWidth = kColumns * Vec<E>::kLanes;
   const Problem& problem = *block.problem;
   if (pass.query_gradient.sums != nullptr) {
-    pass.keys_are_finite = load_rows_for_dq<T, kWidth>(block, pass.query_gradient.row, scratch);
+    pass.keys_are_finite = load_rows_for_dq<E>(block, pass.query_gradient.row, scratch);
   }
   for (;; pass.careful = true) {
-    load_keys<T, kWidth>(block, scratch);
-    visit_queries<T, kColumns>(run, block, pass, scratch);
-    if (pass.careful || key_gradients_are_finite<T, kWidth>(block, scratch)) break;
+    load_keys<E, kWidth>(block, scratch);
+    visit_queries<E, kColumns>(run, block, pass, scratch);
+    if (pass.careful || key_gradients_are_finite<E, kWidth>(block, scratch)) break;
   }
-  store_key_gradients<T, kWidth>(block, scratch);
+  store_key_gradients<E, kWidth>(block, scratch);
   count_traffic(run,
                 block.keys * (row_bytes(problem.k, problem.head_dim) +
                               row_bytes(problem.v, problem.value_dim)),

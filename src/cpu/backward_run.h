@@ -13,10 +13,10 @@ inline constexpr std::int64_t kRowBlock = 64;
 // Panels of keys that share a pass over the queries.
 inline constexpr std::int64_t kMostKeyPanels = 8;
 
-// How one worker computes blocks of keys: multiply-adds in T.
-template <class T, int kColumns>
+// How one worker computes blocks of keys: multiply-adds of operands E.
+template <class E, int kColumns>
 struct WideKeys {
-  using Scratch = KeyScratch<T>;
+  using Scratch = KeyScratch<E>;
   struct Packed {};  // what all workers share of Q and dO: nothing, they are read in place
   static constexpr int kPackedCopies = 0;
   static constexpr std::int64_t kMostPanels = kMostKeyPanels;
@@ -24,11 +24,11 @@ struct WideKeys {
   static Packed take_packed(const Problem&, Arena&) { return {}; }
   static void pack(const HeadContext&, std::int64_t, std::int64_t, const Packed&) {}
   static Scratch take(const Problem& problem, std::int64_t panels, Arena& arena) {
-    return take_key_scratch<T, kColumns * Vec<T>::kLanes>(problem, panels, arena);
+    return take_key_scratch<E, kColumns * Vec<E>::kLanes>(problem, panels, arena);
   }
-  static void run(const RunContext& context, const KeyBlock& block, const KeyPass<T>& pass,
+  static void run(const RunContext& context, const KeyBlock& block, const KeyPass<SumOf<E>>& pass,
                   const Packed&, const Scratch& scratch) {
-    key_block<T, kColumns>(context, block, pass, scratch);
+    key_block<E, kColumns>(context, block, pass, scratch);
   }
 };
 

@@ -8,26 +8,26 @@
 namespace tilewise::cpu::TILEWISE_TARGET {
 
 // A tile of keys as the products read it, and the rows of memory to ask for meanwhile.
-template <class T>
+template <class E>
 struct KeyTile {
-  Rows<T> k;           // (keys, D)
-  PackedColumns<T> v;  // (keys, Dv)
+  Rows<E> k;           // (keys, D)
+  PackedColumns<E> v;  // (keys, Dv)
   Ahead ahead[2];      // of the next tile, if there is one: K, V
   bool last;
 };
 
-template <class T>
-KeyTile<T> load_key_tile(const HeadContext& context, math::KeyRange keys, std::int64_t end,
-                         bool careful, const ForwardScratch<T>& scratch) {
+template <class E>
+KeyTile<E> load_key_tile(const HeadContext& context, math::KeyRange keys, std::int64_t end,
+                         bool careful, const ForwardScratch<E>& scratch) {
   const Problem& problem = *context.problem;
   const std::int64_t row = context.sequence.k_start + keys.begin;
   const std::int64_t count = keys.end - keys.begin;
   const std::int64_t batch = context.sequence.batch;
   const NextTile next = next_tile(context, keys.end, end);
-  KeyTile<T> tile;
-  tile.k = stage_rows<T>({&problem.k, batch, context.kv_head(), row, count, problem.head_dim},
+  KeyTile<E> tile;
+  tile.k = stage_rows<E>({&problem.k, batch, context.kv_head(), row, count, problem.head_dim},
                          scratch.k_stage);
-  tile.v = pack_columns<T>({&problem.v, batch, context.kv_head(), row, count, problem.value_dim},
+  tile.v = pack_columns<E>({&problem.v, batch, context.kv_head(), row, count, problem.value_dim},
                            scratch.v_packed, careful ? scratch.careful.odd_a : nullptr);
   tile.ahead[0] = ahead_of(next.k);
   tile.ahead[1] = ahead_of(next.v);
@@ -37,16 +37,17 @@ KeyTile<T> load_key_tile(const HeadContext& context, math::KeyRange keys, std::i
 
 // A panel meets a k tile: scores, mask, softmax, output. Registers that hold no query of the panel
 // are left out of the products.
-template <class T, int kMost, int kColumns>
+template <class E, int kMost, int kColumns>
 void forward_tile(const HeadContext& context, const Frame& frame, TileClass tile_class,
-                  KeyTile<T>& tile, std::int64_t panel, const ForwardScratch<T>& scratch) {
+                  KeyTile<E>& tile, std::int64_t panel, const ForwardScratch<E>& scratch) {
+  using T = SumOf<E>;
   constexpr int kWidth = kMost * Vec<T>::kLanes;
   const Problem& problem = *context.problem;
-  const T* const q_panel = scratch.q_panels + panel * problem.head_dim * kWidth;
+  const std::int64_t depth = operands<E>(problem.head_dim);
+  const E* const q_panel = scratch.q_panels + panel * depth * kWidth;
   const std::int64_t skipped = context.sequence.k_start + frame.t0 - tile.v.rows.first;
-  product<T, kColumns, kWidth>({tile.k.data + skipped * tile.k.stride, tile.k.stride},
-                               frame.t_count, q_panel, problem.head_dim, scratch.scores,
-                               &tile.ahead[0]);
+  product<E, kColumns, kWidth>({tile.k.data + skipped * tile.k.stride, tile.k.stride},
+                               frame.t_count, q_panel, depth, scratch.scores, &tile.ahead[0]);
   finish_scores<T, Lanes::kQueries, kWidth>(context, frame, tile_class, scratch.mask,
                                             scratch.scores, nullptr);
   if (tile.v.odd != nullptr)
@@ -59,37 +60,39 @@ void forward_tile(const HeadContext& context, const Frame& frame, TileClass tile
     fill_dropout<T, Lanes::kQueries, kWidth>(context, frame, scratch.keep);
     apply_dropout<T, kWidth>(frame, scratch.keep, scratch.scores);
   }
-  accumulate<T, kColumns, kWidth>(tile.v, skipped, frame.t_count, scratch.scores, rescale,
-                                  scratch.careful.seen,
+  accumulate<E, kColumns, kWidth>(tile.v, skipped, frame.t_count,
+                                  as_operands<E, kColumns, kWidth>(frame.t_count, scratch.scores),
+                                  rescale, scratch.careful.seen,
                                   scratch.out_panels + panel * scratch.out_panel, &tile.ahead[1]);
 }
 
-// A panel and the part of a range of keys that it may see; t_count <= 0: nothing.
-template <int kWidth>
+// A panel and the part of a range of keys that it may see, from a whole operand on; t_count <= 0:
+// nothing.
+template <class E, int kWidth>
 TILEWISE_INLINE Frame panel_frame(const QueryBlock& block, std::int64_t panel,
                                   math::KeyRange keys) {
   const std::int64_t lane0 = block.first + panel * kWidth;
   const std::int64_t lanes = math::lesser(kWidth, block.rows - panel * kWidth);
   const math::KeyRange own = keys_of_rows(block.context, lane0, lanes);
-  const std::int64_t t0 = math::greater(own.begin, keys.begin);
+  const std::int64_t t0 = whole_operands<E>(math::greater(own.begin, keys.begin));
   return {lane0, lanes, t0, math::lesser(own.end, keys.end) - t0};
 }
 
 // All panels of a block meet a k tile.
-template <class T, int kColumns>
-void visit_key_tile(const QueryBlock& block, math::KeyRange keys, KeyTile<T>& tile,
-                    const ForwardScratch<T>& scratch) {
-  constexpr int kWidth = kColumns * Vec<T>::kLanes;
+template <class E, int kColumns>
+void visit_key_tile(const QueryBlock& block, math::KeyRange keys, KeyTile<E>& tile,
+                    const ForwardScratch<E>& scratch) {
+  constexpr int kWidth = kColumns * Vec<E>::kLanes;
   const HeadContext& context = block.context;
   const Problem& problem = *context.problem;
   std::int64_t visits = 0;
   for (std::int64_t panel = 0; panel * kWidth < block.rows; ++panel)
-    visits += panel_frame<kWidth>(block, panel, keys).t_count > 0 ? 1 : 0;
+    visits += panel_frame<E, kWidth>(block, panel, keys).t_count > 0 ? 1 : 0;
   visits = math::greater(visits, 1);
   tile.ahead[0].share_out(visits * divide_up(keys.end - keys.begin, kProductRows));
   tile.ahead[1].share_out(visits * divide_up(problem.value_dim, kProductRows));
   for (std::int64_t panel = 0; panel * kWidth < block.rows; ++panel) {
-    const Frame frame = panel_frame<kWidth>(block, panel, keys);
+    const Frame frame = panel_frame<E, kWidth>(block, panel, keys);
     if (frame.t_count <= 0) continue;
     const TileClass tile_class = classify(context, Lanes::kQueries, frame);
     if (tile_class == TileClass::kEmpty) continue;
@@ -97,8 +100,8 @@ void visit_key_tile(const QueryBlock& block, math::KeyRange keys, KeyTile<T>& ti
       tile.ahead[0] = ahead_of(panel_rows(problem.out, block, panel, kWidth, problem.value_dim));
       tile.ahead[0].share_out(divide_up(frame.t_count, kProductRows));
     }
-    with_columns<T, kColumns>(frame.lane_count, [&](auto columns) {
-      forward_tile<T, kColumns, decltype(columns)::kCount>(context, frame, tile_class, tile, panel,
+    with_columns<E, kColumns>(frame.lane_count, [&](auto columns) {
+      forward_tile<E, kColumns, decltype(columns)::kCount>(context, frame, tile_class, tile, panel,
                                                            scratch);
     });
   }
@@ -107,43 +110,43 @@ void visit_key_tile(const QueryBlock& block, math::KeyRange keys, KeyTile<T>& ti
 // Algorithm 1's loop over the k tiles for all panels of a block. Tiles lie on a grid of the
 // sequence, so that a row's result does not depend on the block it is in; within a tile a panel
 // computes only the keys that it may see.
-template <class T, int kColumns>
+template <class E, int kColumns>
 void visit_keys(const RunContext& run, const QueryBlock& block, bool careful,
-                const ForwardScratch<T>& scratch) {
+                const ForwardScratch<E>& scratch) {
   const Problem& problem = *block.context.problem;
-  const math::KeyRange keys = keys_of_rows(block.context, block.first, block.rows);
+  const math::KeyRange keys = keys_of_block(block);
   const std::int64_t key_bytes = problem.head_dim * problem::dtype_size(problem.k.dtype) +
                                  problem.value_dim * problem::dtype_size(problem.v.dtype);
   for (std::int64_t first = keys.begin / kKeyTile * kKeyTile; first < keys.end; first += kKeyTile) {
-    const math::KeyRange range = {math::greater(first, keys.begin),
+    const math::KeyRange range = {whole_operands<E>(math::greater(first, keys.begin)),
                                   math::lesser(first + kKeyTile, keys.end)};
-    KeyTile<T> tile = load_key_tile(block.context, range, keys.end, careful, scratch);
+    KeyTile<E> tile = load_key_tile(block.context, range, keys.end, careful, scratch);
     count_traffic(run, (range.end - range.begin) * key_bytes, 0);
-    visit_key_tile<T, kColumns>(block, range, tile, scratch);
+    visit_key_tile<E, kColumns>(block, range, tile, scratch);
   }
 }
 
-template <class T, int kWidth>
-void load_queries(const QueryBlock& block, const ForwardScratch<T>& scratch) {
+template <class E, int kWidth>
+void load_queries(const QueryBlock& block, const ForwardScratch<E>& scratch) {
   const Problem& problem = *block.context.problem;
   for (std::int64_t panel = 0; panel * kWidth < block.rows; ++panel) {
-    pack_panel<T, kWidth>(panel_rows(problem.q, block, panel, kWidth, problem.head_dim),
-                          ScoreUnits<T>(problem).packed,
-                          scratch.q_panels + panel * problem.head_dim * kWidth);
-    start_panel<T, kWidth>(panel, scratch);
+    pack_panel<E, kWidth>(panel_rows(problem.q, block, panel, kWidth, problem.head_dim),
+                          ScoreUnits<SumOf<E>>(problem).packed,
+                          scratch.q_panels + panel * operands<E>(problem.head_dim) * kWidth);
+    start_panel<E, kWidth>(panel, scratch);
   }
 }
 
-template <class T, int kColumns>
+// The states of a block's rows, left in the scratch.
+template <class E, int kColumns>
 void forward_block(const RunContext& run, const QueryBlock& block,
-                   const ForwardScratch<T>& scratch) {
-  constexpr int kWidth = kColumns * Vec<T>::kLanes;
+                   const ForwardScratch<E>& scratch) {
+  constexpr int kWidth = kColumns * Vec<E>::kLanes;
   for (bool careful = false;; careful = true) {
-    load_queries<T, kWidth>(block, scratch);
-    visit_keys<T, kColumns>(run, block, careful, scratch);
-    if (careful || block_is_finite<T, kWidth>(block, scratch)) break;
+    load_queries<E, kWidth>(block, scratch);
+    visit_keys<E, kColumns>(run, block, careful, scratch);
+    if (careful || block_is_finite<E, kWidth>(block, scratch)) break;
   }
-  store_outputs<T, kWidth>(block, scratch);
   count_query_traffic(run, block);
 }
 

@@ -15,16 +15,17 @@ using problem::Status;
 // once for every kProductRows columns of V; K and V tiles of 128 x 128 fp32 are 128 KB of the L2.
 inline constexpr std::int64_t kKeyTile = kMostPackedRows;
 
-template <class T>
+template <class E>
 struct ForwardScratch {
-  T* q_panels;    // (panels, D, kWidth)
+  using T = SumOf<E>;
+  E* q_panels;    // (panels, operands(D), kWidth)
   T* out_panels;  // (panels, rows of values, kWidth)
   T* max;         // (panels, kWidth)
   T* sum;         // (panels, kWidth)
   T* scores;      // (kKeyTile, kWidth)
   T* keep;        // (kKeyTile, kWidth), with dropout
-  T* k_stage;     // (kKeyTile, D)
-  T* v_packed;    // (packed_size(Dv))
+  E* k_stage;     // (kKeyTile, operands(D))
+  E* v_packed;    // (packed_size(Dv))
   MaskScratch<T> mask;
   CarefulScratch careful;
   Band* bands;
@@ -32,10 +33,11 @@ struct ForwardScratch {
 };
 
 // What every forward body needs of it.  value_rows: Dv, or more where a kernel writes whole tiles.
-template <class T, int kWidth>
-ForwardScratch<T> take_row_scratch(const Problem& problem, std::int64_t panels,
+template <class E, int kWidth>
+ForwardScratch<E> take_row_scratch(const Problem& problem, std::int64_t panels,
                                    std::int64_t value_rows, Arena& arena) {
-  ForwardScratch<T> scratch = {};
+  using T = SumOf<E>;
+  ForwardScratch<E> scratch = {};
   scratch.out_panel = value_rows * kWidth;
   scratch.out_panels = arena.take<T>(panels * value_rows * kWidth);
   scratch.max = arena.take<T>(panels * kWidth);
@@ -48,14 +50,14 @@ ForwardScratch<T> take_row_scratch(const Problem& problem, std::int64_t panels,
   return scratch;
 }
 
-template <class T, int kWidth>
-ForwardScratch<T> take_forward_scratch(const Problem& problem, std::int64_t panels, Arena& arena) {
-  ForwardScratch<T> scratch =
-      take_row_scratch<T, kWidth>(problem, panels, whole_product_rows(problem.value_dim), arena);
-  scratch.q_panels = arena.take<T>(panels * problem.head_dim * kWidth);
-  scratch.scores = arena.take<T>(kKeyTile * kWidth);
-  scratch.k_stage = arena.take<T>(kKeyTile * problem.head_dim);
-  scratch.v_packed = arena.take<T>(packed_size(problem.value_dim));
+template <class E, int kWidth>
+ForwardScratch<E> take_forward_scratch(const Problem& problem, std::int64_t panels, Arena& arena) {
+  ForwardScratch<E> scratch =
+      take_row_scratch<E, kWidth>(problem, panels, whole_product_rows(problem.value_dim), arena);
+  scratch.q_panels = arena.take<E>(panels * operands<E>(problem.head_dim) * kWidth);
+  scratch.scores = arena.take<SumOf<E>>(kKeyTile * kWidth);
+  scratch.k_stage = arena.take<E>(kKeyTile * operands<E>(problem.head_dim));
+  scratch.v_packed = arena.take<E>(packed_size<E>(problem.value_dim));
   scratch.careful.seen = arena.take<std::uint8_t>(kKeyTile * kWidth);
   scratch.careful.odd_a = arena.take<std::uint8_t>(kKeyTile);
   return scratch;
@@ -66,6 +68,7 @@ struct QueryBlock {
   HeadContext context;
   std::int64_t first;  // row of the sequence
   std::int64_t rows;
+  math::KeyRange keys;  // those that take part: of a split, or all
 };
 
 // The maximum of a column of registers and `start`, in four chains: one would wait four cycles for
@@ -127,6 +130,12 @@ TILEWISE_INLINE math::KeyRange keys_of_rows(const HeadContext& context, std::int
   return {math::greater(range.begin, 0), math::lesser(range.end, context.sequence.k_len)};
 }
 
+// The keys that a block visits.
+TILEWISE_INLINE math::KeyRange keys_of_block(const QueryBlock& block) {
+  const math::KeyRange keys = keys_of_rows(block.context, block.first, block.rows);
+  return {math::greater(keys.begin, block.keys.begin), math::lesser(keys.end, block.keys.end)};
+}
+
 // Rows of a query-side tensor that are one panel of a block.
 TILEWISE_INLINE RowBlock panel_rows(const View& view, const QueryBlock& block, std::int64_t panel,
                                     std::int64_t lanes, std::int64_t width) {
@@ -139,8 +148,9 @@ TILEWISE_INLINE RowBlock panel_rows(const View& view, const QueryBlock& block, s
 }
 
 // The empty state for every row of a panel.
-template <class T, int kWidth>
-TILEWISE_INLINE void start_panel(std::int64_t panel, const ForwardScratch<T>& scratch) {
+template <class E, int kWidth>
+TILEWISE_INLINE void start_panel(std::int64_t panel, const ForwardScratch<E>& scratch) {
+  using T = SumOf<E>;
   const math::SoftmaxState<T> empty = math::empty_state<T>();
   for (int lane = 0; lane < kWidth; ++lane) {
     scratch.max[panel * kWidth + lane] = empty.max;
@@ -166,8 +176,9 @@ TILEWISE_INLINE NextTile next_tile(const HeadContext& context, std::int64_t firs
 }
 
 // Normalises, joins the sink, stores O and LSE.
-template <class T, int kWidth>
-void store_outputs(const QueryBlock& block, const ForwardScratch<T>& scratch) {
+template <class E, int kWidth>
+void store_outputs(const QueryBlock& block, const ForwardScratch<E>& scratch) {
+  using T = SumOf<E>;
   const HeadContext& context = block.context;
   const Problem& problem = *context.problem;
   const T sink = problem.sink.present()
@@ -194,12 +205,13 @@ void store_outputs(const QueryBlock& block, const ForwardScratch<T>& scratch) {
   }
 }
 
-template <class T, int kWidth>
-bool block_is_finite(const QueryBlock& block, const ForwardScratch<T>& scratch) {
+template <class E, int kWidth>
+bool block_is_finite(const QueryBlock& block, const ForwardScratch<E>& scratch) {
   const std::int64_t value_dim = block.context.problem->value_dim;
   for (std::int64_t panel = 0; panel * kWidth < block.rows; ++panel) {
     const std::int64_t lanes = math::lesser(kWidth, block.rows - panel * kWidth);
-    if (!all_finite<T, kWidth>(scratch.out_panels + panel * scratch.out_panel, value_dim, lanes))
+    if (!all_finite<SumOf<E>, kWidth>(scratch.out_panels + panel * scratch.out_panel, value_dim,
+                                      lanes))
       return false;
   }
   return true;
@@ -208,9 +220,11 @@ bool block_is_finite(const QueryBlock& block, const ForwardScratch<T>& scratch) 
 // What a block reads and writes besides K and V. Row statistics are not counted (traffic.h).
 TILEWISE_INLINE void count_query_traffic(const RunContext& run, const QueryBlock& block) {
   const Problem& problem = *block.context.problem;
-  const std::int64_t out_bytes = problem.value_dim * problem::dtype_size(problem.out.dtype);
-  count_traffic(run, block.rows * problem.head_dim * problem::dtype_size(problem.q.dtype),
-                block.rows * out_bytes);
+  count_traffic(run, block.rows * problem.head_dim * problem::dtype_size(problem.q.dtype), 0);
+}
+TILEWISE_INLINE void count_output_traffic(const RunContext& run, const QueryBlock& block) {
+  const Problem& problem = *block.context.problem;
+  count_traffic(run, 0, block.rows * problem.value_dim * problem::dtype_size(problem.out.dtype));
 }
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET

@@ -3,6 +3,7 @@
 
 #include "cpu/decode.h"
 #include "cpu/forward.h"
+#include "cpu/forward_split.h"
 #include "cpu/pair_forward.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
@@ -17,80 +18,111 @@ struct BlockSize {
   std::int64_t panels;
   std::int64_t rows;
 };
-template <int kWidth>
+template <class Body>
 TILEWISE_INLINE BlockSize block_size(const Problem& problem, std::int64_t most,
                                      std::int64_t concurrency) {
-  const std::int64_t of_head = divide_up(problem.max_q, kWidth);
-  const std::int64_t panels =
-      choose_panels(problem.batch * problem.heads, of_head, most, concurrency);
-  return {panels, even_panels(of_head, panels) * kWidth};
+  const std::int64_t of_head = divide_up(problem.max_q, Body::kWidth);
+  const std::int64_t items = problem.batch * problem.heads * most_splits(problem, Body::kSplitKeys);
+  const std::int64_t panels = choose_panels(items, of_head, most, concurrency);
+  return {panels, even_panels(of_head, panels) * Body::kWidth};
 }
 
-// How one worker computes blocks, and how many rows they have: multiply-adds in T.
-template <class T, int kColumns>
+// How one worker computes blocks, and how many rows they have: multiply-adds of operands E.
+template <class E, int kColumns>
 struct WideBody {
-  using Number = T;
-  static constexpr int kWidth = kColumns * Vec<T>::kLanes;
-  static constexpr std::int64_t kKeyGrid = 1;  // keys are read from a multiple of this on
-  ForwardScratch<T> scratch;
+  using Number = SumOf<E>;
+  using Factor = E;
+  static constexpr int kWidth = kColumns * Vec<E>::kLanes;
+  static constexpr std::int64_t kKeyGrid =
+      Operand<E>::kNumbers;  // keys are read from a multiple on
+  // Products with 512 keys take a row 30 times as long as storing, loading and merging its state.
+  static constexpr std::int64_t kSplitKeys = 512;
+  ForwardScratch<E> scratch;
   std::int64_t rows;
 
   static WideBody take(const Problem& problem, std::int64_t concurrency, Arena& arena) {
-    const BlockSize size = block_size<kWidth>(problem, kMostPanels, concurrency);
-    return {take_forward_scratch<T, kWidth>(problem, size.panels, arena), size.rows};
+    const BlockSize size = block_size<WideBody>(problem, kMostPanels, concurrency);
+    return {take_forward_scratch<E, kWidth>(problem, size.panels, arena), size.rows};
   }
-  Band* bands() const { return scratch.bands; }
+  const ForwardScratch<E>& state() const { return scratch; }
   void forget() const {}
-  void run(const RunContext& context, const QueryBlock& block) const {
-    forward_block<T, kColumns>(context, block, scratch);
+  void compute(const RunContext& context, const QueryBlock& block) const {
+    forward_block<E, kColumns>(context, block, scratch);
   }
+  void settle(const QueryBlock&) const {}
 };
 
 #if TILEWISE_HAS_TILES
 // bf16 on the matrix unit.
 struct PairBody {
   using Number = float;
+  using Factor = float;
+  static constexpr int kWidth = kPairWidth;
   static constexpr std::int64_t kKeyGrid = kPairKeys;
+  static constexpr std::int64_t kSplitKeys = 4 * kPairKeys;  // they are faster here: see WideBody
   PairScratch scratch;
   std::int64_t rows;
 
   static PairBody take(const Problem& problem, std::int64_t concurrency, Arena& arena) {
-    const BlockSize size = block_size<kPairWidth>(problem, kMostPairPanels, concurrency);
+    const BlockSize size = block_size<PairBody>(problem, kMostPairPanels, concurrency);
     return {take_pair_scratch(problem, size.panels, arena), size.rows};
   }
-  Band* bands() const { return scratch.plain.bands; }
+  const ForwardScratch<float>& state() const { return scratch.plain; }
   // The workspace is garbage at first: nothing is packed.
   void forget() const {
     for (std::int64_t s = 0; s < scratch.slots; ++s) scratch.packed[s].batch = -1;
   }
-  void run(const RunContext& context, const QueryBlock& block) const {
+  void compute(const RunContext& context, const QueryBlock& block) const {
     forward_block_in_pairs(context, block, scratch);
   }
+  void settle(const QueryBlock& block) const { settle_rows(block, scratch); }
 };
 #endif
 
-// Numbers the blocks of the sequences that are not decoded. Returns how many there are for one
-// head.
-TILEWISE_INLINE std::int64_t number_forward_blocks(const Problem& problem, const Shared& shared,
-                                                   std::int64_t block_rows) {
+// Numbers the blocks of the sequences that are not decoded, a block of several splits as often.
+// Returns how many there are for one head.
+template <class Body>
+std::int64_t number_forward_blocks(const Problem& problem, const Shared& shared,
+                                   std::int64_t block_rows) {
   shared.blocks_before[0] = 0;
   for (std::int64_t b = 0; b < problem.batch; ++b) {
     const Sequence& sequence = shared.sequences[b];
     const std::int64_t blocks = is_decoded(sequence) ? 0 : divide_up(sequence.q_len, block_rows);
-    shared.blocks_before[b + 1] = shared.blocks_before[b] + blocks;
+    shared.blocks_before[b + 1] =
+        shared.blocks_before[b] +
+        blocks * forward_splits(problem, sequence, Body::kSplitKeys).count;
   }
   return shared.blocks_before[problem.batch];
 }
 
+// What all workers share of a forward pass.
+template <class Body>
+struct ForwardShared {
+  using T = typename Body::Number;
+  Shared blocks;
+  DecodeShared<T> decode;
+  SplitShared<T> splits;
+  std::int64_t block_rows;
+
+  static ForwardShared take(const Problem& problem, std::int64_t concurrency, Arena& arena) {
+    ForwardShared shared;
+    Arena measure(nullptr);
+    const Body body = Body::take(problem, concurrency, measure);
+    shared.block_rows = body.rows;
+    shared.blocks = take_shared(problem, arena);
+    shared.decode = take_decode_shared<T>(problem, arena);
+    shared.splits = take_split_shared(problem, body, arena);
+    return shared;
+  }
+};
+
 template <class Body>
 std::int64_t forward_workspace(const Problem& problem, std::int64_t concurrency) {
-  using T = typename Body::Number;
   Arena shared(nullptr);
-  take_shared(problem, shared);
-  take_decode_shared<T>(problem, shared);
+  ForwardShared<Body>::take(problem, concurrency, shared);
   Arena own(nullptr);
   Body::take(problem, concurrency, own);
-  take_decode_scratch<T>(problem, own);
+  take_decode_scratch<typename Body::Number>(problem, own);
   Arena all(nullptr);
   all.take<char>(shared.used());
   std::int64_t workers = 0;
@@ -101,20 +133,52 @@ std::int64_t forward_workspace(const Problem& problem, std::int64_t concurrency)
   return all.used();
 }
 
+// The block of an item, or of one split of it.
+template <class Body>
+void forward_item(const Problem& problem, const RunContext& run, const ForwardShared<Body>& shared,
+                  std::int64_t number, const Body& body) {
+  constexpr int kWidth = Body::kWidth;
+  const auto& scratch = body.state();
+  const Item item = item_at(problem, shared.blocks, problem.heads, Side::kQueries, number);
+  QueryBlock block;
+  block.context = {&problem, shared.blocks.sequences[item.batch], item.head, scratch.bands, 0};
+  const Sequence& sequence = block.context.sequence;
+  block.context.band_count = problem::sequence_bands(problem, sequence, item.head, scratch.bands);
+  const ForwardSplits splits = forward_splits(problem, sequence, Body::kSplitKeys);
+  const std::int64_t block_number = item.block / splits.count;
+  const std::int64_t split = item.block % splits.count;
+  block.first = block_number * shared.block_rows;
+  block.rows = math::lesser(shared.block_rows, sequence.q_len - block.first);
+  block.keys = keys_of_split(splits, split);
+  body.compute(run, block);
+  if (splits.count > 1) {
+    const bool done = keep_split<typename Body::Factor, kWidth>(block, split, block_number, scratch,
+                                                                shared.splits);
+    count_split_traffic<typename Body::Number>(run, block, done, splits.count);
+    if (!done) return;
+    merge_splits<typename Body::Factor, kWidth>(block, splits.count, scratch, shared.splits);
+  }
+  body.settle(block);
+  store_outputs<typename Body::Factor, kWidth>(block, scratch);
+  count_output_traffic(run, block);
+}
+
 template <class Body>
 Status run_forward(const Problem& problem, const RunContext& run) {
   using T = typename Body::Number;
   Arena arena(run.workspace);
-  const Shared shared = take_shared(problem, arena);
-  const DecodeShared<T> decode = take_decode_shared<T>(problem, arena);
+  const auto shared = ForwardShared<Body>::take(problem, run.concurrency, arena);
+  const Sequence* const sequences = shared.blocks.sequences;
   char* const scratch_base = static_cast<char*>(run.workspace) + arena.used();
   Arena measure(nullptr);
-  const std::int64_t block_rows = Body::take(problem, run.concurrency, measure).rows;
+  Body::take(problem, run.concurrency, measure);
   take_decode_scratch<T>(problem, measure);
-  problem::fill_sequences(problem, shared.sequences);
-  problem::fill_unowned_rows(problem, shared.sequences);
-  const std::int64_t blocks = number_forward_blocks(problem, shared, block_rows) * problem.heads;
-  const std::int64_t decode_items = number_decode_items(problem, shared.sequences, decode);
+  problem::fill_sequences(problem, shared.blocks.sequences);
+  problem::fill_unowned_rows(problem, sequences);
+  start_splits<Body>(problem, sequences, shared.splits);
+  const std::int64_t blocks =
+      number_forward_blocks<Body>(problem, shared.blocks, shared.block_rows) * problem.heads;
+  const std::int64_t decode_items = number_decode_items(problem, sequences, shared.decode);
   for (std::int64_t worker = 0; worker < run.concurrency; ++worker) {
     Arena own(scratch_base + worker * measure.used());
     Body::take(problem, run.concurrency, own).forget();
@@ -123,19 +187,10 @@ Status run_forward(const Problem& problem, const RunContext& run) {
     Arena own(scratch_base + worker * measure.used());
     const Body worker_body = Body::take(problem, run.concurrency, own);
     const DecodeScratch<T> decode_scratch = take_decode_scratch<T>(problem, own);
-    if (number >= blocks) {
-      return decode_item(problem, run, shared.sequences, decode, number - blocks, decode_scratch);
-    }
-    const Item item = item_at(problem, shared, problem.heads, Side::kQueries, number);
-    QueryBlock block;
-    block.context = {&problem, shared.sequences[item.batch], item.head, worker_body.bands(), 0};
-    block.context.band_count =
-        problem::sequence_bands(problem, block.context.sequence, item.head, worker_body.bands());
-    block.first = item.block * block_rows;
-    block.rows = math::lesser(block_rows, block.context.sequence.q_len - block.first);
-    worker_body.run(run, block);
+    if (number < blocks) return forward_item(problem, run, shared, number, worker_body);
+    decode_item(problem, run, sequences, shared.decode, number - blocks, decode_scratch);
   };
-  share_items(run, shared.next, blocks + decode_items, body);
+  share_items(run, shared.blocks.next, blocks + decode_items, body);
   return TILEWISE_OK;
 }
 

@@ -34,6 +34,18 @@ Status supports_bf16(const char* name, const Problem& problem, const Machine& ma
     return problem::fail(TILEWISE_UNSUPPORTED, "q, k and v are not bf16");
   return supports(name, machine);
 }
+Status supports_bf16_backward(const char* name, const Problem& problem, const Machine& machine) {
+  if (problem.dout.dtype != TILEWISE_BF16)
+    return problem::fail(TILEWISE_UNSUPPORTED, "dout is not bf16");
+  return supports_bf16(name, problem, machine);
+}
+
+// A Xeon with AMX takes four times as long for vdpbf16ps, which does two multiply-adds a lane, as
+// for one multiply-add of floats; Zen 4 and 5 do both at one rate.
+const char* slower_dots(const Machine& machine) {
+  if (machine.cpu_target != nullptr || dots_are_fast()) return nullptr;
+  return "this processor multiplies floats faster than pairs of bf16";
+}
 #endif
 
 // TargetKernels of another instruction set are reached through pointers only: nothing of them is
@@ -41,7 +53,8 @@ Status supports_bf16(const char* name, const Problem& problem, const Machine& ma
 template <const TargetKernels& kTarget>
 constexpr Kernel forward_kernel(const char* name, const char* description,
                                 Status (*supported)(const Problem&, const Machine&),
-                                bool flushes_denormals = false) {
+                                bool flushes_denormals = false,
+                                const char* (*slower)(const Machine&) = nullptr) {
   return {name,
           description,
           supported,
@@ -54,12 +67,16 @@ constexpr Kernel forward_kernel(const char* name, const char* description,
           [](const Problem& problem, std::int64_t concurrency, std::int64_t) {
             return kTarget.forward_traffic(problem, concurrency);
           },
-          flushes_denormals};
+          flushes_denormals,
+          TILEWISE_CPU,
+          nullptr,
+          slower};
 }
 template <const TargetKernels& kTarget>
 constexpr Kernel backward_kernel(const char* name, const char* description,
                                  Status (*supported)(const Problem&, const Machine&),
-                                 bool flushes_denormals = false) {
+                                 bool flushes_denormals = false,
+                                 const char* (*slower)(const Machine&) = nullptr) {
   return {name,
           description,
           supported,
@@ -72,7 +89,10 @@ constexpr Kernel backward_kernel(const char* name, const char* description,
           [](const Problem& problem, std::int64_t concurrency, std::int64_t) {
             return kTarget.backward_traffic(problem, concurrency);
           },
-          flushes_denormals};
+          flushes_denormals,
+          TILEWISE_CPU,
+          nullptr,
+          slower};
 }
 
 #define TILEWISE_SUPPORTS(target) \
@@ -100,11 +120,23 @@ constinit const Kernel kBackwardAmx = backward_kernel<amx::kKernels>(
     "FlashAttention-2 recomputation, key blocks outside, dQ added in their order, bf16 products on "
     "the matrix unit",
     [](const Problem& problem, const Machine& machine) {
-      if (problem.dout.dtype != TILEWISE_BF16)
-        return problem::fail(TILEWISE_UNSUPPORTED, "dout is not bf16");
-      return supports_bf16("amx", problem, machine);
+      return supports_bf16_backward("amx", problem, machine);
     },
     true);
+constinit const Kernel kForwardAvx512Bf16 = forward_kernel<avx512_bf16::kKernels>(
+    "cpu_avx512_bf16", "FlashAttention-2 tiles, products of bf16 pairs in 512-bit registers",
+    [](const Problem& problem, const Machine& machine) {
+      return supports_bf16("avx512_bf16", problem, machine);
+    },
+    true, slower_dots);
+constinit const Kernel kBackwardAvx512Bf16 = backward_kernel<avx512_bf16::kKernels>(
+    "cpu_avx512_bf16",
+    "FlashAttention-2 recomputation, key blocks outside, dQ added in their order, products of bf16 "
+    "pairs in 512-bit registers",
+    [](const Problem& problem, const Machine& machine) {
+      return supports_bf16_backward("avx512_bf16", problem, machine);
+    },
+    true, slower_dots);
 TILEWISE_CPU_KERNELS(Avx512, avx512, "512-bit registers")
 TILEWISE_CPU_KERNELS(Avx2, avx2, "256-bit registers")
 TILEWISE_CPU_KERNELS(Baseline, baseline, "128-bit registers")

@@ -19,6 +19,9 @@ struct TargetKernels {
 namespace amx {
 extern const TargetKernels kKernels;
 }
+namespace avx512_bf16 {
+extern const TargetKernels kKernels;
+}
 namespace avx512 {
 extern const TargetKernels kKernels;
 }
@@ -28,8 +31,10 @@ extern const TargetKernels kKernels;
 namespace baseline {
 extern const TargetKernels kKernels;
 }
-extern const problem::Kernel kForwardAmx, kForwardAvx512, kForwardAvx2, kForwardBaseline;
-extern const problem::Kernel kBackwardAmx, kBackwardAvx512, kBackwardAvx2, kBackwardBaseline;
+extern const problem::Kernel kForwardAmx, kForwardAvx512Bf16, kForwardAvx512, kForwardAvx2,
+    kForwardBaseline;
+extern const problem::Kernel kBackwardAmx, kBackwardAvx512Bf16, kBackwardAvx512, kBackwardAvx2,
+    kBackwardBaseline;
 #elif defined(__aarch64__)
 namespace neon {
 extern const TargetKernels kKernels;

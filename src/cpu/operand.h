@@ -119,6 +119,7 @@ TILEWISE_INLINE Vec<T> load_converted(const S* from) {
 // D), the product that reads down the columns would miss the TLB at every step.
 template <class T>
 Rows<T> stage_rows(const RowBlock& rows, T* stage) {
+  static_assert(Operand<T>::kNumbers == 1, "pairs have a form of their own");
   const std::int64_t start = rows.view->offset(rows.batch, rows.head, rows.first);
   if (rows.view->dtype == kArithmeticDtype<T> && rows.view->row == rows.width) {
     return {static_cast<const T*>(rows.view->data) + start, rows.width};
@@ -177,6 +178,7 @@ TILEWISE_INLINE void store_converted(Vec<T> x, S* to) {
 // panel[c][lane] = row[lane][c] * factor, lanes from rows.count on are 0.  panel is (width, kWidth)
 template <class T, int kWidth>
 void pack_panel(const RowBlock& rows, T factor, T* panel) {
+  static_assert(Operand<T>::kNumbers == 1, "pairs have a form of their own");
   constexpr int kLanes = Vec<T>::kLanes;
   const std::int64_t start = rows.view->offset(rows.batch, rows.head, rows.first);
   const std::int64_t whole = rows.width / kLanes * kLanes;

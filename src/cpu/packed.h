@@ -5,16 +5,17 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-template <class T>
+template <class E>
 struct PackedColumns {
   RowBlock rows;            // where they come from; at most kMostPackedRows
-  const T* data;            // (blocks of columns, kPackedBlock), columns padded with zeros
+  const E* data;            // (blocks of columns, kPackedBlock), columns padded with zeros
   const std::uint8_t* odd;  // (rows), 1: not finite, and zeros here; nullptr: nobody has looked
 };
 
-// Numbers of the packed columns of a tile.
+// Operands of the packed columns of a tile.
+template <class E>
 TILEWISE_INLINE std::int64_t packed_size(std::int64_t width) {
-  return whole_product_rows(width) / kProductRows * kPackedBlock;
+  return whole_product_rows(width) / kProductRows * kPackedBlock<E>;
 }
 
 template <class T>
@@ -50,19 +51,20 @@ TILEWISE_INLINE void pack_row(const S* from, std::int64_t width, T* to) {
     T numbers[kLanes];
     load_converted<T>(from + c).store(numbers);
     for (int i = 0; i < kLanes; i += kRun) {
-      T* const run = to + (c + i) / kProductRows * kPackedBlock + (c + i) % kProductRows;
+      T* const run = to + (c + i) / kProductRows * kPackedBlock<T> + (c + i) % kProductRows;
       __builtin_memcpy(run, numbers + i, kRun * sizeof(T));
     }
   }
   for (; c < whole_product_rows(width); ++c) {
-    to[c / kProductRows * kPackedBlock + c % kProductRows] =
+    to[c / kProductRows * kPackedBlock<T> + c % kProductRows] =
         c < width ? math::load<T>(from[c]) : T(0);
   }
 }
 
-// Packs `rows` into data (packed_size(rows.width)). odd: nullptr, or (rows) to be filled.
+// Packs `rows` into data (packed_size<T>(rows.width)). odd: nullptr, or (rows) to be filled.
 template <class T>
 PackedColumns<T> pack_columns(const RowBlock& rows, T* data, std::uint8_t* odd) {
+  static_assert(Operand<T>::kNumbers == 1, "pairs have a form of their own");
   with_storage(rows.view->dtype, [&](auto storage) {
     using S = decltype(storage);
     const S* const base = static_cast<const S*>(rows.view->data) +
@@ -73,10 +75,22 @@ PackedColumns<T> pack_columns(const RowBlock& rows, T* data, std::uint8_t* odd) 
       if (odd == nullptr) continue;
       odd[r] = storage_is_finite<T>(base + r * rows.view->row, rows.width) ? 0 : 1;
       for (std::int64_t c = 0; odd[r] != 0 && c < rows.width; ++c)
-        to[c / kProductRows * kPackedBlock + c % kProductRows] = T(0);
+        to[c / kProductRows * kPackedBlock<T> + c % kProductRows] = T(0);
     }
   });
   return {rows, data, odd};
+}
+
+// What a product wrote, as the operand of the next one, in place; and its row t as numbers. Pairs
+// have forms of their own (dot_operand.h).
+template <class T, int kColumns, int kWidth>
+TILEWISE_INLINE const T* as_operands(std::int64_t, T* tile) {
+  static_assert(Operand<T>::kNumbers == 1, "pairs have a form of their own");
+  return tile;
+}
+template <class T, int kWidth>
+TILEWISE_INLINE const T* operand_row(const T* operands, std::int64_t t, T*) {
+  return operands + t * kWidth;
 }
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET

@@ -175,7 +175,7 @@ TILEWISE_INLINE PairFrame panel_frame(const QueryBlock& block, std::int64_t pane
 
 TILEWISE_INLINE void visit_keys_in_pairs(const RunContext& run, const QueryBlock& block,
                                          bool careful, const PairScratch& scratch) {
-  const math::KeyRange keys = keys_of_rows(block.context, block.first, block.rows);
+  const math::KeyRange keys = keys_of_block(block);
   const Problem& problem = *block.context.problem;
   const std::int64_t row_bytes = (problem.head_dim + problem.value_dim) * 2;
   const std::int64_t steps = scratch.head_dim / kTileDepth;
@@ -224,6 +224,7 @@ TILEWISE_INLINE void settle_rows(const QueryBlock& block, const PairScratch& scr
   }
 }
 
+// The states of a block's rows, left in the scratch.
 TILEWISE_INLINE void forward_block_in_pairs(const RunContext& run, const QueryBlock& block,
                                             const PairScratch& scratch) {
   // The unit flushes denormals. Weights that are some would take the exponential's instruction ten
@@ -238,8 +239,6 @@ TILEWISE_INLINE void forward_block_in_pairs(const RunContext& run, const QueryBl
     _mm_setcsr(mode);
     if (careful || block_is_finite<float, kPairWidth>(block, scratch.plain)) break;
   }
-  settle_rows(block, scratch);
-  store_outputs<float, kPairWidth>(block, scratch.plain);
   count_query_traffic(run, block);
 }
 

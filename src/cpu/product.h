@@ -22,29 +22,31 @@ inline constexpr int kWideColumns = 2;
 #endif
 
 // Columns in blocks of kProductRows, side by side for every row: element (m, t) of block n lies at
-// n * kPackedBlock + t * kProductRows + m. Read down its columns, a row-major tile would give one
-// element of each line of memory, and miss the L1 at every step.
+// n * kPackedBlock<E> + t * kProductRows + m. Read down its columns, a row-major tile would give
+// one element of each line of memory, and miss the L1 at every step.
 inline constexpr std::int64_t kMostPackedRows = 128;
 // Two rows more than there can be: blocks of exactly 4 KB would all begin in the same set of the
 // L1.
-inline constexpr std::int64_t kPackedBlock = (kMostPackedRows + 2) * kProductRows;
+template <class E>
+inline constexpr std::int64_t kPackedBlock =
+    (kMostPackedRows / Operand<E>::kNumbers + 2) * kProductRows;
 
 TILEWISE_INLINE std::int64_t whole_product_rows(std::int64_t rows) {
   return (rows + kProductRows - 1) / kProductRows * kProductRows;
 }
 
-template <class T>
+template <class E>
 struct Rows {  // a row-major matrix; columns are contiguous
-  const T* data;
+  const E* data;
   std::int64_t stride;
 };
 
 // Where the right operand and the result lie: rows of kColumns registers, `stride` apart.
-template <class T>
+template <class E>
 struct Panels {
-  const T* b;
+  const E* b;
   std::int64_t b_stride;
-  T* c;
+  SumOf<E>* c;
   std::int64_t c_stride;
 };
 
@@ -88,27 +90,32 @@ class Ahead {
   int share_ = 0;
 };
 
-enum class Left { kRows, kPacked };  // how `a` lies
+enum class Left { kRows, kPacked, kRowsOnto };  // how `a` lies; kRowsOnto: sums go on from c
 
-template <class T, int kM, int kColumns, Left kLeft>
-TILEWISE_INLINE void product_block(Rows<T> a, Panels<T> panels, std::int64_t depth,
-                                   const Vec<T>* factor) {
+template <class E, int kM, int kColumns, Left kLeft>
+TILEWISE_INLINE void product_block(Rows<E> a, Panels<E> panels, std::int64_t depth,
+                                   const Vec<SumOf<E>>* factor) {
+  using T = SumOf<E>;
   constexpr int kLanes = Vec<T>::kLanes;
   Vec<T> sums[kM][kColumns];
 #pragma GCC unroll 8
   for (int m = 0; m < kM; ++m) {
 #pragma GCC unroll 4
-    for (int n = 0; n < kColumns; ++n) sums[m][n] = Vec<T>(T(0));
+    for (int n = 0; n < kColumns; ++n) {
+      sums[m][n] = kLeft == Left::kRowsOnto
+                       ? Vec<T>::load(panels.c + m * panels.c_stride + n * kLanes)
+                       : Vec<T>(T(0));
+    }
   }
 #pragma GCC unroll 2
   for (std::int64_t t = 0; t < depth; ++t) {
-    Vec<T> row[kColumns];
+    Vec<E> row[kColumns];
 #pragma GCC unroll 4
     for (int n = 0; n < kColumns; ++n)
-      row[n] = Vec<T>::load(panels.b + t * panels.b_stride + n * kLanes);
+      row[n] = Vec<E>::load(panels.b + t * panels.b_stride + n * kLanes);
 #pragma GCC unroll 8
     for (int m = 0; m < kM; ++m) {
-      const Vec<T> scalar(kLeft == Left::kRows ? a.data[m * a.stride + t] : a.data[t * kM + m]);
+      const Vec<E> scalar(kLeft == Left::kPacked ? a.data[t * kM + m] : a.data[m * a.stride + t]);
 #pragma GCC unroll 4
       for (int n = 0; n < kColumns; ++n) sums[m][n] = multiply_add(scalar, row[n], sums[m][n]);
     }
@@ -125,23 +132,23 @@ TILEWISE_INLINE void product_block(Rows<T> a, Panels<T> panels, std::int64_t dep
 }
 
 // c[0..m_count)[kColumns registers]. factor == nullptr: c is overwritten.
-template <class T, int kColumns, int kM = kProductRows>
-TILEWISE_INLINE void strided_product(Rows<T> a, std::int64_t m_count, Panels<T> panels,
-                                     std::int64_t depth, const Vec<T>* factor, Ahead* ahead) {
+template <class E, int kColumns, int kM = kProductRows, Left kLeft = Left::kRows>
+TILEWISE_INLINE void strided_product(Rows<E> a, std::int64_t m_count, Panels<E> panels,
+                                     std::int64_t depth, const Vec<SumOf<E>>* factor,
+                                     Ahead* ahead) {
   std::int64_t m = 0;
   for (; m + kM <= m_count; m += kM) {
     if (ahead != nullptr) ahead->ask_share();
-    const Panels<T> here = {panels.b, panels.b_stride, panels.c + m * panels.c_stride,
+    const Panels<E> here = {panels.b, panels.b_stride, panels.c + m * panels.c_stride,
                             panels.c_stride};
-    product_block<T, kM, kColumns, Left::kRows>({a.data + m * a.stride, a.stride}, here, depth,
-                                                factor);
+    product_block<E, kM, kColumns, kLeft>({a.data + m * a.stride, a.stride}, here, depth, factor);
   }
   if constexpr (kM > 1) {
     if (m < m_count) {
-      const Panels<T> here = {panels.b, panels.b_stride, panels.c + m * panels.c_stride,
+      const Panels<E> here = {panels.b, panels.b_stride, panels.c + m * panels.c_stride,
                               panels.c_stride};
-      strided_product<T, kColumns, kM / 2>({a.data + m * a.stride, a.stride}, m_count - m, here,
-                                           depth, factor, nullptr);
+      strided_product<E, kColumns, kM / 2, kLeft>({a.data + m * a.stride, a.stride}, m_count - m,
+                                                  here, depth, factor, nullptr);
     }
   }
 }
@@ -160,41 +167,44 @@ TILEWISE_INLINE void with_columns(std::int64_t lanes, Function f) {
 }
 
 // b and c are panels of kWidth lanes, of which the first kColumns registers take part.
-template <class T, int kColumns, std::int64_t kWidth = kColumns* Vec<T>::kLanes>
-void product(Rows<T> a, std::int64_t m_count, const T* b, std::int64_t depth, T* c,
+template <class E, int kColumns, std::int64_t kWidth = kColumns* Vec<E>::kLanes>
+void product(Rows<E> a, std::int64_t m_count, const E* b, std::int64_t depth, SumOf<E>* c,
              Ahead* ahead = nullptr) {
-  strided_product<T, kColumns>(a, m_count, {b, kWidth, c, kWidth}, depth, nullptr, ahead);
+  strided_product<E, kColumns>(a, m_count, {b, kWidth, c, kWidth}, depth, nullptr, ahead);
 }
 
 // a: packed columns, from the first of `depth` rows on. c has whole_product_rows(m_count) rows.
-template <class T, int kColumns, std::int64_t kWidth = kColumns* Vec<T>::kLanes>
-void packed_product(const T* a, std::int64_t m_count, const T* b, std::int64_t depth, T* c,
-                    const Vec<T>* factor, Ahead* ahead = nullptr) {
+template <class E, int kColumns, std::int64_t kWidth = kColumns* Vec<E>::kLanes>
+void packed_product(const E* a, std::int64_t m_count, const E* b, std::int64_t depth, SumOf<E>* c,
+                    const Vec<SumOf<E>>* factor, Ahead* ahead = nullptr) {
   for (std::int64_t m = 0; m < m_count; m += kProductRows) {
     if (ahead != nullptr) ahead->ask_share();
-    product_block<T, kProductRows, kColumns, Left::kPacked>(
-        {a + m / kProductRows * kPackedBlock, 0}, {b, kWidth, c + m * kWidth, kWidth}, depth,
+    product_block<E, kProductRows, kColumns, Left::kPacked>(
+        {a + m / kProductRows * kPackedBlock<E>, 0}, {b, kWidth, c + m * kWidth, kWidth}, depth,
         factor);
   }
 }
 
-// c += a * b for matrices `registers` registers wide.
-template <class T>
-void wide_product(Rows<T> a, std::int64_t m_count, Panels<T> panels, std::int64_t registers,
+// c += a * b for matrices `registers` registers wide. With kRowsOnto, one after the other to what
+// is there, so that a depth cut in pieces gives the same bits; else the sum by itself joins c.
+template <class E, Left kLeft = Left::kRows>
+void wide_product(Rows<E> a, std::int64_t m_count, Panels<E> panels, std::int64_t registers,
                   std::int64_t depth) {
+  using T = SumOf<E>;
   Vec<T> one[kWideColumns];
   for (int n = 0; n < kWideColumns; ++n) one[n] = Vec<T>(T(1));
+  const Vec<T>* const factor = kLeft == Left::kRowsOnto ? nullptr : one;
   std::int64_t done = 0;
-  for (; done + kWideColumns <= registers; done += kWideColumns) {
+  const auto columns = [&](auto count) {
     const std::int64_t at = done * Vec<T>::kLanes;
-    strided_product<T, kWideColumns>(
-        a, m_count, {panels.b + at, panels.b_stride, panels.c + at, panels.c_stride}, depth, one,
+    strided_product<E, decltype(count)::kCount, kProductRows, kLeft>(
+        a, m_count, {panels.b + at, panels.b_stride, panels.c + at, panels.c_stride}, depth, factor,
         nullptr);
-  }
-  const std::int64_t at = done * Vec<T>::kLanes;
-  const Panels<T> rest = {panels.b + at, panels.b_stride, panels.c + at, panels.c_stride};
-  if (registers - done == 2) strided_product<T, 2>(a, m_count, rest, depth, one, nullptr);
-  if (registers - done == 1) strided_product<T, 1>(a, m_count, rest, depth, one, nullptr);
+    done += decltype(count)::kCount;
+  };
+  while (done + kWideColumns <= registers) columns(Columns<kWideColumns>{});
+  if (registers - done == 2) columns(Columns<2>{});
+  if (registers - done == 1) columns(Columns<1>{});
 }
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET

@@ -55,14 +55,15 @@ struct Turn {
 
 // K rows of a block, padded to whole registers, as the right operand of dQ += dS K. Rows that are
 // not finite are zeros here and added one by one to the queries that see them.
-template <class T>
+template <class E>
 struct KeyRows {
-  T* rows;  // (keys, padded D)
+  E* rows;  // (operands(keys), padded D)
   bool all_finite;
 };
 
 template <class T>
 KeyRows<T> load_key_rows(const RowBlock& block, std::int64_t padded, T* rows) {
+  static_assert(Operand<T>::kNumbers == 1, "pairs have a form of their own");
   KeyRows<T> result = {rows, true};
   with_storage(block.view->dtype, [&](auto storage) {
     using S = decltype(storage);
@@ -82,6 +83,28 @@ KeyRows<T> load_key_rows(const RowBlock& block, std::int64_t padded, T* rows) {
   });
   return result;
 }
+
+#if TILEWISE_HAS_DOTS
+// The same in pairs: words[key / 2][c] = column c of two keys, zeros beyond the ends.
+template <IsPair E>
+KeyRows<E> load_key_rows(const RowBlock& block, std::int64_t padded, E* words) {
+  KeyRows<E> result = {words, true};
+  const auto row = [&](std::int64_t r) { return half_rows(block) + r * block.view->row; };
+  for (std::int64_t r = 0; r < block.count; r += 2) {
+    const bool even = halves_are_finite(row(r), block.width);
+    const bool odd = r + 1 < block.count && halves_are_finite(row(r + 1), block.width);
+    if (!even || (!odd && r + 1 < block.count)) result.all_finite = false;
+    for (std::int64_t c = 0; c < padded; c += 32) {
+      const PairColumns pairs =
+          pair_columns(even ? load_halves(row(r), c, block.width) : _mm512_setzero_si512(),
+                       odd ? load_halves(row(r + 1), c, block.width) : _mm512_setzero_si512());
+      _mm512_storeu_si512(words + r / 2 * padded + c, pairs.low);
+      if (c + 16 < padded) _mm512_storeu_si512(words + r / 2 * padded + c + 16, pairs.high);
+    }
+  }
+  return result;
+}
+#endif
 
 // dq[row] += dS[row][lane] * K[lane] for the keys of a panel that are not finite and that the row
 // sees.

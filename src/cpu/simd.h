@@ -23,6 +23,13 @@
 #define TILEWISE_HAS_TILES 0
 #endif
 
+// vdpbf16ps: two products of bf16 and their sum, in every 32-bit lane.
+#if defined(__AVX512BF16__)
+#define TILEWISE_HAS_DOTS 1
+#else
+#define TILEWISE_HAS_DOTS 0
+#endif
+
 #ifndef TILEWISE_TARGET
 #error "TILEWISE_TARGET must name the instruction set: this file is compiled once per target"
 #endif
@@ -61,6 +68,39 @@ struct Registers<double> {
   static constexpr int kMantissaBits = 52;
   static constexpr std::int64_t kBias = 1023;
 };
+
+// Two bf16 that are neighbours along a sum, the first one in the low half: an operand of products
+// whose sums are float.
+using Pair = std::uint32_t;
+template <>
+struct Registers<Pair> {
+  typedef Pair Native __attribute__((vector_size(kVectorBytes)));
+};
+
+// What products of operands E are summed up in, and how many numbers one operand holds.
+template <class E>
+struct Operand {
+  using Sum = E;
+  static constexpr int kNumbers = 1;
+};
+template <>
+struct Operand<Pair> {
+  using Sum = float;
+  static constexpr int kNumbers = 2;
+};
+template <class E>
+using SumOf = typename Operand<E>::Sum;
+// Operands that hold `numbers` numbers.
+template <class E>
+TILEWISE_INLINE std::int64_t operands(std::int64_t numbers) {
+  return (numbers + Operand<E>::kNumbers - 1) / Operand<E>::kNumbers;
+}
+
+// The first number of the operand that holds number n.
+template <class E>
+TILEWISE_INLINE std::int64_t whole_operands(std::int64_t n) {
+  return n / Operand<E>::kNumbers * Operand<E>::kNumbers;
+}
 
 template <class T>
 struct Mask {
@@ -207,6 +247,14 @@ TILEWISE_INLINE Vec<T> multiply_add(Vec<T> a, Vec<T> b, Vec<T> c) {
   return a * b + c;
 #endif
 }
+
+#if TILEWISE_HAS_DOTS
+// c + the products of both pairs. To nearest even; denormals are zeros, whatever the mode is.
+TILEWISE_INLINE Vec<float> multiply_add(Vec<Pair> a, Vec<Pair> b, Vec<float> c) {
+  return Vec<float>(
+      Vec<float>::Native(_mm512_dpbf16_ps(__m512(c.v), __m512bh(a.v), __m512bh(b.v))));
+}
+#endif
 
 // a * b + c with one rounding, where the target has no FMA too: there the product is taken apart
 // exactly (Dekker 1971). |a| and |b| below the square root of the range.

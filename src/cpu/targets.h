@@ -13,6 +13,9 @@ struct Target {
 // Best first, ended by a name of nullptr.
 extern const Target kTargets[];
 
+// Whether a product of bf16 pairs (AVX512-BF16) takes no longer than a multiply-add of floats.
+bool dots_are_fast();
+
 const Target* find_target(const char* name);  // nullptr if there is none of that name
 
 }  // namespace tilewise::cpu

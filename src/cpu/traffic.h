@@ -2,7 +2,7 @@
 // with the blocks that the kernels choose. Row statistics (LSE, delta, m, l) are left out on both
 // sides, as in the papers. In elements, for one head with D = Dv, N queries and keys, without a
 // mask:
-//   forward   2 N D + 2 ceil(N / Br) N D
+//   forward   2 N D + 2 ceil(N / Br) N D, and (3 splits - 1) N D if the keys are split
 //   backward  8 N D + 4 ceil(N / Bc) N D
 //   decode    2 Sk D + (1 + splits) Sq D, and 2 splits Sq D of states if there are several
 // Equal to what is counted, byte for byte: tests/registry/traffic_test.cc.
@@ -90,11 +90,15 @@ double forward_traffic(const Problem& problem, std::int64_t concurrency) {
   const DenseShape shape(problem);
   Arena measure(nullptr);
   const std::int64_t block_rows = Body::take(problem, concurrency, measure).rows;
+  const double splits =
+      static_cast<double>(forward_splits(problem, shape.context.sequence, Body::kSplitKeys).count);
+  const double state = static_cast<double>(problem.value_dim) * sizeof(typename Body::Number);
   return shape.per_head *
          (keys_visited(shape, block_rows, Body::kKeyGrid) *
               (bytes_of(problem.k, problem.head_dim) + bytes_of(problem.v, problem.value_dim)) +
           static_cast<double>(problem.q_rows) *
-              (bytes_of(problem.q, problem.head_dim) + bytes_of(problem.out, problem.value_dim)));
+              (splits * bytes_of(problem.q, problem.head_dim) +
+               bytes_of(problem.out, problem.value_dim) + (splits > 1 ? 2 * splits * state : 0)));
 }
 
 // Keys: WideKeys or PairKeys.

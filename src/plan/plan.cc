@@ -58,7 +58,10 @@ Status choose_first(Operation operation, const Machine& machine, Plan* plan) {
   Line refused(refusals, sizeof(refusals));
   for (const Kernel* kernel : kernels(operation)) {
     if (kernel->device != plan->problem.device) continue;  // not worth a word
-    if (kernel->supports(plan->problem, machine) == TILEWISE_OK) {
+    const char* const slower = kernel->slower != nullptr ? kernel->slower(machine) : nullptr;
+    if (slower != nullptr) {
+      problem::fail(TILEWISE_UNSUPPORTED, "%s", slower);
+    } else if (kernel->supports(plan->problem, machine) == TILEWISE_OK) {
       plan->kernel = kernel;
       std::snprintf(plan->reason, sizeof(plan->reason),
                     "%s: the first of the registry that supports the problem%s", kernel->name,

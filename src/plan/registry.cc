@@ -20,6 +20,7 @@ const Kernel* const kForwardKernels[] = {
 #endif
 #if defined(__x86_64__)
     &cpu::kForwardAmx,
+    &cpu::kForwardAvx512Bf16,
     &cpu::kForwardAvx512,
     &cpu::kForwardAvx2,
     &cpu::kForwardBaseline,
@@ -36,6 +37,7 @@ const Kernel* const kForwardKernels[] = {
 const Kernel* const kBackwardKernels[] = {
 #if defined(__x86_64__)
     &cpu::kBackwardAmx,
+    &cpu::kBackwardAvx512Bf16,
     &cpu::kBackwardAvx512,
     &cpu::kBackwardAvx2,
     &cpu::kBackwardBaseline,

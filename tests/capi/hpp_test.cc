@@ -101,5 +101,16 @@ TEST(Hpp, SpansAreMeasured) {
 
 TEST(Hpp, Version) { EXPECT_EQ(version(), tilewise_version()); }
 
+TEST(Hpp, InfoIsWholeOrCut) {
+  const std::string whole = info();
+  EXPECT_EQ(whole.rfind("Tilewise " + version() + "\n", 0), 0u) << whole;
+  for (const std::string& kernel : kernel_names(Operation::kBackward))
+    EXPECT_NE(whole.find(kernel), std::string::npos) << whole;
+  char text[12] = "...........";
+  EXPECT_EQ(tilewise_info(text, 9), whole.size());
+  EXPECT_EQ(std::string(text), "Tilewise");
+  EXPECT_EQ(text[9], '.');
+}
+
 }  // namespace
 }  // namespace tilewise::tests

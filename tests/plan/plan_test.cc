@@ -131,8 +131,9 @@ TEST(Plan, CpuTargetsAreForced) {
     }
     ++available;
     ASSERT_EQ(status, TILEWISE_OK) << tilewise_last_error();
-    // A matrix unit has kernels of its own for bf16; the sample is fp32.
-    const std::string kernel = target == "amx" ? "cpu_avx512" : "cpu_" + target;
+    // Products in bf16 have kernels of their own; the sample is fp32.
+    const bool is_bf16 = target == "amx" || target == "avx512_bf16";
+    const std::string kernel = is_bf16 ? "cpu_avx512" : "cpu_" + target;
     EXPECT_EQ(tilewise_plan_kernel(plan.get()), kernel);
     const Environment forced("TILEWISE_CPU_TARGET", target.c_str());
     PlanOwner by_environment;

@@ -99,7 +99,7 @@ def attention(case):
             dprob = (dout @ size(v).swapaxes(-1, -2)) * factor
             dbias = prob * (dprob + (-1 if signed else 1) * delta[..., None])
             draw = size(scale) * dbias * slope
-            per_kv = lambda x: x.reshape(x.shape[0], -1, group, *x.shape[2:]).sum(2)
+            per_kv = lambda x: x.reshape(x.shape[0], x.shape[1] // group, group, *x.shape[2:]).sum(2)
             target["dq"] = (draw @ size(k)).transpose(0, 2, 1, 3)
             target["dk"] = per_kv(draw.swapaxes(-1, -2) @ size(q)).transpose(0, 2, 1, 3)
             target["dv"] = per_kv((prob * factor).swapaxes(-1, -2) @ dout).transpose(0, 2, 1, 3)

@@ -1,5 +1,6 @@
-// Few queries on long caches, where kernels cut the keys into splits: every count of rows to a kv
-// head and odd widths, splits whose keys nobody sees, bits that depend on nothing but the row.
+// Few queries on long caches, where kernels cut the keys into splits, in another way for more than
+// 16 queries: every count of rows to a kv head and odd widths, splits whose keys nobody sees, bits
+// that depend on nothing but the row.
 #include <cmath>
 
 #include "plan/pool.h"
@@ -35,11 +36,15 @@ TEST(Decode, EveryCountOfRowsAndWidth) {
 // The edges of splits and blocks, as lengths of the cache.
 TEST(Decode, EveryLengthNearASplitsEnd) {
   TILEWISE_TRACE_SEED();
-  for (const std::int64_t k_len : {1, 31, 32, 33, 511, 512, 513, 1023, 1024, 1025, 1537}) {
+  for (const std::int64_t k_len : {1, 31, 32, 33, 511, 512, 513, 1023, 1024, 1025, 1537, 4097}) {
     for (const std::int32_t dtype : {TILEWISE_FP32, TILEWISE_BF16}) {
-      Case c = make_case(Operation::kForward, dtype, {1, 2, k_len, 4, 2, 24});
-      c.sink = k_len % 2 == 0;
-      expect_all_pass(c);
+      for (const std::int64_t q_len : {2, 17, 60, 200}) {
+        Case c = make_case(Operation::kForward, dtype, {1, q_len, k_len, 4, 2, 24});
+        c.sink = k_len % 2 == 0;
+        c.softcap = q_len == 60 ? 5 : 0;
+        c.dropout_p = q_len == 200 ? 0.2 : 0;
+        expect_all_pass(c);
+      }
     }
   }
 }
@@ -49,59 +54,68 @@ TEST(Decode, WindowsAcrossSplits) {
   TILEWISE_TRACE_SEED();
   for (const std::int64_t left : {0, 1, 40, 511, 512, 600, 1200}) {
     for (const std::int32_t alignment : {TILEWISE_BOTTOM_RIGHT, TILEWISE_TOP_LEFT}) {
-      Case c = make_case(Operation::kForward, TILEWISE_FP32, {1, 7, kSeveralSplits, 4, 2, 24});
-      c.window_left = left;
-      c.window_right = 2;
-      c.alignment = alignment;
-      c.alibi = left % 2 == 0;
-      expect_all_pass(c);
+      for (const std::int32_t dtype : {TILEWISE_FP32, TILEWISE_BF16}) {
+        for (const std::int64_t q_len : {7, 100}) {
+          Case c = make_case(Operation::kForward, dtype, {1, q_len, kSeveralSplits, 4, 2, 24});
+          c.window_left = left;
+          c.window_right = 2;
+          c.alignment = alignment;
+          c.alibi = left % 2 == 0;
+          expect_all_pass(c);
+        }
+      }
     }
   }
 }
 
 // Keys 500 to 1100 are masked for the even rows: for them the second split is empty, and what lies
 // there must not reach them; the odd rows see all.
+void expect_masked_split_is_gone(std::int32_t dtype, std::int64_t q_len) {
+  const auto masked = [](std::int64_t key) { return key >= 500 && key < 1100; };
+  Case c = make_case(Operation::kForward, dtype, {1, q_len, kSeveralSplits, 6, 2, 40});
+  c.mask = {true, 2, {true, true, true, true}};
+  Instance clean(c);
+  Instance poisoned(c);
+  for (const Instance* instance : {&clean, &poisoned}) {
+    const tilewise_tensor& mask = instance->request().mask;
+    verify::for_each_element(mask, [&](std::int64_t i, std::int64_t offset) {
+      const bool hidden = i / kSeveralSplits % 2 == 0 && masked(i % kSeveralSplits);
+      static_cast<std::uint8_t*>(mask.data)[offset] = hidden ? 0 : 1;
+    });
+  }
+  const double kPoisons[] = {std::nan(""), HUGE_VAL, -HUGE_VAL};
+  for (const auto member : {&tilewise_problem::k, &tilewise_problem::v}) {
+    const tilewise_tensor& tensor = poisoned.request().*member;
+    verify::for_each_element(tensor, [&](std::int64_t i, std::int64_t offset) {
+      const RowIndex at = row_index(tensor, TILEWISE_BSHD, i);
+      if (masked(at.row) && at.row % 50 == 7 && at.column % 3 == 1)
+        verify::write_element(tensor, offset, kPoisons[at.row / 50 % 3]);
+    });
+  }
+  for (const Kernel* kernel : runnable_kernels(Operation::kForward, dtype)) {
+    run_for_bits(kernel->name, clean);
+    run_for_bits(kernel->name, poisoned);
+    const std::vector<double> expected = values_of(clean.request().out);
+    const std::vector<double> out = values_of(poisoned.request().out);
+    int spoilt = 0;
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      const RowIndex at =
+          row_index(clean.request().out, TILEWISE_BSHD, static_cast<std::int64_t>(i));
+      if (at.row % 2 == 0) {
+        ASSERT_EQ(out[i], expected[i]) << kernel->name << " row " << at.row << describe(c);
+      } else {
+        spoilt += std::isnan(out[i]) ? 1 : 0;
+      }
+    }
+    EXPECT_EQ(spoilt, q_len / 2 * 6 * 40) << kernel->name << ": " << describe(c);
+  }
+}
+
 TEST(Decode, NaNInAMaskedSplit) {
   TILEWISE_TRACE_SEED();
-  const auto masked = [](std::int64_t key) { return key >= 500 && key < 1100; };
   for (const std::int32_t dtype : kDtypes) {
-    Case c = make_case(Operation::kForward, dtype, {1, 4, kSeveralSplits, 6, 2, 40});
-    c.mask = {true, 2, {true, true, true, true}};
-    Instance clean(c);
-    Instance poisoned(c);
-    for (const Instance* instance : {&clean, &poisoned}) {
-      const tilewise_tensor& mask = instance->request().mask;
-      verify::for_each_element(mask, [&](std::int64_t i, std::int64_t offset) {
-        const bool hidden = i / kSeveralSplits % 2 == 0 && masked(i % kSeveralSplits);
-        static_cast<std::uint8_t*>(mask.data)[offset] = hidden ? 0 : 1;
-      });
-    }
-    const double kPoisons[] = {std::nan(""), HUGE_VAL, -HUGE_VAL};
-    for (const auto member : {&tilewise_problem::k, &tilewise_problem::v}) {
-      const tilewise_tensor& tensor = poisoned.request().*member;
-      verify::for_each_element(tensor, [&](std::int64_t i, std::int64_t offset) {
-        const RowIndex at = row_index(tensor, TILEWISE_BSHD, i);
-        if (masked(at.row) && at.row % 50 == 7 && at.column % 3 == 1)
-          verify::write_element(tensor, offset, kPoisons[at.row / 50 % 3]);
-      });
-    }
-    for (const Kernel* kernel : runnable_kernels(Operation::kForward, dtype)) {
-      run_for_bits(kernel->name, clean);
-      run_for_bits(kernel->name, poisoned);
-      const std::vector<double> expected = values_of(clean.request().out);
-      const std::vector<double> out = values_of(poisoned.request().out);
-      int spoilt = 0;
-      for (std::size_t i = 0; i < out.size(); ++i) {
-        const RowIndex at =
-            row_index(clean.request().out, TILEWISE_BSHD, static_cast<std::int64_t>(i));
-        if (at.row % 2 == 0) {
-          ASSERT_EQ(out[i], expected[i]) << kernel->name << " row " << at.row << describe(c);
-        } else {
-          spoilt += std::isnan(out[i]) ? 1 : 0;
-        }
-      }
-      EXPECT_EQ(spoilt, 2 * 6 * 40) << kernel->name << ": " << describe(c);
-    }
+    expect_masked_split_is_gone(dtype, 4);
+    expect_masked_split_is_gone(dtype, 40);
   }
 }
 
@@ -110,12 +124,15 @@ TEST(Decode, SeenValueReachesItsColumn) {
   TILEWISE_TRACE_SEED();
   for (const double poison : {std::nan(""), HUGE_VAL}) {
     for (const std::int64_t key : {3, 700, 1299}) {
-      Case c = make_case(Operation::kForward, TILEWISE_FP32, {1, 5, kSeveralSplits, 4, 2, 37});
-      c.causal = true;
-      expect_all_pass(c, [&](const tilewise_problem& request) {
-        const tilewise_tensor& v = request.v;
-        verify::write_element(v, key * v.strides[1] + v.strides[2] + 3, poison);
-      });
+      for (const std::int64_t q_len : {5, 50}) {
+        Case c =
+            make_case(Operation::kForward, TILEWISE_FP32, {1, q_len, kSeveralSplits, 4, 2, 37});
+        c.causal = true;
+        expect_all_pass(c, [&](const tilewise_problem& request) {
+          const tilewise_tensor& v = request.v;
+          verify::write_element(v, key * v.strides[1] + v.strides[2] + 3, poison);
+        });
+      }
     }
   }
 }
@@ -147,11 +164,11 @@ TEST(Decode, ThreadsNeverChangeABit) {
   const tilewise_executor executors[] = {two.executor(), three.executor(), eight.executor()};
   ShuffledExecutor shuffled(5, run_seed());
   for (const std::int32_t dtype : kDtypes) {
-    for (const std::int32_t layout : {TILEWISE_BSHD, TILEWISE_BHSD}) {
-      Case c = make_case(Operation::kForward, dtype, {2, 2, 5000, 6, 2, 24});
+    for (const std::int64_t q_len : {2, 50}) {
+      Case c = make_case(Operation::kForward, dtype, {2, q_len, 5000, 6, 2, 24});
       c.used = {5000, 1400};
       c.causal = c.sink = true;
-      c.layout = layout;
+      c.layout = dtype == TILEWISE_FP32 ? TILEWISE_BHSD : TILEWISE_BSHD;
       Instance instance(c);
       for (const Kernel* kernel : runnable_kernels(Operation::kForward, dtype)) {
         tilewise_executor serial;

@@ -55,9 +55,10 @@ bool machine_runs(const Kernel& kernel, std::int32_t dtype) {
   const std::string target = name.substr(std::strlen(kPrefix));
   const char* const forced = std::getenv("TILEWISE_CPU_TARGET");
   const bool is_forced = forced != nullptr && forced[0] != '\0';
-  // A matrix unit has kernels for bf16, and leaves the rest to the instruction set that it extends.
-  if (target == "amx" && dtype != TILEWISE_BF16) return false;
-  const bool serves = is_forced && std::string(forced) == "amx" && target == "avx512";
+  // These have kernels for bf16, and leave the rest to the instruction set that they extend.
+  const auto is_bf16_only = [](const std::string& x) { return x == "amx" || x == "avx512_bf16"; };
+  if (is_bf16_only(target) && dtype != TILEWISE_BF16) return false;
+  const bool serves = is_forced && is_bf16_only(forced) && target == "avx512";
   if (is_forced && target != forced && !serves) return false;
   for (std::int32_t i = 0; i < tilewise_cpu_target_count(); ++i) {
     if (target == tilewise_cpu_target_name(i)) return tilewise_cpu_target_available(i) != 0;

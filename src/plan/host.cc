@@ -1,6 +1,5 @@
-#include "machine.h"
+#include "plan/host.h"
 
-#include <fmt/format.h>
 #include <sys/utsname.h>
 
 #include <fstream>
@@ -10,7 +9,7 @@
 #include "plan/plan.h"
 #include "plan/pool.h"
 
-namespace tilewise::cli {
+namespace tilewise::plan {
 namespace {
 
 // The value of the first line of /proc/cpuinfo that starts with `key`.
@@ -53,7 +52,7 @@ std::string known_features() {
 // The best that the machine has, or the one that TILEWISE_CPU_TARGET forces.
 std::string chosen_target() {
   problem::Machine machine;
-  const bool known = plan::resolve_machine({}, &machine) == TILEWISE_OK;
+  const bool known = resolve_machine({}, &machine) == TILEWISE_OK;
   if (known && machine.cpu_target != nullptr) return machine.cpu_target;
   for (const cpu::Target* target = cpu::kTargets; target->name != nullptr; ++target) {
     if (target->available()) return target->name;
@@ -63,24 +62,18 @@ std::string chosen_target() {
 
 }  // namespace
 
-Machine this_machine() {
-  Machine machine;
-  machine.cpu = cpuinfo("model name");
-  machine.features = known_features();
-  machine.target = chosen_target();
-  machine.compiler = compiler();
+Host this_host() {
+  Host host;
+  host.cpu = cpuinfo("model name");
+  host.features = known_features();
+  host.target = chosen_target();
+  host.compiler = compiler();
   utsname name = {};
   if (uname(&name) == 0) {
-    machine.system = fmt::format("{} {} {}", name.sysname, name.release, name.machine);
+    host.system = std::string(name.sysname) + " " + name.release + " " + name.machine;
   }
-  machine.cpus = plan::usable_cpus();
-  return machine;
+  host.cpus = usable_cpus();
+  return host;
 }
 
-nlohmann::json machine_json(const Machine& machine) {
-  return {{"cpu", machine.cpu},           {"cpus", machine.cpus},
-          {"features", machine.features}, {"target", machine.target},
-          {"compiler", machine.compiler}, {"system", machine.system}};
-}
-
-}  // namespace tilewise::cli
+}  // namespace tilewise::plan

@@ -1,0 +1,125 @@
+// tilewise._core: the C interface for Python. What a user sees is in python/tilewise; the functions
+// here take all their arguments by position.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <tilewise/tilewise.hpp>
+
+#include "call.h"
+#include "errors.h"
+#include "plan.h"
+
+namespace nb = nanobind;
+
+namespace tilewise::python {
+namespace {
+
+using Problem = tilewise_problem;
+
+// An argument of a call: where it goes and whether it is written.
+struct Slot {
+  const char* name;
+  tilewise_tensor Problem::*field;
+  Access access;
+};
+constexpr Slot kForward[] = {
+    {"q", &Problem::q, Access::kRead},      {"k", &Problem::k, Access::kRead},
+    {"v", &Problem::v, Access::kRead},      {"out", &Problem::out, Access::kWrite},
+    {"lse", &Problem::lse, Access::kWrite},
+};
+constexpr Slot kBackward[] = {
+    {"dout", &Problem::dout, Access::kRead},    {"q", &Problem::q, Access::kRead},
+    {"k", &Problem::k, Access::kRead},          {"v", &Problem::v, Access::kRead},
+    {"out", &Problem::out, Access::kRead},      {"lse", &Problem::lse, Access::kRead},
+    {"dlse", &Problem::dlse, Access::kRead},    {"dq", &Problem::dq, Access::kWrite},
+    {"dk", &Problem::dk, Access::kWrite},       {"dv", &Problem::dv, Access::kWrite},
+    {"dbias", &Problem::dbias, Access::kWrite}, {"dsink", &Problem::dsink, Access::kWrite},
+};
+
+template <std::size_t n>
+void set_slots(const Slot (&slots)[n], const nb::tuple& values, Call* call) {
+  if (values.size() != n) raise(PyExc_TypeError, "%zu tensors, must be %zu", values.size(), n);
+  for (std::size_t i = 0; i < n; ++i)
+    call->set_tensor(slots[i].field, slots[i].name, values[i], slots[i].access);
+}
+
+void set_slots(std::int32_t operation, const nb::tuple& values, Call* call) {
+  if (operation == TILEWISE_FORWARD) return set_slots(kForward, values, call);
+  set_slots(kBackward, values, call);
+}
+
+// Runs an operation once. tensors: as kForward or kBackward lists them, None for absent.
+void run(std::int32_t operation, const char* caller, const nb::tuple& tensors,
+         const nb::dict& options, nb::handle stream, nb::handle threads) {
+  Call call(stream_number(stream));
+  set_slots(operation, tensors, &call);
+  call.set_options(caller, options);
+  const Executor executor(threads, call.stream());
+  const auto work = operation == TILEWISE_FORWARD ? tilewise_forward : tilewise_backward;
+  tilewise_status status;
+  {
+    const nb::gil_scoped_release released;
+    status = work(&call.problem(), executor.get());
+  }
+  check(status);
+}
+
+std::unique_ptr<Plan> make_plan(std::int32_t operation, const char* caller,
+                                const nb::tuple& tensors, const nb::dict& options,
+                                nb::handle kernel, nb::handle cpu_target, nb::handle threads) {
+  Call call(0);
+  set_slots(operation, tensors, &call);
+  call.set_options(caller, options);
+  tilewise_plan_options plan_options;
+  tilewise_plan_options_init(&plan_options);
+  if (!kernel.is_none()) plan_options.kernel = nb::cast<const char*>(kernel);
+  if (!cpu_target.is_none()) plan_options.cpu_target = nb::cast<const char*>(cpu_target);
+  plan_options.max_concurrency = Executor(threads, 0).max_concurrency();
+  return std::make_unique<Plan>(operation, call.problem(), plan_options);
+}
+
+// Runs a plan on tensors of its shapes; `options` holds the tensors among the options, and what may
+// differ from the plan.
+void run_plan(Plan& plan, const char* caller, const nb::tuple& tensors, const nb::dict& options,
+              nb::handle workspace, nb::handle stream) {
+  Call call(plan.problem(), stream_number(stream));
+  set_slots(plan.operation(), tensors, &call);
+  call.set_options(caller, options);
+  Array memory;
+  if (!workspace.is_none())
+    memory = read_array("workspace", workspace, Access::kWrite, call.stream());
+  const std::int32_t threads = plan.max_concurrency();
+  const nb::object count = threads > 0 ? nb::object(nb::int_(threads)) : nb::none();
+  const Executor executor(count, call.stream());
+  plan.run(call, executor.get(), workspace.is_none() ? nullptr : &memory.tensor);
+}
+
+nb::list kernels(std::int32_t operation) {
+  nb::list names;
+  for (std::int32_t i = 0; tilewise_kernel_name(operation, i) != nullptr; ++i)
+    names.append(nb::str(tilewise_kernel_name(operation, i)));
+  return names;
+}
+
+}  // namespace
+}  // namespace tilewise::python
+
+NB_MODULE(_core, module) {
+  using namespace tilewise::python;
+  module.attr("version") = tilewise_version();
+  module.attr("FORWARD") = static_cast<int>(TILEWISE_FORWARD);
+  module.attr("BACKWARD") = static_cast<int>(TILEWISE_BACKWARD);
+  module.def("run", &run, nb::arg("operation"), nb::arg("caller"), nb::arg("tensors"),
+             nb::arg("options"), nb::arg("stream").none(), nb::arg("threads").none());
+  module.def("make_plan", &make_plan, nb::arg("operation"), nb::arg("caller"), nb::arg("tensors"),
+             nb::arg("options"), nb::arg("kernel").none(), nb::arg("cpu_target").none(),
+             nb::arg("threads").none());
+  module.def("run_plan", &run_plan, nb::arg("plan"), nb::arg("caller"), nb::arg("tensors"),
+             nb::arg("options"), nb::arg("workspace").none(), nb::arg("stream").none());
+  module.def("kernels", &kernels, nb::arg("operation"));
+  module.def("info", &tilewise::info);
+  nb::class_<Plan>(module, "Plan")
+      .def_prop_ro("kernel", &Plan::kernel)
+      .def_prop_ro("reason", &Plan::reason)
+      .def_prop_ro("workspace_bytes", &Plan::workspace_bytes);
+}

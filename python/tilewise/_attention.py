@@ -1,0 +1,160 @@
+"""The one-call functions. Arrays in, arrays out; the library does the work."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Sequence
+
+import numpy as np
+
+from tilewise import _core
+from tilewise._options import Options, spelled_out
+from tilewise._outputs import empty, finished, lse_dtype, lse_shape
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    Array = Any
+
+
+class Gradients(NamedTuple):
+    """What attention_backward gives; None where it was not asked for."""
+
+    dq: Optional[Array]  # like q
+    dk: Optional[Array]  # like k
+    dv: Optional[Array]  # like v
+    dbias: Optional[Array]  # like bias
+    dsink: Optional[Array]  # (H)
+
+
+def empty_out(q: Any, v: Any, dtype: Any) -> Any:
+    """Memory for O: like q, with v's head dimension."""
+    try:
+        shape = (*q.shape[:-1], v.shape[-1])
+        dtype = dtype or q.dtype
+    except (AttributeError, IndexError, TypeError):
+        _refuse(q=q, v=v)
+        raise
+    return np.empty(shape, dtype) if type(q) is np.ndarray else empty(q, shape, dtype)
+
+
+def _refuse(**arrays: Any) -> None:
+    """Says which of them is no array, or one without dimensions."""
+    for name, array in arrays.items():
+        if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+            raise TypeError(
+                f"{name}: is a {type(array).__name__}, must be an array: NumPy's or any other with __dlpack__"
+            ) from None
+        if len(array.shape) == 0:
+            raise ValueError(f"{name}: rank is 0, must be 1 to 4") from None
+
+
+@spelled_out
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    out: Optional[Array] = None,
+    out_dtype: Any = None,
+    stream: Any = None,
+    threads: Optional[int] = None,
+    **options: Unpack[Options],
+) -> Array:
+    """softmax(scores) v, exactly, in memory that does not grow with Sq * Sk.
+
+    q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv), H a multiple of Hk; packed (T, H, D) with cu_seqlens_q,
+    cu_seqlens_k. float64, float32, bfloat16 or float16; any strides but the innermost, which is 1; never copied.
+
+    out: where the result (B, Sq, H, Dv) goes; without it a new array of q's framework, in q's dtype or `out_dtype`
+    (float32 for 16-bit inputs). The call returns it.
+    stream: for CUDA arrays, the stream to work on (its number, or an object of PyTorch or CuPy); default stream if None.
+    threads: how many; all that the process may use if None. The number changes no bit of the result.
+    options: tilewise.Options. The GIL is free while the library computes.
+
+    Raises ValueError and TypeError with one line that names the argument, NotImplementedError for what no kernel of
+    this build does, MemoryError.
+    """
+    result = empty_out(q, v, out_dtype) if out is None else out
+    _core.run(_core.FORWARD, "attention", (q, k, v, result, None), options, stream, threads)
+    return result if out is not None or type(q) is np.ndarray else finished(q, result)
+
+
+@spelled_out
+def attention_forward(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    out: Optional[Array] = None,
+    lse: Optional[Array] = None,
+    out_dtype: Any = None,
+    stream: Any = None,
+    threads: Optional[int] = None,
+    **options: Unpack[Options],
+) -> tuple[Array, Array]:
+    """attention() and the logarithm of each row's sum: (out, lse), what attention_backward needs.
+
+    lse: (B, H, Sq), packed (H, T); float32, float64 for float64 inputs; natural logarithm, -inf for a row without keys.
+    """
+    result = empty_out(q, v, out_dtype) if out is None else out
+    sums = empty(q, lse_shape(q, options.get("layout")), lse_dtype(q)) if lse is None else lse
+    _core.run(_core.FORWARD, "attention_forward", (q, k, v, result, sums), options, stream, threads)
+    return (finished(q, result) if out is None else result), (finished(q, sums) if lse is None else sums)
+
+
+def gradient_arrays(
+    q: Any, k: Any, v: Any, options: Options, want: Optional[Sequence[str]], dtype: Any
+) -> dict[str, Optional[Any]]:
+    """Memory for the gradients that are wanted: all that there are if `want` is None."""
+    like = {"dq": q, "dk": k, "dv": v, "dbias": options.get("bias"), "dsink": options.get("sink")}
+    wanted = [name for name, array in like.items() if array is not None] if want is None else want
+    made: dict[str, Optional[Any]] = dict.fromkeys(like)
+    for name in wanted:
+        if name not in like:
+            raise ValueError(f"want: holds {name!r}, must be some of {', '.join(like)}")
+        if like[name] is None:
+            raise ValueError(f"want: holds {name!r}, but there is no {name[1:]}")
+        kind = lse_dtype(q) if name == "dsink" else dtype if dtype and name != "dbias" else like[name].dtype
+        made[name] = empty(q, like[name].shape, kind)
+    return made
+
+
+@spelled_out
+def attention_backward(
+    dout: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    lse: Array,
+    *,
+    dlse: Optional[Array] = None,
+    dq: Optional[Array] = None,
+    dk: Optional[Array] = None,
+    dv: Optional[Array] = None,
+    dbias: Optional[Array] = None,
+    dsink: Optional[Array] = None,
+    want: Optional[Sequence[str]] = None,
+    grad_dtype: Any = None,
+    stream: Any = None,
+    threads: Optional[int] = None,
+    **options: Unpack[Options],
+) -> Gradients:
+    """The gradients of attention_forward, whose out and lse it reads; the options must be the same.
+
+    dout like out, in q's dtype; dlse like lse. dq, dk, dv, dbias, dsink: where gradients go. If none of them is given,
+    new arrays are made for those that `want` names (all if None; dbias and dsink if there is a bias and a sink), in the
+    inputs' dtypes or, dq, dk and dv, in `grad_dtype` (float32 for 16-bit inputs).
+    """
+    given = {"dq": dq, "dk": dk, "dv": dv, "dbias": dbias, "dsink": dsink}
+    if all(array is None for array in given.values()):
+        results = gradient_arrays(q, k, v, options, want, grad_dtype)
+    elif want is not None:
+        raise TypeError("attention_backward() got 'want' and arrays for gradients, must be one of the two")
+    else:
+        results = given
+    tensors = (dout, q, k, v, out, lse, dlse, *results.values())
+    _core.run(_core.BACKWARD, "attention_backward", tensors, options, stream, threads)
+    if results is given:
+        return Gradients(**given)
+    return Gradients(**{name: finished(q, array) for name, array in results.items()})

@@ -1,0 +1,84 @@
+"""The options that every function takes by keyword; docs/semantics.md says what they mean."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any, Callable, Literal, Optional, Sequence, TypedDict, TypeVar
+
+if TYPE_CHECKING:
+    Array = Any  # anything with __array_struct__ (NumPy) or __dlpack__
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class TensorOptions(TypedDict, total=False):
+    """Those that are arrays."""
+
+    mask: Optional[Array]  # bool, broadcasts from the right to (B, H, Sq, Sk); True is visible
+    bias: Optional[Array]  # q's dtype or float32, broadcasts to (B, H, Sq, Sk)
+    alibi_slopes: Optional[Array]  # float32 (H) or (B, H)
+    sink: Optional[Array]  # float32 (H)
+    slices: Optional[Array]  # int64 (N, 5) or (N, 6): q0 q1 k0 k1 kind [head]
+    cu_seqlens_q: Optional[Array]  # int32 or int64 (B+1): q is packed, (T, H, D)
+    cu_seqlens_k: Optional[Array]  # int32 or int64 (B+1): k and v are packed
+    seqused_k: Optional[Array]  # int32 or int64 (B)
+
+
+class Options(TensorOptions, total=False):
+    """All of them. None stands for the default."""
+
+    causal: Optional[bool]
+    window_size: Optional[Sequence[Optional[int]]]  # (left, right), inclusive; -1 or None: no bound
+    window: Optional[Sequence[Optional[int]]]  # another name of window_size
+    softmax_scale: Optional[float]  # default 1/sqrt(D)
+    softcap: Optional[float]
+    dropout_p: Optional[float]
+    dropout_seed: Optional[int]
+    dropout_offset: Optional[int]
+    max_seqlen_q: Optional[int]
+    max_seqlen_k: Optional[int]
+    deterministic: Optional[bool]
+    batch_invariant: Optional[bool]
+    layout: Optional[Literal["bshd", "bhsd"]]  # of every dense array
+    alignment: Optional[Literal["bottom_right", "top_left"]]  # of the diagonal
+
+
+# What a call without options gets.
+DEFAULTS: dict[str, Any] = {
+    "causal": False,
+    "window_size": (-1, -1),
+    "softmax_scale": None,
+    "softcap": 0.0,
+    "mask": None,
+    "bias": None,
+    "alibi_slopes": None,
+    "sink": None,
+    "slices": None,
+    "cu_seqlens_q": None,
+    "cu_seqlens_k": None,
+    "seqused_k": None,
+    "max_seqlen_q": None,
+    "max_seqlen_k": None,
+    "dropout_p": 0.0,
+    "dropout_seed": 0,
+    "dropout_offset": 0,
+    "deterministic": False,
+    "batch_invariant": False,
+    "layout": "bshd",
+    "alignment": "bottom_right",
+    "window": None,
+}
+
+
+def spelled_out(function: Function) -> Function:
+    """Gives `function`, which ends in **options, a signature that lists them, for help() and inspect.
+
+    A call hands over only the options that it names: what is not asked for costs no time.
+    """
+    signature = inspect.signature(function)
+    fixed = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    options = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default) for name, default in DEFAULTS.items()
+    ]
+    function.__signature__ = signature.replace(parameters=fixed + options)  # type: ignore[attr-defined]
+    return function

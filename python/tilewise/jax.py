@@ -1,0 +1,254 @@
+"""Tilewise in JAX: attention with gradients, under jit and vmap, on the CPU and on CUDA.
+
+    from tilewise.jax import dot_product_attention     # in place of jax.nn.dot_product_attention
+
+Shapes and options are checked when a call is traced; the work is an FFI call, which XLA schedules with its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Sequence, Union
+
+import numpy as np
+
+try:
+    import jax
+    import jax.numpy as jnp
+except ImportError as error:
+    raise ImportError("tilewise.jax: JAX is not installed; try: pip install jax") from error
+
+import tilewise
+from tilewise import _core
+from tilewise._options import DEFAULTS, Options, TensorOptions, spelled_out
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    Array = jax.Array
+
+__all__ = ["attention", "attention_forward", "dot_product_attention"]
+
+_TENSORS = tuple(TensorOptions.__annotations__)
+_GRADIENTS = {"q": "dq", "k": "dk", "v": "dv", "bias": "dbias", "sink": "dsink"}
+
+
+def _register() -> None:
+    """Makes the handlers known to XLA."""
+    path = Path(_core.__file__).with_name("libtilewise_jax.so")
+    if not path.exists():
+        raise ImportError(
+            "tilewise.jax: this build of tilewise has no handlers for XLA, because jaxlib was not there when it was built; "
+            "install jax first, then build again: pip install --force-reinstall --no-deps ."
+        )
+    library = ctypes.CDLL(str(path))
+    for operation in ("forward", "backward"):
+        for platform, suffix in (("cpu", "cpu"), ("CUDA", "cuda")):
+            handler = jax.ffi.pycapsule(getattr(library, f"tilewise_jax_{operation}_{suffix}"))
+            jax.ffi.register_ffi_target(f"tilewise_{operation}", handler, platform=platform)
+
+
+_register()
+
+
+class _Static(NamedTuple):
+    """The options that are no arrays: part of the traced program, and hashable."""
+
+    names: tuple[str, ...]  # of the arrays
+    options: tuple[tuple[str, Any], ...]
+    out_dtype: Any
+
+
+def _attributes(static: _Static, inputs: Sequence[str], outputs: Sequence[str], rank_q: int) -> dict[str, Any]:
+    """What the handler reads, in the types that it reads."""
+    options = {**DEFAULTS, **dict(static.options)}
+    left, right = (-1 if side is None else int(side) for side in options["window_size"])
+    scale, lengths = options["softmax_scale"], [options["max_seqlen_q"], options["max_seqlen_k"]]
+    return {
+        "inputs": " ".join(inputs),
+        "outputs": " ".join(outputs),
+        "rank_q": np.int64(rank_q),
+        "causal": np.int64(bool(options["causal"])),
+        "window_left": np.int64(left),
+        "window_right": np.int64(right),
+        "max_seqlen_q": np.int64(-1 if lengths[0] is None else lengths[0]),
+        "max_seqlen_k": np.int64(-1 if lengths[1] is None else lengths[1]),
+        "deterministic": np.int64(bool(options["deterministic"])),
+        "batch_invariant": np.int64(bool(options["batch_invariant"])),
+        "layout": np.int64(options["layout"] == "bhsd"),
+        "alignment": np.int64(options["alignment"] == "top_left"),
+        "softmax_scale": np.float64(np.inf if scale is None else scale),
+        "softcap": np.float64(options["softcap"]),
+        "dropout_p": np.float64(options["dropout_p"]),
+        "dropout_seed": np.uint64(options["dropout_seed"]).view(np.int64),  # attributes are signed
+        "dropout_offset": np.uint64(options["dropout_offset"]).view(np.int64),
+    }
+
+
+def _call(operation: str, static: _Static, inputs: dict[str, Any], outputs: dict[str, Any]) -> list[Any]:
+    """The FFI call. outputs: {name: ShapeDtypeStruct}."""
+    call = jax.ffi.ffi_call(f"tilewise_{operation}", list(outputs.values()), vmap_method="expand_dims")
+    attributes = _attributes(static, tuple(inputs), tuple(outputs), inputs["q"].ndim)
+    return list(call(*inputs.values(), **attributes))
+
+
+def _like(array: Any) -> np.ndarray:
+    """Memory of a shape, which nobody touches: what a plan reads of it is its shape and dtype."""
+    return np.empty(array.shape, array.dtype)
+
+
+def _result_shapes(static: _Static, arrays: dict[str, Any]) -> dict[str, Any]:
+    """Shapes of out and lse; raises what the library says of the arguments."""
+    q, k, v = (_like(arrays[name]) for name in ("q", "k", "v"))
+    rest = {name: _like(array) for name, array in arrays.items() if name not in ("q", "k", "v")}
+    options = {name: value for name, value in static.options if value is not None}
+    tilewise.plan(q, k, v, return_lse=True, out_dtype=static.out_dtype, kernel="three_pass", **options, **rest)
+    heads = (q.shape[1], q.shape[2]) if options.get("layout") == "bhsd" else (q.shape[2], q.shape[1])
+    lse_shape = (q.shape[1], q.shape[0]) if q.ndim == 3 else (q.shape[0], *heads)
+    statistics = np.float64 if q.dtype == np.float64 else np.float32
+    return {
+        "out": jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), static.out_dtype or q.dtype),
+        "lse": jax.ShapeDtypeStruct(lse_shape, statistics),
+    }
+
+
+# ---- the function and its gradient --------------------------------------------------------------
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attention(static: _Static, arrays: tuple[Any, ...]) -> tuple[Any, Any]:
+    named = dict(zip(static.names, arrays))
+    out, lse = _call("forward", static, named, _result_shapes(static, named))
+    return out, lse
+
+
+def _attention_forward(static: _Static, arrays: tuple[Any, ...]) -> tuple[Any, Any]:
+    values = tuple(array.value for array in arrays)
+    wanted = tuple(name for name, array in zip(static.names, arrays) if array.perturbed)
+    for name, value in zip(static.names, values):
+        if name in wanted and name not in _GRADIENTS and jnp.issubdtype(value.dtype, jnp.floating):
+            raise NotImplementedError(f"tilewise.jax: no gradient of {name}; wrap it in jax.lax.stop_gradient")
+    out, lse = _attention(static, values)
+    # The names travel as the structure of the residuals: arrays are all that may be stored in them.
+    return (out, lse), (values, out, lse, {name: () for name in wanted})
+
+
+def _attention_backward(static: _Static, residuals: Any, cotangents: Any) -> tuple[Any]:
+    values, out, lse, wanted = residuals
+    named = dict(zip(static.names, values))
+    dout, dlse = cotangents
+    zero = jax.custom_derivatives.SymbolicZero
+    inputs = {**named, "out": out, "lse": lse}
+    inputs["dout"] = jnp.zeros(out.shape, named["q"].dtype) if isinstance(dout, zero) else dout.astype(named["q"].dtype)
+    if not isinstance(dlse, zero):
+        inputs["dlse"] = dlse
+    outputs = {
+        _GRADIENTS[name]: jax.ShapeDtypeStruct(named[name].shape, lse.dtype if name == "sink" else named[name].dtype)
+        for name in static.names
+        if name in wanted and name in _GRADIENTS
+    }
+    gradients = dict(zip(outputs, _call("backward", static, inputs, outputs))) if outputs else {}
+    return (tuple(_cotangent(name, named[name], gradients) for name in static.names),)
+
+
+def _cotangent(name: str, value: Any, gradients: dict[str, Any]) -> Any:
+    if _GRADIENTS.get(name) in gradients:
+        return gradients[_GRADIENTS[name]].astype(value.dtype)
+    if jnp.issubdtype(value.dtype, jnp.floating):
+        return jnp.zeros(value.shape, value.dtype)
+    return np.zeros(value.shape, jax.dtypes.float0)
+
+
+_attention.defvjp(_attention_forward, _attention_backward, symbolic_zeros=True)
+
+
+# ---- what people call -----------------------------------------------------------------------------
+
+
+def _prepared(q: Any, k: Any, v: Any, out_dtype: Any, options: Any) -> tuple[_Static, tuple[Any, ...]]:
+    arrays = {"q": q, "k": k, "v": v}
+    static: dict[str, Any] = {}
+    for name, value in options.items():
+        if name not in DEFAULTS:
+            raise TypeError(f"tilewise.jax: unexpected keyword argument '{name}'")
+        if value is None:
+            continue
+        if name in _TENSORS:
+            arrays[name] = value
+        elif name in ("window", "window_size"):
+            static["window_size"] = tuple(value)
+        elif isinstance(value, jax.core.Tracer):
+            raise TypeError(f"{name}: is a traced value, must be known when the call is traced (see jit's static_argnames)")
+        else:
+            static[name] = value
+    as_arrays = tuple(jnp.asarray(array) for array in arrays.values())
+    dtype = None if out_dtype is None else np.dtype(out_dtype)
+    return _Static(tuple(arrays), tuple(sorted(static.items())), dtype), as_arrays
+
+
+@spelled_out
+def attention_forward(
+    q: Array, k: Array, v: Array, *, out_dtype: Any = None, **options: Unpack[Options]
+) -> tuple[Array, Array]:
+    """(out, lse), as tilewise.attention_forward; both can be differentiated, by q, k, v, bias and sink.
+
+    Works under jit, grad and vmap (each index of a mapped axis gives what it gives alone, dropout included). Options
+    that are no arrays must be known when the call is traced. On the CPU and on CUDA, on XLA's stream.
+    """
+    static, arrays = _prepared(q, k, v, out_dtype, options)
+    out, lse = _attention(static, arrays)
+    return out, lse
+
+
+@spelled_out
+def attention(q: Array, k: Array, v: Array, *, out_dtype: Any = None, **options: Unpack[Options]) -> Array:
+    """softmax(scores) v, as tilewise.attention: q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv)."""
+    return attention_forward(q, k, v, out_dtype=out_dtype, **options)[0]
+
+
+def _window(local_window_size: Union[None, int, tuple[int, int]]) -> Optional[tuple[int, int]]:
+    return (local_window_size,) * 2 if isinstance(local_window_size, int) else local_window_size
+
+
+def dot_product_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Optional[Array] = None,
+    mask: Optional[Array] = None,
+    *,
+    scale: Optional[float] = None,
+    is_causal: bool = False,
+    query_seq_lengths: Optional[Array] = None,
+    key_value_seq_lengths: Optional[Array] = None,
+    local_window_size: Union[None, int, tuple[int, int]] = None,
+    implementation: Optional[str] = None,
+    return_residual: bool = False,
+) -> Any:
+    """jax.nn.dot_product_attention: query (B, T, N, H) or (T, N, H), key and value (B, S, K, H) or (S, K, H).
+
+    Causal and windows are top-left there. What differs: a row that sees no key gives 0, where JAX gives the mean of the
+    values; a bias is added in its own type. `implementation` may be None or "tilewise".
+    """
+    if implementation not in (None, "tilewise"):
+        raise ValueError(f"implementation: is {implementation!r}, must be None or 'tilewise'")
+    query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
+    alone = query.ndim == 3
+    if alone:
+        query, key, value = query[None], key[None], value[None]
+    if bias is not None:
+        bias = jnp.asarray(bias)
+        bias = bias if bias.dtype == query.dtype else bias.astype(jnp.float32)
+    out, lse = attention_forward(
+        query, key, value, bias=bias, mask=mask, softmax_scale=scale, causal=is_causal, alignment="top_left",
+        window_size=_window(local_window_size), seqused_k=key_value_seq_lengths,
+    )  # fmt: skip
+    if query_seq_lengths is not None:  # rows behind a query's end are 0
+        row_exists = jnp.arange(query.shape[1]) < jnp.asarray(query_seq_lengths)[:, None]
+        out = jnp.where(row_exists[:, :, None, None], out, 0)
+    residual = jax.lax.stop_gradient(lse.swapaxes(1, 2)).astype(key.dtype)  # (B, T, N)
+    if alone:
+        out, residual = out[0], residual[0]
+    return (out, residual) if return_residual else out
