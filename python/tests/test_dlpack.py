@@ -131,6 +131,18 @@ def test_what_is_no_capsule(qkv: tuple) -> None:
         tilewise.attention(q, *qkv[1:], out=np.empty((2, 33, 4, 16), np.float32))
 
 
+def test_producers_that_fail(qkv: tuple) -> None:
+    out = np.empty((2, 33, 4, 16), np.float32)
+    for device in ("cpu", 3, ("cpu", 0)):
+        q = Doctored(qkv[0])
+        q.__class__ = type("Liar", (Doctored,), {"__dlpack_device__": lambda self, device=device: device})
+        with pytest.raises(TypeError, match="q: __dlpack_device__ gives no pair of numbers"):
+            tilewise.attention(q, *qkv[1:], out=out)
+    q = Doctored(qkv[0], no_such_field=lambda tensor: 1 // 0)
+    with pytest.raises(ValueError, match="q: its memory cannot be shared: integer division"):
+        tilewise.attention(q, *qkv[1:], out=out)
+
+
 def test_memory_that_is_not_cuda_s(qkv: tuple) -> None:
     """Without kernels or a device nothing can run; with one, the addresses are not the device's."""
     kind = ValueError if "cuda:0" in tilewise.info() else NotImplementedError

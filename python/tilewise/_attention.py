@@ -108,6 +108,7 @@ def gradient_arrays(
     """Memory for the gradients that are wanted: all that there are if `want` is None."""
     like = {"dq": q, "dk": k, "dv": v, "dbias": options.get("bias"), "dsink": options.get("sink")}
     wanted = [name for name, array in like.items() if array is not None] if want is None else want
+    _refuse(q=q, k=k, v=v)
     made: dict[str, Optional[Any]] = dict.fromkeys(like)
     for name in wanted:
         if name not in like:
