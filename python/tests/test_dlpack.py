@@ -1,4 +1,4 @@
-"""The corners of DLPack that no framework of a machine without a GPU shows: made by hand, in a NumPy array's capsule."""
+"""The corners of DLPack that no framework shows without a GPU: made by hand, in a NumPy array's capsule."""
 
 import ctypes
 from typing import Any
@@ -92,7 +92,8 @@ def test_devices_do_not_mix(qkv: tuple) -> None:
     with pytest.raises(ValueError, match=r"k: .*cuda:0"):
         tilewise.attention(q, Doctored(k, device_type=2), v)
     with pytest.raises(ValueError, match="cuda:1"):
-        tilewise.attention(*(Doctored(x, device_type=2, device_id=i) for i, x in enumerate(qkv)), out=np.empty(3, np.float32))
+        spread = [Doctored(x, device_type=2, device_id=i) for i, x in enumerate(qkv)]
+        tilewise.attention(*spread, out=np.empty(3, np.float32))
 
 
 class StreamOfTorch:
@@ -109,7 +110,8 @@ class StreamOfTheProtocol:
 
 
 @pytest.mark.parametrize(
-    "stream, number", [(None, 1), (0, 1), (5, 5), (StreamOfTorch(), 77), (StreamOfCupy(), 78), (StreamOfTheProtocol(), 79)]
+    "stream, number",
+    [(None, 1), (0, 1), (5, 5), (StreamOfTorch(), 77), (StreamOfCupy(), 78), (StreamOfTheProtocol(), 79)],
 )
 def test_a_producer_on_cuda_is_told_the_stream(qkv: tuple, stream: Any, number: int) -> None:
     q = Doctored(qkv[0], device_type=2)

@@ -1,4 +1,4 @@
-"""Bad input: one exception that names the argument, what it is and what it must be; nothing dies, nothing is written."""
+"""Bad input: one exception that names the argument, what it is and what it must be; nothing is written."""
 
 import re
 from typing import Any, Callable
@@ -67,7 +67,8 @@ BAD: list[tuple[type, str, Callable[[], Any]]] = [
     (TypeError, "k: is a dict, must be an array", lambda: tilewise.plan_backward(Q, {}, V)),
     (ValueError, "cpu_target", lambda: tilewise.plan(Q, K, V, cpu_target="sparc")),
     (ValueError, "lse", lambda: tilewise.attention_backward(DOUT, Q, K, V, OUT, LSE[..., :3])),
-    (ValueError, "want: holds 'dx', must be", lambda: tilewise.attention_backward(DOUT, Q, K, V, OUT, LSE, want=["dx"])),
+    (ValueError, "want: holds 'dx', must be",
+     lambda: tilewise.attention_backward(DOUT, Q, K, V, OUT, LSE, want=["dx"])),
     (ValueError, "want: holds 'dsink', but there is no sink",
      lambda: tilewise.attention_backward(DOUT, Q, K, V, OUT, LSE, want=["dsink"])),
     (TypeError, "got 'want' and arrays for gradients",
