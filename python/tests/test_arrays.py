@@ -53,6 +53,17 @@ def test_any_object_with_dlpack(qkv: tuple, old: bool) -> None:
     assert np.array_equal(out, tilewise.attention(*qkv, causal=True))
 
 
+def test_numpy_arrays_are_let_go(qkv: tuple) -> None:
+    options = {"mask": np.ones((33, 50), bool), "sink": np.zeros(4, np.float32)}
+    arrays = [*qkv, *options.values()]
+    before = [sys.getrefcount(x) for x in arrays]
+    for _ in range(3):
+        tilewise.attention(*qkv, **options)
+        with pytest.raises(ValueError):
+            tilewise.attention(*qkv, softcap=-1, **options)
+    assert [sys.getrefcount(x) for x in arrays] == before
+
+
 def test_dlpack_lets_go_of_the_memory(qkv: tuple) -> None:
     before = [sys.getrefcount(x) for x in qkv]
     for _ in range(3):

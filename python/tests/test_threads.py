@@ -1,5 +1,8 @@
 """Several Python threads at once; the GIL is free while the library computes."""
 
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -75,3 +78,19 @@ def test_number_of_threads_changes_no_bit(dtype: str, rng: np.random.Generator) 
         runs.append([out, lse, *gradients[:3]])
     for run in runs[1:]:
         assert all(a.tobytes() == b.tobytes() for a, b in zip(runs[0], run))
+
+
+def test_after_fork() -> None:
+    """The pool of threads is made anew in a child."""
+    script = """
+        import os, numpy as np, tilewise
+        x = np.random.default_rng(0).standard_normal((1, 512, 4, 64), dtype=np.float32)
+        before = tilewise.attention(x, x, x)
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if np.array_equal(tilewise.attention(x, x, x), before) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert np.array_equal(tilewise.attention(x, x, x), before)
+    """
+    result = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr

@@ -20,9 +20,9 @@ try:
 except ImportError as error:
     raise ImportError("tilewise.jax: JAX is not installed; try: pip install jax") from error
 
-import tilewise
 from tilewise import _core
 from tilewise._options import DEFAULTS, Options, TensorOptions, spelled_out
+from tilewise._outputs import lse_dtype, lse_shape
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -94,24 +94,27 @@ def _call(operation: str, static: _Static, inputs: dict[str, Any], outputs: dict
     return list(call(*inputs.values(), **attributes))
 
 
-def _like(array: Any) -> np.ndarray:
-    """Memory of a shape, which nobody touches: what a plan reads of it is its shape and dtype."""
-    return np.empty(array.shape, array.dtype)
+def _like(shape: Sequence[int], dtype: Any) -> np.ndarray:
+    """One row that stands for an array: what a plan reads of it is shape and dtype."""
+    row = np.empty(shape[-1:], dtype)
+    return np.lib.stride_tricks.as_strided(row, shape, (0,) * (len(shape) - 1) + row.strides)
 
 
 def _result_shapes(static: _Static, arrays: dict[str, Any]) -> dict[str, Any]:
     """Shapes of out and lse; raises what the library says of the arguments."""
-    q, k, v = (_like(arrays[name]) for name in ("q", "k", "v"))
-    rest = {name: _like(array) for name, array in arrays.items() if name not in ("q", "k", "v")}
+    q, v = arrays["q"], arrays["v"]
+    if q.ndim == 0 or v.ndim == 0:
+        raise ValueError(f"{'q' if q.ndim == 0 else 'v'}: rank is 0, must be 4 (dense) or 3 (packed)")
     options = {name: value for name, value in static.options if value is not None}
-    tilewise.plan(q, k, v, return_lse=True, out_dtype=static.out_dtype, kernel="three_pass", **options, **rest)
-    heads = (q.shape[1], q.shape[2]) if options.get("layout") == "bhsd" else (q.shape[2], q.shape[1])
-    lse_shape = (q.shape[1], q.shape[0]) if q.ndim == 3 else (q.shape[0], *heads)
-    statistics = np.float64 if q.dtype == np.float64 else np.float32
-    return {
+    results = {
         "out": jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), static.out_dtype or q.dtype),
-        "lse": jax.ShapeDtypeStruct(lse_shape, statistics),
+        "lse": jax.ShapeDtypeStruct(lse_shape(q, options.get("layout")), np.dtype(lse_dtype(q))),
     }
+    rows = {name: _like(array.shape, array.dtype) for name, array in {**arrays, **results}.items()}
+    tensors = tuple(rows.pop(name) for name in ("q", "k", "v", "out", "lse"))
+    # A kernel of the CPU that does everything: which one will run is decided where it runs.
+    _core.make_plan(_core.FORWARD, "tilewise.jax", tensors, {**options, **rows}, "flash2", None, None)
+    return results
 
 
 # ---- the function and its gradient --------------------------------------------------------------

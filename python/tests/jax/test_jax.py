@@ -197,6 +197,13 @@ def test_no_row_without_keys_is_nan(rng: np.random.Generator) -> None:
     assert jnp.isfinite(value) and jnp.isfinite(gradient).all() and (gradient[:, 5] == 0).all()
 
 
+def test_tracing_needs_no_memory() -> None:
+    """2 TB each of Q, K and V, of which nothing is allocated."""
+    shape = jax.ShapeDtypeStruct((1, 2**32, 8, 64), jnp.bfloat16)
+    out, lse = jax.eval_shape(lambda q: tj.attention_forward(q, q, q, causal=True), shape)
+    assert out.shape == shape.shape and lse.shape == (1, 8, 2**32)
+
+
 def test_signature_is_that_of_jax_nn() -> None:
     theirs = inspect.signature(jax.nn.dot_product_attention).parameters
     ours = inspect.signature(tj.dot_product_attention).parameters
@@ -207,6 +214,8 @@ def test_bad_input(rng: np.random.Generator) -> None:
     q, k, v = qkv(rng, "square")
     with pytest.raises(ValueError, match="k: head dimension is 8, must be q's 32"):
         jax.jit(tj.attention)(q, k[..., :8], v)
+    with pytest.raises(ValueError, match="q: rank is 0"):
+        tj.attention(1.0, k, v)
     with pytest.raises(ValueError, match="softcap"):
         tj.attention(q, k, v, softcap=-1.0)
     with pytest.raises(TypeError, match="unexpected keyword argument 'causl'"):
