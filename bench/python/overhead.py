@@ -2,8 +2,8 @@
 
 Usage: overhead.py [RESULT.json]
 
-The contenders take turns for a number of rounds; each time is the least of all rounds, which others' work on the machine
-disturbs least. PyTorch and JAX are measured where they are installed.
+The contenders take turns for a number of rounds; each time is the least of all rounds, which others' work on the
+machine disturbs least. PyTorch and JAX are measured where they are installed.
 """
 
 from __future__ import annotations

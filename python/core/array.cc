@@ -234,7 +234,11 @@ int dlpack_device(const char* name, nb::handle value) {
     raise(PyExc_TypeError, "%s: is a %s, must be an array: NumPy's or any other with __dlpack__",
           name, type.c_str());
   }
-  const int device = nb::cast<int>(value.attr("__dlpack_device__")()[0]);
+  int device = 0;
+  const nb::object pair = value.attr("__dlpack_device__")();
+  if (!nb::isinstance<nb::tuple>(pair) || !nb::try_cast(pair[0], device)) {
+    raise(PyExc_TypeError, "%s: __dlpack_device__ gives no pair of numbers", name);
+  }
   if (device != kCpu && device != kCuda && device != kCudaHost && device != kCudaManaged) {
     raise(PyExc_ValueError, "%s: lies on a device of DLPack's type %d, must be the CPU or CUDA",
           name, device);

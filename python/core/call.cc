@@ -187,17 +187,27 @@ void Call::set_options(const char* caller, const nb::dict& options) {
     raise(PyExc_TypeError, "%s() got both 'window' and 'window_size', which are one option",
           caller);
   }
-  for (const auto [name, value] : options) set_option(caller, nb::cast<const char*>(name), value);
+  for (const auto [name, value] : options) set_option(caller, text_of("option", name), value);
+}
+
+const char* text_of(const char* name, nb::handle value) {
+  const char* const text =
+      PyUnicode_Check(value.ptr()) ? PyUnicode_AsUTF8AndSize(value.ptr(), nullptr) : nullptr;
+  if (text == nullptr) {
+    PyErr_Clear();
+    refuse(name, value, "a text");
+  }
+  return text;
 }
 
 std::uintptr_t stream_number(nb::handle stream) {
   if (stream.is_none()) return 0;
   if (nb::hasattr(stream, "__cuda_stream__"))
-    return nb::cast<std::uintptr_t>(stream.attr("__cuda_stream__")()[1]);
+    return natural("stream", stream.attr("__cuda_stream__")()[1]);
   for (const char* attribute : {"cuda_stream", "ptr"}) {
     if (nb::hasattr(stream, attribute)) return nb::cast<std::uintptr_t>(stream.attr(attribute));
   }
-  return static_cast<std::uintptr_t>(natural("stream", stream));
+  return natural("stream", stream);
 }
 
 namespace {

@@ -40,6 +40,10 @@ class Call {
   std::size_t owned_ = 0;
 };
 
+// The text of a str, which lives as long as that; TypeError for anything else. `name` is what
+// messages call it.
+const char* text_of(const char* name, nanobind::handle value);
+
 // The number of a stream: None, a number, or what has `cuda_stream` (PyTorch), `ptr` (CuPy) or
 // __cuda_stream__.
 std::uintptr_t stream_number(nanobind::handle stream);

@@ -72,8 +72,8 @@ std::unique_ptr<Plan> make_plan(std::int32_t operation, const char* caller,
   call.set_options(caller, options);
   tilewise_plan_options plan_options;
   tilewise_plan_options_init(&plan_options);
-  if (!kernel.is_none()) plan_options.kernel = nb::cast<const char*>(kernel);
-  if (!cpu_target.is_none()) plan_options.cpu_target = nb::cast<const char*>(cpu_target);
+  if (!kernel.is_none()) plan_options.kernel = text_of("kernel", kernel);
+  if (!cpu_target.is_none()) plan_options.cpu_target = text_of("cpu_target", cpu_target);
   plan_options.max_concurrency = Executor(threads, 0).max_concurrency();
   return std::make_unique<Plan>(operation, call.problem(), plan_options);
 }

@@ -38,8 +38,8 @@ def test_one_option(option: str, dtype: str, rng: np.random.Generator) -> None:
 def test_options_together(seed: int) -> None:
     rng = np.random.default_rng(seed)
     dtype = list(DTYPES)[seed % len(DTYPES)]
-    kv_heads = int(rng.integers(1, 3))
-    shape = (int(rng.integers(1, 4)), 33, 50, kv_heads * int(rng.integers(1, 4)), kv_heads, 24, int(rng.choice([3, 64])))
+    batch, kv_heads, group = (int(rng.integers(1, limit)) for limit in (4, 3, 4))
+    shape = (batch, 33, 50, kv_heads * group, kv_heads, 24, int(rng.choice([3, 64])))
     case = tensors(rng, dtype, shape)
     structured = ["slices"] if rng.random() < 0.2 and shape[3] > 1 else ["causal", "top_left", "window"]
     for option in (*structured, *(set(OPTIONS) - {"plain", "causal", "top_left", "window", "slices"})):
@@ -81,7 +81,8 @@ def test_packed_is_each_sequence_alone(dtype: str, index: type, rng: np.random.G
         alone = {"q": q[None, rows], "k": k[None, keys], "v": v[None, keys], "dout": dout[None, rows], "causal": True}
         expected, sizes = formulas.attention(alone)
         assert_close("out", out[None, rows], expected["out"], expected["out"], dtype)
-        assert_close("lse", lse[None, :, rows], expected["lse"], expected["lse"], "float32" if dtype != "float64" else dtype)
+        statistics = "float64" if dtype == "float64" else "float32"
+        assert_close("lse", lse[None, :, rows], expected["lse"], expected["lse"], statistics)
         for name, part in (("dq", rows), ("dk", keys), ("dv", keys)):
             gradient = getattr(gradients, name)[None, part]
             assert_close(name, gradient, expected[name], np.maximum(np.abs(expected[name]), sizes[name]), dtype)

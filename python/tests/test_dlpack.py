@@ -1,4 +1,4 @@
-"""The corners of DLPack that no framework of a machine without a GPU shows: made by hand, in a NumPy array's capsule."""
+"""The corners of DLPack that no framework shows without a GPU: made by hand, in a NumPy array's capsule."""
 
 import ctypes
 from typing import Any
@@ -92,7 +92,8 @@ def test_devices_do_not_mix(qkv: tuple) -> None:
     with pytest.raises(ValueError, match=r"k: .*cuda:0"):
         tilewise.attention(q, Doctored(k, device_type=2), v)
     with pytest.raises(ValueError, match="cuda:1"):
-        tilewise.attention(*(Doctored(x, device_type=2, device_id=i) for i, x in enumerate(qkv)), out=np.empty(3, np.float32))
+        spread = [Doctored(x, device_type=2, device_id=i) for i, x in enumerate(qkv)]
+        tilewise.attention(*spread, out=np.empty(3, np.float32))
 
 
 class StreamOfTorch:
@@ -109,7 +110,8 @@ class StreamOfTheProtocol:
 
 
 @pytest.mark.parametrize(
-    "stream, number", [(None, 1), (0, 1), (5, 5), (StreamOfTorch(), 77), (StreamOfCupy(), 78), (StreamOfTheProtocol(), 79)]
+    "stream, number",
+    [(None, 1), (0, 1), (5, 5), (StreamOfTorch(), 77), (StreamOfCupy(), 78), (StreamOfTheProtocol(), 79)],
 )
 def test_a_producer_on_cuda_is_told_the_stream(qkv: tuple, stream: Any, number: int) -> None:
     q = Doctored(qkv[0], device_type=2)
@@ -129,6 +131,18 @@ def test_what_is_no_capsule(qkv: tuple) -> None:
     q.__class__ = type("Liar", (Doctored,), {"__dlpack__": lambda self, **arguments: 3})
     with pytest.raises(TypeError, match="q: __dlpack__ gives a capsule that is not DLPack's"):
         tilewise.attention(q, *qkv[1:], out=np.empty((2, 33, 4, 16), np.float32))
+
+
+def test_producers_that_fail(qkv: tuple) -> None:
+    out = np.empty((2, 33, 4, 16), np.float32)
+    for device in ("cpu", 3, ("cpu", 0)):
+        q = Doctored(qkv[0])
+        q.__class__ = type("Liar", (Doctored,), {"__dlpack_device__": lambda self, device=device: device})
+        with pytest.raises(TypeError, match="q: __dlpack_device__ gives no pair of numbers"):
+            tilewise.attention(q, *qkv[1:], out=out)
+    q = Doctored(qkv[0], no_such_field=lambda tensor: 1 // 0)
+    with pytest.raises(ValueError, match="q: its memory cannot be shared: integer division"):
+        tilewise.attention(q, *qkv[1:], out=out)
 
 
 def test_memory_that_is_not_cuda_s(qkv: tuple) -> None:

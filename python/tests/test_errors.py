@@ -1,4 +1,4 @@
-"""Bad input: one exception that names the argument, what it is and what it must be; nothing dies, nothing is written."""
+"""Bad input: one exception that names the argument, what it is and what it must be; nothing is written."""
 
 import re
 from typing import Any, Callable
@@ -58,9 +58,17 @@ BAD: list[tuple[type, str, Callable[[], Any]]] = [
     (ValueError, "slices", lambda: CALL(Q, K, V, causal=True, slices=np.zeros((1, 5), np.int64))),
     (ValueError, "kernel", lambda: tilewise.plan(Q, K, V, kernel="no_such")),
     (NotImplementedError, "bf16", lambda: tilewise.plan(Q, K, V, kernel="cpu_amx")),
+    (TypeError, "kernel: is 3, must be a text", lambda: tilewise.plan(Q, K, V, kernel=3)),
+    (TypeError, "cpu_target: is b'avx2', must be a text", lambda: tilewise.plan(Q, K, V, cpu_target=b"avx2")),
+    (TypeError, "option: is 'c\\ud800', must be a text", lambda: CALL(Q, K, V, **{"c\ud800": 1})),
+    (TypeError, "causal: is array([1, 2]), must be true or false", lambda: CALL(Q, K, V, causal=np.array([1, 2]))),
+    (TypeError, "q: is a int, must be an array", lambda: tilewise.attention_forward(3, K, V)),
+    (TypeError, "q: is a int, must be an array", lambda: tilewise.attention_backward(DOUT, 3, K, V, OUT, LSE)),
+    (TypeError, "k: is a dict, must be an array", lambda: tilewise.plan_backward(Q, {}, V)),
     (ValueError, "cpu_target", lambda: tilewise.plan(Q, K, V, cpu_target="sparc")),
     (ValueError, "lse", lambda: tilewise.attention_backward(DOUT, Q, K, V, OUT, LSE[..., :3])),
-    (ValueError, "want: holds 'dx', must be", lambda: tilewise.attention_backward(DOUT, Q, K, V, OUT, LSE, want=["dx"])),
+    (ValueError, "want: holds 'dx', must be",
+     lambda: tilewise.attention_backward(DOUT, Q, K, V, OUT, LSE, want=["dx"])),
     (ValueError, "want: holds 'dsink', but there is no sink",
      lambda: tilewise.attention_backward(DOUT, Q, K, V, OUT, LSE, want=["dsink"])),
     (TypeError, "got 'want' and arrays for gradients",

@@ -103,7 +103,9 @@ def test_types_are_shipped_and_name_what_there_is() -> None:
 def test_types_agree_with_each_other(tmp_path: Path) -> None:
     if importlib.util.find_spec("mypy") is None:
         pytest.skip("mypy is not installed")
-    modules = ["tilewise", *(f"tilewise.{name}" for name in ("_attention", "_options", "_outputs", "_plan", "__main__"))]
+    names = ("_attention", "_options", "_outputs", "_plan", "__main__")
+    modules = ["tilewise", *(f"tilewise.{name}" for name in names)]
+    modules += ["tilewise.jax"] if importlib.util.find_spec("jax") else []
     result = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--ignore-missing-imports", "--follow-imports=silent",
          "--disable-error-code=no-any-return", "--disable-error-code=no-untyped-call", "--cache-dir", str(tmp_path),

@@ -67,7 +67,7 @@ def attention(
 
     out: where the result (B, Sq, H, Dv) goes; without it a new array of q's framework, in q's dtype or `out_dtype`
     (float32 for 16-bit inputs). The call returns it.
-    stream: for CUDA arrays, the stream to work on (its number, or an object of PyTorch or CuPy); default stream if None.
+    stream: for CUDA arrays, the stream to work on (its number, or an object of PyTorch or CuPy); the default if None.
     threads: how many; all that the process may use if None. The number changes no bit of the result.
     options: tilewise.Options. The GIL is free while the library computes.
 
@@ -108,6 +108,7 @@ def gradient_arrays(
     """Memory for the gradients that are wanted: all that there are if `want` is None."""
     like = {"dq": q, "dk": k, "dv": v, "dbias": options.get("bias"), "dsink": options.get("sink")}
     wanted = [name for name, array in like.items() if array is not None] if want is None else want
+    _refuse(q=q, k=k, v=v)
     made: dict[str, Optional[Any]] = dict.fromkeys(like)
     for name in wanted:
         if name not in like:

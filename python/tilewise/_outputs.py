@@ -28,13 +28,20 @@ def empty(like: Any, shape: Sequence[int], dtype: Any) -> Any:
         import torch
 
         return torch.empty(shape, dtype=_named(torch, dtype), device=like.device)
+    if kind == "cupy":
+        import cupy
+
+        with like.device:
+            return cupy.empty(shape, dtype=dtype)
     if kind in ("jax", "jaxlib"):
         return _for_jax(like, shape, dtype)
     if hasattr(like, "__array_namespace__"):
         xp = like.__array_namespace__()
         return xp.empty(shape, dtype=_named(xp, dtype), device=like.device)
     if hasattr(like, "__dlpack__"):
-        raise TypeError(f"q: nobody knows how to make an array like a {type(like).__name__}; give the results with out=")
+        raise TypeError(
+            f"q: nobody knows how to make an array like a {type(like).__name__}; give the results with out="
+        )
     raise TypeError(f"q: is a {type(like).__name__}, must be an array: NumPy's or any other with __dlpack__")
 
 
@@ -43,7 +50,9 @@ def _for_jax(like: Any, shape: Sequence[int], dtype: Any) -> Any:
     import jax
 
     if isinstance(like, jax.core.Tracer):
-        raise TypeError("q: is a traced value of JAX, which has no memory yet; inside jit, grad and vmap use tilewise.jax")
+        raise TypeError(
+            "q: is a traced value of JAX, which has no memory yet; inside jit, grad and vmap use tilewise.jax"
+        )
     if any(device.platform != "cpu" for device in like.devices()):
         raise TypeError("q: is an array of JAX on an accelerator, whose results only tilewise.jax can make")
     return np.empty(shape, dtype)

@@ -137,7 +137,7 @@ def plan_backward(
     threads: Optional[int] = None,
     **options: Unpack[Options],
 ) -> BackwardPlan:
-    """plan() for the gradients. want: which (all if None, as attention_backward); with_dlse: runs will be given dlse."""
+    """plan() for the gradients. want: which, as attention_backward; with_dlse: runs will be given dlse."""
     out = empty_out(q, v, None)
     lse = empty(q, lse_shape(q, options.get("layout")), lse_dtype(q))
     gradients = gradient_arrays(q, k, v, options, want, grad_dtype)

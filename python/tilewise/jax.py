@@ -40,8 +40,8 @@ def _register() -> None:
     path = Path(_core.__file__).with_name("libtilewise_jax.so")
     if not path.exists():
         raise ImportError(
-            "tilewise.jax: this build of tilewise has no handlers for XLA, because jaxlib was not there when it was built; "
-            "install jax first, then build again: pip install --force-reinstall --no-deps ."
+            "tilewise.jax: this build of tilewise has no handlers for XLA, because jaxlib was not there when it was "
+            "built; install jax first, then build again: pip install --force-reinstall --no-deps ."
         )
     library = ctypes.CDLL(str(path))
     for operation in ("forward", "backward"):
@@ -183,7 +183,7 @@ def _prepared(q: Any, k: Any, v: Any, out_dtype: Any, options: Any) -> tuple[_St
         elif name in ("window", "window_size"):
             static["window_size"] = tuple(value)
         elif isinstance(value, jax.core.Tracer):
-            raise TypeError(f"{name}: is a traced value, must be known when the call is traced (see jit's static_argnames)")
+            raise TypeError(f"{name}: is a traced value, must be known when a call is traced (jit's static_argnames)")
         else:
             static[name] = value
     as_arrays = tuple(jnp.asarray(array) for array in arrays.values())
