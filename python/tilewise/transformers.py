@@ -4,8 +4,9 @@
     tilewise.transformers.register()
     model = AutoModel.from_pretrained(name, attn_implementation="tilewise")
 
-Padding on either side, packed position ids, sliding windows, sinks, softcap, grouped heads and generation with a cache, on
-the CPU and on CUDA. A mask of Sq x Sk is only made where a model composes one of its own or a static cache asks for it.
+Padding on either side, packed position ids, sliding windows, sinks, softcap, grouped heads and generation with a
+cache, on the CPU and on CUDA. A mask of Sq x Sk is only made where a model composes one of its own or a static cache
+asks for it.
 """
 
 from collections.abc import Callable
@@ -32,7 +33,7 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, attention_mask_for)
 
 
-# ---- masks ------------------------------------------------------------------------------------------------------------
+# ---- masks ----------------------------------------------------------------------------------------------------------
 #
 # What the mask function returns goes through the model to attention_forward below. It is one of
 #   None                   the module's structure alone: causal or not, its sliding window
@@ -111,7 +112,7 @@ def _packed_starts(function: Callable[..., Any]) -> tuple[torch.Tensor | None, C
     return torch.cat((begins.flatten().nonzero().flatten(), end)), inside["mask_function"]
 
 
-# ---- attention --------------------------------------------------------------------------------------------------------
+# ---- attention ------------------------------------------------------------------------------------------------------
 
 
 def attention_forward(

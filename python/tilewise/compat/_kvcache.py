@@ -44,10 +44,11 @@ class Call:
     """One call: checks its arguments and grows the cache; run() attends."""
 
     def __init__(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None, v: Tensor | None, rotary_cos: Tensor | None,
-        rotary_sin: Tensor | None, cache_seqlens: Any, cache_batch_idx: Tensor | None, cache_leftpad: Tensor | None,
-        block_table: Tensor | None, rotary_interleaved: bool, rotates_queries: bool, cu_seqlens_q: Tensor | None = None,
-        cu_seqlens_k_new: Tensor | None = None, max_seqlen_q: Any = None, rotary_seqlens: Tensor | None = None,
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None, v: Tensor | None,
+        rotary_cos: Tensor | None, rotary_sin: Tensor | None, cache_seqlens: Any, cache_batch_idx: Tensor | None,
+        cache_leftpad: Tensor | None, block_table: Tensor | None, rotary_interleaved: bool, rotates_queries: bool,
+        cu_seqlens_q: Tensor | None = None, cu_seqlens_k_new: Tensor | None = None, max_seqlen_q: Any = None,
+        rotary_seqlens: Tensor | None = None,
     ) -> None:  # fmt: skip
         self.q, self.k_cache, self.v_cache = q.detach(), k_cache, v_cache
         self.cu_seqlens_q, self.max_seqlen_q = cu_seqlens_q, number(max_seqlen_q)

@@ -1,7 +1,7 @@
 """flash_attn_interface: the functions of flash-attn 3, with its names, order of arguments, defaults and results.
 
-num_splits, pack_gqa, sm_margin and scheduler_metadata steer flash-attn's kernels; they are taken and change nothing. qv, the
-descales, attention_chunk and seqused_q are not supported: NotImplementedError names them.
+num_splits, pack_gqa, sm_margin and scheduler_metadata steer flash-attn's kernels; they are taken and change nothing.
+qv, the descales, attention_chunk and seqused_q are not supported: NotImplementedError names them.
 """
 
 from typing import Any

@@ -56,7 +56,7 @@ def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) ->
 
 def _refuse_vmap(info: Any, in_dims: Any, *args: Any) -> None:
     raise NotImplementedError(
-        "tilewise: attention has no torch.vmap rule; its batch dimension does that: flatten the mapped dimension into it"
+        "tilewise: attention has no torch.vmap rule; flatten the mapped dimension into its batch dimension"
     )
 
 

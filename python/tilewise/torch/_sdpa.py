@@ -1,10 +1,10 @@
 """Tilewise behind ``torch.nn.functional.scaled_dot_product_attention``, for code that calls PyTorch's function.
 
-On the CPU every eager call that Tilewise can do is answered by it: fp64, fp32, bf16, fp16; boolean and additive masks, with
-the gradient of an additive one; ``is_causal`` (top-left, as PyTorch defines it), GQA, dropout, scale, L != S. On CUDA it is
-PyTorch's own registry of flash attention implementations that answers (_sdpa_cuda.py). The rest goes PyTorch's way: other
-shapes and devices, nested tensors and subclasses, graphs that torch.compile traces, transforms of torch.func, and code under
-``torch.nn.attention.sdpa_kernel`` without the flash back end.
+On the CPU every eager call that Tilewise can do is answered by it: fp64, fp32, bf16, fp16; boolean and additive masks,
+with the gradient of an additive one; ``is_causal`` (top-left, as PyTorch defines it), GQA, dropout, scale, L != S. On
+CUDA it is PyTorch's own registry of flash attention implementations that answers (_sdpa_cuda.py). The rest goes
+PyTorch's way: other shapes and devices, nested tensors and subclasses, graphs that torch.compile traces, transforms of
+torch.func, and code under ``torch.nn.attention.sdpa_kernel`` without the flash back end.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """flash-attn 2's functions, with its names, order of arguments, defaults and results.
 
-They differ from the original in three ways, each of them wider: they run on the CPU too; every dtype, head dimension and
-page size is taken; a row that sees no key has the log-sum-exp -inf (flash-attn: +inf).
+They differ from the original in three ways: they run on the CPU too; every dtype, head dimension and page size is
+taken; a row that sees no key has the log-sum-exp -inf (flash-attn: +inf).
 """
 
 import tilewise.torch  # noqa: F401  (first: it says what to do where PyTorch is missing)
