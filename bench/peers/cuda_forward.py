@@ -7,8 +7,6 @@ Each row: B*S = 16384 tokens, H*D = 2048, random normal inputs, layout (B, S, H,
 between two events on one stream that is never empty; the figure is the median. Before that, results are compared with
 attention in fp32: the largest error of each contender beside that of plain attention in 16 bits.
 Flops: 4 B H Sq Sk D, half of it under a causal mask. GEMM: torch.matmul of 8192^3 in bf16, in turns with the others.
-Then packed documents beside a dense batch of the same lengths, and a window of 1024 keys beside all of them, counted by the
-area of the 128 x 128 tiles that some pair of is visible.
 """
 import argparse
 import ctypes
@@ -42,21 +40,15 @@ def rows():
 
 
 class Tilewise:
-    """A plan over torch tensors (B, S, H, D) on the GPU, run on torch's current stream; with `lengths` (T, H, D)."""
+    """A plan over torch tensors (B, S, H, D) on the GPU, run on torch's current stream."""
 
-    def __init__(self, library, q, k, v, causal, kernel, window=-1, lengths=None):
+    def __init__(self, library, q, k, v, causal, kernel):
         self._lib = library._lib
         self.out = torch.empty_like(q)
-        lse_shape = (q.shape[0], q.shape[2], q.shape[1]) if lengths is None else (q.shape[1], q.shape[0])
-        self.lse = torch.empty(lse_shape, dtype=torch.float32, device=q.device)
+        self.lse = torch.empty(q.shape[0], q.shape[2], q.shape[1], dtype=torch.float32, device=q.device)
         self._problem = library.problem()
         self._problem.causal = int(causal)
-        self._problem.window_left = window
         self._tensors = {"q": q, "k": k, "v": v, "out": self.out, "lse": self.lse}
-        if lengths is not None:
-            starts = torch.tensor([0] + lengths, device=q.device).cumsum(0).to(torch.int32)
-            self._tensors |= {"cu_seqlens_q": starts, "cu_seqlens_k": starts}
-            self._problem.max_seqlen_q = self._problem.max_seqlen_k = max(lengths)
         for name, tensor in self._tensors.items():
             set_tensor(self._problem, name, tensor)
         self._plan, options = ctypes.c_void_p(), tw.PlanOptions()
@@ -159,48 +151,6 @@ def medians(runs, rounds):
     return {name: statistics.median(b.elapsed_time(e) for b, e in pairs) * 1e-3 for name, pairs in marks.items()}
 
 
-def packed_rows(library, kernel, rounds):
-    """Documents of 1024 tokens each, and of lengths from 256 to 1792, beside a dense batch (16, 1024)."""
-    mixed = [256 + 96 * i for i in (3, 14, 7, 0, 11, 5, 16, 9, 2, 13, 6, 10, 1, 15, 8)]
-    mixed.append(TOKENS - sum(mixed))
-    for dim in (64, 128):
-        heads = WIDTH // dim
-        q, k, v = inputs(16, 1024, heads, heads, dim, "bf16")
-        flat = [x.view(TOKENS, heads, dim) for x in (q, k, v)]
-        for causal in (False, True):
-            plans = {"dense": (Tilewise(library, q, k, v, causal, kernel), [1024] * 16)}
-            for name, lengths in (("packed", [1024] * 16), ("mixed", mixed)):
-                plans[name] = (Tilewise(library, *flat, causal, kernel, lengths=lengths), lengths)
-            plans["dense"][0].run()
-            plans["packed"][0].run()
-            torch.cuda.synchronize()
-            if not torch.equal(plans["dense"][0].out.view(-1), plans["packed"][0].out.view(-1)):
-                raise SystemExit("packed documents differ from the dense batch")
-            seconds = medians({name: plan.run for name, (plan, _) in plans.items()}, rounds)
-            rate = {name: sum(n * n for n in plans[name][1]) * 4 * WIDTH / (2 if causal else 1) / s * 1e-12
-                    for name, s in seconds.items()}
-            name = f"bf16-D{dim}-packed{'-causal' if causal else ''}"
-            print(f"{name:<32}" + "  ".join(f"{who} {r:.0f}" for who, r in rate.items())
-                  + f"   packed / dense {rate['packed'] / rate['dense']:.2f}", flush=True)
-            yield {"row": name, "lengths": mixed, "seconds": seconds, "tflops": rate}
-
-
-def window_row(library, kernel, rounds, length=16384, window=1024, tile=128):
-    """A causal window of `window` keys beside no mask, per visited area."""
-    q, k, v = inputs(TOKENS // length, length, 16, 16, 128, "bf16")
-    plans = {"window": Tilewise(library, q, k, v, True, kernel, window=window - 1),
-             "full": Tilewise(library, q, k, v, False, kernel)}
-    visible = sum(min(i + 1, window) for i in range(length))
-    visited = sum(tile * tile * (t - max(t * tile - window + 1, 0) // tile + 1) for t in range(length // tile))
-    seconds = medians({name: plan.run for name, plan in plans.items()}, rounds)
-    area = {"window": visited, "full": length * length}
-    rate = {name: 4 * WIDTH * (TOKENS // length) * area[name] / s * 1e-12 for name, s in seconds.items()}
-    print(f"{'bf16-D128-S16384-window1024':<32}window {rate['window']:.0f}  full {rate['full']:.0f} per visited area"
-          f"   {rate['window'] / rate['full']:.2f}; visible / visited {visible / visited:.2f}", flush=True)
-    return {"row": "bf16-D128-S16384-window1024", "visible": visible, "visited": visited, "seconds": seconds,
-            "tflops_of_visited": rate}
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library")
@@ -233,15 +183,11 @@ def main():
         results.append({"row": name, "kernel": ours.kernel(), "seconds": seconds, "tflops": rate})
         print(f"{name:<32}{rate['tilewise']:>10.0f}{rate['cudnn']:>8.0f}{rate['flash']:>8.0f}{rate['gemm']:>8.0f}"
               f"   {rate['tilewise'] / rate['cudnn']:.2f} {rate['tilewise'] / rate['gemm']:.2f}", flush=True)
-    others = []
-    if not options.rows:
-        others = [*packed_rows(library, options.kernel, options.rounds),
-                  window_row(library, options.kernel, options.rounds)]
     if options.out:
         machine = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
                    "cudnn": torch.backends.cudnn.version(), "cuda": torch.version.cuda}
         document = {"version": library.version(), "command": " ".join(sys.argv), "machine": machine,
-                    "rounds": options.rounds, "checks": checks, "rows": results, "others": others}
+                    "rounds": options.rounds, "checks": checks, "rows": results}
         pathlib.Path(options.out).write_text(json.dumps(document, indent=1) + "\n")
 
 
