@@ -203,7 +203,6 @@ def main() -> None:
         "cpu": cpu,
         "threads": torch.get_num_threads(),
         "clock": "CPU time" if torch.get_num_threads() == 1 else "time that passes",
-        "rounds": arguments.rounds,
         "versions": {
             "python": platform.python_version(), "tilewise": tilewise.__version__, "torch": torch.__version__,
             "transformers": transformers.__version__,
@@ -211,6 +210,7 @@ def main() -> None:
     }  # fmt: skip
     for part in arguments.only or PARTS:
         result |= PARTS[part](arguments.rounds)
+        result["rounds"] = result.get("rounds", {}) | {part: arguments.rounds * (100 if part == "calls" else 1)}
     if arguments.result:
         arguments.result.write_text(json.dumps(result, indent=2) + "\n")
 

@@ -9,6 +9,7 @@ cache, on the CPU and on CUDA. A mask of Sq x Sk is only made where a model comp
 asks for it.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -22,9 +23,14 @@ try:
     from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 except ImportError as error:
     raise ImportError(
-        "tilewise.transformers: transformers is not installed, or older than 4.53; "
-        "install it with 'pip install -U transformers'"
+        "tilewise.transformers: transformers is not installed, or too old; install it with 'pip install -U transformers'"
     ) from error
+
+if "q_length" not in inspect.signature(masking_utils.sdpa_mask).parameters:
+    raise ImportError(
+        "tilewise.transformers: this transformers asks for masks by cache positions, not by q_length; upgrade it with "
+        "'pip install -U transformers'"
+    )
 
 
 def register() -> None:
@@ -55,7 +61,8 @@ def attention_mask_for(
     """The mask function that transformers calls once for a forward pass. attention_mask (B, Sk): True is a token."""
     aligned = isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length
     starts, inner = _packed_starts(mask_function)
-    if aligned and not masking_utils.is_tracing(attention_mask) and _is_structure(inner):
+    tracing = torch.compiler.is_compiling() or torch.jit.is_tracing()  # a mask's contents are not known then
+    if aligned and not tracing and _is_structure(inner):
         if starts is not None:
             return starts
         padding = _padding(attention_mask, kv_length, kv_offset)
@@ -72,8 +79,8 @@ def _padding(attention_mask: torch.Tensor | None, kv_length: int, kv_offset: int
     """(B, 1, 1, Sk), or None where every key is a token."""
     if attention_mask is None:
         return None
-    mask = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
-    mask = mask[:, kv_offset : kv_offset + kv_length]
+    missing = kv_offset + kv_length - attention_mask.shape[-1]
+    mask = torch.nn.functional.pad(attention_mask, (0, max(missing, 0)))[:, kv_offset : kv_offset + kv_length]
     return None if mask.all() else mask[:, None, None, :]
 
 

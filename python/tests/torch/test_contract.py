@@ -303,3 +303,17 @@ def test_a_missing_library_is_told_what_to_do(tmp_path) -> None:  # noqa: ANN001
 
     with refused(ImportError, "_operators.so", "pip install"):
         _load._open(tmp_path / "_operators.so")
+
+
+def test_without_gradients_the_result_has_none() -> None:
+    q = make(1, 5, 2, 8)
+    wanted = attention(q, q, q)
+    for context in (torch.no_grad, torch.inference_mode):
+        with context():
+            found = attention(q, q, q)
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                assert attention(q, q, q).dtype == torch.bfloat16
+        assert not found.requires_grad and torch.equal(found, wanted)
+    with torch.no_grad():
+        compiled = torch.compile(lambda q: attention(q, q, q), fullgraph=True, backend="aot_eager")
+        assert torch.equal(compiled(q), wanted)

@@ -205,7 +205,7 @@ def test_context_manager_restores_what_it_found() -> None:
 def test_compiled_graphs_are_pytorchs(enabled: None, monkeypatch: pytest.MonkeyPatch) -> None:
     q = torch.randn(1, 2, 8, 16)
     eager = scaled_dot_product_attention(q, q, q, is_causal=True)
-    monkeypatch.setattr(_sdpa, "FORWARD", None)  # to call it would raise
+    monkeypatch.setattr(_sdpa, "forward", None)  # to call it would raise
     compiled = torch.compile(
         lambda q: scaled_dot_product_attention(q, q, q, is_causal=True), fullgraph=True, backend="aot_eager"
     )

@@ -2,7 +2,7 @@
 
 import torch
 
-from tilewise.torch._schema import FORWARD
+from tilewise.torch._schema import forward
 
 _ALIGNMENTS = {"bottom_right": False, "top_left": True}
 _LAYOUTS = {"bshd": False, "bhsd": True}
@@ -79,7 +79,7 @@ def attention(
         dropout_state = _dropout_state(dropout_seed, dropout_offset)
     if alignment not in _ALIGNMENTS or layout not in _LAYOUTS or out_dtype not in (None, q.dtype, torch.float32):
         _refuse(q, alignment, layout, out_dtype)
-    out, lse = FORWARD(
+    out, lse = forward(
         q, k, v, mask, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, seqused_k, slices, dropout_state,
         softmax_scale, causal, window_size[0], window_size[1], _ALIGNMENTS[alignment], softcap, dropout_p,
         -1 if max_seqlen_q is None else max_seqlen_q, -1 if max_seqlen_k is None else max_seqlen_k, _LAYOUTS[layout],

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import torch
 
 from tilewise.torch import _sdpa_cuda
-from tilewise.torch._schema import FORWARD
+from tilewise.torch._schema import forward
 from tilewise.torch._attention import _dropout_state
 
 _PYTORCH = torch.ops.aten.scaled_dot_product_attention.default
@@ -52,7 +52,7 @@ def _scaled_dot_product_attention(
         if attn_mask is not None and attn_mask.dim() == 3:
             attn_mask = attn_mask.unsqueeze(1)
     is_mask = attn_mask is not None and attn_mask.dtype == torch.bool
-    out, _ = FORWARD(
+    out, _ = forward(
         query, key, value, attn_mask if is_mask else None, None if is_mask else attn_mask, None, None, None, None, None,
         None, _dropout_state(None, 0) if dropout_p > 0.0 else None, scale, is_causal, -1, -1, True, 0.0, dropout_p, -1,
         -1, True,
