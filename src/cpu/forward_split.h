@@ -12,6 +12,7 @@ namespace tilewise::cpu::TILEWISE_TARGET {
 // A sequence of so many rows (queries of all heads) is not split: 32 panels of 32 rows for 16
 // threads. Fewer rows are split until there are as many.
 inline constexpr std::int64_t kEnoughRows = 1024;
+
 // Split s holds the keys [begin + s * length, begin + (s + 1) * length).
 struct ForwardSplits {
   std::int64_t begin;
