@@ -129,7 +129,7 @@ TILEWISE_INLINE void output_blocks(const HeadContext& context, const PairFrame& 
 // (and four steps in two terms), and in them its 16 pairs of keys.
 template <int kSteps, int kTerms>
 constexpr SlicePlan slice_plan() {
-  if (kTerms == 2) return {1, kSteps == 0 ? 1 : kSteps, 2};
+  if (kTerms == 2) return {1, kSteps + (kSteps == 0 ? 1 : 0), 2};
   return {kSteps == 0 ? 2 : 4 / kSteps, 1, 1};
 }
 template <int kSteps, int kTerms>

@@ -12,16 +12,17 @@ inline constexpr std::int64_t kKeysAtOnce = 256;  // whose visibility is found a
 template <class T>
 struct RowBuffers {
   std::int64_t widest;
-  T* query;    // (D)
-  T* key;      // (D)
-  T* value;    // (Dv)
-  T* out;      // (Dv)
-  T* dout;     // (Dv)
-  T* dquery;   // (D)
-  T* dkey;     // (D)
-  T* dvalue;   // (Dv)
-  T* dkeys;    // (Sk, D) backward: the group's sums, in slow memory
-  T* dvalues;  // (Sk, Dv)
+  T* query;       // (D)
+  T* key;         // (D)
+  T* value;       // (Dv)
+  T* out;         // (Dv)
+  double* total;  // (Dv)
+  T* dout;        // (Dv)
+  T* dquery;      // (D)
+  T* dkey;        // (D)
+  T* dvalue;      // (Dv)
+  T* dkeys;       // (Sk, D) backward: the group's sums, in slow memory
+  T* dvalues;     // (Sk, Dv)
 
   static RowBuffers carve(const Problem& problem, Arena& arena) {
     const Checked head_dim = {problem.head_dim};
@@ -33,6 +34,7 @@ struct RowBuffers {
     buffers.key = arena.take<T>(head_dim);
     buffers.value = arena.take<T>(value_dim);
     buffers.out = arena.take<T>(value_dim);
+    buffers.total = arena.take<double>(value_dim);
     buffers.dout = arena.take<T>(value_dim);
     buffers.dquery = arena.take<T>(head_dim);
     buffers.dkey = arena.take<T>(head_dim);
@@ -83,13 +85,15 @@ struct OnlineSoftmaxForward {
         const math::SoftmaxState<T> state = {static_cast<T>(sums.max), static_cast<T>(sums.sum)};
         const auto closed = math::finalise(state, head.sink());
 
-        set_zero(b.out, problem.value_dim);
+        // In double as well: without tiles, a thousand terms and more are added one by one.
+        set_zero(b.total, problem.value_dim);
         for_each_score(group, head, i, b, [&](std::int64_t j, T score, T) {
           const T weight = math::weight(score, math::anchor(state.max));
           group.memory.load(problem.v, group.key_rows(j, 1), problem.value_dim, b.value);
-          add_scaled(weight * head.dropout_factor(i, j), b.value, problem.value_dim, b.out);
+          add_scaled(weight * head.dropout_factor(i, j), b.value, problem.value_dim, b.total);
         });
-        scale_row(closed.scale, problem.value_dim, b.out);
+        for (std::int64_t c = 0; c < problem.value_dim; ++c)
+          b.out[c] = static_cast<T>(b.total[c] * closed.scale);
         group.memory.store(problem.out, group.query_rows(g, i, 1), problem.value_dim, b.out);
         group.store_lse(g, i, closed.lse);
       }

@@ -1,7 +1,7 @@
 // The 32-bit form of the mask rule against math/mask_rule.h, on every window of small sequences.
 #include <gtest/gtest.h>
 
-#include "cuda/sm90/schedule.h"
+#include "cuda/tile/schedule.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -61,7 +61,7 @@ TEST(Edges, TilesAreVisitedIfAnythingIsVisibleAndFullIfAllIs) {
     const math::Band band = math::window_band(s.q_len, s.k_len, s.diagonal, s.left, s.right);
     for (std::int32_t row = 0; row < s.q_len; row += kRows) {
       const std::int32_t end = row + kRows < s.q_len ? row + kRows : s.q_len;
-      const sm90::TileRange range = sm90::key_tiles(edges, row, end - 1, kKeys);
+      const tile::TileRange range = tile::key_tiles(edges, row, end - 1, kKeys);
       for (std::int32_t tile = 0; tile * kKeys < s.k_len; ++tile) {
         const std::int32_t first = tile * kKeys;
         const std::int32_t pairs = visible_pairs(band, row, end, first, first + kKeys);

@@ -6,11 +6,15 @@
 #include <vector>
 
 #include "cuda/sm90/config.h"
-#include "cuda/sm90/schedule.h"
+#include "cuda/tile/schedule.h"
 
 namespace tilewise::cuda::sm90 {
 namespace {
 
+using tile::PackedSchedule;
+using tile::Schedule;
+using tile::static_index;
+using tile::Work;
 using Key = std::tuple<std::int32_t, std::int32_t, std::int32_t>;
 
 TEST(Schedule, DenseWorkIsNumberedOnce) {

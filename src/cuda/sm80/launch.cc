@@ -126,9 +126,9 @@ problem::Status check_sizes(const Problem& problem) {
     }
     const Checked work = most_work(problem, kTiles[row].config(false).q_tile());
     const std::int64_t longest = math::greater(problem.q_rows, problem.k_rows);
-    if (longest > tile::kMostRows || !work.valid || work.value > sm90::kMostWork) {
+    if (longest > tile::kMostRows || !work.valid || work.value > tile::kMostWork) {
       return fail(TILEWISE_UNSUPPORTED, "more than %lld rows or %lld tiles of queries",
-                  static_cast<long long>(tile::kMostRows), static_cast<long long>(sm90::kMostWork));
+                  static_cast<long long>(tile::kMostRows), static_cast<long long>(tile::kMostWork));
     }
   }
   return TILEWISE_OK;

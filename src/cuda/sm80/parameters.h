@@ -4,7 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include "cuda/sm80/config.h"
-#include "cuda/sm90/schedule.h"
+#include "cuda/tile/schedule.h"
 #include "cuda/tile/bands.h"
 #include "problem/sequence.h"
 
@@ -12,9 +12,9 @@ namespace tilewise::cuda::sm80 {
 
 using problem::Problem;
 using problem::Sequence;
-using sm90::PackedSchedule;
-using sm90::Schedule;
-using sm90::Work;
+using tile::PackedSchedule;
+using tile::Schedule;
+using tile::Work;
 
 // Tensors that can be moved 16 bytes at a time.
 struct Wide {

@@ -172,9 +172,9 @@ problem::Status check_sizes(const Problem& problem) {
   }
   const std::int64_t longest = math::greater(problem.q_rows, problem.k_rows);
   const Checked work = Most(problem).work;
-  if (longest > tile::kLongest || !work.valid || work.value > kMostWork) {
+  if (longest > tile::kLongest || !work.valid || work.value > tile::kMostWork) {
     return fail(TILEWISE_UNSUPPORTED, "more than %d rows or %lld tiles of queries", tile::kLongest,
-                static_cast<long long>(kMostWork));
+                static_cast<long long>(tile::kMostWork));
   }
   return TILEWISE_OK;
 }

@@ -5,10 +5,14 @@
 #include <cuda_runtime_api.h>
 
 #include "cuda/sm90/config.h"
-#include "cuda/sm90/schedule.h"
+#include "cuda/tile/schedule.h"
 #include "problem/sequence.h"
 
 namespace tilewise::cuda::sm90 {
+
+using tile::PackedSchedule;
+using tile::Schedule;
+using tile::Work;
 
 // Of a tensor as the copy engine sees it. A dimension that is expanded (stride 0) has one element
 // in the map, and its coordinate is always 0.

@@ -16,7 +16,7 @@ struct Walk {
   __device__ __forceinline__ std::int32_t next(const Parameters& parameters) {
     if (turn > 0 && parameters.counter != nullptr)
       return static_cast<std::int32_t>(gridDim.x + atomicAdd(parameters.counter, 1u));
-    return static_index(blockIdx.x, gridDim.x, turn++);
+    return tile::static_index(blockIdx.x, gridDim.x, turn++);
   }
 };
 
@@ -42,8 +42,8 @@ __device__ __forceinline__ void describe(const Parameters& parameters, std::int3
   const tile::Edges edges = tile::window_edges(lengths.k_len, tile.diagonal, parameters.window_left,
                                                parameters.window_right);
   tile.edges = edges;
-  const TileRange keys =
-      key_tiles(edges, row, lesser(row + kConfig.q_tile, lengths.q_len) - 1, kConfig.k_tile);
+  const tile::TileRange keys = tile::key_tiles(
+      edges, row, tile::lesser(row + kConfig.q_tile, lengths.q_len) - 1, kConfig.k_tile);
   tile.empty = keys.begin >= keys.end;
   tile.first_key = tile.empty ? 0 : keys.begin;
   tile.end_key = tile.empty ? 1 : keys.end;
@@ -53,7 +53,7 @@ __device__ __forceinline__ void describe(const Parameters& parameters, std::int3
 #pragma unroll 1
   for (int warpgroup = 0; warpgroup < kConfig.warpgroups(); ++warpgroup) {
     const std::int32_t first = row + warpgroup * tile::kRows;
-    const std::int32_t last = lesser(first + tile::kRows, lengths.q_len) - 1;
+    const std::int32_t last = tile::lesser(first + tile::kRows, lengths.q_len) - 1;
     const std::int32_t begin = edges.begin(last) + kConfig.k_tile - 1;
     const std::int32_t end = edges.end(first);
     tile.full_begin[warpgroup] = begin / kConfig.k_tile;

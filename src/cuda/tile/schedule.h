@@ -4,7 +4,7 @@
 
 #include "cuda/tile/edges.h"
 
-namespace tilewise::cuda::sm90 {
+namespace tilewise::cuda::tile {
 
 // All of a launch's work is numbered in 32 bits, with room for one more turn of all blocks: 64-bit
 // divisions are many instructions and registers, of which the producer has few.
@@ -85,7 +85,7 @@ struct TileRange {
   std::int32_t begin;
   std::int32_t end;
 };
-TILEWISE_INLINE TileRange key_tiles(const tile::Edges& edges, std::int32_t first_row,
+TILEWISE_INLINE TileRange key_tiles(const Edges& edges, std::int32_t first_row,
                                     std::int32_t last_row, std::int32_t k_tile) {
   const std::int32_t begin = edges.begin(first_row);
   const std::int32_t end = edges.end(last_row);
@@ -93,4 +93,4 @@ TILEWISE_INLINE TileRange key_tiles(const tile::Edges& edges, std::int32_t first
   return {begin / k_tile, (end + k_tile - 1) / k_tile};
 }
 
-}  // namespace tilewise::cuda::sm90
+}  // namespace tilewise::cuda::tile
