@@ -20,7 +20,8 @@ struct TensorReport {
   double shrink_error = 0;  // mean of the error towards zero: sign(oracle) * (oracle - result)
   std::int64_t worst = -1;  // row-major number of the element with the largest error
   bool passed = true;
-  std::string reason;  // why not, with the numbers
+  bool only_biased = false;  // failed by a mean alone
+  std::string reason;        // why not, with the numbers
 
   // max_error / limit; 0 if both are 0. At most 1 in a tensor that passed.
   double ratio() const;

@@ -20,6 +20,7 @@ struct Verdict {
   double ratio = 0;  // the largest max_error / limit of its tensors
   std::string text;  // why it failed or is not supported; of a failure, the case on a second line
   std::vector<TensorReport> tensors;
+  bool only_biased = false;  // failed by the mean error of tensors, and by nothing else
 };
 
 // Makes the instance and the answers once, for any number of kernels. Throws std::runtime_error if
@@ -31,13 +32,16 @@ class Judge {
   explicit Judge(const Case& description, const Edit& edit = {});
 
   // Runs the named kernel ("" for the library's choice) with the case's operation, on garbage
-  // workspace between guards. Looks at: the status, the accuracy rule, writes outside outputs.
+  // workspace between guards. Looks at: the status, the accuracy rule, writes outside outputs. A
+  // mean error must be over its limit for two draws of inputs: elements share the rounding of their
+  // row's LSE, so that the mean of one draw swings; a bias comes again.
   Verdict judge(const char* kernel, const plan::Options& options = {});
 
   const Instance& instance() const { return instance_; }
   const tilewise_problem& oracle() const { return oracle_.results(); }
 
  private:
+  Verdict judge_draw(const char* kernel, const plan::Options& options);
   Verdict run(const plan::Plan& plan);
   Verdict run_copied(const problem::Kernel& kernel, const plan::Options& options);
   Verdict verdict_of(const problem::Kernel& kernel, problem::Status status,

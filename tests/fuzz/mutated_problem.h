@@ -91,7 +91,6 @@ class MutatedProblem {
 
   // True if the problem was one that run() also calls.
   bool stays_inside() const {
-    __int128 work = 1;
     for (const problem::NamedTensor& named : problem::kTensors) {
       const tilewise_tensor& tensor = problem_.*named.member;
       if (tensor.rank < 0 || tensor.rank > TILEWISE_MAX_RANK) continue;  // refused unread
@@ -106,13 +105,14 @@ class MutatedProblem {
       }
       if (low < 0 || high + 8 > static_cast<__int128>(kBufferBytes)) return false;
     }
+    double work = 1;  // extents of a tensor that is refused unread are any numbers
     for (const auto member : {&tilewise_problem::q, &tilewise_problem::k}) {
       for (int d = 0; d < 4; ++d) {
         const std::int64_t extent = (problem_.*member).shape[d];
-        work *= extent > 1 ? extent : 1;
+        work *= extent > 1 ? static_cast<double>(extent) : 1;
       }
     }
-    return work <= kMostWork;
+    return work <= static_cast<double>(kMostWork);
   }
 
  private:
