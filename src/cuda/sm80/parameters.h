@@ -4,8 +4,8 @@
 #include <cuda_runtime_api.h>
 
 #include "cuda/sm80/config.h"
-#include "cuda/tile/schedule.h"
 #include "cuda/tile/bands.h"
+#include "cuda/tile/schedule.h"
 #include "problem/sequence.h"
 
 namespace tilewise::cuda::sm80 {
