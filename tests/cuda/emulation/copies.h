@@ -1,0 +1,25 @@
+// cp.async: copies of 16 bytes that land when the thread waits for them, no earlier.
+#pragma once
+
+#include <cstdint>
+
+namespace tilewise::emulation {
+
+// ---- of the thread that runs ----
+
+// From `from` (nullptr: zeros) to shared memory, where there is NaN until it lands: neither what
+// was there nor what comes is what a read before that may count on.
+void begin_copy(std::uint32_t to, const void* from);
+
+// The copies since the last call become a group.
+void commit_copies();
+
+// All groups land but the last `groups`.
+void wait_copies(int groups);
+
+// ---- of the block ----
+
+// Forgets what has not landed.
+void drop_copies();
+
+}  // namespace tilewise::emulation
