@@ -12,7 +12,6 @@ namespace tilewise::emulation {
 namespace {
 
 constexpr std::uint32_t kChunkBytes = 16;
-constexpr int kPoison = 0xFF;
 
 struct Copy {
   unsigned char* to;
@@ -37,7 +36,7 @@ void begin_copy(std::uint32_t to, const void* from) {
     fail("cp.async: 16 bytes at %p are not memory of the device", from);
   Queue& queue = queues[threadIdx.x];
   unsigned char* const place = from_shared(to, kChunkBytes, "cp.async");
-  std::memset(place, kPoison, kChunkBytes);
+  std::memset(place, poison(), kChunkBytes);
   queue.copies.push_back({place, from, queue.group});
 }
 
