@@ -1,5 +1,7 @@
 #include "cuda/reference.cuh"
 
+#include "cuda/launch.cuh"
+#include "cuda/load.h"
 #include "cuda/reference_row.cuh"
 #include "cuda/sequences.cuh"
 
@@ -24,10 +26,7 @@ __global__ void __launch_bounds__(kRowThreads, 1)
 
 }  // namespace
 
-cudaError_t load_reference() {
-  cudaFuncAttributes attributes;
-  return cudaFuncGetAttributes(&attributes, reference_kernel);
-}
+cudaError_t load_reference() { return load(reference_kernel); }
 
 cudaError_t run_reference(const Problem& problem, const Sequence* table, cudaStream_t stream) {
   constexpr std::int64_t kMostBlocks = std::int64_t{1} << 20;
@@ -35,9 +34,8 @@ cudaError_t run_reference(const Problem& problem, const Sequence* table, cudaStr
   if (filled != cudaSuccess) return filled;
   const std::int64_t rows = (problem.q_packed ? 1 : problem.batch) * problem.heads * problem.q_rows;
   if (rows == 0 || problem.batch == 0) return cudaSuccess;
-  reference_kernel<<<static_cast<unsigned>(math::lesser(rows, kMostBlocks)), kRowThreads, 0,
-                     stream>>>(problem, table, rows);
-  return cudaGetLastError();
+  return launch(reference_kernel, {math::lesser(rows, kMostBlocks), kRowThreads}, stream, problem,
+                table, rows);
 }
 
 }  // namespace tilewise::cuda

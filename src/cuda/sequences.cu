@@ -2,6 +2,7 @@
 
 #include "cuda/block_scan.cuh"
 #include "cuda/element.cuh"
+#include "cuda/launch.cuh"
 #include "math/scalar.h"
 
 namespace tilewise::cuda {
@@ -34,7 +35,7 @@ __global__ void __launch_bounds__(kScanThreads)
         inside && q_listed ? math::clamp(problem.cu_seqlens_q.at(b), 0, problem.q_rows) : 0;
     const std::int64_t k_given =
         inside && k_listed ? math::clamp(problem.cu_seqlens_k.at(b), 0, problem.k_rows) : 0;
-    const auto later = [](std::int64_t a, std::int64_t b) { return math::greater(a, b); };
+    const auto later = [](std::int64_t a, std::int64_t c) { return math::greater(a, c); };
     const std::int64_t q_start = running(q_given, warps, q_carry, later);
     const std::int64_t k_start = running(k_given, warps, k_carry, later);
     if (!inside) continue;
@@ -70,18 +71,16 @@ __global__ void unowned_kernel(const __grid_constant__ Problem problem,
 
 cudaError_t fill_table(const Problem& problem, Sequence* table, cudaStream_t stream) {
   if (problem.batch == 0) return cudaSuccess;
-  table_kernel<<<1, kScanThreads, 0, stream>>>(problem, table);
-  return cudaGetLastError();
+  return launch(table_kernel, {1, kScanThreads}, stream, problem, table);
 }
 
 cudaError_t fill_unowned(const Problem& problem, const Sequence* table, cudaStream_t stream) {
-  constexpr std::int64_t kRowsPerBlock = 8;
+  constexpr int kRowsPerBlock = 8;
   constexpr std::int64_t kMostBlocks = 1 << 16;
   if (!problem.q_packed || problem.q_rows == 0) return cudaSuccess;
   const std::int64_t blocks = (problem.q_rows + kRowsPerBlock - 1) / kRowsPerBlock;
-  unowned_kernel<<<static_cast<unsigned>(math::lesser(blocks, kMostBlocks)), 32 * kRowsPerBlock, 0,
-                   stream>>>(problem, table);
-  return cudaGetLastError();
+  return launch(unowned_kernel, {math::lesser(blocks, kMostBlocks), 32 * kRowsPerBlock}, stream,
+                problem, table);
 }
 
 }  // namespace tilewise::cuda

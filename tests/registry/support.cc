@@ -26,6 +26,13 @@ bool is_cuda_reference(const Kernel& kernel) {
   return std::string(kernel.name) == "cuda_reference";
 }
 
+// Whether this run asks for the kernel's device: $TILEWISE_TEST_DEVICE, cpu or cuda.
+bool is_asked_for(const Kernel& kernel) {
+  const char* const device = std::getenv("TILEWISE_TEST_DEVICE");
+  if (device == nullptr || device[0] == '\0') return true;
+  return (kernel.device == TILEWISE_CUDA) == (std::string(device) == "cuda");
+}
+
 // Head dimensions that a kernel leaves to the reference.
 bool is_too_wide(const Kernel& kernel, const Case& description) {
   constexpr std::int64_t kMost = 256;
@@ -81,7 +88,8 @@ bool machine_runs(const Kernel& kernel, Operation operation, std::int32_t dtype)
 std::vector<const Kernel*> runnable_kernels(Operation operation, std::int32_t dtype) {
   std::vector<const Kernel*> runnable;
   for (const Kernel* kernel : plan::kernels(operation)) {
-    if (machine_runs(*kernel, operation, dtype)) runnable.push_back(kernel);
+    if (is_asked_for(*kernel) && machine_runs(*kernel, operation, dtype))
+      runnable.push_back(kernel);
   }
   return runnable;
 }
@@ -95,6 +103,7 @@ std::vector<const Kernel*> host_kernels(Operation operation) {
 void expect_all_pass(const Case& description, const verify::Judge::Edit& edit) {
   verify::Judge judge(description, edit);
   for (const Kernel* kernel : plan::kernels(description.operation)) {
+    if (!is_asked_for(*kernel)) continue;
     const verify::Verdict verdict = judge.judge(kernel->name);
     const bool runs = machine_runs(*kernel, description.operation, description.dtype) &&
                       !is_too_wide(*kernel, description);

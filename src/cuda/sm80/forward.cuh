@@ -2,6 +2,8 @@
 // block computes one tile of queries; its warps share K and V and split the rows.
 #pragma once
 
+#include "cuda/launch.cuh"
+#include "cuda/load.h"
 #include "cuda/ptx/matrix_load.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/sm80/epilogue.cuh"
@@ -387,8 +389,7 @@ template <std::uint32_t kCode>
 __global__ void __launch_bounds__(decode(kCode).threads(), decode(kCode).blocks)
     forward_kernel(const __grid_constant__ Parameters parameters) {
   constexpr KernelConfig kConfig = decode(kCode);
-  extern __shared__ __align__(128) unsigned char memory[];
-  Shared<kConfig>& shared = *reinterpret_cast<Shared<kConfig>*>(memory);
+  Shared<kConfig>& shared = *reinterpret_cast<Shared<kConfig>*>(dynamic_shared());
   // A packed batch may have less work than the host's bound.
   if (parameters.problem.q_packed &&
       static_cast<std::int32_t>(blockIdx.x) >= parameters.packed.count())
@@ -404,14 +405,10 @@ template <KernelConfig kConfig>
 struct Launch {
   static constexpr int kBytes = sizeof(Shared<kConfig>);
 
-  static cudaError_t load() {
-    return cudaFuncSetAttribute(forward_kernel<encode(kConfig)>,
-                                cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  }
+  static cudaError_t load() { return cuda::load(forward_kernel<encode(kConfig)>, kBytes); }
   static cudaError_t start(const Parameters& parameters, std::int64_t blocks, cudaStream_t stream) {
-    forward_kernel<encode(kConfig)>
-        <<<static_cast<unsigned>(blocks), kConfig.threads(), kBytes, stream>>>(parameters);
-    return cudaGetLastError();
+    return launch(forward_kernel<encode(kConfig)>, {blocks, kConfig.threads(), kBytes}, stream,
+                  parameters);
   }
   static constexpr Instance instance() { return {kConfig, load, start}; }
 };

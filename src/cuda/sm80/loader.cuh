@@ -25,10 +25,10 @@ __device__ __forceinline__ void load_wide(const Rows& rows, std::int32_t row, un
   constexpr int kStep = kThreads / kRowThreads;
   static_assert(kColumns % 64 == 0 && kStep % 8 == 0 && kRows % kStep == 0,
                 "Every thread moves the same number of chunks.");
-  using Tile = tile::RowTile<kColumns>;
+  using Layout = tile::RowTile<kColumns>;
   const int r = static_cast<int>(threadIdx.x) / kRowThreads;
   const int c = static_cast<int>(threadIdx.x) % kRowThreads;
-  const std::uint32_t address = ptx::shared_address(to) + Tile::place(r, c);
+  const std::uint32_t address = ptx::shared_address(to) + Layout::place(r, c);
   const std::int64_t step = rows.stride * kStep;
   const std::uint16_t* from = rows.first + (row + r) * rows.stride + c * 8;
   if (row + kRows <= rows.count && rows.columns == kColumns) {
@@ -36,7 +36,7 @@ __device__ __forceinline__ void load_wide(const Rows& rows, std::int32_t row, un
     for (int i = 0; i < kRows / kStep; ++i, from += step) {
 #pragma unroll
       for (int group = 0; group < kColumns / 64; ++group) {
-        ptx::copy_chunk(address + i * kStep * Tile::kRowBytes + group * 128, from + group * 64);
+        ptx::copy_chunk(address + i * kStep * Layout::kRowBytes + group * 128, from + group * 64);
       }
     }
     return;
@@ -48,7 +48,7 @@ __device__ __forceinline__ void load_wide(const Rows& rows, std::int32_t row, un
 #pragma unroll 1
     for (int group = 0; group < kColumns / 64; ++group) {
       const bool inside = i * kStep < rows_left && group * 64 < columns_left;
-      ptx::copy_chunk(address + i * kStep * Tile::kRowBytes + group * 128,
+      ptx::copy_chunk(address + i * kStep * Layout::kRowBytes + group * 128,
                       inside ? from + group * 64 : rows.first, inside);
     }
   }
@@ -59,14 +59,14 @@ __device__ __forceinline__ void load_wide(const Rows& rows, std::int32_t row, un
 template <int kRows, int kColumns, int kThreads>
 __device__ __forceinline__ void load_tile(const Rows& rows, std::int32_t row, unsigned char* to) {
   if (rows.wide) return load_wide<kRows, kColumns, kThreads>(rows, row, to);
-  using Tile = tile::RowTile<kColumns>;
+  using Layout = tile::RowTile<kColumns>;
 #pragma unroll 1
-  for (int chunk = threadIdx.x; chunk < kRows * Tile::kChunks; chunk += kThreads) {
-    const int r = chunk / Tile::kChunks;
-    const int c = chunk % Tile::kChunks;
+  for (int chunk = threadIdx.x; chunk < kRows * Layout::kChunks; chunk += kThreads) {
+    const int r = chunk / Layout::kChunks;
+    const int c = chunk % Layout::kChunks;
     const std::int32_t left = row + r < rows.count ? rows.columns - c * 8 : 0;
     const std::uint16_t* const from = rows.first + (left > 0 ? (row + r) * rows.stride + c * 8 : 0);
-    *reinterpret_cast<uint4*>(to + Tile::place(r, c)) = load_elements(from, left);
+    *reinterpret_cast<uint4*>(to + Layout::place(r, c)) = load_elements(from, left);
   }
 }
 
@@ -81,12 +81,12 @@ __device__ __forceinline__ bool is_special(std::uint32_t bits) {
 // that is there; by all threads, between barriers.
 template <bool kFp16, int kRows, int kColumns, int kThreads>
 __device__ void clean_tile(unsigned char* tile, std::uint8_t* bad /* (kRows) */) {
-  using Tile = tile::RowTile<kColumns>;
+  using Layout = tile::RowTile<kColumns>;
 #pragma unroll 1
-  for (int chunk = threadIdx.x; chunk < kRows * Tile::kChunks; chunk += kThreads) {
-    const int row = chunk / Tile::kChunks;
+  for (int chunk = threadIdx.x; chunk < kRows * Layout::kChunks; chunk += kThreads) {
+    const int row = chunk / Layout::kChunks;
     std::uint32_t* const words =
-        reinterpret_cast<std::uint32_t*>(tile + Tile::place(row, chunk % Tile::kChunks));
+        reinterpret_cast<std::uint32_t*>(tile + Layout::place(row, chunk % Layout::kChunks));
 #pragma unroll 1
     for (int i = 0; i < 4; ++i) {
       const bool low = is_special<kFp16>(words[i]);

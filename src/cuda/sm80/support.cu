@@ -1,6 +1,8 @@
 // What stands around the kernels: tile numbers of packed batches and bands of slices before them,
 // the careful path behind them.
 #include "cuda/block_scan.cuh"
+#include "cuda/launch.cuh"
+#include "cuda/load.h"
 #include "cuda/reference_row.cuh"
 #include "cuda/sequences.cuh"
 #include "cuda/sm80/parameters.h"
@@ -71,43 +73,30 @@ __global__ void __launch_bounds__(kRowThreads)
   }
 }
 
-cudaError_t load(const void* kernel) {
-  cudaFuncAttributes attributes;
-  return cudaFuncGetAttributes(&attributes, kernel);
-}
-
 }  // namespace
 
 cudaError_t load_support() {
-  const void* const kernels[] = {reinterpret_cast<const void*>(tile_starts_kernel),
-                                 reinterpret_cast<const void*>(bands_kernel),
-                                 reinterpret_cast<const void*>(repair_kernel)};
-  for (const void* kernel : kernels) {
-    const cudaError_t error = load(kernel);
-    if (error != cudaSuccess) return error;
-  }
-  return cudaSuccess;
+  cudaError_t error = load(tile_starts_kernel);
+  if (error == cudaSuccess) error = load(bands_kernel);
+  return error == cudaSuccess ? load(repair_kernel) : error;
 }
 
 cudaError_t start_tile_starts(const Parameters& parameters, int q_tile, cudaStream_t stream) {
-  tile_starts_kernel<<<1, kScanThreads, 0, stream>>>(
-      parameters, q_tile, const_cast<std::int32_t*>(parameters.packed.tile_starts));
-  return cudaGetLastError();
+  return launch(tile_starts_kernel, {1, kScanThreads}, stream, parameters, q_tile,
+                const_cast<std::int32_t*>(parameters.packed.tile_starts));
 }
 
 cudaError_t start_bands(const Parameters& parameters, cudaStream_t stream) {
-  constexpr std::int64_t kThreads = 128;
+  constexpr int kThreads = 128;
   const std::int64_t blocks = (parameters.problem.slices.count + kThreads - 1) / kThreads;
   if (blocks == 0) return cudaSuccess;
-  bands_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(
-      parameters, const_cast<tile::Band*>(parameters.bands));
-  return cudaGetLastError();
+  return launch(bands_kernel, {blocks, kThreads}, stream, parameters,
+                const_cast<tile::Band*>(parameters.bands));
 }
 
 cudaError_t start_repair(const Parameters& parameters, int q_tile, int blocks,
                          cudaStream_t stream) {
-  repair_kernel<<<blocks, kRowThreads, 0, stream>>>(parameters, q_tile);
-  return cudaGetLastError();
+  return launch(repair_kernel, {blocks, kRowThreads}, stream, parameters, q_tile);
 }
 
 }  // namespace tilewise::cuda::sm80

@@ -2,6 +2,8 @@
 // first warpgroup produces, the others consume.
 #pragma once
 
+#include "cuda/launch.cuh"
+#include "cuda/load.h"
 #include "cuda/ptx/registers.cuh"
 #include "cuda/sm90/consumer.cuh"
 #include "cuda/sm90/producer.cuh"
@@ -13,8 +15,7 @@ template <std::uint64_t kCode>
 __global__ void __launch_bounds__(decode(kCode).threads(), 1)
     forward_kernel(const __grid_constant__ Parameters parameters) {
   constexpr KernelConfig kConfig = decode(kCode);
-  extern __shared__ __align__(1024) unsigned char memory[];
-  Shared<kConfig>& shared = *reinterpret_cast<Shared<kConfig>*>(memory);
+  Shared<kConfig>& shared = *reinterpret_cast<Shared<kConfig>*>(dynamic_shared());
   const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
   if (threadIdx.x == 0) {
     ptx::prefetch_map(&parameters.q.map);
@@ -37,13 +38,10 @@ struct Launch {
   static constexpr int kBytes = sizeof(Shared<kConfig>);
   static_assert(kBytes <= 227 * 1024, "A block has 227 KB of shared memory.");
 
-  static cudaError_t load() {
-    return cudaFuncSetAttribute(forward_kernel<encode(kConfig)>,
-                                cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  }
+  static cudaError_t load() { return cuda::load(forward_kernel<encode(kConfig)>, kBytes); }
   static cudaError_t start(const Parameters& parameters, int blocks, cudaStream_t stream) {
-    forward_kernel<encode(kConfig)><<<blocks, kConfig.threads(), kBytes, stream>>>(parameters);
-    return cudaGetLastError();
+    return launch(forward_kernel<encode(kConfig)>, {blocks, kConfig.threads(), kBytes}, stream,
+                  parameters);
   }
   static constexpr Instance instance() { return {kConfig, load, start}; }
 };

@@ -1,6 +1,8 @@
 // What stands around the Hopper kernels: lengths and tile numbers of packed batches before them,
 // the careful path behind them.
 #include "cuda/block_scan.cuh"
+#include "cuda/launch.cuh"
+#include "cuda/load.h"
 #include "cuda/reference_row.cuh"
 #include "cuda/sequences.cuh"
 #include "cuda/sm90/parameters.h"
@@ -65,28 +67,21 @@ __global__ void __launch_bounds__(kRowThreads)
   }
 }
 
-cudaError_t load(const void* kernel) {
-  cudaFuncAttributes attributes;
-  return cudaFuncGetAttributes(&attributes, kernel);
-}
-
 }  // namespace
 
 cudaError_t load_support() {
-  const cudaError_t loaded = load(reinterpret_cast<const void*>(redo_kernel));
-  return loaded != cudaSuccess ? loaded : load(reinterpret_cast<const void*>(prepare_kernel));
+  const cudaError_t loaded = load(redo_kernel);
+  return loaded != cudaSuccess ? loaded : load(prepare_kernel);
 }
 
 cudaError_t start_redo(const Parameters& parameters, int q_tile, int blocks, cudaStream_t stream) {
-  redo_kernel<<<blocks, kRowThreads, 0, stream>>>(parameters, q_tile);
-  return cudaGetLastError();
+  return launch(redo_kernel, {blocks, kRowThreads}, stream, parameters, q_tile);
 }
 
 cudaError_t start_prepare(const Parameters& parameters, int q_tile, cudaStream_t stream) {
-  prepare_kernel<<<1, kScanThreads, 0, stream>>>(
-      parameters, q_tile, const_cast<Lengths*>(parameters.lengths),
-      const_cast<std::int32_t*>(parameters.packed.tile_starts));
-  return cudaGetLastError();
+  return launch(prepare_kernel, {1, kScanThreads}, stream, parameters, q_tile,
+                const_cast<Lengths*>(parameters.lengths),
+                const_cast<std::int32_t*>(parameters.packed.tile_starts));
 }
 
 }  // namespace tilewise::cuda::sm90

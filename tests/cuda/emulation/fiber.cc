@@ -1,0 +1,94 @@
+#include "cuda/emulation/fiber.h"
+
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <new>
+
+#if defined(__SANITIZE_ADDRESS__)
+#define TILEWISE_ADDRESS_SANITIZER 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define TILEWISE_ADDRESS_SANITIZER 1
+#endif
+#endif
+#if defined(TILEWISE_ADDRESS_SANITIZER)
+#include <sanitizer/asan_interface.h>
+#endif
+
+// Switching leaves frames behind in the middle of a function, of which a sanitizer must think
+// nothing.
+#define TILEWISE_SWITCHES __attribute__((noinline, no_sanitize("address")))
+
+namespace tilewise::emulation {
+namespace {
+
+constexpr std::size_t kPageBytes = 4096;
+constexpr std::size_t kStackBytes = 256 * 1024;
+// Stack n begins n % 61 times 17 lines of the cache further down.
+constexpr std::size_t kColours = 61;
+constexpr std::size_t kColourBytes = 17 * 64;
+
+Fiber* entering = nullptr;
+
+// __builtin_longjmp may not return to a function that contains it.
+TILEWISE_SWITCHES void jump(void** to) { __builtin_longjmp(to, 1); }
+
+}  // namespace
+
+Fiber::Fiber(std::size_t number) : number_(number) {
+  void* const memory = mmap(nullptr, kStackBytes + kPageBytes, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  mprotect(memory, kPageBytes, PROT_NONE);  // what grows beyond its stack is stopped there
+  stack_ = static_cast<std::byte*>(memory) + kPageBytes;
+}
+
+Fiber::~Fiber() {
+  forget();
+  munmap(stack_ - kPageBytes, kStackBytes + kPageBytes);
+}
+
+void Fiber::forget() {
+#if defined(TILEWISE_ADDRESS_SANITIZER)
+  ASAN_UNPOISON_MEMORY_REGION(stack_, kStackBytes);
+#endif
+  entered_ = false;
+}
+
+void Fiber::begin(Body body, void* argument) {
+  if (!finished_) forget();
+  body_ = body;
+  argument_ = argument;
+  finished_ = false;
+}
+
+TILEWISE_SWITCHES bool Fiber::resume() {
+  if (__builtin_setjmp(outside_) == 0) {
+    if (entered_) jump(inside_);
+    ucontext_t context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = stack_;
+    context.uc_stack.ss_size = kStackBytes - number_ % kColours * kColourBytes;
+    makecontext(&context, enter, 0);
+    entered_ = true;
+    entering = this;
+    setcontext(&context);
+  }
+  return finished_;
+}
+
+TILEWISE_SWITCHES void Fiber::suspend() {
+  if (__builtin_setjmp(inside_) == 0) jump(outside_);
+}
+
+TILEWISE_SWITCHES void Fiber::enter() {
+  Fiber* const self = entering;
+  while (true) {
+    self->body_(self->argument_);
+    self->finished_ = true;
+    self->suspend();
+  }
+}
+
+}  // namespace tilewise::emulation

@@ -1,0 +1,18 @@
+// Those parts of the CUDA driver's interface that the library names, for a device that is emulated
+// on the CPU (tests/cuda/emulation): descriptors of its copy engine, which that device lacks.
+#pragma once
+
+#include <cstdint>
+
+using cuuint32_t = std::uint32_t;
+using cuuint64_t = std::uint64_t;
+
+enum CUresult { CUDA_SUCCESS = 0 };
+struct alignas(64) CUtensorMap {
+  cuuint64_t opaque[16];
+};
+enum CUtensorMapDataType { CU_TENSOR_MAP_DATA_TYPE_FLOAT16, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 };
+enum CUtensorMapInterleave { CU_TENSOR_MAP_INTERLEAVE_NONE };
+enum CUtensorMapSwizzle { CU_TENSOR_MAP_SWIZZLE_128B };
+enum CUtensorMapL2promotion { CU_TENSOR_MAP_L2_PROMOTION_L2_256B };
+enum CUtensorMapFloatOOBfill { CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE };

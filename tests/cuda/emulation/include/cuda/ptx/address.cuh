@@ -1,0 +1,12 @@
+// src/cuda/ptx/address.cuh for the emulation.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/emulation/block.h"
+
+namespace tilewise::cuda::ptx {
+
+inline std::uint32_t shared_address(const void* pointer) { return emulation::to_shared(pointer); }
+
+}  // namespace tilewise::cuda::ptx

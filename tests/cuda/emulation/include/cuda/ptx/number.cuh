@@ -1,0 +1,27 @@
+// src/cuda/ptx/number.cuh for the emulation. What PTX leaves open within an error is here the
+// rounded result.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "math/number.h"
+
+namespace tilewise::cuda::ptx {
+
+// Numbers below 2^-126 as zero, with their sign.
+inline float flushed(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; }
+
+inline float exp2_approx(float x) { return flushed(std::exp2(flushed(x))); }
+
+// A NaN becomes the one of all bits set but the sign.
+template <bool kFp16>
+std::uint32_t pack(float low, float high) {
+  const auto rounded = [](float x) -> std::uint32_t {
+    if (std::isnan(x)) return 0x7FFF;
+    return kFp16 ? math::to_float16(x).bits : math::to_bfloat16(x).bits;
+  };
+  return rounded(low) | rounded(high) << 16;
+}
+
+}  // namespace tilewise::cuda::ptx

@@ -1,0 +1,90 @@
+// Those parts of the CUDA runtime that the library uses, for a device that is emulated on the CPU
+// (tests/cuda/emulation). Found before the toolkit's header of this name, if there is one.
+#pragma once
+
+#include <cstddef>
+
+#define __host__
+#define __device__
+#define __global__
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __align__(bytes) __attribute__((aligned(bytes)))
+#define __forceinline__ inline __attribute__((always_inline))
+// One block runs at a time.
+#define __shared__ static
+
+enum cudaError_t {
+  cudaSuccess = 0,
+  cudaErrorInvalidValue = 1,
+  cudaErrorMemoryAllocation = 2,
+  cudaErrorInvalidDevice = 101,
+  cudaErrorLaunchFailure = 719,
+  cudaErrorNotSupported = 801,
+};
+
+struct CUstream_st;
+struct CUevent_st;
+using cudaStream_t =
+    CUstream_st*;  // all work is done when it is asked for: streams are not looked at
+using cudaEvent_t = CUevent_st*;
+
+enum cudaDeviceAttr {
+  cudaDevAttrMultiProcessorCount,
+  cudaDevAttrL2CacheSize,
+  cudaDevAttrComputeCapabilityMajor,
+  cudaDevAttrComputeCapabilityMinor,
+  cudaDevAttrMaxSharedMemoryPerBlockOptin,
+};
+struct cudaDeviceProp {
+  char name[256];
+};
+
+enum cudaMemoryType { cudaMemoryTypeUnregistered, cudaMemoryTypeHost, cudaMemoryTypeDevice };
+struct cudaPointerAttributes {
+  cudaMemoryType type;
+  int device;
+  void* devicePointer;
+  void* hostPointer;
+};
+enum cudaMemcpyKind { cudaMemcpyDefault };
+
+struct cudaFuncAttributes {
+  int maxDynamicSharedSizeBytes;
+};
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+
+enum cudaDriverEntryPointQueryResult {
+  cudaDriverEntryPointSuccess,
+  cudaDriverEntryPointSymbolNotFound,
+};
+constexpr unsigned long long cudaEnableDefault = 0;
+
+cudaError_t cudaGetLastError();
+const char* cudaGetErrorString(cudaError_t error);
+
+cudaError_t cudaGetDeviceCount(int* count);
+cudaError_t cudaGetDevice(int* device);
+cudaError_t cudaSetDevice(int device);
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned version,
+                                             unsigned long long flags,
+                                             cudaDriverEntryPointQueryResult* result);
+
+cudaError_t cudaMallocAsync(void** memory, std::size_t bytes, cudaStream_t stream);
+cudaError_t cudaFreeAsync(void* memory, cudaStream_t stream);
+cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream);
+cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes, cudaStream_t stream);
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* address);
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream);
+cudaError_t cudaEventCreate(cudaEvent_t* event);
+cudaError_t cudaEventDestroy(cudaEvent_t event);
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
+cudaError_t cudaEventSynchronize(cudaEvent_t event);
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end);
+
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel);
+cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value);

@@ -1,0 +1,203 @@
+// The CUDA runtime of the emulated device.
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "cuda/emulation/kernels.h"
+#include "cuda/emulation/memory.h"
+#include "cuda_runtime_api.h"
+
+namespace {
+
+using tilewise::emulation::is_device_memory;
+
+constexpr int kSharedBytes = 48 * 1024;  // of a block, unless a kernel asks for more
+constexpr int kMostBlocks = 2147483647;
+
+thread_local cudaError_t last_error = cudaSuccess;
+thread_local std::string last_message;
+
+cudaError_t failed(cudaError_t error, std::string message) {
+  last_error = error;
+  last_message = std::move(message);
+  return error;
+}
+
+// $TILEWISE_EMULATED_DEVICE: "8.9" is a device with 99 KB of shared memory for a block, anything
+// else one of compute capability 8.0 with 163 KB.
+bool is_small() {
+  const char* const given = std::getenv("TILEWISE_EMULATED_DEVICE");
+  return given != nullptr && std::strcmp(given, "8.9") == 0;
+}
+int most_shared_bytes() { return (is_small() ? 99 : 163) * 1024; }
+
+// What kernels have asked for.
+struct Limits {
+  std::mutex mutex;
+  std::map<const void*, int> shared_bytes;
+};
+Limits& limits() {
+  static Limits all;
+  return all;
+}
+
+int allowed_shared_bytes(const void* kernel) {
+  const std::lock_guard<std::mutex> lock(limits().mutex);
+  const auto found = limits().shared_bytes.find(kernel);
+  return found == limits().shared_bytes.end() ? kSharedBytes : found->second;
+}
+
+}  // namespace
+
+struct CUevent_st {
+  std::chrono::steady_clock::time_point time;
+};
+
+namespace tilewise::emulation {
+
+cudaError_t launch(const void* kernel, const Launch& launch) {
+  if (launch.blocks < 1 || launch.blocks > kMostBlocks)
+    return failed(cudaErrorInvalidValue, std::to_string(launch.blocks) + " blocks");
+  if (launch.threads < 1 || launch.threads > kMostThreads)
+    return failed(cudaErrorInvalidValue, std::to_string(launch.threads) + " threads in a block");
+  const int allowed = allowed_shared_bytes(kernel);
+  if (launch.shared_bytes > static_cast<std::size_t>(allowed)) {
+    return failed(cudaErrorInvalidValue, std::to_string(launch.shared_bytes) +
+                                             " bytes of shared memory, the kernel has asked for " +
+                                             std::to_string(allowed));
+  }
+  const std::string wrong = run(launch);
+  return wrong.empty() ? cudaSuccess : failed(cudaErrorLaunchFailure, wrong);
+}
+
+}  // namespace tilewise::emulation
+
+cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
+
+const char* cudaGetErrorString(cudaError_t error) {
+  return error == cudaSuccess ? "no error" : last_message.c_str();
+}
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 1;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int device) {
+  if (device == 0) return cudaSuccess;
+  return failed(cudaErrorInvalidDevice, "there is one emulated device");
+}
+
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  switch (attribute) {
+    case cudaDevAttrMultiProcessorCount:
+      *value = 4;
+      break;
+    case cudaDevAttrL2CacheSize:
+      *value = 1 << 20;
+      break;
+    case cudaDevAttrComputeCapabilityMajor:
+      *value = 8;
+      break;
+    case cudaDevAttrComputeCapabilityMinor:
+      *value = is_small() ? 9 : 0;
+      break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+      *value = most_shared_bytes();
+      break;
+  }
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+  *properties = {"emulated on the CPU"};
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** function, unsigned,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult* result) {
+  *function = nullptr;
+  *result = cudaDriverEntryPointSymbolNotFound;
+  return cudaSuccess;
+}
+
+cudaError_t cudaMallocAsync(void** memory, std::size_t bytes, cudaStream_t) {
+  *memory = tilewise::emulation::allocate(bytes);
+  if (*memory != nullptr) return cudaSuccess;
+  return failed(cudaErrorMemoryAllocation, "out of memory");
+}
+
+cudaError_t cudaFreeAsync(void* memory, cudaStream_t) {
+  if (tilewise::emulation::release(memory)) return cudaSuccess;
+  return failed(cudaErrorInvalidValue, "what is freed was not allocated");
+}
+
+cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind,
+                            cudaStream_t) {
+  std::memcpy(to, from, bytes);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes, cudaStream_t) {
+  if (!is_device_memory(memory, bytes))
+    return failed(cudaErrorInvalidValue, "what is set is not memory of the device");
+  std::memset(memory, value, bytes);
+  return cudaSuccess;
+}
+
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* address) {
+  void* const own = const_cast<void*>(address);
+  if (is_device_memory(address, 1)) {
+    *attributes = {cudaMemoryTypeDevice, 0, own, nullptr};
+  } else {
+    *attributes = {cudaMemoryTypeUnregistered, 0, nullptr, own};
+  }
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+
+cudaError_t cudaEventCreate(cudaEvent_t* event) {
+  *event = new CUevent_st();
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event;
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
+  event->time = std::chrono::steady_clock::now();
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
+  *milliseconds = std::chrono::duration<float, std::milli>(end->time - begin->time).count();
+  return cudaSuccess;
+}
+
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {
+  attributes->maxDynamicSharedSizeBytes = allowed_shared_bytes(kernel);
+  return cudaSuccess;
+}
+
+cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute, int value) {
+  if (value > most_shared_bytes())
+    return failed(cudaErrorInvalidValue, "the device has less shared memory");
+  const std::lock_guard<std::mutex> lock(limits().mutex);
+  limits().shared_bytes[kernel] = value;
+  return cudaSuccess;
+}
