@@ -41,11 +41,18 @@ struct Thread {
   void* request = nullptr;
 };
 
+// By lanes.
+struct Warp {
+  std::uint32_t alive = 0;    // that have not returned
+  std::uint32_t waiting = 0;  // in a collective
+};
+
 // All of a launch. There is one: launches of several host threads wait for each other.
 struct Machine {
   std::mutex one_launch;
   Launch launch = {};
   std::vector<Thread> threads = std::vector<Thread>(kMostThreads);
+  std::vector<Warp> warps = std::vector<Warp>(kMostThreads / kWarpThreads);
   int running = 0;
   int waiting = 0;  // for the block
   bool any = false;
@@ -76,34 +83,25 @@ void record(const std::string& what) {
   if (failure.empty()) failure = what + " in block " + std::to_string(blockIdx.x);
 }
 
-// Lanes of a warp that the mask names and that have not returned.
-std::uint32_t expected_lanes(int first, std::uint32_t mask) {
-  Machine& m = machine();
-  std::uint32_t lanes = 0;
-  for (int lane = 0; lane < kWarpThreads && first + lane < m.launch.threads; ++lane) {
-    const Thread& thread = m.threads[static_cast<std::size_t>(first + lane)];
-    if ((mask >> lane & 1) != 0 && thread.state != State::kReturned) lanes |= 1u << lane;
-  }
-  return lanes;
-}
-
 // Performs the collective of the mask if all its lanes are there. From a fiber.
 void complete(int first, std::uint32_t mask, Perform perform) {
   Machine& m = machine();
-  const std::uint32_t lanes = expected_lanes(first, mask);
+  Warp& warp = m.warps[static_cast<std::size_t>(first / kWarpThreads)];
+  const std::uint32_t lanes = mask & warp.alive;
+  if ((warp.waiting & lanes) != lanes) return;
+  Thread* const threads = &m.threads[static_cast<std::size_t>(first)];
   Requests requests = {};
-  for (int lane = 0; lane < kWarpThreads; ++lane) {
+  for (std::size_t lane = 0; lane < kWarpThreads; ++lane) {
     if ((lanes >> lane & 1) == 0) continue;
-    const Thread& thread = m.threads[static_cast<std::size_t>(first + lane)];
-    if (thread.state != State::kAtWarp || thread.mask != mask) return;
-    if (thread.perform != perform)
-      fail("it is in another collective than thread %d of its warp", first + lane);
-    requests[static_cast<std::size_t>(lane)] = thread.request;
+    if (threads[lane].mask != mask) return;
+    if (threads[lane].perform != perform)
+      fail("it is in another collective than lane %d of its warp", static_cast<int>(lane));
+    requests[lane] = threads[lane].request;
   }
   perform(requests);
-  for (int lane = 0; lane < kWarpThreads; ++lane) {
-    if ((lanes >> lane & 1) != 0)
-      m.threads[static_cast<std::size_t>(first + lane)].state = State::kReady;
+  warp.waiting &= ~lanes;
+  for (std::size_t lane = 0; lane < kWarpThreads; ++lane) {
+    if ((lanes >> lane & 1) != 0) threads[lane].state = State::kReady;
   }
 }
 
@@ -116,6 +114,7 @@ void resume(int number) {
   thread.state = State::kReturned;
   // Those of its warp may have waited for nobody else: one of them looks again.
   const int first = number / kWarpThreads * kWarpThreads;
+  m.warps[static_cast<std::size_t>(first / kWarpThreads)].alive &= ~(1u << number % kWarpThreads);
   for (int lane = 0; lane < kWarpThreads && first + lane < m.launch.threads; ++lane) {
     if (m.threads[static_cast<std::size_t>(first + lane)].state == State::kAtWarp)
       return resume(first + lane);
@@ -129,6 +128,7 @@ void begin_block(std::int64_t number) {
   std::memset(m.shared, kPoison, m.launch.shared_bytes);
   m.waiting = 0;
   m.any = false;
+  for (Warp& warp : m.warps) warp = {};
   drop_copies();
   for (int t = 0; t < m.launch.threads; ++t) {
     Thread& thread = m.threads[static_cast<std::size_t>(t)];
@@ -136,6 +136,7 @@ void begin_block(std::int64_t number) {
       thread.fiber = std::make_unique<Fiber>(static_cast<std::size_t>(t));
     thread.fiber->begin(m.launch.body, m.launch.argument);
     thread.state = State::kReady;
+    m.warps[static_cast<std::size_t>(t / kWarpThreads)].alive |= 1u << t % kWarpThreads;
   }
 }
 
@@ -209,6 +210,7 @@ void meet_warp(std::uint32_t mask, Perform perform, void* request) {
   thread.mask = mask;
   thread.perform = perform;
   thread.request = request;
+  m.warps[static_cast<std::size_t>(m.running / kWarpThreads)].waiting |= 1u << lane;
   while (true) {
     complete(m.running - lane, mask, perform);
     if (thread.state == State::kReady) return;

@@ -216,7 +216,7 @@ TEST(Emulation, FaultsAreNamed) {
   } faults[] = {
       {Fault::kBarrierOfSome, "thread 48 waits for its warp"},
       {Fault::kReturnsBeforeBarrier, "thread 77 has returned"},
-      {Fault::kOtherCollective, "in another collective than thread"},
+      {Fault::kOtherCollective, "in another collective than lane"},
       {Fault::kLanesMissing, "cannot go on: from thread 0 waits for its warp, thread 9 waits for"},
       {Fault::kNotInMask, "not in the mask"},
       {Fault::kOutside, "outside of shared memory"},
