@@ -84,8 +84,7 @@ class Epilogue {
     // The weights are those of the rounded product.
     const double max = static_cast<double>(__fmul_rn(state.max, parameters_.unit)) * math::kLn2;
     const math::Finalised<double> closed = math::finalise<double>({max, state.sum}, sink);
-    const double kept = kConfig.general && problem.dropout_p > 0 ? 1 - problem.dropout_p : 1;
-    const float scale = static_cast<float>(closed.scale / kept);
+    const float scale = static_cast<float>(closed.scale);
 #pragma unroll
     for (int i = 0; i < kThreadRows; ++i) {
       scales[i] = __shfl_sync(~0u, scale, lane / kAcross * kAcross + i);

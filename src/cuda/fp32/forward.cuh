@@ -208,11 +208,14 @@ class Forward {
     }
   }
 
+  // Kept weights grow here, not with the row: at the end, 1 / (1 - p) would multiply the rounding
+  // of sums that are denormal.
   __device__ __forceinline__ void drop_weights(std::int32_t key, float (&weights)[kScores]) {
     const Problem& problem = parameters_.problem;
     if (problem.dropout_p == 0) return;
     const math::DropoutRule rule =
         math::dropout_rule(problem.dropout_p, problem.dropout_seed, problem.dropout_offset);
+    const float kept = static_cast<float>(rule.keep_scale);
     const std::int64_t head = tile_.sequence.batch * problem.heads + tile_.head;
     const std::int32_t own_key = lane_key(key);
 #pragma unroll
@@ -221,12 +224,14 @@ class Forward {
       const math::Philox4 words = math::dropout_words(
           rule, head, lane_row() + Scores::row_offset(i * kKeys), own_key / kVector);
 #pragma unroll
-      for (int word = 0; word < kVector; ++word) {
-        const int n = kKeys == kVector ? word : word - own_key % kVector;
+      for (int n = 0; n < kKeys; ++n) {
+        std::uint32_t word = words.word[n];
 #pragma unroll
-        for (int own = 0; own < kKeys; ++own) {
-          if (n == own && words.word[word] < rule.threshold) weights[i * kKeys + own] = 0;
+        for (int other = 0; other < kVector; ++other) {
+          if ((own_key + n) % kVector == other) word = words.word[other];
         }
+        float& weight = weights[i * kKeys + n];
+        weight = word < rule.threshold ? 0 : weight * kept;
       }
     }
   }
