@@ -36,7 +36,7 @@ Status run_reference_kernel(const Problem& problem, const RunContext& context) {
   return check(run_reference(problem, table, stream), "starting cuda_reference");
 }
 
-// Nothing counts traffic on the device.
+// Nothing counts the traffic of the reference.
 double no_prediction(const Problem&, std::int64_t, std::int64_t) {
   return std::numeric_limits<double>::quiet_NaN();
 }
@@ -49,7 +49,9 @@ constinit const Kernel kForwardSm90 = {
     [](const Problem& problem, const Machine&) { return sm90::supports(problem); },
     [](const Problem& problem, std::int64_t) { return sm90::workspace_bytes(problem); },
     sm90::run,
-    no_prediction,
+    [](const Problem& problem, std::int64_t, std::int64_t) {
+      return sm90::predicted_traffic(problem);
+    },
     false,
     TILEWISE_CUDA,
     sm90::prepare};
@@ -60,7 +62,9 @@ constinit const Kernel kForwardSm80 = {
     [](const Problem& problem, const Machine&) { return sm80::supports(problem); },
     [](const Problem& problem, std::int64_t) { return sm80::workspace_bytes(problem); },
     sm80::run,
-    no_prediction,
+    [](const Problem& problem, std::int64_t, std::int64_t) {
+      return sm80::predicted_traffic(problem);
+    },
     false,
     TILEWISE_CUDA,
     sm80::prepare};
@@ -71,7 +75,9 @@ constinit const Kernel kForwardFp32 = {
     [](const Problem& problem, const Machine&) { return fp32::supports(problem); },
     [](const Problem& problem, std::int64_t) { return fp32::workspace_bytes(problem); },
     fp32::run,
-    no_prediction,
+    [](const Problem& problem, std::int64_t, std::int64_t) {
+      return fp32::predicted_traffic(problem);
+    },
     false,
     TILEWISE_CUDA,
     fp32::prepare};

@@ -3,6 +3,7 @@
 #include "cuda/fp32/config.h"
 #include "cuda/fp32/parameters.h"
 #include "cuda/sm80/frame.h"
+#include "cuda/traffic.h"
 
 namespace tilewise::cuda::fp32 {
 
@@ -31,6 +32,10 @@ const Instance& instance_for(const Problem& problem, bool general) {
 
 int q_tile_for(const Problem& problem, bool general) {
   return kTiles[row_for(problem, general)].config().q_tile();
+}
+
+TileSizes tiles_for(const Problem& problem, bool general) {
+  return {q_tile_for(problem, general), kTiles[row_for(problem, general)].k_tile};
 }
 
 sm80::Workspace workspace_for(const Problem& problem) {
@@ -62,6 +67,10 @@ std::int64_t workspace_bytes(const Problem& problem) {
   return bytes.valid ? bytes.value : -1;
 }
 
+double predicted_traffic(const Problem& problem) {
+  return cuda::predicted_traffic(problem, tiles_for(problem, sm80::is_general(problem)));
+}
+
 problem::Status run(const Problem& problem, const problem::RunContext& context) {
   if (problem.heads == 0 || problem.q_rows == 0) return TILEWISE_OK;
   const bool general = sm80::is_general(problem);
@@ -69,6 +78,7 @@ problem::Status run(const Problem& problem, const problem::RunContext& context) 
   const Parameters parameters =
       sm80::parameters_for(problem, q_tile, general, workspace_for(problem), context.workspace);
   const Instance& instance = instance_for(problem, general);
+  count_traffic(problem, parameters.schedule, tiles_for(problem, general), context.traffic);
   return sm80::run_tiles(parameters, q_tile, context.executor->stream, "starting cuda_fp32",
                          [&](std::int64_t blocks, cudaStream_t stream) {
                            return instance.start(parameters, blocks, stream);

@@ -1,6 +1,7 @@
 #include "cuda/sm80/launch.h"
 
 #include "cuda/sm80/frame.h"
+#include "cuda/traffic.h"
 
 namespace tilewise::cuda::sm80 {
 
@@ -34,6 +35,10 @@ int q_tile_for(const Problem& problem, bool general) {
   return kTiles[row_for(problem, general)].config(false).q_tile();
 }
 
+TileSizes tiles_for(const Problem& problem, bool general) {
+  return {q_tile_for(problem, general), kTiles[row_for(problem, general)].k_tile};
+}
+
 Workspace workspace_for(const Problem& problem) {
   return Workspace(problem, {q_tile_for(problem, false), q_tile_for(problem, true)});
 }
@@ -64,6 +69,10 @@ std::int64_t workspace_bytes(const Problem& problem) {
   return bytes.valid ? bytes.value : -1;
 }
 
+double predicted_traffic(const Problem& problem) {
+  return cuda::predicted_traffic(problem, tiles_for(problem, is_general(problem)));
+}
+
 problem::Status run(const Problem& problem, const problem::RunContext& context) {
   if (problem.heads == 0 || problem.q_rows == 0) return TILEWISE_OK;
   const bool general = is_general(problem);
@@ -71,6 +80,7 @@ problem::Status run(const Problem& problem, const problem::RunContext& context) 
   const int q_tile = instance.config.q_tile();
   const Parameters parameters =
       parameters_for(problem, q_tile, general, workspace_for(problem), context.workspace);
+  count_traffic(problem, parameters.schedule, tiles_for(problem, general), context.traffic);
   return run_tiles(parameters, q_tile, context.executor->stream, "starting cuda_sm80",
                    [&](std::int64_t blocks, cudaStream_t stream) {
                      return instance.start(parameters, blocks, stream);
