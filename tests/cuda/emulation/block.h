@@ -29,7 +29,10 @@ bool meet_block(bool value);
 // The block fails here and now, and with it the launch; does not come back.
 [[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
-// The block's dynamic shared memory, full of NaN when it begins.
+// Every byte of memory that nobody has written yet.
+int poison();
+
+// The block's dynamic shared memory, full of poison() when it begins.
 unsigned char* shared_memory();
 
 // Its bytes as instructions address them. The first address is not 0, so that a pointer that never

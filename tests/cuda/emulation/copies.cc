@@ -11,8 +11,6 @@
 namespace tilewise::emulation {
 namespace {
 
-constexpr int kPoison = 0xFF;
-
 struct Copy {
   unsigned char* to;
   const void* from;  // nullptr: zeros
@@ -37,7 +35,7 @@ void begin_copy(std::uint32_t to, const void* from, std::uint32_t bytes) {
     fail("cp.async: %u bytes at %p are not memory of the device", bytes, from);
   Queue& queue = queues[threadIdx.x];
   unsigned char* const place = from_shared(to, bytes, "cp.async");
-  std::memset(place, kPoison, bytes);
+  std::memset(place, poison(), bytes);
   queue.copies.push_back({place, from, bytes, queue.group});
 }
 

@@ -7,8 +7,8 @@ namespace tilewise::emulation {
 
 // ---- of the thread that runs ----
 
-// `bytes` (4 or 16) from `from` (nullptr: zeros) to shared memory, where there is NaN until it lands: neither what
-// was there nor what comes is what a read before that may count on.
+// `bytes` (4 or 16) from `from` (nullptr: zeros) to shared memory, where there is poison() until
+// they land: neither what was there nor what comes is what a read before that may count on.
 void begin_copy(std::uint32_t to, const void* from, std::uint32_t bytes);
 
 // The copies since the last call become a group.

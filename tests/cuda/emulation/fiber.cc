@@ -14,6 +14,9 @@
 #endif
 #if defined(TILEWISE_ADDRESS_SANITIZER)
 #include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#else
+#define ASAN_UNPOISON_MEMORY_REGION(first, bytes)
 #endif
 
 // Switching leaves frames behind in the middle of a function, of which a sanitizer must think
@@ -30,6 +33,24 @@ constexpr std::size_t kColours = 61;
 constexpr std::size_t kColourBytes = 17 * 64;
 
 Fiber* entering = nullptr;
+
+// The address sanitizer is told which stack is the thread's.
+struct Stack {
+  const void* first = nullptr;
+  std::size_t bytes = 0;
+};
+#if defined(TILEWISE_ADDRESS_SANITIZER)
+void leave_for(const Stack& stack) {
+  __sanitizer_start_switch_fiber(nullptr, stack.first, stack.bytes);
+}
+void arrive_from(Stack* stack) {
+  __sanitizer_finish_switch_fiber(nullptr, &stack->first, &stack->bytes);
+}
+#else
+void leave_for(const Stack&) {}
+void arrive_from(Stack*) {}
+#endif
+Stack outside;  // of who resumed the fiber that runs
 
 // __builtin_longjmp may not return to a function that contains it.
 TILEWISE_SWITCHES void jump(void** to) { __builtin_longjmp(to, 1); }
@@ -50,9 +71,7 @@ Fiber::~Fiber() {
 }
 
 void Fiber::forget() {
-#if defined(TILEWISE_ADDRESS_SANITIZER)
   ASAN_UNPOISON_MEMORY_REGION(stack_, kStackBytes);
-#endif
   entered_ = false;
 }
 
@@ -65,6 +84,7 @@ void Fiber::begin(Body body, void* argument) {
 
 TILEWISE_SWITCHES bool Fiber::resume() {
   if (__builtin_setjmp(outside_) == 0) {
+    leave_for({stack_, kStackBytes});
     if (entered_) jump(inside_);
     ucontext_t context;
     getcontext(&context);
@@ -75,14 +95,21 @@ TILEWISE_SWITCHES bool Fiber::resume() {
     entering = this;
     setcontext(&context);
   }
+  Stack fiber;
+  arrive_from(&fiber);
   return finished_;
 }
 
 TILEWISE_SWITCHES void Fiber::suspend() {
-  if (__builtin_setjmp(inside_) == 0) jump(outside_);
+  if (__builtin_setjmp(inside_) == 0) {
+    leave_for(outside);
+    jump(outside_);
+  }
+  arrive_from(&outside);
 }
 
 TILEWISE_SWITCHES void Fiber::enter() {
+  arrive_from(&outside);
   Fiber* const self = entering;
   while (true) {
     self->body_(self->argument_);
