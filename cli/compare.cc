@@ -69,7 +69,10 @@ Row measure(const Comparison& comparison, const char* kernel, const Standard& st
     poison_outputs(comparison);
     problem::Traffic traffic;
     row.seconds = runner.run(&traffic, comparison.sram_bytes);
+    runner.fetch();
     row.traffic_bytes = static_cast<double>(traffic.read_bytes + traffic.written_bytes);
+    // The host cannot count what the contents of a device's memory decide.
+    if (comparison.executor.on_cuda() && std::isnan(row.predicted_bytes)) row.traffic_bytes = NAN;
     row.error = standard.error(comparison.operation, comparison.inputs.problem);
     double total = row.seconds;
     for (int i = 1; i < kMostRuns && row.seconds < kSlowSeconds && total < kEnoughSeconds; ++i) {
@@ -163,9 +166,13 @@ std::string sizes_text(const problem::Problem& problem) {
   return text;
 }
 
-// Without repetition of the reasons: kernels of other instruction sets are still rows.
+// Kernels of other instruction sets are still rows; those of the other device are not.
 std::vector<Row> measure_all(const Comparison& comparison, const Standard& standard, bool quiet) {
-  const auto kernels = plan::kernels(comparison.operation);
+  std::vector<const problem::Kernel*> kernels;
+  for (const problem::Kernel* kernel : plan::kernels(comparison.operation)) {
+    if ((kernel->device == TILEWISE_CUDA) == comparison.executor.on_cuda())
+      kernels.push_back(kernel);
+  }
   Progress progress(static_cast<std::int64_t>(kernels.size()), quiet);
   std::vector<Row> rows;
   for (const problem::Kernel* kernel : kernels) {
@@ -173,6 +180,12 @@ std::vector<Row> measure_all(const Comparison& comparison, const Standard& stand
     rows.push_back(measure(comparison, kernel->name, standard));
   }
   return rows;
+}
+
+std::string place_text(const Executor& executor, std::int64_t sram_bytes) {
+  if (executor.on_cuda()) return "on cuda:0";
+  return fmt::format("{} threads, fast memory of the ladder {}", executor.threads(),
+                     format_bytes(static_cast<double>(sram_bytes)));
 }
 
 int run(const Flags& flags) {
@@ -187,6 +200,8 @@ int run(const Flags& flags) {
   Inputs inputs = flags.given("shape") ? make_inputs(flags, backward) : read_inputs(flags);
   if (backward && !inputs.has("dout")) throw UsageError("--dout: missing, --op backward needs it");
   const Executor executor(flags);
+  if (backward && executor.on_cuda())
+    throw UsageError("--op: is backward, but no kernel of cuda is; the cpu works");
   add_outputs(Operation::kForward, inputs);
   Runner forward(Operation::kForward, inputs.problem, "", executor);  // backward reads its results
   forward.run();
@@ -196,9 +211,7 @@ int run(const Flags& flags) {
   const std::vector<Row> rows = measure_all(comparison, standard, flags.given("json"));
   problem::Problem problem = forward.plan().problem;
   problem.operation = operation;
-  const std::string subtitle =
-      fmt::format("{}, {} threads, fast memory of the ladder {}", sizes_text(problem),
-                  executor.threads(), format_bytes(static_cast<double>(sram_bytes)));
+  const std::string subtitle = sizes_text(problem) + ", " + place_text(executor, sram_bytes);
   if (flags.given("plot")) write_text(flags.text("plot"), plot(subtitle, rows));
   if (flags.given("json")) {
     json result = {{"rows", json::array()}, {"oracle", standard.description()}};
@@ -229,7 +242,8 @@ Command add_compare(CLI::App& program) {
   flags->add_switch("json", "as JSON on stdout");
   flags->set_footer(
       "Traffic is counted by the kernels at their tile loads and stores; predicted is the closed\n"
-      "form: docs/ladder.md, and for the cpu kernels flash2's with the blocks that they choose.\n"
+      "form: docs/ladder.md, and for the cpu and cuda kernels flash2's with the blocks that they\n"
+      "choose; with --device cuda the host counts the launch's tiles.\n"
       "Time is the least of several runs.\n"
       "Example: tilewise compare --shape 1,1024,1024,8,8,64 --causal --plot compare.svg");
   return {flags, [flags] { return run(*flags); }};

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
+#include "cuda/fp32/config.h"
 #include "cuda/sm80/config.h"
 #include "cuda/sm90/config.h"
 #include "machine.h"
@@ -52,6 +53,15 @@ json list_tiles() {
                     {"q_tile", row.config(false).q_tile()},
                     {"k_tile", row.k_tile},
                     {"stages", row.stages},
+                    {"reason", row.reason}});
+  }
+  for (const cuda::fp32::TileRow& row : cuda::fp32::kTiles) {
+    rows.push_back({{"kernel", row.general ? "cuda_fp32, any score" : "cuda_fp32"},
+                    {"head_dim", row.columns},
+                    {"shared_bytes", row.shared_bytes},
+                    {"q_tile", row.config().q_tile()},
+                    {"k_tile", row.k_tile},
+                    {"stages", 1},
                     {"reason", row.reason}});
   }
   return rows;

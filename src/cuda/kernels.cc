@@ -3,8 +3,10 @@
 #include <limits>
 
 #include "cuda/device.h"
+#include "cuda/fp32/launch.h"
 #include "cuda/reference.cuh"
 #include "cuda/sequences.cuh"
+#include "cuda/sm80/frame.h"
 #include "cuda/sm80/launch.h"
 #include "cuda/sm90/launch.h"
 
@@ -15,20 +17,6 @@ using problem::Kernel;
 using problem::Machine;
 using problem::Problem;
 using problem::RunContext;
-
-// Machine code for 8.0 and 9.0, PTX from 8.0 on (cmake/TilewiseCuda.cmake).
-constexpr std::int32_t kLeastMajor = 8;
-
-Status supports_reference(const Problem& problem, const Machine&) {
-  DeviceInfo device;
-  const Status found = find_device(problem.device_index, &device);
-  if (found != TILEWISE_OK) return found;
-  if (device.major < kLeastMajor) {
-    return problem::fail(TILEWISE_UNSUPPORTED, "%s has compute capability %d.%d, needs 8.0",
-                         device.name, device.major, device.minor);
-  }
-  return TILEWISE_OK;
-}
 
 Status prepare_reference(const Problem& problem) {
   const CurrentDevice current(problem.device_index);
@@ -48,7 +36,7 @@ Status run_reference_kernel(const Problem& problem, const RunContext& context) {
   return check(run_reference(problem, table, stream), "starting cuda_reference");
 }
 
-// Nothing counts traffic on the device.
+// Nothing counts the traffic of the reference.
 double no_prediction(const Problem&, std::int64_t, std::int64_t) {
   return std::numeric_limits<double>::quiet_NaN();
 }
@@ -61,7 +49,9 @@ constinit const Kernel kForwardSm90 = {
     [](const Problem& problem, const Machine&) { return sm90::supports(problem); },
     [](const Problem& problem, std::int64_t) { return sm90::workspace_bytes(problem); },
     sm90::run,
-    no_prediction,
+    [](const Problem& problem, std::int64_t, std::int64_t) {
+      return sm90::predicted_traffic(problem);
+    },
     false,
     TILEWISE_CUDA,
     sm90::prepare};
@@ -72,15 +62,30 @@ constinit const Kernel kForwardSm80 = {
     [](const Problem& problem, const Machine&) { return sm80::supports(problem); },
     [](const Problem& problem, std::int64_t) { return sm80::workspace_bytes(problem); },
     sm80::run,
-    no_prediction,
+    [](const Problem& problem, std::int64_t, std::int64_t) {
+      return sm80::predicted_traffic(problem);
+    },
     false,
     TILEWISE_CUDA,
     sm80::prepare};
 
+constinit const Kernel kForwardFp32 = {
+    "cuda_fp32",
+    "FlashAttention-2 since Ampere by multiply-adds: fp32, D up to 256, every option",
+    [](const Problem& problem, const Machine&) { return fp32::supports(problem); },
+    [](const Problem& problem, std::int64_t) { return fp32::workspace_bytes(problem); },
+    fp32::run,
+    [](const Problem& problem, std::int64_t, std::int64_t) {
+      return fp32::predicted_traffic(problem);
+    },
+    false,
+    TILEWISE_CUDA,
+    fp32::prepare};
+
 constinit const Kernel kForwardReference = {
     "cuda_reference",
     "a block for each row, fp64 arithmetic, every option: the slow oracle of the GPU",
-    supports_reference,
+    [](const Problem& problem, const Machine&) { return sm80::check_device(problem); },
     [](const Problem& problem, std::int64_t) { return table_bytes(problem); },
     run_reference_kernel,
     no_prediction,

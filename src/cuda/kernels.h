@@ -8,6 +8,7 @@ namespace tilewise::cuda {
 #if defined(TILEWISE_HAS_CUDA)
 extern const problem::Kernel kForwardSm90;
 extern const problem::Kernel kForwardSm80;
+extern const problem::Kernel kForwardFp32;
 extern const problem::Kernel kForwardReference;
 #endif
 

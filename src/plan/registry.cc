@@ -16,6 +16,7 @@ const Kernel* const kForwardKernels[] = {
 #if defined(TILEWISE_HAS_CUDA)
     &cuda::kForwardSm90,
     &cuda::kForwardSm80,
+    &cuda::kForwardFp32,
     &cuda::kForwardReference,
 #endif
 #if defined(__x86_64__)

@@ -125,6 +125,8 @@ CopiedRun run_on_device(problem::Operation operation, const tilewise_problem& re
   plan::RunOptions run;
   run.workspace = workspace.data();
   run.workspace_bytes = static_cast<std::size_t>(bytes);
+  run.traffic = &result.traffic;
+  result.predicted_bytes = plan.kernel->predicted_traffic(plan.problem, plan.concurrency, 0);
   result.status = plan::run_plan(plan, copy.request(), run);
   if (result.status != TILEWISE_OK) return result;
   result.status = cuda::synchronise(kDevice, nullptr);

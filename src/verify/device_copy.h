@@ -55,6 +55,8 @@ class DeviceCopy {
 struct CopiedRun {
   problem::Status status = TILEWISE_OK;
   std::string damage;
+  problem::Traffic traffic;    // counted by the run
+  double predicted_bytes = 0;  // the closed form
 };
 CopiedRun run_on_device(problem::Operation operation, const tilewise_problem& request,
                         const plan::Options& options, int fill = 0xFF);

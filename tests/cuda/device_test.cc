@@ -82,10 +82,14 @@ TEST(Device, HopperKernelCoversWhatItSays) {
   }
 }
 
+const char* ampere_kernel(std::int32_t dtype) {
+  return dtype == TILEWISE_FP32 ? "cuda_fp32" : "cuda_sm80";
+}
+
 // Sizes that fill no tile, with and without the general score rule, in 16 bits and in fp32.
-TEST(Device, AmpereKernelTakesEveryHeadDimension) {
+TEST(Device, AmpereKernelsTakeEveryHeadDimension) {
   if (!has_device()) GTEST_SKIP() << "no device";
-  for (const std::int32_t dtype : {TILEWISE_BF16, TILEWISE_FP16}) {
+  for (const std::int32_t dtype : {TILEWISE_BF16, TILEWISE_FP16, TILEWISE_FP32}) {
     for (const std::int64_t dim : {1, 33, 40, 64, 72, 80, 96, 112, 128, 160, 192, 224, 256}) {
       for (const bool general : {false, true}) {
         Case c = make_case(Operation::kForward, dtype, {1, 200, 333, 4, 2, dim});
@@ -95,7 +99,7 @@ TEST(Device, AmpereKernelTakesEveryHeadDimension) {
         c.softcap = general ? 4 : 0;
         c.output_dtype = dim % 2 == 0 ? TILEWISE_FP32 : 0;
         verify::Judge judge(c);
-        const verify::Verdict verdict = judge.judge("cuda_sm80");
+        const verify::Verdict verdict = judge.judge(ampere_kernel(dtype));
         EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
       }
     }
@@ -103,17 +107,20 @@ TEST(Device, AmpereKernelTakesEveryHeadDimension) {
 }
 
 // More slices than shared memory has room for, some of one head, overlapping.
-TEST(Device, AmpereKernelTakesManySlices) {
+TEST(Device, AmpereKernelsTakeManySlices) {
   if (!has_device()) GTEST_SKIP() << "no device";
-  for (const std::int64_t count : {31, 33, 300}) {
-    Case c = make_case(Operation::kForward, TILEWISE_BF16, {2, 260, 700, 4, 2, 64});
-    for (std::int64_t s = 0; s < count; ++s) {
-      const std::int64_t k = s * 680 / count;
-      c.slices.push_back({s % 50, 200 + s % 60, k, k + 1 + s % 20, s % 4, s % 3 == 0 ? s % 4 : -1});
+  for (const std::int32_t dtype : {TILEWISE_BF16, TILEWISE_FP32}) {
+    for (const std::int64_t count : {31, 33, 300}) {
+      Case c = make_case(Operation::kForward, dtype, {2, 260, 700, 4, 2, 64});
+      for (std::int64_t s = 0; s < count; ++s) {
+        const std::int64_t k = s * 680 / count;
+        c.slices.push_back(
+            {s % 50, 200 + s % 60, k, k + 1 + s % 20, s % 4, s % 3 == 0 ? s % 4 : -1});
+      }
+      verify::Judge judge(c);
+      const verify::Verdict verdict = judge.judge(ampere_kernel(dtype));
+      EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
     }
-    verify::Judge judge(c);
-    const verify::Verdict verdict = judge.judge("cuda_sm80");
-    EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
   }
 }
 

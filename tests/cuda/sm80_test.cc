@@ -142,8 +142,12 @@ TEST(Bands, SayWhatTheMaskRuleSays) {
         all &= visible;
         const std::int32_t lane = (key - begin) % 8 / 2;
         const std::int32_t bit = (key - begin) / 8 * 2 + (key - begin) % 2;
-        const std::uint32_t bits = tile::visible_columns(band, row, begin, tile::lane_column(lane));
+        const std::uint32_t bits =
+            tile::visible_bits(band, row, tile::FragmentColumns{begin, tile::lane_column(lane)});
         ASSERT_EQ((bits >> bit & 1) != 0, visible) << "row " << row << ", key " << key;
+        const std::int32_t run = begin + (key - begin) / 4 * 4;
+        const std::uint32_t adjacent = tile::visible_bits(band, row, tile::AdjacentColumns{run, 4});
+        ASSERT_EQ((adjacent >> (key - run) & 1) != 0, visible) << "row " << row << ", key " << key;
       }
     }
     const tile::TileClass kind = tile::classify(band, first, last, begin, end);

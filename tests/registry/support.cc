@@ -22,6 +22,10 @@ std::uint64_t choose_seed() {
   return std::random_device()();
 }
 
+bool is_cuda_reference(const Kernel& kernel) {
+  return std::string(kernel.name) == "cuda_reference";
+}
+
 // Whether this run asks for the kernel's device: $TILEWISE_TEST_DEVICE, cpu or cuda.
 bool is_asked_for(const Kernel& kernel) {
   const char* const device = std::getenv("TILEWISE_TEST_DEVICE");
@@ -32,8 +36,15 @@ bool is_asked_for(const Kernel& kernel) {
 // Head dimensions that a kernel leaves to the reference.
 bool is_too_wide(const Kernel& kernel, const Case& description) {
   constexpr std::int64_t kMost = 256;
-  return std::string(kernel.name) == "cuda_sm80" &&
+  return kernel.device == TILEWISE_CUDA && !is_cuda_reference(kernel) &&
          std::max(description.head_dim, description.value_dim) > kMost;
+}
+
+// What a kernel of the device has of dtypes.
+bool cuda_serves(const Kernel& kernel, std::int32_t dtype) {
+  if (is_cuda_reference(kernel)) return true;
+  if (std::string(kernel.name) == "cuda_fp32") return dtype == TILEWISE_FP32;
+  return dtype == TILEWISE_BF16 || dtype == TILEWISE_FP16;
 }
 
 }  // namespace
@@ -52,9 +63,7 @@ bool is_partial(const Kernel& kernel) { return std::string(kernel.name) == "cuda
 
 bool machine_runs(const Kernel& kernel, Operation operation, std::int32_t dtype) {
   if (kernel.device == TILEWISE_CUDA) {
-    const bool is_narrow = dtype == TILEWISE_BF16 || dtype == TILEWISE_FP16;
-    const bool serves = std::string(kernel.name) != "cuda_sm80" || is_narrow;
-    return cuda::device_count() > 0 && !is_partial(kernel) && serves;
+    return cuda::device_count() > 0 && !is_partial(kernel) && cuda_serves(kernel, dtype);
   }
   constexpr const char* kPrefix = "cpu_";
   const std::string name = kernel.name;

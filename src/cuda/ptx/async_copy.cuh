@@ -20,6 +20,13 @@ __device__ __forceinline__ void copy_chunk(std::uint32_t to, const void* from) {
                : "memory");
 }
 
+// cp.async.ca: the same with 4 bytes at multiples of 4.
+__device__ __forceinline__ void copy_word(std::uint32_t to, const void* from, bool inside) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
+               "r"(inside ? 4 : 0)
+               : "memory");
+}
+
 // cp.async.commit_group: the copies of this thread since the last one become a group.
 __device__ __forceinline__ void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");

@@ -315,14 +315,17 @@ class Forward {
     for (int which = 0; which < tile::kRowsPerLane; ++which) {
       const std::int32_t of_row = row + 8 * which;
       visible[which] = of_row <= tile_.last ? ~0u : 0u;
-      if (kind != tile::kFull) visible[which] = mask_.visible(of_row, column, own_column);
+      if (kind != tile::kFull) {
+        visible[which] = mask_.visible(of_row, tile::FragmentColumns{column, own_column});
+      }
     }
     if constexpr (kConfig.general) {
       const tile::Head head = tile::head_of(parameters_.problem, tile_.sequence.batch, tile_.head,
                                             static_cast<std::int32_t>(tile_.sequence.diagonal));
-      tile::apply_score_rule(parameters_.problem, head, row, column, scores, visible);
+      tile::apply_score_rule<tile::FragmentLayout>(parameters_.problem, head, row,
+                                                   column + own_column, scores, visible);
     }
-    tile::hide(scores, visible);
+    tile::hide<tile::FragmentLayout>(scores, visible);
     if (shared_.careful) note_bad_keys(part, visible, own_column);
   }
 
@@ -391,7 +394,9 @@ __global__ void __launch_bounds__(decode(kCode).threads(), decode(kCode).blocks)
   if (parameters.problem.q_packed &&
       static_cast<std::int32_t>(blockIdx.x) >= parameters.packed.count())
     return;
-  if (threadIdx.x == 0) find_tile<kConfig>(parameters, shared.tile);
+  if (threadIdx.x == 0) {
+    find_tile(parameters, static_cast<std::int32_t>(blockIdx.x), kConfig.q_tile(), shared.tile);
+  }
   __syncthreads();
   Forward<kConfig>(parameters, shared).run();
 }

@@ -10,7 +10,7 @@ namespace tilewise::cuda::sm80 {
 
 class Mask {
  public:
-  __device__ Mask(const Parameters& parameters, const Tile& tile, MaskTable& table)
+  __device__ Mask(const Parameters& parameters, const Place& tile, MaskTable& table)
       : parameters_(parameters), tile_(tile), table_(table) {}
 
   // Fills the table; the first warp, before a barrier.
@@ -60,14 +60,14 @@ class Mask {
     return full ? tile::kFull : tile::kPartial;
   }
 
-  // Visible columns of `row` in the tile of keys that begins at `column`.
-  __device__ __forceinline__ std::uint32_t visible(std::int32_t row, std::int32_t column,
-                                                   std::int32_t lane_column) const {
+  // Visible columns of `row`: a bit for each column of the lane, of which before(x) lie before key
+  // x.
+  template <class Before>
+  __device__ __forceinline__ std::uint32_t visible(std::int32_t row, const Before& before) const {
     std::uint32_t bits = 0;
 #pragma unroll 1
-    for (std::int32_t i = 0; i < table_.count; ++i) {
-      bits |= tile::visible_columns(band(i), row, column, lane_column);
-    }
+    for (std::int32_t i = 0; i < table_.count; ++i)
+      bits |= tile::visible_bits(band(i), row, before);
     return bits;
   }
 
@@ -106,7 +106,7 @@ class Mask {
   __device__ __forceinline__ tile::Band listed(std::int32_t i) const {
     if (i >= parameters_.problem.slices.count) return tile::Band{};
     tile::Band band = parameters_.bands[i];
-    band.key_end = min(band.key_end, tile_.k.count);
+    band.key_end = min(band.key_end, static_cast<std::int32_t>(tile_.sequence.k_len));
     if (band.head != -1 && band.head != tile_.head) band.row_end = band.row_begin;
     return band;
   }
@@ -131,7 +131,7 @@ class Mask {
   }
 
   const Parameters& parameters_;
-  const Tile& tile_;
+  const Place& tile_;
   MaskTable& table_;
 };
 

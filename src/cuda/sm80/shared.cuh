@@ -10,9 +10,10 @@ namespace tilewise::cuda::sm80 {
 
 inline constexpr int kMostBands = 32;  // of a tile, in shared memory: one for each lane
 
-// Rows of a tensor of 16-bit numbers, from the first row of a sequence on.
-struct Rows {
-  const std::uint16_t* first;
+// Rows of a tensor, from the first row of a sequence on.
+template <class Element>
+struct RowsOf {
+  const Element* first;
   std::int64_t stride;   // elements
   std::int32_t count;    // behind them the tile is zero
   std::int32_t columns;  // D or Dv
@@ -20,14 +21,21 @@ struct Rows {
 };
 
 // The tile of queries of a block.
-struct Tile {
+struct Place {
   std::int32_t index;  // of the work
   std::int32_t head;
   std::int32_t first;  // rows first .. last of the sequence
   std::int32_t last;
   Sequence sequence;
-  Rows q, k, v;
 };
+
+template <class Element>
+struct TileOf : Place {
+  RowsOf<Element> q, k, v;
+};
+
+using Rows = RowsOf<std::uint16_t>;
+using Tile = TileOf<std::uint16_t>;
 
 // The structured mask of the tile.
 struct MaskTable {

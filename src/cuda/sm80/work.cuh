@@ -7,35 +7,37 @@
 
 namespace tilewise::cuda::sm80 {
 
-__device__ __forceinline__ Rows rows_of(const problem::View& view, std::int64_t batch,
-                                        std::int64_t head, std::int64_t start, std::int64_t count,
-                                        std::int64_t columns, bool wide) {
-  return {static_cast<const std::uint16_t*>(view.data) + view.offset(batch, head, start), view.row,
+template <class Element>
+__device__ __forceinline__ RowsOf<Element> rows_of(const problem::View& view, std::int64_t batch,
+                                                   std::int64_t head, std::int64_t start,
+                                                   std::int64_t count, std::int64_t columns,
+                                                   bool wide) {
+  return {static_cast<const Element*>(view.data) + view.offset(batch, head, start), view.row,
           static_cast<std::int32_t>(count), static_cast<std::int32_t>(columns), wide};
 }
 
-// Describes the block's work.
-template <KernelConfig kConfig>
-__device__ __forceinline__ void find_tile(const Parameters& parameters, Tile& tile) {
+// Describes the work of number `index`, in tiles of q_tile queries.
+template <class Element>
+__device__ __forceinline__ void find_tile(const Parameters& parameters, std::int32_t index,
+                                          std::int32_t q_tile, TileOf<Element>& tile) {
   const Problem& problem = parameters.problem;
-  tile.index = static_cast<std::int32_t>(blockIdx.x);
+  tile.index = index;
   const Work work =
       problem.q_packed ? parameters.packed.work(tile.index) : parameters.schedule.work(tile.index);
   const Sequence sequence = sequence_at(problem, parameters.table, work.batch);
   tile.head = work.head;
-  tile.first = work.q_tile * kConfig.q_tile();
-  tile.last =
-      tile::smaller(tile.first + kConfig.q_tile(), static_cast<std::int32_t>(sequence.q_len)) - 1;
+  tile.first = work.q_tile * q_tile;
+  tile.last = tile::smaller(tile.first + q_tile, static_cast<std::int32_t>(sequence.q_len)) - 1;
   tile.sequence = sequence;
   const std::int64_t q_batch = problem.q_packed ? 0 : sequence.batch;
   const std::int64_t k_batch = problem.k_packed ? 0 : sequence.batch;
   const std::int64_t kv_head = work.head / static_cast<std::int32_t>(problem.group);
-  tile.q = rows_of(problem.q, q_batch, work.head, sequence.q_start, sequence.q_len,
-                   problem.head_dim, parameters.wide.q);
-  tile.k = rows_of(problem.k, k_batch, kv_head, sequence.k_start, sequence.k_len, problem.head_dim,
-                   parameters.wide.k);
-  tile.v = rows_of(problem.v, k_batch, kv_head, sequence.k_start, sequence.k_len, problem.value_dim,
-                   parameters.wide.v);
+  tile.q = rows_of<Element>(problem.q, q_batch, work.head, sequence.q_start, sequence.q_len,
+                            problem.head_dim, parameters.wide.q);
+  tile.k = rows_of<Element>(problem.k, k_batch, kv_head, sequence.k_start, sequence.k_len,
+                            problem.head_dim, parameters.wide.k);
+  tile.v = rows_of<Element>(problem.v, k_batch, kv_head, sequence.k_start, sequence.k_len,
+                            problem.value_dim, parameters.wide.v);
 }
 
 // The warp's first row, of the tile.

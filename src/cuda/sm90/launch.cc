@@ -8,6 +8,7 @@
 #include "cuda/sm90/parameters.h"
 #include "cuda/sm90/tensor_map.h"
 #include "cuda/tile/fragment.h"
+#include "cuda/traffic.h"
 #include "math/config.h"
 #include "problem/checked.h"
 
@@ -298,6 +299,11 @@ problem::Status prepare(const Problem& problem) {
 
 std::int64_t workspace_bytes(const Problem& problem) { return Workspace(problem).bytes; }
 
+double predicted_traffic(const Problem& problem) {
+  const KernelConfig& config = instance_for(problem, is_general(problem)).config;
+  return cuda::predicted_traffic(problem, {config.q_tile, config.k_tile});
+}
+
 problem::Status run(const Problem& problem, const problem::RunContext& context) {
   if (problem.batch == 0 && !problem.q_packed) return TILEWISE_OK;
   if (problem.heads == 0 || problem.q_rows == 0) return TILEWISE_OK;
@@ -314,6 +320,8 @@ problem::Status run(const Problem& problem, const problem::RunContext& context) 
   if (mapped != TILEWISE_OK) return mapped;
   fill_parameters(problem, instance.config, static_cast<std::byte*>(context.workspace),
                   &parameters);
+  count_traffic(problem, parameters.schedule, {instance.config.q_tile, instance.config.k_tile},
+                context.traffic);
   return check(
       start(parameters, instance, device.multiprocessors, stream_of(context.executor->stream)),
       "starting cuda_sm90");

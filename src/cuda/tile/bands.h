@@ -80,13 +80,33 @@ TILEWISE_INLINE std::int32_t columns_before(std::int32_t x, std::int32_t lane_co
 TILEWISE_INLINE std::uint32_t low_bits(std::int32_t count) {
   return count >= 32 ? ~0u : (1u << count) - 1u;
 }
-// Visibility of `row` through the band, for the tile of keys that begins at key `column`.
-TILEWISE_INLINE std::uint32_t visible_columns(const Band& band, std::int32_t row,
-                                              std::int32_t column, std::int32_t lane_column) {
+// The columns of a fragment's lane, in the tile of keys that begins at key `column`.
+struct FragmentColumns {
+  std::int32_t column;
+  std::int32_t lane_column;
+
+  TILEWISE_INLINE std::int32_t operator()(std::int32_t key) const {
+    return columns_before(key - column, lane_column);
+  }
+};
+
+// Columns that follow each other: `count` keys from `first` on.
+struct AdjacentColumns {
+  std::int32_t first;
+  std::int32_t count;
+
+  TILEWISE_INLINE std::int32_t operator()(std::int32_t key) const {
+    return key <= first ? 0 : smaller(key - first, count);
+  }
+};
+
+// Visibility of `row` through the band: a bit for each column of the lane, of which before(x) lie
+// before key x.
+template <class Before>
+TILEWISE_INLINE std::uint32_t visible_bits(const Band& band, std::int32_t row,
+                                           const Before& before) {
   if (row < band.row_begin || row >= band.row_end) return 0;
-  const std::int32_t begin = columns_before(band.begin(row) - column, lane_column);
-  const std::int32_t end = columns_before(band.end(row) - column, lane_column);
-  return low_bits(end) & ~low_bits(begin);
+  return low_bits(before(band.end(row))) & ~low_bits(before(band.begin(row)));
 }
 
 }  // namespace tilewise::cuda::tile

@@ -1,6 +1,6 @@
-// The general score rule on a fragment (tile/fragment.h): scale, softcap, bias, ALiBi, the boolean
+// The general score rule on the scores of a lane: scale, softcap, bias, ALiBi, the boolean
 // mask, dropout (math/score_rule.h, math/philox.h). What a problem has of them is read at run time:
-// each is a pass of its own over the fragment, so that what is absent costs one comparison.
+// each is a pass of its own over the scores, so that what is absent costs one comparison.
 #pragma once
 
 #include "cuda/tile/fragment.h"
@@ -36,18 +36,25 @@ __device__ __forceinline__ float read_bias(const problem::View& bias, std::int64
   return math::to_float(static_cast<const math::Float16*>(bias.data)[offset]);
 }
 
-// Bit of a row's visibility that stands for the column of register r (tile/bands.h).
-TILEWISE_INLINE constexpr int column_bit(int r) { return r / 4 * 2 + r % 2; }
+// Where the scores of a lane lie, register by register: which of its rows and how far below the
+// first one, how many columns from its first one, and the bit of a row's visibility that stands for
+// the column. A fragment (tile/fragment.h):
+struct FragmentLayout {
+  static constexpr int kRows = kRowsPerLane;
+  TILEWISE_INLINE static constexpr int row(int r) { return register_row(r); }
+  TILEWISE_INLINE static constexpr int row_offset(int r) { return 8 * register_row(r); }
+  TILEWISE_INLINE static constexpr int column(int r) { return register_column(r); }
+  TILEWISE_INLINE static constexpr int bit(int r) { return r / 4 * 2 + r % 2; }
+};
 
-// The tile of keys begins at `column`; the lane's two rows are row and row + 8; `visible` are their
-// visible columns, and lose those that the boolean mask hides. Nothing of a hidden column is read.
-template <int kCount>
+// The lane's first row and key are `row` and `key`; `visible` are its rows' visible columns, and
+// lose those that the boolean mask hides. Nothing of a hidden column is read.
+template <class Layout, int kCount>
 __device__ __forceinline__ void apply_score_rule(const problem::Problem& problem, const Head& head,
-                                                 std::int32_t row, std::int32_t column,
+                                                 std::int32_t row, std::int32_t key,
                                                  float (&scores)[kCount],
-                                                 std::uint32_t (&visible)[kRowsPerLane]) {
+                                                 std::uint32_t (&visible)[Layout::kRows]) {
   const float scale = static_cast<float>(problem.scale);
-  const std::int32_t key = column + lane_column(threadIdx.x % 32);
 #pragma unroll
   for (int r = 0; r < kCount; ++r) scores[r] *= scale;
   if (problem.softcap > 0) {
@@ -61,9 +68,10 @@ __device__ __forceinline__ void apply_score_rule(const problem::Problem& problem
         static_cast<const std::uint8_t*>(mask.data) + mask.offset(head.batch, head.head, row, key);
 #pragma unroll
     for (int r = 0; r < kCount; ++r) {
-      const int which = register_row(r);
-      const std::uint32_t bit = 1u << column_bit(r);
-      const std::int64_t offset = which * 8 * mask.row + register_column(r) * mask.column;
+      const int which = Layout::row(r);
+      const std::uint32_t bit = 1u << Layout::bit(r);
+      const std::int64_t offset =
+          Layout::row_offset(r) * mask.row + Layout::column(r) * mask.column;
       if ((visible[which] & bit) != 0 && first[offset] == 0) visible[which] &= ~bit;
     }
   }
@@ -71,33 +79,34 @@ __device__ __forceinline__ void apply_score_rule(const problem::Problem& problem
     const std::int64_t first = problem.bias.offset(head.batch, head.head, row, key);
 #pragma unroll
     for (int r = 0; r < kCount; ++r) {
-      const int which = register_row(r);
-      const std::int64_t offset =
-          first + which * 8 * problem.bias.row + register_column(r) * problem.bias.column;
-      if ((visible[which] >> column_bit(r) & 1) != 0) scores[r] += read_bias(problem.bias, offset);
+      const std::int64_t offset = first + Layout::row_offset(r) * problem.bias.row +
+                                  Layout::column(r) * problem.bias.column;
+      if ((visible[Layout::row(r)] >> Layout::bit(r) & 1) != 0)
+        scores[r] += read_bias(problem.bias, offset);
     }
   }
   if (head.slope != 0) {
     const std::int32_t distance = row + head.diagonal - key;
 #pragma unroll
     for (int r = 0; r < kCount; ++r) {
-      const std::int32_t of_element = distance + register_row(r) * 8 - register_column(r);
+      const std::int32_t of_element = distance + Layout::row_offset(r) - Layout::column(r);
       scores[r] += math::alibi(head.slope, static_cast<float>(of_element));
     }
   }
 }
 
-template <int kCount>
+template <class Layout, int kCount>
 __device__ __forceinline__ void hide(float (&scores)[kCount],
-                                     const std::uint32_t (&visible)[kRowsPerLane]) {
+                                     const std::uint32_t (&visible)[Layout::kRows]) {
 #pragma unroll
   for (int r = 0; r < kCount; ++r) {
-    scores[r] = math::masked((visible[register_row(r)] >> column_bit(r) & 1) != 0, scores[r]);
+    scores[r] = math::masked((visible[Layout::row(r)] >> Layout::bit(r) & 1) != 0, scores[r]);
   }
 }
 
-// Drops weights. Four words of Philox are the columns of two lanes: the even lane of a pair
-// computes those of the first row, the odd one those of the second, and they exchange halves.
+// Drops weights of a fragment. Four words of Philox are the columns of two lanes: the even lane of
+// a pair computes those of the first row, the odd one those of the second, and they exchange
+// halves.
 template <int kCount>
 __device__ __forceinline__ void drop(const math::DropoutRule& rule, std::int64_t head_index,
                                      std::int32_t row, std::int32_t column,

@@ -11,11 +11,10 @@
 namespace tilewise::emulation {
 namespace {
 
-constexpr std::uint32_t kChunkBytes = 16;
-
 struct Copy {
   unsigned char* to;
   const void* from;  // nullptr: zeros
+  std::uint32_t bytes;
   int group;
 };
 
@@ -29,15 +28,15 @@ Queue queues[kMostThreads];
 
 }  // namespace
 
-void begin_copy(std::uint32_t to, const void* from) {
-  if (reinterpret_cast<std::uintptr_t>(from) % kChunkBytes != 0)
-    fail("cp.async: %p is no multiple of 16", from);
-  if (from != nullptr && !is_device_memory(from, kChunkBytes))
-    fail("cp.async: 16 bytes at %p are not memory of the device", from);
+void begin_copy(std::uint32_t to, const void* from, std::uint32_t bytes) {
+  if (reinterpret_cast<std::uintptr_t>(from) % bytes != 0)
+    fail("cp.async: %p is no multiple of %u", from, bytes);
+  if (from != nullptr && !is_device_memory(from, bytes))
+    fail("cp.async: %u bytes at %p are not memory of the device", bytes, from);
   Queue& queue = queues[threadIdx.x];
-  unsigned char* const place = from_shared(to, kChunkBytes, "cp.async");
-  std::memset(place, poison(), kChunkBytes);
-  queue.copies.push_back({place, from, queue.group});
+  unsigned char* const place = from_shared(to, bytes, "cp.async");
+  std::memset(place, poison(), bytes);
+  queue.copies.push_back({place, from, bytes, queue.group});
 }
 
 void commit_copies() { ++queues[threadIdx.x].group; }
@@ -48,9 +47,9 @@ void wait_copies(int groups) {
   const auto last = std::find_if(queue.copies.begin(), queue.copies.end(), stays);
   for (auto copy = queue.copies.begin(); copy != last; ++copy) {
     if (copy->from == nullptr) {
-      std::memset(copy->to, 0, kChunkBytes);
+      std::memset(copy->to, 0, copy->bytes);
     } else {
-      std::memcpy(copy->to, copy->from, kChunkBytes);
+      std::memcpy(copy->to, copy->from, copy->bytes);
     }
   }
   queue.copies.erase(queue.copies.begin(), last);

@@ -1,4 +1,4 @@
-// cp.async: copies of 16 bytes that land when the thread waits for them, no earlier.
+// cp.async: copies that land when the thread waits for them, no earlier.
 #pragma once
 
 #include <cstdint>
@@ -7,9 +7,9 @@ namespace tilewise::emulation {
 
 // ---- of the thread that runs ----
 
-// From `from` (nullptr: zeros) to shared memory, where there is poison() until it lands: neither
-// what was there nor what comes is what a read before that may count on.
-void begin_copy(std::uint32_t to, const void* from);
+// `bytes` (4 or 16) from `from` (nullptr: zeros) to shared memory, where there is poison() until
+// they land: neither what was there nor what comes is what a read before that may count on.
+void begin_copy(std::uint32_t to, const void* from, std::uint32_t bytes);
 
 // The copies since the last call become a group.
 void commit_copies();

@@ -27,13 +27,24 @@ cudaError_t failed(cudaError_t error, std::string message) {
   return error;
 }
 
-// $TILEWISE_EMULATED_DEVICE: "8.9" is a device with 99 KB of shared memory for a block, anything
-// else one of compute capability 8.0 with 163 KB.
-bool is_small() {
+// What differs between devices that run the same kernels.
+struct Kind {
+  const char* capability;
+  int major;
+  int minor;
+  int shared_bytes;  // that a block may ask for
+};
+constexpr Kind kKinds[] = {
+    {"8.0", 8, 0, 163 * 1024}, {"8.9", 8, 9, 99 * 1024}, {"10.0", 10, 0, 227 * 1024}};
+
+// The one that $TILEWISE_EMULATED_DEVICE names, else the first.
+const Kind& kind() {
   const char* const given = std::getenv("TILEWISE_EMULATED_DEVICE");
-  return given != nullptr && std::strcmp(given, "8.9") == 0;
+  for (const Kind& each : kKinds) {
+    if (given != nullptr && std::strcmp(given, each.capability) == 0) return each;
+  }
+  return kKinds[0];
 }
-int most_shared_bytes() { return (is_small() ? 99 : 163) * 1024; }
 
 // What kernels have asked for.
 struct Limits {
@@ -106,13 +117,13 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
       *value = 1 << 20;
       break;
     case cudaDevAttrComputeCapabilityMajor:
-      *value = 8;
+      *value = kind().major;
       break;
     case cudaDevAttrComputeCapabilityMinor:
-      *value = is_small() ? 9 : 0;
+      *value = kind().minor;
       break;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-      *value = most_shared_bytes();
+      *value = kind().shared_bytes;
       break;
   }
   return cudaSuccess;
@@ -195,7 +206,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* ke
 }
 
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute, int value) {
-  if (value > most_shared_bytes())
+  if (value > kind().shared_bytes)
     return failed(cudaErrorInvalidValue, "the device has less shared memory");
   const std::lock_guard<std::mutex> lock(limits().mutex);
   limits().shared_bytes[kernel] = value;

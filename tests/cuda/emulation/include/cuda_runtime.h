@@ -21,6 +21,10 @@ struct uint4 {
   unsigned x, y, z, w;
 };
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
 extern uint3 threadIdx;  // of the thread that runs
 extern dim3 blockIdx;
@@ -29,6 +33,7 @@ extern dim3 gridDim;
 
 // ---- arithmetic ----
 
+inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fmaf_rn(float a, float b, float c) { return std::fmaf(a, b, c); }
 inline double __fma_rn(double a, double b, double c) { return std::fma(a, b, c); }
 inline int __popc(unsigned x) { return std::popcount(x); }

@@ -8,10 +8,14 @@
 namespace tilewise::cuda::ptx {
 
 inline void copy_chunk(std::uint32_t to, const void* from, bool inside) {
-  emulation::begin_copy(to, inside ? from : nullptr);
+  emulation::begin_copy(to, inside ? from : nullptr, 16);
 }
 
-inline void copy_chunk(std::uint32_t to, const void* from) { emulation::begin_copy(to, from); }
+inline void copy_chunk(std::uint32_t to, const void* from) { emulation::begin_copy(to, from, 16); }
+
+inline void copy_word(std::uint32_t to, const void* from, bool inside) {
+  emulation::begin_copy(to, inside ? from : nullptr, 4);
+}
 
 inline void commit_copies() { emulation::commit_copies(); }
 

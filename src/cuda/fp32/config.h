@@ -1,0 +1,93 @@
+// The shapes of the fp32 kernels: one constexpr value for each kernel, and the table that chooses.
+#pragma once
+
+#include "math/config.h"
+
+namespace tilewise::cuda::fp32 {
+
+inline constexpr int kWarpRows = 16;   // of queries
+inline constexpr int kThreadRows = 8;  // of them in a thread's registers
+inline constexpr int kAcross = 16;     // threads that share rows
+inline constexpr int kPad = 4;         // floats behind a row of shared memory (layout.h)
+inline constexpr int kMostChunk = 32;  // keys whose weights a warp exchanges at once
+inline constexpr int kVector = 4;      // floats of a load
+
+struct KernelConfig {
+  bool general;  // scores need more than a positive scale, or weights are dropped
+  int columns;   // D and Dv are padded to it
+  int warps;     // of a block
+  int k_tile;    // keys at a time
+  int blocks;    // on a multiprocessor
+
+  TILEWISE_INLINE constexpr int threads() const { return 32 * warps; }
+  TILEWISE_INLINE constexpr int q_tile() const { return kWarpRows * warps; }
+  TILEWISE_INLINE constexpr int thread_keys() const { return k_tile / kAcross; }
+  TILEWISE_INLINE constexpr int thread_columns() const { return columns / kAcross; }
+  TILEWISE_INLINE constexpr int chunk() const { return k_tile < kMostChunk ? k_tile : kMostChunk; }
+  TILEWISE_INLINE constexpr int row() const { return columns + kPad; }        // of Q and K
+  TILEWISE_INLINE constexpr int chunk_row() const { return chunk() + kPad; }  // of weights
+};
+
+// A configuration as a number: the name that nvcc 13 gives to a kernel whose template parameter is
+// a struct does not compile.
+TILEWISE_INLINE constexpr std::uint32_t encode(const KernelConfig& config) {
+  return static_cast<std::uint32_t>((config.general ? 1 : 0) | config.blocks << 1 |
+                                    config.warps << 4 | config.columns / 32 << 8 |
+                                    config.k_tile / 16 << 12);
+}
+TILEWISE_INLINE constexpr KernelConfig decode(std::uint32_t code) {
+  return {(code & 1) != 0, static_cast<int>(code >> 8 & 15) * 32, static_cast<int>(code >> 4 & 15),
+          static_cast<int>(code >> 12 & 15) * 16, static_cast<int>(code >> 1 & 7)};
+}
+
+// Why these shapes. A thread multiplies 8 rows with thread_keys() keys, then 8 rows with
+// thread_columns() columns of V: of every 4 steps of a product, 8 + n loads of 16 bytes for 32 n
+// multiply-adds. n = 4: 12 loads for 128; n = 8: 16 for 256; n = 16: 24 for 512. Its registers hold
+// 8 thread_columns() of out, 8 thread_keys() scores and 32 of an operand.
+struct TileRow {
+  int columns;
+  bool general;
+  int shared_bytes;  // that a block may use, at least
+  int warps;
+  int k_tile;
+  int blocks;
+  const char* reason;
+
+  TILEWISE_INLINE constexpr KernelConfig config() const {
+    return {general, columns, warps, k_tile, blocks};
+  }
+};
+
+inline constexpr int kHuge = 227 * 1024;   // compute capability 9.0, 10.0
+inline constexpr int kLarge = 163 * 1024;  // 8.0, 8.7
+inline constexpr int kSmall = 99 * 1024;   // 8.6, 8.9, 12.0
+
+// The first row that fits serves.
+inline constexpr TileRow kTiles[] = {
+    {64, false, kLarge, 12, 64, 1, "three warps a scheduler have 168 registers; not measured"},
+    {64, false, kSmall, 8, 64, 1, "what fits 99 KB; not measured"},
+    {64, true, kSmall, 8, 64, 1, "the rules take registers of a third warp; not measured"},
+    {128, false, kLarge, 8, 64, 1, "two warps a scheduler; 64 keys: 149 KB; not measured"},
+    {128, false, kSmall, 4, 32, 1, "what fits 99 KB; not measured"},
+    {128, true, kLarge, 8, 64, 1, "as without rules; not measured"},
+    {128, true, kSmall, 4, 32, 1, "what fits 99 KB; not measured"},
+    {256, false, kHuge, 4, 64, 1, "203 KB; 32 keys would be 10 loads for 64; not measured"},
+    {256, false, kLarge, 4, 32, 1, "what fits 163 KB; not measured"},
+    {256, false, kSmall, 2, 16, 1, "what fits 99 KB; not measured"},
+    {256, true, kLarge, 4, 32, 1, "what fits 163 KB; not measured"},
+    {256, true, kSmall, 2, 16, 1, "what fits 99 KB; not measured"},
+};
+inline constexpr int kTileRows = static_cast<int>(sizeof(kTiles) / sizeof(kTiles[0]));
+inline constexpr std::int64_t kMostColumns = 256;
+
+// The row of the table for head dimensions up to `columns`; -1: none.
+constexpr int tile_row(std::int64_t columns, bool general, std::int64_t shared_bytes) {
+  for (int row = 0; row < kTileRows; ++row) {
+    const TileRow& tile = kTiles[row];
+    if (tile.columns >= columns && tile.general == general && tile.shared_bytes <= shared_bytes)
+      return row;
+  }
+  return -1;
+}
+
+}  // namespace tilewise::cuda::fp32

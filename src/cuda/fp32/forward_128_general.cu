@@ -1,0 +1,10 @@
+#include "cuda/fp32/forward.cuh"
+
+namespace tilewise::cuda::fp32 {
+
+extern const Instance kForward_128_general[2] = {
+    table_instance<5>(),
+    table_instance<6>(),
+};
+
+}  // namespace tilewise::cuda::fp32

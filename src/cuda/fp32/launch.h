@@ -1,0 +1,14 @@
+// The host's side of the fp32 kernels.
+#pragma once
+
+#include "problem/kernel.h"
+
+namespace tilewise::cuda::fp32 {
+
+problem::Status supports(const problem::Problem& problem);
+problem::Status prepare(const problem::Problem& problem);
+std::int64_t workspace_bytes(const problem::Problem& problem);
+double predicted_traffic(const problem::Problem& problem);
+problem::Status run(const problem::Problem& problem, const problem::RunContext& context);
+
+}  // namespace tilewise::cuda::fp32

@@ -1,0 +1,159 @@
+#include "cuda/sm80/frame.h"
+
+#include <cstdlib>
+
+#include "cuda/sequences.cuh"
+#include "cuda/tile/fragment.h"
+
+namespace tilewise::cuda::sm80 {
+namespace {
+
+using problem::Checked;
+using problem::fail;
+
+// Most of L2: K and V of a section of heads stay there beside what passes through.
+constexpr std::int64_t kSectionBytes = std::int64_t{32} << 20;
+constexpr std::int32_t kLeastMajor = 8;
+
+std::int64_t divided(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+Schedule schedule_of(const Problem& problem, int q_tile) {
+  Schedule schedule = {static_cast<std::int32_t>(divided(problem.q_rows, q_tile)),
+                       static_cast<std::int32_t>(problem.heads),
+                       static_cast<std::int32_t>(problem.batch), 0};
+  if (problem.window_left >= 0 || problem.window_right < 0) return schedule;
+  const std::int64_t head_bytes = math::greater(
+      problem.k_rows * (problem.head_dim + problem.value_dim) * problem::dtype_size(problem.dtype),
+      1);
+  const std::int64_t section =
+      math::greater(kSectionBytes / head_bytes, 1) * math::greater(problem.group, 1);
+  schedule.section =
+      static_cast<std::int32_t>(math::lesser(section, problem.heads * problem.batch));
+  return schedule;
+}
+
+// Rows that begin at multiples of 16 bytes and are as long.
+bool is_wide(const problem::View& view, std::int64_t columns) {
+  const std::int64_t elements = kAlignment / problem::dtype_size(view.dtype);
+  for (const std::int64_t stride : {view.batch, view.head, view.row, columns}) {
+    if (stride % elements != 0) return false;
+  }
+  return reinterpret_cast<std::uintptr_t>(view.data) % kAlignment == 0;
+}
+
+}  // namespace
+
+problem::Status check_device(const Problem& problem) {
+  DeviceInfo device;
+  const problem::Status found = find_device(problem.device_index, &device);
+  if (found != TILEWISE_OK) return found;
+  if (device.major < kLeastMajor) {
+    return fail(TILEWISE_UNSUPPORTED, "%s has compute capability %d.%d, needs 8.0", device.name,
+                device.major, device.minor);
+  }
+  return TILEWISE_OK;
+}
+
+problem::Status check_work(const Problem& problem, int q_tile) {
+  const Checked work = most_work(problem, q_tile);
+  const std::int64_t longest = math::greater(problem.q_rows, problem.k_rows);
+  if (longest > tile::kMostRows || !work.valid || work.value > tile::kMostWork) {
+    return fail(TILEWISE_UNSUPPORTED, "more than %lld rows or %lld tiles of queries",
+                static_cast<long long>(tile::kMostRows), static_cast<long long>(tile::kMostWork));
+  }
+  return TILEWISE_OK;
+}
+
+problem::Status check_tiles(const Problem& problem, std::int64_t most_columns, int least_bytes,
+                            int (*row_for)(const Problem&, bool),
+                            int (*q_tile_for)(const Problem&, bool)) {
+  if (math::greater(problem.head_dim, problem.value_dim) > most_columns) {
+    return fail(TILEWISE_UNSUPPORTED, "D is %lld and Dv is %lld, must be at most %lld",
+                static_cast<long long>(problem.head_dim), static_cast<long long>(problem.value_dim),
+                static_cast<long long>(most_columns));
+  }
+  for (const bool general : {false, true}) {
+    if (row_for(problem, general) < 0) {
+      return fail(TILEWISE_UNSUPPORTED,
+                  "a block of the device has less than %d bytes of shared memory", least_bytes);
+    }
+    const problem::Status work = check_work(problem, q_tile_for(problem, general));
+    if (work != TILEWISE_OK) return work;
+  }
+  return TILEWISE_OK;
+}
+
+std::int64_t shared_bytes(const Problem& problem) {
+  static const std::int64_t most = [] {
+    const char* const given = std::getenv("TILEWISE_CUDA_SHARED_BYTES");
+    return given != nullptr && given[0] != '\0' ? std::strtoll(given, nullptr, 10) : INT64_MAX;
+  }();
+  DeviceInfo device;
+  if (find_device(problem.device_index, &device) != TILEWISE_OK) return 0;
+  return math::lesser(device.shared_bytes, most);
+}
+
+bool is_general(const Problem& problem) {
+  constexpr double kLeastScale = 1e-30;
+  return problem.general_scores() || problem.dropout_p > 0 || problem.scale < kLeastScale;
+}
+
+Checked most_work(const Problem& problem, std::int64_t q_tile) {
+  const Checked tiles = problem.q_packed
+                            ? Checked{divided(problem.q_rows, q_tile)} + Checked{problem.batch}
+                            : Checked{divided(problem.q_rows, q_tile)} * Checked{problem.batch};
+  return tiles * Checked{problem.heads};
+}
+
+Workspace::Workspace(const Problem& problem, std::initializer_list<int> q_tiles) {
+  table = take(Checked{table_bytes(problem)}).value;
+  tile_starts = take(Checked{problem.q_packed ? (problem.batch + 1) * 4 : 0}).value;
+  bands = take(Checked{problem.slices.count} * Checked{sizeof(tile::Band)}).value;
+  Checked most;
+  for (const int q_tile : q_tiles) {
+    const Checked rows = most_work(problem, q_tile) * Checked{q_tile / tile::kWarpRows};
+    most = {math::greater(most.value, rows.value), most.valid && rows.valid};
+  }
+  marks = take(most * Checked{sizeof(std::uint16_t)}).value;
+}
+
+Checked Workspace::take(Checked count) {
+  const Checked offset = bytes_;
+  bytes_ = bytes_ + Checked{divided(count.value, kAlignment), count.valid} * Checked{kAlignment};
+  return offset;
+}
+
+Parameters parameters_for(const Problem& problem, int q_tile, bool general, const Workspace& places,
+                          void* workspace) {
+  std::byte* const bytes = static_cast<std::byte*>(workspace);
+  Parameters parameters = {};
+  parameters.problem = problem;
+  if (has_table(problem))
+    parameters.table = reinterpret_cast<const Sequence*>(bytes + places.table);
+  parameters.schedule = schedule_of(problem, q_tile);
+  parameters.packed = {reinterpret_cast<const std::int32_t*>(bytes + places.tile_starts),
+                       static_cast<std::int32_t>(problem.heads),
+                       static_cast<std::int32_t>(problem.batch),
+                       problem.window_left < 0 && problem.window_right >= 0};
+  parameters.bands = reinterpret_cast<const tile::Band*>(bytes + places.bands);
+  parameters.marks = reinterpret_cast<std::uint16_t*>(bytes + places.marks);
+  parameters.unit = static_cast<float>((general ? 1.0 : problem.scale) * math::kLog2E);
+  parameters.wide = {is_wide(problem.q, problem.head_dim), is_wide(problem.k, problem.head_dim),
+                     is_wide(problem.v, problem.value_dim),
+                     problem.out.dtype == problem.dtype && is_wide(problem.out, problem.value_dim)};
+  return parameters;
+}
+
+cudaError_t start_before(const Parameters& parameters, int q_tile, cudaStream_t stream) {
+  const Problem& problem = parameters.problem;
+  cudaError_t error = cudaSuccess;
+  if (parameters.table != nullptr)
+    error = fill_table(problem, const_cast<Sequence*>(parameters.table), stream);
+  if (error == cudaSuccess && problem.q_packed)
+    error = start_tile_starts(parameters, q_tile, stream);
+  if (error == cudaSuccess && problem.slices.present()) error = start_bands(parameters, stream);
+  if (error == cudaSuccess) error = fill_unowned(problem, parameters.table, stream);
+  return error;
+}
+
+}  // namespace tilewise::cuda::sm80
