@@ -6,9 +6,9 @@
 #include "cuda/fp32/launch.h"
 #include "cuda/reference.cuh"
 #include "cuda/sequences.cuh"
-#include "cuda/sm80/frame.h"
 #include "cuda/sm80/launch.h"
 #include "cuda/sm90/launch.h"
+#include "cuda/work.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -85,7 +85,7 @@ constinit const Kernel kForwardFp32 = {
 constinit const Kernel kForwardReference = {
     "cuda_reference",
     "a block for each row, fp64 arithmetic, every option: the slow oracle of the GPU",
-    [](const Problem& problem, const Machine&) { return sm80::check_device(problem); },
+    [](const Problem& problem, const Machine&) { return check_device(problem); },
     [](const Problem& problem, std::int64_t) { return table_bytes(problem); },
     run_reference_kernel,
     no_prediction,

@@ -45,7 +45,7 @@ sm80::Workspace workspace_for(const Problem& problem) {
 }  // namespace
 
 problem::Status supports(const Problem& problem) {
-  const problem::Status device = sm80::check_device(problem);
+  const problem::Status device = check_device(problem);
   if (device != TILEWISE_OK) return device;
   if (problem.dtype != TILEWISE_FP32) return fail(TILEWISE_UNSUPPORTED, "q, k and v are not fp32");
   return sm80::check_tiles(problem, kMostColumns, kSmall, row_for, q_tile_for);

@@ -6,53 +6,8 @@
 #include "cuda/tile/fragment.h"
 
 namespace tilewise::cuda::sm80 {
-namespace {
-
 using problem::Checked;
 using problem::fail;
-
-// Most of L2: K and V of a section of heads stay there beside what passes through.
-constexpr std::int64_t kSectionBytes = std::int64_t{32} << 20;
-constexpr std::int32_t kLeastMajor = 8;
-
-std::int64_t divided(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
-Schedule schedule_of(const Problem& problem, int q_tile) {
-  Schedule schedule = {static_cast<std::int32_t>(divided(problem.q_rows, q_tile)),
-                       static_cast<std::int32_t>(problem.heads),
-                       static_cast<std::int32_t>(problem.batch), 0};
-  if (problem.window_left >= 0 || problem.window_right < 0) return schedule;
-  const std::int64_t head_bytes = math::greater(
-      problem.k_rows * (problem.head_dim + problem.value_dim) * problem::dtype_size(problem.dtype),
-      1);
-  const std::int64_t section =
-      math::greater(kSectionBytes / head_bytes, 1) * math::greater(problem.group, 1);
-  schedule.section =
-      static_cast<std::int32_t>(math::lesser(section, problem.heads * problem.batch));
-  return schedule;
-}
-
-// Rows that begin at multiples of 16 bytes and are as long.
-bool is_wide(const problem::View& view, std::int64_t columns) {
-  const std::int64_t elements = kAlignment / problem::dtype_size(view.dtype);
-  for (const std::int64_t stride : {view.batch, view.head, view.row, columns}) {
-    if (stride % elements != 0) return false;
-  }
-  return reinterpret_cast<std::uintptr_t>(view.data) % kAlignment == 0;
-}
-
-}  // namespace
-
-problem::Status check_device(const Problem& problem) {
-  DeviceInfo device;
-  const problem::Status found = find_device(problem.device_index, &device);
-  if (found != TILEWISE_OK) return found;
-  if (device.major < kLeastMajor) {
-    return fail(TILEWISE_UNSUPPORTED, "%s has compute capability %d.%d, needs 8.0", device.name,
-                device.major, device.minor);
-  }
-  return TILEWISE_OK;
-}
 
 problem::Status check_work(const Problem& problem, int q_tile) {
   const Checked work = most_work(problem, q_tile);
@@ -98,13 +53,6 @@ bool is_general(const Problem& problem) {
   return problem.general_scores() || problem.dropout_p > 0 || problem.scale < kLeastScale;
 }
 
-Checked most_work(const Problem& problem, std::int64_t q_tile) {
-  const Checked tiles = problem.q_packed
-                            ? Checked{divided(problem.q_rows, q_tile)} + Checked{problem.batch}
-                            : Checked{divided(problem.q_rows, q_tile)} * Checked{problem.batch};
-  return tiles * Checked{problem.heads};
-}
-
 Workspace::Workspace(const Problem& problem, std::initializer_list<int> q_tiles) {
   table = take(Checked{table_bytes(problem)}).value;
   tile_starts = take(Checked{problem.q_packed ? (problem.batch + 1) * 4 : 0}).value;
@@ -117,12 +65,6 @@ Workspace::Workspace(const Problem& problem, std::initializer_list<int> q_tiles)
   marks = take(most * Checked{sizeof(std::uint16_t)}).value;
 }
 
-Checked Workspace::take(Checked count) {
-  const Checked offset = bytes_;
-  bytes_ = bytes_ + Checked{divided(count.value, kAlignment), count.valid} * Checked{kAlignment};
-  return offset;
-}
-
 Parameters parameters_for(const Problem& problem, int q_tile, bool general, const Workspace& places,
                           void* workspace) {
   std::byte* const bytes = static_cast<std::byte*>(workspace);
@@ -131,10 +73,7 @@ Parameters parameters_for(const Problem& problem, int q_tile, bool general, cons
   if (has_table(problem))
     parameters.table = reinterpret_cast<const Sequence*>(bytes + places.table);
   parameters.schedule = schedule_of(problem, q_tile);
-  parameters.packed = {reinterpret_cast<const std::int32_t*>(bytes + places.tile_starts),
-                       static_cast<std::int32_t>(problem.heads),
-                       static_cast<std::int32_t>(problem.batch),
-                       problem.window_left < 0 && problem.window_right >= 0};
+  parameters.packed = packed_schedule_of(problem, bytes + places.tile_starts);
   parameters.bands = reinterpret_cast<const tile::Band*>(bytes + places.bands);
   parameters.marks = reinterpret_cast<std::uint16_t*>(bytes + places.marks);
   parameters.unit = static_cast<float>((general ? 1.0 : problem.scale) * math::kLog2E);

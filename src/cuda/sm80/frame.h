@@ -7,14 +7,9 @@
 
 #include "cuda/device.h"
 #include "cuda/sm80/parameters.h"
-#include "problem/checked.h"
+#include "cuda/work.h"
 
 namespace tilewise::cuda::sm80 {
-
-inline constexpr std::int64_t kAlignment = 16;  // of the parts of a workspace
-
-// Compute capability 8.0: machine code for 8.0 and 9.0, PTX from 8.0 on (cmake/TilewiseCuda.cmake).
-problem::Status check_device(const Problem& problem);
 
 // Sequences and work of tiles of q_tile queries fit 32 bits.
 problem::Status check_work(const Problem& problem, int q_tile);
@@ -33,27 +28,17 @@ std::int64_t shared_bytes(const Problem& problem);
 // Scores need more than a positive factor inside of the exponent, or weights are dropped.
 bool is_general(const Problem& problem);
 
-// At most so many tiles of queries: a packed sequence may end within one.
-problem::Checked most_work(const Problem& problem, std::int64_t q_tile);
-
-// The parts of the workspace, one behind the other.
-class Workspace {
+// The parts of the workspace.
+class Workspace : public Places {
  public:
   // For kernels of any of these sizes of tiles: the scale, which a plan does not know, may call for
   // one or the other.
   Workspace(const Problem& problem, std::initializer_list<int> q_tiles);
 
-  // The byte where `count` more bytes lie.
-  problem::Checked take(problem::Checked count);
-  problem::Checked bytes() const { return bytes_; }
-
   std::int64_t table;
   std::int64_t tile_starts;
   std::int64_t bands;
   std::int64_t marks;
-
- private:
-  problem::Checked bytes_{0};
 };
 
 // `general`: the kernel applies the scale before the exponent.

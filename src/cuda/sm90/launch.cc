@@ -9,8 +9,8 @@
 #include "cuda/sm90/tensor_map.h"
 #include "cuda/tile/fragment.h"
 #include "cuda/traffic.h"
+#include "cuda/work.h"
 #include "math/config.h"
-#include "problem/checked.h"
 
 namespace tilewise::cuda::sm90 {
 
@@ -26,14 +26,6 @@ namespace {
 using problem::Checked;
 using problem::fail;
 
-// 32 MB of the H200's 50: K and V of a section of heads stay in L2 beside what passes through.
-constexpr std::int64_t kSectionBytes = std::int64_t{32} << 20;
-constexpr std::int64_t kAlignment = 16;
-
-bool is_causal(const Problem& problem) {
-  return problem.window_left < 0 && problem.window_right >= 0;
-}
-
 // The plain kernel multiplies inside of the exponent, which needs a positive factor.
 bool is_general(const Problem& problem) {
   constexpr double kLeastScale = 1e-30;
@@ -48,16 +40,6 @@ const Instance& instance_for(const Problem& problem, bool general) {
   if (row < kWideRow) return fp16 ? kForward_fp16_general[row] : kForward_bf16_general[row];
   const int wide = row - kWideRow;
   return fp16 ? kForward_fp16_general_wide[wide] : kForward_bf16_general_wide[wide];
-}
-
-std::int64_t divided(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
-// At most so many tiles of queries: a packed sequence may end within one.
-Checked most_work(const Problem& problem, std::int64_t q_tile) {
-  const Checked tiles = problem.q_packed
-                            ? Checked{divided(problem.q_rows, q_tile)} + Checked{problem.batch}
-                            : Checked{divided(problem.q_rows, q_tile)} * Checked{problem.batch};
-  return tiles * Checked{problem.heads};
 }
 
 // A scale, and with it the kernel, may change from run to run of a plan: the worst of both.
@@ -83,29 +65,21 @@ bool needs_lengths(const Problem& problem) {
 // Tiles of very different lengths are taken from a counter, others in turns fixed beforehand.
 bool counts(const Problem& problem) { return is_causal(problem) || needs_lengths(problem); }
 
-// The parts of the workspace, one behind the other.
-struct Workspace {
+// The parts of the workspace.
+struct Workspace : Places {
   std::int64_t table = 0;
   std::int64_t lengths = 0;
   std::int64_t tile_starts = 0;
   std::int64_t counter = 0;
   std::int64_t redo = 0;
-  std::int64_t bytes = 0;
 
   explicit Workspace(const Problem& problem) {
     const bool listed = needs_lengths(problem);
-    table = take(table_bytes(problem));
-    lengths = take(listed ? problem.batch * static_cast<std::int64_t>(sizeof(Lengths)) : 0);
-    tile_starts = take(listed ? (problem.batch + 1) * 4 : 0);
-    counter = take(counts(problem) ? 4 : 0);
-    redo = take(Most(problem).warps.value);
-  }
-
- private:
-  std::int64_t take(std::int64_t size) {
-    const std::int64_t offset = bytes;
-    bytes += divided(size, kAlignment) * kAlignment;
-    return offset;
+    table = take(Checked{table_bytes(problem)}).value;
+    lengths = take(Checked{listed ? problem.batch : 0} * Checked{sizeof(Lengths)}).value;
+    tile_starts = take(Checked{listed ? (problem.batch + 1) * 4 : 0}).value;
+    counter = take(Checked{counts(problem) ? 4 : 0}).value;
+    redo = take(Most(problem).warps).value;
   }
 };
 
@@ -138,7 +112,7 @@ problem::Status check_strides(const Problem& problem) {
   return TILEWISE_OK;
 }
 
-problem::Status check_device(std::int32_t index) {
+problem::Status check_hopper(std::int32_t index) {
   DeviceInfo device;
   const problem::Status found = find_device(index, &device);
   if (found != TILEWISE_OK) return found;
@@ -180,30 +154,6 @@ problem::Status check_sizes(const Problem& problem) {
   return TILEWISE_OK;
 }
 
-Schedule schedule_of(const Problem& problem, const KernelConfig& config) {
-  Schedule schedule = {static_cast<std::int32_t>(divided(problem.q_rows, config.q_tile)),
-                       static_cast<std::int32_t>(problem.heads),
-                       static_cast<std::int32_t>(problem.batch), 0};
-  if (!is_causal(problem)) return schedule;
-  const std::int64_t head_bytes =
-      math::greater(problem.k_rows * (problem.head_dim + problem.value_dim) * 2, 1);
-  const std::int64_t section =
-      math::greater(kSectionBytes / head_bytes, 1) * math::greater(problem.group, 1);
-  schedule.section =
-      static_cast<std::int32_t>(math::lesser(section, problem.heads * problem.batch));
-  return schedule;
-}
-
-bool takes_wide_stores(const Problem& problem) {
-  const problem::View& out = problem.out;
-  const std::int64_t strides[] = {out.batch, out.head, out.row};
-  if (out.dtype != problem.dtype) return false;
-  for (const std::int64_t stride : strides) {
-    if (stride % 8 != 0) return false;
-  }
-  return reinterpret_cast<std::uintptr_t>(out.data) % kAlignment == 0;
-}
-
 problem::Status make_maps(const Problem& problem, const KernelConfig& config,
                           Parameters* parameters) {
   const problem::Status q = make_map(rows_of_q(problem), tile::kRows, config.fp16, &parameters->q);
@@ -221,8 +171,6 @@ void fill_parameters(const Problem& problem, const KernelConfig& config, std::by
                      Parameters* parameters) {
   const Workspace places(problem);
   const bool listed = needs_lengths(problem);
-  const std::int32_t heads = static_cast<std::int32_t>(problem.heads);
-  const std::int32_t batch = static_cast<std::int32_t>(problem.batch);
   const double scale = config.general ? 1.0 : problem.scale;
   parameters->problem = problem;
   if (has_table(problem))
@@ -230,9 +178,8 @@ void fill_parameters(const Problem& problem, const KernelConfig& config, std::by
   if (listed) parameters->lengths = reinterpret_cast<const Lengths*>(workspace + places.lengths);
   parameters->whole = {0, static_cast<std::int32_t>(problem.q_rows), 0,
                        static_cast<std::int32_t>(problem.k_rows)};
-  parameters->schedule = schedule_of(problem, config);
-  parameters->packed = {reinterpret_cast<const std::int32_t*>(workspace + places.tile_starts),
-                        heads, batch, is_causal(problem)};
+  parameters->schedule = schedule_of(problem, config.q_tile);
+  parameters->packed = packed_schedule_of(problem, workspace + places.tile_starts);
   if (counts(problem))
     parameters->counter = reinterpret_cast<unsigned*>(workspace + places.counter);
   parameters->redo = reinterpret_cast<std::uint8_t*>(workspace + places.redo);
@@ -243,7 +190,8 @@ void fill_parameters(const Problem& problem, const KernelConfig& config, std::by
   parameters->open_end = problem.k_packed || problem.seqused_k.present();
   parameters->unit = static_cast<float>(scale * math::kLog2E);
   parameters->lse_unit = static_cast<float>(math::kLn2);
-  parameters->wide_stores = takes_wide_stores(problem);
+  parameters->wide_stores =
+      problem.out.dtype == problem.dtype && is_wide(problem.out, problem.value_dim);
 }
 
 // Every launch in the order of the stream; nothing waits.
@@ -276,7 +224,7 @@ cudaError_t start(const Parameters& parameters, const Instance& instance, int mu
 }  // namespace
 
 problem::Status supports(const Problem& problem) {
-  const problem::Status device = check_device(problem.device_index);
+  const problem::Status device = check_hopper(problem.device_index);
   if (device != TILEWISE_OK) return device;
   if (problem.dtype != TILEWISE_BF16 && problem.dtype != TILEWISE_FP16)
     return fail(TILEWISE_UNSUPPORTED, "q, k and v are not bf16 or fp16");
@@ -297,7 +245,10 @@ problem::Status prepare(const Problem& problem) {
   return check(load_support(), "loading cuda_sm90");
 }
 
-std::int64_t workspace_bytes(const Problem& problem) { return Workspace(problem).bytes; }
+std::int64_t workspace_bytes(const Problem& problem) {
+  const Checked bytes = Workspace(problem).bytes();
+  return bytes.valid ? bytes.value : -1;
+}
 
 double predicted_traffic(const Problem& problem) {
   const KernelConfig& config = instance_for(problem, is_general(problem)).config;

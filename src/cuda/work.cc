@@ -1,0 +1,65 @@
+#include "cuda/work.h"
+
+#include <initializer_list>
+
+namespace tilewise::cuda {
+
+using problem::Checked;
+using problem::Problem;
+
+Status check_device(const Problem& problem) {
+  constexpr std::int32_t kLeastMajor = 8;
+  DeviceInfo device;
+  const Status found = find_device(problem.device_index, &device);
+  if (found != TILEWISE_OK) return found;
+  if (device.major >= kLeastMajor) return TILEWISE_OK;
+  return problem::fail(TILEWISE_UNSUPPORTED, "%s has compute capability %d.%d, needs 8.0",
+                       device.name, device.major, device.minor);
+}
+
+bool is_causal(const Problem& problem) {
+  return problem.window_left < 0 && problem.window_right >= 0;
+}
+
+Checked most_work(const Problem& problem, std::int64_t q_tile) {
+  const Checked of_rows{divided(problem.q_rows, q_tile)};
+  const Checked batch{problem.batch};
+  return (problem.q_packed ? of_rows + batch : of_rows * batch) * Checked{problem.heads};
+}
+
+tile::Schedule schedule_of(const Problem& problem, int q_tile) {
+  constexpr std::int64_t kSectionBytes = std::int64_t{32} << 20;  // of the H200's 50 MB
+  tile::Schedule schedule = {static_cast<std::int32_t>(divided(problem.q_rows, q_tile)),
+                             static_cast<std::int32_t>(problem.heads),
+                             static_cast<std::int32_t>(problem.batch), 0};
+  if (!is_causal(problem)) return schedule;
+  const std::int64_t head_bytes = math::greater(
+      problem.k_rows * (problem.head_dim + problem.value_dim) * problem::dtype_size(problem.dtype),
+      1);
+  const std::int64_t section =
+      math::greater(kSectionBytes / head_bytes, 1) * math::greater(problem.group, 1);
+  schedule.section =
+      static_cast<std::int32_t>(math::lesser(section, problem.heads * problem.batch));
+  return schedule;
+}
+
+tile::PackedSchedule packed_schedule_of(const Problem& problem, const void* tile_starts) {
+  return {static_cast<const std::int32_t*>(tile_starts), static_cast<std::int32_t>(problem.heads),
+          static_cast<std::int32_t>(problem.batch), is_causal(problem)};
+}
+
+bool is_wide(const problem::View& view, std::int64_t columns) {
+  const std::int64_t elements = kAlignment / problem::dtype_size(view.dtype);
+  for (const std::int64_t stride : {view.batch, view.head, view.row, columns}) {
+    if (stride % elements != 0) return false;
+  }
+  return reinterpret_cast<std::uintptr_t>(view.data) % kAlignment == 0;
+}
+
+Checked Places::take(Checked count) {
+  const Checked offset = bytes_;
+  bytes_ = bytes_ + Checked{divided(count.value, kAlignment), count.valid} * Checked{kAlignment};
+  return offset;
+}
+
+}  // namespace tilewise::cuda

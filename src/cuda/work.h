@@ -1,0 +1,48 @@
+// The host's side of the work of every kernel that computes tiles of queries: how much there is, in
+// which order it is done, where its parts of the workspace lie.
+#pragma once
+
+#include "cuda/runtime.h"
+#include "cuda/tile/schedule.h"
+#include "problem/checked.h"
+#include "problem/problem.h"
+
+namespace tilewise::cuda {
+
+inline constexpr std::int64_t kAlignment = 16;  // bytes, that a thread moves at once
+
+// TILEWISE_OK on compute capability 8.0 and later: machine code for 8.0 and 9.0, PTX from 8.0 on
+// (cmake/TilewiseCuda.cmake).
+Status check_device(const problem::Problem& problem);
+
+// a / b, rounded up.
+inline std::int64_t divided(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+// Queries see nothing behind some diagonal, but everything before it.
+bool is_causal(const problem::Problem& problem);
+
+// At most so many tiles of queries: a packed sequence may end within one.
+problem::Checked most_work(const problem::Problem& problem, std::int64_t q_tile);
+
+// The order of the tiles of dense queries. With a causal mask the longest first, within heads whose
+// K and V fit most of L2 beside what passes through.
+tile::Schedule schedule_of(const problem::Problem& problem, int q_tile);
+
+// The order of the tiles of packed queries; tile_starts (B + 1).
+tile::PackedSchedule packed_schedule_of(const problem::Problem& problem, const void* tile_starts);
+
+// Rows that begin at multiples of 16 bytes and are as long.
+bool is_wide(const problem::View& view, std::int64_t columns);
+
+// Parts of a workspace, one behind the other.
+class Places {
+ public:
+  // The byte where `count` more bytes lie.
+  problem::Checked take(problem::Checked count);
+  problem::Checked bytes() const { return bytes_; }
+
+ private:
+  problem::Checked bytes_{0};
+};
+
+}  // namespace tilewise::cuda
