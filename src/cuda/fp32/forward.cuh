@@ -225,15 +225,19 @@ class Forward {
           rule, head, lane_row() + Scores::row_offset(i * kKeys), own_key / kVector);
 #pragma unroll
       for (int n = 0; n < kKeys; ++n) {
-        std::uint32_t word = words.word[n];
-#pragma unroll
-        for (int other = 0; other < kVector; ++other) {
-          if ((own_key + n) % kVector == other) word = words.word[other];
-        }
+        const std::uint32_t word = kKeys == kVector ? words.word[n] : word_of(words, own_key + n);
         float& weight = weights[i * kKeys + n];
         weight = word < rule.threshold ? 0 : weight * kept;
       }
     }
+  }
+
+  // The word of a column. An index would put the words into local memory.
+  __device__ __forceinline__ static std::uint32_t word_of(const math::Philox4& words,
+                                                          std::int32_t column) {
+    const std::uint32_t low = column % 2 == 0 ? words.word[0] : words.word[1];
+    const std::uint32_t high = column % 2 == 0 ? words.word[2] : words.word[3];
+    return column / 2 % 2 == 0 ? low : high;
   }
 
   // out += weights V, a chunk of keys at a time through the warp's own memory.
