@@ -13,8 +13,7 @@ import pytest
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1] / "tests/python"))  # formulas.py: attention in float64, from the semantics
-sys.path.insert(0, str(HERE / "support"))  # torch_reference.py
-sys.path.insert(0, str(HERE))  # cases.py
+sys.path.insert(0, str(HERE / "support"))  # not this folder: it would stand for a torch or jax that is not installed
 
 # ---- frameworks: a suite is skipped, with the reason, where one that it needs is not installed --------------------
 

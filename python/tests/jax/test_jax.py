@@ -116,7 +116,7 @@ def test_slices_and_float64(seed: int) -> None:
     """In an interpreter of its own: jax_enable_x64 is for the whole process."""
     script = f"""
 import sys
-sys.path[:0] = [{str(Path(__file__).parents[1])!r}, {str(Path(__file__).parents[3] / "tests/python")!r}]
+sys.path[:0] = [{str(Path(__file__).parents[1] / "support")!r}, {str(Path(__file__).parents[3] / "tests/python")!r}]
 import jax
 jax.config.update("jax_enable_x64", True)
 import numpy as np, tilewise, tilewise.jax as tj
