@@ -2,7 +2,8 @@
 //
 // The names of the operands come as attributes, "q k v mask" and "out lse", so that one handler
 // takes whatever a call has. Under vmap every operand has more dimensions in front, each of the
-// mapped size or 1; the handler runs the problem once for each of their indices.
+// mapped size or 1: a larger batch where the operands' strides can say so, else the handler runs
+// the problem once for each of their indices.
 #include <tilewise/tilewise.h>
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "operand.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
@@ -43,33 +45,6 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
 namespace tilewise::python {
 namespace {
 
-struct Field {
-  std::string_view name;
-  tilewise_tensor tilewise_problem::*tensor;
-};
-constexpr Field kFields[] = {
-    {"q", &tilewise_problem::q},
-    {"k", &tilewise_problem::k},
-    {"v", &tilewise_problem::v},
-    {"out", &tilewise_problem::out},
-    {"lse", &tilewise_problem::lse},
-    {"dout", &tilewise_problem::dout},
-    {"dlse", &tilewise_problem::dlse},
-    {"dq", &tilewise_problem::dq},
-    {"dk", &tilewise_problem::dk},
-    {"dv", &tilewise_problem::dv},
-    {"dbias", &tilewise_problem::dbias},
-    {"dsink", &tilewise_problem::dsink},
-    {"mask", &tilewise_problem::mask},
-    {"bias", &tilewise_problem::bias},
-    {"alibi_slopes", &tilewise_problem::alibi_slopes},
-    {"sink", &tilewise_problem::sink},
-    {"slices", &tilewise_problem::slices},
-    {"cu_seqlens_q", &tilewise_problem::cu_seqlens_q},
-    {"cu_seqlens_k", &tilewise_problem::cu_seqlens_k},
-    {"seqused_k", &tilewise_problem::seqused_k},
-};
-
 std::int32_t dtype_of(ffi::DataType type) {
   switch (type) {
     case ffi::DataType::F64:
@@ -90,23 +65,6 @@ std::int32_t dtype_of(ffi::DataType type) {
       return 0;  // which the library refuses
   }
 }
-
-// An operand: its tensor for the first index of the mapped dimensions, and how far the others are.
-struct Operand {
-  tilewise_tensor tilewise_problem::*field;
-  tilewise_tensor tensor;
-  std::vector<std::int64_t> mapped;  // sizes of the dimensions in front
-  std::size_t bytes;                 // of one problem's tensor
-
-  char* data() const { return static_cast<char*>(tensor.data); }
-  // Of the dimensions in front, those of size 1 stay where they are.
-  std::size_t offset(const std::vector<std::int64_t>& index) const {
-    std::int64_t place = 0;
-    for (std::size_t d = 0; d < mapped.size(); ++d)
-      place = place * mapped[d] + (mapped[d] == 1 ? 0 : index[d]);
-    return static_cast<std::size_t>(place) * bytes;
-  }
-};
 
 ffi::Error invalid(const std::string& message) {
   return ffi::Error(ffi::ErrorCode::kInvalidArgument, message);
@@ -162,7 +120,7 @@ class Call {
       const std::size_t rank = sizes.size() - mapped_rank;
       if (sizes.size() <= mapped_rank || rank > TILEWISE_MAX_RANK)
         return invalid(std::string(name) + ": has " + std::to_string(sizes.size()) + " dimensions");
-      Operand operand = {field.tensor, {}, {sizes.begin(), sizes.begin() + mapped_rank}, 0};
+      Operand operand = {&field, {}, {sizes.begin(), sizes.begin() + mapped_rank}, 0};
       operand.tensor =
           tilewise_contiguous(buffer.untyped_data(), dtype_of(buffer.element_type()),
                               static_cast<std::int32_t>(rank), sizes.begin() + mapped_rank);
@@ -186,6 +144,7 @@ class Call {
     }
     std::int64_t count = 1;
     for (const std::int64_t size : sizes) count *= size;
+    if (count > 1 && fold(operands_, sizes, count, &problem_)) return run_one(work);
     std::vector<std::int64_t> index(sizes.size(), 0);
     for (std::int64_t i = 0; i < count; ++i) {
       if (const ffi::Error error = run_at(index, work); error.failure()) return error;
@@ -200,10 +159,14 @@ class Call {
  private:
   ffi::Error run_at(const std::vector<std::int64_t>& index, decltype(&tilewise_forward) work) {
     for (const Operand& operand : operands_) {
-      problem_.*operand.field = operand.tensor;
+      problem_.*operand.field->tensor = operand.tensor;
       if (operand.bytes > 0)
-        (problem_.*operand.field).data = operand.data() + operand.offset(index);
+        (problem_.*operand.field->tensor).data = operand.data() + operand.offset(index);
     }
+    return run_one(work);
+  }
+
+  ffi::Error run_one(decltype(&tilewise_forward) work) {
     tilewise_executor executor;
     tilewise_executor_init(&executor);
     executor.stream = place_.stream;

@@ -1,17 +1,73 @@
-"""What all suites share: reproducible random numbers, and the formulas of tests/python."""
+"""What all suites share: what they need, fresh random numbers, and the formulas of tests/python."""
 
+from __future__ import annotations
+
+import os
 import sys
+import zlib
+from collections.abc import Generator, Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests/python"))  # formulas.py: attention in float64, from the semantics
-sys.path.insert(0, str(Path(__file__).parent))  # cases.py
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parents[1] / "tests/python"))  # formulas.py: attention in float64, from the semantics
+sys.path.insert(0, str(HERE / "support"))  # not this folder: it would stand for a torch or jax that is not installed
+
+# ---- frameworks: a suite is skipped, with the reason, where one that it needs is not installed --------------------
+
+NEEDS = {
+    "compat": {"torch": "PyTorch"},
+    "jax": {"jax": "JAX"},
+    "torch": {"torch": "PyTorch"},
+    "transformers": {"torch": "PyTorch", "transformers": "transformers"},
+}
+
+
+class _Suite(pytest.Dir):
+    """A folder of tests of one framework."""
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        for module, name in NEEDS[self.path.name].items():
+            pytest.importorskip(module, reason=f"{name} is not installed")
+        return super().collect()
+
+
+def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """pytest asks for every folder of tests."""
+    is_suite = path.parent == HERE and path.name in NEEDS
+    return _Suite.from_parent(parent, path=path) if is_suite else None
+
+
+# ---- random numbers: other ones in every run; TILEWISE_TEST_SEED=n repeats a run ----------------------------------
+
+SEED = int(os.environ.get("TILEWISE_TEST_SEED") or np.random.SeedSequence().entropy % 2**32)  # type: ignore[operator]
 
 
 @pytest.fixture
-def rng() -> np.random.Generator:
-    """Random numbers that are the same in every run."""
-    return np.random.default_rng(20261121)
+def seed(request: pytest.FixtureRequest) -> int:
+    """Of the run and of the test: a test alone draws what it draws among the others."""
+    return (SEED + zlib.crc32(request.node.name.encode())) % 2**32
+
+
+@pytest.fixture
+def rng(seed: int) -> np.random.Generator:
+    """NumPy's random numbers."""
+    return np.random.default_rng(seed)
+
+
+@pytest.fixture(autouse=True)
+def _seed_of_pytorch(seed: int) -> None:
+    """PyTorch's random numbers, where a suite has imported it."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Every failure says how to repeat it."""
+    report = yield
+    if report.failed:
+        report.sections.append(("random numbers", f"TILEWISE_TEST_SEED={SEED}"))
+    return report

@@ -34,10 +34,9 @@ def test_one_option(option: str, dtype: str, rng: np.random.Generator) -> None:
     check(case, dtype)
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_options_together(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    dtype = list(DTYPES)[seed % len(DTYPES)]
+@pytest.mark.parametrize("number", range(40))
+def test_options_together(number: int, rng: np.random.Generator) -> None:
+    dtype = list(DTYPES)[number % len(DTYPES)]
     batch, kv_heads, group = (int(rng.integers(1, limit)) for limit in (4, 3, 4))
     shape = (batch, 33, 50, kv_heads * group, kv_heads, 24, int(rng.choice([3, 64])))
     case = tensors(rng, dtype, shape)

@@ -240,6 +240,40 @@ def test_vmap_is_refused() -> None:
         torch.func.vmap(lambda q: attention(q, q, q))(q)
 
 
+def test_forward_mode_is_refused() -> None:
+    q = make(1, 5, 2, 8, grad=False)
+    with refused(NotImplementedError, "tilewise", "jvp"):
+        torch.func.jvp(lambda q: attention(q, q, q), (q,), (q,))
+    for context in (torch.enable_grad, torch.no_grad):
+        with context(), torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(q, q)
+            with refused(NotImplementedError, "tilewise", "jvp"):
+                attention(q, dual, q)
+            assert torch.equal(attention(q, q, q), attention(q, q, q, causal=False))
+
+
+def test_gradients_of_torch_func_are_refused() -> None:
+    q = make(1, 5, 2, 8, grad=False)
+    with refused(NotImplementedError, "tilewise", "torch.func.grad", "torch.autograd.grad"):
+        torch.func.grad(lambda q: attention(q, q, q).sum())(q)
+
+
+@pytest.mark.parametrize("used", [(0,), (1,), (0, 1)], ids=["out", "lse", "both"])
+def test_eager_and_operator_have_the_same_gradients(used: tuple[int, ...]) -> None:
+    """Two ways to one formula: what attention() takes in eager calls, and what graphs and callers of the operator do."""
+    tensors = [make(2, 7, 4, 8), make(2, 9, 2, 8), make(2, 9, 2, 16)]
+    bias, sink, mask = make(4, 7, 9), make(4), torch.rand(7, 9) > 0.2
+    results = (
+        attention(*tensors, bias=bias, sink=sink, mask=mask, softcap=2.0, return_lse=True),
+        FORWARD(*tensors, *no_tensors(bias=bias, sink=sink, mask=mask), softcap=2.0),
+    )
+    weights = [torch.randn_like(results[0][i]) for i in used]
+    eager, operator = (
+        torch.autograd.grad([result[i] for i in used], [*tensors, bias, sink], weights) for result in results
+    )
+    assert all(torch.equal(a, b) for a, b in zip(eager, operator, strict=True))
+
+
 def test_gradient_of_slopes_is_refused() -> None:
     q = make(1, 5, 2, 8)
     with refused(NotImplementedError, "alibi_slopes", "detach"):

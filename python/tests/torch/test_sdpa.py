@@ -1,6 +1,7 @@
 """enable_sdpa(): every call that F.scaled_dot_product_attention accepts gives PyTorch's result, and off means off."""
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 import tilewise.torch
@@ -98,13 +99,13 @@ def test_strides_are_the_querys(enabled: None) -> None:
 def test_dropout(enabled: None) -> None:
     q = torch.ones(1, 2, 40, 16)
     v = torch.eye(40)[None, None].expand(1, 2, 40, 40)
-    torch.manual_seed(1)
+    state = torch.get_rng_state()
     probs, runs = counted(lambda: scaled_dot_product_attention(q, q, v, dropout_p=0.25))
     assert runs == 1
     kept = probs > 0
     torch.testing.assert_close(probs[kept], torch.full_like(probs[kept], 1 / 40 / 0.75))
     assert 0.70 < kept.float().mean() < 0.80
-    torch.manual_seed(1)
+    torch.set_rng_state(state)
     assert torch.equal(scaled_dot_product_attention(q, q, v, dropout_p=0.25), probs)
 
 
@@ -147,24 +148,30 @@ WRONG = {
 }
 
 
+def outcome(call: Callable[[], torch.Tensor]) -> torch.Tensor | tuple[type, str]:
+    """The result, or the exception and the first line of its message."""
+    try:
+        return call()
+    except Exception as error:  # noqa: BLE001  (whichever PyTorch raises)
+        return type(error), str(error).splitlines()[0]
+
+
 @pytest.mark.parametrize("case", WRONG)
 def test_errors_are_pytorchs(case: str) -> None:
     q = torch.randn(2, 4, 9, 16)
-    messages = []
-    for context in (tilewise.torch.sdpa(), None):
-        with pytest.raises(Exception) as caught:  # noqa: PT011  (whichever PyTorch raises)
-            if context is None:
-                WRONG[case](q)
-            else:
-                with context:
-                    WRONG[case](q)
-        messages.append((type(caught.value), str(caught.value).splitlines()[0]))
-    assert messages[0] == messages[1]
+    theirs = outcome(lambda: WRONG[case](q))
+    with tilewise.torch.sdpa():
+        ours = outcome(lambda: WRONG[case](q))
+    if torch.is_tensor(theirs):
+        assert case == "mask and causal"  # which PyTorch 2.10 takes on the CPU
+        assert torch.equal(ours, theirs)
+    else:
+        assert ours == theirs
 
 
-def test_off_is_bit_for_bit_as_before() -> None:
+def test_off_is_bit_for_bit_as_before(seed: int) -> None:
     def results() -> list[torch.Tensor]:
-        torch.manual_seed(3)
+        torch.manual_seed(seed)
         collected = []
         for shape, mask in itertools.product(SHAPES.values(), ("none", "causal", "bool")):
             q, k, v = (torch.randn(s, requires_grad=True) for s in shape[:3])

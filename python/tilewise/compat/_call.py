@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from tilewise.compat import _pages
 from tilewise.torch import attention
 from tilewise.torch._attention import _dropout_state
 
@@ -26,16 +27,6 @@ def window(size: Any) -> tuple[int, int]:
 def number(value: Any) -> int | None:
     """A maximal length, which some callers hold as a tensor."""
     return None if value is None else int(value)
-
-
-def pages_in_order(cache: Tensor, block_table: Tensor) -> Tensor:
-    """The pages (N, page size, Hk, D) of each sequence, one behind the other: (B, pages * page size, Hk, D). A copy.
-
-    Entries behind a sequence's end may hold anything; they are read from the first page and masked by its length.
-    """
-    chosen = block_table.long()
-    chosen = chosen.masked_fill((chosen < 0) | (chosen >= cache.shape[0]), 0)
-    return cache[chosen].flatten(1, 2)
 
 
 def _seeds(dropout_p: float) -> dict[str, int]:
@@ -90,8 +81,10 @@ def packed(
     if block_table is None:
         options |= {"cu_seqlens_k": cu_k, "max_seqlen_k": number(max_seqlen[1])}
     else:
-        k, v = pages_in_order(k, block_table), pages_in_order(v, block_table)
-        options["seqused_k"] = cu_k.diff() if seqused_k is None else seqused_k
+        used = cu_k.diff() if seqused_k is None else seqused_k
+        _pages.check(k, block_table, used)
+        k, v, where = _pages.stored(k, v, block_table, used)
+        options |= where
     seeds = _seeds(dropout_p)
     out, lse = attention(q, k, v, **options, **seeds, return_lse=True)
     if not return_attn_probs:

@@ -4,40 +4,21 @@ from typing import Any
 
 import torch
 
-from tilewise.compat._call import number, pages_in_order, window
+from tilewise.compat import _contents, _pages
+from tilewise.compat._call import number, window
+from tilewise.compat._contents import Limits
+from tilewise.compat._tokens import rotate, tokens_of
 from tilewise.torch import attention
 
 Tensor = torch.Tensor
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, interleaved: bool) -> Tensor:
-    """Rotary embedding of the first R of D dimensions. x (T, H, D), cos and sin (length, R/2), positions (T).
-
-    Pairs are neighbours (GPT-J) if `interleaved`, else the two halves of R (GPT-NeoX).
-    """
-    half = cos.shape[-1]
-    turned, rest = x[..., : 2 * half].float(), x[..., 2 * half :]
-    c, s = (table[positions].float()[:, None] for table in (cos, sin))  # (T, 1, R/2)
-    if interleaved:
-        a, b = turned[..., 0::2], turned[..., 1::2]
-        turned = torch.stack((a * c - b * s, a * s + b * c), dim=-1).flatten(-2)
-    else:
-        a, b = turned[..., :half], turned[..., half:]
-        turned = torch.cat((a * c - b * s, a * s + b * c), dim=-1)
-    return torch.cat((turned.to(x.dtype), rest), dim=-1)
-
-
-def _tokens(x: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """x as (T, H, D), with each token's sequence and its place in that: (T), (T)."""
-    if cu_seqlens is None:
-        batch, length = x.shape[:2]
-        index = torch.arange(batch * length, device=x.device)
-        return x.flatten(0, 1), index // max(length, 1), index % max(length, 1)
-    lengths = cu_seqlens.diff().long()
-    sequence = torch.repeat_interleave(
-        torch.arange(lengths.numel(), device=x.device), lengths, output_size=x.shape[0]
-    )
-    return x, sequence, torch.arange(x.shape[0], device=x.device) - cu_seqlens.long()[sequence]
+def _same_shape(name: str, tensor: Tensor, shape: tuple[Any, ...]) -> None:
+    """shape: None where any size is right."""
+    found = tuple(tensor.shape)
+    if len(found) != len(shape) or found != tuple([b if a is None else a for a, b in zip(shape, found, strict=True)]):
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        raise ValueError(f"{name}: shape is {found}, must be ({wanted})")
 
 
 class Call:
@@ -50,37 +31,62 @@ class Call:
         cu_seqlens_q: Tensor | None = None, cu_seqlens_k_new: Tensor | None = None, max_seqlen_q: Any = None,
         rotary_seqlens: Tensor | None = None,
     ) -> None:  # fmt: skip
-        self.q, self.k_cache, self.v_cache = q.detach(), k_cache, v_cache
+        self.q, self.k_cache, self.v_cache, self.k, self.v = q.detach(), k_cache, v_cache, k, v
         self.cu_seqlens_q, self.max_seqlen_q = cu_seqlens_q, number(max_seqlen_q)
+        self.cu_seqlens_k_new, self.rotary = cu_seqlens_k_new, (rotary_cos, rotary_sin)
         self.rows, self.leftpad, self.block_table = cache_batch_idx, cache_leftpad, block_table
         self.batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.numel() - 1
-        self._check(k, v, rotary_cos, rotary_sin, cache_seqlens)
-        self.used = self._lengths(cache_seqlens)
-        start = self.used if rotary_seqlens is None else rotary_seqlens.long()
+        self._check_presence(cache_seqlens)
+        self._check_shapes(cache_seqlens, rotary_seqlens)
+        self.is_known = _contents.are_known(q)
+        self.before = self._lengths(cache_seqlens)
+        self.used = self.before if k is None else self.before + self._new_lengths()
+        first = self.before if rotary_seqlens is None else rotary_seqlens.long()
         with torch.no_grad():
-            if rotary_cos is not None and k is not None:
-                self.q = self._rotated_queries(rotary_cos, rotary_sin, start, rotary_interleaved, rotates_queries)
-            if k is not None:
-                tokens, sequence, place = _tokens(k.detach(), cu_seqlens_k_new)
-                if rotary_cos is not None:
-                    tokens = rotate(tokens, rotary_cos, rotary_sin, start[sequence] + place, rotary_interleaved)
-                self._append(self.k_cache, tokens, sequence, place)
-                self._append(self.v_cache, _tokens(v.detach(), cu_seqlens_k_new)[0], sequence, place)
-                new = k.shape[1] if cu_seqlens_k_new is None else cu_seqlens_k_new.diff().long()
-                self.used = self.used + new
+            self._grow(first, rotary_interleaved, rotates_queries)
 
-    def _check(self, k: Any, v: Any, rotary_cos: Any, rotary_sin: Any, cache_seqlens: Any) -> None:
-        if (k is None) != (v is None):
+    # ---- arguments --------------------------------------------------------------------------------------------------
+
+    def _check_presence(self, cache_seqlens: Any) -> None:
+        if (self.k is None) != (self.v is None):
             raise ValueError("k and v: one is given without the other")
-        if k is not None and cache_seqlens is None:
+        if self.k is not None and cache_seqlens is None:
             raise ValueError("cache_seqlens: is absent, must be given with k: it says where k goes")
-        if (rotary_cos is None) != (rotary_sin is None):
+        if (self.rotary[0] is None) != (self.rotary[1] is None):
             raise ValueError("rotary_cos and rotary_sin: one is given without the other")
-        if rotary_cos is not None and k is None:
+        if self.rotary[0] is not None and self.k is None:
             raise ValueError("rotary_cos: is given without k; what is in the cache is rotated already")
         if self.block_table is not None and (self.rows is not None or self.leftpad is not None):
             name = "cache_batch_idx" if self.rows is not None else "cache_leftpad"
             raise ValueError(f"block_table: excludes {name}")
+
+    def _check_shapes(self, cache_seqlens: Any, rotary_seqlens: Tensor | None) -> None:
+        """What the library would refuse, and what would be written in a wrong place, before anything is written."""
+        _same_shape("q", self.q, (*([None] * (1 if self.cu_seqlens_q is not None else 2)), None, self.k_cache.shape[-1]))
+        _same_shape("k_cache", self.k_cache, (None,) * 4)
+        _same_shape("v_cache", self.v_cache, (*self.k_cache.shape[:3], None))
+        for name, cache in (("k_cache", self.k_cache), ("v_cache", self.v_cache)):
+            if cache.dtype != self.q.dtype:
+                raise ValueError(f"{name}: dtype is {cache.dtype}, must be q's {self.q.dtype}")
+        leading = (self.batch, None) if self.cu_seqlens_k_new is None else (None,)
+        for name, new, cache in (("k", self.k, self.k_cache), ("v", self.v, self.v_cache)):
+            if new is not None:
+                _same_shape(name, new, (*leading, *cache.shape[2:]))
+        if self.k is not None:
+            _same_shape("v", self.v, (*self.k.shape[:-1], self.v_cache.shape[-1]))
+        of_batch = {
+            "cache_seqlens": cache_seqlens, "cache_batch_idx": self.rows, "cache_leftpad": self.leftpad,
+            "rotary_seqlens": rotary_seqlens,
+        }  # fmt: skip
+        for name, tensor in of_batch.items():
+            if isinstance(tensor, torch.Tensor):
+                _same_shape(name, tensor, (self.batch,))
+        if self.cu_seqlens_k_new is not None:
+            _same_shape("cu_seqlens_k_new", self.cu_seqlens_k_new, (self.batch + 1,))
+        if self.block_table is not None:
+            _same_shape("block_table", self.block_table, (self.batch, None))
+        elif self.rows is None and self.k_cache.shape[0] < self.batch:
+            raise ValueError(f"k_cache: holds {self.k_cache.shape[0]} sequences, must hold q's {self.batch}")
 
     def _capacity(self) -> int:
         if self.block_table is None:
@@ -94,43 +100,135 @@ class Call:
         filled = self._capacity() if cache_seqlens is None else int(cache_seqlens)
         return torch.full((self.batch,), filled, dtype=torch.int64, device=self.q.device)
 
-    def _rotated_queries(
-        self, cos: Tensor, sin: Tensor, start: Tensor, interleaved: bool, each_its_own: bool
-    ) -> Tensor:
-        """Under a causal mask or a window queries stand behind each other, else all of them at the cache's end."""
-        tokens, sequence, place = _tokens(self.q, self.cu_seqlens_q)
-        positions = start[sequence] + (place if each_its_own else 0)
-        return rotate(tokens, cos, sin, positions, interleaved).view(self.q.shape)
+    def _new_lengths(self) -> Tensor | int:
+        assert self.k is not None
+        return self.k.shape[1] if self.cu_seqlens_k_new is None else self.cu_seqlens_k_new.diff().long()
 
-    def _append(self, cache: Tensor, tokens: Tensor, sequence: Tensor, place: Tensor) -> None:
-        position = self.used[sequence] + place
-        if not position.is_cuda and position.numel() > 0 and int(position.max()) >= self._capacity():
-            raise ValueError(f"k: reaches position {int(position.max())}, the cache holds {self._capacity()}")
-        if self.block_table is None:
-            row = sequence if self.rows is None else self.rows.long()[sequence]
-            cache[row, position] = tokens.to(cache.dtype)
-        else:
-            size = cache.shape[1]
-            page = self.block_table.long()[sequence, position // size]
-            cache[page, position % size] = tokens.to(cache.dtype)
+    def _limits(self, rotated: list[Tensor]) -> list[Limits]:
+        """Of all that is an index. rotated: positions in rotary_cos and rotary_sin."""
+        limits = [Limits("cache_seqlens", self.before, 0, self._capacity())]
+        if self.k is not None:
+            limits.append(Limits("cache_seqlens with k", self.used, 0, self._capacity()))
+        if self.rows is not None:
+            limits.append(Limits("cache_batch_idx", self.rows, 0, self.k_cache.shape[0] - 1))
+        if self.leftpad is not None:
+            limits.append(Limits("cache_leftpad", self.leftpad, 0, self._capacity()))
+        for positions in rotated:
+            for name, table in zip(("rotary_cos", "rotary_sin"), self.rotary, strict=True):
+                limits.append(Limits(f"a position in {name}", positions, 0, table.shape[0] - 1))
+        return limits
 
-    def _keys(self, cache: Tensor) -> Tensor:
-        """(B, capacity, Hk, D): the cache itself, or a copy of the rows or pages that are named."""
+    # ---- the cache grows --------------------------------------------------------------------------------------------
+
+    def _grow(self, first: Tensor, interleaved: bool, rotates_queries: bool) -> None:
+        """Rotates q and k, whose sequences begin at `first`, and writes k and v behind what the cache holds."""
+        cos, sin = self.rotary
+        if self.is_known and self.cu_seqlens_k_new is not None:  # before they are made positions of
+            _contents.check(_contents.starts("cu_seqlens_k_new", self.cu_seqlens_k_new, self.k.shape[0]))
+        if self.is_known and self.cu_seqlens_q is not None:
+            _contents.check(_contents.starts("cu_seqlens_q", self.cu_seqlens_q, self.q.shape[0]))
+        k, sequence, place = (None,) * 3 if self.k is None else tokens_of(self.k.detach(), self.cu_seqlens_k_new)
+        positions: list[Tensor] = []  # of q and of k
+        if cos is not None:
+            # Under a causal mask or a window queries stand behind each other, else all of them at the cache's end.
+            q, owner, offset = tokens_of(self.q, self.cu_seqlens_q)
+            positions = [first[owner] + (offset if rotates_queries else 0), first[sequence] + place]
+        if self.is_known:
+            _contents.check(self._limits(positions))
         if self.block_table is not None:
-            return pages_in_order(cache, self.block_table)
-        return cache if self.rows is None else cache[self.rows.long()]
+            _pages.check(self.k_cache, self.block_table, self.used)
+        if k is None:
+            return
+        if cos is not None:
+            self.q = rotate(q, cos, sin, positions[0], interleaved).view(self.q.shape)
+            k = rotate(k, cos, sin, positions[1], interleaved)
+        where = self._places(sequence, self.before[sequence] + place)
+        self.k_cache[where] = k.to(self.k_cache.dtype)
+        self.v_cache[where] = tokens_of(self.v.detach(), self.cu_seqlens_k_new)[0].to(self.v_cache.dtype)
+
+    def _places(self, sequence: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+        """Index into the cache of each new token."""
+        if self.block_table is None:
+            return (sequence if self.rows is None else self.rows.long()[sequence]), position
+        size = self.k_cache.shape[1]
+        return self.block_table.long()[sequence, position // size], position % size
+
+    # ---- attention to it --------------------------------------------------------------------------------------------
 
     def run(
         self, softmax_scale: float | None, causal: bool, window_size: Any, softcap: float, alibi_slopes: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """out like q, lse (B, H, Sq) or (H, T)."""
-        mask = None
+        options: dict[str, Any] = {
+            "softmax_scale": softmax_scale, "causal": causal, "window_size": window(window_size), "softcap": softcap,
+            "return_lse": True,
+        }  # fmt: skip
+        with torch.no_grad():
+            order = self._order() if self.is_known else None
+            if order is not None:
+                return self._run_in_place(*order, alibi_slopes, options)
+            k, v, where = self._keys()
+            return attention(
+                self.q, k, v, **options, **where, alibi_slopes=alibi_slopes, cu_seqlens_q=self.cu_seqlens_q,
+                max_seqlen_q=self.max_seqlen_q,
+            )  # fmt: skip
+
+    def _keys(self) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        """k, v and where the sequences are: the cache itself, or a copy of the rows or pages that are named."""
+        caches = (self.k_cache, self.v_cache)
+        if self.block_table is not None:
+            return _pages.stored(*caches, self.block_table, self.used)
+        where: dict[str, Any] = {"seqused_k": self.used}
         if self.leftpad is not None:
             columns = torch.arange(self.k_cache.shape[1], device=self.q.device)
-            mask = (columns >= self.leftpad[:, None])[:, None, None]
-        with torch.no_grad():
-            return attention(
-                self.q, self._keys(self.k_cache), self._keys(self.v_cache), softmax_scale=softmax_scale, causal=causal,
-                window_size=window(window_size), softcap=softcap, alibi_slopes=alibi_slopes, mask=mask,
-                seqused_k=self.used, cu_seqlens_q=self.cu_seqlens_q, max_seqlen_q=self.max_seqlen_q, return_lse=True,
-            )  # fmt: skip
+            where["mask"] = (columns >= self.leftpad[:, None])[:, None, None]
+        if self.rows is not None:
+            k, v = (cache[self.rows.long()] for cache in caches)
+        elif self.batch < self.k_cache.shape[0]:
+            k, v = (cache[: self.batch] for cache in caches)
+        else:
+            k, v = caches
+        return k, v, where
+
+    def _order(self) -> tuple[list[int], list[int], list[int]] | None:
+        """Of a cache that can be read in place though its rows are chosen or padded: as one row of tokens, in which
+        sequences lie packed, one row of the cache after the other. The sequences in that order, and each one's row and
+        padding; None if the cache is read whole anyway, or where the packed form cannot say which keys are meant."""
+        if self.block_table is not None or (self.rows is None and self.leftpad is None) or self.batch == 0:
+            return None
+        rows = list(range(self.batch)) if self.rows is None else self.rows.tolist()
+        padding = [0] * self.batch if self.leftpad is None else self.leftpad.tolist()
+        order = sorted(range(self.batch), key=rows.__getitem__)
+        has_moved = order != list(range(self.batch))
+        is_one_row = all(
+            cache.shape[0] == 1 or cache.stride(0) == cache.shape[1] * cache.stride(1)
+            for cache in (self.k_cache, self.v_cache)
+        )
+        if not is_one_row or len(set(rows)) < len(rows) or (has_moved and self.cu_seqlens_q is not None):
+            return None
+        return order, rows, padding
+
+    def _run_in_place(
+        self, order: list[int], rows: list[int], padding: list[int], alibi_slopes: Tensor | None, options: dict[str, Any]
+    ) -> tuple[Tensor, Tensor]:
+        """A sequence's padding is the end of what lies before it; seqused_k ends it."""
+        size = self.k_cache.shape[1]
+        begins = [rows[b] * size + padding[b] for b in order]
+        begins.append((rows[order[-1]] + 1) * size)
+        starts = [begin - begins[0] for begin in begins]
+        device = self.q.device
+        used = self.used if self.leftpad is None else (self.used - self.leftpad).clamp(min=0)
+        k, v = (cache.flatten(0, 1)[begins[0] : begins[-1]] for cache in (self.k_cache, self.v_cache))
+        q, back = self.q, None
+        if order != list(range(self.batch)):
+            index = torch.tensor(order, device=device)
+            back = index.argsort()
+            q, used = q[index], used[index]
+            if alibi_slopes is not None and alibi_slopes.dim() == 2:
+                alibi_slopes = alibi_slopes[index]
+        out, lse = attention(
+            q, k, v, **options, alibi_slopes=alibi_slopes, cu_seqlens_q=self.cu_seqlens_q, seqused_k=used,
+            cu_seqlens_k=torch.tensor(starts, device=device), max_seqlen_q=self.max_seqlen_q,
+            max_seqlen_k=max(end - start for start, end in zip(starts[:-1], starts[1:], strict=True)),
+        )  # fmt: skip
+        return (out, lse) if back is None else (out[back], lse[back])

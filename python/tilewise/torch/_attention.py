@@ -2,7 +2,7 @@
 
 import torch
 
-from tilewise.torch._schema import forward
+from tilewise.torch._autograd import forward
 
 _ALIGNMENTS = {"bottom_right": False, "top_left": True}
 _LAYOUTS = {"bshd": False, "bhsd": True}

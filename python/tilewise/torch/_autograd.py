@@ -5,42 +5,111 @@ from typing import Any
 import torch
 
 from tilewise.torch._meta import GRADIENTS
-from tilewise.torch._schema import FIRST_SHARED, FORWARD, FORWARD_NAMES, LAST_SHARED
+from tilewise.torch._schema import BACKWARD, FORWARD, FORWARD_NAMES, LAST_SHARED, TENSORS
 
-_SINGLE_TENSORS = {name: FORWARD_NAMES.index(name) for name in GRADIENTS}
-_WITHOUT_GRADIENT = tuple(FORWARD_NAMES.index(name) for name in ("alibi_slopes",))
+# Where forward's arguments that have a gradient are, and those that would need one and have none.
+_DIFFERENTIABLE = {name: FORWARD_NAMES.index(name) for name in GRADIENTS}
+_WITHOUT_GRADIENT = {name: FORWARD_NAMES.index(name) for name in ("alibi_slopes",)}
+
+
+# ---- the formula ----------------------------------------------------------------------------------------------------
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    for position in _WITHOUT_GRADIENT:
-        if ctx.needs_input_grad[position]:
-            raise NotImplementedError(
-                f"tilewise: {FORWARD_NAMES[position]} requires a gradient, which is not computed; detach() it"
-            )
-    tensors = [value if isinstance(value, torch.Tensor) else None for value in inputs]
-    ctx.save_for_backward(*tensors, *output)
-    ctx.others = [None if isinstance(value, torch.Tensor) else value for value in inputs]
+    """inputs: of forward, by position; those that are left out have their defaults."""
+    for name, position in _WITHOUT_GRADIENT.items():
+        tensor = inputs[position]
+        if tensor is not None and tensor.requires_grad:
+            raise NotImplementedError(f"tilewise: {name} requires a gradient, which is not computed; detach() it")
+    ctx.save_for_backward(*inputs[:TENSORS], *output)
+    ctx.options = inputs[TENSORS:]
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[Any, ...]:
-    *tensors, out, lse = ctx.saved_tensors
-    gradients: list[Any] = [None] * len(ctx.others)
+def _gradients(
+    ctx: Any, wanted: list[str], dout: torch.Tensor | None, dlse: torch.Tensor | None
+) -> dict[str, torch.Tensor]:
+    """Of the arguments that `wanted` names; none if neither result was used."""
     if dout is None and dlse is None:
-        return tuple(gradients)
-    inputs = [other if tensor is None else tensor for tensor, other in zip(tensors, ctx.others, strict=True)]
-    q, k, v = inputs[:3]
+        return {}
+    *tensors, out, lse = ctx.saved_tensors
+    q, k, v = tensors[:3]
     if dout is None:
         dout = torch.zeros_like(out)
-    wanted = {name: bit for name, bit in GRADIENTS.items() if ctx.needs_input_grad[_SINGLE_TENSORS[name]]}
-    results = torch.ops.tilewise.attention_backward.default(
-        dout.to(q.dtype), dlse, q, k, v, out, lse, *inputs[FIRST_SHARED:LAST_SHARED], sum(wanted.values())
+    shared = (*tensors[3:], *ctx.options[: LAST_SHARED - TENSORS])
+    bits = sum([GRADIENTS[name] for name in wanted])
+    results = _call(BACKWARD, dout.to(q.dtype), dlse, q, k, v, out, lse, *shared, gradients=bits)
+    by_name = dict(zip(GRADIENTS, results, strict=True))
+    return {name: by_name[name].to(tensors[_DIFFERENTIABLE[name]].dtype) for name in wanted}
+
+
+def _call(operator: Any, *args: Any, **kwargs: Any) -> Any:
+    """The operator; where no gradient can be asked for, past PyTorch's autograd layer, which takes 4 us to say so."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return operator(*args, **kwargs)
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator(*args, **kwargs)
+
+
+# ---- eager calls ----------------------------------------------------------------------------------------------------
+
+
+class _Attention(torch.autograd.Function):
+    """forward with its formula. The one that PyTorch makes of register_autograd asks for every argument by itself, and
+    fills in defaults: 38 us more a call."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """The arguments that have a gradient, in the order of GRADIENTS, and a tuple of all of them."""
+        everything = arguments[-1]
+        with torch._C._AutoDispatchBelowAutograd():
+            output = FORWARD(*everything)
+        _setup_context(ctx, everything, output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        """In the order of forward's arguments."""
+        wanted = [name for name, is_needed in zip(GRADIENTS, ctx.needs_input_grad, strict=False) if is_needed]
+        found = _gradients(ctx, wanted, *gradients)
+        return (*(found.get(name) for name in GRADIENTS), None)
+
+
+def forward(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The operator, by the shortest way to its result and its gradient."""
+    if torch.compiler.is_compiling():
+        return FORWARD(*args)
+    transform = torch._C._functorch.peek_interpreter_stack()
+    if transform is not None or torch.autograd.forward_ad._current_level >= 0:
+        _refuse_derivative(transform, args)
+    if not torch.is_grad_enabled():
+        return _call(FORWARD, *args)
+    if transform is not None or torch._C._is_any_autocast_enabled():
+        return FORWARD(*args)  # what these change comes before autograd
+    return _Attention.apply(*(args[position] for position in _DIFFERENTIABLE.values()), args)
+
+
+def _refuse_derivative(transform: Any, args: tuple[Any, ...]) -> None:
+    """What PyTorch would leave out of its result without a word, or with one about its own classes."""
+    if transform is not None and transform.key() == torch._C._functorch.TransformType.Grad:
+        raise NotImplementedError("tilewise: torch.func.grad cannot pass attention; torch.autograd.grad can")
+    has_tangent = (
+        torch.autograd.forward_ad.unpack_dual(args[position]).tangent is not None
+        for position in _DIFFERENTIABLE.values()
+        if args[position] is not None
     )
-    for name, result in zip(GRADIENTS, results, strict=True):
-        if name in wanted:
-            position = _SINGLE_TENSORS[name]
-            gradients[position] = result.to(inputs[position].dtype)
-    return tuple(gradients)
+    if torch.autograd.forward_ad._current_level >= 0 and any(has_tangent):
+        raise NotImplementedError("tilewise: attention has no forward-mode derivative (jvp); backward it has")
+
+
+# ---- the operators, for graphs and for who calls them -----------------------------------------------------------------
+
+
+def _backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[Any, ...]:
+    wanted = [name for name, position in _DIFFERENTIABLE.items() if ctx.needs_input_grad[position]]
+    found = _gradients(ctx, wanted, dout, dlse)
+    names = {position: name for name, position in _DIFFERENTIABLE.items()}
+    return tuple(found.get(names.get(position, "")) for position in range(TENSORS + len(ctx.options)))
 
 
 def _refuse_double_backward(ctx: Any, *gradients: torch.Tensor | None) -> None:

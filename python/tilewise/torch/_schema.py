@@ -10,17 +10,9 @@ BACKWARD = torch.ops.tilewise.attention_backward.default
 _ARGUMENTS = {operator: operator._schema.arguments for operator in (FORWARD, BACKWARD)}
 FORWARD_NAMES = tuple(argument.name for argument in _ARGUMENTS[FORWARD])
 
-# The arguments that forward and backward share, in their order: from `mask` to `batch_invariant`.
-FIRST_SHARED = FORWARD_NAMES.index("mask")
+# Forward's tensors come first, q, k, v and then those that backward takes too; the options, up to `batch_invariant`.
+TENSORS = FORWARD_NAMES.index("dropout_state") + 1
 LAST_SHARED = FORWARD_NAMES.index("batch_invariant") + 1
-
-
-def forward(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The operator; where no gradient can be asked for, past PyTorch's autograd layer, which takes 4 us to say so."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return FORWARD(*args)
-    with torch._C._AutoDispatchBelowAutograd():
-        return FORWARD(*args)
 
 
 def by_name(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import torch
 
 from tilewise.torch import _sdpa_cuda
-from tilewise.torch._schema import forward
 from tilewise.torch._attention import _dropout_state
+from tilewise.torch._autograd import forward
 
 _PYTORCH = torch.ops.aten.scaled_dot_product_attention.default
 _DTYPES = frozenset((torch.float64, torch.float32, torch.bfloat16, torch.float16))
@@ -142,4 +142,3 @@ def sdpa() -> Iterator[None]:
     finally:
         if not before:
             disable_sdpa()
-

@@ -1,0 +1,51 @@
+"""What index tensors hold, looked at before anything is written."""
+
+from typing import NamedTuple
+
+import torch
+
+Tensor = torch.Tensor
+
+
+class Limits(NamedTuple):
+    """Every number of `values` must be from `low` to `high`; `name` is what a message calls one of them."""
+
+    name: str
+    values: Tensor
+    low: int
+    high: int
+
+
+def are_known(like: Tensor) -> bool:
+    """Whether contents can be asked for: not while a CUDA graph is captured or torch.compile traces."""
+    if torch.compiler.is_compiling():
+        return False
+    return not (like.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def check(limits: list[Limits]) -> None:
+    """Raises ValueError for the first number that is out of its limits. One wait for the device, whatever it checks."""
+    checked = [limit for limit in limits if limit.values.numel() > 0]
+    for (name, _, low, high), ends in zip(checked, _ends([limit.values for limit in checked]), strict=True):
+        for number in ends:
+            if not low <= number <= high:
+                raise ValueError(f"{name}: is {number}, must be {low} to {high}")
+
+
+def _ends(tensors: list[Tensor]) -> list[tuple[int, int]]:
+    """The least and the greatest number of each."""
+    if all(tensor.is_cpu and tensor.numel() <= 256 for tensor in tensors):  # operators would take 5 us for each
+        lists = [tensor.flatten().tolist() for tensor in tensors]
+        return [(min(numbers), max(numbers)) for numbers in lists]
+    ends = [end.long().to(tensors[0].device) for tensor in tensors for end in tensor.aminmax()]
+    numbers = torch.stack(ends).tolist()
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
+
+
+def starts(name: str, cu_seqlens: Tensor, tokens: int) -> list[Limits]:
+    """That cu_seqlens begins with 0, never falls and ends with the number of tokens."""
+    return [
+        Limits(f"{name}[0]", cu_seqlens[:1], 0, 0),
+        Limits(f"a length of {name}", cu_seqlens.diff(), 0, tokens),
+        Limits(f"{name}[-1]", cu_seqlens[-1:], tokens, tokens),
+    ]
