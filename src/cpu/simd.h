@@ -296,6 +296,20 @@ TILEWISE_INLINE Vec<T> scale_exponent(Vec<T> mantissa, Vec<T> n) {
     return Vec<T>(typename Vec<T>::Native(_mm512_scalef_pd(__m512d(mantissa.v), __m512d(n.v))));
   }
 }
+
+// Its mask selects: lanes that are zeroed do not underflow.
+template <class T>
+TILEWISE_INLINE Vec<T> scale_exponent_from(Vec<T> mantissa, Vec<T> n, Vec<T> x, Vec<T> lowest) {
+  if constexpr (sizeof(T) == 4) {
+    const __mmask16 kept = _mm512_cmp_ps_mask(__m512(x.v), __m512(lowest.v), _CMP_NLT_UQ);
+    return Vec<T>(
+        typename Vec<T>::Native(_mm512_maskz_scalef_ps(kept, __m512(mantissa.v), __m512(n.v))));
+  } else {
+    const __mmask8 kept = _mm512_cmp_pd_mask(__m512d(x.v), __m512d(lowest.v), _CMP_NLT_UQ);
+    return Vec<T>(
+        typename Vec<T>::Native(_mm512_maskz_scalef_pd(kept, __m512d(mantissa.v), __m512d(n.v))));
+  }
+}
 #endif
 
 // One step of transpose(): lanes whose number has bit kBit change places with those of the register
