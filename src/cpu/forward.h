@@ -46,8 +46,11 @@ void forward_tile(const HeadContext& context, const Frame& frame, TileClass tile
   const std::int64_t depth = operands<E>(problem.head_dim);
   const E* const q_panel = scratch.q_panels + panel * depth * kWidth;
   const std::int64_t skipped = context.sequence.k_start + frame.t0 - tile.v.rows.first;
-  product<E, kColumns, kWidth>({tile.k.data + skipped * tile.k.stride, tile.k.stride},
-                               frame.t_count, q_panel, depth, scratch.scores, &tile.ahead[0]);
+  const Steps<kColumns> steps =
+      find_steps<T, Lanes::kQueries, kColumns>(context, frame, tile_class);
+  stepped_product<E, kColumns, kWidth>({tile.k.data + skipped * tile.k.stride, tile.k.stride},
+                                       frame.t_count, q_panel, depth, steps, scratch.scores,
+                                       &tile.ahead[0]);
   finish_scores<T, Lanes::kQueries, kWidth>(context, frame, tile_class, scratch.mask,
                                             scratch.scores, nullptr);
   if (tile.v.odd != nullptr)
@@ -60,7 +63,7 @@ void forward_tile(const HeadContext& context, const Frame& frame, TileClass tile
     fill_dropout<T, Lanes::kQueries, kWidth>(context, frame, scratch.keep);
     apply_dropout<T, kWidth>(frame, scratch.keep, scratch.scores);
   }
-  accumulate<E, kColumns, kWidth>(tile.v, skipped, frame.t_count,
+  accumulate<E, kColumns, kWidth>(tile.v, skipped, frame.t_count, steps,
                                   as_operands<E, kColumns, kWidth>(frame.t_count, scratch.scores),
                                   rescale, scratch.careful.seen,
                                   scratch.out_panels + panel * scratch.out_panel, &tile.ahead[1]);
