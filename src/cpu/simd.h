@@ -279,9 +279,8 @@ TILEWISE_INLINE Vec<T> fused_multiply_add(Vec<T> a, Vec<T> b, Vec<T> c) {
 template <class T>
 TILEWISE_INLINE Vec<T> power_of_two(Vec<T> n) {
   using Bits = typename Registers<T>::Bits;
-  // Adding 1.5 * 2^m leaves n in the low bits of the mantissa.
-  const Bits integers = Bits((n + Vec<T>(math::Limits<T>::kRoundingMagic)).v) -
-                        Bits(Vec<T>(math::Limits<T>::kRoundingMagic).v);
+  // Adding 1.5 * 2^m leaves n in the low bits of the mantissa; what is above it is shifted out.
+  const Bits integers = Bits((n + Vec<T>(math::Limits<T>::kRoundingMagic)).v);
   return Vec<T>(
       typename Vec<T>::Native((integers + Registers<T>::kBias) << Registers<T>::kMantissaBits));
 }

@@ -1,5 +1,6 @@
-// Tiles that the edge of a mask cuts: a register of lanes takes part only in the rows of the tile that
-// one of its lanes sees. What is left out is masked, and selected out as ever: no bit depends on it.
+// Tiles that the edge of a mask cuts: a register of lanes takes part only in the rows of the tile
+// that one of its lanes sees. What is left out is masked, and selected out as ever: no bit depends
+// on it.
 #pragma once
 
 #include "cpu/score_step.h"

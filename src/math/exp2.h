@@ -34,12 +34,17 @@ TILEWISE_INLINE T scale_exponent(T mantissa, T n) {
   return (mantissa * power_of_two(half)) * power_of_two(n - half);
 }
 
-// The same, but 0 where x < lowest: n may be anything there, and nothing underflows.
+// mantissa * 2^n for an integer n in [kLowestExp2, 0], or 0 where x < lowest: n may be anything
+// there, and nothing underflows. The first product is exact, the second rounds into the denormals.
 template <class T>
 TILEWISE_INLINE T scale_exponent_from(T mantissa, T n, T x, T lowest) {
-  const T zero(Lane<T>(0));
+  using L = Lane<T>;
+  const L up = sizeof(L) == 8 ? L(512) : L(64);
+  const L down = sizeof(L) == 8 ? L(0x1p-512) : L(0x1p-64);
+  const T zero(L(0));
   const auto vanishes = x < lowest;
-  return select(vanishes, zero, scale_exponent(mantissa, select(vanishes, zero, n)));
+  const T kept = select(vanishes, zero, n);
+  return select(vanishes, zero, (mantissa * power_of_two(kept + T(up))) * T(down));
 }
 
 // 2^fraction for |fraction| <= 1/2.
