@@ -1,8 +1,8 @@
 # tilewise_test(NAME SOURCES file... [LIBS target...] [LABELS label...] [ARGS arg...] [TIMEOUT seconds])
 #
 # A GoogleTest program: each of its tests is a test of ctest, named NAME.Suite.Test. It may include the headers of src/.
-# Labels: "matrix" (registry x cases; run again for each forced CPU target), "threads" (run under the thread sanitizer),
-# "slow" (over 10 s; scripts/test leaves it to .ci/run).
+# Labels: "matrix" (registry x cases; run again for each forced CPU target), "threads" (run under the thread sanitizer;
+# all that its preset builds), "slow" (over 10 s; scripts/test leaves it to .ci/run).
 function(tilewise_test name)
   cmake_parse_arguments(PARSE_ARGV 1 test "" "TIMEOUT" "SOURCES;LIBS;LABELS;ARGS")
   if(NOT test_TIMEOUT)
@@ -10,6 +10,9 @@ function(tilewise_test name)
   endif()
   add_executable(${name} ${test_SOURCES})
   target_link_libraries(${name} PRIVATE tilewise_internal ${test_LIBS} GTest::gtest_main)
+  if("threads" IN_LIST test_LABELS)
+    add_dependencies(thread_tests ${name})
+  endif()
   gtest_discover_tests(${name} TEST_PREFIX "${name}." DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 120
                        EXTRA_ARGS ${test_ARGS})
   # gtest_discover_tests cannot carry a list of labels; ctest reads this file after the list of tests.

@@ -5,7 +5,7 @@
 //   output   a = V columns, two keys of a word        b = P^T, the same two keys
 #pragma once
 
-#include "cpu/packed.h"
+#include "cpu/half_rows.h"
 
 #if TILEWISE_HAS_DOTS
 
@@ -15,28 +15,6 @@ namespace tilewise::cpu::TILEWISE_TARGET {
 
 template <class E>
 concept IsPair = std::same_as<E, Pair>;
-
-TILEWISE_INLINE const std::uint16_t* half_rows(const RowBlock& rows) {
-  return static_cast<const std::uint16_t*>(rows.view->data) +
-         rows.view->offset(rows.batch, rows.head, rows.first);
-}
-
-// 32 bf16 of a row from column c on, zeros beyond its end.
-TILEWISE_INLINE __m512i load_halves(const std::uint16_t* row, std::int64_t c, std::int64_t width) {
-  const std::int64_t left = width - c;
-  if (left >= 32) return _mm512_loadu_si512(row + c);
-  return _mm512_maskz_loadu_epi16(left <= 0 ? 0 : (__mmask32(1) << left) - 1, row + c);
-}
-
-TILEWISE_INLINE bool halves_are_finite(const std::uint16_t* row, std::int64_t width) {
-  const __m512i exponent = _mm512_set1_epi16(0x7F80);
-  __mmask32 odd = 0;
-  for (std::int64_t c = 0; c < width; c += 32) {
-    const __m512i halves = load_halves(row, c, width);
-    odd |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(halves, exponent), exponent);
-  }
-  return odd == 0;
-}
 
 // Words of two registers of halves that are neighbours along the sum.
 struct PairColumns {

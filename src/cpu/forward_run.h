@@ -22,7 +22,8 @@ template <class Body>
 TILEWISE_INLINE BlockSize block_size(const Problem& problem, std::int64_t most,
                                      std::int64_t concurrency) {
   const std::int64_t of_head = divide_up(problem.max_q, Body::kWidth);
-  const std::int64_t items = problem.batch * problem.heads * most_splits(problem, Body::kSplitKeys);
+  const std::int64_t items =
+      problem.batch * problem.heads * planned_splits(problem, Body::kSplitKeys);
   const std::int64_t panels = choose_panels(items, of_head, most, concurrency);
   return {panels, even_panels(of_head, panels) * Body::kWidth};
 }

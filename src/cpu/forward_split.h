@@ -20,17 +20,24 @@ struct ForwardSplits {
   std::int64_t count;
 };
 
-// Packed queries are not split: how many states they need is known only when they run.
+// How many splits a sequence is cut into at most: `tiles` are the least that one can have. Packed
+// queries are not split: how many states they need is known only when they run.
+TILEWISE_INLINE std::int64_t most_splits(const Problem& problem, std::int64_t q_len,
+                                         std::int64_t tiles) {
+  const std::int64_t rows = problem.heads * q_len;  // all lie in memory: no overflow
+  if (problem.q_packed || rows == 0) return 1;
+  return math::clamp(kEnoughRows / rows, 1, math::greater(tiles, 1));
+}
+
 // split_keys: a split has a multiple of it.
 TILEWISE_INLINE ForwardSplits forward_splits(const Problem& problem, const Sequence& sequence,
                                              std::int64_t split_keys) {
-  const std::int64_t rows = problem.heads * sequence.q_len;  // both fit memory: no overflow
   const math::KeyRange keys = decode_range(problem, sequence);
   const std::int64_t begin = keys.begin / split_keys * split_keys;
   const std::int64_t tiles = divide_up(keys.end - begin, split_keys);
-  if (problem.q_packed || rows == 0 || rows >= kEnoughRows || tiles < 2)
-    return {0, sequence.k_len, 1};
-  const std::int64_t of_split = divide_up(tiles, math::lesser(kEnoughRows / rows, tiles));
+  const std::int64_t most = most_splits(problem, sequence.q_len, tiles);
+  if (most == 1) return {0, sequence.k_len, 1};
+  const std::int64_t of_split = divide_up(tiles, most);
   return {begin, of_split * split_keys, divide_up(tiles, of_split)};
 }
 
@@ -40,10 +47,8 @@ TILEWISE_INLINE math::KeyRange keys_of_split(const ForwardSplits& splits, std::i
 }
 
 // Splits of a sequence of the planned shape: max_q queries, and at most max_k keys.
-TILEWISE_INLINE std::int64_t most_splits(const Problem& problem, std::int64_t split_keys) {
-  const std::int64_t rows = problem.heads * problem.max_q;
-  if (problem.q_packed || rows == 0 || rows >= kEnoughRows) return 1;
-  return math::clamp(kEnoughRows / rows, 1, math::greater(divide_up(problem.max_k, split_keys), 1));
+TILEWISE_INLINE std::int64_t planned_splits(const Problem& problem, std::int64_t split_keys) {
+  return most_splits(problem, problem.max_q, divide_up(problem.max_k, split_keys));
 }
 
 // What all workers share. Without splits there is nothing of it.
@@ -62,7 +67,7 @@ template <class Body>
 auto take_split_shared(const Problem& problem, const Body& body, Arena& arena) {
   using T = typename Body::Number;
   SplitShared<T> shared = {};
-  shared.splits = most_splits(problem, Body::kSplitKeys);
+  shared.splits = planned_splits(problem, Body::kSplitKeys);
   shared.blocks = divide_up(problem.max_q, body.rows);
   shared.panels = divide_up(problem.max_q, Body::kWidth);
   const std::int64_t heads = shared.splits > 1 ? problem.batch * problem.heads : 0;

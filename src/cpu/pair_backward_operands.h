@@ -89,7 +89,7 @@ TILEWISE_INLINE void pack_queries(const HeadContext& context, std::int64_t first
 // whose left one has keys n and n + 16 in a word.  words is (round_up(width, 32) / 32, 16, 32)
 TILEWISE_INLINE void pack_key_words(const RowBlock& rows, const std::uint8_t* left_out,
                                     std::uint32_t* words) {
-  const std::uint16_t* const base = bfloat_rows(rows);
+  const std::uint16_t* const base = half_rows(rows);
   const __m512i low_order = _mm512_or_si512(
       _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
       _mm512_slli_epi32(
@@ -97,7 +97,7 @@ TILEWISE_INLINE void pack_key_words(const RowBlock& rows, const std::uint8_t* le
   const __m512i high_order = _mm512_add_epi16(low_order, _mm512_set1_epi16(16));
   const auto part = [&](std::int64_t r, std::int64_t c) {
     return r < rows.count && (left_out == nullptr || left_out[r] == 0)
-               ? load_bfloats(base + r * rows.view->row, c, rows.width)
+               ? load_terms(base + r * rows.view->row, c, rows.width)
                : _mm512_setzero_si512();
   };
   for (std::int64_t n = 0; n < kTileRows; ++n) {

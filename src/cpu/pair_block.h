@@ -118,8 +118,8 @@ __attribute__((noinline)) inline void repeat_odd_scores(const HeadContext& conte
       if (odd_k[t] == 0 && odd_q[lane] == 0) continue;
       float sum = 0;
       for (std::int64_t c = 0; c < problem.head_dim; ++c) {
-        sum += math::to_float(math::Float16{bfloat_rows(k)[t * problem.k.row + c]}) *
-               math::to_float(math::Float16{bfloat_rows(q)[lane * problem.q.row + c]});
+        sum += math::to_float(math::Float16{half_rows(k)[t * problem.k.row + c]}) *
+               math::to_float(math::Float16{half_rows(q)[lane * problem.q.row + c]});
       }
       scores[t * kPairWidth + lane] = sum * ScoreUnits<float>(problem).packed;
     }

@@ -7,6 +7,7 @@
 // Sums run over whole depths of 32: what lies beyond a matrix's end is staged as zero.
 #pragma once
 
+#include "cpu/half_rows.h"
 #include "cpu/operand.h"
 #include "cpu/tile_unit.h"
 
@@ -16,11 +17,6 @@ namespace tilewise::cpu::TILEWISE_TARGET {
 
 TILEWISE_INLINE std::int64_t round_up(std::int64_t n, std::int64_t to) {
   return (n + to - 1) / to * to;
-}
-
-TILEWISE_INLINE const std::uint16_t* bfloat_rows(const RowBlock& rows) {
-  return static_cast<const std::uint16_t*>(rows.view->data) +
-         rows.view->offset(rows.batch, rows.head, rows.first);
 }
 
 // What of a number is meant: a bf16 as it is, or one of the two bf16 whose sum an fp16 is. The high
@@ -60,13 +56,10 @@ TILEWISE_INLINE __m512i low_terms(__m512 first, __m512 second) {
                     _mm512_sub_ps(second, widened(_mm512_extracti64x4_epi64(high, 1))));
 }
 
-// 32 bf16 of a row from column c on, zeros beyond its end.
+// The terms of 32 numbers of a row from column c on, zeros beyond its end.
 template <Term kTerm = Term::kWhole>
-TILEWISE_INLINE __m512i load_bfloats(const std::uint16_t* row, std::int64_t c, std::int64_t width) {
-  const std::int64_t left = width - c;
-  const __m512i halves =
-      left >= 32 ? _mm512_loadu_si512(row + c)
-                 : _mm512_maskz_loadu_epi16(left <= 0 ? 0 : (__mmask32(1) << left) - 1, row + c);
+TILEWISE_INLINE __m512i load_terms(const std::uint16_t* row, std::int64_t c, std::int64_t width) {
+  const __m512i halves = load_halves(row, c, width);
   if constexpr (kTerm == Term::kWhole) return halves;
   const __m512 first = _mm512_cvtph_ps(_mm512_castsi512_si256(halves));
   const __m512 second = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1));
@@ -76,16 +69,12 @@ TILEWISE_INLINE __m512i load_bfloats(const std::uint16_t* row, std::int64_t c, s
 // odd[r] = 1 where row r is not finite, 0 elsewhere. True if there is one.
 template <int kTerms = 1>
 TILEWISE_INLINE bool mark_odd_rows(const RowBlock& rows, std::uint8_t* odd) {
-  const __m512i exponent = _mm512_set1_epi16(kTerms == 2 ? 0x7C00 : 0x7F80);
+  constexpr int kExponent = kTerms == 2 ? 0x7C00 : 0x7F80;
   bool any = false;
   for (std::int64_t r = 0; r < rows.count; ++r) {
-    __mmask32 not_finite = 0;
-    for (std::int64_t c = 0; c < rows.width; c += 32) {
-      const __m512i words = load_bfloats(bfloat_rows(rows) + r * rows.view->row, c, rows.width);
-      not_finite |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(words, exponent), exponent);
-    }
-    odd[r] = not_finite != 0 ? 1 : 0;
-    any = any || not_finite != 0;
+    const std::uint16_t* const row = half_rows(rows) + r * rows.view->row;
+    odd[r] = halves_are_finite<kExponent>(row, rows.width) ? 0 : 1;
+    any = any || odd[r] != 0;
   }
   return any;
 }
@@ -103,13 +92,13 @@ struct Gathered {
 template <Term kTerm>
 TILEWISE_INLINE void gather_rows(const RowBlock& rows, std::int64_t first, std::int64_t c,
                                  const std::uint8_t* left_out, __m512i sign, Gathered& to) {
-  const std::uint16_t* const base = bfloat_rows(rows);
+  const std::uint16_t* const base = half_rows(rows);
   const std::int64_t width = math::lesser(round_up(rows.width - c, 32), kGatherWidth);
   for (std::int64_t r = 0; r < kGatherRows; ++r) {
     const bool there = first + r < rows.count && (left_out == nullptr || left_out[first + r] == 0);
     for (std::int64_t i = 0; i < width; i += 32) {
       const __m512i words =
-          there ? load_bfloats<kTerm>(base + (first + r) * rows.view->row, c + i, rows.width)
+          there ? load_terms<kTerm>(base + (first + r) * rows.view->row, c + i, rows.width)
                 : _mm512_setzero_si512();
       _mm512_store_si512(to.rows + r * kGatherWidth + i, _mm512_xor_si512(words, sign));
     }
@@ -193,15 +182,15 @@ void pack_pairs(const RowBlock& rows, bool negative, const std::uint8_t* left_ou
 // the next multiple of 32.  tiles is (round_up(count, 32) / 16, round_up(width, 32) / 32, 16, 32)
 template <Term kTerm = Term::kWhole>
 TILEWISE_INLINE void pack_row_tiles(const RowBlock& rows, std::uint16_t* tiles) {
-  const std::uint16_t* const base = bfloat_rows(rows);
+  const std::uint16_t* const base = half_rows(rows);
   const std::int64_t across = round_up(rows.width, kTileDepth) / kTileDepth;
   for (std::int64_t r = 0; r < round_up(rows.count, kTileDepth); ++r) {
     std::uint16_t* const to =
         tiles + r / kTileRows * across * kTileElements + r % kTileRows * kTileDepth;
     for (std::int64_t t = 0; t < across; ++t) {
-      const __m512i part = r < rows.count ? load_bfloats<kTerm>(base + r * rows.view->row,
-                                                                t * kTileDepth, rows.width)
-                                          : _mm512_setzero_si512();
+      const __m512i part =
+          r < rows.count ? load_terms<kTerm>(base + r * rows.view->row, t * kTileDepth, rows.width)
+                         : _mm512_setzero_si512();
       _mm512_storeu_si512(to + t * kTileElements, part);
     }
   }

@@ -18,24 +18,15 @@ Status forward(const Problem& problem, const RunContext& run) {
   if (all_decoded(problem)) return run_decode<float>(problem, run);
   return run_forward<Body>(problem, run);
 }
-double traffic_of_forward(const Problem& problem, std::int64_t concurrency) {
-  return forward_traffic<Body>(problem, concurrency);
-}
-std::int64_t workspace_of_backward(const Problem& problem, std::int64_t concurrency) {
-  return backward_workspace<float, kWideColumns, Keys>(problem, concurrency);
-}
-Status backward(const Problem& problem, const RunContext& run) {
-  return run_backward<float, kWideColumns, Keys>(problem, run);
-}
-double traffic_of_backward(const Problem& problem, std::int64_t concurrency) {
-  return backward_traffic<float, kWideColumns, Keys>(problem, concurrency);
-}
 
 }  // namespace
 
 extern const TargetKernels kKernels;
-const TargetKernels kKernels = {workspace_of_forward,  forward,
-                                workspace_of_backward, backward,
-                                traffic_of_forward,    traffic_of_backward};
+const TargetKernels kKernels = {workspace_of_forward,
+                                forward,
+                                backward_workspace<float, kWideColumns, Keys>,
+                                run_backward<float, kWideColumns, Keys>,
+                                forward_traffic<Body>,
+                                backward_traffic<float, kWideColumns, Keys>};
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET

@@ -22,21 +22,15 @@ double traffic_of_forward(const Problem& problem, std::int64_t concurrency) {
   if (problem.dtype == TILEWISE_FP16) return kHalfForward.traffic(problem, concurrency);
   return forward_traffic<PairBody<1>>(problem, concurrency);
 }
-std::int64_t workspace_of_backward(const Problem& problem, std::int64_t concurrency) {
-  return backward_workspace<float, kPanelRegisters, PairKeys>(problem, concurrency);
-}
-Status backward(const Problem& problem, const RunContext& run) {
-  return run_backward<float, kPanelRegisters, PairKeys>(problem, run);
-}
-double traffic_of_backward(const Problem& problem, std::int64_t concurrency) {
-  return backward_traffic<float, kPanelRegisters, PairKeys>(problem, concurrency);
-}
 
 }  // namespace
 
 extern const TargetKernels kKernels;
-const TargetKernels kKernels = {workspace_of_forward,  forward,
-                                workspace_of_backward, backward,
-                                traffic_of_forward,    traffic_of_backward};
+const TargetKernels kKernels = {workspace_of_forward,
+                                forward,
+                                backward_workspace<float, kPanelRegisters, PairKeys>,
+                                run_backward<float, kPanelRegisters, PairKeys>,
+                                traffic_of_forward,
+                                backward_traffic<float, kPanelRegisters, PairKeys>};
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET
