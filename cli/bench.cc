@@ -106,6 +106,7 @@ json report(const Flags& flags, const Executor& executor, const Measurement& m) 
           {"dtype", dtype_text(problem.dtype)},
           {"shape", flags.text("shape")},
           {"causal", flags.given("causal")},
+          {"v_factor", flags.number("v-factor", 1)},
           {"layout", flags.given("layout") ? flags.text("layout") : "bshd"},
           {"threads", executor.threads()},
           {"seconds", m.timing.least},

@@ -120,7 +120,7 @@ void fill_tensors(const Flags& flags, Inputs& inputs) {
 }
 
 void add_random(const char* name, std::int32_t dtype, const std::vector<std::int64_t>& shape,
-                std::uint64_t seed, Inputs& inputs) {
+                std::uint64_t seed, Inputs& inputs, double factor = 1) {
   if (!io::byte_size(element_type(dtype), shape)) {
     throw UsageError(
         fmt::format("--shape: {} of shape {} exceeds 2^63 bytes", name, io::shape_text(shape)));
@@ -131,7 +131,8 @@ void add_random(const char* name, std::int32_t dtype, const std::vector<std::int
   tensor.dtype = dtype;
   verify::Random random(seed);
   const std::int64_t count = io::element_count(shape).value();
-  for (std::int64_t i = 0; i < count; ++i) verify::write_element(tensor, i, random.normal());
+  for (std::int64_t i = 0; i < count; ++i)
+    verify::write_element(tensor, i, factor * random.normal());
   inputs.arrays[name] = std::move(array);
 }
 
@@ -169,6 +170,7 @@ void add_file_flags(Flags& flags) {
 
 void add_shape_flag(Flags& flags) {
   flags.add_value("shape", "B,Sq,Sk,H,Hk,D[,Dv]", "random inputs of this shape");
+  flags.add_value("v-factor", "X", "times the random V; 1e-40 makes it denormal in fp32");
 }
 
 void add_execution_flags(Flags& flags) {
@@ -257,7 +259,8 @@ Inputs make_inputs(const Flags& flags, bool backward) {
   };
   add_random("q", dtype, rows(shape.q_len, shape.heads, shape.head_dim), 1, inputs);
   add_random("k", dtype, rows(shape.k_len, shape.kv_heads, shape.head_dim), 2, inputs);
-  add_random("v", dtype, rows(shape.k_len, shape.kv_heads, shape.value_dim), 3, inputs);
+  add_random("v", dtype, rows(shape.k_len, shape.kv_heads, shape.value_dim), 3, inputs,
+             flags.number("v-factor", 1));
   if (backward) {
     add_random("dout", dtype, rows(shape.q_len, shape.heads, shape.value_dim), 4, inputs);
   }

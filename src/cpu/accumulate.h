@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cpu/dot_operand.h"
-#include "cpu/score_step.h"
+#include "cpu/steps.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
@@ -43,14 +43,15 @@ void add_odd_row(const RowBlock& rows, std::int64_t r, const T* weights, const s
 //
 // Careful (rows.odd is set): rows that are not finite take part as zeros, which leaves every other
 // row's sum as it would be without them, bit for bit; then each is added to the lanes that see it,
-// and to no others. seen: (t_count, kWidth). weights: from as_operands(); skipped: whole operands.
+// and to no others. seen: (t_count, kWidth). Weights outside of `steps` are 0. weights: from
+// as_operands(); skipped: whole operands.
 template <class E, int kColumns, int kWidth>
 void accumulate(const PackedColumns<E>& rows, std::int64_t skipped, std::int64_t t_count,
-                const E* weights, const Vec<SumOf<E>>* factor, const std::uint8_t* seen,
-                SumOf<E>* out, Ahead* ahead = nullptr) {
-  packed_product<E, kColumns, kWidth>(rows.data + operands<E>(skipped) * kProductRows,
-                                      rows.rows.width, weights, operands<E>(t_count), out, factor,
-                                      ahead);
+                const Steps<kColumns>& steps, const E* weights, const Vec<SumOf<E>>* factor,
+                const std::uint8_t* seen, SumOf<E>* out, Ahead* ahead = nullptr) {
+  stepped_packed_product<E, kColumns, kWidth>(rows.data + operands<E>(skipped) * kProductRows,
+                                              rows.rows.width, weights, t_count, steps, out, factor,
+                                              ahead);
   for (std::int64_t t = 0; rows.odd != nullptr && t < t_count; ++t) {
     if (rows.odd[skipped + t] == 0) continue;
     SumOf<E> room[kWidth];

@@ -120,18 +120,19 @@ struct GradientOperands {
 // registers are in use.
 template <class E, Lanes kLanesAre, int kColumns, int kWidth>
 void recompute_tile(const HeadContext& context, const Frame& frame, TileClass tile_class,
-                    const GradientOperands<E>& given, bool careful,
+                    const Steps<kColumns>& steps, const GradientOperands<E>& given, bool careful,
                     const GradientScratch<E>& scratch) {
   using T = SumOf<E>;
   const Problem& problem = *context.problem;
-  product<E, kColumns, kWidth>(given.score_rows, frame.t_count, given.score_panel,
-                               operands<E>(problem.head_dim), scratch.tile.probs, given.ahead);
+  stepped_product<E, kColumns, kWidth>(given.score_rows, frame.t_count, given.score_panel,
+                                       operands<E>(problem.head_dim), steps, scratch.tile.probs,
+                                       given.ahead);
   finish_scores<T, kLanesAre, kWidth>(context, frame, tile_class, scratch.mask, scratch.tile.probs,
                                       scratch.tile.derivative);
   if (careful) record_seen<T, kWidth>(frame.t_count, scratch.tile.probs, scratch.careful.seen);
-  product<E, kColumns, kWidth>(given.prob_rows, frame.t_count, given.prob_panel,
-                               operands<E>(problem.value_dim), scratch.tile.gradients,
-                               given.ahead == nullptr ? nullptr : given.ahead + 1);
+  stepped_product<E, kColumns, kWidth>(
+      given.prob_rows, frame.t_count, given.prob_panel, operands<E>(problem.value_dim), steps,
+      scratch.tile.gradients, given.ahead == nullptr ? nullptr : given.ahead + 1);
   if (problem.dropout_p > 0) {
     // Lanes beyond the tile's end are never stored, but must hold numbers.
     for (std::int64_t at = 0; at < frame.t_count * kWidth; ++at) scratch.tile.keep[at] = T(0);

@@ -77,8 +77,8 @@ void add_bias_tile(const HeadContext& context, const View& delta, math::KeyRange
                                   scratch.gradient.stage_b);
   load_row_statistics(context, delta, rows.begin, frame.lane_count, kWidth, scratch.gradient);
   recompute_tile<T, Lanes::kQueries, kColumns, kWidth>(
-      context, frame, tile_class, {k, v, scratch.q_panel, scratch.dout_panel, nullptr}, false,
-      scratch.gradient);
+      context, frame, tile_class, level_steps<kColumns>(frame.t_count),
+      {k, v, scratch.q_panel, scratch.dout_panel, nullptr}, false, scratch.gradient);
   for (std::int64_t t = 0; t < frame.t_count; ++t) {
     for (std::int64_t lane = 0; lane < frame.lane_count; ++lane) {
       scratch.sums[t * kWidth + lane] += scratch.gradient.tile.gradients[t * kWidth + lane];

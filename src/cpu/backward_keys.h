@@ -143,8 +143,10 @@ void key_tile(const HeadContext& context, const Frame& frame, TileClass tile_cla
       scratch.v_panels + at_v,
       rows.ahead};
   const GradientTile<T>& tile = scratch.gradient.tile;
-  recompute_tile<E, Lanes::kKeys, kColumns, kWidth>(
-      context, frame, tile_class, given, pass.careful || !pass.keys_are_finite, scratch.gradient);
+  const Steps<kColumns> steps = find_steps<T, Lanes::kKeys, kColumns>(context, frame, tile_class);
+  recompute_tile<E, Lanes::kKeys, kColumns, kWidth>(context, frame, tile_class, steps, given,
+                                                    pass.careful || !pass.keys_are_finite,
+                                                    scratch.gradient);
   if (problem.softcap > 0) apply_softcap_derivative<T, kWidth>(frame, tile);
   Vec<T> one[kColumns];
   for (int n = 0; n < kColumns; ++n) one[n] = Vec<T>(T(1));
@@ -153,21 +155,21 @@ void key_tile(const HeadContext& context, const Frame& frame, TileClass tile_cla
     keep_gradients<E, kMost, kColumns>(context, frame, whole, panel, pass, scratch);
   if (problem.dv.present()) {
     accumulate<E, kColumns, kWidth>(
-        rows.dout_columns, skipped, frame.t_count,
+        rows.dout_columns, skipped, frame.t_count, steps,
         as_operands<E, kColumns, kWidth>(frame.t_count, tile.probs), one, seen,
         scratch.dv_panels + panel * gradient_panel<kWidth>(problem.value_dim));
   }
   if (problem.dk.present()) {
     accumulate<E, kColumns, kWidth>(
-        rows.q_columns, skipped, frame.t_count,
+        rows.q_columns, skipped, frame.t_count, steps,
         as_operands<E, kColumns, kWidth>(frame.t_count, tile.gradients), one, seen,
         scratch.dk_panels + panel * gradient_panel<kWidth>(problem.head_dim));
   }
   if constexpr (Operand<E>::kNumbers == 1) {
     if (!pass.adds_to_dq()) return;
     const T* const key_rows = scratch.key_rows + panel * kWidth * pass.query_gradient.row;
-    add_query_gradient<T, kMost>(context, frame, key_rows, pass.keys_are_finite, scratch.gradient,
-                                 pass.query_gradient);
+    add_query_gradient<T, kMost>(context, frame, steps, key_rows, pass.keys_are_finite,
+                                 scratch.gradient, pass.query_gradient);
   }
 }
 

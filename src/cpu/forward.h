@@ -7,6 +7,12 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
+// A multiply-add takes a hundred cycles where an operand or its sum is denormal: values are scaled
+// so that none is, and the outputs back. What that makes infinite is computed again as it is, by
+// the careful form.
+template <class T>
+inline constexpr T kValueFactor = sizeof(T) == 8 ? T(0x1p53) : T(0x1p24);
+
 // A tile of keys as the products read it, and the rows of memory to ask for meanwhile.
 template <class E>
 struct KeyTile {
@@ -27,8 +33,14 @@ KeyTile<E> load_key_tile(const HeadContext& context, math::KeyRange keys, std::i
   KeyTile<E> tile;
   tile.k = stage_rows<E>({&problem.k, batch, context.kv_head(), row, count, problem.head_dim},
                          scratch.k_stage);
-  tile.v = pack_columns<E>({&problem.v, batch, context.kv_head(), row, count, problem.value_dim},
-                           scratch.v_packed, careful ? scratch.careful.odd_a : nullptr);
+  const RowBlock values = {&problem.v, batch, context.kv_head(), row, count, problem.value_dim};
+  std::uint8_t* const odd = careful ? scratch.careful.odd_a : nullptr;
+  if constexpr (Operand<E>::kNumbers > 1) {  // its products flush denormals, whatever is done
+    tile.v = pack_columns<E>(values, scratch.v_packed, odd);
+  } else {
+    tile.v =
+        pack_scaled_columns<E>(values, careful ? E(1) : kValueFactor<E>, scratch.v_packed, odd);
+  }
   tile.ahead[0] = ahead_of(next.k);
   tile.ahead[1] = ahead_of(next.v);
   tile.last = next.k.count == 0;
@@ -46,8 +58,11 @@ void forward_tile(const HeadContext& context, const Frame& frame, TileClass tile
   const std::int64_t depth = operands<E>(problem.head_dim);
   const E* const q_panel = scratch.q_panels + panel * depth * kWidth;
   const std::int64_t skipped = context.sequence.k_start + frame.t0 - tile.v.rows.first;
-  product<E, kColumns, kWidth>({tile.k.data + skipped * tile.k.stride, tile.k.stride},
-                               frame.t_count, q_panel, depth, scratch.scores, &tile.ahead[0]);
+  const Steps<kColumns> steps =
+      find_steps<T, Lanes::kQueries, kColumns>(context, frame, tile_class);
+  stepped_product<E, kColumns, kWidth>({tile.k.data + skipped * tile.k.stride, tile.k.stride},
+                                       frame.t_count, q_panel, depth, steps, scratch.scores,
+                                       &tile.ahead[0]);
   finish_scores<T, Lanes::kQueries, kWidth>(context, frame, tile_class, scratch.mask,
                                             scratch.scores, nullptr);
   if (tile.v.odd != nullptr)
@@ -60,7 +75,7 @@ void forward_tile(const HeadContext& context, const Frame& frame, TileClass tile
     fill_dropout<T, Lanes::kQueries, kWidth>(context, frame, scratch.keep);
     apply_dropout<T, kWidth>(frame, scratch.keep, scratch.scores);
   }
-  accumulate<E, kColumns, kWidth>(tile.v, skipped, frame.t_count,
+  accumulate<E, kColumns, kWidth>(tile.v, skipped, frame.t_count, steps,
                                   as_operands<E, kColumns, kWidth>(frame.t_count, scratch.scores),
                                   rescale, scratch.careful.seen,
                                   scratch.out_panels + panel * scratch.out_panel, &tile.ahead[1]);
@@ -137,6 +152,16 @@ void load_queries(const QueryBlock& block, const ForwardScratch<E>& scratch) {
   }
 }
 
+template <class T, int kWidth>
+void unscale_outputs(const QueryBlock& block, const ForwardScratch<T>& scratch) {
+  const std::int64_t size = block.context.problem->value_dim * kWidth;
+  for (std::int64_t panel = 0; panel * kWidth < block.rows; ++panel) {
+    T* const out = scratch.out_panels + panel * scratch.out_panel;
+    for (std::int64_t at = 0; at < size; at += Vec<T>::kLanes)
+      (Vec<T>::load(out + at) * Vec<T>(T(1) / kValueFactor<T>)).store(out + at);
+  }
+}
+
 // The states of a block's rows, left in the scratch.
 template <class E, int kColumns>
 void forward_block(const RunContext& run, const QueryBlock& block,
@@ -145,7 +170,10 @@ void forward_block(const RunContext& run, const QueryBlock& block,
   for (bool careful = false;; careful = true) {
     load_queries<E, kWidth>(block, scratch);
     visit_keys<E, kColumns>(run, block, careful, scratch);
-    if (careful || block_is_finite<E, kWidth>(block, scratch)) break;
+    if (careful) break;
+    if (!block_is_finite<E, kWidth>(block, scratch)) continue;
+    if constexpr (Operand<E>::kNumbers == 1) unscale_outputs<E, kWidth>(block, scratch);
+    break;
   }
   count_query_traffic(run, block);
 }

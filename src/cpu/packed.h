@@ -41,15 +41,15 @@ TILEWISE_INLINE bool storage_is_finite(const S* row, std::int64_t width) {
   return finite;
 }
 
-// One row, converted: `to` is its place in the first block.
+// One row, converted, times a factor: `to` is its place in the first block.
 template <class T, class S>
-TILEWISE_INLINE void pack_row(const S* from, std::int64_t width, T* to) {
+TILEWISE_INLINE void pack_row(const S* from, std::int64_t width, T factor, T* to) {
   constexpr int kLanes = Vec<T>::kLanes;
   constexpr int kRun = kLanes < kProductRows ? kLanes : kProductRows;  // that stays together
   std::int64_t c = 0;
   for (; c + kLanes <= width; c += kLanes) {
     T numbers[kLanes];
-    load_converted<T>(from + c).store(numbers);
+    (load_converted<T>(from + c) * Vec<T>(factor)).store(numbers);
     for (int i = 0; i < kLanes; i += kRun) {
       T* const run = to + (c + i) / kProductRows * kPackedBlock<T> + (c + i) % kProductRows;
       __builtin_memcpy(run, numbers + i, kRun * sizeof(T));
@@ -57,21 +57,21 @@ TILEWISE_INLINE void pack_row(const S* from, std::int64_t width, T* to) {
   }
   for (; c < whole_product_rows(width); ++c) {
     to[c / kProductRows * kPackedBlock<T> + c % kProductRows] =
-        c < width ? math::load<T>(from[c]) : T(0);
+        c < width ? math::load<T>(from[c]) * factor : T(0);
   }
 }
 
-// Packs `rows` into data (packed_size<T>(rows.width)). odd: nullptr, or (rows) to be filled.
+// Packs `rows` times a factor into data (packed_size<T>(rows.width)). odd: nullptr, or (rows) to be
+// filled.
 template <class T>
-PackedColumns<T> pack_columns(const RowBlock& rows, T* data, std::uint8_t* odd) {
-  static_assert(Operand<T>::kNumbers == 1, "pairs have a form of their own");
+PackedColumns<T> pack_scaled_columns(const RowBlock& rows, T factor, T* data, std::uint8_t* odd) {
   with_storage(rows.view->dtype, [&](auto storage) {
     using S = decltype(storage);
     const S* const base = static_cast<const S*>(rows.view->data) +
                           rows.view->offset(rows.batch, rows.head, rows.first);
     for (std::int64_t r = 0; r < rows.count; ++r) {
       T* const to = data + r * kProductRows;
-      pack_row<T>(base + r * rows.view->row, rows.width, to);
+      pack_row<T>(base + r * rows.view->row, rows.width, factor, to);
       if (odd == nullptr) continue;
       odd[r] = storage_is_finite<T>(base + r * rows.view->row, rows.width) ? 0 : 1;
       for (std::int64_t c = 0; odd[r] != 0 && c < rows.width; ++c)
@@ -79,6 +79,12 @@ PackedColumns<T> pack_columns(const RowBlock& rows, T* data, std::uint8_t* odd) 
     }
   });
   return {rows, data, odd};
+}
+
+template <class T>
+PackedColumns<T> pack_columns(const RowBlock& rows, T* data, std::uint8_t* odd) {
+  static_assert(Operand<T>::kNumbers == 1, "pairs have a form of their own");
+  return pack_scaled_columns<T>(rows, T(1), data, odd);
 }
 
 // What a product wrote, as the operand of the next one, in place; and its row t as numbers. Pairs

@@ -92,43 +92,65 @@ class Ahead {
 
 enum class Left { kRows, kPacked, kRowsOnto };  // how `a` lies; kRowsOnto: sums go on from c
 
-template <class E, int kM, int kColumns, Left kLeft>
-TILEWISE_INLINE void product_block(Rows<E> a, Panels<E> panels, std::int64_t depth,
-                                   const Vec<SumOf<E>>* factor) {
-  using T = SumOf<E>;
-  constexpr int kLanes = Vec<T>::kLanes;
-  Vec<T> sums[kM][kColumns];
-#pragma GCC unroll 8
-  for (int m = 0; m < kM; ++m) {
-#pragma GCC unroll 4
-    for (int n = 0; n < kColumns; ++n) {
-      sums[m][n] = kLeft == Left::kRowsOnto
-                       ? Vec<T>::load(panels.c + m * panels.c_stride + n * kLanes)
-                       : Vec<T>(T(0));
-    }
-  }
+// The part of t in [begin, end) and registers in [kFrom, kTo).
+template <class E, int kM, int kColumns, Left kLeft, int kFrom = 0, int kTo = kColumns>
+TILEWISE_INLINE void add_products(Rows<E> a, Panels<E> panels, std::int64_t begin, std::int64_t end,
+                                  Vec<SumOf<E>> (&sums)[kM][kColumns]) {
 #pragma GCC unroll 2
-  for (std::int64_t t = 0; t < depth; ++t) {
+  for (std::int64_t t = begin; t < end; ++t) {
     Vec<E> row[kColumns];
 #pragma GCC unroll 4
-    for (int n = 0; n < kColumns; ++n)
-      row[n] = Vec<E>::load(panels.b + t * panels.b_stride + n * kLanes);
+    for (int n = kFrom; n < kTo; ++n)
+      row[n] = Vec<E>::load(panels.b + t * panels.b_stride + n * Vec<E>::kLanes);
 #pragma GCC unroll 8
     for (int m = 0; m < kM; ++m) {
       const Vec<E> scalar(kLeft == Left::kPacked ? a.data[t * kM + m] : a.data[m * a.stride + t]);
 #pragma GCC unroll 4
-      for (int n = 0; n < kColumns; ++n) sums[m][n] = multiply_add(scalar, row[n], sums[m][n]);
+      for (int n = kFrom; n < kTo; ++n) sums[m][n] = multiply_add(scalar, row[n], sums[m][n]);
     }
   }
+}
+
+template <class T, int kM, int kColumns>
+TILEWISE_INLINE void clear_sums(Vec<T> (&sums)[kM][kColumns]) {
+#pragma GCC unroll 8
+  for (int m = 0; m < kM; ++m) {
+#pragma GCC unroll 4
+    for (int n = 0; n < kColumns; ++n) sums[m][n] = Vec<T>(T(0));
+  }
+}
+
+template <class E, int kM, int kColumns>
+TILEWISE_INLINE void store_sums(Panels<E> panels, const Vec<SumOf<E>>* factor,
+                                Vec<SumOf<E>> (&sums)[kM][kColumns]) {
+  using T = SumOf<E>;
 #pragma GCC unroll 8
   for (int m = 0; m < kM; ++m) {
 #pragma GCC unroll 4
     for (int n = 0; n < kColumns; ++n) {
-      T* const to = panels.c + m * panels.c_stride + n * kLanes;
+      T* const to = panels.c + m * panels.c_stride + n * Vec<T>::kLanes;
       if (factor != nullptr) sums[m][n] = multiply_add(Vec<T>::load(to), factor[n], sums[m][n]);
       sums[m][n].store(to);
     }
   }
+}
+
+template <class E, int kM, int kColumns, Left kLeft>
+TILEWISE_INLINE void product_block(Rows<E> a, Panels<E> panels, std::int64_t depth,
+                                   const Vec<SumOf<E>>* factor) {
+  using T = SumOf<E>;
+  Vec<T> sums[kM][kColumns];
+  clear_sums(sums);
+  if constexpr (kLeft == Left::kRowsOnto) {
+#pragma GCC unroll 8
+    for (int m = 0; m < kM; ++m) {
+#pragma GCC unroll 4
+      for (int n = 0; n < kColumns; ++n)
+        sums[m][n] = Vec<T>::load(panels.c + m * panels.c_stride + n * Vec<T>::kLanes);
+    }
+  }
+  add_products<E, kM, kColumns, kLeft>(a, panels, 0, depth, sums);
+  store_sums(panels, factor, sums);
 }
 
 // c[0..m_count)[kColumns registers]. factor == nullptr: c is overwritten.

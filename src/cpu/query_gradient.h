@@ -130,15 +130,20 @@ void add_unusual_keys(const HeadContext& context, const Frame& frame, const T* g
 }
 
 // A panel's part of dQ: dQ += dS K for the rows of the frame.
-template <class T, int kColumns>
-void add_query_gradient(const HeadContext& context, const Frame& frame, const T* key_rows,
-                        bool all_finite, const GradientScratch<T>& scratch,
-                        const QueryGradient<T>& gradient) {
-  constexpr int kWidth = kColumns * Vec<T>::kLanes;
+template <class T, int kMost, int kColumns>
+void add_query_gradient(const HeadContext& context, const Frame& frame,
+                        const Steps<kColumns>& steps, const T* key_rows, bool all_finite,
+                        const GradientScratch<T>& scratch, const QueryGradient<T>& gradient) {
+  constexpr int kLanes = Vec<T>::kLanes;
+  constexpr int kWidth = kMost * kLanes;
   T* const dq = gradient.at(context, frame.t0);
-  wide_product<T>({scratch.tile.gradients, kWidth}, frame.t_count,
-                  {key_rows, gradient.row, dq, gradient.row}, gradient.row / Vec<T>::kLanes,
-                  frame.lane_count);
+  for_each_run(steps, frame.t_count, [&](std::int64_t t, std::int64_t rows, int from, int to) {
+    const std::int64_t first = from * kLanes;
+    wide_product<T>(
+        {scratch.tile.gradients + t * kWidth + first, kWidth}, rows,
+        {key_rows + first * gradient.row, gradient.row, dq + t * gradient.row, gradient.row},
+        gradient.row / kLanes, math::lesser(to * kLanes, frame.lane_count) - first);
+  });
   if (all_finite) return;
   add_unusual_keys<T, kWidth>(context, frame, scratch.tile.gradients, scratch.careful.seen, dq,
                               gradient.row);

@@ -279,9 +279,8 @@ TILEWISE_INLINE Vec<T> fused_multiply_add(Vec<T> a, Vec<T> b, Vec<T> c) {
 template <class T>
 TILEWISE_INLINE Vec<T> power_of_two(Vec<T> n) {
   using Bits = typename Registers<T>::Bits;
-  // Adding 1.5 * 2^m leaves n in the low bits of the mantissa.
-  const Bits integers = Bits((n + Vec<T>(math::Limits<T>::kRoundingMagic)).v) -
-                        Bits(Vec<T>(math::Limits<T>::kRoundingMagic).v);
+  // Adding 1.5 * 2^m leaves n in the low bits of the mantissa; what is above it is shifted out.
+  const Bits integers = Bits((n + Vec<T>(math::Limits<T>::kRoundingMagic)).v);
   return Vec<T>(
       typename Vec<T>::Native((integers + Registers<T>::kBias) << Registers<T>::kMantissaBits));
 }
@@ -294,6 +293,20 @@ TILEWISE_INLINE Vec<T> scale_exponent(Vec<T> mantissa, Vec<T> n) {
     return Vec<T>(typename Vec<T>::Native(_mm512_scalef_ps(__m512(mantissa.v), __m512(n.v))));
   } else {
     return Vec<T>(typename Vec<T>::Native(_mm512_scalef_pd(__m512d(mantissa.v), __m512d(n.v))));
+  }
+}
+
+// Its mask selects: lanes that are zeroed do not underflow.
+template <class T>
+TILEWISE_INLINE Vec<T> scale_exponent_from(Vec<T> mantissa, Vec<T> n, Vec<T> x, Vec<T> lowest) {
+  if constexpr (sizeof(T) == 4) {
+    const __mmask16 kept = _mm512_cmp_ps_mask(__m512(x.v), __m512(lowest.v), _CMP_NLT_UQ);
+    return Vec<T>(
+        typename Vec<T>::Native(_mm512_maskz_scalef_ps(kept, __m512(mantissa.v), __m512(n.v))));
+  } else {
+    const __mmask8 kept = _mm512_cmp_pd_mask(__m512d(x.v), __m512d(lowest.v), _CMP_NLT_UQ);
+    return Vec<T>(
+        typename Vec<T>::Native(_mm512_maskz_scalef_pd(kept, __m512d(mantissa.v), __m512d(n.v))));
   }
 }
 #endif

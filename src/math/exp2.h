@@ -34,11 +34,22 @@ TILEWISE_INLINE T scale_exponent(T mantissa, T n) {
   return (mantissa * power_of_two(half)) * power_of_two(n - half);
 }
 
-// 2^(fraction + rounded) for |fraction| <= 1/2 and an integer `rounded` in [kLowestExp2,
-// kMaxExponent]: a polynomial, times 2^rounded in two steps, so that denormal results round only
-// once.
+// mantissa * 2^n for an integer n in [kLowestExp2, 0], or 0 where x < lowest: n may be anything
+// there, and nothing underflows. The first product is exact, the second rounds into the denormals.
 template <class T>
-TILEWISE_INLINE T exp2_of_parts(T fraction, T rounded) {
+TILEWISE_INLINE T scale_exponent_from(T mantissa, T n, T x, T lowest) {
+  using L = Lane<T>;
+  const L up = sizeof(L) == 8 ? L(512) : L(64);
+  const L down = sizeof(L) == 8 ? L(0x1p-512) : L(0x1p-64);
+  const T zero(L(0));
+  const auto vanishes = x < lowest;
+  const T kept = select(vanishes, zero, n);
+  return select(vanishes, zero, (mantissa * power_of_two(kept + T(up))) * T(down));
+}
+
+// 2^fraction for |fraction| <= 1/2.
+template <class T>
+TILEWISE_INLINE T exp2_of_fraction(T fraction) {
   using L = Lane<T>;
   // A local copy: a GPU function cannot read a static array of the host.
   constexpr Exp2Coefficients<L> coefficients;
@@ -46,8 +57,15 @@ TILEWISE_INLINE T exp2_of_parts(T fraction, T rounded) {
   for (int i = coefficients.kCount - 2; i >= 0; --i) {
     series = multiply_add(series, fraction, T(coefficients.values[i]));
   }
-  const T mantissa = multiply_add(series, fraction, T(L(1)));
-  return scale_exponent(mantissa, rounded);
+  return multiply_add(series, fraction, T(L(1)));
+}
+
+// 2^(fraction + rounded) for |fraction| <= 1/2 and an integer `rounded` in [kLowestExp2,
+// kMaxExponent]: a polynomial, times 2^rounded in two steps, so that denormal results round only
+// once.
+template <class T>
+TILEWISE_INLINE T exp2_of_parts(T fraction, T rounded) {
+  return scale_exponent(exp2_of_fraction(fraction), rounded);
 }
 
 // 2^x for any x: 0 below the denormals, infinity above the range, NaN for NaN. Error at most 2.3
@@ -74,16 +92,15 @@ struct ExponentUnit {
 
 // 2^(x * unit) for x <= 0 or NaN: exp(x) in natural units. The product is not rounded on its way
 // into the fraction: at exponents of -20 that would be 10 ulp. Powers of 0, those of masked scores
-// among them, are selected: to compute one would underflow, which costs x86 a hundred cycles.
+// among them, are selected: to compute one would underflow, which costs x86 a hundred cycles. What
+// goes into them may be NaN.
 template <class T>
 TILEWISE_INLINE T exp2_of_product(T x, const ExponentUnit<T>& unit) {
   using L = Lane<T>;
   const T magic(Limits<L>::kRoundingMagic);
-  const auto vanishes = x < unit.lowest;
-  const T kept = select(vanishes, T(L(0)), x);
-  const T rounded = multiply_add(kept, unit.factor, magic) - magic;
-  const T power = exp2_of_parts(fused_multiply_add(kept, unit.factor, -rounded), rounded);
-  return select(vanishes, T(L(0)), power);
+  const T rounded = multiply_add(x, unit.factor, magic) - magic;
+  const T fraction = fused_multiply_add(x, unit.factor, -rounded);
+  return scale_exponent_from(exp2_of_fraction(fraction), rounded, x, unit.lowest);
 }
 
 // Below this |x|^2 the Pade approximant of tanh is exact to the rounding of the type: its relative
