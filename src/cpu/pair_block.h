@@ -33,6 +33,7 @@ struct PairScratch {
   std::uint8_t* odd_values;  // (slots, kPairKeys): 1 where a row of V is not finite
   std::uint32_t* weights;    // (terms, kPairKeys / 2, kPairWidth)
   float* scores;             // (2, kBlockKeys, kPairWidth)
+  float* differences;        // (kBlockKeys, kPairWidth)
   std::uint8_t* seen;        // (kPairKeys, kPairWidth), in a careful pass
   std::int64_t slots;
   std::int64_t head_dim;   // padded
@@ -58,6 +59,7 @@ PairScratch take_pair_scratch(const Problem& problem, std::int64_t panels, Arena
   scratch.odd_values = arena.take<std::uint8_t>(scratch.slots * kPairKeys);
   scratch.weights = arena.take<std::uint32_t>(kTerms * kLowWeights);
   scratch.scores = arena.take<float>(2 * kBlockKeys * kPairWidth);
+  scratch.differences = arena.take<float>(kBlockKeys * kPairWidth);
   scratch.seen = arena.take<std::uint8_t>(kPairKeys * kPairWidth);
   return scratch;
 }
@@ -80,6 +82,10 @@ TILEWISE_INLINE PairState panel_state(std::int64_t panel, const PairScratch& scr
   const ForwardScratch<float>& plain = scratch.plain;
   return {plain.max + panel * kPairWidth, plain.sum + panel * kPairWidth,
           plain.out_panels + panel * plain.out_panel};
+}
+
+TILEWISE_INLINE References panel_references(std::int64_t panel, const PairScratch& scratch) {
+  return {scratch.plain.max + panel * kPairWidth, scratch.differences};
 }
 
 // ---- one block of 32 keys: from scores to weights ----
@@ -186,9 +192,9 @@ TILEWISE_INLINE void begin_weights(const HeadContext& context, const PairFrame& 
     slices.skip();
     return;
   }
-  slices.begin(
-      anchor_block(block_scores(number, scratch), scratch.plain.max + frame.panel * kPairWidth),
-      block_pairs(number, scratch));
+  slices.begin(anchor_block<Slices::kSlices.exact>(slices.unit(), block_scores(number, scratch),
+                                                   panel_references(frame.panel, scratch)),
+               block_pairs(number, scratch));
 }
 
 // What is left of block `number`.  live: the block of the output that is in the tile registers, if
@@ -201,9 +207,10 @@ TILEWISE_INLINE void end_weights(const HeadContext& context, const PairFrame& fr
   slices.rest();
   if (__builtin_expect(slices.too_large(), 0)) {
     if (live != nullptr) store_block(live, kPairStride);
-    weigh_again<kTerms>(slices.unit(), block_scores(number, scratch),
-                        panel_state(frame.panel, scratch),
-                        {scratch.value_dim, number * kBlockKeys / 2, scratch.weights});
+    weigh_again<kTerms, Slices::kSlices.exact>(
+        slices.unit(), block_scores(number, scratch), panel_references(frame.panel, scratch),
+        panel_state(frame.panel, scratch),
+        {scratch.value_dim, number * kBlockKeys / 2, scratch.weights});
     if (live != nullptr) load_block(live, kPairStride);
   } else {
     slices.add_sums(scratch.plain.sum + frame.panel * kPairWidth);

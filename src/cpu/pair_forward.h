@@ -127,15 +127,15 @@ TILEWISE_INLINE void output_blocks(const HeadContext& context, const PairFrame& 
 
 // kSteps: of a block of scores, 32 columns each; 0: any number. A block has four products a step
 // (and four steps in two terms), and in them its 16 pairs of keys.
-template <int kSteps, int kTerms>
+template <int kSteps, int kTerms, bool kExact>
 constexpr SlicePlan slice_plan() {
-  if (kTerms == 2) return {1, kSteps + (kSteps == 0 ? 1 : 0), 2};
-  return {kSteps == 0 ? 2 : 4 / kSteps, 1, 1};
+  if (kTerms == 2) return {1, kSteps + (kSteps == 0 ? 1 : 0), 2, kExact};
+  return {kSteps == 0 ? 2 : 4 / kSteps, 1, 1, kExact};
 }
-template <int kSteps, int kTerms>
+template <int kSteps, int kTerms, bool kExact>
 __attribute__((noinline)) void pair_tile(const HeadContext& context, const PairFrame& frame,
                                          const PairScratch& scratch) {
-  constexpr SlicePlan kPlan = slice_plan<kSteps, kTerms>();
+  constexpr SlicePlan kPlan = slice_plan<kSteps, kTerms, kExact>();
   WeightSlices<kPlan> slices(ScoreUnits<float>(*context.problem).exponent().factor);
   float* pending = score_blocks<kSteps>(context, frame, scratch, slices);
   const std::int64_t last = frame.blocks - 1;
@@ -204,6 +204,16 @@ TILEWISE_INLINE PairFrame panel_frame(const QueryBlock& block, std::int64_t pane
   return frame;
 }
 
+// The kernel of a head dimension of so many steps; fp16 has none for one.
+template <int kTerms, bool kExact>
+TILEWISE_INLINE auto pair_tile_of(std::int64_t steps) {
+  constexpr int kOne = kTerms == 1 ? 1 : 0;
+  return steps == 4   ? pair_tile<4, kTerms, kExact>
+         : steps == 2 ? pair_tile<2, kTerms, kExact>
+         : steps == 1 ? pair_tile<kOne, kTerms, kExact>
+                      : pair_tile<0, kTerms, kExact>;
+}
+
 template <int kTerms>
 TILEWISE_INLINE void visit_keys_in_pairs(const RunContext& run, const QueryBlock& block,
                                          bool careful, const PairScratch& scratch) {
@@ -211,10 +221,8 @@ TILEWISE_INLINE void visit_keys_in_pairs(const RunContext& run, const QueryBlock
   const Problem& problem = *block.context.problem;
   const std::int64_t row_bytes = (problem.head_dim + problem.value_dim) * 2;
   const std::int64_t steps = scratch.head_dim / kTileDepth;
-  const auto visit = steps == 4   ? pair_tile<4, kTerms>
-                     : steps == 2 ? pair_tile<2, kTerms>
-                                  : steps == 1 ? pair_tile < kTerms == 1 ? 1 : 0,
-             kTerms > : pair_tile<0, kTerms>;
+  const auto visit = problem.out.dtype == TILEWISE_FP32 ? pair_tile_of<kTerms, true>(steps)
+                                                        : pair_tile_of<kTerms, false>(steps);
   for (std::int64_t tile = keys.begin / kPairKeys * kPairKeys; tile < keys.end; tile += kPairKeys) {
     const std::int64_t count = math::lesser(tile + kPairKeys, keys.end) - tile;
     const std::int64_t slot = pack_tile<kTerms>(block.context, tile, count, careful, scratch);

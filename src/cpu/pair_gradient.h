@@ -12,11 +12,6 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// a * b - c, rounded once
-TILEWISE_INLINE Vec<float> multiply_subtract(Vec<float> a, Vec<float> b, Vec<float> c) {
-  return Vec<float>(Vec<float>::Native(_mm512_fmsub_ps(__m512(a.v), __m512(b.v), __m512(c.v))));
-}
-
 inline constexpr std::int64_t kBlockQueries = 32;
 
 // Where a block is, and where its P and dS go.

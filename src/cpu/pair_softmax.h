@@ -47,6 +47,11 @@ TILEWISE_INLINE Vec<float> pair_exp2(Vec<float> x) {
   return Vec<float>(Vec<float>::Native(_mm512_scalef_ps(__m512(series.v), __m512(x.v))));
 }
 
+// a * b - c, rounded once
+TILEWISE_INLINE Vec<float> multiply_subtract(Vec<float> a, Vec<float> b, Vec<float> c) {
+  return Vec<float>(Vec<float>::Native(_mm512_fmsub_ps(__m512(a.v), __m512(b.v), __m512(c.v))));
+}
+
 // What a panel has summed up so far.
 struct PairState {
   float* reference;  // (kPairWidth), in the units of the scores; -inf: nothing seen
@@ -54,7 +59,7 @@ struct PairState {
   float* out;        // (padded Dv, kPairWidth)
 };
 
-// Scores, and what is taken off them.
+// Scores, and what is taken off their exponents.
 struct Anchored {
   const float* scores;  // (kBlockKeys, kPairWidth)
   Vec<float> low_anchor;
@@ -62,11 +67,13 @@ struct Anchored {
 };
 
 // How much vector work goes with the products of the unit: `pairs` pairs of keys with one of
-// `every` products; in how many terms weights and inputs are multiplied: one bf16, or two for fp16.
+// `every` products; in how many terms weights and inputs are multiplied: one bf16, or two for fp16;
+// whether weights must be exact in fp32 (see References).
 struct SlicePlan {
   int pairs;
   int every;
   int terms;
+  bool exact;
 };
 
 // A block on its way from scores to weights, rounded and paired, and their sums before rounding:
@@ -112,12 +119,13 @@ class WeightSlices {
   }
 
  private:
-  // The difference first: at the reference it must be 0, so that the weight there is exact and a
-  // row of one key is its value, to the last bit.
+  TILEWISE_INLINE Vec<float> exponent(const float* score, Vec<float> anchor) const {
+    const Vec<float> x = Vec<float>::load(score);
+    return kPlan.exact ? (x - anchor) * unit_ : multiply_subtract(x, unit_, anchor);
+  }
   TILEWISE_INLINE Vec<float> weigh_half(Vec<float> anchor, int lane) {
-    const Vec<float> even = pair_exp2((Vec<float>::load(scores_ + lane) - anchor) * unit_);
-    const Vec<float> odd =
-        pair_exp2((Vec<float>::load(scores_ + kPairWidth + lane) - anchor) * unit_);
+    const Vec<float> even = pair_exp2(exponent(scores_ + lane, anchor));
+    const Vec<float> odd = pair_exp2(exponent(scores_ + kPairWidth + lane, anchor));
     rounder_.store(even, odd, pairs_ + lane);
     if constexpr (kPlan.terms == 2) rounder_.store_rest(even, odd, pairs_ + kLowWeights + lane);
     return even + odd;
@@ -148,26 +156,76 @@ TILEWISE_INLINE Vec<float> block_maximum(const float* scores) {
   return max;
 }
 
-// Gives the rows that have seen nothing their reference, the block's maximum.
-__attribute__((noinline)) inline void settle_references(const float* scores, float* reference) {
+// Gives the rows that have seen nothing, if any, their reference, the block's maximum.
+TILEWISE_INLINE void settle_references(const float* scores, float* reference) {
   const Vec<float> none(-math::Limits<float>::kInfinity);
   for (int lane = 0; lane < kPairWidth; lane += Vec<float>::kLanes) {
     const Vec<float> old = Vec<float>::load(reference + lane);
+    if (_mm512_cmp_ps_mask(__m512(old.v), __m512(none.v), _CMP_EQ_OQ) == 0) continue;
     select(old == none, block_maximum(scores + lane), old).store(reference + lane);
   }
 }
 
+// How a panel's scores meet their references. Exponents are one operation, score * unit -
+// reference * unit, of which only the second product is rounded: one factor in all weights of a
+// row, which the division by their sum takes out. Below kMostExponent the exponent is off by 2^-13
+// at most, and the weight at the reference is exact once it is a bf16. Beyond, the difference of
+// the scores comes first: lane by lane, so that no bit of a row depends on its neighbours. Where O
+// in fp32 would show that factor in a row of one key, differences come first in all slices.
+struct References {
+  float* values;       // (kPairWidth), in the units of the scores; -inf: nothing seen
+  float* differences;  // (kBlockKeys, kPairWidth)
+};
+inline constexpr float kMostExponent = 0x1p12f;  // in units of log 2
+
+// Lanes beyond kMostExponent, those that have seen nothing among them. NaN is beyond.
+TILEWISE_INLINE __mmask16 lanes_apart(Vec<float> product) {
+  return _mm512_cmp_ps_mask(_mm512_abs_ps(__m512(product.v)), __m512(Vec<float>(kMostExponent).v),
+                            _CMP_NLT_UQ);
+}
+
+// 16 lanes of a block: the differences of those in `apart`, the scores of the others.
+TILEWISE_INLINE void subtract_references(const float* scores, int lane, __m512 anchor,
+                                         __mmask16 apart, float* differences) {
+  const __m512 difference = _mm512_maskz_mov_ps(apart, anchor);
+  for (std::int64_t at = lane; at < kBlockKeys * kPairWidth; at += kPairWidth)
+    _mm512_storeu_ps(differences + at, _mm512_sub_ps(_mm512_loadu_ps(scores + at), difference));
+}
+// Where a row has seen nothing yet, or is beyond kMostExponent.
+__attribute__((noinline)) inline Anchored anchor_unusual(Vec<float> unit, const float* scores,
+                                                         const References& references) {
+  constexpr int kLanes = Vec<float>::kLanes;
+  settle_references(scores, references.values);
+  Vec<float> products[kPanelRegisters];
+  __mmask16 apart[kPanelRegisters];
+  for (int i = 0; i < kPanelRegisters; ++i) {
+    products[i] = math::anchor(Vec<float>::load(references.values + i * kLanes)) * unit;
+    apart[i] = lanes_apart(products[i]);
+  }
+  if ((apart[0] | apart[1]) == 0) return {scores, products[0], products[1]};
+  for (int i = 0; i < kPanelRegisters; ++i) {
+    const Vec<float> anchor = math::anchor(Vec<float>::load(references.values + i * kLanes));
+    subtract_references(scores, i * kLanes, __m512(anchor.v), apart[i], references.differences);
+    products[i].v = Vec<float>::Native(
+        _mm512_maskz_mov_ps(static_cast<__mmask16>(~apart[i]), __m512(products[i].v)));
+  }
+  return {references.differences, products[0], products[1]};
+}
+
 // A block as slices take it.
-TILEWISE_INLINE Anchored anchor_block(const float* scores, float* reference) {
-  const __m512 none = __m512(Vec<float>(-math::Limits<float>::kInfinity).v);
-  const __m512 low = __m512(Vec<float>::load(reference).v);
-  const __m512 high = __m512(Vec<float>::load(reference + Vec<float>::kLanes).v);
-  if (__builtin_expect((_mm512_cmp_ps_mask(low, none, _CMP_EQ_OQ) |
-                        _mm512_cmp_ps_mask(high, none, _CMP_EQ_OQ)) != 0,
-                       0))
-    settle_references(scores, reference);
-  return {scores, math::anchor(Vec<float>::load(reference)),
-          math::anchor(Vec<float>::load(reference + Vec<float>::kLanes))};
+template <bool kExact>
+TILEWISE_INLINE Anchored anchor_block(Vec<float> unit, const float* scores,
+                                      const References& references) {
+  if constexpr (kExact) {
+    settle_references(scores, references.values);
+    return {scores, math::anchor(Vec<float>::load(references.values)),
+            math::anchor(Vec<float>::load(references.values + Vec<float>::kLanes))};
+  }
+  const Vec<float> low = Vec<float>::load(references.values) * unit;
+  const Vec<float> high = Vec<float>::load(references.values + Vec<float>::kLanes) * unit;
+  if (__builtin_expect((lanes_apart(low) | lanes_apart(high)) != 0, 0))
+    return anchor_unusual(unit, scores, references);
+  return {scores, low, high};
 }
 
 // What a move of the reference has to scale besides the sums.
@@ -179,9 +237,10 @@ struct Move {
 
 // A block whose weights have grown too large: moves the reference of the rows that want it to the
 // block's maximum and weighs the block again.
-template <int kTerms>
+template <int kTerms, bool kExact>
 __attribute__((noinline)) inline void weigh_again(Vec<float> unit, const float* scores,
-                                                  PairState state, Move move) {
+                                                  const References& references, PairState state,
+                                                  Move move) {
   constexpr int kLanes = Vec<float>::kLanes;
   const PairRounder rounder;
   for (int lane = 0; lane < kPairWidth; lane += kLanes) {
@@ -212,8 +271,9 @@ __attribute__((noinline)) inline void weigh_again(Vec<float> unit, const float* 
       rounder.store(even, odd, at);
     }
   }
-  WeightSlices<SlicePlan{1, 1, kTerms}> slices(unit);
-  slices.begin(anchor_block(scores, state.reference), move.pairs + move.pair_rows * kPairWidth);
+  WeightSlices<SlicePlan{1, 1, kTerms, kExact}> slices(unit);
+  slices.begin(anchor_block<kExact>(unit, scores, references),
+               move.pairs + move.pair_rows * kPairWidth);
   slices.rest();
   slices.add_sums(state.sum);
 }
