@@ -185,7 +185,7 @@ TILEWISE_INLINE __mmask16 lanes_apart(Vec<float> product) {
 }
 
 // 16 lanes of a block: the differences of those in `apart`, the scores of the others.
-TILEWISE_INLINE void subtract_references(const float* scores, int lane, __m512 anchor,
+TILEWISE_INLINE void subtract_references(const float* scores, std::int64_t lane, __m512 anchor,
                                          __mmask16 apart, float* differences) {
   const __m512 difference = _mm512_maskz_mov_ps(apart, anchor);
   for (std::int64_t at = lane; at < kBlockKeys * kPairWidth; at += kPairWidth)
@@ -194,7 +194,7 @@ TILEWISE_INLINE void subtract_references(const float* scores, int lane, __m512 a
 // Where a row has seen nothing yet, or is beyond kMostExponent.
 __attribute__((noinline)) inline Anchored anchor_unusual(Vec<float> unit, const float* scores,
                                                          const References& references) {
-  constexpr int kLanes = Vec<float>::kLanes;
+  constexpr std::int64_t kLanes = Vec<float>::kLanes;
   settle_references(scores, references.values);
   Vec<float> products[kPanelRegisters];
   __mmask16 apart[kPanelRegisters];

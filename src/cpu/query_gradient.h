@@ -134,8 +134,8 @@ template <class T, int kMost, int kColumns>
 void add_query_gradient(const HeadContext& context, const Frame& frame,
                         const Steps<kColumns>& steps, const T* key_rows, bool all_finite,
                         const GradientScratch<T>& scratch, const QueryGradient<T>& gradient) {
-  constexpr int kLanes = Vec<T>::kLanes;
-  constexpr int kWidth = kMost * kLanes;
+  constexpr std::int64_t kLanes = Vec<T>::kLanes;
+  constexpr int kWidth = kMost * Vec<T>::kLanes;
   T* const dq = gradient.at(context, frame.t0);
   for_each_run(steps, frame.t_count, [&](std::int64_t t, std::int64_t rows, int from, int to) {
     const std::int64_t first = from * kLanes;

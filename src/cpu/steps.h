@@ -31,7 +31,7 @@ TILEWISE_INLINE Steps<kColumns> level_steps(std::int64_t t_count) {
 // register.
 template <class T, Lanes kLanesAre, int kColumns>
 Steps<kColumns> find_steps(const HeadContext& context, const Frame& frame, TileClass tile_class) {
-  constexpr int kLanes = Vec<T>::kLanes;
+  constexpr std::int64_t kLanes = Vec<T>::kLanes;
   const Steps<kColumns> level = level_steps<kColumns>(frame.t_count);
   if (kColumns == 1 || tile_class == TileClass::kFull || context.band_count != 1) return level;
   Steps<kColumns> steps = level;

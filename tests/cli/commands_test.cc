@@ -62,7 +62,7 @@ TEST_F(Commands, InfoGivesAReasonForEveryTile) {
   EXPECT_NE(run("info --kernels").out.find("cuda_sm80"), std::string::npos);
 }
 
-TEST_F(Commands, CompareHasARowForEveryKernel) {
+TEST_F(Commands, CompareHasARowForEveryKernelOfTheCpu) {
   for (const char* op : {"forward", "backward"}) {
     const json result = run_json(std::string("compare --shape 1,100,130,4,2,32,16 --causal --op ") +
                                  op + " --sram 16384 --plot p.svg");
@@ -77,8 +77,10 @@ TEST_F(Commands, CompareHasARowForEveryKernel) {
           << op << " " << name;
     }
     const bool forward = std::string(op) == "forward";
-    EXPECT_EQ(result["rows"].size(),
-              kernel_names(forward ? Operation::kForward : Operation::kBackward).size());
+    std::vector<std::string> names =
+        kernel_names(forward ? Operation::kForward : Operation::kBackward);
+    std::erase_if(names, [](const std::string& name) { return name.rfind("cuda_", 0) == 0; });
+    EXPECT_EQ(result["rows"].size(), names.size());
   }
   const std::string svg = contents().at("p.svg");
   EXPECT_EQ(svg.rfind("<svg xmlns", 0), 0u);

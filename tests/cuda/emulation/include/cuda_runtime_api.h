@@ -4,6 +4,7 @@
 
 #include <cstddef>
 
+// NOLINTBEGIN(bugprone-reserved-identifier): the names are CUDA's
 #define __host__
 #define __device__
 #define __global__
@@ -13,6 +14,7 @@
 #define __forceinline__ inline __attribute__((always_inline))
 // One block runs at a time.
 #define __shared__ static
+// NOLINTEND(bugprone-reserved-identifier)
 
 enum cudaError_t {
   cudaSuccess = 0,
