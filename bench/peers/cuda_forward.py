@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
-"""Forward on one GPU beside PyTorch's cuDNN and flash back ends, in the same run.
+"""Forward on one GPU beside PyTorch's cuDNN and flash back ends (fp32: its memory-efficient one), in the same run.
 
-Usage: bench/peers/cuda_forward.py LIBTILEWISE [--out FILE.json] [--rounds N] [--rows NAME...] [--kernel NAME]
+Usage: bench/peers/cuda_forward.py LIBTILEWISE [--out FILE.json] [--rounds N] [--rows PATTERN...] [--kernel NAME]
+Example: bench/peers/cuda_forward.py libtilewise.so --rows 'bf16-D128-*' --kernel cuda_sm80
 
 Each row: B*S = 16384 tokens, H*D = 2048, random normal inputs, layout (B, S, H, D). The contenders take turns, every run
 between two events on one stream that is never empty; the figure is the median. Before that, results are compared with
-attention in fp32: the largest error of each contender beside that of plain attention in 16 bits.
-Flops: 4 B H Sq Sk D, half of it under a causal mask. GEMM: torch.matmul of 8192^3 in bf16, in turns with the others.
+attention in fp64: the largest error of each contender beside that of plain attention in the inputs' type.
+Flops: 4 B H Sq Sk D, half of it under a causal mask. GEMM: torch.matmul of 8192^3 in bf16 (fp32: without TF32), in turns
+with the others; FMA, beside fp32: chains of multiply-adds in registers, compiled by CuPy.
 Then packed documents beside a dense batch of the same lengths, and a window of 1024 keys beside all of them, counted by the
 area of the 128 x 128 tiles that some pair of is visible.
 """
 import argparse
 import ctypes
+import fnmatch
 import json
 import pathlib
 import statistics
@@ -25,8 +28,11 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tests" / "
 import tilewise_ctypes as tw  # noqa: E402
 
 TOKENS, WIDTH, GEMM = 16384, 2048, 8192
-TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 CUDA = 1
+BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION,
+            "efficient": SDPBackend.EFFICIENT_ATTENTION}
+RIVALS = {"bf16": ("cudnn", "flash"), "fp16": ("cudnn", "flash"), "fp32": ("efficient",)}
 
 
 def rows():
@@ -37,6 +43,10 @@ def rows():
                     if dtype == "bf16" or length == 8192:
                         name = f"{dtype}-D{dim}-S{length}{'-causal' if causal else ''}"
                         yield name, dtype, dim, length, causal, WIDTH // dim
+    for dim in (64, 128, 256):
+        for length in (1024, 4096, 16384):
+            for causal in (False, True):
+                yield f"fp32-D{dim}-S{length}{'-causal' if causal else ''}", "fp32", dim, length, causal, WIDTH // dim
     yield "bf16-D128-S8192-gqa4", "bf16", 128, 8192, False, WIDTH // 128 // 4
     yield "bf16-D128-S8192-causal-gqa4", "bf16", 128, 8192, True, WIDTH // 128 // 4
 
@@ -101,11 +111,39 @@ def torch_backend(backend, q, k, v, causal):
     return run
 
 
-def contenders(library, q, k, v, causal, kernel):
+def contenders(library, dtype, q, k, v, causal, kernel):
     ours = Tilewise(library, q, k, v, causal, kernel)
-    return ours, {"tilewise": ours.run,
-                  "cudnn": torch_backend(SDPBackend.CUDNN_ATTENTION, q, k, v, causal),
-                  "flash": torch_backend(SDPBackend.FLASH_ATTENTION, q, k, v, causal)}
+    return ours, {"tilewise": ours.run} | {name: torch_backend(BACKENDS[name], q, k, v, causal)
+                                           for name in RIVALS[dtype]}
+
+
+def products(dtype):
+    """The matrix product that bounds a row, and its flops."""
+    a, b = (torch.randn(GEMM, GEMM, device="cuda", dtype=TORCH_DTYPES[dtype]) for _ in range(2))
+    return lambda: torch.matmul(a, b), 2 * GEMM ** 3
+
+
+def multiply_adds(chains=16, steps=4096):
+    """As many fp32 multiply-adds as the card can do, and their flops."""
+    import cupy  # here: only the rows in fp32 need it
+    source = """
+    extern "C" __global__ void chains(float x, float y, float* out) {
+      float sum[%d];
+      for (int i = 0; i < %d; ++i) sum[i] = threadIdx.x + i;
+      for (int step = 0; step < %d; ++step) {
+        #pragma unroll
+        for (int i = 0; i < %d; ++i) sum[i] = fmaf(sum[i], x, y);
+      }
+      float all = 0;
+      for (int i = 0; i < %d; ++i) all += sum[i];
+      if (all == 12345) *out = all;
+    }""" % (chains, chains, steps, chains, chains)
+    kernel = cupy.RawKernel(source, "chains")
+    blocks, threads = 8 * torch.cuda.get_device_properties(0).multi_processor_count, 256
+    out = cupy.zeros(1, dtype=cupy.float32)
+    arguments = (cupy.float32(0.999), cupy.float32(0.001), out)
+    stream = cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)
+    return lambda: kernel((blocks,), (threads,), arguments, stream=stream), 2 * blocks * threads * chains * steps
 
 
 def inputs(batch, length, heads, kv_heads, dim, dtype):
@@ -124,11 +162,12 @@ def plain(q, k, v, causal, dtype):
 
 
 def compare(library, dtype, dim, length, causal, kernel):
-    """The largest error of each against fp32; raises if ours is over twice that of plain attention in 16 bits."""
-    q, k, v = inputs(2, length, 4, 2, dim, dtype)
-    exact, lse = plain(q, k, v, causal, torch.float32)
-    error = lambda x: (x.float() - exact).abs().max().item()
-    ours, runs = contenders(library, q, k, v, causal, kernel)
+    """The largest error of each against fp64; raises if ours is over twice that of plain attention in `dtype`."""
+    kv_heads = 4 if "efficient" in RIVALS[dtype] else 2  # which knows no groups of heads
+    q, k, v = inputs(2, length, 4, kv_heads, dim, dtype)
+    exact, lse = plain(q, k, v, causal, torch.float64)
+    error = lambda x: (x.double() - exact).abs().max().item()
+    ours, runs = contenders(library, dtype, q, k, v, causal, kernel)
     ours.out.fill_(float("nan"))
     errors = {"plain": error(plain(q, k, v, causal, TORCH_DTYPES[dtype])[0])}
     for name, run in runs.items():
@@ -206,33 +245,35 @@ def main():
     parser.add_argument("library")
     parser.add_argument("--out")
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--rows", nargs="*")
+    parser.add_argument("--rows", nargs="*", metavar="PATTERN")
     parser.add_argument("--kernel")
     options = parser.parse_args()
     library = tw.Library(options.library)
     torch.manual_seed(1)
+    chosen = [row for row in rows()
+              if not options.rows or any(fnmatch.fnmatchcase(row[0], pattern) for pattern in options.rows)]
     checks = []
-    for dtype in TORCH_DTYPES:
+    for dtype in sorted({row[1] for row in chosen}):
         for dim in (64, 128, 256):
             for length in (129, 1000):
                 for causal in (False, True):
                     checks.append({"dtype": dtype, "D": dim, "S": length, "causal": causal,
                                    "max_error": compare(library, dtype, dim, length, causal, options.kernel)})
-    print(f"{len(checks)} comparisons with fp32: all within twice the error of plain attention")
-    a, b = (torch.randn(GEMM, GEMM, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    print(f"{len(checks)} comparisons with fp64: all within twice the error of plain attention")
     results = []
-    print(f"{'row':<32}{'tilewise':>10}{'cudnn':>8}{'flash':>8}{'gemm':>8}   TFLOP/s; tilewise / cudnn, / gemm")
-    for name, dtype, dim, length, causal, kv_heads in rows():
-        if options.rows and name not in options.rows:
-            continue
+    print("TFLOP/s, and what Tilewise is of each")
+    for name, dtype, dim, length, causal, kv_heads in chosen:
         q, k, v = inputs(TOKENS // length, length, WIDTH // dim, kv_heads, dim, dtype)
-        ours, runs = contenders(library, q, k, v, causal, options.kernel)
-        seconds = medians(runs | {"gemm": lambda: torch.matmul(a, b)}, options.rounds)
-        flops = 4 * TOKENS * length * WIDTH / (2 if causal else 1)
-        rate = {who: (2 * GEMM ** 3 if who == "gemm" else flops) / s * 1e-12 for who, s in seconds.items()}
+        ours, runs = contenders(library, dtype, q, k, v, causal, options.kernel)
+        bounds = {"gemm": products(dtype)} | ({"fma": multiply_adds()} if dtype == "fp32" else {})
+        seconds = medians(runs | {who: run for who, (run, _) in bounds.items()}, options.rounds)
+        flops = dict.fromkeys(runs, 4 * TOKENS * length * WIDTH / (2 if causal else 1))
+        flops |= {who: count for who, (_, count) in bounds.items()}
+        rate = {who: flops[who] / s * 1e-12 for who, s in seconds.items()}
         results.append({"row": name, "kernel": ours.kernel(), "seconds": seconds, "tflops": rate})
-        print(f"{name:<32}{rate['tilewise']:>10.0f}{rate['cudnn']:>8.0f}{rate['flash']:>8.0f}{rate['gemm']:>8.0f}"
-              f"   {rate['tilewise'] / rate['cudnn']:.2f} {rate['tilewise'] / rate['gemm']:.2f}", flush=True)
+        print(f"{name:<30}{ours.kernel():<12}{rate['tilewise']:>6.1f}  "
+              + "  ".join(f"{who} {r:.1f} ({rate['tilewise'] / r:.2f})" for who, r in rate.items() if who != "tilewise"),
+              flush=True)
     others = []
     if not options.rows:
         others = [*packed_rows(library, options.kernel, options.rounds),

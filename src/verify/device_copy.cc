@@ -1,6 +1,7 @@
 #include "verify/device_copy.h"
 
 #include <algorithm>
+#include <set>
 #include <stdexcept>
 #include <utility>
 
@@ -58,6 +59,34 @@ std::vector<Extent> merged_extents(problem::Operation operation, const tilewise_
   return merged;
 }
 
+// What of an extent to copy, as offsets: all of it, or of an extent too large for that the blocks
+// that hold an element.
+std::vector<Piece> pieces_of(const Extent& extent, problem::Operation operation,
+                             const tilewise_problem& request) {
+  constexpr std::int64_t kLargest = std::int64_t{1} << 30;
+  constexpr std::int64_t kBlock = 1 << 16;
+  const std::int64_t bytes = extent.end - extent.begin;
+  if (bytes <= kLargest) return {{0, bytes}};
+  std::set<std::int64_t> blocks;
+  for (const problem::NamedTensor& named : problem::kTensors) {
+    const tilewise_tensor& tensor = request.*named.member;
+    if (named.role(operation) == problem::Role::kUnused || element_count(tensor) == 0) continue;
+    const Extent own = extent_of(tensor);
+    if (own.begin < extent.begin || own.end > extent.end) continue;
+    const std::int64_t size = problem::dtype_size(tensor.dtype);
+    const std::int64_t first = static_cast<std::byte*>(tensor.data) - extent.begin;
+    for_each_element(tensor, [&](std::int64_t, std::int64_t offset) {
+      blocks.insert((first + offset * size) / kBlock);
+      blocks.insert((first + (offset + 1) * size - 1) / kBlock);
+    });
+  }
+  std::vector<Piece> pieces;
+  for (const std::int64_t block : blocks) {
+    pieces.push_back({block * kBlock, std::min(kBlock, bytes - block * kBlock)});
+  }
+  return pieces;
+}
+
 }  // namespace
 
 DeviceMemory::DeviceMemory(std::int32_t device, std::int64_t bytes) : device_(device) {
@@ -79,8 +108,12 @@ DeviceCopy::DeviceCopy(problem::Operation operation, const tilewise_problem& req
     const std::int64_t bytes = extent.end - extent.begin;
     DeviceMemory memory(device, bytes + 2 * kGuardBytes + extent.skip);
     std::byte* const first = memory.data() + kGuardBytes + extent.skip;
-    regions_.push_back({extent.begin, bytes, std::move(memory), first});
-    check(cuda::copy(device, first, extent.begin, bytes, nullptr));
+    regions_.push_back({extent.begin, bytes, std::move(memory), first,
+                        pieces_of(extent, operation, request)});
+    for (const Piece& piece : regions_.back().pieces) {
+      check(cuda::copy(device, first + piece.offset, extent.begin + piece.offset, piece.bytes,
+                       nullptr));
+    }
   }
   for (const problem::NamedTensor& named : problem::kTensors) {
     tilewise_tensor& tensor = twin_.*named.member;
@@ -100,7 +133,10 @@ std::string DeviceCopy::fetch() {
   std::vector<std::byte> guard(static_cast<std::size_t>(kGuardBytes));
   std::string damage;
   for (const Region& region : regions_) {
-    check(cuda::copy(device_, region.host, region.first, region.bytes, nullptr));
+    for (const Piece& piece : region.pieces) {
+      check(cuda::copy(device_, region.host + piece.offset, region.first + piece.offset,
+                       piece.bytes, nullptr));
+    }
     for (const std::byte* place : {region.first - kGuardBytes, region.first + region.bytes}) {
       check(cuda::copy(device_, guard.data(), place, kGuardBytes, nullptr));
       const bool intact = std::all_of(guard.begin(), guard.end(),

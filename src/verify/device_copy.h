@@ -25,6 +25,12 @@ class DeviceMemory {
   std::byte* data_ = nullptr;
 };
 
+// Part of a region.
+struct Piece {
+  std::int64_t offset;
+  std::int64_t bytes;
+};
+
 // Tensors that interleave stay interleaved. `request` must outlive this.
 class DeviceCopy {
  public:
@@ -42,6 +48,7 @@ class DeviceCopy {
     std::int64_t bytes;
     DeviceMemory memory;
     std::byte* first;  // in it: aligned to elements as the original is
+    std::vector<Piece> pieces;  // that travel
   };
 
   std::int32_t device_;

@@ -84,23 +84,30 @@ class SparseMemory {
   std::size_t bytes_;
 };
 
-// Row-like tensors of a small problem spread over more than 2^31 elements, along one axis.
-struct Spread {
-  std::vector<std::unique_ptr<SparseMemory>> memory;
-
+// Tensors of a small problem spread over more than 2^31 elements, along one axis. All share the
+// address space of one, so that a device has room for their copies.
+class Spread {
+ public:
+  // A null tensor if there is no address space.
   tilewise_tensor operator()(const tilewise_tensor& tensor, int axis) {
     constexpr std::int64_t kFar = (std::int64_t{1} << 31) + 96;
+    constexpr std::int64_t kRoom = 1 << 16;  // bytes of a tensor on one side
+    constexpr std::int64_t kTensors = 16;
+    constexpr std::int64_t kLargest = sizeof(double);
     tilewise_tensor spread = tensor;
     spread.strides[axis] = kFar;
-    const std::int64_t reach = (tensor.shape[axis] - 1) * kFar + verify::element_count(tensor);
-    memory.push_back(std::make_unique<SparseMemory>(
-        static_cast<std::size_t>((reach + 64) * problem::dtype_size(tensor.dtype))));
-    if (!memory.back()->valid()) return {};
-    spread.data = memory.back()->data();
+    const std::int64_t bytes = (tensor.shape[axis] - 1) * kFar * kLargest + kTensors * kRoom;
+    if (memory_ == nullptr) memory_ = std::make_unique<SparseMemory>(static_cast<std::size_t>(bytes));
+    if (!memory_->valid()) return {};
+    spread.data = static_cast<std::byte*>(memory_->data()) + kRoom * used_++;
     const std::vector<double> values = values_of(tensor);
     set_elements(spread, [&](std::int64_t i) { return values[static_cast<std::size_t>(i)]; });
     return spread;
   }
+
+ private:
+  std::unique_ptr<SparseMemory> memory_;
+  std::int64_t used_ = 0;
 };
 
 TEST(Reliability, T09_StridesBeyond32Bits) {
