@@ -108,8 +108,8 @@ DeviceCopy::DeviceCopy(problem::Operation operation, const tilewise_problem& req
     const std::int64_t bytes = extent.end - extent.begin;
     DeviceMemory memory(device, bytes + 2 * kGuardBytes + extent.skip);
     std::byte* const first = memory.data() + kGuardBytes + extent.skip;
-    regions_.push_back({extent.begin, bytes, std::move(memory), first,
-                        pieces_of(extent, operation, request)});
+    regions_.push_back(
+        {extent.begin, bytes, std::move(memory), first, pieces_of(extent, operation, request)});
     for (const Piece& piece : regions_.back().pieces) {
       check(cuda::copy(device, first + piece.offset, extent.begin + piece.offset, piece.bytes,
                        nullptr));

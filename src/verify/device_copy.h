@@ -47,7 +47,7 @@ class DeviceCopy {
     std::byte* host;
     std::int64_t bytes;
     DeviceMemory memory;
-    std::byte* first;  // in it: aligned to elements as the original is
+    std::byte* first;           // in it: aligned to elements as the original is
     std::vector<Piece> pieces;  // that travel
   };
 

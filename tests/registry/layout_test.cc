@@ -97,7 +97,8 @@ class Spread {
     tilewise_tensor spread = tensor;
     spread.strides[axis] = kFar;
     const std::int64_t bytes = (tensor.shape[axis] - 1) * kFar * kLargest + kTensors * kRoom;
-    if (memory_ == nullptr) memory_ = std::make_unique<SparseMemory>(static_cast<std::size_t>(bytes));
+    if (memory_ == nullptr)
+      memory_ = std::make_unique<SparseMemory>(static_cast<std::size_t>(bytes));
     if (!memory_->valid()) return {};
     spread.data = static_cast<std::byte*>(memory_->data()) + kRoom * used_++;
     const std::vector<double> values = values_of(tensor);

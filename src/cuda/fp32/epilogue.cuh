@@ -4,6 +4,7 @@
 #include "cuda/fp32/layout.h"
 #include "cuda/fp32/parameters.h"
 #include "cuda/fp32/shared.cuh"
+#include "cuda/ptx/store.cuh"
 #include "math/softmax_state.h"
 
 namespace tilewise::cuda::fp32 {
@@ -113,7 +114,7 @@ class Epilogue {
       const float4 four =
           make_float4(run[0] * scale, run[1] * scale, run[2] * scale, run[3] * scale);
       if (parameters_.wide.out) {
-        if (column < columns) *reinterpret_cast<float4*>(to + column) = four;
+        if (column < columns) ptx::store_chunk(to + column, four);
         continue;
       }
       if (column < columns) to[column] = four.x;

@@ -1,6 +1,7 @@
 // The end of a tile: rows are closed, written, and marked where the fast path could not do them.
 #pragma once
 
+#include "cuda/ptx/store.cuh"
 #include "cuda/sm80/parameters.h"
 #include "cuda/sm80/work.cuh"
 #include "cuda/tile/finish.cuh"
@@ -151,8 +152,9 @@ class Epilogue {
 #pragma unroll
       for (int chunk = lane % 8; chunk < kConfig.columns / 8; chunk += 8) {
         if (chunk * 8 >= parameters_.problem.value_dim) continue;
-        *reinterpret_cast<uint4*>(to + chunk * 8) = *reinterpret_cast<const uint4*>(
-            shared_.q + Layout::place(warp_row<kConfig>() + row, chunk));
+        ptx::store_chunk(to + chunk * 8,
+                         *reinterpret_cast<const uint4*>(
+                             shared_.q + Layout::place(warp_row<kConfig>() + row, chunk)));
       }
     }
   }

@@ -4,6 +4,7 @@
 
 #include "cuda/element.cuh"
 #include "cuda/ptx/matrix.cuh"
+#include "cuda/ptx/store.cuh"
 #include "cuda/sm90/shared.cuh"
 #include "cuda/tile/softmax.cuh"
 
@@ -43,7 +44,7 @@ __device__ __forceinline__ void store_panel(std::uint32_t stage, const WarpRows&
   for (int row = lane / 8; row < tile::kWarpRows; row += 4) {
     const uint4 chunk = ptx::load_chunk(stage + tile::swizzled(row, lane % 8 * tile::kChunkBytes));
     if (rows.first + row < rows.end && panel * tile::kPanelColumns + lane % 8 * 8 < rows.columns)
-      *reinterpret_cast<uint4*>(to + panel * tile::kPanelColumns) = chunk;
+      ptx::store_chunk(to + panel * tile::kPanelColumns, chunk);
     to += 4 * rows.stride;
   }
 }

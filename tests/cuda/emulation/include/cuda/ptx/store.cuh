@@ -1,0 +1,22 @@
+// src/cuda/ptx/store.cuh for the emulation.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "cuda/emulation/block.h"
+#include "cuda/emulation/memory.h"
+
+namespace tilewise::cuda::ptx {
+
+template <class Chunk>
+void store_chunk(void* to, Chunk chunk) {
+  static_assert(sizeof(Chunk) == 16);
+  if (reinterpret_cast<std::uintptr_t>(to) % 16 != 0)
+    emulation::fail("st.global.v4: %p is no multiple of 16", to);
+  if (!emulation::is_device_memory(to, sizeof(chunk)))
+    emulation::fail("st.global.v4: 16 bytes at %p are not memory of the device", to);
+  std::memcpy(to, &chunk, sizeof(chunk));
+}
+
+}  // namespace tilewise::cuda::ptx
