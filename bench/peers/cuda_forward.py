@@ -2,6 +2,7 @@
 """Forward on one GPU beside PyTorch's cuDNN and flash back ends (fp32: its memory-efficient one), in the same run.
 
 Usage: bench/peers/cuda_forward.py LIBTILEWISE [--out FILE.json] [--rounds N] [--rows PATTERN...] [--kernel NAME]
+           [--beside NAME=LIBTILEWISE...] [--rivals NAME...]
 Example: bench/peers/cuda_forward.py libtilewise.so --rows 'bf16-D128-*' --kernel cuda_sm80
 
 Each row: B*S = 16384 tokens, H*D = 2048, random normal inputs, layout (B, S, H, D). The contenders take turns, every run
@@ -111,10 +112,11 @@ def torch_backend(backend, q, k, v, causal):
     return run
 
 
-def contenders(library, dtype, q, k, v, causal, kernel):
-    ours = Tilewise(library, q, k, v, causal, kernel)
-    return ours, {"tilewise": ours.run} | {name: torch_backend(BACKENDS[name], q, k, v, causal)
-                                           for name in RIVALS[dtype]}
+def contenders(libraries, rivals, q, k, v, causal, kernel):
+    """Plans by library, of which the first is this version, and what everybody runs."""
+    ours = {name: Tilewise(library, q, k, v, causal, kernel) for name, library in libraries.items()}
+    return ours, {name: plan.run for name, plan in ours.items()} | {
+        name: torch_backend(BACKENDS[name], q, k, v, causal) for name in rivals}
 
 
 def products(dtype):
@@ -142,8 +144,8 @@ def multiply_adds(chains=16, steps=4096):
     blocks, threads = 8 * torch.cuda.get_device_properties(0).multi_processor_count, 256
     out = cupy.zeros(1, dtype=cupy.float32)
     arguments = (cupy.float32(0.999), cupy.float32(0.001), out)
-    stream = cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)
-    return lambda: kernel((blocks,), (threads,), arguments, stream=stream), 2 * blocks * threads * chains * steps
+    # On CuPy's default stream, which is torch's too.
+    return lambda: kernel((blocks,), (threads,), arguments), 2 * blocks * threads * chains * steps
 
 
 def inputs(batch, length, heads, kv_heads, dim, dtype):
@@ -161,22 +163,24 @@ def plain(q, k, v, causal, dtype):
     return (scores.softmax(-1) @ v).transpose(1, 2), scores.logsumexp(-1)
 
 
-def compare(library, dtype, dim, length, causal, kernel):
+def compare(libraries, dtype, dim, length, causal, kernel):
     """The largest error of each against fp64; raises if ours is over twice that of plain attention in `dtype`."""
     kv_heads = 4 if "efficient" in RIVALS[dtype] else 2  # which knows no groups of heads
     q, k, v = inputs(2, length, 4, kv_heads, dim, dtype)
     exact, lse = plain(q, k, v, causal, torch.float64)
     error = lambda x: (x.double() - exact).abs().max().item()
-    ours, runs = contenders(library, dtype, q, k, v, causal, kernel)
-    ours.out.fill_(float("nan"))
+    ours, runs = contenders(libraries, RIVALS[dtype], q, k, v, causal, kernel)
+    for plan in ours.values():
+        plan.out.fill_(float("nan"))
     errors = {"plain": error(plain(q, k, v, causal, TORCH_DTYPES[dtype])[0])}
     for name, run in runs.items():
         out = run()
         torch.cuda.synchronize()
-        errors[name] = error(ours.out if name == "tilewise" else out.transpose(1, 2))
-    errors["tilewise lse"] = (ours.lse - lse).abs().max().item()
-    if not (errors["tilewise"] <= 2 * errors["plain"] + 1e-5 and errors["tilewise lse"] <= 1e-5 * max(1, lse.abs().max())):
-        raise SystemExit(f"{dtype} D {dim} S {length} causal {causal}: wrong: {errors}")
+        errors[name] = error(ours[name].out if name in ours else out.transpose(1, 2))
+    for name, plan in ours.items():
+        errors[f"{name} lse"] = (plan.lse - lse).abs().max().item()
+        if not (errors[name] <= 2 * errors["plain"] + 1e-5 and errors[f"{name} lse"] <= 1e-5 * max(1, lse.abs().max())):
+            raise SystemExit(f"{dtype} D {dim} S {length} causal {causal}: {name} is wrong: {errors}")
     return errors
 
 
@@ -247,8 +251,12 @@ def main():
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--rows", nargs="*", metavar="PATTERN")
     parser.add_argument("--kernel")
+    parser.add_argument("--beside", nargs="*", default=[], metavar="NAME=LIBRARY", help="other builds, in turns")
+    parser.add_argument("--rivals", nargs="*", choices=BACKENDS, help="default: all that know the inputs' type")
     options = parser.parse_args()
     library = tw.Library(options.library)
+    others = (pair.split("=", 1) for pair in options.beside)
+    libraries = {"tilewise": library} | {name: tw.Library(path) for name, path in others}
     torch.manual_seed(1)
     chosen = [row for row in rows()
               if not options.rows or any(fnmatch.fnmatchcase(row[0], pattern) for pattern in options.rows)]
@@ -258,20 +266,21 @@ def main():
             for length in (129, 1000):
                 for causal in (False, True):
                     checks.append({"dtype": dtype, "D": dim, "S": length, "causal": causal,
-                                   "max_error": compare(library, dtype, dim, length, causal, options.kernel)})
+                                   "max_error": compare(libraries, dtype, dim, length, causal, options.kernel)})
     print(f"{len(checks)} comparisons with fp64: all within twice the error of plain attention")
     results = []
     print("TFLOP/s, and what Tilewise is of each")
     for name, dtype, dim, length, causal, kv_heads in chosen:
         q, k, v = inputs(TOKENS // length, length, WIDTH // dim, kv_heads, dim, dtype)
-        ours, runs = contenders(library, dtype, q, k, v, causal, options.kernel)
+        rivals = RIVALS[dtype] if options.rivals is None else options.rivals
+        ours, runs = contenders(libraries, rivals, q, k, v, causal, options.kernel)
         bounds = {"gemm": products(dtype)} | ({"fma": multiply_adds()} if dtype == "fp32" else {})
         seconds = medians(runs | {who: run for who, (run, _) in bounds.items()}, options.rounds)
         flops = dict.fromkeys(runs, 4 * TOKENS * length * WIDTH / (2 if causal else 1))
         flops |= {who: count for who, (_, count) in bounds.items()}
         rate = {who: flops[who] / s * 1e-12 for who, s in seconds.items()}
-        results.append({"row": name, "kernel": ours.kernel(), "seconds": seconds, "tflops": rate})
-        print(f"{name:<30}{ours.kernel():<12}{rate['tilewise']:>6.1f}  "
+        results.append({"row": name, "kernel": ours["tilewise"].kernel(), "seconds": seconds, "tflops": rate})
+        print(f"{name:<30}{ours['tilewise'].kernel():<12}{rate['tilewise']:>6.1f}  "
               + "  ".join(f"{who} {r:.1f} ({rate['tilewise'] / r:.2f})" for who, r in rate.items() if who != "tilewise"),
               flush=True)
     others = []

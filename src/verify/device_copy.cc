@@ -19,17 +19,18 @@ void check(problem::Status status) {
 }
 
 struct Extent {
+  bool written;  // holds an output
   std::byte* begin;
   std::byte* end;
   std::int64_t skip;  // of the first element behind a multiple of its size
 };
 
-Extent extent_of(const tilewise_tensor& tensor) {
+Extent extent_of(const tilewise_tensor& tensor, bool written) {
   const std::int64_t size = problem::dtype_size(tensor.dtype);
   std::byte* const data = static_cast<std::byte*>(tensor.data);
   const std::uintptr_t skip =
       reinterpret_cast<std::uintptr_t>(data) % static_cast<std::uintptr_t>(size);
-  Extent extent = {data, data, static_cast<std::int64_t>(skip)};
+  Extent extent = {written, data, data, static_cast<std::int64_t>(skip)};
   for (int d = 0; d < tensor.rank; ++d) {
     const std::int64_t reach = tensor.shape[d] > 1 ? (tensor.shape[d] - 1) * tensor.strides[d] : 0;
     (reach < 0 ? extent.begin : extent.end) += reach * size;
@@ -43,8 +44,9 @@ std::vector<Extent> merged_extents(problem::Operation operation, const tilewise_
   std::vector<Extent> extents;
   for (const problem::NamedTensor& named : problem::kTensors) {
     const tilewise_tensor& tensor = request.*named.member;
-    if (named.role(operation) == problem::Role::kUnused || element_count(tensor) == 0) continue;
-    extents.push_back(extent_of(tensor));
+    const problem::Role role = named.role(operation);
+    if (role == problem::Role::kUnused || element_count(tensor) == 0) continue;
+    extents.push_back(extent_of(tensor, role == problem::Role::kOutput));
   }
   std::sort(extents.begin(), extents.end(),
             [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
@@ -52,6 +54,7 @@ std::vector<Extent> merged_extents(problem::Operation operation, const tilewise_
   for (const Extent& extent : extents) {
     if (!merged.empty() && extent.begin < merged.back().end) {
       merged.back().end = std::max(merged.back().end, extent.end);
+      merged.back().written |= extent.written;
     } else {
       merged.push_back(extent);
     }
@@ -71,7 +74,7 @@ std::vector<Piece> pieces_of(const Extent& extent, problem::Operation operation,
   for (const problem::NamedTensor& named : problem::kTensors) {
     const tilewise_tensor& tensor = request.*named.member;
     if (named.role(operation) == problem::Role::kUnused || element_count(tensor) == 0) continue;
-    const Extent own = extent_of(tensor);
+    const Extent own = extent_of(tensor, false);
     if (own.begin < extent.begin || own.end > extent.end) continue;
     const std::int64_t size = problem::dtype_size(tensor.dtype);
     const std::int64_t first = static_cast<std::byte*>(tensor.data) - extent.begin;
@@ -108,8 +111,8 @@ DeviceCopy::DeviceCopy(problem::Operation operation, const tilewise_problem& req
     const std::int64_t bytes = extent.end - extent.begin;
     DeviceMemory memory(device, bytes + 2 * kGuardBytes + extent.skip);
     std::byte* const first = memory.data() + kGuardBytes + extent.skip;
-    regions_.push_back(
-        {extent.begin, bytes, std::move(memory), first, pieces_of(extent, operation, request)});
+    regions_.push_back({extent.written, extent.begin, bytes, std::move(memory), first,
+                        pieces_of(extent, operation, request)});
     for (const Piece& piece : regions_.back().pieces) {
       check(cuda::copy(device, first + piece.offset, extent.begin + piece.offset, piece.bytes,
                        nullptr));
@@ -134,6 +137,7 @@ std::string DeviceCopy::fetch() {
   std::string damage;
   for (const Region& region : regions_) {
     for (const Piece& piece : region.pieces) {
+      if (!region.written) break;
       check(cuda::copy(device_, region.host + piece.offset, region.first + piece.offset,
                        piece.bytes, nullptr));
     }
@@ -145,6 +149,19 @@ std::string DeviceCopy::fetch() {
     }
   }
   return damage;
+}
+
+bool DeviceCopy::inputs_are_intact() const {
+  std::vector<std::byte> now;
+  for (const Region& region : regions_) {
+    for (const Piece& piece : region.pieces) {
+      if (region.written) break;
+      now.resize(static_cast<std::size_t>(piece.bytes));
+      check(cuda::copy(device_, now.data(), region.first + piece.offset, piece.bytes, nullptr));
+      if (!std::equal(now.begin(), now.end(), region.host + piece.offset)) return false;
+    }
+  }
+  return true;
 }
 
 CopiedRun run_on_device(problem::Operation operation, const tilewise_problem& request,
@@ -168,6 +185,7 @@ CopiedRun run_on_device(problem::Operation operation, const tilewise_problem& re
   result.status = cuda::synchronise(kDevice, nullptr);
   if (result.status != TILEWISE_OK) return result;
   result.damage = copy.fetch();
+  if (!copy.inputs_are_intact()) result.damage = "an input was overwritten";
   std::vector<std::byte> guard(static_cast<std::size_t>(kGuardBytes));
   check(cuda::copy(kDevice, guard.data(), workspace.data() + bytes, kGuardBytes, nullptr));
   if (!std::all_of(guard.begin(), guard.end(),

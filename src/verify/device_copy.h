@@ -39,11 +39,16 @@ class DeviceCopy {
 
   const tilewise_problem& request() const { return twin_; }
 
-  // Everything back to the tensors it came from. "", or what was written outside of them.
+  // The outputs, with whatever shares their memory, back to where they came from; inputs may lie in
+  // memory that cannot be written. "", or what was written outside of tensors.
   std::string fetch();
+
+  // Whether inputs that share no memory with outputs still hold what they came with.
+  bool inputs_are_intact() const;
 
  private:
   struct Region {
+    bool written;  // holds an output
     std::byte* host;
     std::int64_t bytes;
     DeviceMemory memory;

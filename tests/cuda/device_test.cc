@@ -1,8 +1,10 @@
 // What must hold of the CUDA kernels as a family: on a machine without a GPU a clear refusal and a
 // library that works, on one with it coverage, determinism and plans that keep their promises.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <cmath>
+#include <cstring>
 #include <string>
 
 #include "cuda/runtime.h"
@@ -152,6 +154,25 @@ TEST(Device, MaskedValuesReachNothing) {
       }
     }
   }
+}
+
+// Files are mapped without the right to write.
+TEST(Device, InputsMayLieInReadOnlyMemory) {
+  if (!has_device()) GTEST_SKIP() << "no device";
+  const Instance instance(make_case(Operation::kForward, TILEWISE_FP32, {2, 30, 50, 2, 1, 16}));
+  ASSERT_EQ(run_kernel("cuda_reference", Operation::kForward, instance.request()), TILEWISE_OK);
+  const std::vector<std::uint64_t> expected = output_bits(Operation::kForward, instance.request());
+  tilewise_problem request = instance.request();
+  const auto bytes = static_cast<std::size_t>(verify::element_count(request.k)) * sizeof(float);
+  void* const pages =
+      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(pages, MAP_FAILED);
+  std::memcpy(pages, request.k.data, bytes);
+  ASSERT_EQ(mprotect(pages, bytes, PROT_READ), 0);
+  request.k.data = pages;
+  EXPECT_EQ(run_kernel("cuda_reference", Operation::kForward, request), TILEWISE_OK);
+  EXPECT_EQ(output_bits(Operation::kForward, request), expected);
+  munmap(pages, bytes);
 }
 
 TEST(Device, ForwardIsBitwiseTheSameAgain) {
