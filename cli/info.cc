@@ -52,6 +52,7 @@ json list_tiles() {
   for (const cuda::sm90::TileRow& row : cuda::sm90::kTiles) {
     rows.push_back({{"kernel", "cuda_sm90"},
                     {"head_dim", row.head_dim},
+                    {"most_keys", row.most_keys},
                     {"q_tile", row.q_tile},
                     {"k_tile", row.k_tile},
                     {"stages", row.stages},
