@@ -151,8 +151,12 @@ class Flash1 : public sm80::TileStep<kConfig> {
   // The tile of queries has seen all of its keys.
   __device__ __forceinline__ void close() {
     sm80::Epilogue<kConfig> epilogue(parameters_, shared_, out_, states_);
-    const bool spoilt = epilogue.is_spoilt();
-    epilogue.finish(__any_sync(~0u, spoilt));
+    const bool spoilt = __syncthreads_or(epilogue.is_spoilt());
+    if (spoilt) this->be_careful();
+    epilogue.finish();
+    if (!spoilt) return;
+    __syncthreads();
+    if (threadIdx.x == 0) shared_.careful = false;
   }
 
   // Calls function(which, pointer to out, pointer to the state) for those of the lane's rows that
@@ -235,9 +239,9 @@ __global__ void __launch_bounds__(sm80::decode(kCode).threads(), sm80::decode(kC
     const std::int32_t heads = static_cast<std::int32_t>(tiles.problem.heads);
     const std::int32_t batch = static_cast<std::int32_t>(blockIdx.x) / heads;
     const std::int32_t head = static_cast<std::int32_t>(blockIdx.x) % heads;
-    const std::int32_t index = tiles.problem.q_packed ? tiles.packed.first(batch, head)
-                                                      : tiles.schedule.first(batch, head);
-    sm80::describe_tile(tiles, {batch, head, 0}, index, kConfig.q_tile(), shared.tile);
+    shared.tile.index = tiles.problem.q_packed ? tiles.packed.first(batch, head)
+                                               : tiles.schedule.first(batch, head);
+    sm80::describe_tile(tiles, {batch, head, 0}, kConfig.q_tile(), shared.tile);
   }
   __syncthreads();
   Flash1<kConfig>(parameters, shared).run();

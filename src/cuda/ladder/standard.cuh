@@ -128,7 +128,7 @@ class Values : public sm80::TileStep<kConfig> {
     const std::uint32_t probs =
         ptx::shared_address(shared_.k[stage]) + sm80::warp_row<kConfig>() * ProbLayout::kRowBytes +
         ProbLayout::place(tile::lane_row_first(lane), tile::lane_chunk_first(lane));
-#pragma unroll
+#pragma unroll 1
     for (int step = 0; step < kKeySteps; ++step) {
       std::uint32_t a[4];
       ptx::load_matrices(a, tile::step_address<kConfig.k_tile>(probs, step));
@@ -141,10 +141,10 @@ class Values : public sm80::TileStep<kConfig> {
   __device__ __forceinline__ void close() {
     for (math::SoftmaxState<float>& state : states_[0].row) state = {0, 1};
     sm80::Epilogue<kConfig> epilogue(parameters_, shared_, out_, states_);
-    const bool spoilt = epilogue.is_spoilt();
+    if (__syncthreads_or(epilogue.is_spoilt())) this->be_careful();
     const float scales[1][tile::kRowsPerLane] = {{1, 1}};
     epilogue.store(scales);
-    epilogue.mark(scales, __any_sync(~0u, spoilt));
+    epilogue.mark(scales);
   }
 
   const Parameters& given_;

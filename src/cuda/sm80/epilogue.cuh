@@ -40,12 +40,11 @@ class Epilogue {
     return !(total - total == 0);
   }
 
-  // `look`: rows may be spoilt, the repair kernel gets those that are.
-  __device__ __forceinline__ void finish(bool look) {
+  __device__ __forceinline__ void finish() {
     float scales[kParts][tile::kRowsPerLane];
     close(scales);
     store(scales);
-    mark(scales, look);
+    mark(scales);
   }
 
   // out times the scales of its rows.
@@ -63,17 +62,16 @@ class Epilogue {
     }
   }
 
-  // Rows for the repair kernel: those that are out of range or, after a careful pass, saw an
-  // operand that is not finite.
-  __device__ __forceinline__ void mark(const float (&scales)[kParts][tile::kRowsPerLane],
-                                       bool look) {
+  // Rows for the repair kernel; there are none but after a careful pass.
+  __device__ __forceinline__ void mark(const float (&scales)[kParts][tile::kRowsPerLane]) {
     const int lane = threadIdx.x % 32;
     std::uint32_t marks[kParts] = {};
-    if (look) {
+    if (shared_.careful) {
 #pragma unroll
       for (int i = 0; i < kParts * tile::kRowsPerLane; ++i) {
         const int row = i / 2 * 16 + tile::lane_row(lane, i % 2);
-        const bool bad = (shared_.careful && saw_special(i, row)) ||
+        const bool bad = (shared_.seen[threadIdx.x] >> i & 1) != 0 ||
+                         shared_.bad_row[warp_row<kConfig>() + row] != 0 ||
                          tile::is_out_of_range(out_[i / 2], i % 2, scales[i / 2][i % 2],
                                                states_[i / 2].row[i % 2]);
         if (bad && is_inside(row)) marks[i / 2] |= 1u << row % 16;
@@ -90,12 +88,6 @@ class Epilogue {
   }
 
  private:
-  // What the careful pass noted of a row of the warp, the lane's row number i.
-  __device__ __forceinline__ bool saw_special(int i, int row) const {
-    return (shared_.seen[threadIdx.x] >> i & 1) != 0 ||
-           shared_.bad_row[warp_row<kConfig>() + row] != 0;
-  }
-
   // The lanes of a quad have the same rows: each closes one of them.
   __device__ __forceinline__ void close(float (&scales)[kParts][tile::kRowsPerLane]) {
     constexpr int kRows = kParts * tile::kRowsPerLane;

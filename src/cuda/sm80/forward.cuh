@@ -28,9 +28,9 @@ class Forward : public TileStep<kConfig> {
       attend();
       const bool was_careful = shared_.careful;
       again = __syncthreads_or(epilogue.is_spoilt()) && !was_careful;
-      if (again) begin_careful_pass();
+      if (again) this->be_careful();
     } while (again);
-    epilogue.finish(shared_.careful);
+    epilogue.finish();
   }
 
  private:
@@ -131,13 +131,6 @@ class Forward : public TileStep<kConfig> {
   }
 
   // ---- the careful pass ----
-
-  __device__ void begin_careful_pass() {
-    shared_.careful = true;
-    shared_.seen[threadIdx.x] = 0;
-    for (int i = threadIdx.x; i < kConfig.q_tile(); i += kConfig.threads()) shared_.bad_row[i] = 0;
-    __syncthreads();
-  }
 
   // Operands of K and V that are not finite become zero; both are there afterwards.
   __device__ __forceinline__ void clean_stage(int stage) {

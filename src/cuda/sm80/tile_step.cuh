@@ -252,6 +252,15 @@ class TileStep {
     }
   }
 
+  // From here on rows are looked at one by one; nothing is known against any of them yet. Between
+  // barriers.
+  __device__ void be_careful() {
+    shared_.careful = true;
+    shared_.seen[threadIdx.x] = 0;
+    for (int i = threadIdx.x; i < kConfig.q_tile(); i += kConfig.threads()) shared_.bad_row[i] = 0;
+    __syncthreads();
+  }
+
   // The careful pass: rows that see a key with an operand that is not finite.
   __device__ __forceinline__ void note_bad_keys(int part,
                                                 const std::uint32_t (&visible)[tile::kRowsPerLane],

@@ -16,13 +16,11 @@ __device__ __forceinline__ RowsOf<Element> rows_of(const problem::View& view, st
           static_cast<std::int32_t>(count), static_cast<std::int32_t>(columns), wide};
 }
 
-// Describes a tile of queries that is the work of number `index`, in tiles of q_tile queries.
+// Describes a tile of q_tile queries, all but its index.
 template <class Element>
 __device__ __forceinline__ void describe_tile(const Parameters& parameters, const Work& work,
-                                              std::int32_t index, std::int32_t q_tile,
-                                              TileOf<Element>& tile) {
+                                              std::int32_t q_tile, TileOf<Element>& tile) {
   const Problem& problem = parameters.problem;
-  tile.index = index;
   const Sequence sequence = sequence_at(problem, parameters.table, work.batch);
   tile.head = work.head;
   tile.first = work.q_tile * q_tile;
@@ -43,9 +41,10 @@ __device__ __forceinline__ void describe_tile(const Parameters& parameters, cons
 template <class Element>
 __device__ __forceinline__ void find_tile(const Parameters& parameters, std::int32_t index,
                                           std::int32_t q_tile, TileOf<Element>& tile) {
-  const Work work =
-      parameters.problem.q_packed ? parameters.packed.work(index) : parameters.schedule.work(index);
-  describe_tile(parameters, work, index, q_tile, tile);
+  tile.index = index;
+  const Work work = parameters.problem.q_packed ? parameters.packed.work(tile.index)
+                                                : parameters.schedule.work(tile.index);
+  describe_tile(parameters, work, q_tile, tile);
 }
 
 // The warp's first row, of the tile.
