@@ -284,7 +284,7 @@ REFUSED = {
     "too many values": {"window_size": (1, 2, 3)},
     "alibi_slopes: shape is (3)": {"alibi_slopes": torch.ones(3)},
     "alibi_slopes: dtype is fp64": {"alibi_slopes": torch.ones(4, dtype=torch.float64)},
-    "q: has 3 heads": {"q": torch.ones(2, 1, 3, 16)},
+    "q: 3 heads, must be a multiple of k's 2": {"q": torch.ones(2, 1, 3, 16)},
 }
 
 
