@@ -109,7 +109,18 @@ def cuda_contenders() -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
     for name, back_end in back_ends.items():
         only = lambda back_end=back_end: sdpa_kernel(back_end)  # noqa: E731
         calls[f"scaled_dot_product_attention, {name}"] = (only, lambda: sdpa(*turned))
-    return calls
+    return {name: call for name, call in calls.items() if does_it(name, *call)}
+
+
+def does_it(name: str, context: Callable[[], Any], call: Callable[[], Any]) -> bool:
+    """Whether a contender takes the problem (cuDNN does not take every one), and its first call."""
+    try:
+        with context():
+            call()
+    except RuntimeError as error:
+        print(f"{name}: {str(error).splitlines()[0]}")
+        return False
+    return True
 
 
 def least_times_on_cuda() -> tuple[dict[str, float], dict[str, float]]:
