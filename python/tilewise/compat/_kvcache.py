@@ -75,7 +75,7 @@ class Call:
                 _same_shape(name, new, (*leading, *cache.shape[2:]))
                 if new.device != cache.device:
                     raise ValueError(f"{name}: is on {new.device}, must be on {name}_cache's {cache.device}")
-        if self.k is not None:
+        if self.k is not None and self.v is not None:
             _same_shape("v", self.v, (*self.k.shape[:-1], self.v_cache.shape[-1]))
         of_batch = {
             "cache_seqlens": cache_seqlens, "cache_batch_idx": self.rows, "cache_leftpad": self.leftpad,
@@ -118,7 +118,8 @@ class Call:
             limits.append(Limits("cache_leftpad", self.leftpad, 0, self._capacity()))
         for positions in rotated:
             for name, table in zip(("rotary_cos", "rotary_sin"), self.rotary, strict=True):
-                limits.append(Limits(f"a position in {name}", positions, 0, table.shape[0] - 1))
+                if table is not None:
+                    limits.append(Limits(f"a position in {name}", positions, 0, table.shape[0] - 1))
         return limits
 
     # ---- the cache grows --------------------------------------------------------------------------------------------
@@ -126,31 +127,36 @@ class Call:
     def _grow(self, check_options: Callable[[], Any]) -> None:
         """Rotates q and k, whose sequences begin at `first`, and writes k and v behind what the cache holds; before that
         comes everything that may be refused."""
-        (cos, sin), first = self.rotary, self.first
-        if self.is_known and self.cu_seqlens_k_new is not None:  # before they are made positions of
-            _contents.check(_contents.starts("cu_seqlens_k_new", self.cu_seqlens_k_new, self.k.shape[0]))
-        if self.is_known and self.cu_seqlens_q is not None:
+        if self.is_known and self.cu_seqlens_q is not None:  # before positions are made of them
             _contents.check(_contents.starts("cu_seqlens_q", self.cu_seqlens_q, self.q.shape[0]))
-        k, sequence, place = (None,) * 3 if self.k is None else tokens_of(self.k.detach(), self.cu_seqlens_k_new)
+        if self.k is None or self.v is None:  # neither is there
+            self._check_contents([])
+            return
+        if self.is_known and self.cu_seqlens_k_new is not None:
+            _contents.check(_contents.starts("cu_seqlens_k_new", self.cu_seqlens_k_new, self.k.shape[0]))
+        k, sequence, place = tokens_of(self.k.detach(), self.cu_seqlens_k_new)
+        v, _, _ = tokens_of(self.v.detach(), self.cu_seqlens_k_new)
+        cos, sin = self.rotary
         positions: list[Tensor] = []  # of q and of k
         if cos is not None:
             # Under a causal mask or a window queries stand behind each other, else all of them at the cache's end.
             q, owner, offset = tokens_of(self.q, self.cu_seqlens_q)
-            positions = [first[owner] + (offset if self.rotates_queries else 0), first[sequence] + place]
-        if self.is_known:
-            _contents.check(self._limits(positions))
-        if self.block_table is not None:
-            _pages.check(self.k_cache, self.block_table, self.used)
-        if k is None:
-            return
+            positions = [self.first[owner] + (offset if self.rotates_queries else 0), self.first[sequence] + place]
+        self._check_contents(positions)
         if self.is_known:
             check_options()
-        if cos is not None:
+        if cos is not None and sin is not None:
             self.q = rotate(q, cos, sin, positions[0], self.rotary_interleaved).view(self.q.shape)
             k = rotate(k, cos, sin, positions[1], self.rotary_interleaved)
         where = self._places(sequence, self.before[sequence] + place)
         self.k_cache[where] = k.to(self.k_cache.dtype)
-        self.v_cache[where] = tokens_of(self.v.detach(), self.cu_seqlens_k_new)[0].to(self.v_cache.dtype)
+        self.v_cache[where] = v.to(self.v_cache.dtype)
+
+    def _check_contents(self, rotated: list[Tensor]) -> None:
+        if self.is_known:
+            _contents.check(self._limits(rotated))
+        if self.block_table is not None:
+            _pages.check(self.k_cache, self.block_table, self.used)
 
     def _places(self, sequence: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
         """Index into the cache of each new token."""

@@ -143,7 +143,7 @@ def _ask_flash_first() -> None:
     probe = torch.empty(1, 1, 8, 8, dtype=torch.float16, device="cuda")
     torch._fused_sdp_choice(probe, probe, probe)  # the first choice sets PyTorch's default order, whatever was set before
     _order = torch._C._get_sdp_priority_order()
-    flash = int(torch.nn.attention.SDPBackend.FLASH_ATTENTION)
+    flash = torch.nn.attention.SDPBackend.FLASH_ATTENTION.value
     torch._C._set_sdp_priority_order([flash, *(backend for backend in _order if backend != flash)])
 
 
