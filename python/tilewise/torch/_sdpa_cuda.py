@@ -5,6 +5,7 @@ the forward pass is ours if our fast kernels cover it, and PyTorch's own kernel 
 PyTorch's: it reads our output and log-sum-exp.
 """
 
+import contextlib
 import math
 import warnings
 from typing import Any
@@ -141,7 +142,8 @@ def _ask_flash_first() -> None:
     if not hasattr(torch._C, "_set_sdp_priority_order"):
         return
     probe = torch.empty(1, 1, 8, 8, dtype=torch.float16, device="cuda")
-    torch._fused_sdp_choice(probe, probe, probe)  # the first choice sets PyTorch's default order, whatever was set before
+    with contextlib.suppress(RuntimeError):  # where a user has left no back end that takes it
+        torch._fused_sdp_choice(probe, probe, probe)  # the first choice sets PyTorch's default order over any other
     _order = torch._C._get_sdp_priority_order()
     flash = torch.nn.attention.SDPBackend.FLASH_ATTENTION.value
     torch._C._set_sdp_priority_order([flash, *(backend for backend in _order if backend != flash)])
