@@ -203,6 +203,7 @@ def main() -> None:
         "cpu": cpu,
         "threads": torch.get_num_threads(),
         "clock": "CPU time" if torch.get_num_threads() == 1 else "time that passes",
+        "load_average_before": round(os.getloadavg()[0], 1),
         "versions": {
             "python": platform.python_version(), "tilewise": tilewise.__version__, "torch": torch.__version__,
             "transformers": transformers.__version__,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 import zlib
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX leaves PyTorch its part of a device
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1] / "tests/python"))  # formulas.py: attention in float64, from the semantics
@@ -62,6 +65,21 @@ def _seed_of_pytorch(seed: int) -> None:
     """PyTorch's random numbers, where a suite has imported it."""
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(seed)
+
+
+# ---- devices: test_cuda.py of each suite is for CUDA, everything else for the CPU -----------------------------------
+
+
+@pytest.fixture(autouse=True)
+def _jax_on_the_cpu(request: pytest.FixtureRequest) -> Iterator[None]:
+    """JAX would take a CUDA device for everything, and has other tolerances there (tf32)."""
+    if request.path.name == "test_cuda.py" or importlib.util.find_spec("jax") is None:
+        yield
+        return
+    import jax
+
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield
 
 
 @pytest.hookimpl(wrapper=True)

@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -41,9 +42,10 @@ def test_section(title: str, capsys: pytest.CaptureFixture, tmp_path: Path, monk
             except ImportError as error:
                 pytest.skip(str(error))
     monkeypatch.chdir(tmp_path)
-    namespace: dict = {"__name__": "snippet"}
+    snippet = types.ModuleType("snippet")  # torch.compile looks a function's module up
+    monkeypatch.setitem(sys.modules, "snippet", snippet)
     for number, block in enumerate(re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL), 1):
-        exec(compile(block, f"{title}, block {number}", "exec"), namespace)
+        exec(compile(block, f"{title}, block {number}", "exec"), snippet.__dict__)
 
 
 def test_example_of_long_context(rng: np.random.Generator) -> None:

@@ -61,7 +61,8 @@ def attention_mask_for(
     """The mask function that transformers calls once for a forward pass. attention_mask (B, Sk): True is a token."""
     aligned = isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length
     starts, inner = _packed_starts(mask_function)
-    tracing = torch.compiler.is_compiling() or torch.jit.is_tracing()  # a mask's contents are not known then
+    # A mask's contents are not known in a trace.
+    tracing = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
     if aligned and not tracing and _is_structure(inner):
         if starts is not None:
             return starts
@@ -184,8 +185,8 @@ def _mask_options(
 
 
 def _packed(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, starts_q: torch.Tensor, starts_k: torch.Tensor,
-    options: dict[str, Any],
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, starts_q: torch.Tensor,
+    starts_k: torch.Tensor | None, options: dict[str, Any],
 ) -> torch.Tensor:  # fmt: skip
     """The batch as one row of tokens: (B, H, S, D) to (B * S, H, D) and back."""
     q, k, v = (t.transpose(1, 2).flatten(0, 1) for t in (query, key, value))

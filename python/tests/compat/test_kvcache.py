@@ -277,6 +277,37 @@ def test_mistakes_are_named_and_nothing_is_written(message: str) -> None:
     assert torch.equal(before[0], k) and torch.equal(before[1], v)
 
 
+REFUSED = {
+    "softcap: is -1": {"softcap": -1.0},
+    "softmax_scale: is nan": {"softmax_scale": float("nan")},
+    "window_left: is -2": {"window_size": (-2, 0)},
+    "too many values": {"window_size": (1, 2, 3)},
+    "alibi_slopes: shape is (3)": {"alibi_slopes": torch.ones(3)},
+    "alibi_slopes: dtype is fp64": {"alibi_slopes": torch.ones(4, dtype=torch.float64)},
+    "q: 3 heads, must be a multiple of k's 2": {"q": torch.ones(2, 1, 3, 16)},
+}
+
+
+@pytest.mark.parametrize("store", ["rows", "pages", "packed"])
+@pytest.mark.parametrize("message", REFUSED)
+def test_options_that_the_library_refuses_write_nothing(message: str, store: str) -> None:
+    q, k, v = qkv(sq=1)
+    given = {"q": q, "k_cache": k, "v_cache": v, **NEW, **REFUSED[message]}
+    call = fa2.flash_attn_with_kvcache
+    if store == "pages":
+        given["block_table"] = torch.tensor([[1], [0]])
+    if store == "packed":
+        call = fa3.flash_attn_with_kvcache
+        given |= {"q": given["q"].flatten(0, 1), "cu_seqlens_q": torch.tensor([0, 1, 2]), "max_seqlen_q": 1}
+        if "alibi_slopes" in given:
+            return  # flash-attn 3 has none
+    before = [cache.clone() for cache in (k, v)]
+    with pytest.raises((RuntimeError, ValueError)) as caught:
+        call(**given)
+    assert message in str(caught.value)
+    assert torch.equal(before[0], k) and torch.equal(before[1], v)
+
+
 def test_pages_behind_the_end_may_be_any_number() -> None:
     q, k, v = qkv(sq=1)
     table = torch.tensor([[1, -7], [0, 99]])

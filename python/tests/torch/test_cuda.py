@@ -6,8 +6,11 @@ import tilewise.torch
 import torch
 import torch_reference
 from tilewise.compat.flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
-from tilewise.torch import attention
+from tilewise.torch import _sdpa_cuda, attention
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
+from torch_cases import CASES, inputs, make_options, reference
 
 if not torch.cuda.is_available():
     pytest.skip("PyTorch finds no CUDA device", allow_module_level=True)
@@ -16,6 +19,9 @@ if not any(name.startswith("cuda") for name in tilewise.kernels()):
 
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 2e-5}
 HAS_BACKWARD = any(name.startswith("cuda") for name in tilewise.kernels(backward=True))
+FORWARD = torch.ops.tilewise.attention_forward.default
+# What PyTorch's registry of flash attention implementations needs.
+HAS_REGISTRY = hasattr(torch.nn.attention, "register_flash_attention_impl") and hasattr(torch.library, "get_kernel")
 
 
 def qkv(dtype: torch.dtype, device: str = "cuda", dim: int = 64, sq: int = 130, sk: int = 190) -> list[torch.Tensor]:
@@ -47,12 +53,36 @@ def test_forward(dtype: torch.dtype, ours: dict, theirs: dict, dim: int) -> None
         torch.testing.assert_close(lse.cpu().double(), wanted_lse, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_every_option(dtype: torch.dtype, case: str) -> None:
+    """D and Dv that are no power of two, and few keys: the corners; and a list of slices, which no case has."""
+    tensors = inputs(dtype)
+    options = make_options(CASES[case], dtype)
+    wanted, wanted_lse = reference(*tensors, options)
+    on_cuda = {name: value.cuda() if torch.is_tensor(value) else value for name, value in options.items()}
+    out, lse = attention(*(t.cuda() for t in tensors), **on_cuda, return_lse=True)
+    scale = max(1.0, wanted.abs().max().item())
+    torch.testing.assert_close(out.cpu().double(), wanted, rtol=TOLERANCE[dtype], atol=scale * TOLERANCE[dtype])
+    torch.testing.assert_close(lse.cpu().double(), wanted_lse, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_slices_and_lengths(dtype: torch.dtype) -> None:
+    q, k, v = inputs(dtype, 40, 40)
+    slices = torch.tensor([[0, 40, 0, 3, 0], [3, 17, 3, 17, 1], [17, 40, 17, 40, 1]])
+    for options in ({"slices": slices}, {"seqused_k": torch.tensor([40, 0, 13])}):
+        wanted = attention(q, k, v, **options)
+        found = attention(q.cuda(), k.cuda(), v.cuda(), **{name: value.cuda() for name, value in options.items()})
+        torch.testing.assert_close(found.cpu(), wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
 def test_backward_works_or_says_why_not() -> None:
     tensors = [t.requires_grad_() for t in qkv(torch.bfloat16)]
     out = attention(*tensors, causal=True)
     dout = torch.randn_like(out)
     if not HAS_BACKWARD:
-        with pytest.raises(RuntimeError, match="(?i)backward|kernel|device"):
+        with pytest.raises(RuntimeError, match="no kernel backward|no kernel supports"):
             out.backward(dout)
         return
     leaves = [t.requires_grad_() for t in cpu(*tensors)]
@@ -108,40 +138,193 @@ def test_a_mix_of_devices_is_refused() -> None:
         attention(q, k.cpu(), v.cpu())
 
 
-def test_opcheck() -> None:
+def samples() -> dict[str, tuple[list, dict]]:
+    """Arguments of the operator: q, k, v, nine tensors that may be absent, options."""
     q, k, v = qkv(torch.bfloat16, sq=16, sk=24)
-    utilities = ("test_schema", "test_faketensor", "test_autograd_registration")
-    torch.library.opcheck(
-        torch.ops.tilewise.attention_forward.default, (q, k, v, *[None] * 9), test_utils=utilities
-    )
+    starts = torch.tensor([0, 16, 32], dtype=torch.int32, device="cuda")
+    packed = [t.flatten(0, 1) for t in qkv(torch.bfloat16, sq=16, sk=16)]
+    return {
+        "dense": ([q, k, v, *[None] * 9], {"causal": True}),
+        "heads first": ([*(t.transpose(1, 2) for t in (q, k, v)), *[None] * 9], {"bhsd": True}),
+        "packed": ([*packed, *[None] * 4, starts, starts, *[None] * 3], {"max_seqlen_q": 16, "max_seqlen_k": 16}),
+        "sink, to fp32": ([q, k, v, *[None] * 3, torch.randn(4, device="cuda"), *[None] * 5], {"out_fp32": True}),
+    }
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("sample", ["dense", "heads first", "packed", "sink, to fp32"])
+def test_opcheck(sample: str) -> None:
+    args, options = samples()[sample]
+    torch.library.opcheck(FORWARD, args, options)
+
+
+@pytest.mark.parametrize("sample", ["dense", "heads first", "packed", "sink, to fp32"])
+def test_fake_kernels_are_like_the_real_ones(sample: str) -> None:
+    args, options = samples()[sample]
+    real = FORWARD(*args, **options)
+    with FakeTensorMode() as mode:
+        fake = FORWARD(*(mode.from_tensor(t) if torch.is_tensor(t) else t for t in args), **options)
+    for a, b in zip(real, fake, strict=True):
+        assert (a.shape, a.stride(), a.dtype, a.device) == (b.shape, b.stride(), b.dtype, b.device)
+
+
+def test_compile_without_a_graph_break() -> None:
+    compiled = torch.compile(lambda *a: attention(*a, causal=True) * 2, fullgraph=True, dynamic=True, backend="aot_eager")
+    for length in (33, 64, 130):
+        tensors = qkv(torch.bfloat16, sq=length, sk=length)
+        assert torch.equal(compiled(*tensors), attention(*tensors, causal=True) * 2)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_sdpa(dtype: torch.dtype, causal: bool) -> None:
-    q, k, v = (torch.randn(2, 4, 256, 64, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3))
-    flash = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION)
-    with flash:
+def test_autocast(dtype: torch.dtype) -> None:
+    tensors = qkv(torch.float32)
+    with torch.autocast("cuda", dtype=dtype):
+        out = attention(*tensors)
+    assert torch.equal(out, attention(*(t.to(dtype) for t in tensors)))
+
+
+def test_runs_give_the_same_bits() -> None:
+    tensors = qkv(torch.bfloat16, sq=700, sk=700)
+    before = torch.are_deterministic_algorithms_enabled()
+    try:
+        torch.use_deterministic_algorithms(True)
+        results = [attention(*tensors, causal=True) for _ in range(5)]
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert all(torch.equal(results[0], other) for other in results)
+
+
+def test_no_copy_of_q_k_v() -> None:
+    """Bytes that a call's peak is above its result: not even one operand's (a workspace is small)."""
+    q, k, v = (torch.randn(1, 8192, 8, 128, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    for layout, turn in (("bshd", lambda t: t), ("bhsd", lambda t: t.transpose(1, 2))):
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        out, lse = attention(turn(q), turn(k), turn(v), causal=True, layout=layout, return_lse=True)
+        grown = torch.cuda.max_memory_allocated() - before - out.nbytes - lse.nbytes
+        assert grown < q.nbytes / 4
+
+
+# ---- behind scaled_dot_product_attention ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
+    """Shapes of q of the calls that PyTorch's flash back end left to us."""
+    shapes, forward = [], _sdpa_cuda._forward
+
+    def counted(*args):  # noqa: ANN002, ANN202
+        shapes.append(args[0].shape)
+        return forward(*args)
+
+    monkeypatch.setattr(_sdpa_cuda, "_forward", counted)
+    return shapes
+
+
+def heads_first(*shape: int, dtype: torch.dtype = torch.bfloat16, grad: bool = False) -> list[torch.Tensor]:
+    return [torch.randn(shape, device="cuda", dtype=dtype, requires_grad=grad) for _ in range(3)]
+
+
+needs_registry = pytest.mark.skipif(not HAS_REGISTRY, reason="this PyTorch has no registry of implementations")
+
+
+@needs_registry
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_sdpa(dtype: torch.dtype, dim: int, causal: bool, runs: list) -> None:
+    """The line that users write, nothing more; the backward pass is PyTorch's and reads our result."""
+    q, k, v = heads_first(2, 4, 256, dim, dtype=dtype, grad=True)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         before = scaled_dot_product_attention(q, k, v, is_causal=causal)
-        with tilewise.torch.sdpa():
-            found = scaled_dot_product_attention(q, k, v, is_causal=causal)
-            found.sum().backward()  # PyTorch's backward pass reads our result
-        gradients = [t.grad.clone() for t in (q, k, v)]
-        after = scaled_dot_product_attention(q, k, v, is_causal=causal)
-    assert torch.equal(before, after)
-    wanted = attention(q.detach(), k.detach(), v.detach(), causal=causal, layout="bhsd")
-    if hasattr(torch.nn.attention, "register_flash_attention_impl") and hasattr(torch.library, "get_kernel"):
-        assert torch.equal(found, wanted)
+    with tilewise.torch.sdpa():
+        found = scaled_dot_product_attention(q, k, v, is_causal=causal)
+    assert runs == [q.shape]
+    assert torch.equal(found, attention(q.detach(), k.detach(), v.detach(), causal=causal, layout="bhsd"))
     torch.testing.assert_close(found, before, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
-    for gradient, true in zip(gradients, torch.autograd.grad(after.sum(), (q, k, v)), strict=True):
+    dout = torch.randn_like(found)
+    for gradient, true in zip(*(torch.autograd.grad(out, (q, k, v), dout) for out in (found, before)), strict=True):
         torch.testing.assert_close(gradient, true, rtol=5e-2, atol=5e-2)
 
 
-def test_sdpa_leaves_the_rest_to_pytorch() -> None:
-    q = torch.randn(2, 4, 33, 64, device="cuda")  # fp32: no flash attention
-    before = scaled_dot_product_attention(q, q, q)
+@needs_registry
+def test_sdpa_with_grouped_heads_and_strides(runs: list) -> None:
+    q = torch.randn(2, 100, 8, 64, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+    k, v = torch.randn(2, 140, 2, 2, 64, device="cuda", dtype=torch.bfloat16).permute(2, 0, 3, 1, 4)
     with tilewise.torch.sdpa():
-        assert torch.equal(scaled_dot_product_attention(q, q, q), before)
+        found = scaled_dot_product_attention(q, k, v, enable_gqa=True, scale=0.2)
+    assert len(runs) == 1 and found.stride() == q.stride()
+    wanted, _ = torch_reference.attention(*cpu(*(t.transpose(1, 2) for t in (q, k, v))), scale=0.2)
+    torch.testing.assert_close(found.transpose(1, 2).cpu().double(), wanted, rtol=2e-2, atol=2e-2)
+
+
+@needs_registry
+def test_packed_sequences_of_pytorch(runs: list) -> None:
+    """torch.nn.attention.varlen, whose rows without keys have the log-sum-exp +inf in PyTorch: gradients show it."""
+    varlen_attn = pytest.importorskip("torch.nn.attention.varlen", reason="this PyTorch has no varlen_attn").varlen_attn
+    starts_q, starts_k = (torch.tensor(x, dtype=torch.int32, device="cuda") for x in ([0, 70, 140], [0, 30, 170]))
+    q, k, v = (torch.randn(n, 4, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for n in (140, 170, 170))
+    results = []
+    for context in (torch.enable_grad, tilewise.torch.sdpa):
+        with context():
+            out = varlen_attn(q, k, v, starts_q, starts_k, 70, 140, window_size=(-1, 0))
+        results.append([out, *torch.autograd.grad(out.float().square().sum(), (q, k, v))])
+    assert len(runs) == 1
+    for found, wanted in zip(*reversed(results), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=5e-2, atol=5e-2)
+
+
+@needs_registry
+def test_sdpa_compiled(runs: list) -> None:
+    q, k, v = heads_first(2, 4, 128, 64)
+    compiled = torch.compile(
+        lambda *a: scaled_dot_product_attention(*a, is_causal=True), fullgraph=True, backend="aot_eager"
+    )
+    with tilewise.torch.sdpa():
+        found = compiled(q, k, v)
+    assert torch.equal(found, attention(q, k, v, causal=True, layout="bhsd")) and len(runs) == 1
+
+
+def test_sdpa_off_is_as_before() -> None:
+    """The registry, the order of back ends, the kernels; and the bits of what PyTorch answers."""
+    operators = ("aten::_scaled_dot_product_flash_attention", "aten::_flash_attention_forward")
+    q, k, v = heads_first(2, 4, 200, 64)
+    wanted = scaled_dot_product_attention(q, k, v, is_causal=True)
+    order = torch._C._get_sdp_priority_order()
+    tables = [torch._C._dispatch_dump_table(name) for name in operators]
+    for _ in range(2):
+        with tilewise.torch.sdpa():
+            scaled_dot_product_attention(q, k, v, is_causal=True)
+    assert torch.equal(scaled_dot_product_attention(q, k, v, is_causal=True), wanted)
+    assert torch._C._get_sdp_priority_order() == order
+    assert [torch._C._dispatch_dump_table(name) for name in operators] == tables
+    if HAS_REGISTRY:
+        assert torch.nn.attention.current_flash_attention_impl() is None
+
+
+THEIRS = {
+    "fp32": lambda q: scaled_dot_product_attention(q.float(), q.float(), q.float()),
+    "mask": lambda q: scaled_dot_product_attention(q, q, q, attn_mask=torch.ones(33, 33, device="cuda").tril().bool()),
+    "bias": lambda q: scaled_dot_product_attention(q, q, q, attn_mask=torch.ones(33, 33, device="cuda", dtype=q.dtype)),
+    "dropout": lambda q: scaled_dot_product_attention(q, q, q, dropout_p=0.5),
+    "causal, not square": lambda q: scaled_dot_product_attention(q, q[:, :, :20], q[:, :, :20], is_causal=True),
+    "other back end": lambda q: sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION)(scaled_dot_product_attention)(q, q, q),
+}
+
+
+@pytest.mark.parametrize("case", THEIRS)
+def test_sdpa_leaves_the_rest_to_pytorch(case: str, seed: int, runs: list) -> None:
+    q = torch.randn(2, 4, 33, 64, device="cuda", dtype=torch.bfloat16)
+    back_ends = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    results = []
+    for context in (torch.enable_grad, tilewise.torch.sdpa):
+        torch.manual_seed(seed)
+        with sdpa_kernel(back_ends), context():  # without cuDNN, which PyTorch asks first where we are not enabled
+            results.append(THEIRS[case](q))
+    assert torch.equal(*results) and runs == []
+
+
+# ---- flash-attn's functions -----------------------------------------------------------------------------------------
 
 
 def test_flash_attn_functions() -> None:
@@ -163,20 +346,45 @@ def test_flash_attn_functions() -> None:
         torch.testing.assert_close(out[b : b + 1].cpu().double(), wanted, rtol=2e-2, atol=2e-2)
 
 
-def test_a_model_generates(seed: int) -> None:
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    import tilewise.transformers
+STORES = ["rows", "cache_batch_idx", "cache_leftpad", "block_table"]
 
-    tilewise.transformers.register()
-    results = []
-    ids = torch.randint(3, 97, (2, 20), device="cuda")
-    mask = (torch.arange(20, device="cuda") >= torch.tensor([[0], [7]], device="cuda")).long()
-    for implementation in ("eager", "tilewise"):
-        torch.manual_seed(seed)
-        config = transformers.LlamaConfig(
-            vocab_size=97, hidden_size=256, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=2, attn_implementation=implementation, pad_token_id=0, eos_token_id=None,
-        )  # fmt: skip
-        model = transformers.LlamaForCausalLM(config).to("cuda").eval()
-        results.append(model.generate(ids, attention_mask=mask, max_new_tokens=12, do_sample=False))
-    assert torch.equal(results[0], results[1])
+
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("store", STORES)
+def test_with_kvcache(store: str, interleaved: bool) -> None:
+    """What the CPU does with the same cache, which test_kvcache.py holds against the definition."""
+    keywords = {"cache_seqlens": torch.tensor([5, 40, 17], dtype=torch.int32), "causal": True}
+    if store == "block_table":
+        cache = [torch.randn(15, 16, 2, 64, dtype=torch.bfloat16) for _ in range(2)]
+        keywords["block_table"] = torch.randperm(15).view(3, 5).int()
+    else:
+        cache = [torch.randn(5, 64, 2, 64, dtype=torch.bfloat16) for _ in range(2)]
+    if store == "cache_batch_idx":
+        keywords["cache_batch_idx"] = torch.tensor([4, 0, 2], dtype=torch.int32)
+    if store == "cache_leftpad":
+        keywords["cache_leftpad"] = torch.tensor([0, 11, 3], dtype=torch.int32)
+    angles = torch.randn(64, 32).bfloat16()
+    keywords |= {"rotary_cos": angles.cos(), "rotary_sin": angles.sin()}
+    q, *new = (torch.randn(3, 2, heads, 64, dtype=torch.bfloat16) for heads in (4, 2, 2))
+    on_cuda = [t.cuda() for t in (q, *cache, *new)]
+    moved = {name: value.cuda() if torch.is_tensor(value) else value for name, value in keywords.items()}
+    found = flash_attn_with_kvcache(*on_cuda, **moved, rotary_interleaved=interleaved)
+    wanted = flash_attn_with_kvcache(q, *cache, *new, **keywords, rotary_interleaved=interleaved)
+    torch.testing.assert_close(found.cpu(), wanted, rtol=2e-2, atol=2e-2)
+    for theirs, ours in zip(cache, on_cuda[1:3], strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-2, atol=1e-2)
+
+
+def test_kvcache_captured_in_a_graph() -> None:
+    cache = [torch.randn(2, 64, 2, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+    q, *new = (torch.randn(2, 1, heads, 64, device="cuda", dtype=torch.bfloat16) for heads in (4, 2, 2))
+    lengths = torch.tensor([5, 40], dtype=torch.int32, device="cuda")
+    call = lambda: flash_attn_with_kvcache(q, *cache, *new, cache_seqlens=lengths, causal=True)  # noqa: E731
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = call()
+    for _ in range(3):
+        lengths += 1
+        graph.replay()
+        assert torch.equal(out, call())

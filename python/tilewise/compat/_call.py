@@ -9,6 +9,7 @@ from tilewise.torch import attention
 from tilewise.torch._attention import _dropout_state
 
 Tensor = torch.Tensor
+Window = tuple[int | None, int | None]
 
 
 def refuse(**given: bool) -> None:
@@ -18,7 +19,7 @@ def refuse(**given: bool) -> None:
             raise NotImplementedError(f"tilewise.compat.flash_attn: {name} is not supported")
 
 
-def window(size: Any) -> tuple[int, int]:
+def window(size: Window) -> tuple[int, int]:
     """(left, right), None as -1."""
     left, right = size
     return -1 if left is None else int(left), -1 if right is None else int(right)
@@ -29,7 +30,7 @@ def number(value: Any) -> int | None:
     return None if value is None else int(value)
 
 
-def _seeds(dropout_p: float) -> dict[str, int]:
+def _seeds(dropout_p: float) -> dict[str, Any]:
     """One draw, for the result and for the probabilities that are shown beside it."""
     if dropout_p == 0.0:
         return {}
@@ -43,7 +44,7 @@ def _signed(kept: Tensor, probabilities: Tensor) -> Tensor:
 
 
 def dense(
-    q: Tensor, k: Tensor, v: Tensor, dropout_p: float, softmax_scale: float | None, causal: bool, window_size: Any,
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float, softmax_scale: float | None, causal: bool, window_size: Window,
     softcap: float, alibi_slopes: Tensor | None, deterministic: bool, return_attn_probs: bool,
 ) -> Any:  # fmt: skip
     """(B, S, H, D)."""
@@ -68,7 +69,7 @@ def dense(
 
 def packed(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[Tensor, Tensor], max_seqlen: tuple[Any, Any], dropout_p: float,
-    softmax_scale: float | None, causal: bool, window_size: Any, softcap: float, alibi_slopes: Tensor | None,
+    softmax_scale: float | None, causal: bool, window_size: Window, softcap: float, alibi_slopes: Tensor | None,
     deterministic: bool, return_attn_probs: bool, block_table: Tensor | None, seqused_k: Tensor | None = None,
 ) -> Any:  # fmt: skip
     """(T, H, D), or keys in pages."""
@@ -96,7 +97,7 @@ def packed(
 
 
 def _packed_probabilities(
-    q: Tensor, k: Tensor, cu_q: Tensor, cu_k: Tensor, options: dict[str, Any], seeds: dict[str, int]
+    q: Tensor, k: Tensor, cu_q: Tensor, cu_k: Tensor, options: dict[str, Any], seeds: dict[str, Any]
 ) -> Tensor:
     """(B, H, longest query, longest key), zero behind each sequence's end."""
     columns = int(cu_k.diff().max())

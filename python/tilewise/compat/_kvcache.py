@@ -1,5 +1,7 @@
 """Attention to a cache of keys and values that grows in place: flash_attn_with_kvcache of flash-attn 2 and 3."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +24,7 @@ def _same_shape(name: str, tensor: Tensor, shape: tuple[Any, ...]) -> None:
 
 
 class Call:
-    """One call: checks its arguments and grows the cache; run() attends."""
+    """One call: looks at its arguments; run() grows the cache and attends."""
 
     def __init__(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None, v: Tensor | None,
@@ -41,9 +43,8 @@ class Call:
         self.is_known = _contents.are_known(q)
         self.before = self._lengths(cache_seqlens)
         self.used = self.before if k is None else self.before + self._new_lengths()
-        first = self.before if rotary_seqlens is None else rotary_seqlens.long()
-        with torch.no_grad():
-            self._grow(first, rotary_interleaved, rotates_queries)
+        self.first = self.before if rotary_seqlens is None else rotary_seqlens.long()
+        self.rotates_queries, self.rotary_interleaved = rotates_queries, rotary_interleaved
 
     # ---- arguments --------------------------------------------------------------------------------------------------
 
@@ -72,7 +73,9 @@ class Call:
         for name, new, cache in (("k", self.k, self.k_cache), ("v", self.v, self.v_cache)):
             if new is not None:
                 _same_shape(name, new, (*leading, *cache.shape[2:]))
-        if self.k is not None:
+                if new.device != cache.device:
+                    raise ValueError(f"{name}: is on {new.device}, must be on {name}_cache's {cache.device}")
+        if self.k is not None and self.v is not None:
             _same_shape("v", self.v, (*self.k.shape[:-1], self.v_cache.shape[-1]))
         of_batch = {
             "cache_seqlens": cache_seqlens, "cache_batch_idx": self.rows, "cache_leftpad": self.leftpad,
@@ -115,36 +118,45 @@ class Call:
             limits.append(Limits("cache_leftpad", self.leftpad, 0, self._capacity()))
         for positions in rotated:
             for name, table in zip(("rotary_cos", "rotary_sin"), self.rotary, strict=True):
-                limits.append(Limits(f"a position in {name}", positions, 0, table.shape[0] - 1))
+                if table is not None:
+                    limits.append(Limits(f"a position in {name}", positions, 0, table.shape[0] - 1))
         return limits
 
     # ---- the cache grows --------------------------------------------------------------------------------------------
 
-    def _grow(self, first: Tensor, interleaved: bool, rotates_queries: bool) -> None:
-        """Rotates q and k, whose sequences begin at `first`, and writes k and v behind what the cache holds."""
-        cos, sin = self.rotary
-        if self.is_known and self.cu_seqlens_k_new is not None:  # before they are made positions of
-            _contents.check(_contents.starts("cu_seqlens_k_new", self.cu_seqlens_k_new, self.k.shape[0]))
-        if self.is_known and self.cu_seqlens_q is not None:
+    def _grow(self, check_options: Callable[[], Any]) -> None:
+        """Rotates q and k, whose sequences begin at `first`, and writes k and v behind what the cache holds; before that
+        comes everything that may be refused."""
+        if self.is_known and self.cu_seqlens_q is not None:  # before positions are made of them
             _contents.check(_contents.starts("cu_seqlens_q", self.cu_seqlens_q, self.q.shape[0]))
-        k, sequence, place = (None,) * 3 if self.k is None else tokens_of(self.k.detach(), self.cu_seqlens_k_new)
+        if self.k is None or self.v is None:  # neither is there
+            self._check_contents([])
+            return
+        if self.is_known and self.cu_seqlens_k_new is not None:
+            _contents.check(_contents.starts("cu_seqlens_k_new", self.cu_seqlens_k_new, self.k.shape[0]))
+        k, sequence, place = tokens_of(self.k.detach(), self.cu_seqlens_k_new)
+        v, _, _ = tokens_of(self.v.detach(), self.cu_seqlens_k_new)
+        cos, sin = self.rotary
         positions: list[Tensor] = []  # of q and of k
         if cos is not None:
             # Under a causal mask or a window queries stand behind each other, else all of them at the cache's end.
             q, owner, offset = tokens_of(self.q, self.cu_seqlens_q)
-            positions = [first[owner] + (offset if rotates_queries else 0), first[sequence] + place]
+            positions = [self.first[owner] + (offset if self.rotates_queries else 0), self.first[sequence] + place]
+        self._check_contents(positions)
         if self.is_known:
-            _contents.check(self._limits(positions))
-        if self.block_table is not None:
-            _pages.check(self.k_cache, self.block_table, self.used)
-        if k is None:
-            return
-        if cos is not None:
-            self.q = rotate(q, cos, sin, positions[0], interleaved).view(self.q.shape)
-            k = rotate(k, cos, sin, positions[1], interleaved)
+            check_options()
+        if cos is not None and sin is not None:
+            self.q = rotate(q, cos, sin, positions[0], self.rotary_interleaved).view(self.q.shape)
+            k = rotate(k, cos, sin, positions[1], self.rotary_interleaved)
         where = self._places(sequence, self.before[sequence] + place)
         self.k_cache[where] = k.to(self.k_cache.dtype)
-        self.v_cache[where] = tokens_of(self.v.detach(), self.cu_seqlens_k_new)[0].to(self.v_cache.dtype)
+        self.v_cache[where] = v.to(self.v_cache.dtype)
+
+    def _check_contents(self, rotated: list[Tensor]) -> None:
+        if self.is_known:
+            _contents.check(self._limits(rotated))
+        if self.block_table is not None:
+            _pages.check(self.k_cache, self.block_table, self.used)
 
     def _places(self, sequence: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
         """Index into the cache of each new token."""
@@ -164,6 +176,7 @@ class Call:
             "return_lse": True,
         }  # fmt: skip
         with torch.no_grad():
+            self._grow(partial(self._attend_to_nothing, alibi_slopes, options))
             order = self._order() if self.is_known else None
             if order is not None:
                 return self._run_in_place(*order, alibi_slopes, options)
@@ -172,6 +185,16 @@ class Call:
                 self.q, k, v, **options, **where, alibi_slopes=alibi_slopes, cu_seqlens_q=self.cu_seqlens_q,
                 max_seqlen_q=self.max_seqlen_q,
             )  # fmt: skip
+
+    def _attend_to_nothing(self, alibi_slopes: Tensor | None, options: dict[str, Any]) -> None:
+        """The call on a cache without keys: the library refuses what it would refuse on the real one."""
+        k, v = (cache.new_empty((self.batch, 0, *cache.shape[2:])) for cache in (self.k_cache, self.v_cache))
+        starts = None if self.cu_seqlens_q is None else torch.zeros_like(self.cu_seqlens_q)
+        k, v = (k, v) if starts is None else (k.flatten(0, 1), v.flatten(0, 1))
+        attention(
+            self.q, k, v, **options, alibi_slopes=alibi_slopes, cu_seqlens_q=self.cu_seqlens_q, cu_seqlens_k=starts,
+            max_seqlen_q=self.max_seqlen_q,
+        )  # fmt: skip
 
     def _keys(self) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """k, v and where the sequences are: the cache itself, or a copy of the rows or pages that are named."""

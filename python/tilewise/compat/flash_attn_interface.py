@@ -9,7 +9,7 @@ from typing import Any
 import tilewise.torch  # noqa: F401  (first: it says what to do where PyTorch is missing)
 import torch
 from tilewise.compat import _kvcache
-from tilewise.compat._call import dense, packed, refuse
+from tilewise.compat._call import Window, dense, packed, refuse
 from tilewise.torch import attention
 
 Tensor = torch.Tensor
@@ -17,9 +17,11 @@ Result = Any
 
 
 def flash_attn_func(
-    q: Tensor, k: Tensor, v: Tensor, softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None,
-    v_descale=None, window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1, pack_gqa=None,
-    deterministic=False, sm_margin=0, return_attn_probs=False,
+    q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None = None, causal: bool = False,
+    qv: Tensor | None = None, q_descale: Tensor | None = None, k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None, window_size: Window = (-1, -1), attention_chunk: int = 0, softcap: float = 0.0,
+    num_splits: int = 1, pack_gqa: bool | None = None, deterministic: bool = False, sm_margin: int = 0,
+    return_attn_probs: bool = False,
 ) -> Result:  # fmt: skip
     """q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv). Returns out, or (out, lse (B, H, Sq))."""
     refuse(
@@ -31,10 +33,12 @@ def flash_attn_func(
 
 
 def flash_attn_varlen_func(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=None,
-    seqused_k=None, softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None, v_descale=None,
-    window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False, sm_margin=0,
-    return_attn_probs=False,
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int | Tensor,
+    max_seqlen_k: int | Tensor, seqused_q: Tensor | None = None, seqused_k: Tensor | None = None,
+    softmax_scale: float | None = None, causal: bool = False, qv: Tensor | None = None,
+    q_descale: Tensor | None = None, k_descale: Tensor | None = None, v_descale: Tensor | None = None,
+    window_size: Window = (-1, -1), attention_chunk: int = 0, softcap: float = 0.0, num_splits: int = 1,
+    pack_gqa: bool | None = None, deterministic: bool = False, sm_margin: int = 0, return_attn_probs: bool = False,
 ) -> Result:  # fmt: skip
     """q (Tq, H, D), k (Tk, Hk, D), v (Tk, Hk, Dv). Returns out, or (out, lse (H, Tq))."""
     refuse(
@@ -49,11 +53,16 @@ def flash_attn_varlen_func(
 
 
 def flash_attn_with_kvcache(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, k=None, v=None, qv=None, rotary_cos=None, rotary_sin=None,
-    cache_seqlens=None, cache_batch_idx=None, cache_leftpad=None, page_table=None, cu_seqlens_q=None,
-    cu_seqlens_k_new=None, max_seqlen_q=None, rotary_seqlens=None, q_descale=None, k_descale=None, v_descale=None,
-    softmax_scale=None, causal=False, window_size=(-1, -1), attention_chunk=0, softcap=0.0, rotary_interleaved=True,
-    scheduler_metadata=None, num_splits=0, pack_gqa=None, sm_margin=0, return_softmax_lse=False,
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = None, v: Tensor | None = None,
+    qv: Tensor | None = None, rotary_cos: Tensor | None = None, rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None, cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None, page_table: Tensor | None = None, cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None, max_seqlen_q: int | Tensor | None = None,
+    rotary_seqlens: Tensor | None = None, q_descale: Tensor | None = None, k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None, softmax_scale: float | None = None, causal: bool = False,
+    window_size: Window = (-1, -1), attention_chunk: int = 0, softcap: float = 0.0, rotary_interleaved: bool = True,
+    scheduler_metadata: Tensor | None = None, num_splits: int = 0, pack_gqa: bool | None = None, sm_margin: int = 0,
+    return_softmax_lse: bool = False,
 ) -> Result:  # fmt: skip
     """As flash-attn 2's, with packed queries (cu_seqlens_q) and packed new keys (cu_seqlens_k_new) too. No gradient."""
     refuse(
@@ -69,7 +78,9 @@ def flash_attn_with_kvcache(
     return (out, lse) if return_softmax_lse else out
 
 
-def flash_attn_combine(out_partial: Tensor, lse_partial: Tensor, out=None, out_dtype=None) -> tuple[Tensor, Tensor]:
+def flash_attn_combine(
+    out_partial: Tensor, lse_partial: Tensor, out: Tensor | None = None, out_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Merges results of parts of the keys. out_partial (parts, B, S, H, D) or (parts, T, H, D), lse_partial without D.
 
     Returns out (B, S, H, D) and lse (B, S, H), fp32. A part without keys has the log-sum-exp -inf.
@@ -88,9 +99,11 @@ def flash_attn_combine(out_partial: Tensor, lse_partial: Tensor, out=None, out_d
 
 
 def get_scheduler_metadata(
-    batch_size, max_seqlen_q, max_seqlen_k, num_heads_q, num_heads_kv, headdim, cache_seqlens: Tensor,
-    qkv_dtype=torch.bfloat16, headdim_v=None, cu_seqlens_q=None, cu_seqlens_k_new=None, cache_leftpad=None,
-    page_size=None, max_seqlen_k_new=0, causal=False, window_size=(-1, -1), attention_chunk=0, has_softcap=False,
-    num_splits=0, pack_gqa=None, sm_margin=0,
+    batch_size: int, max_seqlen_q: int | Tensor, max_seqlen_k: int | Tensor, num_heads_q: int, num_heads_kv: int,
+    headdim: int, cache_seqlens: Tensor, qkv_dtype: torch.dtype = torch.bfloat16, headdim_v: int | None = None,
+    cu_seqlens_q: Tensor | None = None, cu_seqlens_k_new: Tensor | None = None, cache_leftpad: Tensor | None = None,
+    page_size: int | None = None, max_seqlen_k_new: int = 0, causal: bool = False, window_size: Window = (-1, -1),
+    attention_chunk: int = 0, has_softcap: bool = False, num_splits: int = 0, pack_gqa: bool | None = None,
+    sm_margin: int = 0,
 ) -> None:  # fmt: skip
     """None: Tilewise needs no such metadata, and flash_attn_with_kvcache takes None for it."""

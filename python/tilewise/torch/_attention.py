@@ -1,5 +1,7 @@
 """The function that users call."""
 
+from typing import Any
+
 import torch
 
 from tilewise.torch._autograd import forward
@@ -36,7 +38,7 @@ def attention(
     batch_invariant: bool = False,
     out_dtype: torch.dtype | None = None,
     return_lse: bool = False,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+) -> Any:
     """softmax(scores) v, with gradients of q, k, v, bias and sink. docs/semantics.md says what each option means.
 
     B batch, Sq and Sk query and key length, H query heads, Hk key/value heads (H a multiple of Hk), D and Dv head

@@ -12,7 +12,7 @@ def _like(like: torch.Tensor, last: Any, dtype: torch.dtype) -> torch.Tensor:
     leading = like.dim() - 1
     shape = [*like.shape[:leading], last]
     strides: list[Any] = [1] * (leading + 1)
-    outermost_first = sorted(range(leading), key=lambda dimension: -like.stride(dimension))
+    outermost_first = sorted(range(leading), key=like.stride, reverse=True)
     stride = torch.sym_max(last, 1)
     for dimension in reversed(outermost_first):
         strides[dimension] = stride
@@ -33,6 +33,7 @@ def _forward(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         lambda: f"k, v: are on {call['k'].device} and {v.device}, must be on q's {q.device}",
     )
     out = _like(q, v.shape[-1], _lse_dtype(q) if call["out_fp32"] else q.dtype)
+    lse_shape: tuple[Any, ...]
     if q.dim() == 3:
         lse_shape = (q.shape[1], q.shape[0])
     elif call["bhsd"]:

@@ -113,18 +113,26 @@ def enable_sdpa() -> None:
         for key in ("CPU", "AutogradCPU"):
             library.impl("scaled_dot_product_attention", _scaled_dot_product_attention, key)
         _library = library
-        _sdpa_cuda.enable()
+        try:
+            _sdpa_cuda.enable()
+        except BaseException:
+            _disable()
+            raise
 
 
 def disable_sdpa() -> None:
     """Gives scaled_dot_product_attention back to PyTorch, bit for bit as it was."""
-    global _library
     with _lock:
-        if _library is None:
-            return
-        _sdpa_cuda.disable()
-        _library._destroy()
-        _library = None
+        _disable()
+
+
+def _disable() -> None:
+    global _library
+    if _library is None:
+        return
+    _sdpa_cuda.disable()
+    _library._destroy()
+    _library = None
 
 
 def sdpa_enabled() -> bool:

@@ -1,9 +1,12 @@
 """Tilewise as one of PyTorch's implementations of flash attention on CUDA, named "tilewise".
 
-PyTorch chooses its flash back end as always; where it does, the forward pass is ours if our fast kernels cover it, and
-PyTorch's own kernel answers the rest. The backward pass is PyTorch's: it reads our output and log-sum-exp.
+PyTorch chooses its back end as always, but asks flash attention first (it prefers cuDNN on Hopper); where that is taken,
+the forward pass is ours if our fast kernels cover it, and PyTorch's own kernel answers the rest. The backward pass is
+PyTorch's: it reads our output and log-sum-exp.
 """
 
+import contextlib
+import math
 import warnings
 from typing import Any
 
@@ -12,9 +15,10 @@ import torch
 from tilewise.torch._schema import FORWARD
 
 NAME = "tilewise"
-_LARGEST_HEAD_DIM = 128  # of the fast CUDA kernels; docs/cuda.md
+_LARGEST_HEAD_DIM = 256  # of the fast CUDA kernels; docs/cuda.md
 
 _handle: "_Handle | None" = None
+_order: list[int] | None = None  # of PyTorch's back ends, before ours came first
 
 
 class _Handle:
@@ -54,9 +58,7 @@ class _Handle:
             return self._dense.call_boxed(
                 keys, query, key, value, dropout_p, is_causal, return_debug_mask, scale=scale
             )
-        out, lse = FORWARD(
-            query, key, value, *[None] * 9, scale, is_causal, -1, -1, False, 0.0, 0.0, -1, -1, True
-        )
+        out, lse = _forward(query, key, value, *[None] * 9, scale, is_causal, -1, -1, False, 0.0, 0.0, -1, -1, True)
         return (out, lse, None, None, query.shape[2], key.shape[2], *_no_dropout(query))
 
     def _run_packed(
@@ -91,11 +93,22 @@ class _Handle:
         left = -1 if window_size_left is None else window_size_left
         right = -1 if window_size_right is None else window_size_right
         packed = cum_seq_q is not None
-        out, lse = FORWARD(
+        out, lse = _forward(
             query, key, value, None, None, alibi_slopes, None, cum_seq_q, cum_seq_k, seqused_k, None, None, scale,
             is_causal, left, right, False, 0.0, 0.0, max_q if packed else -1, max_k if packed else -1,
         )  # fmt: skip
-        return (out, lse, *_no_dropout(query))
+        # A row without keys: PyTorch's backward pass takes exp(-inf - lse) for its weights, and wants 0.
+        return (out, lse.masked_fill_(lse == -math.inf, math.inf), *_no_dropout(query))
+
+
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+
+
+def _forward(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The operator; what autocast changes has been changed before PyTorch came to a back end."""
+    with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+        out, lse = FORWARD(*args)
+    return out, lse
 
 
 def _is_ours(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
@@ -124,6 +137,18 @@ def _register() -> _Handle:
     return _handle
 
 
+def _ask_flash_first() -> None:
+    global _order
+    if not hasattr(torch._C, "_set_sdp_priority_order"):
+        return
+    probe = torch.empty(1, 1, 8, 8, dtype=torch.float16, device="cuda")
+    with contextlib.suppress(RuntimeError):  # where a user has left no back end that takes it
+        torch._fused_sdp_choice(probe, probe, probe)  # the first choice sets PyTorch's default order over any other
+    _order = torch._C._get_sdp_priority_order()
+    flash = torch.nn.attention.SDPBackend.FLASH_ATTENTION.value
+    torch._C._set_sdp_priority_order([flash, *(backend for backend in _order if backend != flash)])
+
+
 def enable() -> None:
     """Makes "tilewise" the active implementation where this PyTorch has CUDA devices and such a registry."""
     attention = torch.nn.attention
@@ -132,13 +157,17 @@ def enable() -> None:
         return
     attention.register_flash_attention_impl(NAME, register_fn=_register)
     attention.activate_flash_attention_impl(NAME)
+    _ask_flash_first()
 
 
 def disable() -> None:
     """Makes PyTorch's own implementation the active one again."""
-    global _handle
+    global _handle, _order
     if _handle is None:
         return
+    if _order is not None:
+        torch._C._set_sdp_priority_order(_order)
+        _order = None
     restore = getattr(torch.nn.attention, "restore_flash_attention_impl", None)
     if restore is not None:
         restore()
