@@ -5,7 +5,7 @@ Usage: bench/peers/cuda_ladder.py LIBTILEWISE TILEWISE [--out FILE.json] [--roun
 
 TILEWISE is the command line of the same build. Each row: bf16, B*S = 16384 tokens, H*D = 2048, random normal inputs. The
 kernels take turns, every run between two events on one stream that is never empty; the figure is the median. Before that, the
-results of each are compared with attention in fp32 (cuda_forward.py). Flops: 4 B H S S D, half of it under a causal mask.
+results of each are compared with attention in fp64 (cuda_forward.py). Flops: 4 B H S S D, half of it under a causal mask.
 Extra memory is what the plan asks for. Bytes between memory and tiles are the closed forms of src/cuda/traffic.h, with the
 tiles of `tilewise info --kernels`; for one length they are held against what `tilewise compare` counts.
 """
@@ -89,9 +89,9 @@ def main():
     tables = run_json(options.tilewise, "info", "--kernels", "--json")
     check_bytes(options.tilewise, tables)
     checks = [{"kernel": kernel, "D": dim, "causal": causal,
-               "max_error": compare(library, "bf16", dim, CHECKED_LENGTH, causal, kernel)}
+               "max_error": compare({"tilewise": library}, "bf16", dim, CHECKED_LENGTH, causal, kernel)}
               for kernel in RUNGS for dim in (64, 128) for causal in (False, True)]
-    print(f"{len(checks)} comparisons with fp32: all within twice the error of plain attention; bytes as counted")
+    print(f"{len(checks)} comparisons with fp64: all within twice the error of plain attention; bytes as counted")
     print(f"{'row':<24}" + "".join(f"{name.removeprefix('cuda_'):>10}" for name in RUNGS)
           + "   TFLOP/s; flash1 / standard, sm80 / flash1, sm90 / sm80; GB moved")
     results = []

@@ -1,0 +1,114 @@
+"""Tables of bench/results/cuda for the documents: what scripts/readme-figures writes of them. Figures are TFLOP/s."""
+import json
+import pathlib
+import re
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+NAMES = {"cudnn": "cuDNN", "flash": "FlashAttention-2", "efficient": "memory-efficient"}
+README_ROWS = [f"bf16-D{d}-S{s}{c}" for d in (64, 128, 256) for s in (1024, 16384) for c in ("", "-causal")]
+
+
+def parts(name: str) -> tuple[str, int, int, bool]:
+    dtype, dim, length, causal = re.fullmatch(r"(\w+)-D(\d+)-S(\d+)(-causal)?", name).groups()
+    return dtype, int(dim), int(length), causal is not None
+
+
+def source(path: pathlib.Path, document: dict, folder: str) -> str:
+    machine, place = document["machine"], path.relative_to(ROOT)
+    link = f"[{place.name}]({'../' if folder else ''}{place})"
+    return f"{machine['gpu']}, PyTorch {machine['torch']}, the median of {document['rounds']} rounds ({link}):"
+
+
+def grid(head: list[str], rows: list[list[str]]) -> list[str]:
+    return ["", f"| {' | '.join(head)} |", "|---" * len(head) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def plain_rows(document: dict, dtype: str) -> list[dict]:
+    return [row for row in document["rows"] if row["row"].startswith(f"{dtype}-") and "gqa" not in row["row"]]
+
+
+def rate(row: dict, who: str) -> float:
+    return row["tflops"][who]
+
+
+def with_rivals(document: dict, dtype: str, rivals: dict[str, str]) -> list[str]:
+    """Every length of a dtype: ours, the rivals by name, and what we are of each."""
+    rows = []
+    for row in plain_rows(document, dtype):
+        _, dim, length, causal = parts(row["row"])
+        ours = rate(row, "tilewise")
+        digits = 0 if ours >= 100 else 1
+        rows.append([str(dim), str(length), "yes" if causal else "no", f"{ours:.{digits}f}",
+                     *(f"{rate(row, who):.{digits}f}" for who in rivals), *(f"{ours / rate(row, who):.2f}" for who in rivals)])
+    return grid(["D", "S", "causal", "Tilewise", *rivals.values(), *(f"of {name}" for name in rivals.values())], rows)
+
+
+def forward_table(path: pathlib.Path) -> str:
+    document = json.loads(path.read_text())
+    lines = ["", source(path, document, "docs"),
+             *with_rivals(document, "bf16", {"cudnn": "cuDNN", "flash": "FA2", "gemm": "GEMM"})]
+    return "\n".join(lines) + "\n"
+
+
+def fp32_table(path: pathlib.Path) -> str:
+    document = json.loads(path.read_text())
+    lines = ["", source(path, document, "docs"),
+             *with_rivals(document, "fp32", {"fma": "multiply-adds", "efficient": "PyTorch", "gemm": "GEMM"})]
+    return "\n".join(lines) + "\n"
+
+
+def others_table(path: pathlib.Path) -> str:
+    """Grouped heads, packed documents and a window."""
+    document = json.loads(path.read_text())
+    rates = {row["row"]: row["tflops"] for row in document["rows"]}
+    rows = []
+    for name in rates:
+        if name.endswith("-gqa4"):
+            ours, plain = rates[name]["tilewise"], rates[name.removesuffix("-gqa4")]["tilewise"]
+            rows.append([name, f"{ours:.0f}", f"{ours / plain:.2f} of as many heads of K and V as of Q"])
+    for other in document["others"]:
+        if "tflops" in other:
+            packed, dense, mixed = (other["tflops"][who] for who in ("packed", "dense", "mixed"))
+            rows.append([other["row"], f"{packed:.0f}", f"{packed / dense:.2f} of the dense batch; mixed lengths {mixed:.0f}"])
+        else:
+            window, full = (other["tflops_of_visited"][who] for who in ("window", "full"))
+            rows.append([other["row"], f"{window:.0f}", f"{window / full:.2f} of no mask, by visited area (visible / visited "
+                         f"{other['visible'] / other['visited']:.2f})"])
+    return "\n".join(["", source(path, document, "docs"), *grid(["row", "Tilewise", ""], rows)]) + "\n"
+
+
+def sm80_table(path: pathlib.Path) -> str:
+    document = json.loads(path.read_text())
+    lines = ["", source(path, document, "docs"), *with_rivals(document, "bf16", {"flash": "FA2"})]
+    return "\n".join(lines) + "\n"
+
+
+def ladder_table(path: pathlib.Path) -> str:
+    document = json.loads(path.read_text())
+    rungs = list(document["rows"][0]["tflops"])
+    rows = []
+    for row in document["rows"]:
+        _, dim, length, causal = parts(row["row"])
+        rates = [rate(row, rung) for rung in rungs]
+        steps = [f"{b / a:.2f}" for a, b in zip(rates, rates[1:])]
+        moved = [f"{row['moved_bytes'][rung] * 1e-9:.2f}" for rung in rungs]
+        extra = [f"{row['workspace_bytes'][rung] / 2 ** 20:.1f}" for rung in rungs[:2]]
+        rows.append([str(dim), str(length), "yes" if causal else "no", *(f"{x:.0f}" for x in rates), *steps,
+                     " / ".join(moved), " / ".join(extra)])
+    names = [f"`{rung}`" for rung in rungs]
+    head = ["D", "S", "causal", *names, "FA1 of standard", "FA2 of FA1", "FA3 of FA2", "GB moved by each",
+            "extra MiB of the first two"]
+    return "\n".join(["", source(path, document, "docs"), *grid(head, rows)]) + "\n"
+
+
+def readme_table(path: pathlib.Path) -> str:
+    document = json.loads(path.read_text())
+    found = {row["row"]: row for row in document["rows"]}
+    rows = []
+    for name in README_ROWS:
+        dtype, dim, length, causal = parts(name)
+        ours, cudnn, flash = (rate(found[name], who) for who in ("tilewise", "cudnn", "flash"))
+        rows.append([f"forward {dtype} D{dim} S{length}{' causal' if causal else ''}", f"{ours:.0f}", f"{cudnn:.0f}",
+                     f"{flash:.0f}", f"{ours / cudnn:.2f}"])
+    lines = ["", source(path, document, ""), *grid(["TFLOP/s", "Tilewise", "cuDNN", "FlashAttention-2", "of cuDNN"], rows)]
+    return "\n".join(lines) + "\n"
