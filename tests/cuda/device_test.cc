@@ -167,6 +167,32 @@ TEST(Device, StandardTakesEveryOption) {
   }
 }
 
+// Rows of S are numbered in 32 bits. Nothing lies behind these shapes, a plan reads none of it.
+TEST(Device, StandardRefusesMoreRowsThanItNumbers) {
+  if (!has_device()) GTEST_SKIP() << "no device";
+  const Instance instance(make_case(Operation::kForward, TILEWISE_BF16, {1, 1, 1, 1, 1, 1}));
+  tilewise_problem request = on_cuda(instance.request());
+  constexpr std::int64_t kLongest = (std::int64_t{1} << 29) - 1;
+  for (const std::int64_t batch : {4, 5}) {
+    for (const auto member : {&tilewise_problem::q, &tilewise_problem::out}) {
+      (request.*member).shape[1] = kLongest;
+      (request.*member).strides[0] = kLongest;
+    }
+    request.lse.shape[2] = request.lse.strides[0] = request.lse.strides[1] = kLongest;
+    for (const auto member : {&tilewise_problem::q, &tilewise_problem::k, &tilewise_problem::v,
+                              &tilewise_problem::out, &tilewise_problem::lse}) {
+      (request.*member).shape[0] = batch;
+    }
+    plan::Options options;
+    options.kernel = "cuda_standard";
+    plan::Plan plan;
+    const problem::Status status = plan::make_plan(Operation::kForward, request, options, &plan);
+    EXPECT_EQ(status, batch == 4 ? TILEWISE_OK : TILEWISE_UNSUPPORTED) << problem::message();
+    const bool says_why = std::string(problem::message()).find("rows") != std::string::npos;
+    EXPECT_EQ(says_why, batch == 5) << problem::message();
+  }
+}
+
 // They are there to be compared: a plan that may choose takes FlashAttention-2 or -3.
 TEST(Device, LadderIsNeverChosen) {
   if (!has_device()) GTEST_SKIP() << "no device";
