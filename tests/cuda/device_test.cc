@@ -150,6 +150,18 @@ TEST(Device, LadderTakesPackedSequences) {
   }
 }
 
+// What passes through memory for each tile of keys costs no accuracy.
+TEST(Device, LadderTakesManyKeys) {
+  if (!has_device()) GTEST_SKIP() << "no device";
+  for (const std::int32_t dtype : {TILEWISE_BF16, TILEWISE_FP16}) {
+    verify::Judge judge(make_case(Operation::kForward, dtype, {1, 130, 4000, 1, 1, 64}));
+    for (const char* kernel : kLadder) {
+      const verify::Verdict verdict = judge.judge(kernel);
+      EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
+    }
+  }
+}
+
 // cuda_standard has no need to skip anything: it takes every option.
 TEST(Device, StandardTakesEveryOption) {
   if (!has_device()) GTEST_SKIP() << "no device";
