@@ -152,6 +152,18 @@ TEST(Device, LadderTakesPackedSequences) {
   }
 }
 
+// What passes through memory for each tile of keys costs no accuracy.
+TEST(Device, LadderTakesManyKeys) {
+  if (!has_device()) GTEST_SKIP() << "no device";
+  for (const std::int32_t dtype : {TILEWISE_BF16, TILEWISE_FP16}) {
+    verify::Judge judge(make_case(Operation::kForward, dtype, {1, 130, 4000, 1, 1, 64}));
+    for (const char* kernel : kLadder) {
+      const verify::Verdict verdict = judge.judge(kernel);
+      EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
+    }
+  }
+}
+
 // cuda_standard has no need to skip anything: it takes every option.
 TEST(Device, StandardTakesEveryOption) {
   if (!has_device()) GTEST_SKIP() << "no device";
@@ -166,6 +178,32 @@ TEST(Device, StandardTakesEveryOption) {
     verify::Judge judge(c);
     const verify::Verdict verdict = judge.judge("cuda_standard");
     EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
+  }
+}
+
+// Rows of S are numbered in 32 bits. Nothing lies behind these shapes, a plan reads none of it.
+TEST(Device, StandardRefusesMoreRowsThanItNumbers) {
+  if (!has_device()) GTEST_SKIP() << "no device";
+  const Instance instance(make_case(Operation::kForward, TILEWISE_BF16, {1, 1, 1, 1, 1, 1}));
+  tilewise_problem request = on_cuda(instance.request());
+  constexpr std::int64_t kLongest = (std::int64_t{1} << 29) - 1;
+  for (const std::int64_t batch : {4, 5}) {
+    for (const auto member : {&tilewise_problem::q, &tilewise_problem::out}) {
+      (request.*member).shape[1] = kLongest;
+      (request.*member).strides[0] = kLongest;
+    }
+    request.lse.shape[2] = request.lse.strides[0] = request.lse.strides[1] = kLongest;
+    for (const auto member : {&tilewise_problem::q, &tilewise_problem::k, &tilewise_problem::v,
+                              &tilewise_problem::out, &tilewise_problem::lse}) {
+      (request.*member).shape[0] = batch;
+    }
+    plan::Options options;
+    options.kernel = "cuda_standard";
+    plan::Plan plan;
+    const problem::Status status = plan::make_plan(Operation::kForward, request, options, &plan);
+    EXPECT_EQ(status, batch == 4 ? TILEWISE_OK : TILEWISE_UNSUPPORTED) << problem::message();
+    const bool says_why = std::string(problem::message()).find("rows") != std::string::npos;
+    EXPECT_EQ(says_why, batch == 5) << problem::message();
   }
 }
 

@@ -136,7 +136,12 @@ problem::Status run_flash1(const Problem& problem, const problem::RunContext& co
 }
 
 problem::Status supports_standard(const Problem& problem) {
-  return check_problem(problem, standard_q_tile);
+  const problem::Status status = check_problem(problem, standard_q_tile);
+  if (status != TILEWISE_OK) return status;
+  const Checked rows = rows_of(problem);
+  if (rows.valid && rows.value <= kMostScoreRows) return TILEWISE_OK;
+  return fail(TILEWISE_UNSUPPORTED, "S has more than %lld rows",
+              static_cast<long long>(kMostScoreRows));
 }
 
 problem::Status prepare_standard(const Problem& problem) {

@@ -41,7 +41,9 @@ struct StandardInstance {
   Start start_values;
 };
 
-// Probabilities and lse from scores, a row at a time.
+// Probabilities and lse from scores, a row at a time. Rows are numbered in 32 bits: at 64 keys, S
+// and P of more fill 768 GB.
+inline constexpr std::int64_t kMostScoreRows = (std::int64_t{1} << 31) - 1;
 cudaError_t load_softmax();
 cudaError_t start_softmax(const Parameters& parameters, int k_tile, cudaStream_t stream);
 

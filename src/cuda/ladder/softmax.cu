@@ -10,7 +10,10 @@
 namespace tilewise::cuda::ladder {
 namespace {
 
-constexpr int kThreads = 256;  // of a block
+// Threads of a block: a few numbers for each, and not more rows in flight than L2 holds.
+constexpr int kMostThreads = 256;
+constexpr int kFewThreads = 128;
+constexpr std::int64_t kShortRow = 2048;
 
 // A row of a head of a sequence, and its scores.
 struct Row {
@@ -25,11 +28,25 @@ __device__ __forceinline__ float weight_of(float score, float anchor) {
   return ptx::exp2_approx((score - anchor) * static_cast<float>(math::kLog2E));
 }
 
-// The state of the row. Every thread gets it.
+// The largest (or the sum) of a number of each thread. Every thread gets it.
+template <bool kMaximum>
+__device__ __forceinline__ float reduce(float x, float* warps /* (kMostThreads / 32) */) {
+  const auto both = [](float a, float b) { return kMaximum ? fmaxf(a, b) : a + b; };
+  for (int step = 16; step > 0; step /= 2) x = both(x, __shfl_xor_sync(~0u, x, step));
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;
+  __syncthreads();
+  x = warps[0];
+  for (unsigned w = 1; w < blockDim.x / 32; ++w) x = both(x, warps[w]);
+  return x;
+}
+
+// The state of the row: of the numbers of each thread, then of all. Every thread gets it.
 __device__ math::SoftmaxState<float> state_of(const float* scores, std::int32_t columns,
-                                              math::SoftmaxState<float>* warps) {
+                                              float* warps /* (kMostThreads / 32) */) {
+  const std::int32_t step = 4 * static_cast<std::int32_t>(blockDim.x);
   math::SoftmaxState<float> state = math::empty_state<float>();
-  for (std::int32_t c = 4 * threadIdx.x; c < columns; c += 4 * kThreads) {
+  for (std::int32_t c = 4 * threadIdx.x; c < columns; c += step) {
     const float4 four = *reinterpret_cast<const float4*>(scores + c);
     const float max = fmaxf(fmaxf(four.x, four.y), fmaxf(four.z, four.w));
     if (max > state.max) state = {max, state.sum * weight_of(state.max, max)};
@@ -37,19 +54,9 @@ __device__ math::SoftmaxState<float> state_of(const float* scores, std::int32_t 
     state.sum += (weight_of(four.x, anchor) + weight_of(four.y, anchor)) +
                  (weight_of(four.z, anchor) + weight_of(four.w, anchor));
   }
-  for (int step = 16; step > 0; step /= 2) {
-    const math::SoftmaxState<float> other = {__shfl_xor_sync(~0u, state.max, step),
-                                             __shfl_xor_sync(~0u, state.sum, step)};
-    // The same order in both lanes.
-    state = (threadIdx.x & step) == 0 ? math::merge(state, other).state
-                                      : math::merge(other, state).state;
-  }
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = state;
-  __syncthreads();
-  state = warps[0];
-  for (int w = 1; w < kThreads / 32; ++w) state = math::merge(state, warps[w]).state;
-  return state;
+  const float max = reduce<true>(state.max, warps);
+  const float factor = weight_of(state.max, math::anchor(max));
+  return {max, reduce<false>(factor * state.sum, warps)};
 }
 
 __device__ void write_probs(const Parameters& parameters, const Row& row, float anchor,
@@ -61,7 +68,8 @@ __device__ void write_probs(const Parameters& parameters, const Row& row, float 
       math::dropout_rule(problem.dropout_p, problem.dropout_seed, problem.dropout_offset);
   const std::int64_t head_index = row.sequence.batch * problem.heads + row.head;
   if (problem.dropout_p > 0) scale *= static_cast<float>(rule.keep_scale);
-  for (std::int32_t c = 4 * threadIdx.x; c < row.columns; c += 4 * kThreads) {
+  const std::int32_t step = 4 * static_cast<std::int32_t>(blockDim.x);
+  for (std::int32_t c = 4 * threadIdx.x; c < row.columns; c += step) {
     const float4 four = *reinterpret_cast<const float4*>(scores + c);
     float weights[4] = {weight_of(four.x, anchor), weight_of(four.y, anchor),
                         weight_of(four.z, anchor), weight_of(four.w, anchor)};
@@ -82,15 +90,18 @@ __device__ void write_probs(const Parameters& parameters, const Row& row, float 
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
-    softmax_kernel(const __grid_constant__ Parameters parameters, std::int64_t rows,
+__global__ void __launch_bounds__(kMostThreads)
+    softmax_kernel(const __grid_constant__ Parameters parameters, std::int32_t rows,
                    std::int32_t k_tile) {
-  __shared__ math::SoftmaxState<float> warps[kThreads / 32];
+  __shared__ float warps[kMostThreads / 32];
   const Problem& problem = parameters.tiles.problem;
+  const std::int32_t q_rows = static_cast<std::int32_t>(problem.q_rows);
+  const std::int32_t heads = static_cast<std::int32_t>(problem.heads);
   for (std::int64_t number = blockIdx.x; number < rows; number += gridDim.x) {
-    const std::int64_t place = number % problem.q_rows;
-    const std::int64_t head = number / problem.q_rows % problem.heads;
-    const std::int64_t batch = number / problem.q_rows / problem.heads;
+    const std::int32_t column = static_cast<std::int32_t>(number) / q_rows;  // (batch, head)
+    const std::int32_t place = static_cast<std::int32_t>(number) % q_rows;
+    const std::int32_t head = column % heads;
+    const std::int32_t batch = column / heads;
     const Sequence sequence = problem.q_packed
                                   ? owner_of(problem, parameters.tiles.table, place)
                                   : sequence_at(problem, parameters.tiles.table, batch);
@@ -117,8 +128,9 @@ cudaError_t start_softmax(const Parameters& parameters, int k_tile, cudaStream_t
   constexpr std::int64_t kMostBlocks = std::int64_t{1} << 20;
   const Problem& problem = parameters.tiles.problem;
   const std::int64_t rows = (problem.q_packed ? 1 : problem.batch) * problem.heads * problem.q_rows;
-  return launch(softmax_kernel, {math::lesser(rows, kMostBlocks), kThreads}, stream, parameters,
-                rows, k_tile);
+  const int threads = parameters.score_stride <= kShortRow ? kFewThreads : kMostThreads;
+  return launch(softmax_kernel, {math::lesser(rows, kMostBlocks), threads}, stream, parameters,
+                static_cast<std::int32_t>(rows), k_tile);
 }
 
 }  // namespace tilewise::cuda::ladder
