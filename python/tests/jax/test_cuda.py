@@ -45,7 +45,8 @@ def test_same_as_on_the_cpu(option: str, dtype: str, rng: np.random.Generator) -
     for result, other in zip(results, expected):
         assert_on_the_device(result)
         assert result.dtype == other.dtype
-        np.testing.assert_allclose(np.asarray(result, np.float64), other.astype(np.float64), atol=TOLERANCES[dtype], rtol=1e-4)
+        found, wanted = np.asarray(result, np.float64), other.astype(np.float64)
+        np.testing.assert_allclose(found, wanted, atol=TOLERANCES[dtype], rtol=1e-4)
 
 
 def test_same_as_jax_nn(rng: np.random.Generator) -> None:

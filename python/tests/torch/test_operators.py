@@ -8,6 +8,7 @@ import torch_reference
 from tilewise.torch import attention
 from torch_cases import CASES, inputs, make_options, reference
 
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_forward_and_gradients(case: str, dtype: torch.dtype) -> None:

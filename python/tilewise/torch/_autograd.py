@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from tilewise.torch._meta import GRADIENTS
-from tilewise.torch._schema import BACKWARD, FORWARD, FORWARD_NAMES, LAST_SHARED, TENSORS
+from tilewise.torch._schema import BACKWARD, FORWARD, FORWARD_NAMES, LAST_SHARED, TENSORS, without_defaults
 
 # Where forward's arguments that have a gradient are, and those that would need one and have none.
 _DIFFERENTIABLE = {name: FORWARD_NAMES.index(name) for name in GRADIENTS}
@@ -63,7 +63,7 @@ class _Attention(torch.autograd.Function):
         """The arguments that have a gradient, in the order of GRADIENTS, and a tuple of all of them."""
         everything = arguments[-1]
         with torch._C._AutoDispatchBelowAutograd():
-            output = FORWARD(*everything)
+            output = FORWARD(*without_defaults(everything))
         _setup_context(ctx, everything, output)
         return output
 
@@ -83,7 +83,8 @@ def forward(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
     if transform is not None or torch.autograd.forward_ad._current_level >= 0:
         _refuse_derivative(transform, args)
     if not torch.is_grad_enabled():
-        return _call(FORWARD, *args)
+        with torch._C._AutoDispatchBelowAutograd():  # as in _call
+            return FORWARD(*without_defaults(args))
     if transform is not None or torch._C._is_any_autocast_enabled():
         return FORWARD(*args)  # what these change comes before autograd
     return _Attention.apply(*(args[position] for position in _DIFFERENTIABLE.values()), args)

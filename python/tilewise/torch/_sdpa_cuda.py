@@ -113,21 +113,26 @@ def _forward(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _is_ours(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
     """What the fast kernels cover: 16-bit, and head dimensions that are multiples of 8 up to 128."""
-    dims = (query.shape[-1], value.shape[-1])
+    dtype, dim, value_dim = query.dtype, query.shape[-1], value.shape[-1]
     return (
-        query.dtype in (torch.bfloat16, torch.float16)
-        and query.dtype == key.dtype == value.dtype
-        and all(dim % 8 == 0 and dim <= _LARGEST_HEAD_DIM for dim in dims)
-        and not any(0 in tensor.shape for tensor in (query, key, value))
+        (dtype is torch.bfloat16 or dtype is torch.float16)
+        and dtype is key.dtype
+        and dtype is value.dtype
+        and dim % 8 == value_dim % 8 == 0
+        and dim <= _LARGEST_HEAD_DIM
+        and value_dim <= _LARGEST_HEAD_DIM
+        and query.numel() > 0
+        and key.numel() > 0
+        and value.numel() > 0
     )
 
 
 def _no_dropout(query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What PyTorch returns besides: the generator's state and offset, which nothing reads, and an empty mask."""
+    """What PyTorch returns besides: room for the generator's state and offset, which nothing reads, an empty mask."""
     return (
-        torch.zeros(2, dtype=torch.uint64, device=query.device),
-        torch.zeros((), dtype=torch.uint64, device=query.device),
-        torch.empty(0, dtype=query.dtype, device=query.device),
+        query.new_empty((2,), dtype=torch.uint64),
+        query.new_empty((), dtype=torch.uint64),
+        query.new_empty((0,)),
     )
 
 
