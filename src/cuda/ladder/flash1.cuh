@@ -114,7 +114,7 @@ class Flash1 : public sm80::TileStep<kConfig> {
     }
   }
 
-  // A pair of tiles: Algorithm 2, lines 8 to 16. K, V and Q are there.
+  // A pair of tiles: the inner loop of Algorithm 2. K, V and Q are there.
   __device__ __forceinline__ void visit(std::int32_t query, std::int32_t key, std::int32_t next) {
     const tile::Range tiles = tiles_of(query);
     const bool last = key == tiles.end - 1;
