@@ -194,12 +194,27 @@ __attribute__((noinline)) void pair_key_tile(const HeadContext& context, const P
 
 // ---- dQ ----
 
-// sums += dS K of one group, over the panels that it sees.  stride: bytes of a row of the sums
+// Asks for memory after every step.
+class AheadSlices {
+ public:
+  TILEWISE_INLINE explicit AheadSlices(const Ahead& ahead) : ahead_(ahead) {}
+  template <int kProduct>
+  TILEWISE_INLINE void slice() {
+    if constexpr (kProduct == 3) ahead_.ask_share();
+  }
+
+ private:
+  Ahead ahead_;
+};
+
+// sums += dS K of one group, over the panels that it sees. Keys stream, as right operands; the
+// group's dS stays in the L1 for all columns.  stride: bytes of a row of the sums; slices: under the
+// products
 // Returns where the last columns, still in the tile registers, belong.
 TILEWISE_INLINE float* add_group_to_dq(std::int64_t group, const PanelFrame* frames,
                                        std::int64_t count, float* sums, std::int64_t stride,
-                                       float* pending, const PairKeyScratch& scratch) {
-  NoSlices none;
+                                       float* pending, AheadSlices slices,
+                                       const PairKeyScratch& scratch) {
   const std::uint16_t* const rows = reinterpret_cast<const std::uint16_t*>(scratch.gradient_rows) +
                                     group * 2 * scratch.panels * kTileElements;
   for (std::int64_t column = 0; column < scratch.head_dim; column += 32) {
@@ -212,9 +227,9 @@ TILEWISE_INLINE float* add_group_to_dq(std::int64_t group, const PanelFrame* fra
           top, top + scratch.panels * kTileElements,
           scratch.key_words + (frame.panel * scratch.head_dim + column) * kTileRows, kPairStride};
       if (begun) {
-        add_step(operands, none);
+        add_step<Streamed::kRight>(operands, slices);
       } else {
-        begin_block(operands, sums + column, pending, stride, none);
+        begin_block<Streamed::kRight>(operands, sums + column, pending, stride, slices);
       }
       begun = true;
     }
@@ -231,8 +246,12 @@ TILEWISE_INLINE void add_tile_to_dq(const HeadContext& context, const PairQueryT
   float* pending = nullptr;
   std::int64_t row = tile.first;
   for (; row + kBlockQueries <= context.sequence.q_len && row < tile.end; row += kBlockQueries) {
-    pending = add_group_to_dq((row - tile.first) / kBlockQueries, frames, count,
-                              gradient.at(context, row), stride, pending, scratch);
+    float* const sums = gradient.at(context, row);
+    // The next group's sums come from beyond the L2.
+    Ahead ahead(sums + kBlockQueries * gradient.row, 1, kBlockQueries * stride, 0);
+    ahead.share_out(count * scratch.head_dim / 32);
+    pending = add_group_to_dq((row - tile.first) / kBlockQueries, frames, count, sums, stride,
+                              pending, AheadSlices(ahead), scratch);
   }
   if (pending != nullptr) store_block(pending, stride);
   if (row >= tile.end) return;
@@ -243,7 +262,7 @@ TILEWISE_INLINE void add_tile_to_dq(const HeadContext& context, const PairQueryT
   for (std::int64_t i = 0; i < kBlockQueries * gradient.row; ++i)
     scratch.rest[i] = i < count_left ? sums[i] : 0;
   pending = add_group_to_dq((row - tile.first) / kBlockQueries, frames, count, scratch.rest, stride,
-                            nullptr, scratch);
+                            nullptr, AheadSlices({}), scratch);
   if (pending != nullptr) store_block(pending, stride);
   for (std::int64_t i = 0; i < count_left; ++i) sums[i] = scratch.rest[i];
 }
