@@ -208,9 +208,8 @@ class AheadSlices {
 };
 
 // sums += dS K of one group, over the panels that it sees. Keys stream, as right operands; the
-// group's dS stays in the L1 for all columns.  stride: bytes of a row of the sums; slices: under the
-// products
-// Returns where the last columns, still in the tile registers, belong.
+// group's dS stays in the L1 for all columns.  stride: bytes of a row of the sums; slices: under
+// the products Returns where the last columns, still in the tile registers, belong.
 TILEWISE_INLINE float* add_group_to_dq(std::int64_t group, const PanelFrame* frames,
                                        std::int64_t count, float* sums, std::int64_t stride,
                                        float* pending, AheadSlices slices,
