@@ -75,6 +75,7 @@ TILEWISE_INLINE void visit_tile_in_pairs(const HeadContext& context, const KeyBl
                     : products >= 128 ? pair_key_tile<2>
                                       : pair_key_tile<4>;
   for (std::int64_t p = 0; p < count; ++p) {
+    frames[p].first_of_tile = p == 0;
     meet(context, tile, frames[p], scratch);
     scratch.visited[frames[p].panel] = 1;
   }

@@ -27,8 +27,21 @@ struct PanelFrame {
   std::int64_t lanes;
   std::int64_t first_group;
   std::int64_t end_group;
-  bool first_visit;  // dK and dV start from zero
+  bool first_visit;    // dK and dV start from zero
+  bool first_of_tile;  // no panel of the block has been there: the tile is beyond the L2
 };
+
+// Asks for what the next group brings, at the first visit of a tile: the first lines of each page.
+// The hardware goes on within a page. 20 or 32 lines gained half as much as 12: they take the
+// buffers that loads wait in.
+TILEWISE_INLINE void ask_for_part(const PanelFrame& frame, const std::uint16_t* part,
+                                  std::int64_t numbers) {
+  constexpr std::int64_t kPage = 4096;
+  constexpr int kLines = 12;
+  if (!frame.first_of_tile) return;
+  const std::int64_t pages = divide_up(numbers * 2, kPage);
+  Ahead(part, pages, kLines * Ahead::kLine, kPage).ask(kLines * static_cast<int>(pages));
+}
 
 // ---- one block: S, dP and what becomes of them ----
 
@@ -90,7 +103,12 @@ TILEWISE_INLINE float* score_groups(const HeadContext& context, const PairQueryT
   const std::uint32_t* const v = scratch.v_pairs + frame.panel * scratch.value_dim / 2 * kPairWidth;
   float* pending = nullptr;
   for (std::int64_t group = frame.first_group; group < frame.end_group; ++group) {
-    const std::uint16_t* const q = tile.q_rows + group * kBlockQueries * scratch.head_dim;
+    const std::int64_t of_q = kBlockQueries * scratch.head_dim;
+    const std::int64_t of_dout = kBlockQueries * scratch.value_dim;
+    const std::uint16_t* const q = tile.q_rows + group * of_q;
+    const std::uint16_t* const dout = tile.dout_rows + group * of_dout;
+    ask_for_part(frame, q + of_q, of_q);
+    ask_for_part(frame, dout + of_dout, of_dout);
     begin_block({q, q + steps * kTileElements, k, kPairStride}, nullptr, pending, kPairStride,
                 slices);
     slices.rest();
@@ -98,7 +116,6 @@ TILEWISE_INLINE float* score_groups(const HeadContext& context, const PairQueryT
       begin_gradients(context, tile, frame, group - 1, scratch, slices);
     add_steps(q, steps, k, slices);
     const GradientBlock block = gradient_block(frame, group, scratch);
-    const std::uint16_t* const dout = tile.dout_rows + group * kBlockQueries * scratch.value_dim;
     begin_block({dout, dout + value_steps * kTileElements, v, kPairStride}, nullptr, block.scores,
                 kPairStride, slices);
     add_steps(dout, value_steps, v, slices);
@@ -126,8 +143,10 @@ TILEWISE_INLINE float* add_columns(const PanelFrame& frame, const std::uint16_t*
     begin_block(operands(frame.first_group), frame.first_visit ? nullptr : to, pending, kPairStride,
                 none);
 #pragma GCC unroll 4
-    for (std::int64_t group = frame.first_group + 1; group < frame.end_group; ++group)
+    for (std::int64_t group = frame.first_group + 1; group < frame.end_group; ++group) {
+      ask_for_part(frame, operands(group + 1).top, 2 * kTileElements);
       add_step(operands(group), none);
+    }
     pending = to;
   }
   return pending;
