@@ -144,7 +144,8 @@ TILEWISE_INLINE float* add_columns(const PanelFrame& frame, const std::uint16_t*
                 none);
 #pragma GCC unroll 4
     for (std::int64_t group = frame.first_group + 1; group < frame.end_group; ++group) {
-      ask_for_part(frame, operands(group + 1).top, 2 * kTileElements);
+      if (group + 1 < frame.end_group)
+        ask_for_part(frame, operands(group + 1).top, 2 * kTileElements);
       add_step(operands(group), none);
     }
     pending = to;
