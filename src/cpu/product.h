@@ -97,10 +97,8 @@ inline constexpr std::int64_t kRowsAhead = 8;
 
 // Asks for `bytes` bytes of a row, `offset` bytes after `from`: it may lie beyond the tensor.
 TILEWISE_INLINE void ask_for_row(const void* from, std::int64_t offset, std::int64_t bytes) {
-  const std::uintptr_t row =
-      reinterpret_cast<std::uintptr_t>(from) + static_cast<std::uintptr_t>(offset);
-  for (std::int64_t at = 0; at < bytes; at += Ahead::kLine)
-    __builtin_prefetch(reinterpret_cast<const void*>(row + static_cast<std::uintptr_t>(at)), 0, 3);
+  const char* const row = static_cast<const char*>(from) + offset;
+  for (std::int64_t at = 0; at < bytes; at += Ahead::kLine) __builtin_prefetch(row + at, 0, 3);
 }
 // The row that comes kRowsAhead rows later.  stride, width: elements
 template <class S>
