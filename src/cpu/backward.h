@@ -174,6 +174,8 @@ void compute_delta(const Problem& problem, const HeadContext& context, const Vie
             static_cast<const Out*>(problem.out.data) + problem.out.offset(b, context.head, row);
         const Dout* const dout =
             static_cast<const Dout*>(problem.dout.data) + problem.dout.offset(b, context.head, row);
+        ask_for_later_row(out, problem.out.row, problem.value_dim);
+        ask_for_later_row(dout, problem.dout.row, problem.value_dim);
         sum = inner_product<T>(out, dout, problem.value_dim);
       });
     });

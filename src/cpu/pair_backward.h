@@ -75,6 +75,7 @@ TILEWISE_INLINE void visit_tile_in_pairs(const HeadContext& context, const KeyBl
                     : products >= 128 ? pair_key_tile<2>
                                       : pair_key_tile<4>;
   for (std::int64_t p = 0; p < count; ++p) {
+    frames[p].first_of_tile = p == 0;
     meet(context, tile, frames[p], scratch);
     scratch.visited[frames[p].panel] = 1;
   }
@@ -218,7 +219,16 @@ TILEWISE_INLINE void for_each_gradient(const KeyBlock& block, const PairKeyScrat
   }
 }
 
-// The products of the block on the unit. False if dK or dV are not finite: they are not stored.
+// Rows that will be stored: asked for while their sums are checked.
+TILEWISE_INLINE void ask_for_rows(const RowBlock& rows) {
+  const std::int64_t size = problem::dtype_size(rows.view->dtype);
+  const char* const base = static_cast<const char*>(rows.view->data) +
+                           rows.view->offset(rows.batch, rows.head, rows.first) * size;
+  for (std::int64_t r = 0; r < rows.count; ++r)
+    ask_for_row(base, r * rows.view->row * size, rows.width * size);
+}
+
+// The products of the block on the unit. False if dK or dV are not finite.
 TILEWISE_INLINE bool key_block_on_unit(const RunContext& run, const KeyBlock& block,
                                        const KeyPass<float>& pass, const PackedQueries& packed,
                                        const PairKeyScratch& scratch) {
@@ -231,17 +241,15 @@ TILEWISE_INLINE bool key_block_on_unit(const RunContext& run, const KeyBlock& bl
   _mm_setcsr(mode);
   clear_unvisited_panels(scratch);
   bool finite = true;
-  for_each_gradient(block, scratch, [&](const RowBlock& rows, float, const float* sums) {
-    if (!rows.view->present()) return;
-    finite = finite && all_finite<float, kPairWidth>(sums, rows.width, rows.count);
-  });
-  if (!finite) return false;
   for_each_gradient(block, scratch, [&](const RowBlock& rows, float scale, const float* sums) {
     if (!rows.view->present()) return;
+    ask_for_rows(rows);
+    finite = finite && all_finite<float, kPairWidth>(sums, rows.width, rows.count);
     float factor[kPairWidth];
     for (int lane = 0; lane < kPairWidth; ++lane) factor[lane] = scale;
     unpack_panel<float, kPairWidth>(rows, factor, sums);
   });
+  if (!finite) return false;
   count_traffic(run, block.keys * (block.problem->head_dim + block.problem->value_dim) * 2,
                 block.keys * (row_bytes(block.problem->dk, block.problem->head_dim) +
                               row_bytes(block.problem->dv, block.problem->value_dim)));

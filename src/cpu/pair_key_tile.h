@@ -27,8 +27,21 @@ struct PanelFrame {
   std::int64_t lanes;
   std::int64_t first_group;
   std::int64_t end_group;
-  bool first_visit;  // dK and dV start from zero
+  bool first_visit;    // dK and dV start from zero
+  bool first_of_tile;  // no panel of the block has been there: the tile is beyond the L2
 };
+
+// Asks for what the next group brings, at the first visit of a tile: the first lines of each page.
+// The hardware goes on within a page. 20 or 32 lines gained half as much as 12: they take the
+// buffers that loads wait in.
+TILEWISE_INLINE void ask_for_part(const PanelFrame& frame, const std::uint16_t* part,
+                                  std::int64_t numbers) {
+  constexpr std::int64_t kPage = 4096;
+  constexpr int kLines = 12;
+  if (!frame.first_of_tile) return;
+  const std::int64_t pages = divide_up(numbers * 2, kPage);
+  Ahead(part, pages, kLines * Ahead::kLine, kPage).ask(kLines * static_cast<int>(pages));
+}
 
 // ---- one block: S, dP and what becomes of them ----
 
@@ -90,7 +103,12 @@ TILEWISE_INLINE float* score_groups(const HeadContext& context, const PairQueryT
   const std::uint32_t* const v = scratch.v_pairs + frame.panel * scratch.value_dim / 2 * kPairWidth;
   float* pending = nullptr;
   for (std::int64_t group = frame.first_group; group < frame.end_group; ++group) {
-    const std::uint16_t* const q = tile.q_rows + group * kBlockQueries * scratch.head_dim;
+    const std::int64_t of_q = kBlockQueries * scratch.head_dim;
+    const std::int64_t of_dout = kBlockQueries * scratch.value_dim;
+    const std::uint16_t* const q = tile.q_rows + group * of_q;
+    const std::uint16_t* const dout = tile.dout_rows + group * of_dout;
+    ask_for_part(frame, q + of_q, of_q);
+    ask_for_part(frame, dout + of_dout, of_dout);
     begin_block({q, q + steps * kTileElements, k, kPairStride}, nullptr, pending, kPairStride,
                 slices);
     slices.rest();
@@ -98,7 +116,6 @@ TILEWISE_INLINE float* score_groups(const HeadContext& context, const PairQueryT
       begin_gradients(context, tile, frame, group - 1, scratch, slices);
     add_steps(q, steps, k, slices);
     const GradientBlock block = gradient_block(frame, group, scratch);
-    const std::uint16_t* const dout = tile.dout_rows + group * kBlockQueries * scratch.value_dim;
     begin_block({dout, dout + value_steps * kTileElements, v, kPairStride}, nullptr, block.scores,
                 kPairStride, slices);
     add_steps(dout, value_steps, v, slices);
@@ -126,8 +143,11 @@ TILEWISE_INLINE float* add_columns(const PanelFrame& frame, const std::uint16_t*
     begin_block(operands(frame.first_group), frame.first_visit ? nullptr : to, pending, kPairStride,
                 none);
 #pragma GCC unroll 4
-    for (std::int64_t group = frame.first_group + 1; group < frame.end_group; ++group)
+    for (std::int64_t group = frame.first_group + 1; group < frame.end_group; ++group) {
+      if (group + 1 < frame.end_group)
+        ask_for_part(frame, operands(group + 1).top, 2 * kTileElements);
       add_step(operands(group), none);
+    }
     pending = to;
   }
   return pending;
@@ -194,12 +214,26 @@ __attribute__((noinline)) void pair_key_tile(const HeadContext& context, const P
 
 // ---- dQ ----
 
-// sums += dS K of one group, over the panels that it sees.  stride: bytes of a row of the sums
-// Returns where the last columns, still in the tile registers, belong.
+// Asks for memory after every step.
+class AheadSlices {
+ public:
+  TILEWISE_INLINE explicit AheadSlices(const Ahead& ahead) : ahead_(ahead) {}
+  template <int kProduct>
+  TILEWISE_INLINE void slice() {
+    if constexpr (kProduct == 3) ahead_.ask_share();
+  }
+
+ private:
+  Ahead ahead_;
+};
+
+// sums += dS K of one group, over the panels that it sees. Keys stream, as right operands; the
+// group's dS stays in the L1 for all columns.  stride: bytes of a row of the sums; slices: under
+// the products Returns where the last columns, still in the tile registers, belong.
 TILEWISE_INLINE float* add_group_to_dq(std::int64_t group, const PanelFrame* frames,
                                        std::int64_t count, float* sums, std::int64_t stride,
-                                       float* pending, const PairKeyScratch& scratch) {
-  NoSlices none;
+                                       float* pending, AheadSlices slices,
+                                       const PairKeyScratch& scratch) {
   const std::uint16_t* const rows = reinterpret_cast<const std::uint16_t*>(scratch.gradient_rows) +
                                     group * 2 * scratch.panels * kTileElements;
   for (std::int64_t column = 0; column < scratch.head_dim; column += 32) {
@@ -212,9 +246,9 @@ TILEWISE_INLINE float* add_group_to_dq(std::int64_t group, const PanelFrame* fra
           top, top + scratch.panels * kTileElements,
           scratch.key_words + (frame.panel * scratch.head_dim + column) * kTileRows, kPairStride};
       if (begun) {
-        add_step(operands, none);
+        add_step<Streamed::kRight>(operands, slices);
       } else {
-        begin_block(operands, sums + column, pending, stride, none);
+        begin_block<Streamed::kRight>(operands, sums + column, pending, stride, slices);
       }
       begun = true;
     }
@@ -231,8 +265,12 @@ TILEWISE_INLINE void add_tile_to_dq(const HeadContext& context, const PairQueryT
   float* pending = nullptr;
   std::int64_t row = tile.first;
   for (; row + kBlockQueries <= context.sequence.q_len && row < tile.end; row += kBlockQueries) {
-    pending = add_group_to_dq((row - tile.first) / kBlockQueries, frames, count,
-                              gradient.at(context, row), stride, pending, scratch);
+    float* const sums = gradient.at(context, row);
+    // The next group's sums come from beyond the L2.
+    Ahead ahead(sums + kBlockQueries * gradient.row, 1, kBlockQueries * stride, 0);
+    ahead.share_out(count * scratch.head_dim / 32);
+    pending = add_group_to_dq((row - tile.first) / kBlockQueries, frames, count, sums, stride,
+                              pending, AheadSlices(ahead), scratch);
   }
   if (pending != nullptr) store_block(pending, stride);
   if (row >= tile.end) return;
@@ -243,7 +281,7 @@ TILEWISE_INLINE void add_tile_to_dq(const HeadContext& context, const PairQueryT
   for (std::int64_t i = 0; i < kBlockQueries * gradient.row; ++i)
     scratch.rest[i] = i < count_left ? sums[i] : 0;
   pending = add_group_to_dq((row - tile.first) / kBlockQueries, frames, count, scratch.rest, stride,
-                            nullptr, scratch);
+                            nullptr, AheadSlices({}), scratch);
   if (pending != nullptr) store_block(pending, stride);
   for (std::int64_t i = 0; i < count_left; ++i) sums[i] = scratch.rest[i];
 }

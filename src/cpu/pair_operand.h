@@ -73,6 +73,7 @@ TILEWISE_INLINE bool mark_odd_rows(const RowBlock& rows, std::uint8_t* odd) {
   bool any = false;
   for (std::int64_t r = 0; r < rows.count; ++r) {
     const std::uint16_t* const row = half_rows(rows) + r * rows.view->row;
+    ask_for_later_row(row, rows.view->row, rows.width);
     odd[r] = halves_are_finite<kExponent>(row, rows.width) ? 0 : 1;
     any = any || odd[r] != 0;
   }
@@ -187,6 +188,7 @@ TILEWISE_INLINE void pack_row_tiles(const RowBlock& rows, std::uint16_t* tiles) 
   for (std::int64_t r = 0; r < round_up(rows.count, kTileDepth); ++r) {
     std::uint16_t* const to =
         tiles + r / kTileRows * across * kTileElements + r % kTileRows * kTileDepth;
+    ask_for_later_row(base + r * rows.view->row, rows.view->row, rows.width);
     for (std::int64_t t = 0; t < across; ++t) {
       const __m512i part =
           r < rows.count ? load_terms<kTerm>(base + r * rows.view->row, t * kTileDepth, rows.width)

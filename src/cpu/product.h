@@ -90,6 +90,23 @@ class Ahead {
   int share_ = 0;
 };
 
+// Rows of one head lie apart, and nothing asks for one before it is touched: how far ahead those
+// that are read once are asked for, between products. Memory takes longer than a few rows, and more
+// than 16 lines at a time wait for each other.
+inline constexpr std::int64_t kRowsAhead = 8;
+
+// Asks for `bytes` bytes of a row, `offset` bytes after `from`: it may lie beyond the tensor.
+TILEWISE_INLINE void ask_for_row(const void* from, std::int64_t offset, std::int64_t bytes) {
+  const char* const row = static_cast<const char*>(from) + offset;
+  for (std::int64_t at = 0; at < bytes; at += Ahead::kLine) __builtin_prefetch(row + at, 0, 3);
+}
+// The row that comes kRowsAhead rows later.  stride, width: elements
+template <class S>
+TILEWISE_INLINE void ask_for_later_row(const S* row, std::int64_t stride, std::int64_t width) {
+  constexpr std::int64_t kSize = sizeof(S);
+  ask_for_row(row, kRowsAhead * stride * kSize, width * kSize);
+}
+
 enum class Left { kRows, kPacked, kRowsOnto };  // how `a` lies; kRowsOnto: sums go on from c
 
 // The part of t in [begin, end) and registers in [kFrom, kTo).
