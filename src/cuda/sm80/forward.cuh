@@ -22,16 +22,28 @@ class Forward {
   static constexpr int kSteps = kConfig.columns / 16;    // of the product with K
   static constexpr int kKeySteps = kConfig.k_tile / 16;  // of the product with V
   using Layout = tile::RowTile<kConfig.columns>;
+  // Whether there are registers for what could be computed again.
+  static constexpr bool kSpare = kParts * kConfig.columns != 256 || kConfig.columns == 256;
+  template <int kRows>
+  using TilesOf = Tiles<kRows, kConfig.columns, kConfig.threads(), kSpare>;
 
   __device__ Forward(const Parameters& parameters, Shared<kConfig>& shared)
       : parameters_(parameters),
         shared_(shared),
         tile_(shared.tile),
-        mask_(parameters, tile_, shared.mask) {}
+        mask_(parameters, tile_, shared.mask),
+        k_tiles_(tile_.k),
+        v_tiles_(tile_.v),
+        copied_(kept(ptx::shared_address(shared.k[0]) + TilesOf<kConfig.k_tile>::place())),
+        k_start_(kept(ptx::shared_address(shared.k[0]) + second_place())),
+        v_start_(kept(ptx::shared_address(shared.v[0]) + first_place())) {}
 
   __device__ __forceinline__ void run() {
-    load_tile<kConfig.q_tile(), kConfig.columns, kConfig.threads()>(tile_.q, tile_.first,
-                                                                    shared_.q);
+    using Queries = TilesOf<kConfig.q_tile()>;
+    const Queries queries(tile_.q);
+    const std::int32_t query_tile = tile_.first / kConfig.q_tile();
+    queries.load(query_tile, query_tile < queries.inside(), parameters_.problem.q.row, shared_.q,
+                 ptx::shared_address(shared_.q) + Queries::place());
     ptx::commit_copies();
     if (threadIdx.x < 32) mask_.gather();
     if (threadIdx.x == 0) shared_.careful = false;
@@ -53,8 +65,9 @@ class Forward {
   // same bits.
   __device__ __forceinline__ void attend() {
     clear();
-    std::int32_t key =
-        mask_.template before<kConfig.k_tile>(mask_.template tiles<kConfig.k_tile>().end);
+    if constexpr (kSpare) careful_ = tile::uniform(std::int32_t{shared_.careful}) != 0;
+    inside_ = tile::smaller(k_tiles_.inside(), v_tiles_.inside());
+    std::int32_t key = mask_.open();
     if (key < 0) return ptx::wait_copies<0>();
     load_k(key, 0);
     if constexpr (kConfig.stages == 2) load_v(key, 0);
@@ -63,13 +76,13 @@ class Forward {
     __syncthreads();
     take_queries();
     for (int stage = 0; key >= 0; stage = (stage + 1) % kConfig.stages) {
-      const std::int32_t next = mask_.template before<kConfig.k_tile>(key);
+      const std::int32_t next = mask_.before(key);
       ptx::wait_copies<0>();
       __syncthreads();
       prefetch(key, next, stage);
-      const tile::TileClass kind = mask_.template kind<kConfig.k_tile>(key);
+      const tile::TileClass kind = mask_.kind(key);
       // Each with its own code: a branch inside would keep products and exponentials apart.
-      if (kConfig.general || kind != tile::kFull || shared_.careful) {
+      if (kConfig.general || kind != tile::kFull || is_careful()) {
         step<true>(key, kind, next, stage);
       } else {
         step<false>(key, kind, next, stage);
@@ -82,7 +95,7 @@ class Forward {
   template <bool kRules>
   __device__ __forceinline__ void step(std::int32_t key, tile::TileClass kind, std::int32_t next,
                                        int stage) {
-    if (kRules && shared_.careful) clean_stage(stage);
+    if (kRules && is_careful()) clean_stage(stage);
     float scores[kParts][kScores];
     multiply_scores(stage, scores);
     if constexpr (kConfig.stages == 1) exchange(next);
@@ -124,12 +137,12 @@ class Forward {
   }
 
   __device__ __forceinline__ void load_k(std::int32_t key, int stage) {
-    load_tile<kConfig.k_tile, kConfig.columns, kConfig.threads()>(tile_.k, key * kConfig.k_tile,
-                                                                  shared_.k[stage]);
+    k_tiles_.load(key, key < inside_, parameters_.problem.k.row, shared_.k[stage],
+                  copied_ + stage * kConfig.k_bytes());
   }
   __device__ __forceinline__ void load_v(std::int32_t key, int stage) {
-    load_tile<kConfig.k_tile, kConfig.columns, kConfig.threads()>(tile_.v, key * kConfig.k_tile,
-                                                                  shared_.v[stage]);
+    v_tiles_.load(key, key < inside_, parameters_.problem.v.row, shared_.v[stage],
+                  copied_ + (kConfig.stages + stage) * kConfig.k_bytes());
   }
 
   // K of this tile is there, and everybody is done with the one before it. Two stages: V is there
@@ -156,7 +169,7 @@ class Forward {
 
   // Q is there.
   __device__ __forceinline__ void take_queries() {
-    if (shared_.careful) {
+    if (is_careful()) {
       clean_tile<kConfig.fp16, kConfig.q_tile(), kConfig.columns, kConfig.threads()>(
           shared_.q, shared_.bad_row);
       __syncthreads();
@@ -171,9 +184,21 @@ class Forward {
     }
   }
   __device__ __forceinline__ std::uint32_t queries_start() {
-    const int lane = threadIdx.x % 32;
     return ptx::shared_address(shared_.q) + warp_row<kConfig>() * Layout::kRowBytes +
-           Layout::place(tile::lane_row_first(lane), tile::lane_chunk_first(lane));
+           first_place();
+  }
+  // In a register where there are some to spare.
+  __device__ __forceinline__ static std::uint32_t kept(std::uint32_t address) {
+    return kSpare && kConfig.columns <= 64 ? ptx::kept(address) : address;
+  }
+  // Where a lane's part of the first operand of a product lies; of the second.
+  __device__ __forceinline__ static std::int32_t first_place() {
+    const int lane = threadIdx.x % 32;
+    return Layout::place(tile::lane_row_first(lane), tile::lane_chunk_first(lane));
+  }
+  __device__ __forceinline__ static std::int32_t second_place() {
+    const int lane = threadIdx.x % 32;
+    return Layout::place(tile::lane_row_second(lane), tile::lane_chunk_second(lane));
   }
   __device__ __forceinline__ void load_queries(std::uint32_t start, int step, int part,
                                                std::uint32_t (&a)[4]) {
@@ -183,10 +208,7 @@ class Forward {
 
   // scores = Q K^T
   __device__ __forceinline__ void multiply_scores(int stage, float (&scores)[kParts][kScores]) {
-    const int lane = threadIdx.x % 32;
-    const std::uint32_t start =
-        ptx::shared_address(shared_.k[stage]) +
-        Layout::place(tile::lane_row_second(lane), tile::lane_chunk_second(lane));
+    const std::uint32_t start = k_start_ + stage * kConfig.k_bytes();
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
 #pragma unroll
@@ -233,9 +255,7 @@ class Forward {
 
   // Byte of V from which the lane loads operands.
   __device__ __forceinline__ std::uint32_t values_start(int stage) {
-    const int lane = threadIdx.x % 32;
-    return ptx::shared_address(shared_.v[stage]) +
-           Layout::place(tile::lane_row_first(lane), tile::lane_chunk_first(lane));
+    return v_start_ + stage * kConfig.k_bytes();
   }
 
   // out += weights V, for keys 16 step to 16 step + 15 and columns 16 n to 16 n + 15. weights
@@ -326,7 +346,7 @@ class Forward {
                                                    column + own_column, scores, visible);
     }
     tile::hide<tile::FragmentLayout>(scores, visible);
-    if (shared_.careful) note_bad_keys(part, visible, own_column);
+    if (is_careful()) note_bad_keys(part, visible, own_column);
   }
 
   __device__ __forceinline__ void drop_weights(int part, std::int32_t key,
@@ -343,6 +363,9 @@ class Forward {
 
   // ---- the careful pass ----
 
+  __device__ __forceinline__ bool is_careful() const {
+    return kSpare ? careful_ : shared_.careful;
+  }
   __device__ void begin_careful_pass() {
     shared_.careful = true;
     shared_.seen[threadIdx.x] = 0;
@@ -378,7 +401,14 @@ class Forward {
   const Parameters& parameters_;
   Shared<kConfig>& shared_;
   const Tile& tile_;
-  Mask mask_;
+  Mask<kConfig.k_tile, kSpare> mask_;
+  TilesOf<kConfig.k_tile> k_tiles_;
+  TilesOf<kConfig.k_tile> v_tiles_;
+  std::int32_t inside_ = 0;  // tiles of K and V that are copied the shortest way
+  std::uint32_t copied_;   // where the thread's first chunk goes in the first stage of K
+  std::uint32_t k_start_;  // where the lane's operands of K begin there, and those of V
+  std::uint32_t v_start_;
+  bool careful_ = false;
   std::uint32_t q_[kConfig.q_registers ? kSteps : 1][kParts][4];
   float out_[kParts][kOut];
   tile::RowStates states_[kParts];

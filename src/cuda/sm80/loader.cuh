@@ -3,6 +3,7 @@
 
 #include "cuda/ptx/async_copy.cuh"
 #include "cuda/sm80/shared.cuh"
+#include "cuda/tile/uniform.cuh"
 
 namespace tilewise::cuda::sm80 {
 
@@ -31,16 +32,6 @@ __device__ __forceinline__ void load_wide(const Rows& rows, std::int32_t row, un
   const std::uint32_t address = ptx::shared_address(to) + Layout::place(r, c);
   const std::int64_t step = rows.stride * kStep;
   const std::uint16_t* from = rows.first + (row + r) * rows.stride + c * 8;
-  if (row + kRows <= rows.count && rows.columns == kColumns) {
-#pragma unroll
-    for (int i = 0; i < kRows / kStep; ++i, from += step) {
-#pragma unroll
-      for (int group = 0; group < kColumns / 64; ++group) {
-        ptx::copy_chunk(address + i * kStep * Layout::kRowBytes + group * 128, from + group * 64);
-      }
-    }
-    return;
-  }
   const std::int32_t rows_left = rows.count - row - r;
   const std::int32_t columns_left = rows.columns - c * 8;
 #pragma unroll 1
@@ -69,6 +60,61 @@ __device__ __forceinline__ void load_tile(const Rows& rows, std::int32_t row, un
     *reinterpret_cast<uint4*>(to + Layout::place(r, c)) = load_elements(from, left);
   }
 }
+
+// The tiles of K or of V, one after the other. Tiles inside of the tensor are copied by the shortest
+// way, others as load_tile() does. kHeld: where this thread's part begins stays in registers.
+template <int kRows, int kColumns, int kThreads, bool kHeld>
+class Tiles {
+ public:
+  using Layout = tile::RowTile<kColumns>;
+
+  // rows: in shared memory. All threads.
+  __device__ __forceinline__ explicit Tiles(const Rows& rows)
+      : rows_(rows), held_(kHeld ? start(rows.stride) : nullptr) {}
+
+  // How many tiles the shortest way can copy.
+  __device__ __forceinline__ std::int32_t inside() const {
+    return rows_.wide && rows_.columns == kColumns ? rows_.count / kRows : 0;
+  }
+
+  // Where this thread's first chunk lies in a tile.
+  __device__ __forceinline__ static std::uint32_t place() {
+    return static_cast<std::uint32_t>(Layout::place(row(), chunk()));
+  }
+
+  // Tile `key` to `tile`. address: of place() in it; stride: that of the rows, from the parameters,
+  // where it costs no register.
+  __device__ __forceinline__ void load(std::int32_t key, bool inside, std::int64_t stride,
+                                       unsigned char* tile, std::uint32_t address) const {
+    if (!inside) return load_tile<kRows, kColumns, kThreads>(rows_, key * kRows, tile);
+    const std::uint16_t* from = kHeld ? held_ : start(stride);
+    from += std::int64_t{key} * kRows * stride;
+#pragma unroll
+    for (int i = 0; i < kRows / kStep; ++i, from += kStep * stride) {
+#pragma unroll
+      for (int group = 0; group < kColumns / 64; ++group) {
+        ptx::copy_chunk(address + i * kStep * Layout::kRowBytes + group * 128, from + group * 64);
+      }
+    }
+  }
+
+ private:
+  static constexpr int kRowThreads = 8;  // that move 128 bytes of a row
+  static constexpr int kStep = kThreads / kRowThreads;
+  __device__ __forceinline__ static int row() {
+    return static_cast<int>(threadIdx.x) / kRowThreads;
+  }
+  __device__ __forceinline__ static int chunk() {
+    return static_cast<int>(threadIdx.x) % kRowThreads;
+  }
+  // This thread's first chunk of tile 0.
+  __device__ __forceinline__ const std::uint16_t* start(std::int64_t stride) const {
+    return rows_.first + row() * stride + chunk() * 8;
+  }
+
+  const Rows& rows_;
+  const std::uint16_t* held_;
+};
 
 // All bits of the exponent set: infinity or NaN.
 template <bool kFp16>

@@ -1,13 +1,15 @@
-// The bands of a tile of queries, and what they make of tiles of keys. What is known of them lies
-// in shared memory: a thread has no registers to spare.
+// The bands of a tile of queries, and what they make of tiles of kTile keys. The bands lie in shared
+// memory. kHeld: what is asked for at every tile of keys stays in registers.
 #pragma once
 
 #include "cuda/sequences.cuh"
 #include "cuda/sm80/parameters.h"
 #include "cuda/sm80/shared.cuh"
+#include "cuda/tile/uniform.cuh"
 
 namespace tilewise::cuda::sm80 {
 
+template <int kTile, bool kHeld>
 class Mask {
  public:
   __device__ Mask(const Parameters& parameters, const Place& tile, MaskTable& table)
@@ -29,35 +31,37 @@ class Mask {
       table_.in_memory = false;
       const tile::Range keys = tile::keys_of(band, tile_.first, tile_.last);
       table_.keys = keys.begin < keys.end ? keys : tile::Range{0, 0};
-      table_.full = full_of(band);
+      take_tiles(full_of(band));
     }
   }
 
-  // Tiles of keys that are worth a look.
-  template <int kTile>
-  __device__ __forceinline__ tile::Range tiles() const {
-    return {table_.keys.begin / kTile, (table_.keys.end + kTile - 1) / kTile};
+  // Begins to look at tiles; all threads, behind that barrier. Returns the last one that is not
+  // empty, or -1.
+  __device__ __forceinline__ std::int32_t open() {
+    if constexpr (kHeld) {
+      const TileRanges& tiles = table_.tiles;
+      held_ = {tiles.first, tiles.full_begin, tiles.full_end, table_.count == 1};
+    }
+    return before(tile::uniform((table_.keys.end + kTile - 1) / kTile));
   }
 
   // The next tile that is not empty before tile `key`; -1: there is no more. Whole warps; the same
   // for all.
-  template <int kTile>
   __device__ __forceinline__ std::int32_t before(std::int32_t key) const {
-    const std::int32_t first = table_.keys.begin / kTile;
-    while (--key >= first) {
-      // With one band no tile between the first and the last one is empty.
-      if (table_.count == 1 || kind<kTile>(key) != tile::kEmpty) return key;
+    const TileRanges& tiles = ranges();
+    // With one band no tile between the first and the last one is empty.
+    if (tiles.one) return key > tiles.first ? key - 1 : -1;
+    while (--key >= tiles.first) {
+      if (kind(key) != tile::kEmpty) return key;
     }
     return -1;
   }
 
   // What a tile that is not empty is. Whole warps.
-  template <int kTile>
   __device__ __forceinline__ tile::TileClass kind(std::int32_t key) const {
-    const std::int32_t begin = key * kTile;
-    if (table_.count != 1) return classify(begin, begin + kTile);
-    const bool full = begin >= table_.full.begin && begin + kTile <= table_.full.end;
-    return full ? tile::kFull : tile::kPartial;
+    const TileRanges& tiles = ranges();
+    if (!tiles.one) return classify(key * kTile, (key + 1) * kTile);
+    return key >= tiles.full_begin && key < tiles.full_end ? tile::kFull : tile::kPartial;
   }
 
   // Visible columns of `row`: a bit for each column of the lane, of which before(x) lie before key
@@ -99,7 +103,15 @@ class Mask {
     table_.in_memory = found > kMostBands;
     table_.count = table_.in_memory ? slices : found;
     table_.keys = found > 0 ? seen : tile::Range{0, 0};
-    table_.full = found == 1 ? full_of(table_.bands[0]) : tile::Range{0, 0};
+    take_tiles(found == 1 ? full_of(table_.bands[0]) : tile::Range{0, 0});
+  }
+
+  __device__ __forceinline__ void take_tiles(const tile::Range& full) {
+    table_.tiles = {table_.keys.begin / kTile, (full.begin + kTile - 1) / kTile, full.end / kTile,
+                    table_.count == 1};
+  }
+  __device__ __forceinline__ const TileRanges& ranges() const {
+    return kHeld ? held_ : table_.tiles;
   }
 
   // Slice i, cut to the sequence; no row sees anything through one of another head.
@@ -133,6 +145,7 @@ class Mask {
   const Parameters& parameters_;
   const Place& tile_;
   MaskTable& table_;
+  TileRanges held_ = {};
 };
 
 }  // namespace tilewise::cuda::sm80

@@ -37,20 +37,28 @@ struct TileOf : Place {
 using Rows = RowsOf<std::uint16_t>;
 using Tile = TileOf<std::uint16_t>;
 
+// What one band makes of tiles of keys.
+struct TileRanges {
+  std::int32_t first;       // that some row sees
+  std::int32_t full_begin;  // full_begin .. full_end - 1: that all rows see
+  std::int32_t full_end;
+  bool one;  // there is one band
+};
+
 // The structured mask of the tile.
 struct MaskTable {
   tile::Band bands[kMostBands];
   std::int32_t count;  // of the bands that touch the tile, or of all that there are:
   bool in_memory;      // more than kMostBands touch it, they stay where they are
   tile::Range keys;    // that some row sees
-  tile::Range full;    // that all rows see, where there is one band; else empty
+  TileRanges tiles;    // full ones only where there is one band
 };
 
 template <KernelConfig kConfig>
 struct Shared {
   unsigned char q[kConfig.q_bytes()];  // at the end, out
   unsigned char k[kConfig.stages][kConfig.k_bytes()];
-  unsigned char v[kConfig.stages][kConfig.k_bytes()];
+  unsigned char v[kConfig.stages][kConfig.k_bytes()];  // right behind K
   Tile tile;
   MaskTable mask;
   // The careful pass: rows of Q and keys with an operand that is not finite; of each thread, a bit
