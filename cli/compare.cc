@@ -116,7 +116,9 @@ void print_rows(const std::vector<Row>& rows) {
   }
 }
 
+// Kernels to compare others with.
 bool on_ladder(const std::string& kernel) {
+  if (kernel == "cuda_flash1" || kernel == "cuda_standard") return true;
   return std::any_of(
       std::begin(reference::kAlgorithms), std::end(reference::kAlgorithms),
       [&](reference::Algorithm a) { return kernel == reference::algorithm_name(a); });
@@ -166,13 +168,31 @@ std::string sizes_text(const problem::Problem& problem) {
   return text;
 }
 
-// Kernels of other instruction sets are still rows; those of the other device are not.
-std::vector<Row> measure_all(const Comparison& comparison, const Standard& standard, bool quiet) {
+// Those that --kernels names, or all. Kernels of other instruction sets are still rows; those of
+// the other device are not.
+std::vector<const problem::Kernel*> chosen_kernels(const Flags& flags, Operation operation,
+                                                   bool on_cuda) {
   std::vector<const problem::Kernel*> kernels;
-  for (const problem::Kernel* kernel : plan::kernels(comparison.operation)) {
-    if ((kernel->device == TILEWISE_CUDA) == comparison.executor.on_cuda())
-      kernels.push_back(kernel);
+  if (!flags.given("kernels")) {
+    for (const problem::Kernel* kernel : plan::kernels(operation)) {
+      if ((kernel->device == TILEWISE_CUDA) == on_cuda) kernels.push_back(kernel);
+    }
+    return kernels;
   }
+  const std::string list = flags.text("kernels");
+  for (std::size_t begin = 0; begin <= list.size();) {
+    const std::size_t comma = std::min(list.find(',', begin), list.size());
+    const std::string name = list.substr(begin, comma - begin);
+    kernels.push_back(plan::find_kernel(operation, name.c_str()));
+    if (kernels.back() == nullptr)
+      throw UsageError(fmt::format("--kernels: {} is no kernel, tilewise info lists them", name));
+    begin = comma + 1;
+  }
+  return kernels;
+}
+
+std::vector<Row> measure_all(const Comparison& comparison, const Standard& standard,
+                             const std::vector<const problem::Kernel*>& kernels, bool quiet) {
   Progress progress(static_cast<std::int64_t>(kernels.size()), quiet);
   std::vector<Row> rows;
   for (const problem::Kernel* kernel : kernels) {
@@ -202,13 +222,14 @@ int run(const Flags& flags) {
   const Executor executor(flags);
   if (backward && executor.on_cuda())
     throw UsageError("--op: is backward, but no kernel of cuda is; the cpu works");
+  const auto kernels = chosen_kernels(flags, operation, executor.on_cuda());
   add_outputs(Operation::kForward, inputs);
   Runner forward(Operation::kForward, inputs.problem, "", executor);  // backward reads its results
   forward.run();
   if (backward) add_outputs(Operation::kBackward, inputs);
   const Standard standard(operation, inputs.problem);
   const Comparison comparison = {operation, inputs, executor, sram_bytes};
-  const std::vector<Row> rows = measure_all(comparison, standard, flags.given("json"));
+  const std::vector<Row> rows = measure_all(comparison, standard, kernels, flags.given("json"));
   problem::Problem problem = forward.plan().problem;
   problem.operation = operation;
   const std::string subtitle = sizes_text(problem) + ", " + place_text(executor, sram_bytes);
@@ -236,14 +257,16 @@ Command add_compare(CLI::App& program) {
   add_file_flags(*flags);
   add_option_flags(*flags);
   flags->add_value("op", "forward|backward", "which pass; default forward");
+  flags->add_value("kernels", "NAME,...", "these kernels; default all of the device");
   flags->add_value("sram", "BYTES", "fast memory that the ladder tiles for; default 196608");
   flags->add_value("plot", "FILE", "write an SVG of the table");
   add_execution_flags(*flags);
   flags->add_switch("json", "as JSON on stdout");
   flags->set_footer(
       "Traffic is counted by the kernels at their tile loads and stores; predicted is the closed\n"
-      "form: docs/ladder.md, and for the cpu and cuda kernels flash2's with the blocks that they\n"
-      "choose; with --device cuda the host counts the launch's tiles.\n"
+      "form: docs/ladder.md, and for the cpu and cuda kernels their algorithm's with the blocks "
+      "that\n"
+      "they choose; with --device cuda the host counts the launch's tiles.\n"
       "Time is the least of several runs.\n"
       "Example: tilewise compare --shape 1,1024,1024,8,8,64 --causal --plot compare.svg");
   return {flags, [flags] { return run(*flags); }};

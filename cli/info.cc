@@ -6,6 +6,7 @@
 
 #include "commands.h"
 #include "cuda/fp32/config.h"
+#include "cuda/ladder/config.h"
 #include "cuda/sm80/config.h"
 #include "cuda/sm90/config.h"
 #include "machine.h"
@@ -35,26 +36,30 @@ json kernels_json(Operation operation) {
   return rows;
 }
 
+json tile_json(const char* kernel, const cuda::sm80::TileRow& row) {
+  return {{"kernel", kernel},
+          {"head_dim", row.columns},
+          {"shared_bytes", row.shared_bytes},
+          {"q_tile", row.config(false).q_tile()},
+          {"k_tile", row.k_tile},
+          {"stages", row.stages},
+          {"reason", row.reason}};
+}
+
 // The tables that choose tiles, with the reason for each row.
 json list_tiles() {
   json rows = json::array();
   for (const cuda::sm90::TileRow& row : cuda::sm90::kTiles) {
     rows.push_back({{"kernel", "cuda_sm90"},
                     {"head_dim", row.head_dim},
+                    {"most_keys", row.most_keys},
                     {"q_tile", row.q_tile},
                     {"k_tile", row.k_tile},
                     {"stages", row.stages},
                     {"reason", row.reason}});
   }
-  for (const cuda::sm80::TileRow& row : cuda::sm80::kTiles) {
-    rows.push_back({{"kernel", row.general ? "cuda_sm80, any score" : "cuda_sm80"},
-                    {"head_dim", row.columns},
-                    {"shared_bytes", row.shared_bytes},
-                    {"q_tile", row.config(false).q_tile()},
-                    {"k_tile", row.k_tile},
-                    {"stages", row.stages},
-                    {"reason", row.reason}});
-  }
+  for (const cuda::sm80::TileRow& row : cuda::sm80::kTiles)
+    rows.push_back(tile_json(row.general ? "cuda_sm80, any score" : "cuda_sm80", row));
   for (const cuda::fp32::TileRow& row : cuda::fp32::kTiles) {
     rows.push_back({{"kernel", row.general ? "cuda_fp32, any score" : "cuda_fp32"},
                     {"head_dim", row.columns},
@@ -64,6 +69,10 @@ json list_tiles() {
                     {"stages", 1},
                     {"reason", row.reason}});
   }
+  for (const cuda::sm80::TileRow& row : cuda::ladder::kFlash1Tiles)
+    rows.push_back(tile_json("cuda_flash1", row));
+  for (const cuda::sm80::TileRow& row : cuda::ladder::kStandardTiles)
+    rows.push_back(tile_json("cuda_standard", row));
   return rows;
 }
 

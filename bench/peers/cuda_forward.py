@@ -77,6 +77,7 @@ class Tilewise:
                                                       ctypes.byref(self._plan)))
         size = ctypes.c_size_t()
         library._check(self._lib.tilewise_plan_workspace(self._plan, ctypes.byref(size), None))
+        self.workspace_bytes = size.value
         self._workspace = torch.empty(max(size.value, 1), dtype=torch.uint8, device=q.device)
         self._executor = tw.Executor()
         self._lib.tilewise_executor_init(ctypes.byref(self._executor))

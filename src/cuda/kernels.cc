@@ -4,6 +4,7 @@
 
 #include "cuda/device.h"
 #include "cuda/fp32/launch.h"
+#include "cuda/ladder/launch.h"
 #include "cuda/reference.cuh"
 #include "cuda/sequences.cuh"
 #include "cuda/sm80/launch.h"
@@ -40,6 +41,9 @@ Status run_reference_kernel(const Problem& problem, const RunContext& context) {
 double no_prediction(const Problem&, std::int64_t, std::int64_t) {
   return std::numeric_limits<double>::quiet_NaN();
 }
+
+// Rungs that are there to be compared.
+const char* below_flash2(const Machine&) { return "a rung of the ladder below FlashAttention-2"; }
 
 }  // namespace
 
@@ -81,6 +85,35 @@ constinit const Kernel kForwardFp32 = {
     false,
     TILEWISE_CUDA,
     fp32::prepare};
+
+constinit const Kernel kForwardFlash1 = {
+    "cuda_flash1",
+    "FlashAttention-1: a block for each head, out renormalised in memory; bf16 and fp16, D up to "
+    "128",
+    [](const Problem& problem, const Machine&) { return ladder::supports_flash1(problem); },
+    [](const Problem& problem, std::int64_t) { return ladder::workspace_of_flash1(problem); },
+    ladder::run_flash1,
+    [](const Problem& problem, std::int64_t, std::int64_t) {
+      return ladder::predicted_traffic_of_flash1(problem);
+    },
+    false,
+    TILEWISE_CUDA,
+    ladder::prepare_flash1,
+    below_flash2};
+
+constinit const Kernel kForwardStandard = {
+    "cuda_standard",
+    "S and P in memory, three kernels: attention as the formula has it; bf16 and fp16, D up to 128",
+    [](const Problem& problem, const Machine&) { return ladder::supports_standard(problem); },
+    [](const Problem& problem, std::int64_t) { return ladder::workspace_of_standard(problem); },
+    ladder::run_standard,
+    [](const Problem& problem, std::int64_t, std::int64_t) {
+      return ladder::predicted_traffic_of_standard(problem);
+    },
+    false,
+    TILEWISE_CUDA,
+    ladder::prepare_standard,
+    below_flash2};
 
 constinit const Kernel kForwardReference = {
     "cuda_reference",

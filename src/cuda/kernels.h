@@ -9,6 +9,8 @@ namespace tilewise::cuda {
 extern const problem::Kernel kForwardSm90;
 extern const problem::Kernel kForwardSm80;
 extern const problem::Kernel kForwardFp32;
+extern const problem::Kernel kForwardFlash1;
+extern const problem::Kernel kForwardStandard;
 extern const problem::Kernel kForwardReference;
 #endif
 

@@ -17,6 +17,8 @@ const Kernel* const kForwardKernels[] = {
     &cuda::kForwardSm90,
     &cuda::kForwardSm80,
     &cuda::kForwardFp32,
+    &cuda::kForwardFlash1,
+    &cuda::kForwardStandard,
     &cuda::kForwardReference,
 #endif
 #if defined(__x86_64__)

@@ -149,6 +149,8 @@ TEST_F(BadInput, OtherCommands) {
   expect_refusal("compare --shape 1,8,-8,2,2,8", {"--shape", "below 0"});
   expect_refusal("compare --shape 4611686018427387904,8,8,2,2,8", {"--shape", "2^63"});
   expect_refusal("compare --shape 1,8,8,2,2,8 --q q.npy", {"--shape"});
+  expect_refusal("compare --shape 1,8,8,2,2,8 --kernels flash2,flash",
+                 {"--kernels", "flash", "no kernel"});
   expect_refusal("compare --shape 1,8,8,2,2,8 --sram 1", {"--sram", "64"});
   expect_refusal("compare --shape 1,8,8,2,2,8 --plot nowhere/p.svg", {"nowhere/p.svg"});
   expect_refusal("compare --op sideways --shape 1,8,8,2,2,8", {"--op", "sideways"});

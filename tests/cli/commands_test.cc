@@ -87,6 +87,14 @@ TEST_F(Commands, CompareHasARowForEveryKernelOfTheCpu) {
   EXPECT_NE(svg.find("flash2"), std::string::npos);
 }
 
+TEST_F(Commands, CompareTakesTheKernelsThatAreNamed) {
+  const json result = run_json("compare --shape 1,20,30,2,2,16 --kernels three_pass,flash1,flash2");
+  ASSERT_EQ(result["rows"].size(), 3u);
+  EXPECT_EQ(result["rows"][0]["name"], "three_pass");
+  EXPECT_EQ(result["rows"][2]["name"], "flash2");
+  EXPECT_FALSE(result["rows"][0].contains("skipped"));
+}
+
 TEST_F(Commands, CompareSamplesRowsOfALargeProblem) {
   const json result = run_json("compare --shape 1,400,4200,1,1,64 --dtype fp64");
   EXPECT_NE(result["oracle"].get<std::string>().find("sample of 64"), std::string::npos);

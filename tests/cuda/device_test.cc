@@ -108,6 +108,78 @@ TEST(Device, AmpereKernelsTakeEveryHeadDimension) {
   }
 }
 
+constexpr const char* kLadder[] = {"cuda_flash1", "cuda_standard"};
+
+// What the rungs below FlashAttention-2 must take: every mask of one band, sinks and negative
+// scales, packed sides, several tiles of queries and keys that none fills.
+TEST(Device, LadderCoversWhatItSays) {
+  if (!has_device()) GTEST_SKIP() << "no device";
+  for (const std::int64_t dim : {1, 33, 64, 72, 128}) {
+    for (int mask = 0; mask < 5; ++mask) {
+      const std::int32_t dtype = (dim + mask) % 2 == 0 ? TILEWISE_BF16 : TILEWISE_FP16;
+      Case c = make_case(Operation::kForward, dtype, {mask == 4 ? 2 : 1, 270, 333, 2, 1, dim});
+      c.value_dim = mask % 2 == 0 ? dim : 129 - dim;
+      c.causal = mask == 1 || mask == 3;
+      if (mask == 2) c.window_left = 70, c.window_right = 9;
+      if (mask == 3) c.alignment = TILEWISE_TOP_LEFT;
+      if (mask == 4) c.used = {333, 0};
+      if (mask == 4) c.scale = -0.3;
+      c.sink = mask == 1 || mask == 4;
+      c.output_dtype = dim % 3 == 0 ? TILEWISE_FP32 : 0;
+      verify::Judge judge(c);
+      for (const char* kernel : kLadder) {
+        const verify::Verdict verdict = judge.judge(kernel);
+        EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
+      }
+    }
+  }
+}
+
+TEST(Device, LadderTakesPackedSequences) {
+  if (!has_device()) GTEST_SKIP() << "no device";
+  for (const bool causal : {false, true}) {
+    Case c = make_case(Operation::kForward, TILEWISE_BF16, {5, 0, 0, 4, 2, 40});
+    c.q_packed = c.k_packed = true;
+    c.q_lengths = {3, 290, 0, 128, 20};
+    c.k_lengths = {200, 300, 30, 0, 20};
+    c.unowned = 5;
+    c.causal = causal;
+    verify::Judge judge(c);
+    for (const char* kernel : kLadder) {
+      const verify::Verdict verdict = judge.judge(kernel);
+      EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
+    }
+  }
+}
+
+// cuda_standard has no need to skip anything: it takes every option.
+TEST(Device, StandardTakesEveryOption) {
+  if (!has_device()) GTEST_SKIP() << "no device";
+  for (const std::int32_t dtype : {TILEWISE_BF16, TILEWISE_FP16}) {
+    Case c = make_case(Operation::kForward, dtype, {2, 140, 260, 4, 2, 72});
+    c.softcap = 4;
+    c.alibi = true;
+    c.dropout_p = 0.2;
+    c.bias = {true, 4, {true, true, true, true}};
+    c.mask = {true, 4, {true, true, true, true}};
+    c.slices = {{0, 100, 3, 90, 1, -1}, {50, 140, 60, 260, 0, 2}, {20, 140, 0, 70, 3, -1}};
+    verify::Judge judge(c);
+    const verify::Verdict verdict = judge.judge("cuda_standard");
+    EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
+  }
+}
+
+// They are there to be compared: a plan that may choose takes FlashAttention-2 or -3.
+TEST(Device, LadderIsNeverChosen) {
+  if (!has_device()) GTEST_SKIP() << "no device";
+  for (const std::int64_t dim : {64, 300}) {
+    const Case c = make_case(Operation::kForward, TILEWISE_BF16, {1, 64, 64, 2, 1, dim});
+    plan::Plan plan;
+    ASSERT_EQ(plan_on_cuda(c, nullptr, &plan), TILEWISE_OK) << problem::message();
+    for (const char* kernel : kLadder) EXPECT_STRNE(plan.kernel->name, kernel) << plan.reason;
+  }
+}
+
 // More slices than shared memory has room for, some of one head, overlapping.
 TEST(Device, AmpereKernelsTakeManySlices) {
   if (!has_device()) GTEST_SKIP() << "no device";
@@ -139,7 +211,8 @@ TEST(Device, MaskedValuesReachNothing) {
     return at.row >= 150 ? (i % 2 == 0 ? std::nan("") : HUGE_VAL)
                          : values[static_cast<std::size_t>(i)];
   });
-  for (const char* kernel : {"cuda_sm90", "cuda_sm80", "cuda_reference"}) {
+  for (const char* kernel :
+       {"cuda_sm90", "cuda_sm80", "cuda_flash1", "cuda_standard", "cuda_reference"}) {
     if (run_kernel(kernel, Operation::kForward, clean.request()) == TILEWISE_UNSUPPORTED) continue;
     ASSERT_EQ(run_kernel(kernel, Operation::kForward, poisoned.request()), TILEWISE_OK);
     const std::vector<double> expected = values_of(clean.request().out);
@@ -182,7 +255,8 @@ TEST(Device, ForwardIsBitwiseTheSameAgain) {
     Case c = make_case(Operation::kForward, TILEWISE_BF16, {2, 300, 500, 4, 2, 128});
     c.causal = causal;
     const Instance instance(c);
-    for (const char* kernel : {"cuda_sm90", "cuda_sm80", "cuda_reference"}) {
+    for (const char* kernel :
+         {"cuda_sm90", "cuda_sm80", "cuda_flash1", "cuda_standard", "cuda_reference"}) {
       const tilewise_problem& request = instance.request();
       if (run_kernel(kernel, Operation::kForward, request) == TILEWISE_UNSUPPORTED) continue;
       const std::vector<std::uint64_t> bits = output_bits(Operation::kForward, request);

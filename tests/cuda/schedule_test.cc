@@ -59,6 +59,21 @@ TEST(Schedule, PackedWorkIsNumberedOnce) {
   }
 }
 
+// Where work is in order, a head's tiles follow each other.
+TEST(Schedule, TilesOfAHeadFollowItsFirst) {
+  const std::vector<std::int32_t> starts = {0, 0, 3, 4, 4, 9, 9};
+  const PackedSchedule packed = {starts.data(), 5, 6, false};
+  for (std::int32_t i = 0; i < packed.count(); ++i) {
+    const Work work = packed.work(i);
+    EXPECT_EQ(packed.first(work.batch, work.head) + work.q_tile, i);
+  }
+  const Schedule dense = {7, 4, 3, 0};
+  for (std::int32_t i = 0; i < dense.count(); ++i) {
+    const Work work = dense.work(i);
+    EXPECT_EQ(dense.first(work.batch, work.head) + work.q_tile, i);
+  }
+}
+
 TEST(Schedule, TurnsCoverEveryIndexOnce) {
   for (const std::int32_t blocks : {1, 2, 7, 132}) {
     std::set<std::int32_t> seen;

@@ -2,10 +2,12 @@
 // shared memory, what bands make of tiles, and which kernel serves.
 #include <gtest/gtest.h>
 
+#include <iterator>
 #include <set>
 #include <utility>
 #include <vector>
 
+#include "cuda/ladder/config.h"
 #include "cuda/sm80/config.h"
 #include "cuda/tile/bands.h"
 #include "cuda/tile/fragment.h"
@@ -180,9 +182,16 @@ TEST(Bands, ColumnsOfALane) {
 
 // ---- sm80/config.h ----
 
+std::vector<sm80::TileRow> all_rows() {
+  std::vector<sm80::TileRow> rows(std::begin(sm80::kTiles), std::end(sm80::kTiles));
+  rows.insert(rows.end(), std::begin(ladder::kFlash1Tiles), std::end(ladder::kFlash1Tiles));
+  rows.insert(rows.end(), std::begin(ladder::kStandardTiles), std::end(ladder::kStandardTiles));
+  return rows;
+}
+
 TEST(Sm80Config, NumbersStandForConfigurations) {
   std::set<std::uint32_t> codes;
-  for (const sm80::TileRow& row : sm80::kTiles) {
+  for (const sm80::TileRow& row : all_rows()) {
     for (const bool fp16 : {false, true}) {
       const sm80::KernelConfig config = row.config(fp16);
       const sm80::KernelConfig back = sm80::decode(sm80::encode(config));
@@ -215,6 +224,18 @@ TEST(Sm80Config, ARowServes) {
   }
   EXPECT_EQ(sm80::tile_row(sm80::kMostColumns + 1, false, sm80::kLarge), -1);
   EXPECT_EQ(sm80::tile_row(64, false, sm80::kSmall - 1), -1);
+}
+
+// The ladder has the same rows for every device.
+TEST(LadderConfig, ARowServes) {
+  for (std::int64_t columns = 1; columns <= ladder::kMostColumns; ++columns) {
+    const int row = ladder::tile_row(columns, sm80::kSmall);
+    ASSERT_GE(row, 0) << columns;
+    EXPECT_GE(ladder::kFlash1Tiles[row].columns, columns);
+    EXPECT_GE(ladder::kStandardTiles[row].columns, columns);
+  }
+  EXPECT_EQ(ladder::tile_row(ladder::kMostColumns + 1, sm80::kLarge), -1);
+  EXPECT_EQ(ladder::tile_row(64, sm80::kSmall - 1), -1);
 }
 
 }  // namespace

@@ -59,7 +59,10 @@ std::string operation_and_dtype(Operation operation, std::int32_t dtype) {
          problem::dtype_name(dtype);
 }
 
-bool is_partial(const Kernel& kernel) { return std::string(kernel.name) == "cuda_sm90"; }
+bool is_partial(const Kernel& kernel) {
+  const std::string name = kernel.name;
+  return name == "cuda_sm90" || name == "cuda_flash1" || name == "cuda_standard";
+}
 
 bool machine_runs(const Kernel& kernel, Operation operation, std::int32_t dtype) {
   if (kernel.device == TILEWISE_CUDA) {

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <string>
 
+#include "cuda/runtime.h"
 #include "registry/support.h"
 #include "verify/device_copy.h"
 #include "verify/tensor.h"
@@ -71,6 +72,26 @@ TEST(Traffic, EveryKernelCountsWhatItPredicts) {
             EXPECT_EQ(measured.counted, measured.predicted);
           }
         }
+      }
+    }
+  }
+}
+
+// Of the kernels that leave some problems to others, those that move more than FlashAttention-2.
+TEST(Traffic, LadderOfADeviceCountsWhatItPredicts) {
+  if (cuda::device_count() == 0) GTEST_SKIP() << "no device";
+  for (const auto& sizes : kSizes) {
+    for (int mask = 0; mask < 4; ++mask) {
+      Case c = masked(make_case(Operation::kForward, TILEWISE_BF16, sizes), mask);
+      c.value_dim = c.head_dim + (mask == 2 ? 5 : 0);
+      c.output_dtype = mask == 1 ? TILEWISE_FP32 : 0;
+      Instance instance(c);
+      for (const char* name : {"cuda_flash1", "cuda_standard"}) {
+        SCOPED_TRACE(name + (": " + verify::describe(c)));
+        const Kernel* const kernel = plan::find_kernel(Operation::kForward, name);
+        ASSERT_NE(kernel, nullptr);
+        const Measured measured = measure(*kernel, instance, 1);
+        EXPECT_EQ(measured.counted, measured.predicted);
       }
     }
   }

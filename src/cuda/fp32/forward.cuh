@@ -35,8 +35,8 @@ class Forward {
         mask_(parameters, tile_, shared.mask),
         k_tiles_(tile_.k),
         v_tiles_(tile_.v),
-        k_place_(ptx::kept(ptx::shared_address(shared.k) + KeyTiles::place())),
-        v_place_(ptx::kept(ptx::shared_address(shared.v) + ValueTiles::place())) {}
+        k_place_(ptx::kept_address(ptx::shared_address(shared.k) + KeyTiles::place())),
+        v_place_(ptx::kept_address(ptx::shared_address(shared.v) + ValueTiles::place())) {}
 
   __device__ __forceinline__ void run() {
     load_tile<kConfig.q_tile(), kConfig.columns, kRow, kThreads, 1>(tile_.q, tile_.first,
@@ -63,14 +63,15 @@ class Forward {
   __device__ __forceinline__ void attend() {
     clear();
     careful_ = tile::uniform(shared_.careful) != 0;
-    std::int32_t key = mask_.open();
+    const sm80::TileRanges tiles = shared_.mask.tiles;
+    std::int32_t key = mask_.last();
     if (key < 0) return ptx::wait_copies<0>();
     load_k(key);
     while (key >= 0) {
-      const std::int32_t next = mask_.before(key);
+      const std::int32_t next = mask_.before(tiles, key);
       exchange();  // K is there and nobody reads V any more
       load_v(key);
-      const tile::TileClass kind = mask_.kind(key);
+      const tile::TileClass kind = mask_.kind(tiles, key);
       if (kConfig.general || kind != tile::kFull || careful_) {
         step<true>(key, kind, next);
       } else {
@@ -340,7 +341,7 @@ class Forward {
   const Parameters& parameters_;
   Shared<kConfig>& shared_;
   const Tile& tile_;
-  sm80::Mask<kTile, true> mask_;
+  sm80::Mask<kTile> mask_;
   KeyTiles k_tiles_;
   ValueTiles v_tiles_;
   std::uint32_t k_place_;  // where the thread's first chunk of a tile goes

@@ -44,6 +44,12 @@ class Epilogue {
   __device__ __forceinline__ void finish() {
     float scales[kParts][tile::kRowsPerLane];
     close(scales);
+    store(scales);
+    mark(scales);
+  }
+
+  // out times the scales of its rows.
+  __device__ __forceinline__ void store(const float (&scales)[kParts][tile::kRowsPerLane]) {
     if (parameters_.problem.out.dtype == TILEWISE_FP32) {
       store_floats(scales);
     } else {
@@ -55,7 +61,31 @@ class Epilogue {
         store_elements();
       }
     }
-    mark(scales);
+  }
+
+  // Rows for the repair kernel; there are none but after a careful pass.
+  __device__ __forceinline__ void mark(const float (&scales)[kParts][tile::kRowsPerLane]) {
+    const int lane = threadIdx.x % 32;
+    std::uint32_t marks[kParts] = {};
+    if (shared_.careful) {
+#pragma unroll
+      for (int i = 0; i < kParts * tile::kRowsPerLane; ++i) {
+        const int row = i / 2 * 16 + tile::lane_row(lane, i % 2);
+        const bool bad = (shared_.seen[threadIdx.x] >> i & 1) != 0 ||
+                         shared_.bad_row[warp_row<kConfig>() + row] != 0 ||
+                         tile::is_out_of_range(out_[i / 2], i % 2, scales[i / 2][i % 2],
+                                               states_[i / 2].row[i % 2]);
+        if (bad && is_inside(row)) marks[i / 2] |= 1u << row % 16;
+      }
+    }
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const std::uint32_t all = __reduce_or_sync(~0u, marks[part]);
+      const std::int64_t warp = threadIdx.x / 32;
+      if (lane != 0) continue;
+      parameters_.marks[(tile_.index * std::int64_t{kConfig.warps} + warp) * kParts + part] =
+          static_cast<std::uint16_t>(all);
+    }
   }
 
  private:
@@ -169,31 +199,6 @@ class Epilogue {
         to[c] = reinterpret_cast<const std::uint16_t*>(
             shared_.q + Layout::place(warp_row<kConfig>() + row, c / 8))[c % 8];
       }
-    }
-  }
-
-  // Rows for the repair kernel; there are none but after a careful pass.
-  __device__ __forceinline__ void mark(const float (&scales)[kParts][tile::kRowsPerLane]) {
-    const int lane = threadIdx.x % 32;
-    std::uint32_t marks[kParts] = {};
-    if (shared_.careful) {
-#pragma unroll
-      for (int i = 0; i < kParts * tile::kRowsPerLane; ++i) {
-        const int row = i / 2 * 16 + tile::lane_row(lane, i % 2);
-        const bool bad = (shared_.seen[threadIdx.x] >> i & 1) != 0 ||
-                         shared_.bad_row[warp_row<kConfig>() + row] != 0 ||
-                         tile::is_out_of_range(out_[i / 2], i % 2, scales[i / 2][i % 2],
-                                               states_[i / 2].row[i % 2]);
-        if (bad && is_inside(row)) marks[i / 2] |= 1u << row % 16;
-      }
-    }
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      const std::uint32_t all = __reduce_or_sync(~0u, marks[part]);
-      const std::int64_t warp = threadIdx.x / 32;
-      if (lane != 0) continue;
-      parameters_.marks[(tile_.index * std::int64_t{kConfig.warps} + warp) * kParts + part] =
-          static_cast<std::uint16_t>(all);
     }
   }
 

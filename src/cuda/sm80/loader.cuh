@@ -3,7 +3,6 @@
 
 #include "cuda/ptx/async_copy.cuh"
 #include "cuda/sm80/shared.cuh"
-#include "cuda/tile/uniform.cuh"
 
 namespace tilewise::cuda::sm80 {
 
@@ -18,38 +17,65 @@ __device__ __forceinline__ uint4 load_elements(const std::uint16_t* from, std::i
   return chunk;
 }
 
-// Eight threads move 128 bytes of a row. The rows of a thread are a multiple of 8 apart, so that
-// its chunks lie at the same place of theirs.
+// How the threads of a block share the 16-byte chunks of a tile: eight move 128 bytes of a row. The
+// rows of a thread are a multiple of 8 apart, so that its chunks lie at the same place of theirs.
 template <int kRows, int kColumns, int kThreads>
-__device__ __forceinline__ void load_wide(const Rows& rows, std::int32_t row, unsigned char* to) {
-  constexpr int kRowThreads = 8;
-  constexpr int kStep = kThreads / kRowThreads;
+struct Share {
+  using Layout = tile::RowTile<kColumns>;
+  static constexpr int kRowThreads = 8;
+  static constexpr int kStep = kThreads / kRowThreads;  // rows
+  static constexpr int kGroups = kColumns / 64;         // of 128 bytes
   static_assert(kColumns % 64 == 0 && kStep % 8 == 0 && kRows % kStep == 0,
                 "Every thread moves the same number of chunks.");
-  using Layout = tile::RowTile<kColumns>;
-  const int r = static_cast<int>(threadIdx.x) / kRowThreads;
-  const int c = static_cast<int>(threadIdx.x) % kRowThreads;
-  const std::uint32_t address = ptx::shared_address(to) + Layout::place(r, c);
-  const std::int64_t step = rows.stride * kStep;
-  const std::uint16_t* from = rows.first + (row + r) * rows.stride + c * 8;
-  const std::int32_t rows_left = rows.count - row - r;
-  const std::int32_t columns_left = rows.columns - c * 8;
-#pragma unroll 1
-  for (int i = 0; i < kRows / kStep; ++i, from += step) {
-#pragma unroll 1
-    for (int group = 0; group < kColumns / 64; ++group) {
-      const bool inside = i * kStep < rows_left && group * 64 < columns_left;
-      ptx::copy_chunk(address + i * kStep * Layout::kRowBytes + group * 128,
-                      inside ? from + group * 64 : rows.first, inside);
+
+  __device__ __forceinline__ static int row() { return static_cast<int>(threadIdx.x) / kRowThreads; }
+  __device__ __forceinline__ static int chunk() {
+    return static_cast<int>(threadIdx.x) % kRowThreads;
+  }
+  // Where the thread's first chunk lies in the tile in shared memory, and in the tensor.
+  __device__ __forceinline__ static std::uint32_t place() {
+    return static_cast<std::uint32_t>(Layout::place(row(), chunk()));
+  }
+  __device__ __forceinline__ static std::int64_t offset(std::int64_t stride) {
+    return row() * stride + chunk() * 8;
+  }
+
+  // A tile inside of the tensor; from, address: of the thread's first chunk.
+  __device__ __forceinline__ static void copy(const std::uint16_t* from, std::int64_t stride,
+                                              std::uint32_t address) {
+#pragma unroll
+    for (int i = 0; i < kRows / kStep; ++i, from += kStep * stride) {
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        ptx::copy_chunk(address + i * kStep * Layout::kRowBytes + group * 128, from + group * 64);
+      }
     }
   }
-}
+
+  // Any tile; what lies outside of the tensor becomes zero.
+  __device__ __forceinline__ static void copy_edge(const Rows& rows, std::int32_t first,
+                                                   std::uint32_t address) {
+    const std::uint16_t* from = rows.first + first * rows.stride + offset(rows.stride);
+    const std::int32_t rows_left = rows.count - first - row();
+    const std::int32_t columns_left = rows.columns - chunk() * 8;
+#pragma unroll 1
+    for (int i = 0; i < kRows / kStep; ++i, from += kStep * rows.stride) {
+#pragma unroll 1
+      for (int group = 0; group < kGroups; ++group) {
+        const bool inside = i * kStep < rows_left && group * 64 < columns_left;
+        ptx::copy_chunk(address + i * kStep * Layout::kRowBytes + group * 128,
+                        inside ? from + group * 64 : rows.first, inside);
+      }
+    }
+  }
+};
 
 // Rows [row, row + kRows) into the tile at `to` (kRows, kColumns), by all kThreads of the block:
 // asynchronously where they are wide. What lies outside of the tensor becomes zero.
 template <int kRows, int kColumns, int kThreads>
-__device__ __forceinline__ void load_tile(const Rows& rows, std::int32_t row, unsigned char* to) {
-  if (rows.wide) return load_wide<kRows, kColumns, kThreads>(rows, row, to);
+__device__ __forceinline__ void load_edge(const Rows& rows, std::int32_t row, unsigned char* to) {
+  using Part = Share<kRows, kColumns, kThreads>;
+  if (rows.wide) return Part::copy_edge(rows, row, ptx::shared_address(to) + Part::place());
   using Layout = tile::RowTile<kColumns>;
 #pragma unroll 1
   for (int chunk = threadIdx.x; chunk < kRows * Layout::kChunks; chunk += kThreads) {
@@ -61,60 +87,15 @@ __device__ __forceinline__ void load_tile(const Rows& rows, std::int32_t row, un
   }
 }
 
-// The tiles of K or of V, one after the other. Tiles inside of the tensor are copied by the shortest
-// way, others as load_tile() does. kHeld: where this thread's part begins stays in registers.
-template <int kRows, int kColumns, int kThreads, bool kHeld>
-class Tiles {
- public:
-  using Layout = tile::RowTile<kColumns>;
-
-  // rows: in shared memory. All threads.
-  __device__ __forceinline__ explicit Tiles(const Rows& rows)
-      : rows_(rows), held_(kHeld ? start(rows.stride) : nullptr) {}
-
-  // How many tiles the shortest way can copy.
-  __device__ __forceinline__ std::int32_t inside() const {
-    return rows_.wide && rows_.columns == kColumns ? rows_.count / kRows : 0;
-  }
-
-  // Where this thread's first chunk lies in a tile.
-  __device__ __forceinline__ static std::uint32_t place() {
-    return static_cast<std::uint32_t>(Layout::place(row(), chunk()));
-  }
-
-  // Tile `key` to `tile`. address: of place() in it; stride: that of the rows, from the parameters,
-  // where it costs no register.
-  __device__ __forceinline__ void load(std::int32_t key, bool inside, std::int64_t stride,
-                                       unsigned char* tile, std::uint32_t address) const {
-    if (!inside) return load_tile<kRows, kColumns, kThreads>(rows_, key * kRows, tile);
-    const std::uint16_t* from = kHeld ? held_ : start(stride);
-    from += std::int64_t{key} * kRows * stride;
-#pragma unroll
-    for (int i = 0; i < kRows / kStep; ++i, from += kStep * stride) {
-#pragma unroll
-      for (int group = 0; group < kColumns / 64; ++group) {
-        ptx::copy_chunk(address + i * kStep * Layout::kRowBytes + group * 128, from + group * 64);
-      }
-    }
-  }
-
- private:
-  static constexpr int kRowThreads = 8;  // that move 128 bytes of a row
-  static constexpr int kStep = kThreads / kRowThreads;
-  __device__ __forceinline__ static int row() {
-    return static_cast<int>(threadIdx.x) / kRowThreads;
-  }
-  __device__ __forceinline__ static int chunk() {
-    return static_cast<int>(threadIdx.x) % kRowThreads;
-  }
-  // This thread's first chunk of tile 0.
-  __device__ __forceinline__ const std::uint16_t* start(std::int64_t stride) const {
-    return rows_.first + row() * stride + chunk() * 8;
-  }
-
-  const Rows& rows_;
-  const std::uint16_t* held_;
-};
+// The same, the shortest way where there is nothing outside.
+template <int kRows, int kColumns, int kThreads>
+__device__ __forceinline__ void load_tile(const Rows& rows, std::int32_t row, unsigned char* to) {
+  using Part = Share<kRows, kColumns, kThreads>;
+  if (!rows.wide || rows.columns != kColumns || row + kRows > rows.count)
+    return load_edge<kRows, kColumns, kThreads>(rows, row, to);
+  Part::copy(rows.first + row * rows.stride + Part::offset(rows.stride), rows.stride,
+             ptx::shared_address(to) + Part::place());
+}
 
 // All bits of the exponent set: infinity or NaN.
 template <bool kFp16>

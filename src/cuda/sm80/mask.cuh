@@ -1,15 +1,14 @@
-// The bands of a tile of queries, and what they make of tiles of kTile keys. The bands lie in shared
-// memory. kHeld: what is asked for at every tile of keys stays in registers.
+// The bands of a tile of queries, and what they make of tiles of kTile keys. What is known of them
+// lies in shared memory.
 #pragma once
 
 #include "cuda/sequences.cuh"
 #include "cuda/sm80/parameters.h"
 #include "cuda/sm80/shared.cuh"
-#include "cuda/tile/uniform.cuh"
 
 namespace tilewise::cuda::sm80 {
 
-template <int kTile, bool kHeld>
+template <int kTile>
 class Mask {
  public:
   __device__ Mask(const Parameters& parameters, const Place& tile, MaskTable& table)
@@ -35,31 +34,24 @@ class Mask {
     }
   }
 
-  // Begins to look at tiles; all threads, behind that barrier. Returns the last one that is not
-  // empty, or -1.
-  __device__ __forceinline__ std::int32_t open() {
-    if constexpr (kHeld) {
-      const TileRanges& tiles = table_.tiles;
-      held_ = {tiles.first, tiles.full_begin, tiles.full_end, table_.count == 1};
-    }
-    return before(tile::uniform((table_.keys.end + kTile - 1) / kTile));
+  // The last tile that is not empty, or -1. Whole warps, as all that follows.
+  __device__ __forceinline__ std::int32_t last() const {
+    return before(table_.tiles, (table_.keys.end + kTile - 1) / kTile);
   }
 
-  // The next tile that is not empty before tile `key`; -1: there is no more. Whole warps; the same
-  // for all.
-  __device__ __forceinline__ std::int32_t before(std::int32_t key) const {
-    const TileRanges& tiles = ranges();
+  // The next tile that is not empty before tile `key`; -1: there is no more. tiles: the table's, or
+  // a copy.
+  __device__ __forceinline__ std::int32_t before(const TileRanges& tiles, std::int32_t key) const {
     // With one band no tile between the first and the last one is empty.
     if (tiles.one) return key > tiles.first ? key - 1 : -1;
     while (--key >= tiles.first) {
-      if (kind(key) != tile::kEmpty) return key;
+      if (kind(tiles, key) != tile::kEmpty) return key;
     }
     return -1;
   }
 
-  // What a tile that is not empty is. Whole warps.
-  __device__ __forceinline__ tile::TileClass kind(std::int32_t key) const {
-    const TileRanges& tiles = ranges();
+  // What a tile that is not empty is.
+  __device__ __forceinline__ tile::TileClass kind(const TileRanges& tiles, std::int32_t key) const {
     if (!tiles.one) return classify(key * kTile, (key + 1) * kTile);
     return key >= tiles.full_begin && key < tiles.full_end ? tile::kFull : tile::kPartial;
   }
@@ -110,9 +102,6 @@ class Mask {
     table_.tiles = {table_.keys.begin / kTile, (full.begin + kTile - 1) / kTile, full.end / kTile,
                     table_.count == 1};
   }
-  __device__ __forceinline__ const TileRanges& ranges() const {
-    return kHeld ? held_ : table_.tiles;
-  }
 
   // Slice i, cut to the sequence; no row sees anything through one of another head.
   __device__ __forceinline__ tile::Band listed(std::int32_t i) const {
@@ -145,7 +134,6 @@ class Mask {
   const Parameters& parameters_;
   const Place& tile_;
   MaskTable& table_;
-  TileRanges held_ = {};
 };
 
 }  // namespace tilewise::cuda::sm80

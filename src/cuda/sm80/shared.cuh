@@ -37,12 +37,12 @@ struct TileOf : Place {
 using Rows = RowsOf<std::uint16_t>;
 using Tile = TileOf<std::uint16_t>;
 
-// What one band makes of tiles of keys.
-struct TileRanges {
+// What one band makes of tiles of keys: one load, once per tile of keys.
+struct alignas(16) TileRanges {
   std::int32_t first;       // that some row sees
   std::int32_t full_begin;  // full_begin .. full_end - 1: that all rows see
   std::int32_t full_end;
-  bool one;  // there is one band
+  std::int32_t one;         // there is one band
 };
 
 // The structured mask of the tile.

@@ -16,14 +16,11 @@ __device__ __forceinline__ RowsOf<Element> rows_of(const problem::View& view, st
           static_cast<std::int32_t>(count), static_cast<std::int32_t>(columns), wide};
 }
 
-// Describes the work of number `index`, in tiles of q_tile queries.
+// Describes a tile of q_tile queries, all but its index.
 template <class Element>
-__device__ __forceinline__ void find_tile(const Parameters& parameters, std::int32_t index,
-                                          std::int32_t q_tile, TileOf<Element>& tile) {
+__device__ __forceinline__ void describe_tile(const Parameters& parameters, const Work& work,
+                                              std::int32_t q_tile, TileOf<Element>& tile) {
   const Problem& problem = parameters.problem;
-  tile.index = index;
-  const Work work =
-      problem.q_packed ? parameters.packed.work(tile.index) : parameters.schedule.work(tile.index);
   const Sequence sequence = sequence_at(problem, parameters.table, work.batch);
   tile.head = work.head;
   tile.first = work.q_tile * q_tile;
@@ -38,6 +35,16 @@ __device__ __forceinline__ void find_tile(const Parameters& parameters, std::int
                             problem.head_dim, parameters.wide.k);
   tile.v = rows_of<Element>(problem.v, k_batch, kv_head, sequence.k_start, sequence.k_len,
                             problem.value_dim, parameters.wide.v);
+}
+
+// Finds and describes the work of number `index`.
+template <class Element>
+__device__ __forceinline__ void find_tile(const Parameters& parameters, std::int32_t index,
+                                          std::int32_t q_tile, TileOf<Element>& tile) {
+  tile.index = index;
+  const Work work = parameters.problem.q_packed ? parameters.packed.work(tile.index)
+                                                : parameters.schedule.work(tile.index);
+  describe_tile(parameters, work, q_tile, tile);
 }
 
 // The warp's first row, of the tile.

@@ -32,6 +32,11 @@ struct Schedule {
 
   TILEWISE_INLINE std::int32_t count() const { return q_tiles * heads * batch; }
 
+  // Where tiles are in order: the number of the first one of a head.
+  TILEWISE_INLINE std::int32_t first(std::int32_t of_batch, std::int32_t head) const {
+    return (of_batch * heads + head) * q_tiles;
+  }
+
   TILEWISE_INLINE Work work(std::int32_t index) const {
     std::int32_t row = index / q_tiles;  // (batch, head)
     std::int32_t tile = index % q_tiles;
@@ -61,6 +66,12 @@ struct PackedSchedule {
   bool longest_first;
 
   TILEWISE_INLINE std::int32_t count() const { return batch > 0 ? tile_starts[batch] * heads : 0; }
+
+  // Not with the longest first: the number of the first tile of a head.
+  TILEWISE_INLINE std::int32_t first(std::int32_t of_batch, std::int32_t head) const {
+    const std::int32_t start = tile_starts[of_batch];
+    return start * heads + head * (tile_starts[of_batch + 1] - start);
+  }
 
   TILEWISE_INLINE Work work(std::int32_t index) const {
     std::int32_t first = 0;

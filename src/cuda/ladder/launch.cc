@@ -1,0 +1,178 @@
+#include "cuda/ladder/launch.h"
+
+#include "cuda/ladder/config.h"
+#include "cuda/ladder/parameters.h"
+#include "cuda/sm80/frame.h"
+#include "cuda/traffic.h"
+
+namespace tilewise::cuda::ladder {
+
+extern const Flash1Instance kFlash1_bf16[2], kFlash1_fp16[2];
+extern const StandardInstance kStandard_bf16[2], kStandard_fp16[2];
+
+namespace {
+
+using problem::Checked;
+using problem::fail;
+
+int row_for(const Problem& problem, bool) {
+  return tile_row(math::greater(problem.head_dim, problem.value_dim), sm80::shared_bytes(problem));
+}
+
+const TileRow& flash1_tile(const Problem& problem) { return kFlash1Tiles[row_for(problem, false)]; }
+const TileRow& standard_tile(const Problem& problem) {
+  return kStandardTiles[row_for(problem, false)];
+}
+const Flash1Instance& flash1_instance(const Problem& problem) {
+  const int row = row_for(problem, false);
+  return problem.dtype == TILEWISE_FP16 ? kFlash1_fp16[row] : kFlash1_bf16[row];
+}
+const StandardInstance& standard_instance(const Problem& problem) {
+  const int row = row_for(problem, false);
+  return problem.dtype == TILEWISE_FP16 ? kStandard_fp16[row] : kStandard_bf16[row];
+}
+int flash1_q_tile(const Problem& problem, bool) {
+  return flash1_tile(problem).config(false).q_tile();
+}
+int standard_q_tile(const Problem& problem, bool) {
+  return standard_tile(problem).config(false).q_tile();
+}
+TileSizes tiles_of(const TileRow& row) { return {row.config(false).q_tile(), row.k_tile}; }
+
+problem::Status check_problem(const Problem& problem, int (*q_tile_for)(const Problem&, bool)) {
+  const problem::Status device = check_device(problem);
+  if (device != TILEWISE_OK) return device;
+  if (problem.dtype != TILEWISE_BF16 && problem.dtype != TILEWISE_FP16)
+    return fail(TILEWISE_UNSUPPORTED, "q, k and v are not bf16 or fp16");
+  return sm80::check_tiles(problem, kMostColumns, sm80::kSmall, row_for, q_tile_for);
+}
+
+// Loads what `load` does, then what stands around it.
+problem::Status prepare(const Problem& problem, sm80::Load load, const char* what) {
+  const CurrentDevice current(problem.device_index);
+  if (current.status() != TILEWISE_OK) return current.status();
+  const problem::Status loaded = check(load(), what);
+  return loaded == TILEWISE_OK ? check(sm80::load_support(), what) : loaded;
+}
+
+// Rows of lse: (B, H, Sq), packed (H, T).
+Checked rows_of(const Problem& problem) {
+  return Checked{problem.q_packed ? 1 : problem.batch} * Checked{problem.heads} *
+         Checked{problem.q_rows};
+}
+std::int64_t score_stride(const Problem& problem) {
+  const std::int64_t k_tile = standard_tile(problem).k_tile;
+  return divided(problem.max_k, k_tile) * k_tile;
+}
+
+struct Flash1Workspace : sm80::Workspace {
+  explicit Flash1Workspace(const Problem& problem)
+      : Workspace(problem, {flash1_q_tile(problem, false)}),
+        out(take(rows_of(problem) * Checked{value_stride(problem)} * Checked{4}).value),
+        states(take(rows_of(problem) * Checked{8}).value) {}
+
+  std::int64_t out;
+  std::int64_t states;
+};
+struct StandardWorkspace : sm80::Workspace {
+  explicit StandardWorkspace(const Problem& problem)
+      : Workspace(problem, {standard_q_tile(problem, false)}),
+        scores(take(rows_of(problem) * Checked{score_stride(problem)} * Checked{4}).value),
+        probs(take(rows_of(problem) * Checked{score_stride(problem)} * Checked{2}).value) {}
+
+  std::int64_t scores;
+  std::int64_t probs;
+};
+
+std::int64_t bytes_of(const Places& places) {
+  return places.bytes().valid ? places.bytes().value : -1;
+}
+
+template <class T>
+T* at(void* workspace, std::int64_t byte) {
+  return reinterpret_cast<T*>(static_cast<std::byte*>(workspace) + byte);
+}
+
+}  // namespace
+
+problem::Status supports_flash1(const Problem& problem) {
+  if (problem.general_scores() || problem.dropout_p > 0 || problem.slices.present()) {
+    return fail(TILEWISE_UNSUPPORTED,
+                "takes no softcap, bias, mask, alibi_slopes, dropout_p or slices");
+  }
+  return check_problem(problem, flash1_q_tile);
+}
+
+problem::Status prepare_flash1(const Problem& problem) {
+  return prepare(problem, flash1_instance(problem).load, "loading cuda_flash1");
+}
+
+std::int64_t workspace_of_flash1(const Problem& problem) {
+  return bytes_of(Flash1Workspace(problem));
+}
+
+double predicted_traffic_of_flash1(const Problem& problem) {
+  return predicted_flash1_traffic(problem, tiles_of(flash1_tile(problem)));
+}
+
+problem::Status run_flash1(const Problem& problem, const problem::RunContext& context) {
+  if (problem.heads == 0 || problem.q_rows == 0) return TILEWISE_OK;
+  const int q_tile = flash1_q_tile(problem, false);
+  const Flash1Workspace places(problem);
+  Parameters parameters = {};
+  // The scores get their scale, whatever its sign, before the exponent.
+  parameters.tiles = sm80::parameters_for(problem, q_tile, true, places, context.workspace);
+  parameters.tiles.schedule.section = 0;
+  parameters.tiles.packed.longest_first = false;
+  parameters.out = at<float>(context.workspace, places.out);
+  parameters.states = at<float>(context.workspace, places.states);
+  parameters.value_stride = value_stride(problem);
+  count_flash1_traffic(problem, tiles_of(flash1_tile(problem)), context.traffic);
+  return sm80::run_tiles(parameters.tiles, q_tile, context.executor->stream, "starting cuda_flash1",
+                         [&](std::int64_t, cudaStream_t stream) {
+                           return flash1_instance(problem).start(
+                               parameters, problem.batch * problem.heads, stream);
+                         });
+}
+
+problem::Status supports_standard(const Problem& problem) {
+  return check_problem(problem, standard_q_tile);
+}
+
+problem::Status prepare_standard(const Problem& problem) {
+  const problem::Status loaded =
+      prepare(problem, standard_instance(problem).load, "loading cuda_standard");
+  if (loaded != TILEWISE_OK) return loaded;
+  const CurrentDevice current(problem.device_index);
+  return check(load_softmax(), "loading cuda_standard");
+}
+
+std::int64_t workspace_of_standard(const Problem& problem) {
+  return bytes_of(StandardWorkspace(problem));
+}
+
+double predicted_traffic_of_standard(const Problem& problem) {
+  return predicted_standard_traffic(problem, tiles_of(standard_tile(problem)));
+}
+
+problem::Status run_standard(const Problem& problem, const problem::RunContext& context) {
+  if (problem.heads == 0 || problem.q_rows == 0) return TILEWISE_OK;
+  const StandardInstance& instance = standard_instance(problem);
+  const TileSizes sizes = tiles_of(standard_tile(problem));
+  const StandardWorkspace places(problem);
+  Parameters parameters = {};
+  parameters.tiles = sm80::parameters_for(problem, sizes.q_rows, true, places, context.workspace);
+  parameters.scores = at<float>(context.workspace, places.scores);
+  parameters.probs = at<std::uint16_t>(context.workspace, places.probs);
+  parameters.score_stride = score_stride(problem);
+  count_standard_traffic(problem, sizes, context.traffic);
+  return sm80::run_tiles(
+      parameters.tiles, sizes.q_rows, context.executor->stream, "starting cuda_standard",
+      [&](std::int64_t blocks, cudaStream_t stream) {
+        cudaError_t error = instance.start_scores(parameters, blocks, stream);
+        if (error == cudaSuccess) error = start_softmax(parameters, sizes.k_rows, stream);
+        return error == cudaSuccess ? instance.start_values(parameters, blocks, stream) : error;
+      });
+}
+
+}  // namespace tilewise::cuda::ladder

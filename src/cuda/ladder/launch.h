@@ -1,0 +1,21 @@
+// The rungs below FlashAttention-2 as the registry sees them; problem/kernel.h says what each
+// function owes.
+#pragma once
+
+#include "problem/kernel.h"
+
+namespace tilewise::cuda::ladder {
+
+problem::Status supports_flash1(const problem::Problem& problem);
+problem::Status prepare_flash1(const problem::Problem& problem);
+std::int64_t workspace_of_flash1(const problem::Problem& problem);
+double predicted_traffic_of_flash1(const problem::Problem& problem);
+problem::Status run_flash1(const problem::Problem& problem, const problem::RunContext& context);
+
+problem::Status supports_standard(const problem::Problem& problem);
+problem::Status prepare_standard(const problem::Problem& problem);
+std::int64_t workspace_of_standard(const problem::Problem& problem);
+double predicted_traffic_of_standard(const problem::Problem& problem);
+problem::Status run_standard(const problem::Problem& problem, const problem::RunContext& context);
+
+}  // namespace tilewise::cuda::ladder

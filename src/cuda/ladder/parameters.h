@@ -1,0 +1,48 @@
+// What the kernels of the ladder are given: what any kernel of tiles of queries is, and where the
+// results between them lie.
+#pragma once
+
+#include "cuda/sm80/parameters.h"
+
+namespace tilewise::cuda::ladder {
+
+using problem::Problem;
+using problem::Sequence;
+
+// Rows are numbered as lse is: (B, H, Sq), packed (H, T).
+struct Parameters {
+  sm80::Parameters tiles;
+  float* out;            // flash1: (rows, value_stride), what is seen so far, divided by its sum
+  float* states;         // flash1: (rows, 2), maximum and sum
+  float* scores;         // standard: (rows, score_stride)
+  std::uint16_t* probs;  // standard: (rows, score_stride), of the inputs' type
+  std::int64_t value_stride;
+  std::int64_t score_stride;
+
+  // The number of a sequence's first row.
+  TILEWISE_INLINE std::int64_t first_row(const Sequence& sequence, std::int64_t head) const {
+    const Problem& problem = tiles.problem;
+    if (problem.q_packed) return head * problem.q_rows + sequence.q_start;
+    return (sequence.batch * problem.heads + head) * problem.q_rows;
+  }
+};
+
+using Start = cudaError_t (*)(const Parameters& parameters, std::int64_t blocks,
+                              cudaStream_t stream);
+
+// A compiled kernel, or the two of the standard algorithm that multiply.
+struct Flash1Instance {
+  sm80::Load load;
+  Start start;
+};
+struct StandardInstance {
+  sm80::Load load;
+  Start start_scores;
+  Start start_values;
+};
+
+// Probabilities and lse from scores, a row at a time.
+cudaError_t load_softmax();
+cudaError_t start_softmax(const Parameters& parameters, int k_tile, cudaStream_t stream);
+
+}  // namespace tilewise::cuda::ladder

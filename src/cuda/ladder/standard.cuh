@@ -1,0 +1,201 @@
+// Attention as the formula has it (arXiv 2205.14135, Algorithm 0): S = Q K^T goes to memory, P =
+// softmax(S) comes from there and goes there (softmax.cu), out = P V reads it again. The two
+// products; a block has a tile of queries and walks over all keys, visible or not.
+#pragma once
+
+#include "cuda/ladder/config.h"
+#include "cuda/ladder/parameters.h"
+#include "cuda/launch.cuh"
+#include "cuda/load.h"
+#include "cuda/sm80/epilogue.cuh"
+#include "cuda/sm80/tile_step.cuh"
+
+namespace tilewise::cuda::ladder {
+
+// S = Q K^T with every rule applied: what a row does not see is -inf.
+template <KernelConfig kConfig>
+class Scores : public sm80::TileStep<kConfig> {
+ public:
+  using Step = sm80::TileStep<kConfig>;
+  static_assert(kConfig.stages == 2 && Step::kParts == 1, "As the loop is written.");
+
+  __device__ Scores(const Parameters& parameters, sm80::Shared<kConfig>& shared)
+      : Step(parameters.tiles, shared), given_(parameters) {}
+
+  __device__ __forceinline__ void run() {
+    const std::int32_t keys = static_cast<std::int32_t>(tile_.sequence.k_len);
+    if (keys == 0) return;
+    sm80::load_tile<kConfig.q_tile(), kConfig.columns, kConfig.threads()>(tile_.q, tile_.first,
+                                                                          shared_.q);
+    this->load_k(0, 0);
+    ptx::commit_copies();
+    if (threadIdx.x < 32) mask_.gather();
+    if (threadIdx.x == 0) shared_.careful = false;
+    for (std::int32_t key = 0; key * kConfig.k_tile < keys; ++key) {
+      const int stage = key % 2;
+      ptx::wait_copies<0>();
+      __syncthreads();
+      if ((key + 1) * kConfig.k_tile < keys) this->load_k(key + 1, stage ^ 1);
+      ptx::commit_copies();
+      float scores[1][kScores];
+      this->multiply_scores(stage, scores);
+      this->apply_rules(0, key, mask_.kind(shared_.mask.tiles, key), scores[0]);
+      store(key, scores[0]);
+    }
+  }
+
+ private:
+  using Step::kScores;
+  using Step::mask_;
+  using Step::shared_;
+  using Step::tile_;
+
+  __device__ __forceinline__ void store(std::int32_t key, const float (&scores)[kScores]) {
+    const int lane = threadIdx.x % 32;
+    const std::int32_t row = sm80::lane_row<kConfig>(tile_, 0);
+    float* const first =
+        given_.scores + (given_.first_row(tile_.sequence, tile_.head) + row) * given_.score_stride +
+        key * kConfig.k_tile + tile::lane_column(lane);
+#pragma unroll
+    for (int r = 0; r < kScores; r += 2) {
+      const std::int32_t down = 8 * tile::register_row(r);
+      if (row + down > tile_.last) continue;
+      *reinterpret_cast<float2*>(first + down * given_.score_stride + tile::register_column(r)) =
+          make_float2(scores[r], scores[r + 1]);
+    }
+  }
+
+  const Parameters& given_;
+};
+
+// out = P V. A tile of P lies in shared memory where one of K would.
+template <KernelConfig kConfig>
+class Values : public sm80::TileStep<kConfig> {
+ public:
+  using Step = sm80::TileStep<kConfig>;
+  using ProbLayout = tile::RowTile<kConfig.k_tile>;
+  static_assert(kConfig.stages == 2 && Step::kParts == 1, "As the loop is written.");
+  static_assert(kConfig.q_tile() == kConfig.columns, "A tile of P is as large as one of K.");
+
+  __device__ Values(const Parameters& parameters, sm80::Shared<kConfig>& shared)
+      : Step(parameters.tiles, shared), given_(parameters) {}
+
+  __device__ __forceinline__ void run() {
+    const std::int32_t keys = static_cast<std::int32_t>(tile_.sequence.k_len);
+    if (threadIdx.x == 0) shared_.careful = false;
+    this->clear();
+    load(0);
+    for (std::int32_t key = 0; key * kConfig.k_tile < keys; ++key) {
+      const int stage = key % 2;
+      ptx::wait_copies<0>();
+      __syncthreads();
+      if ((key + 1) * kConfig.k_tile < keys) load(key + 1);
+      multiply(stage);
+    }
+    ptx::wait_copies<0>();
+    __syncthreads();
+    close();
+  }
+
+ private:
+  using Step::kKeySteps;
+  using Step::kSteps;
+  using Step::out_;
+  using Step::parameters_;
+  using Step::shared_;
+  using Step::states_;
+  using Step::tile_;
+
+  // P and V of a tile of keys are on their way. Rows of P are whole tiles.
+  __device__ __forceinline__ void load(std::int32_t key) {
+    if (tile_.sequence.k_len > 0) {
+      const sm80::Rows probs = {
+          given_.probs + given_.first_row(tile_.sequence, tile_.head) * given_.score_stride +
+              key * kConfig.k_tile,
+          given_.score_stride, static_cast<std::int32_t>(tile_.sequence.q_len), kConfig.k_tile,
+          true};
+      sm80::load_tile<kConfig.q_tile(), kConfig.k_tile, kConfig.threads()>(probs, tile_.first,
+                                                                           shared_.k[key % 2]);
+      this->load_v(key, key % 2);
+    }
+    ptx::commit_copies();
+  }
+
+  // out += P V
+  __device__ __forceinline__ void multiply(int stage) {
+    const int lane = threadIdx.x % 32;
+    const std::uint32_t values = this->values_start(stage);
+    const std::uint32_t probs =
+        ptx::shared_address(shared_.k[stage]) + sm80::warp_row<kConfig>() * ProbLayout::kRowBytes +
+        ProbLayout::place(tile::lane_row_first(lane), tile::lane_chunk_first(lane));
+#pragma unroll 1
+    for (int step = 0; step < kKeySteps; ++step) {
+      std::uint32_t a[4];
+      ptx::load_matrices(a, tile::step_address<kConfig.k_tile>(probs, step));
+#pragma unroll
+      for (int n = 0; n < kSteps; ++n) this->multiply_block(values, step, n, a, 4);
+    }
+  }
+
+  // Rows are normalised already; where something is not finite, they are marked.
+  __device__ __forceinline__ void close() {
+    for (math::SoftmaxState<float>& state : states_[0].row) state = {0, 1};
+    sm80::Epilogue<kConfig> epilogue(parameters_, shared_, out_, states_);
+    if (__syncthreads_or(epilogue.is_spoilt())) this->be_careful();
+    const float scales[1][tile::kRowsPerLane] = {{1, 1}};
+    epilogue.store(scales);
+    epilogue.mark(scales);
+  }
+
+  const Parameters& given_;
+};
+
+// A block for each tile of queries. kCode stands for a configuration (sm80::encode()).
+template <std::uint32_t kCode, template <KernelConfig> class Product>
+__device__ __forceinline__ void run_product(const Parameters& parameters) {
+  constexpr KernelConfig kConfig = sm80::decode(kCode);
+  auto& shared = *reinterpret_cast<sm80::Shared<kConfig>*>(dynamic_shared());
+  const sm80::Parameters& tiles = parameters.tiles;
+  const std::int32_t index = static_cast<std::int32_t>(blockIdx.x);
+  if (tiles.problem.q_packed && index >= tiles.packed.count()) return;
+  if (threadIdx.x == 0) sm80::find_tile(tiles, index, kConfig.q_tile(), shared.tile);
+  __syncthreads();
+  Product<kConfig>(parameters, shared).run();
+}
+template <std::uint32_t kCode>
+__global__ void __launch_bounds__(sm80::decode(kCode).threads(), sm80::decode(kCode).blocks)
+    scores_forward_kernel(const __grid_constant__ Parameters parameters) {
+  run_product<kCode, Scores>(parameters);
+}
+template <std::uint32_t kCode>
+__global__ void __launch_bounds__(sm80::decode(kCode).threads(), sm80::decode(kCode).blocks)
+    values_forward_kernel(const __grid_constant__ Parameters parameters) {
+  run_product<kCode, Values>(parameters);
+}
+
+template <bool kFp16, int kRow>
+struct StandardLaunch {
+  static constexpr KernelConfig kConfig = kStandardTiles[kRow].config(kFp16);
+  static constexpr std::uint32_t kCode = sm80::encode(kConfig);
+  static constexpr int kBytes = sizeof(sm80::Shared<kConfig>);
+  static_assert(kBytes <= kStandardTiles[kRow].shared_bytes,
+                "A row of the table fits the shared memory that it is for.");
+
+  static cudaError_t load() {
+    const cudaError_t error = cuda::load(scores_forward_kernel<kCode>, kBytes);
+    return error == cudaSuccess ? cuda::load(values_forward_kernel<kCode>, kBytes) : error;
+  }
+  static cudaError_t start_scores(const Parameters& parameters, std::int64_t blocks,
+                                  cudaStream_t stream) {
+    return launch(scores_forward_kernel<kCode>, {blocks, kConfig.threads(), kBytes}, stream,
+                  parameters);
+  }
+  static cudaError_t start_values(const Parameters& parameters, std::int64_t blocks,
+                                  cudaStream_t stream) {
+    return launch(values_forward_kernel<kCode>, {blocks, kConfig.threads(), kBytes}, stream,
+                  parameters);
+  }
+  static constexpr StandardInstance instance() { return {load, start_scores, start_values}; }
+};
+
+}  // namespace tilewise::cuda::ladder

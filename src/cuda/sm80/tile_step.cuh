@@ -1,0 +1,290 @@
+// What a block does with a tile of keys, on fragments: scores, rules, softmax, the product with V.
+// The kernels differ in what comes from where, in which order, and what becomes of the results.
+#pragma once
+
+#include "cuda/ptx/matrix_load.cuh"
+#include "cuda/ptx/mma.cuh"
+#include "cuda/sm80/loader.cuh"
+#include "cuda/sm80/mask.cuh"
+#include "cuda/sm80/work.cuh"
+#include "cuda/tile/rows.h"
+#include "cuda/tile/score.cuh"
+#include "cuda/tile/softmax.cuh"
+
+namespace tilewise::cuda::sm80 {
+
+template <KernelConfig kConfig>
+class TileStep {
+ public:
+  static constexpr int kParts = kConfig.row_parts;
+  static constexpr int kScores = kConfig.k_tile / 2;  // registers of a part
+  static constexpr int kOut = kConfig.columns / 2;
+  static constexpr int kSteps = kConfig.columns / 16;    // of the product with K
+  static constexpr int kKeySteps = kConfig.k_tile / 16;  // of the product with V
+  using Layout = tile::RowTile<kConfig.columns>;
+
+  __device__ TileStep(const Parameters& parameters, Shared<kConfig>& shared)
+      : parameters_(parameters),
+        shared_(ptx::kept(shared)),
+        tile_(shared_.tile),
+        mask_(parameters, tile_, shared_.mask),
+        operands_(ptx::kept_address(ptx::shared_address(shared_.k[0]) + lane_place())) {}
+
+ protected:
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      states_[part].clear();
+#pragma unroll
+      for (float& x : out_[part]) x = 0;
+    }
+  }
+
+  __device__ __forceinline__ void load_k(std::int32_t key, int stage) {
+    load_tile<kConfig.k_tile, kConfig.columns, kConfig.threads()>(tile_.k, key * kConfig.k_tile,
+                                                                  shared_.k[stage]);
+  }
+  __device__ __forceinline__ void load_v(std::int32_t key, int stage) {
+    load_tile<kConfig.k_tile, kConfig.columns, kConfig.threads()>(tile_.v, key * kConfig.k_tile,
+                                                                  shared_.v[stage]);
+  }
+
+  __device__ __forceinline__ std::uint32_t queries_start() {
+    const int lane = threadIdx.x % 32;
+    return ptx::shared_address(shared_.q) + warp_row<kConfig>() * Layout::kRowBytes +
+           Layout::place(tile::lane_row_first(lane), tile::lane_chunk_first(lane));
+  }
+  __device__ __forceinline__ void load_queries(std::uint32_t start, int step, int part,
+                                               std::uint32_t (&a)[4]) {
+    ptx::load_matrices(
+        a, tile::step_address<kConfig.columns>(start, step) + part * 16 * Layout::kRowBytes);
+  }
+
+  // scores = Q K^T
+  __device__ __forceinline__ void multiply_scores(int stage, float (&scores)[kParts][kScores]) {
+    const std::uint32_t start = operands_ + stage * kConfig.k_bytes();
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+      for (float& x : scores[part]) x = 0;
+    }
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      std::uint32_t a[kParts][4];
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        if constexpr (kConfig.q_registers) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) a[part][i] = q_[step][part][i];
+        } else {
+          load_queries(queries_start(), step, part, a[part]);
+        }
+      }
+#pragma unroll
+      for (int n = 0; n < kConfig.k_tile / 16; ++n) {
+        std::uint32_t b[4];
+        ptx::load_matrices(
+            b, tile::step_address<kConfig.columns>(start, step) + n * 16 * Layout::kRowBytes);
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+          ptx::multiply<kConfig.fp16>(&scores[part][8 * n], a[part], b[0], b[1]);
+          ptx::multiply<kConfig.fp16>(&scores[part][8 * n + 4], a[part], b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  // Takes the scores of a tile into out and the states: Algorithm 1, lines 9 and 10. `kRules`: a
+  // mask or a score rule is to be applied.
+  template <bool kRules>
+  __device__ __forceinline__ void absorb(std::int32_t key, tile::TileClass kind, int stage,
+                                         float (&scores)[kParts][kScores]) {
+    if constexpr (kRules) {
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) apply_rules(part, key, kind, scores[part]);
+    }
+    tile::Anchors anchors[kParts];
+    bool moved = false;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      anchors[part] = tile::raise(scores[part], states_[part], parameters_.unit);
+      moved |= anchors[part].factor[0] != 1.0f || anchors[part].factor[1] != 1.0f;
+    }
+    if (__any_sync(~0u, moved)) rescale(anchors);
+    if constexpr (kConfig.general) {
+      std::uint32_t weights[kParts][kScores / 2];
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        const tile::Anchors moved_already = {{anchors[part].anchor[0], anchors[part].anchor[1]},
+                                             {1, 1}};
+        tile::weigh(scores[part], moved_already, states_[part], parameters_.unit);
+        drop_weights(part, key, scores[part]);
+        tile::pack<kConfig.fp16>(scores[part], weights[part]);
+      }
+      multiply_values(stage, weights);
+    } else {
+      weigh_and_multiply(stage, scores, anchors);
+    }
+  }
+
+  // Brings what there is to a new maximum.
+  __device__ __forceinline__ void rescale(const tile::Anchors (&anchors)[kParts]) {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+      for (int r = 0; r < kOut; ++r) out_[part][r] *= anchors[part].factor[tile::register_row(r)];
+#pragma unroll
+      for (int which = 0; which < tile::kRowsPerLane; ++which) {
+        states_[part].row[which].sum *= anchors[part].factor[which];
+      }
+    }
+  }
+
+  // Where the lane's part of an operand of K lies, from which it loads those of V, too: the
+  // matrices come chunks first.
+  __device__ __forceinline__ static std::int32_t lane_place() {
+    const int lane = threadIdx.x % 32;
+    return Layout::place(tile::lane_row_second(lane), tile::lane_chunk_second(lane));
+  }
+  __device__ __forceinline__ std::uint32_t values_start(int stage) {
+    return operands_ + (kConfig.stages + stage) * kConfig.k_bytes();
+  }
+
+  // out += weights V, for keys 16 step to 16 step + 15 and columns 16 n to 16 n + 15. weights
+  // (kParts, 4)
+  __device__ __forceinline__ void multiply_block(std::uint32_t start, int step, int n,
+                                                 const std::uint32_t* weights, int stride) {
+    std::uint32_t b[4];
+    ptx::load_transposed(
+        b, tile::step_address<kConfig.columns>(start, n) + step * 16 * Layout::kRowBytes);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      ptx::multiply<kConfig.fp16>(&out_[part][8 * n], weights + part * stride, b[0], b[2]);
+      ptx::multiply<kConfig.fp16>(&out_[part][8 * n + 4], weights + part * stride, b[1], b[3]);
+    }
+  }
+
+  // out += weights V
+  __device__ __forceinline__ void multiply_values(
+      int stage, const std::uint32_t (&weights)[kParts][kScores / 2]) {
+    const std::uint32_t start = values_start(stage);
+#pragma unroll
+    for (int step = 0; step < kKeySteps; ++step) {
+#pragma unroll
+      for (int n = 0; n < kSteps; ++n) {
+        multiply_block(start, step, n, &weights[0][4 * step], kScores / 2);
+      }
+    }
+  }
+
+  // Scores become weights, and out += weights V: while the tensor cores multiply the weights of 16
+  // keys, the exponentials of the next 16 are computed, some between every two products.
+  __device__ __forceinline__ void weigh_and_multiply(int stage,
+                                                     const float (&scores)[kParts][kScores],
+                                                     const tile::Anchors (&anchors)[kParts]) {
+    const std::uint32_t start = values_start(stage);
+    constexpr int kPairs = 4 * kParts;  // of weights in 16 keys
+    std::uint32_t weights[2][kPairs];
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) weights[0][i] = weigh_pair(scores, anchors, 0, i);
+#pragma unroll
+    for (int step = 0; step < kKeySteps; ++step) {
+#pragma unroll
+      for (int n = 0; n < kSteps; ++n) {
+        multiply_block(start, step, n, weights[step % 2], 4);
+        if (step + 1 == kKeySteps) continue;
+#pragma unroll
+        for (int i = n * kPairs / kSteps; i < (n + 1) * kPairs / kSteps; ++i) {
+          weights[(step + 1) % 2][i] = weigh_pair(scores, anchors, step + 1, i);
+        }
+      }
+    }
+  }
+
+  // Operand register i (part * 4 + its number) of the weights of 16 keys.
+  __device__ __forceinline__ std::uint32_t weigh_pair(const float (&scores)[kParts][kScores],
+                                                      const tile::Anchors (&anchors)[kParts],
+                                                      int step, int i) {
+    const int part = i / 4;
+    const int r = 8 * step + i % 4 * 2;
+    const int which = tile::register_row(r);
+    const float anchor = anchors[part].anchor[which];
+    const float unit = parameters_.unit;
+    const float first = ptx::exp2_approx(__fmaf_rn(scores[part][r], unit, -anchor));
+    const float second = ptx::exp2_approx(__fmaf_rn(scores[part][r + 1], unit, -anchor));
+    states_[part].row[which].sum += first + second;
+    return ptx::pack<kConfig.fp16>(first, second);
+  }
+
+  // From products to scores: score rule and mask.
+  __device__ __forceinline__ void apply_rules(int part, std::int32_t key, tile::TileClass kind,
+                                              float (&scores)[kScores]) {
+    const std::int32_t row = lane_row<kConfig>(tile_, part);
+    const std::int32_t column = key * kConfig.k_tile;
+    const std::int32_t own_column = tile::lane_column(threadIdx.x % 32);
+    std::uint32_t visible[tile::kRowsPerLane];
+#pragma unroll
+    for (int which = 0; which < tile::kRowsPerLane; ++which) {
+      const std::int32_t of_row = row + 8 * which;
+      visible[which] = of_row <= tile_.last ? ~0u : 0u;
+      if (kind != tile::kFull) {
+        visible[which] = mask_.visible(of_row, tile::FragmentColumns{column, own_column});
+      }
+    }
+    if constexpr (kConfig.general) {
+      const tile::Head head = tile::head_of(parameters_.problem, tile_.sequence.batch, tile_.head,
+                                            static_cast<std::int32_t>(tile_.sequence.diagonal));
+      tile::apply_score_rule<tile::FragmentLayout>(parameters_.problem, head, row,
+                                                   column + own_column, scores, visible);
+    }
+    tile::hide<tile::FragmentLayout>(scores, visible);
+    if (shared_.careful) note_bad_keys(part, visible, own_column);
+  }
+
+  __device__ __forceinline__ void drop_weights(int part, std::int32_t key,
+                                               float (&weights)[kScores]) {
+    if constexpr (kConfig.general) {
+      const Problem& problem = parameters_.problem;
+      if (problem.dropout_p == 0) return;
+      const math::DropoutRule rule =
+          math::dropout_rule(problem.dropout_p, problem.dropout_seed, problem.dropout_offset);
+      tile::drop(rule, tile_.sequence.batch * problem.heads + tile_.head,
+                 lane_row<kConfig>(tile_, part), key * kConfig.k_tile, weights);
+    }
+  }
+
+  // From here on rows are looked at one by one; nothing is known against any of them yet. Between
+  // barriers.
+  __device__ void be_careful() {
+    shared_.careful = true;
+    shared_.seen[threadIdx.x] = 0;
+    for (int i = threadIdx.x; i < kConfig.q_tile(); i += kConfig.threads()) shared_.bad_row[i] = 0;
+    __syncthreads();
+  }
+
+  // The careful pass: rows that see a key with an operand that is not finite.
+  __device__ __forceinline__ void note_bad_keys(int part,
+                                                const std::uint32_t (&visible)[tile::kRowsPerLane],
+                                                std::int32_t own_column) {
+    std::uint32_t bad = 0;
+    for (int bit = 0; bit < kConfig.k_tile / 4; ++bit) {
+      if (shared_.bad_key[bit / 2 * 8 + bit % 2 + own_column] != 0) bad |= 1u << bit;
+    }
+#pragma unroll
+    for (int which = 0; which < tile::kRowsPerLane; ++which) {
+      if ((visible[which] & bad) != 0)
+        shared_.seen[threadIdx.x] |= 1u << (part * tile::kRowsPerLane + which);
+    }
+  }
+
+  const Parameters& parameters_;
+  Shared<kConfig>& shared_;
+  const Tile& tile_;
+  Mask<kConfig.k_tile> mask_;
+  std::uint32_t operands_;  // where the lane's operands of K begin
+  std::uint32_t q_[kConfig.q_registers ? kSteps : 1][kParts][4];
+  float out_[kParts][kOut];
+  tile::RowStates states_[kParts];
+};
+
+}  // namespace tilewise::cuda::sm80
