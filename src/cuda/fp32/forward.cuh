@@ -35,8 +35,8 @@ class Forward {
         mask_(parameters, tile_, shared.mask),
         k_tiles_(tile_.k),
         v_tiles_(tile_.v),
-        k_place_(ptx::kept_address(ptx::shared_address(shared.k) + KeyTiles::place())),
-        v_place_(ptx::kept_address(ptx::shared_address(shared.v) + ValueTiles::place())) {}
+        k_place_(ptx::kept(ptx::shared_address(shared.k) + KeyTiles::place())),
+        v_place_(ptx::kept(ptx::shared_address(shared.v) + ValueTiles::place())) {}
 
   __device__ __forceinline__ void run() {
     load_tile<kConfig.q_tile(), kConfig.columns, kRow, kThreads, 1>(tile_.q, tile_.first,

@@ -17,7 +17,9 @@ class Forward : public TileStep<kConfig> {
 
   __device__ Forward(const Parameters& parameters, Shared<kConfig>& shared)
       : Step(parameters, shared),
-        copied_(ptx::kept_address(ptx::shared_address(shared_.k[0]) + Part::place())),
+        copied_(ptx::kept(ptx::shared_address(shared_.k[0]) + Part::place())),
+        whole_(ptx::kept((is_whole(parameters.wide.k, parameters.problem.head_dim) ? 1u : 0u) |
+                         (is_whole(parameters.wide.v, parameters.problem.value_dim) ? 2u : 0u))),
         k_first_(kHeld ? k_first() : nullptr),
         v_first_(kHeld ? v_first() : nullptr) {}
 
@@ -75,7 +77,7 @@ class Forward : public TileStep<kConfig> {
       prefetch(key, next, stage);
       const tile::TileClass kind = mask_.kind(tiles, key);
       // Each with its own code: a branch inside would keep products and exponentials apart.
-      if (kConfig.general || kind != tile::kFull || shared_.careful) {
+      if (kConfig.general || kind != tile::kFull) {
         step<true>(key, kind, next, stage);
       } else {
         step<false>(key, kind, next, stage);
@@ -119,22 +121,28 @@ class Forward : public TileStep<kConfig> {
 
   // A tile of K, of V on its way.
   __device__ __forceinline__ void fetch_k(std::int32_t key, int stage) {
-    const Problem& problem = parameters_.problem;
-    if (!parameters_.wide.k || problem.head_dim != kConfig.columns)
+    const std::int64_t stride = parameters_.problem.k.row;
+    if ((whole_ & 1u) == 0)
       return load_edge<kConfig.k_tile, kConfig.columns, kConfig.threads()>(
           tile_.k, key * kConfig.k_tile, shared_.k[stage]);
-    Part::copy((kHeld ? k_first_ : k_first()) + key * (kConfig.k_tile * problem.k.row), problem.k.row,
+    Part::copy((kHeld ? k_first_ : k_first()) + row_of(key) * stride, stride,
                copied_ + stage * kConfig.k_bytes());
   }
   __device__ __forceinline__ void fetch_v(std::int32_t key, int stage) {
-    const Problem& problem = parameters_.problem;
-    bool inside = parameters_.wide.v && problem.value_dim == kConfig.columns;
+    const std::int64_t stride = parameters_.problem.v.row;
+    bool inside = (whole_ & 2u) != 0;
     if constexpr (kConfig.stages == 1) inside &= (key + 1) * kConfig.k_tile <= tile_.v.count;
     if (!inside)
       return load_edge<kConfig.k_tile, kConfig.columns, kConfig.threads()>(
           tile_.v, key * kConfig.k_tile, shared_.v[stage]);
-    Part::copy((kHeld ? v_first_ : v_first()) + key * (kConfig.k_tile * problem.v.row), problem.v.row,
+    Part::copy((kHeld ? v_first_ : v_first()) + row_of(key) * stride, stride,
                copied_ + (kConfig.stages + stage) * kConfig.k_bytes());
+  }
+  __device__ __forceinline__ static std::int64_t row_of(std::int32_t key) {
+    return static_cast<std::uint32_t>(key * kConfig.k_tile);
+  }
+  __device__ __forceinline__ static bool is_whole(bool wide, std::int64_t columns) {
+    return wide && columns == kConfig.columns;
   }
   __device__ __forceinline__ const std::uint16_t* k_first() const {
     return tile_.k.first + Part::offset(parameters_.problem.k.row);
@@ -176,6 +184,7 @@ class Forward : public TileStep<kConfig> {
 
   static constexpr bool kHeld = kConfig.columns == 64;
   std::uint32_t copied_;  // where the thread's first chunk goes in the first stage of K
+  std::uint32_t whole_;   // rows of K (1), V (2) are as wide as a tile's
   const std::uint16_t* k_first_;
   const std::uint16_t* v_first_;
 };

@@ -56,6 +56,12 @@ class Mask {
     return key >= tiles.full_begin && key < tiles.full_end ? tile::kFull : tile::kPartial;
   }
 
+  // From here on no tile is full, which the rules need not look at. All threads, before a barrier.
+  __device__ __forceinline__ void forget_full() {
+    table_.no_full = true;
+    table_.tiles.full_end = 0;
+  }
+
   // Visible columns of `row`: a bit for each column of the lane, of which before(x) lie before key
   // x.
   template <class Before>
@@ -99,6 +105,7 @@ class Mask {
   }
 
   __device__ __forceinline__ void take_tiles(const tile::Range& full) {
+    table_.no_full = false;
     table_.tiles = {table_.keys.begin / kTile, (full.begin + kTile - 1) / kTile, full.end / kTile,
                     table_.count == 1};
   }
@@ -127,7 +134,7 @@ class Mask {
       touched |= kind != tile::kEmpty;
       full |= kind == tile::kFull;
     }
-    if (__any_sync(~0u, full)) return tile::kFull;
+    if (__any_sync(~0u, full)) return table_.no_full ? tile::kPartial : tile::kFull;
     return __any_sync(~0u, touched) ? tile::kPartial : tile::kEmpty;
   }
 

@@ -51,6 +51,7 @@ struct MaskTable {
   std::int32_t count;  // of the bands that touch the tile, or of all that there are:
   bool in_memory;      // more than kMostBands touch it, they stay where they are
   tile::Range keys;    // that some row sees
+  bool no_full;        // full tiles are taken for partial ones
   TileRanges tiles;    // full ones only where there is one band
 };
 

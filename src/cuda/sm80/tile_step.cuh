@@ -28,7 +28,8 @@ class TileStep {
         shared_(ptx::kept(shared)),
         tile_(shared_.tile),
         mask_(parameters, tile_, shared_.mask),
-        operands_(ptx::kept_address(ptx::shared_address(shared_.k[0]) + lane_place())) {}
+        k_start_(ptx::kept(ptx::shared_address(shared_.k[0]) + place_second())),
+        v_start_(ptx::kept(ptx::shared_address(shared_.v[0]) + place_first())) {}
 
  protected:
   __device__ __forceinline__ void clear() {
@@ -49,10 +50,18 @@ class TileStep {
                                                                   shared_.v[stage]);
   }
 
-  __device__ __forceinline__ std::uint32_t queries_start() {
+  // Where the lane's part of the first operand of a product lies in it; of the second.
+  __device__ __forceinline__ static std::int32_t place_first() {
     const int lane = threadIdx.x % 32;
+    return Layout::place(tile::lane_row_first(lane), tile::lane_chunk_first(lane));
+  }
+  __device__ __forceinline__ static std::int32_t place_second() {
+    const int lane = threadIdx.x % 32;
+    return Layout::place(tile::lane_row_second(lane), tile::lane_chunk_second(lane));
+  }
+  __device__ __forceinline__ std::uint32_t queries_start() {
     return ptx::shared_address(shared_.q) + warp_row<kConfig>() * Layout::kRowBytes +
-           Layout::place(tile::lane_row_first(lane), tile::lane_chunk_first(lane));
+           place_first();
   }
   __device__ __forceinline__ void load_queries(std::uint32_t start, int step, int part,
                                                std::uint32_t (&a)[4]) {
@@ -62,7 +71,7 @@ class TileStep {
 
   // scores = Q K^T
   __device__ __forceinline__ void multiply_scores(int stage, float (&scores)[kParts][kScores]) {
-    const std::uint32_t start = operands_ + stage * kConfig.k_bytes();
+    const std::uint32_t start = k_start_ + stage * kConfig.k_bytes();
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
 #pragma unroll
@@ -140,14 +149,9 @@ class TileStep {
     }
   }
 
-  // Where the lane's part of an operand of K lies, from which it loads those of V, too: the
-  // matrices come chunks first.
-  __device__ __forceinline__ static std::int32_t lane_place() {
-    const int lane = threadIdx.x % 32;
-    return Layout::place(tile::lane_row_second(lane), tile::lane_chunk_second(lane));
-  }
+  // Byte of V from which the lane loads operands.
   __device__ __forceinline__ std::uint32_t values_start(int stage) {
-    return operands_ + (kConfig.stages + stage) * kConfig.k_bytes();
+    return v_start_ + stage * kConfig.k_bytes();
   }
 
   // out += weights V, for keys 16 step to 16 step + 15 and columns 16 n to 16 n + 15. weights
@@ -159,8 +163,8 @@ class TileStep {
         b, tile::step_address<kConfig.columns>(start, n) + step * 16 * Layout::kRowBytes);
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      ptx::multiply<kConfig.fp16>(&out_[part][8 * n], weights + part * stride, b[0], b[2]);
-      ptx::multiply<kConfig.fp16>(&out_[part][8 * n + 4], weights + part * stride, b[1], b[3]);
+      ptx::multiply<kConfig.fp16>(&out_[part][8 * n], weights + part * stride, b[0], b[1]);
+      ptx::multiply<kConfig.fp16>(&out_[part][8 * n + 4], weights + part * stride, b[2], b[3]);
     }
   }
 
@@ -257,6 +261,7 @@ class TileStep {
   // barriers.
   __device__ void be_careful() {
     shared_.careful = true;
+    mask_.forget_full();
     shared_.seen[threadIdx.x] = 0;
     for (int i = threadIdx.x; i < kConfig.q_tile(); i += kConfig.threads()) shared_.bad_row[i] = 0;
     __syncthreads();
@@ -281,7 +286,8 @@ class TileStep {
   Shared<kConfig>& shared_;
   const Tile& tile_;
   Mask<kConfig.k_tile> mask_;
-  std::uint32_t operands_;  // where the lane's operands of K begin
+  std::uint32_t k_start_;  // where the lane's operands of K begin in the first stage, and those of V
+  std::uint32_t v_start_;
   std::uint32_t q_[kConfig.q_registers ? kSteps : 1][kParts][4];
   float out_[kParts][kOut];
   tile::RowStates states_[kParts];
