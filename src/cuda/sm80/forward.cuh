@@ -18,10 +18,10 @@ class Forward : public TileStep<kConfig> {
   __device__ Forward(const Parameters& parameters, Shared<kConfig>& shared)
       : Step(parameters, shared),
         copied_(ptx::kept(ptx::shared_address(shared_.k[0]) + Part::place())),
-        whole_(ptx::kept((is_whole(parameters.wide.k, parameters.problem.head_dim) ? 1u : 0u) |
-                         (is_whole(parameters.wide.v, parameters.problem.value_dim) ? 2u : 0u))),
-        k_first_(kHeld ? k_first() : nullptr),
-        v_first_(kHeld ? v_first() : nullptr) {}
+        from_{tile_.k.first + Part::offset(parameters.problem.k.row),
+              tile_.v.first + Part::offset(parameters.problem.v.row)} {
+    if constexpr (Shared<kConfig>::kKeepsFrom) shared_.from[threadIdx.x] = from_;
+  }
 
   __device__ __forceinline__ void run() {
     load_tile<kConfig.q_tile(), kConfig.columns, kConfig.threads()>(tile_.q, tile_.first,
@@ -122,33 +122,27 @@ class Forward : public TileStep<kConfig> {
   // A tile of K, of V on its way.
   __device__ __forceinline__ void fetch_k(std::int32_t key, int stage) {
     const std::int64_t stride = parameters_.problem.k.row;
-    if ((whole_ & 1u) == 0)
+    if (!parameters_.whole.k)
       return load_edge<kConfig.k_tile, kConfig.columns, kConfig.threads()>(
           tile_.k, key * kConfig.k_tile, shared_.k[stage]);
-    Part::copy((kHeld ? k_first_ : k_first()) + row_of(key) * stride, stride,
+    Part::copy(from().k + row_of(key) * stride, stride,
                copied_ + stage * kConfig.k_bytes());
   }
   __device__ __forceinline__ void fetch_v(std::int32_t key, int stage) {
     const std::int64_t stride = parameters_.problem.v.row;
-    bool inside = (whole_ & 2u) != 0;
+    bool inside = parameters_.whole.v;
     if constexpr (kConfig.stages == 1) inside &= (key + 1) * kConfig.k_tile <= tile_.v.count;
     if (!inside)
       return load_edge<kConfig.k_tile, kConfig.columns, kConfig.threads()>(
           tile_.v, key * kConfig.k_tile, shared_.v[stage]);
-    Part::copy((kHeld ? v_first_ : v_first()) + row_of(key) * stride, stride,
+    Part::copy(from().v + row_of(key) * stride, stride,
                copied_ + (kConfig.stages + stage) * kConfig.k_bytes());
   }
   __device__ __forceinline__ static std::int64_t row_of(std::int32_t key) {
     return static_cast<std::uint32_t>(key * kConfig.k_tile);
   }
-  __device__ __forceinline__ static bool is_whole(bool wide, std::int64_t columns) {
-    return wide && columns == kConfig.columns;
-  }
-  __device__ __forceinline__ const std::uint16_t* k_first() const {
-    return tile_.k.first + Part::offset(parameters_.problem.k.row);
-  }
-  __device__ __forceinline__ const std::uint16_t* v_first() const {
-    return tile_.v.first + Part::offset(parameters_.problem.v.row);
+  __device__ __forceinline__ From from() const {
+    return Shared<kConfig>::kKeepsFrom ? shared_.from[threadIdx.x] : from_;
   }
 
   // Q is there.
@@ -182,11 +176,8 @@ class Forward : public TileStep<kConfig> {
     __syncthreads();
   }
 
-  static constexpr bool kHeld = kConfig.columns == 64;
   std::uint32_t copied_;  // where the thread's first chunk goes in the first stage of K
-  std::uint32_t whole_;   // rows of K (1), V (2) are as wide as a tile's
-  const std::uint16_t* k_first_;
-  const std::uint16_t* v_first_;
+  From from_;
 };
 
 // kCode stands for a configuration (encode()).

@@ -55,13 +55,23 @@ struct MaskTable {
   TileRanges tiles;    // full ones only where there is one band
 };
 
+// Where a thread's part of K and of V begins in the tensors.
+struct alignas(16) From {
+  const std::uint16_t* k;
+  const std::uint16_t* v;
+};
+
 template <KernelConfig kConfig>
 struct Shared {
+  // Where two parts take all registers.
+  static constexpr bool kKeepsFrom = kConfig.row_parts == 2;
+
   unsigned char q[kConfig.q_bytes()];  // at the end, out
   unsigned char k[kConfig.stages][kConfig.k_bytes()];
   unsigned char v[kConfig.stages][kConfig.k_bytes()];  // right behind K
   Tile tile;
   MaskTable mask;
+  From from[kKeepsFrom ? kConfig.threads() : 1];
   // The careful pass: rows of Q and keys with an operand that is not finite; of each thread, a bit
   // for each of its rows that saw one.
   bool careful;
