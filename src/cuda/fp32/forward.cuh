@@ -166,13 +166,12 @@ class Forward {
     const std::int32_t row = lane_row();
     const std::int32_t own_key = lane_key(key);
     std::uint32_t visible[kThreadRows];
+    if (kind != tile::kFull) {
+      mask_.see(row, Scores::row_offset(kKeys), tile::AdjacentColumns{own_key, kKeys}, visible);
+    } else {
 #pragma unroll
-    for (int i = 0; i < kThreadRows; ++i) {
-      const std::int32_t of_row = row + Scores::row_offset(i * kKeys);
-      visible[i] = of_row <= tile_.last ? ~0u : 0u;
-      if (kind != tile::kFull) {
-        visible[i] = mask_.visible(of_row, tile::AdjacentColumns{own_key, kKeys});
-      }
+      for (int i = 0; i < kThreadRows; ++i)
+        visible[i] = row + Scores::row_offset(i * kKeys) <= tile_.last ? ~0u : 0u;
     }
     if constexpr (kConfig.general) {
       const tile::Head head = tile::head_of(parameters_.problem, tile_.sequence.batch, tile_.head,

@@ -18,7 +18,7 @@ using problem::fail;
 
 int row_for(const Problem& problem, bool general) {
   return tile_row(math::greater(problem.head_dim, problem.value_dim), general,
-                  shared_bytes(problem));
+                  shared_bytes(problem), problem.max_k);
 }
 
 const Instance& instance_for(const Problem& problem, bool general) {

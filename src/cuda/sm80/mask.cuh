@@ -62,15 +62,20 @@ class Mask {
     table_.tiles.full_end = 0;
   }
 
-  // Visible columns of `row`: a bit for each column of the lane, of which before(x) lie before key
-  // x.
-  template <class Before>
-  __device__ __forceinline__ std::uint32_t visible(std::int32_t row, const Before& before) const {
-    std::uint32_t bits = 0;
+  // Visible columns of a lane's rows, which are `step` apart: a bit for each column of the lane, of
+  // which before(x) lie before key x. A band is read once for all rows.
+  template <class Before, int kRows>
+  __device__ __forceinline__ void see(std::int32_t row, int step, const Before& before,
+                                      std::uint32_t (&visible)[kRows]) const {
+#pragma unroll
+    for (std::uint32_t& bits : visible) bits = 0;
 #pragma unroll 1
-    for (std::int32_t i = 0; i < table_.count; ++i)
-      bits |= tile::visible_bits(band(i), row, before);
-    return bits;
+    for (std::int32_t i = 0; i < table_.count; ++i) {
+      const tile::Band seen = band(i);
+#pragma unroll
+      for (int of = 0; of < kRows; ++of)
+        visible[of] |= tile::visible_bits(seen, row + of * step, before);
+    }
   }
 
  private:

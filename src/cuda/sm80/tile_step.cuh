@@ -227,13 +227,12 @@ class TileStep {
     const std::int32_t column = key * kConfig.k_tile;
     const std::int32_t own_column = tile::lane_column(threadIdx.x % 32);
     std::uint32_t visible[tile::kRowsPerLane];
+    if (kind != tile::kFull) {
+      mask_.see(row, 8, tile::FragmentColumns{column, own_column}, visible);
+    } else {
 #pragma unroll
-    for (int which = 0; which < tile::kRowsPerLane; ++which) {
-      const std::int32_t of_row = row + 8 * which;
-      visible[which] = of_row <= tile_.last ? ~0u : 0u;
-      if (kind != tile::kFull) {
-        visible[which] = mask_.visible(of_row, tile::FragmentColumns{column, own_column});
-      }
+      for (int which = 0; which < tile::kRowsPerLane; ++which)
+        visible[which] = row + 8 * which <= tile_.last ? ~0u : 0u;
     }
     if constexpr (kConfig.general) {
       const tile::Head head = tile::head_of(parameters_.problem, tile_.sequence.batch, tile_.head,
