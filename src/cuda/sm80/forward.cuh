@@ -27,16 +27,18 @@ class Forward : public TileStep<kConfig> {
     load_tile<kConfig.q_tile(), kConfig.columns, kConfig.threads()>(tile_.q, tile_.first,
                                                                     shared_.q);
     ptx::commit_copies();
-    if (threadIdx.x < 32) mask_.gather();
     if (threadIdx.x == 0) shared_.careful = false;
-    __syncthreads();
+    std::int32_t last = mask_.open();
     Epilogue<kConfig> epilogue(parameters_, shared_, out_, states_);
     bool again;
     do {
-      attend();
+      attend(last);
       const bool was_careful = shared_.careful;
       again = __syncthreads_or(epilogue.is_spoilt()) && !was_careful;
-      if (again) this->be_careful();
+      if (again) {
+        this->be_careful();
+        last = mask_.last();
+      }
     } while (again);
     epilogue.finish();
   }
@@ -56,13 +58,15 @@ class Forward : public TileStep<kConfig> {
   using Step::states_;
   using Step::tile_;
 
-  // out and the states of its rows, keys from the last to the first. The careful pass takes
+  // out and the states of its rows, tiles of keys from the last, `key`, to the first. The careful pass takes
   // operands that are not finite for zero and notes the rows that see one; all other rows get the
   // same bits.
-  __device__ __forceinline__ void attend() {
+  __device__ __forceinline__ void attend(std::int32_t key) {
     clear();
-    std::int32_t key = mask_.last();
-    if (key < 0) return ptx::wait_copies<0>();
+    if (key < 0) {
+      ptx::wait_copies<0>();
+      return __syncthreads();  // as before the first tile: what the first threads wrote is there
+    }
     this->load_k(key, 0);
     if constexpr (kConfig.stages == 2) this->load_v(key, 0);
     ptx::commit_copies();

@@ -18,20 +18,18 @@ class Mask {
   __device__ __forceinline__ void gather() {
     if (parameters_.problem.slices.present()) {
       gather_slices();
-    } else if (threadIdx.x == 0) {
-      const Problem& problem = parameters_.problem;
-      const Sequence& sequence = tile_.sequence;
-      const tile::Band band =
-          tile::narrow_band(math::window_band(sequence.q_len, sequence.k_len, sequence.diagonal,
-                                              problem.window_left, problem.window_right),
-                            -1);
-      table_.bands[0] = band;
-      table_.count = 1;
-      table_.in_memory = false;
-      const tile::Range keys = tile::keys_of(band, tile_.first, tile_.last);
-      table_.keys = keys.begin < keys.end ? keys : tile::Range{0, 0};
-      take_tiles(full_of(band));
+    } else {
+      take_window();
     }
+  }
+
+  // The same for all threads, which need not wait for each other to know the last tile where there
+  // are no slices: what last() returns.
+  __device__ __forceinline__ std::int32_t open() {
+    if (!parameters_.problem.slices.present()) return take_window();
+    if (threadIdx.x < 32) gather_slices();
+    __syncthreads();
+    return last();
   }
 
   // The last tile that is not empty, or -1. Whole warps, as all that follows.
@@ -79,6 +77,26 @@ class Mask {
   }
 
  private:
+  // The one band there is without slices; the first thread keeps it. Returns the last tile, or -1.
+  __device__ __forceinline__ std::int32_t take_window() {
+    const Problem& problem = parameters_.problem;
+    const Sequence& sequence = tile_.sequence;
+    const tile::Band band =
+        tile::narrow_band(math::window_band(sequence.q_len, sequence.k_len, sequence.diagonal,
+                                            problem.window_left, problem.window_right),
+                          -1);
+    tile::Range keys = tile::keys_of(band, tile_.first, tile_.last);
+    if (keys.begin >= keys.end) keys = {0, 0};
+    if (threadIdx.x == 0) {
+      table_.bands[0] = band;
+      table_.count = 1;
+      table_.in_memory = false;
+      table_.keys = keys;
+      take_tiles(full_of(band));
+    }
+    return (keys.end + kTile - 1) / kTile - 1;
+  }
+
   __device__ __forceinline__ tile::Range full_of(const tile::Band& band) const {
     if (band.row_begin > tile_.first || band.row_end <= tile_.last) return {0, 0};
     return {band.begin(tile_.last), band.end(tile_.first)};
