@@ -62,7 +62,7 @@ class Forward {
   // same bits.
   __device__ __forceinline__ void attend() {
     clear();
-    careful_ = tile::uniform(shared_.careful) != 0;
+    careful_ = shared_.careful;
     const sm80::TileRanges tiles = shared_.mask.tiles;
     std::int32_t key = mask_.last();
     if (key < 0) return ptx::wait_copies<0>();

@@ -5,7 +5,6 @@
 #include "cuda/fp32/shared.cuh"
 #include "cuda/ptx/address.cuh"
 #include "cuda/ptx/async_copy.cuh"
-#include "cuda/tile/uniform.cuh"
 
 namespace tilewise::cuda::fp32 {
 
@@ -43,8 +42,8 @@ class Tiles {
   __device__ __forceinline__ explicit Tiles(const Rows& rows)
       : rows_(rows),
         from_(rows.first + row() * kRun * rows.stride + chunk() * kVector),
-        stride_(tile::uniform(rows.stride)),
-        inside_(tile::uniform(rows.wide && rows.columns == kColumns ? rows.count / kRows : 0)) {}
+        stride_(rows.stride),
+        inside_(rows.wide && rows.columns == kColumns ? rows.count / kRows : 0) {}
 
   // Where this thread's first chunk lies in a tile, in bytes.
   __device__ __forceinline__ static std::uint32_t place() {
