@@ -58,9 +58,9 @@ class Forward : public TileStep<kConfig> {
   using Step::states_;
   using Step::tile_;
 
-  // out and the states of its rows, tiles of keys from the last, `key`, to the first. The careful pass takes
-  // operands that are not finite for zero and notes the rows that see one; all other rows get the
-  // same bits.
+  // out and the states of its rows, tiles of keys from the last, `key`, to the first. The careful
+  // pass takes operands that are not finite for zero and notes the rows that see one; all other
+  // rows get the same bits.
   __device__ __forceinline__ void attend(std::int32_t key) {
     clear();
     if (key < 0) {
@@ -123,14 +123,13 @@ class Forward : public TileStep<kConfig> {
     ptx::commit_copies();
   }
 
-  // A tile of K, of V on its way.
+  // A tile of K, of V on its way: of K one before another, which is inside of the tensor.
   __device__ __forceinline__ void fetch_k(std::int32_t key, int stage) {
     const std::int64_t stride = parameters_.problem.k.row;
     if (!parameters_.whole.k)
       return load_edge<kConfig.k_tile, kConfig.columns, kConfig.threads()>(
           tile_.k, key * kConfig.k_tile, shared_.k[stage]);
-    Part::copy(from().k + row_of(key) * stride, stride,
-               copied_ + stage * kConfig.k_bytes());
+    Part::copy(from().k + row_of(key) * stride, stride, copied_ + stage * kConfig.k_bytes());
   }
   __device__ __forceinline__ void fetch_v(std::int32_t key, int stage) {
     const std::int64_t stride = parameters_.problem.v.row;

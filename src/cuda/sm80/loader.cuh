@@ -28,7 +28,9 @@ struct Share {
   static_assert(kColumns % 64 == 0 && kStep % 8 == 0 && kRows % kStep == 0,
                 "Every thread moves the same number of chunks.");
 
-  __device__ __forceinline__ static int row() { return static_cast<int>(threadIdx.x) / kRowThreads; }
+  __device__ __forceinline__ static int row() {
+    return static_cast<int>(threadIdx.x) / kRowThreads;
+  }
   __device__ __forceinline__ static int chunk() {
     return static_cast<int>(threadIdx.x) % kRowThreads;
   }

@@ -42,7 +42,7 @@ struct alignas(16) TileRanges {
   std::int32_t first;       // that some row sees
   std::int32_t full_begin;  // full_begin .. full_end - 1: that all rows see
   std::int32_t full_end;
-  std::int32_t one;         // there is one band
+  std::int32_t one;  // there is one band
 };
 
 // The structured mask of the tile.

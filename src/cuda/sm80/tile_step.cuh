@@ -60,8 +60,7 @@ class TileStep {
     return Layout::place(tile::lane_row_second(lane), tile::lane_chunk_second(lane));
   }
   __device__ __forceinline__ std::uint32_t queries_start() {
-    return ptx::shared_address(shared_.q) + warp_row<kConfig>() * Layout::kRowBytes +
-           place_first();
+    return ptx::shared_address(shared_.q) + warp_row<kConfig>() * Layout::kRowBytes + place_first();
   }
   __device__ __forceinline__ void load_queries(std::uint32_t start, int step, int part,
                                                std::uint32_t (&a)[4]) {
@@ -285,7 +284,8 @@ class TileStep {
   Shared<kConfig>& shared_;
   const Tile& tile_;
   Mask<kConfig.k_tile> mask_;
-  std::uint32_t k_start_;  // where the lane's operands of K begin in the first stage, and those of V
+  std::uint32_t
+      k_start_;  // where the lane's operands of K begin in the first stage, and those of V
   std::uint32_t v_start_;
   std::uint32_t q_[kConfig.q_registers ? kSteps : 1][kParts][4];
   float out_[kParts][kOut];
