@@ -108,6 +108,19 @@ TEST(Device, AmpereKernelsTakeEveryHeadDimension) {
   }
 }
 
+// The tiles that are for long sequences only.
+TEST(Device, AmpereKernelsTakeLongSequences) {
+  if (!has_device()) GTEST_SKIP() << "no device";
+  for (const std::int64_t dim : {192, 256}) {
+    Case c = make_case(Operation::kForward, TILEWISE_BF16, {1, 150, 2100, 2, 1, dim});
+    c.value_dim = dim == 192 ? 128 : 256;
+    c.causal = dim == 256;
+    verify::Judge judge(c);
+    const verify::Verdict verdict = judge.judge("cuda_sm80");
+    EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
+  }
+}
+
 constexpr const char* kLadder[] = {"cuda_flash1", "cuda_standard"};
 
 // What the rungs below FlashAttention-2 must take: every mask of one band, sinks and negative

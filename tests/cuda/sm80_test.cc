@@ -214,16 +214,21 @@ TEST(Sm80Config, ARowServes) {
   for (std::int64_t columns = 1; columns <= sm80::kMostColumns; ++columns) {
     for (const bool general : {false, true}) {
       for (const std::int64_t bytes : {sm80::kSmall, sm80::kLarge}) {
-        const int row = sm80::tile_row(columns, general, bytes);
-        ASSERT_GE(row, 0) << columns;
-        EXPECT_GE(sm80::kTiles[row].columns, columns);
-        EXPECT_LE(sm80::kTiles[row].shared_bytes, bytes);
-        EXPECT_EQ(sm80::kTiles[row].general, general);
+        for (const std::int64_t keys : {0, sm80::kLong - 1, sm80::kLong}) {
+          const int row = sm80::tile_row(columns, general, bytes, keys);
+          ASSERT_GE(row, 0) << columns;
+          EXPECT_GE(sm80::kTiles[row].columns, columns);
+          EXPECT_LE(sm80::kTiles[row].shared_bytes, bytes);
+          EXPECT_LE(sm80::kTiles[row].least_keys, keys);
+          EXPECT_EQ(sm80::kTiles[row].general, general);
+        }
       }
     }
   }
-  EXPECT_EQ(sm80::tile_row(sm80::kMostColumns + 1, false, sm80::kLarge), -1);
-  EXPECT_EQ(sm80::tile_row(64, false, sm80::kSmall - 1), -1);
+  EXPECT_EQ(sm80::tile_row(sm80::kMostColumns + 1, false, sm80::kLarge, 1), -1);
+  EXPECT_EQ(sm80::tile_row(64, false, sm80::kSmall - 1, 1), -1);
+  EXPECT_EQ(sm80::kTiles[sm80::tile_row(256, false, sm80::kLarge, sm80::kLong)].warps, 8);
+  EXPECT_EQ(sm80::kTiles[sm80::tile_row(256, false, sm80::kLarge, sm80::kLong - 1)].warps, 4);
 }
 
 // The ladder has the same rows for every device.

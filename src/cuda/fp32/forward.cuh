@@ -25,12 +25,18 @@ class Forward {
   static constexpr int kThreads = kConfig.threads();
   static constexpr int kTile = kConfig.k_tile;
   using Scores = ScoreLayout<kKeys>;
+  using KeyTiles = Tiles<kTile, kConfig.columns, kRow, kThreads, kKeys>;
+  using ValueTiles = Tiles<kTile, kConfig.columns, kConfig.columns, kThreads, 1>;
 
   __device__ Forward(const Parameters& parameters, Shared<kConfig>& shared)
       : parameters_(parameters),
         shared_(shared),
         tile_(shared.tile),
-        mask_(parameters, tile_, shared.mask) {}
+        mask_(parameters, tile_, shared.mask),
+        k_tiles_(tile_.k),
+        v_tiles_(tile_.v),
+        k_place_(ptx::kept(ptx::shared_address(shared.k) + KeyTiles::place())),
+        v_place_(ptx::kept(ptx::shared_address(shared.v) + ValueTiles::place())) {}
 
   __device__ __forceinline__ void run() {
     load_tile<kConfig.q_tile(), kConfig.columns, kRow, kThreads, 1>(tile_.q, tile_.first,
@@ -56,15 +62,17 @@ class Forward {
   // same bits.
   __device__ __forceinline__ void attend() {
     clear();
-    std::int32_t key = mask_.template before<kTile>(mask_.template tiles<kTile>().end);
+    careful_ = shared_.careful;
+    const sm80::TileRanges tiles = shared_.mask.tiles;
+    std::int32_t key = mask_.last();
     if (key < 0) return ptx::wait_copies<0>();
     load_k(key);
     while (key >= 0) {
-      const std::int32_t next = mask_.template before<kTile>(key);
+      const std::int32_t next = mask_.before(tiles, key);
       exchange();  // K is there and nobody reads V any more
       load_v(key);
-      const tile::TileClass kind = mask_.template kind<kTile>(key);
-      if (kConfig.general || kind != tile::kFull || shared_.careful) {
+      const tile::TileClass kind = mask_.kind(tiles, key);
+      if (kConfig.general || kind != tile::kFull || careful_) {
         step<true>(key, kind, next);
       } else {
         step<false>(key, kind, next);
@@ -76,7 +84,7 @@ class Forward {
   // A tile of keys: Algorithm 1, lines 8 to 10. `kRules`: a mask or a score rule is to be applied.
   template <bool kRules>
   __device__ __forceinline__ void step(std::int32_t key, tile::TileClass kind, std::int32_t next) {
-    if (kRules && shared_.careful) clean_operands();
+    if (kRules && careful_) clean_operands();
     float scores[kScores];
     multiply_scores(scores);
     if constexpr (kRules) apply_rules(key, kind, scores);
@@ -97,12 +105,11 @@ class Forward {
   }
 
   __device__ __forceinline__ void load_k(std::int32_t key) {
-    load_tile<kTile, kConfig.columns, kRow, kThreads, kKeys>(tile_.k, key * kTile, shared_.k);
+    k_tiles_.load(key, shared_.k, k_place_);
     ptx::commit_copies();
   }
   __device__ __forceinline__ void load_v(std::int32_t key) {
-    load_tile<kTile, kConfig.columns, kConfig.columns, kThreads, 1>(tile_.v, key * kTile,
-                                                                    shared_.v);
+    v_tiles_.load(key, shared_.v, v_place_);
     ptx::commit_copies();
   }
   __device__ __forceinline__ void exchange() {
@@ -159,13 +166,12 @@ class Forward {
     const std::int32_t row = lane_row();
     const std::int32_t own_key = lane_key(key);
     std::uint32_t visible[kThreadRows];
+    if (kind != tile::kFull) {
+      mask_.see(row, Scores::row_offset(kKeys), tile::AdjacentColumns{own_key, kKeys}, visible);
+    } else {
 #pragma unroll
-    for (int i = 0; i < kThreadRows; ++i) {
-      const std::int32_t of_row = row + Scores::row_offset(i * kKeys);
-      visible[i] = of_row <= tile_.last ? ~0u : 0u;
-      if (kind != tile::kFull) {
-        visible[i] = mask_.visible(of_row, tile::AdjacentColumns{own_key, kKeys});
-      }
+      for (int i = 0; i < kThreadRows; ++i)
+        visible[i] = row + Scores::row_offset(i * kKeys) <= tile_.last ? ~0u : 0u;
     }
     if constexpr (kConfig.general) {
       const tile::Head head = tile::head_of(parameters_.problem, tile_.sequence.batch, tile_.head,
@@ -173,7 +179,7 @@ class Forward {
       tile::apply_score_rule<Scores>(parameters_.problem, head, row, own_key, scores, visible);
     }
     tile::hide<Scores>(scores, visible);
-    if (shared_.careful) note_bad_keys(visible);
+    if (careful_) note_bad_keys(visible);
   }
 
   // Scores become weights exp(score - max), their sums go to the states, and what there is is
@@ -334,7 +340,12 @@ class Forward {
   const Parameters& parameters_;
   Shared<kConfig>& shared_;
   const Tile& tile_;
-  sm80::Mask mask_;
+  sm80::Mask<kTile> mask_;
+  KeyTiles k_tiles_;
+  ValueTiles v_tiles_;
+  std::uint32_t k_place_;  // where the thread's first chunk of a tile goes
+  std::uint32_t v_place_;
+  bool careful_ = false;
   float out_[kThreadRows][kColumns];               // (rows, runs of 4 columns)
   math::SoftmaxState<float> states_[kThreadRows];  // `sum` is this lane's part of it
 };

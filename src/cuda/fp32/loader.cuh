@@ -33,6 +33,56 @@ __device__ __forceinline__ void load_tile(const Rows& rows, std::int32_t row, fl
   }
 }
 
+// The tiles of K or of V, one after the other: what is the same for all of them is computed once.
+// Tiles inside of the tensor are copied by the shortest way, others as load_tile() does.
+template <int kRows, int kColumns, int kStride, int kThreads, int kRun>
+class Tiles {
+ public:
+  // rows: in shared memory. All threads.
+  __device__ __forceinline__ explicit Tiles(const Rows& rows)
+      : rows_(rows),
+        from_(rows.first + row() * kRun * rows.stride + chunk() * kVector),
+        stride_(rows.stride),
+        inside_(rows.wide && rows.columns == kColumns ? rows.count / kRows : 0) {}
+
+  // Where this thread's first chunk lies in a tile, in bytes.
+  __device__ __forceinline__ static std::uint32_t place() {
+    return static_cast<std::uint32_t>(row() * kStride + chunk() * kVector) * sizeof(float);
+  }
+
+  // Tile `key` to `tile`; address: of place() in it.
+  __device__ __forceinline__ void load(std::int32_t key, float* tile, std::uint32_t address) const {
+    if (key >= inside_)
+      return load_tile<kRows, kColumns, kStride, kThreads, kRun>(rows_, key * kRows, tile);
+    if (threadIdx.x >= kCopiers) return;
+    const float* from = from_ + std::int64_t{key} * kRows * stride_;
+#pragma unroll
+    for (int first = 0; first < kRows; first += kStep) {
+      ptx::copy_chunk(address + first * kStride * sizeof(float), from);
+      from += (source(first + kStep) - source(first)) * stride_;
+    }
+  }
+
+ private:
+  // A power of two of the threads copies, so that the rows of a thread are the same number apart.
+  static constexpr int kCopiers = kThreads & (kThreads - 1) ? kThreads / 3 * 2 : kThreads;
+  static constexpr int kCopies = kColumns / kVector;  // of a row
+  static constexpr int kStep = kCopiers / kCopies;
+  static_assert((kCopiers & (kCopiers - 1)) == 0 && kStep > 0 && kRows % kStep == 0 &&
+                    (kRun == 1 || kAcross % kStep == 0),
+                "Row first + r of the tile is row source(first) + r * kRun.");
+  __device__ __forceinline__ static constexpr int source(int place) {
+    return kRun > 1 ? key_at(place, kRun) : place;
+  }
+  __device__ __forceinline__ static int row() { return static_cast<int>(threadIdx.x) / kCopies; }
+  __device__ __forceinline__ static int chunk() { return static_cast<int>(threadIdx.x) % kCopies; }
+
+  const Rows& rows_;
+  const float* from_;  // this thread's first chunk of tile 0
+  std::int64_t stride_;
+  std::int32_t inside_;  // tiles
+};
+
 __device__ __forceinline__ bool is_special(float x) { return !(x - x == 0); }
 
 // The careful pass: elements that are not finite become zero, and their rows are flagged. A tile

@@ -56,6 +56,7 @@ struct TileRow {
   bool q_registers;
   int blocks;
   const char* reason;
+  int least_keys = 0;  // of a sequence
 
   TILEWISE_INLINE constexpr KernelConfig config(bool fp16) const {
     return {fp16, general, columns, warps, row_parts, k_tile, stages, q_registers, blocks};
@@ -65,6 +66,10 @@ struct TileRow {
 inline constexpr int kLarge = 163 * 1024;  // compute capability 8.0, 8.7, 9.0 and later
 inline constexpr int kSmall = 99 * 1024;   // 8.6, 8.9, 12.0
 
+// Of a block of eight warps there is one on a multiprocessor, and nothing else while it begins and
+// ends: two of four warps are faster where it does so often.
+inline constexpr int kLong = 2049;
+
 // The first row that fits serves. Two rows are compiled by one file (forward_*.cu). Figures:
 // TFLOP/s on one H200, full, S 16384, each kernel alone.
 inline constexpr TileRow kTiles[] = {
@@ -72,21 +77,25 @@ inline constexpr TileRow kTiles[] = {
     {64, true, kSmall, 4, 2, 64, 2, true, 2, "the rules take registers of 80 keys; not measured"},
     {128, false, kSmall, 4, 2, 64, 1, false, 2, "375; 48 keys 359, 8 warps 349, 16 rows 311"},
     {128, true, kSmall, 4, 1, 64, 1, false, 2, "the rules take registers of 32 rows; not measured"},
-    {192, false, kLarge, 8, 1, 96, 1, false, 1, "as 256; not measured by itself"},
+    {192, false, kLarge, 8, 1, 96, 1, false, 1, "as 256; not measured by itself", kLong},
     {192, false, kSmall, 4, 1, 64, 1, false, 2, "as 256; not measured by itself"},
-    {256, false, kLarge, 8, 1, 96, 1, false, 1, "331; 64 keys 307, in two stages 313"},
-    {256, false, kSmall, 4, 1, 64, 1, false, 2, "314; 97 KB: as much as there is"},
+    {256, false, kLarge, 8, 1, 96, 1, false, 1,
+     "from 2049 keys on: 331; 64 keys 307, in two stages 313", kLong},
+    {256, false, kSmall, 4, 1, 64, 1, false, 2,
+     "314; 97 KB: as much as there is; twice on a multiprocessor for short sequences"},
     {192, true, kSmall, 4, 1, 64, 1, false, 2, "as 256 in 99 KB; not measured"},
     {256, true, kSmall, 4, 1, 64, 1, false, 2, "as 256 in 99 KB; not measured"},
 };
 inline constexpr int kTileRows = static_cast<int>(sizeof(kTiles) / sizeof(kTiles[0]));
 inline constexpr std::int64_t kMostColumns = 256;
 
-// The row of the table for head dimensions up to `columns`; -1: none.
-constexpr int tile_row(std::int64_t columns, bool general, std::int64_t shared_bytes) {
+// The row of the table for head dimensions up to `columns` and sequences of up to `keys`; -1: none.
+constexpr int tile_row(std::int64_t columns, bool general, std::int64_t shared_bytes,
+                       std::int64_t keys) {
   for (int row = 0; row < kTileRows; ++row) {
     const TileRow& tile = kTiles[row];
-    if (tile.columns >= columns && tile.general == general && tile.shared_bytes <= shared_bytes)
+    if (tile.columns >= columns && tile.general == general && tile.shared_bytes <= shared_bytes &&
+        tile.least_keys <= keys)
       return row;
   }
   return -1;

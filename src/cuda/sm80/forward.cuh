@@ -13,22 +13,32 @@ template <KernelConfig kConfig>
 class Forward : public TileStep<kConfig> {
  public:
   using Step = TileStep<kConfig>;
-  using Step::Step;
+  using Part = Share<kConfig.k_tile, kConfig.columns, kConfig.threads()>;
+
+  __device__ Forward(const Parameters& parameters, Shared<kConfig>& shared)
+      : Step(parameters, shared),
+        copied_(ptx::kept(ptx::shared_address(shared_.k[0]) + Part::place())),
+        from_{tile_.k.first + Part::offset(parameters.problem.k.row),
+              tile_.v.first + Part::offset(parameters.problem.v.row)} {
+    if constexpr (Shared<kConfig>::kKeepsFrom) shared_.from[threadIdx.x] = from_;
+  }
 
   __device__ __forceinline__ void run() {
     load_tile<kConfig.q_tile(), kConfig.columns, kConfig.threads()>(tile_.q, tile_.first,
                                                                     shared_.q);
     ptx::commit_copies();
-    if (threadIdx.x < 32) mask_.gather();
     if (threadIdx.x == 0) shared_.careful = false;
-    __syncthreads();
+    std::int32_t last = mask_.open();
     Epilogue<kConfig> epilogue(parameters_, shared_, out_, states_);
     bool again;
     do {
-      attend();
+      attend(last);
       const bool was_careful = shared_.careful;
       again = __syncthreads_or(epilogue.is_spoilt()) && !was_careful;
-      if (again) this->be_careful();
+      if (again) {
+        this->be_careful();
+        last = mask_.last();
+      }
     } while (again);
     epilogue.finish();
   }
@@ -38,9 +48,7 @@ class Forward : public TileStep<kConfig> {
   using Step::kParts;
   using Step::kScores;
   using Step::kSteps;
-  using Step::load_k;
   using Step::load_queries;
-  using Step::load_v;
   using Step::mask_;
   using Step::out_;
   using Step::parameters_;
@@ -50,28 +58,30 @@ class Forward : public TileStep<kConfig> {
   using Step::states_;
   using Step::tile_;
 
-  // out and the states of its rows, keys from the last to the first. The careful pass takes
-  // operands that are not finite for zero and notes the rows that see one; all other rows get the
-  // same bits.
-  __device__ __forceinline__ void attend() {
+  // out and the states of its rows, tiles of keys from the last, `key`, to the first. The careful
+  // pass takes operands that are not finite for zero and notes the rows that see one; all other
+  // rows get the same bits.
+  __device__ __forceinline__ void attend(std::int32_t key) {
     clear();
-    std::int32_t key =
-        mask_.template before<kConfig.k_tile>(mask_.template tiles<kConfig.k_tile>().end);
-    if (key < 0) return ptx::wait_copies<0>();
-    load_k(key, 0);
-    if constexpr (kConfig.stages == 2) load_v(key, 0);
+    if (key < 0) {
+      ptx::wait_copies<0>();
+      return __syncthreads();  // as before the first tile: what the first threads wrote is there
+    }
+    this->load_k(key, 0);
+    if constexpr (kConfig.stages == 2) this->load_v(key, 0);
     ptx::commit_copies();
     ptx::wait_copies<1>();
     __syncthreads();
     take_queries();
     for (int stage = 0; key >= 0; stage = (stage + 1) % kConfig.stages) {
-      const std::int32_t next = mask_.template before<kConfig.k_tile>(key);
+      const TileRanges tiles = shared_.mask.tiles;
+      const std::int32_t next = mask_.before(tiles, key);
       ptx::wait_copies<0>();
       __syncthreads();
       prefetch(key, next, stage);
-      const tile::TileClass kind = mask_.template kind<kConfig.k_tile>(key);
+      const tile::TileClass kind = mask_.kind(tiles, key);
       // Each with its own code: a branch inside would keep products and exponentials apart.
-      if (kConfig.general || kind != tile::kFull || shared_.careful) {
+      if (kConfig.general || kind != tile::kFull) {
         step<true>(key, kind, next, stage);
       } else {
         step<false>(key, kind, next, stage);
@@ -97,10 +107,10 @@ class Forward : public TileStep<kConfig> {
   __device__ __forceinline__ void prefetch(std::int32_t key, std::int32_t next, int stage) {
     if constexpr (kConfig.stages == 2) {
       if (next < 0) return;
-      load_k(next, stage ^ 1);
-      load_v(next, stage ^ 1);
+      fetch_k(next, stage ^ 1);
+      fetch_v(next, stage ^ 1);
     } else {
-      load_v(key, 0);
+      fetch_v(key, 0);
     }
     ptx::commit_copies();
   }
@@ -109,8 +119,33 @@ class Forward : public TileStep<kConfig> {
   __device__ __forceinline__ void exchange(std::int32_t next) {
     ptx::wait_copies<0>();
     __syncthreads();
-    if (next >= 0) load_k(next, 0);
+    if (next >= 0) fetch_k(next, 0);
     ptx::commit_copies();
+  }
+
+  // A tile of K, of V on its way: of K one before another, which is inside of the tensor.
+  __device__ __forceinline__ void fetch_k(std::int32_t key, int stage) {
+    const std::int64_t stride = parameters_.problem.k.row;
+    if (!parameters_.whole.k)
+      return load_edge<kConfig.k_tile, kConfig.columns, kConfig.threads()>(
+          tile_.k, key * kConfig.k_tile, shared_.k[stage]);
+    Part::copy(from().k + row_of(key) * stride, stride, copied_ + stage * kConfig.k_bytes());
+  }
+  __device__ __forceinline__ void fetch_v(std::int32_t key, int stage) {
+    const std::int64_t stride = parameters_.problem.v.row;
+    bool inside = parameters_.whole.v;
+    if constexpr (kConfig.stages == 1) inside &= (key + 1) * kConfig.k_tile <= tile_.v.count;
+    if (!inside)
+      return load_edge<kConfig.k_tile, kConfig.columns, kConfig.threads()>(
+          tile_.v, key * kConfig.k_tile, shared_.v[stage]);
+    Part::copy(from().v + row_of(key) * stride, stride,
+               copied_ + (kConfig.stages + stage) * kConfig.k_bytes());
+  }
+  __device__ __forceinline__ static std::int64_t row_of(std::int32_t key) {
+    return static_cast<std::uint32_t>(key * kConfig.k_tile);
+  }
+  __device__ __forceinline__ From from() const {
+    return Shared<kConfig>::kKeepsFrom ? shared_.from[threadIdx.x] : from_;
   }
 
   // Q is there.
@@ -143,6 +178,9 @@ class Forward : public TileStep<kConfig> {
     }
     __syncthreads();
   }
+
+  std::uint32_t copied_;  // where the thread's first chunk goes in the first stage of K
+  From from_;
 };
 
 // kCode stands for a configuration (encode()).

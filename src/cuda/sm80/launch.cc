@@ -18,7 +18,7 @@ using problem::fail;
 
 int row_for(const Problem& problem, bool general) {
   return tile_row(math::greater(problem.head_dim, problem.value_dim), general,
-                  shared_bytes(problem));
+                  shared_bytes(problem), problem.max_k);
 }
 
 const Instance& instance_for(const Problem& problem, bool general) {
@@ -78,8 +78,10 @@ problem::Status run(const Problem& problem, const problem::RunContext& context) 
   const bool general = is_general(problem);
   const Instance& instance = instance_for(problem, general);
   const int q_tile = instance.config.q_tile();
-  const Parameters parameters =
+  Parameters parameters =
       parameters_for(problem, q_tile, general, workspace_for(problem), context.workspace);
+  parameters.whole = {parameters.wide.k && problem.head_dim == instance.config.columns,
+                      parameters.wide.v && problem.value_dim == instance.config.columns};
   count_traffic(problem, parameters.schedule, tiles_for(problem, general), context.traffic);
   return run_tiles(parameters, q_tile, context.executor->stream, "starting cuda_sm80",
                    [&](std::int64_t blocks, cudaStream_t stream) {

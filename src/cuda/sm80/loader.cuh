@@ -17,48 +17,67 @@ __device__ __forceinline__ uint4 load_elements(const std::uint16_t* from, std::i
   return chunk;
 }
 
-// Eight threads move 128 bytes of a row. The rows of a thread are a multiple of 8 apart, so that
-// its chunks lie at the same place of theirs.
+// How the threads of a block share the 16-byte chunks of a tile: eight move 128 bytes of a row. The
+// rows of a thread are a multiple of 8 apart, so that its chunks lie at the same place of theirs.
 template <int kRows, int kColumns, int kThreads>
-__device__ __forceinline__ void load_wide(const Rows& rows, std::int32_t row, unsigned char* to) {
-  constexpr int kRowThreads = 8;
-  constexpr int kStep = kThreads / kRowThreads;
+struct Share {
+  using Layout = tile::RowTile<kColumns>;
+  static constexpr int kRowThreads = 8;
+  static constexpr int kStep = kThreads / kRowThreads;  // rows
+  static constexpr int kGroups = kColumns / 64;         // of 128 bytes
   static_assert(kColumns % 64 == 0 && kStep % 8 == 0 && kRows % kStep == 0,
                 "Every thread moves the same number of chunks.");
-  using Layout = tile::RowTile<kColumns>;
-  const int r = static_cast<int>(threadIdx.x) / kRowThreads;
-  const int c = static_cast<int>(threadIdx.x) % kRowThreads;
-  const std::uint32_t address = ptx::shared_address(to) + Layout::place(r, c);
-  const std::int64_t step = rows.stride * kStep;
-  const std::uint16_t* from = rows.first + (row + r) * rows.stride + c * 8;
-  if (row + kRows <= rows.count && rows.columns == kColumns) {
+
+  __device__ __forceinline__ static int row() {
+    return static_cast<int>(threadIdx.x) / kRowThreads;
+  }
+  __device__ __forceinline__ static int chunk() {
+    return static_cast<int>(threadIdx.x) % kRowThreads;
+  }
+  // Where the thread's first chunk lies in the tile in shared memory, and in the tensor.
+  __device__ __forceinline__ static std::uint32_t place() {
+    return static_cast<std::uint32_t>(Layout::place(row(), chunk()));
+  }
+  __device__ __forceinline__ static std::int64_t offset(std::int64_t stride) {
+    return row() * stride + chunk() * 8;
+  }
+
+  // A tile inside of the tensor; from, address: of the thread's first chunk.
+  __device__ __forceinline__ static void copy(const std::uint16_t* from, std::int64_t stride,
+                                              std::uint32_t address) {
 #pragma unroll
-    for (int i = 0; i < kRows / kStep; ++i, from += step) {
+    for (int i = 0; i < kRows / kStep; ++i, from += kStep * stride) {
 #pragma unroll
-      for (int group = 0; group < kColumns / 64; ++group) {
+      for (int group = 0; group < kGroups; ++group) {
         ptx::copy_chunk(address + i * kStep * Layout::kRowBytes + group * 128, from + group * 64);
       }
     }
-    return;
   }
-  const std::int32_t rows_left = rows.count - row - r;
-  const std::int32_t columns_left = rows.columns - c * 8;
+
+  // Any tile; what lies outside of the tensor becomes zero.
+  __device__ __forceinline__ static void copy_edge(const Rows& rows, std::int32_t first,
+                                                   std::uint32_t address) {
+    const std::uint16_t* from = rows.first + first * rows.stride + offset(rows.stride);
+    const std::int32_t rows_left = rows.count - first - row();
+    const std::int32_t columns_left = rows.columns - chunk() * 8;
 #pragma unroll 1
-  for (int i = 0; i < kRows / kStep; ++i, from += step) {
+    for (int i = 0; i < kRows / kStep; ++i, from += kStep * rows.stride) {
 #pragma unroll 1
-    for (int group = 0; group < kColumns / 64; ++group) {
-      const bool inside = i * kStep < rows_left && group * 64 < columns_left;
-      ptx::copy_chunk(address + i * kStep * Layout::kRowBytes + group * 128,
-                      inside ? from + group * 64 : rows.first, inside);
+      for (int group = 0; group < kGroups; ++group) {
+        const bool inside = i * kStep < rows_left && group * 64 < columns_left;
+        ptx::copy_chunk(address + i * kStep * Layout::kRowBytes + group * 128,
+                        inside ? from + group * 64 : rows.first, inside);
+      }
     }
   }
-}
+};
 
 // Rows [row, row + kRows) into the tile at `to` (kRows, kColumns), by all kThreads of the block:
 // asynchronously where they are wide. What lies outside of the tensor becomes zero.
 template <int kRows, int kColumns, int kThreads>
-__device__ __forceinline__ void load_tile(const Rows& rows, std::int32_t row, unsigned char* to) {
-  if (rows.wide) return load_wide<kRows, kColumns, kThreads>(rows, row, to);
+__device__ __forceinline__ void load_edge(const Rows& rows, std::int32_t row, unsigned char* to) {
+  using Part = Share<kRows, kColumns, kThreads>;
+  if (rows.wide) return Part::copy_edge(rows, row, ptx::shared_address(to) + Part::place());
   using Layout = tile::RowTile<kColumns>;
 #pragma unroll 1
   for (int chunk = threadIdx.x; chunk < kRows * Layout::kChunks; chunk += kThreads) {
@@ -68,6 +87,16 @@ __device__ __forceinline__ void load_tile(const Rows& rows, std::int32_t row, un
     const std::uint16_t* const from = rows.first + (left > 0 ? (row + r) * rows.stride + c * 8 : 0);
     *reinterpret_cast<uint4*>(to + Layout::place(r, c)) = load_elements(from, left);
   }
+}
+
+// The same, the shortest way where there is nothing outside.
+template <int kRows, int kColumns, int kThreads>
+__device__ __forceinline__ void load_tile(const Rows& rows, std::int32_t row, unsigned char* to) {
+  using Part = Share<kRows, kColumns, kThreads>;
+  if (!rows.wide || rows.columns != kColumns || row + kRows > rows.count)
+    return load_edge<kRows, kColumns, kThreads>(rows, row, to);
+  Part::copy(rows.first + row * rows.stride + Part::offset(rows.stride), rows.stride,
+             ptx::shared_address(to) + Part::place());
 }
 
 // All bits of the exponent set: infinity or NaN.

@@ -1,5 +1,5 @@
-// The bands of a tile of queries, and what they make of tiles of keys. What is known of them lies
-// in shared memory: a thread has no registers to spare.
+// The bands of a tile of queries, and what they make of tiles of kTile keys. What is known of them
+// lies in shared memory.
 #pragma once
 
 #include "cuda/sequences.cuh"
@@ -8,6 +8,7 @@
 
 namespace tilewise::cuda::sm80 {
 
+template <int kTile>
 class Mask {
  public:
   __device__ Mask(const Parameters& parameters, const Place& tile, MaskTable& table)
@@ -17,61 +18,85 @@ class Mask {
   __device__ __forceinline__ void gather() {
     if (parameters_.problem.slices.present()) {
       gather_slices();
-    } else if (threadIdx.x == 0) {
-      const Problem& problem = parameters_.problem;
-      const Sequence& sequence = tile_.sequence;
-      const tile::Band band =
-          tile::narrow_band(math::window_band(sequence.q_len, sequence.k_len, sequence.diagonal,
-                                              problem.window_left, problem.window_right),
-                            -1);
-      table_.bands[0] = band;
-      table_.count = 1;
-      table_.in_memory = false;
-      const tile::Range keys = tile::keys_of(band, tile_.first, tile_.last);
-      table_.keys = keys.begin < keys.end ? keys : tile::Range{0, 0};
-      table_.full = full_of(band);
+    } else {
+      take_window();
     }
   }
 
-  // Tiles of keys that are worth a look.
-  template <int kTile>
-  __device__ __forceinline__ tile::Range tiles() const {
-    return {table_.keys.begin / kTile, (table_.keys.end + kTile - 1) / kTile};
+  // The same for all threads, which need not wait for each other to know the last tile where there
+  // are no slices: what last() returns.
+  __device__ __forceinline__ std::int32_t open() {
+    if (!parameters_.problem.slices.present()) return take_window();
+    if (threadIdx.x < 32) gather_slices();
+    __syncthreads();
+    return last();
   }
 
-  // The next tile that is not empty before tile `key`; -1: there is no more. Whole warps; the same
-  // for all.
-  template <int kTile>
-  __device__ __forceinline__ std::int32_t before(std::int32_t key) const {
-    const std::int32_t first = table_.keys.begin / kTile;
-    while (--key >= first) {
-      // With one band no tile between the first and the last one is empty.
-      if (table_.count == 1 || kind<kTile>(key) != tile::kEmpty) return key;
+  // The last tile that is not empty, or -1. Whole warps, as all that follows.
+  __device__ __forceinline__ std::int32_t last() const {
+    return before(table_.tiles, (table_.keys.end + kTile - 1) / kTile);
+  }
+
+  // The next tile that is not empty before tile `key`; -1: there is no more. tiles: the table's, or
+  // a copy.
+  __device__ __forceinline__ std::int32_t before(const TileRanges& tiles, std::int32_t key) const {
+    // With one band no tile between the first and the last one is empty.
+    if (tiles.one) return key > tiles.first ? key - 1 : -1;
+    while (--key >= tiles.first) {
+      if (kind(tiles, key) != tile::kEmpty) return key;
     }
     return -1;
   }
 
-  // What a tile that is not empty is. Whole warps.
-  template <int kTile>
-  __device__ __forceinline__ tile::TileClass kind(std::int32_t key) const {
-    const std::int32_t begin = key * kTile;
-    if (table_.count != 1) return classify(begin, begin + kTile);
-    const bool full = begin >= table_.full.begin && begin + kTile <= table_.full.end;
-    return full ? tile::kFull : tile::kPartial;
+  // What a tile that is not empty is.
+  __device__ __forceinline__ tile::TileClass kind(const TileRanges& tiles, std::int32_t key) const {
+    if (!tiles.one) return classify(key * kTile, (key + 1) * kTile);
+    return key >= tiles.full_begin && key < tiles.full_end ? tile::kFull : tile::kPartial;
   }
 
-  // Visible columns of `row`: a bit for each column of the lane, of which before(x) lie before key
-  // x.
-  template <class Before>
-  __device__ __forceinline__ std::uint32_t visible(std::int32_t row, const Before& before) const {
-    std::uint32_t bits = 0;
+  // From here on no tile is full, which the rules need not look at. All threads, before a barrier.
+  __device__ __forceinline__ void forget_full() {
+    table_.no_full = true;
+    table_.tiles.full_end = 0;
+  }
+
+  // Visible columns of a lane's rows, which are `step` apart: a bit for each column of the lane, of
+  // which before(x) lie before key x. A band is read once for all rows.
+  template <class Before, int kRows>
+  __device__ __forceinline__ void see(std::int32_t row, int step, const Before& before,
+                                      std::uint32_t (&visible)[kRows]) const {
+#pragma unroll
+    for (std::uint32_t& bits : visible) bits = 0;
 #pragma unroll 1
-    for (std::int32_t i = 0; i < table_.count; ++i)
-      bits |= tile::visible_bits(band(i), row, before);
-    return bits;
+    for (std::int32_t i = 0; i < table_.count; ++i) {
+      const tile::Band seen = band(i);
+#pragma unroll
+      for (int of = 0; of < kRows; ++of)
+        visible[of] |= tile::visible_bits(seen, row + of * step, before);
+    }
   }
 
  private:
+  // The one band there is without slices; the first thread keeps it. Returns the last tile, or -1.
+  __device__ __forceinline__ std::int32_t take_window() {
+    const Problem& problem = parameters_.problem;
+    const Sequence& sequence = tile_.sequence;
+    const tile::Band band =
+        tile::narrow_band(math::window_band(sequence.q_len, sequence.k_len, sequence.diagonal,
+                                            problem.window_left, problem.window_right),
+                          -1);
+    tile::Range keys = tile::keys_of(band, tile_.first, tile_.last);
+    if (keys.begin >= keys.end) keys = {0, 0};
+    if (threadIdx.x == 0) {
+      table_.bands[0] = band;
+      table_.count = 1;
+      table_.in_memory = false;
+      table_.keys = keys;
+      take_tiles(full_of(band));
+    }
+    return (keys.end + kTile - 1) / kTile - 1;
+  }
+
   __device__ __forceinline__ tile::Range full_of(const tile::Band& band) const {
     if (band.row_begin > tile_.first || band.row_end <= tile_.last) return {0, 0};
     return {band.begin(tile_.last), band.end(tile_.first)};
@@ -99,7 +124,13 @@ class Mask {
     table_.in_memory = found > kMostBands;
     table_.count = table_.in_memory ? slices : found;
     table_.keys = found > 0 ? seen : tile::Range{0, 0};
-    table_.full = found == 1 ? full_of(table_.bands[0]) : tile::Range{0, 0};
+    take_tiles(found == 1 ? full_of(table_.bands[0]) : tile::Range{0, 0});
+  }
+
+  __device__ __forceinline__ void take_tiles(const tile::Range& full) {
+    table_.no_full = false;
+    table_.tiles = {table_.keys.begin / kTile, (full.begin + kTile - 1) / kTile, full.end / kTile,
+                    table_.count == 1};
   }
 
   // Slice i, cut to the sequence; no row sees anything through one of another head.
@@ -126,7 +157,7 @@ class Mask {
       touched |= kind != tile::kEmpty;
       full |= kind == tile::kFull;
     }
-    if (__any_sync(~0u, full)) return tile::kFull;
+    if (__any_sync(~0u, full)) return table_.no_full ? tile::kPartial : tile::kFull;
     return __any_sync(~0u, touched) ? tile::kPartial : tile::kEmpty;
   }
 

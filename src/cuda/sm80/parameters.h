@@ -21,6 +21,11 @@ struct Wide {
   bool q, k, v, out;
 };
 
+// Tensors whose rows can be moved so and are no shorter than those of the kernel's tiles.
+struct Whole {
+  bool k, v;
+};
+
 struct Parameters {
   Problem problem;
   const Sequence* table;    // (B), nullptr for dense batches
@@ -30,6 +35,7 @@ struct Parameters {
   std::uint16_t* marks;     // (work, q_tile / 16): rows for the careful path, a bit for each
   float unit;               // what a unit of a score is worth as an exponent of 2
   Wide wide;
+  Whole whole;
 };
 
 using Start = cudaError_t (*)(const Parameters& parameters, std::int64_t blocks,

@@ -37,22 +37,41 @@ struct TileOf : Place {
 using Rows = RowsOf<std::uint16_t>;
 using Tile = TileOf<std::uint16_t>;
 
+// What one band makes of tiles of keys: one load, once per tile of keys.
+struct alignas(16) TileRanges {
+  std::int32_t first;       // that some row sees
+  std::int32_t full_begin;  // full_begin .. full_end - 1: that all rows see
+  std::int32_t full_end;
+  std::int32_t one;  // there is one band
+};
+
 // The structured mask of the tile.
 struct MaskTable {
   tile::Band bands[kMostBands];
   std::int32_t count;  // of the bands that touch the tile, or of all that there are:
   bool in_memory;      // more than kMostBands touch it, they stay where they are
   tile::Range keys;    // that some row sees
-  tile::Range full;    // that all rows see, where there is one band; else empty
+  bool no_full;        // full tiles are taken for partial ones
+  TileRanges tiles;    // full ones only where there is one band
+};
+
+// Where a thread's part of K and of V begins in the tensors.
+struct alignas(16) From {
+  const std::uint16_t* k;
+  const std::uint16_t* v;
 };
 
 template <KernelConfig kConfig>
 struct Shared {
+  // Where two parts take all registers.
+  static constexpr bool kKeepsFrom = kConfig.row_parts == 2;
+
   unsigned char q[kConfig.q_bytes()];  // at the end, out
   unsigned char k[kConfig.stages][kConfig.k_bytes()];
-  unsigned char v[kConfig.stages][kConfig.k_bytes()];
+  unsigned char v[kConfig.stages][kConfig.k_bytes()];  // right behind K
   Tile tile;
   MaskTable mask;
+  From from[kKeepsFrom ? kConfig.threads() : 1];
   // The careful pass: rows of Q and keys with an operand that is not finite; of each thread, a bit
   // for each of its rows that saw one.
   bool careful;

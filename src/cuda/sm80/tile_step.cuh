@@ -25,9 +25,11 @@ class TileStep {
 
   __device__ TileStep(const Parameters& parameters, Shared<kConfig>& shared)
       : parameters_(parameters),
-        shared_(shared),
-        tile_(shared.tile),
-        mask_(parameters, tile_, shared.mask) {}
+        shared_(ptx::kept(shared)),
+        tile_(shared_.tile),
+        mask_(parameters, tile_, shared_.mask),
+        k_start_(ptx::kept(ptx::shared_address(shared_.k[0]) + place_second())),
+        v_start_(ptx::kept(ptx::shared_address(shared_.v[0]) + place_first())) {}
 
  protected:
   __device__ __forceinline__ void clear() {
@@ -48,10 +50,17 @@ class TileStep {
                                                                   shared_.v[stage]);
   }
 
-  __device__ __forceinline__ std::uint32_t queries_start() {
+  // Where the lane's part of the first operand of a product lies in it; of the second.
+  __device__ __forceinline__ static std::int32_t place_first() {
     const int lane = threadIdx.x % 32;
-    return ptx::shared_address(shared_.q) + warp_row<kConfig>() * Layout::kRowBytes +
-           Layout::place(tile::lane_row_first(lane), tile::lane_chunk_first(lane));
+    return Layout::place(tile::lane_row_first(lane), tile::lane_chunk_first(lane));
+  }
+  __device__ __forceinline__ static std::int32_t place_second() {
+    const int lane = threadIdx.x % 32;
+    return Layout::place(tile::lane_row_second(lane), tile::lane_chunk_second(lane));
+  }
+  __device__ __forceinline__ std::uint32_t queries_start() {
+    return ptx::shared_address(shared_.q) + warp_row<kConfig>() * Layout::kRowBytes + place_first();
   }
   __device__ __forceinline__ void load_queries(std::uint32_t start, int step, int part,
                                                std::uint32_t (&a)[4]) {
@@ -61,10 +70,7 @@ class TileStep {
 
   // scores = Q K^T
   __device__ __forceinline__ void multiply_scores(int stage, float (&scores)[kParts][kScores]) {
-    const int lane = threadIdx.x % 32;
-    const std::uint32_t start =
-        ptx::shared_address(shared_.k[stage]) +
-        Layout::place(tile::lane_row_second(lane), tile::lane_chunk_second(lane));
+    const std::uint32_t start = k_start_ + stage * kConfig.k_bytes();
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
 #pragma unroll
@@ -144,9 +150,7 @@ class TileStep {
 
   // Byte of V from which the lane loads operands.
   __device__ __forceinline__ std::uint32_t values_start(int stage) {
-    const int lane = threadIdx.x % 32;
-    return ptx::shared_address(shared_.v[stage]) +
-           Layout::place(tile::lane_row_first(lane), tile::lane_chunk_first(lane));
+    return v_start_ + stage * kConfig.k_bytes();
   }
 
   // out += weights V, for keys 16 step to 16 step + 15 and columns 16 n to 16 n + 15. weights
@@ -222,13 +226,12 @@ class TileStep {
     const std::int32_t column = key * kConfig.k_tile;
     const std::int32_t own_column = tile::lane_column(threadIdx.x % 32);
     std::uint32_t visible[tile::kRowsPerLane];
+    if (kind != tile::kFull) {
+      mask_.see(row, 8, tile::FragmentColumns{column, own_column}, visible);
+    } else {
 #pragma unroll
-    for (int which = 0; which < tile::kRowsPerLane; ++which) {
-      const std::int32_t of_row = row + 8 * which;
-      visible[which] = of_row <= tile_.last ? ~0u : 0u;
-      if (kind != tile::kFull) {
-        visible[which] = mask_.visible(of_row, tile::FragmentColumns{column, own_column});
-      }
+      for (int which = 0; which < tile::kRowsPerLane; ++which)
+        visible[which] = row + 8 * which <= tile_.last ? ~0u : 0u;
     }
     if constexpr (kConfig.general) {
       const tile::Head head = tile::head_of(parameters_.problem, tile_.sequence.batch, tile_.head,
@@ -256,6 +259,7 @@ class TileStep {
   // barriers.
   __device__ void be_careful() {
     shared_.careful = true;
+    mask_.forget_full();
     shared_.seen[threadIdx.x] = 0;
     for (int i = threadIdx.x; i < kConfig.q_tile(); i += kConfig.threads()) shared_.bad_row[i] = 0;
     __syncthreads();
@@ -279,7 +283,10 @@ class TileStep {
   const Parameters& parameters_;
   Shared<kConfig>& shared_;
   const Tile& tile_;
-  Mask mask_;
+  Mask<kConfig.k_tile> mask_;
+  std::uint32_t
+      k_start_;  // where the lane's operands of K begin in the first stage, and those of V
+  std::uint32_t v_start_;
   std::uint32_t q_[kConfig.q_registers ? kSteps : 1][kParts][4];
   float out_[kParts][kOut];
   tile::RowStates states_[kParts];

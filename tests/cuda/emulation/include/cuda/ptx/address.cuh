@@ -9,4 +9,10 @@ namespace tilewise::cuda::ptx {
 
 inline std::uint32_t shared_address(const void* pointer) { return emulation::to_shared(pointer); }
 
+inline std::uint32_t kept(std::uint32_t x) { return x; }
+template <class T>
+T& kept(T& x) {
+  return x;
+}
+
 }  // namespace tilewise::cuda::ptx
