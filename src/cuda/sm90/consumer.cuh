@@ -8,6 +8,8 @@
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90/epilogue.cuh"
 #include "cuda/sm90/shared.cuh"
+#include "cuda/tile/bands.h"
+#include "cuda/tile/score.cuh"
 #include "cuda/tile/softmax.cuh"
 #include "cuda/tile/swizzle.h"
 #include "math/score_rule.h"
@@ -60,14 +62,20 @@ class Consumer {
     float out[kOut];
     tile::RowStates states;
   };
+  struct Visible {
+    bool all;  // to every row of the warpgroup; else
+    std::uint32_t bits[tile::kRowsPerLane];
+  };
+  static_assert(kConfig.k_tile / 4 <= 32, "A lane's columns of a row are bits of one number.");
 
   // The first scores of all.
   __device__ __forceinline__ void begin(Fragments& f) {
     f.states.clear();
     wait_full(shared_.barriers.k_full, k_place());
     multiply_scores(f.scores);
+    const Visible visible = look();
     ptx::wait_products<0>();
-    take_scores(f.scores);
+    take_scores(visible, f.scores);
     const tile::Anchors anchors = tile::raise(f.scores, f.states, parameters_.unit);
     wait_values();
     tile::weigh(f.scores, anchors, f.states, parameters_.unit);
@@ -84,8 +92,9 @@ class Consumer {
     take_turn();
     multiply_scores(f.scores);
     multiply_values<true>(f.weights, f.out);
+    const Visible visible = look();
     ptx::wait_products<1>();
-    take_scores(f.scores);
+    take_scores(visible, f.scores);
     const tile::Anchors anchors = tile::raise(f.scores, f.states, parameters_.unit);
     wait_values();
     take_values(2, f.out);
@@ -177,12 +186,12 @@ class Consumer {
   }
 
   // Scores have come: K is free, and Q after the last ones.
-  __device__ __forceinline__ void take_scores(float (&scores)[kScores]) {
+  __device__ __forceinline__ void take_scores(const Visible& visible, float (&scores)[kScores]) {
     ptx::settle(scores);
     release(shared_.barriers.k_empty[k_place().stage]);
     ++step_;
     if (key_ == first_key_) release(shared_.barriers.q_empty[warpgroup_][q_place().stage]);
-    apply_rules(scores);
+    apply_rules(visible, scores);
   }
 
   // The product with V has come: its stage is free, and the registers of its weights.
@@ -219,27 +228,35 @@ class Consumer {
     ptx::arrive_named(kTurnBarrier + (warpgroup_ + 1) % kConfig.warpgroups(), 256);
   }
 
-  // From products to scores: score rule and mask (math/score_rule.h, math/mask_rule.h).
-  __device__ __forceinline__ void apply_rules(float (&scores)[kScores]) {
+  // The first row of this warp.
+  __device__ __forceinline__ std::int32_t own_row() const {
+    return tile_->row + warpgroup_ * tile::kRows + threadIdx.x % 128 / 32 * tile::kWarpRows;
+  }
+
+  // What the lane's rows see of the tile of keys whose scores are being computed: the mask rule
+  // (math/mask_rule.h) as bits (tile/bands.h), while the tensor cores work.
+  __device__ __forceinline__ Visible look() const {
+    Visible visible = {key_ >= full_begin_ && key_ < full_end_, {0, 0}};
+    if (visible.all) return visible;
     const int lane = threadIdx.x % 32;
-    const std::int32_t column = key_ * kConfig.k_tile;
-    const bool full = key_ >= full_begin_ && key_ < full_end_;
-    if (!kConfig.general && full) return;
-    const std::int32_t own_row =
-        tile_->row + warpgroup_ * tile::kRows + threadIdx.x % 128 / 32 * tile::kWarpRows;
-    if constexpr (kConfig.general) apply_score_rule(own_row, column, scores);
-    if (full) return;
+    const tile::FragmentColumns before = {key_ * kConfig.k_tile, tile::lane_column(lane)};
 #pragma unroll
     for (int which = 0; which < tile::kRowsPerLane; ++which) {
-      const std::int32_t row = own_row + tile::lane_row(lane, which);
-      const std::int32_t begin = tile_->edges.begin(row) - column - tile::lane_column(lane);
-      const std::int32_t end = tile_->edges.end(row) - column - tile::lane_column(lane);
+      const std::int32_t row = own_row() + tile::lane_row(lane, which);
+      visible.bits[which] = tile::low_bits(before(tile_->edges.end(row))) &
+                            ~tile::low_bits(before(tile_->edges.begin(row)));
+    }
+    return visible;
+  }
+
+  // From products to scores: score rule and mask.
+  __device__ __forceinline__ void apply_rules(const Visible& visible, float (&scores)[kScores]) {
+    if constexpr (kConfig.general) apply_score_rule(own_row(), key_ * kConfig.k_tile, scores);
+    if (visible.all) return;
 #pragma unroll
-      for (int r = 0; r < kScores; ++r) {
-        if (tile::register_row(r) != which) continue;
-        const int place = tile::register_column(r);
-        scores[r] = math::masked(place >= begin && place < end, scores[r]);
-      }
+    for (int r = 0; r < kScores; ++r) {
+      const std::uint32_t bit = 1u << tile::FragmentLayout::bit(r);
+      scores[r] = math::masked((visible.bits[tile::register_row(r)] & bit) != 0, scores[r]);
     }
   }
 
