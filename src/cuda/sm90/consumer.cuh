@@ -52,7 +52,7 @@ class Consumer {
     multiply_values<false>(f.weights, f.out);
     take_values(1, f.out);
     finish_tile<kConfig>(parameters_, shared_.tiles[(slot_ - 1) % kTileSlots], warpgroup_, stage(),
-                         f.out, f.states);
+                         f.out, f.states, shared_.last_mark);
   }
 
  private:
@@ -99,7 +99,8 @@ class Consumer {
     wait_values();
     take_values(2, f.out);
     if constexpr (kFirst) {
-      finish_tile<kConfig>(parameters_, before, warpgroup_, stage(), f.out, closing);
+      finish_tile<kConfig>(parameters_, before, warpgroup_, stage(), f.out, closing,
+                           shared_.last_mark);
       fresh_ = true;
     } else {
       tile::rescale(f.out, anchors.factor);

@@ -5,6 +5,7 @@
 #include "cuda/element.cuh"
 #include "cuda/ptx/matrix.cuh"
 #include "cuda/ptx/store.cuh"
+#include "cuda/sm90/repair.cuh"
 #include "cuda/sm90/shared.cuh"
 #include "cuda/tile/softmax.cuh"
 
@@ -128,12 +129,14 @@ __device__ __forceinline__ bool store_narrow(const float (&out)[kOut],
   return bad;
 }
 
-// Closes the rows of a warpgroup. stage: this warp's panel in shared memory.
+// Closes the rows of a warpgroup. stage: this warp's panel in shared memory. last_mark: of the
+// block.
 template <KernelConfig kConfig, int kOut>
 __device__ __forceinline__ void finish_tile(const Parameters& parameters, const Tile& tile,
                                             int warpgroup, std::uint32_t stage,
                                             const float (&out)[kOut],
-                                            const tile::RowStates& states) {
+                                            const tile::RowStates& states,
+                                            unsigned long long& last_mark) {
   const problem::Problem& problem = parameters.problem;
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x % 128 / 32;
@@ -175,10 +178,9 @@ __device__ __forceinline__ void finish_tile(const Parameters& parameters, const 
   }
   for (int which = 0; which < tile::kRowsPerLane; ++which)
     any |= redo[which] && first + tile::lane_row(lane, which) < tile.q_len;
-  any = __any_sync(~0u, any);
-  if (lane == 0) {
+  if (__any_sync(~0u, any) && lane == 0) {
     constexpr std::int64_t kWarps = kConfig.q_tile / tile::kWarpRows;
-    parameters.redo[tile.index * kWarps + warpgroup * 4 + warp] = any ? 1 : 0;
+    mark(parameters, tile.index * kWarps + warpgroup * 4 + warp, last_mark);
   }
 }
 

@@ -7,6 +7,7 @@
 #include "cuda/ptx/registers.cuh"
 #include "cuda/sm90/consumer.cuh"
 #include "cuda/sm90/producer.cuh"
+#include "cuda/sm90/repair.cuh"
 
 namespace tilewise::cuda::sm90 {
 
@@ -22,6 +23,7 @@ __global__ void __launch_bounds__(decode(kCode).threads(), 1)
     ptx::prefetch_map(&parameters.k.map);
     ptx::prefetch_map(&parameters.v.map);
     init_barriers<kConfig>(shared.barriers);
+    shared.last_mark = 0;
   }
   __syncthreads();
   if (warpgroup == 0) {
@@ -30,6 +32,12 @@ __global__ void __launch_bounds__(decode(kCode).threads(), 1)
   } else {
     ptx::take_registers<kConfig.consumer_registers()>();
     Consumer<kConfig>(parameters, shared, warpgroup - 1).run();
+    ptx::sync_named(kRepairBarrier, 128 * kConfig.warpgroups());
+    if (shared.last_mark != 0) {
+      RowMemory* const memory = reinterpret_cast<RowMemory*>(shared.out[4 * (warpgroup - 1)]);
+      repair(parameters, kConfig.q_tile, kConfig.warpgroups(), shared.last_mark, memory,
+             warpgroup - 1);
+    }
   }
 }
 

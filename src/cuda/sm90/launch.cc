@@ -71,7 +71,7 @@ struct Workspace : Places {
   std::int64_t lengths = 0;
   std::int64_t tile_starts = 0;
   std::int64_t counter = 0;
-  std::int64_t redo = 0;
+  std::int64_t marks = 0;
 
   explicit Workspace(const Problem& problem) {
     const bool listed = needs_lengths(problem);
@@ -79,7 +79,7 @@ struct Workspace : Places {
     lengths = take(Checked{listed ? problem.batch : 0} * Checked{sizeof(Lengths)}).value;
     tile_starts = take(Checked{listed ? (problem.batch + 1) * 4 : 0}).value;
     counter = take(Checked{counts(problem) ? 4 : 0}).value;
-    redo = take(Most(problem).warps).value;
+    marks = take(Most(problem).warps * Checked{sizeof(*Parameters::marks)}).value;
   }
 };
 
@@ -182,7 +182,7 @@ void fill_parameters(const Problem& problem, const KernelConfig& config, std::by
   parameters->packed = packed_schedule_of(problem, workspace + places.tile_starts);
   if (counts(problem))
     parameters->counter = reinterpret_cast<unsigned*>(workspace + places.counter);
-  parameters->redo = reinterpret_cast<std::uint8_t*>(workspace + places.redo);
+  parameters->marks = reinterpret_cast<unsigned long long*>(workspace + places.marks);
   parameters->window_left =
       static_cast<std::int32_t>(math::lesser(problem.window_left, tile::kLongest));
   parameters->window_right =
@@ -216,9 +216,7 @@ cudaError_t start(const Parameters& parameters, const Instance& instance, int mu
   int blocks = multiprocessors;
   if (!problem.q_packed && parameters.schedule.count() < blocks)
     blocks = parameters.schedule.count();
-  const cudaError_t started = instance.start(parameters, blocks, stream);
-  if (started != cudaSuccess) return started;
-  return start_redo(parameters, instance.config.q_tile, multiprocessors, stream);
+  return instance.start(parameters, blocks, stream);
 }
 
 }  // namespace

@@ -39,7 +39,7 @@ struct Parameters {
   Schedule schedule;         // of dense queries
   PackedSchedule packed;     // of packed ones
   unsigned* counter;         // of work taken; nullptr: static_index() decides
-  std::uint8_t* redo;        // (work, 16 rows): 1 where the careful path must look
+  unsigned long long* marks;  // (work, 16 rows): lists of what the careful path must compute
   std::int32_t window_left;  // as problem's, at most tile::kLongest
   std::int32_t window_right;
   bool open_end;     // behind a sequence's last key may follow another's
@@ -58,11 +58,8 @@ struct Instance {
   Start start;
 };
 
-// Of the two kernels below, on the current device.
+// Of the kernel below, on the current device.
 cudaError_t load_support();
-
-// Computes the rows that a kernel has marked by the careful path (cuda/reference_row.cuh).
-cudaError_t start_redo(const Parameters& parameters, int q_tile, int blocks, cudaStream_t stream);
 
 // Fills lengths (B) and tile_starts (B + 1).
 cudaError_t start_prepare(const Parameters& parameters, int q_tile, cudaStream_t stream);

@@ -55,6 +55,7 @@ struct Shared {
   unsigned char out[kConfig.warpgroups() * 4][kStageBytes];  // of each warp: a panel (16, 64)
   Barriers barriers;
   Tile tiles[kTileSlots];
+  unsigned long long last_mark;  // of this block (repair.cuh)
 };
 
 // One arrival for each warp that reads: all four warps of a warpgroup read all of a stage. Q is
