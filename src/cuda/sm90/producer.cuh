@@ -38,6 +38,15 @@ __device__ __forceinline__ void describe(const Parameters& parameters, std::int3
   tile.q_start = lengths.q_start;
   tile.q_len = lengths.q_len;
   tile.k_start = lengths.k_start;
+  const std::int64_t place = std::int64_t{lengths.q_start} + row;
+  const std::int64_t batch = problem.q_packed ? 0 : work.batch;
+  tile.out = problem.out.offset(batch, work.head, place);
+  tile.lse = problem.lse.offset(batch, work.head, place);
+  tile.sink = -math::Limits<float>::kInfinity;
+  if (problem.sink.present()) {
+    const std::int64_t at = problem.sink.offset(0, work.head, 0);
+    tile.sink = static_cast<const float*>(problem.sink.data)[at];
+  }
   tile.diagonal = problem.top_left ? 0 : lengths.k_len - lengths.q_len;
   const tile::Edges edges = tile::window_edges(lengths.k_len, tile.diagonal, parameters.window_left,
                                                parameters.window_right);
