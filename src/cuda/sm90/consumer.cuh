@@ -49,6 +49,7 @@ class Consumer {
       if (!open()) break;
       step<true>(f, before);
     }
+    wait_values();
     multiply_values<false>(f.weights, f.out);
     take_values(1, f.out);
     finish_tile<kConfig>(parameters_, shared_.tiles[(slot_ - 1) % kTileSlots], warpgroup_, stage(),
@@ -75,9 +76,8 @@ class Consumer {
     multiply_scores(f.scores);
     const Visible visible = look();
     ptx::wait_products<0>();
-    take_scores(visible, f.scores);
+    take_scores<true>(visible, f.scores);
     const tile::Anchors anchors = tile::raise(f.scores, f.states, parameters_.unit);
-    wait_values();
     tile::weigh(f.scores, anchors, f.states, parameters_.unit);
     tile::pack<kConfig.fp16>(f.scores, f.weights);
   }
@@ -88,15 +88,19 @@ class Consumer {
   __device__ __forceinline__ void step(Fragments& f, const Tile& before) {
     const tile::RowStates closing = f.states;
     if constexpr (kFirst) f.states.clear();
+    wait_values();
     wait_full(shared_.barriers.k_full, k_place());
     take_turn();
     multiply_scores(f.scores);
     multiply_values<true>(f.weights, f.out);
     const Visible visible = look();
     ptx::wait_products<1>();
-    take_scores(visible, f.scores);
+    take_scores<kFirst>(visible, f.scores);
     const tile::Anchors anchors = tile::raise(f.scores, f.states, parameters_.unit);
-    wait_values();
+    // NOTE: the loop of a wait ends a basic block: in one block with the maxima, ptxas 13.0 waits
+    // for the products first, and the maxima run beside nothing (D 128, S 8192: 609 TFLOP/s, not
+    // 650). Nobody has to come for this one.
+    ptx::wait(ptx::shared_address(&shared_.barriers.open), 1);
     take_values(2, f.out);
     if constexpr (kFirst) {
       finish_tile<kConfig>(parameters_, before, warpgroup_, stage(), f.out, closing,
@@ -187,35 +191,34 @@ class Consumer {
   }
 
   // Scores have come: K is free, and Q after the last ones.
+  template <bool kFirst>
   __device__ __forceinline__ void take_scores(const Visible& visible, float (&scores)[kScores]) {
     ptx::settle(scores);
     release(shared_.barriers.k_empty[k_place().stage]);
     ++step_;
+    used_ = kFirst ? uniform(tile_->used) : kConfig.k_tile;
     if (key_ == first_key_) release(shared_.barriers.q_empty[warpgroup_][q_place().stage]);
     apply_rules(visible, scores);
   }
 
   // The product with V has come: its stage is free, and the registers of its weights.
-  //
-  // NOTE: behind a wait at a memory barrier, whose loop ends a basic block: in one block with the
-  // maxima, ptxas 13.0 waits for the products first, and the maxima run beside nothing (D 128, S
-  // 8192: 609 TFLOP/s, not 650).
   __device__ __forceinline__ void take_values(std::uint32_t behind, float (&out)[kOut]) {
     ptx::wait_products<0>();
     ptx::settle(out);
     release(shared_.barriers.v_empty[place_of<kConfig.stages>(step_ - behind).stage]);
   }
 
-  // Waits for V. The rows of another sequence, behind the end of this one, become zeros: their
-  // weights are 0, but 0 * NaN is NaN. Every warpgroup writes the same zeros.
+  // Waits for the V of the scores that were last. The rows of another sequence, behind the end of
+  // this one, become zeros: their weights are 0, but 0 * NaN is NaN. Every warpgroup writes the same
+  // zeros.
   __device__ __forceinline__ void wait_values() {
     wait_full(shared_.barriers.v_full, v_place());
-    if (key_ != tile_->end_key - 1 || tile_->used >= kConfig.k_tile) return;
+    if (used_ >= kConfig.k_tile) return;
     unsigned char* const v = shared_.v[v_place().stage];
     constexpr int kRowChunks = tile::kPanelRowBytes / tile::kChunkBytes;
     for (int chunk = threadIdx.x % 128; chunk < kConfig.v_bytes() / tile::kChunkBytes;
          chunk += 128) {
-      if (chunk / kRowChunks % kConfig.k_tile < tile_->used) continue;
+      if (chunk / kRowChunks % kConfig.k_tile < used_) continue;
       reinterpret_cast<uint4*>(v)[chunk] = make_uint4(0, 0, 0, 0);
     }
     ptx::fence_shared_for_async();
@@ -294,6 +297,7 @@ class Consumer {
   std::int32_t first_key_ = 0;
   std::int32_t full_begin_ = 0;  // tiles of keys of which every row of this warpgroup sees all
   std::int32_t full_end_ = 0;
+  std::int32_t used_ = 0;        // rows of V in the tile whose scores were last
   bool fresh_ = true;       // out begins with the next product
   std::uint32_t step_ = 0;  // tiles of keys whose scores are done
 };

@@ -44,6 +44,7 @@ struct Barriers {
   std::uint64_t q_full[kMostWarpgroups][kMostQStages], q_empty[kMostWarpgroups][kMostQStages];
   std::uint64_t k_full[kMostStages], k_empty[kMostStages];
   std::uint64_t v_full[kMostStages], v_empty[kMostStages];
+  std::uint64_t open;  // a wait for parity 1 never waits
 };
 
 // A warp's rows of 64 columns of the output, on their way to memory.
@@ -79,6 +80,7 @@ __device__ void init_barriers(Barriers& barriers) {
     ptx::init_barrier(ptx::shared_address(&barriers.v_full[stage]), 1);
     ptx::init_barrier(ptx::shared_address(&barriers.v_empty[stage]), kReaders);
   }
+  ptx::init_barrier(ptx::shared_address(&barriers.open), 1);
   ptx::fence_barrier_init();
 }
 
