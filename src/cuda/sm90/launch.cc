@@ -1,5 +1,7 @@
 #include "cuda/sm90/launch.h"
 
+#include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <initializer_list>
 
@@ -11,6 +13,7 @@
 #include "cuda/traffic.h"
 #include "cuda/work.h"
 #include "math/config.h"
+#include "math/philox.h"
 
 namespace tilewise::cuda::sm90 {
 
@@ -65,6 +68,17 @@ bool needs_lengths(const Problem& problem) {
 // Tiles of very different lengths are taken from a counter, others in turns fixed beforehand.
 bool counts(const Problem& problem) { return is_causal(problem) || needs_lengths(problem); }
 
+// Of a launch: no other has it in this process, and hardly any word of memory that has been
+// something else. Never 0.
+std::uint64_t launch_number() {
+  static std::atomic<std::uint64_t> last{[] {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch().count();
+    const math::Philox4 words = math::philox_4x32_10({}, static_cast<std::uint64_t>(now));
+    return std::uint64_t{words.word[0]} << 32 | words.word[1];
+  }()};
+  return last.fetch_add(2, std::memory_order_relaxed) | 1;
+}
+
 // The parts of the workspace.
 struct Workspace : Places {
   std::int64_t table = 0;
@@ -78,7 +92,7 @@ struct Workspace : Places {
     table = take(Checked{table_bytes(problem)}).value;
     lengths = take(Checked{listed ? problem.batch : 0} * Checked{sizeof(Lengths)}).value;
     tile_starts = take(Checked{listed ? (problem.batch + 1) * 4 : 0}).value;
-    counter = take(Checked{counts(problem) ? 4 : 0}).value;
+    counter = take(Checked{counts(problem) ? std::int64_t{sizeof(Counter)} : 0}).value;
     marks = take(Most(problem).warps * Checked{sizeof(*Parameters::marks)}).value;
   }
 };
@@ -180,8 +194,10 @@ void fill_parameters(const Problem& problem, const KernelConfig& config, std::by
                        static_cast<std::int32_t>(problem.k_rows)};
   parameters->schedule = schedule_of(problem, config.q_tile);
   parameters->packed = packed_schedule_of(problem, workspace + places.tile_starts);
-  if (counts(problem))
-    parameters->counter = reinterpret_cast<unsigned*>(workspace + places.counter);
+  if (counts(problem)) {
+    parameters->counter = reinterpret_cast<Counter*>(workspace + places.counter);
+    parameters->launch = launch_number();
+  }
   parameters->marks = reinterpret_cast<unsigned long long*>(workspace + places.marks);
   parameters->window_left =
       static_cast<std::int32_t>(math::lesser(problem.window_left, tile::kLongest));
@@ -204,11 +220,6 @@ cudaError_t start(const Parameters& parameters, const Instance& instance, int mu
   }
   if (parameters.lengths != nullptr) {
     const cudaError_t error = start_prepare(parameters, instance.config.q_tile, stream);
-    if (error != cudaSuccess) return error;
-  }
-  if (parameters.counter != nullptr) {
-    const cudaError_t error =
-        cudaMemsetAsync(parameters.counter, 0, sizeof(*parameters.counter), stream);
     if (error != cudaSuccess) return error;
   }
   const cudaError_t filled = fill_unowned(problem, parameters.table, stream);

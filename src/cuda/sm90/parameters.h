@@ -30,6 +30,14 @@ struct alignas(16) Lengths {
   std::int32_t k_len;
 };
 
+// From which the blocks of a launch take work. `launch` is the launch's own number once the first
+// block has set `taken` to 0, and 0 again once all work is taken: what lies there before, also from
+// the same launch of a graph that runs again, is never taken for it.
+struct Counter {
+  unsigned long long launch;
+  unsigned taken;
+};
+
 struct Parameters {
   TensorMap q, k, v;
   problem::Problem problem;
@@ -38,7 +46,8 @@ struct Parameters {
   Lengths whole;
   Schedule schedule;         // of dense queries
   PackedSchedule packed;     // of packed ones
-  unsigned* counter;         // of work taken; nullptr: static_index() decides
+  Counter* counter;            // nullptr: static_index() decides
+  unsigned long long launch;   // number of this launch
   unsigned long long* marks;  // (work, 16 rows): lists of what the careful path must compute
   std::int32_t window_left;  // as problem's, at most tile::kLongest
   std::int32_t window_right;
