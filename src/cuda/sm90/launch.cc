@@ -181,8 +181,8 @@ problem::Status make_maps(const Problem& problem, const KernelConfig& config,
   return make_map(rows_of_v(problem), config.k_tile, config.fp16, &parameters->v);
 }
 
-void fill_parameters(const Problem& problem, const KernelConfig& config, std::byte* workspace,
-                     Parameters* parameters) {
+void fill_parameters(const Problem& problem, const KernelConfig& config, int multiprocessors,
+                     std::byte* workspace, Parameters* parameters) {
   const Workspace places(problem);
   const bool listed = needs_lengths(problem);
   const double scale = config.general ? 1.0 : problem.scale;
@@ -192,7 +192,8 @@ void fill_parameters(const Problem& problem, const KernelConfig& config, std::by
   if (listed) parameters->lengths = reinterpret_cast<const Lengths*>(workspace + places.lengths);
   parameters->whole = {0, static_cast<std::int32_t>(problem.q_rows), 0,
                        static_cast<std::int32_t>(problem.k_rows)};
-  parameters->schedule = schedule_of(problem, config.q_tile);
+  parameters->schedule = tile::in_rounds(schedule_of(problem, config.q_tile), multiprocessors,
+                                         static_cast<std::int32_t>(problem.group));
   parameters->packed = packed_schedule_of(problem, workspace + places.tile_starts);
   if (counts(problem)) {
     parameters->counter = reinterpret_cast<Counter*>(workspace + places.counter);
@@ -278,8 +279,8 @@ problem::Status run(const Problem& problem, const problem::RunContext& context) 
   Parameters parameters = {};
   const problem::Status mapped = make_maps(problem, instance.config, &parameters);
   if (mapped != TILEWISE_OK) return mapped;
-  fill_parameters(problem, instance.config, static_cast<std::byte*>(context.workspace),
-                  &parameters);
+  fill_parameters(problem, instance.config, device.multiprocessors,
+                  static_cast<std::byte*>(context.workspace), &parameters);
   count_traffic(problem, parameters.schedule, {instance.config.q_tile, instance.config.k_tile},
                 context.traffic);
   return check(
