@@ -61,8 +61,7 @@ TEST(Schedule, RoundsAreASmallSectionEachButForTheLast) {
         EXPECT_EQ(static_cast<std::int32_t>(seen.size()), schedule.count());
         if (schedule.section == whole.section) continue;
         EXPECT_GE(schedule.section * q_tiles, 132);
-        const std::int32_t last =
-            16 * batch - (schedule.sections - 1) * schedule.section;  // heads
+        const std::int32_t last = 16 * batch - (schedule.sections - 1) * schedule.section;  // heads
         EXPECT_GE(last, tile::kLastRounds * schedule.section);
         EXPECT_LT(last, (tile::kLastRounds + 1) * schedule.section);
       }

@@ -209,8 +209,8 @@ class Consumer {
   }
 
   // Waits for the V of the scores that were last. The rows of another sequence, behind the end of
-  // this one, become zeros: their weights are 0, but 0 * NaN is NaN. Every warpgroup writes the same
-  // zeros.
+  // this one, become zeros: their weights are 0, but 0 * NaN is NaN. Every warpgroup writes the
+  // same zeros.
   __device__ __forceinline__ void wait_values() {
     wait_full(shared_.barriers.v_full, v_place());
     if (used_ >= kConfig.k_tile) return;
@@ -297,7 +297,7 @@ class Consumer {
   std::int32_t first_key_ = 0;
   std::int32_t full_begin_ = 0;  // tiles of keys of which every row of this warpgroup sees all
   std::int32_t full_end_ = 0;
-  std::int32_t used_ = 0;        // rows of V in the tile whose scores were last
+  std::int32_t used_ = 0;   // rows of V in the tile whose scores were last
   bool fresh_ = true;       // out begins with the next product
   std::uint32_t step_ = 0;  // tiles of keys whose scores are done
 };

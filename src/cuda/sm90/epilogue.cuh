@@ -23,8 +23,8 @@ __device__ __forceinline__ math::Finalised<float> close(const math::SoftmaxState
 // The same with a sink, which joins as the state (sink, 1).
 __device__ __forceinline__ math::Finalised<float> close(const math::SoftmaxState<float>& state,
                                                         float sink, float lse_unit) {
-  const math::Merged<float> merged = math::merge({state.max, state.sum}, {sink / lse_unit, 1.0f},
-                                                 math::ExponentUnit<float>(1.0f));
+  const math::Merged<float> merged =
+      math::merge({state.max, state.sum}, {sink / lse_unit, 1.0f}, math::ExponentUnit<float>(1.0f));
   return {merged.factor_a * ptx::reciprocal_approx(merged.state.sum),
           __fmaf_rn(ptx::log2_approx(merged.state.sum), lse_unit, merged.state.max * lse_unit)};
 }
@@ -137,8 +137,7 @@ __device__ __forceinline__ bool store_narrow(const float (&out)[kOut],
 template <KernelConfig kConfig, int kOut>
 __device__ __forceinline__ void finish_tile(const Parameters& parameters, const Tile& tile,
                                             int warpgroup, std::uint32_t stage,
-                                            const float (&out)[kOut],
-                                            const tile::RowStates& states,
+                                            const float (&out)[kOut], const tile::RowStates& states,
                                             unsigned long long& last_mark) {
   const problem::Problem& problem = parameters.problem;
   const int lane = threadIdx.x % 32;

@@ -215,16 +215,10 @@ void fill_parameters(const Problem& problem, const KernelConfig& config, int mul
 cudaError_t start(const Parameters& parameters, const Instance& instance, int multiprocessors,
                   cudaStream_t stream) {
   const Problem& problem = parameters.problem;
-  if (parameters.table != nullptr) {
-    const cudaError_t error = fill_table(problem, const_cast<Sequence*>(parameters.table), stream);
-    if (error != cudaSuccess) return error;
-  }
   if (parameters.lengths != nullptr) {
     const cudaError_t error = start_prepare(parameters, instance.config.q_tile, stream);
     if (error != cudaSuccess) return error;
   }
-  const cudaError_t filled = fill_unowned(problem, parameters.table, stream);
-  if (filled != cudaSuccess) return filled;
   int blocks = multiprocessors;
   if (!problem.q_packed && parameters.schedule.count() < blocks)
     blocks = parameters.schedule.count();

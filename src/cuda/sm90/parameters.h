@@ -44,12 +44,12 @@ struct Parameters {
   const problem::Sequence* table;  // (B), nullptr for dense batches
   const Lengths* lengths;          // (B), nullptr where all are `whole`
   Lengths whole;
-  Schedule schedule;         // of dense queries
-  PackedSchedule packed;     // of packed ones
-  Counter* counter;            // nullptr: static_index() decides
-  unsigned long long launch;   // number of this launch
+  Schedule schedule;          // of dense queries
+  PackedSchedule packed;      // of packed ones
+  Counter* counter;           // nullptr: static_index() decides
+  unsigned long long launch;  // number of this launch
   unsigned long long* marks;  // (work, 16 rows): lists of what the careful path must compute
-  std::int32_t window_left;  // as problem's, at most tile::kLongest
+  std::int32_t window_left;   // as problem's, at most tile::kLongest
   std::int32_t window_right;
   bool open_end;     // behind a sequence's last key may follow another's
   float unit;        // what a unit of a score is worth as an exponent of 2

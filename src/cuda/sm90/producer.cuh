@@ -10,9 +10,9 @@
 
 namespace tilewise::cuda::sm90 {
 
-// The work of a block, of `count`: two tiles of queries that are dealt out beforehand, then what the
-// counter says, which the first block has opened meanwhile. Each block asks until there is none, in
-// all as often as there is work behind the first turn.
+// The work of a block, of `count`: two tiles of queries that are dealt out beforehand, then what
+// the counter says, which the first block has opened meanwhile. Each block asks until there is
+// none, in all as often as there is work behind the first turn.
 class Walk {
  public:
   __device__ __forceinline__ Walk(const Parameters& parameters, std::int32_t count)

@@ -32,8 +32,7 @@ struct RowWarpgroup {
 // The rows of every mark of a list, the warpgroups in turns. NOTE: a function of its own, so that
 // what it needs is nothing to the loops before it.
 __device__ __noinline__ void repair(const Parameters& parameters, int q_tile, int warpgroups,
-                                    unsigned long long last, RowMemory* memory,
-                                    int warpgroup) {
+                                    unsigned long long last, RowMemory* memory, int warpgroup) {
   const RowWarpgroup team = {*memory, warpgroup};
   const Problem& problem = parameters.problem;
   const std::int64_t warps = q_tile / tile::kWarpRows;  // of a tile
@@ -45,8 +44,7 @@ __device__ __noinline__ void repair(const Parameters& parameters, int q_tile, in
     const Work work =
         problem.q_packed ? parameters.packed.work(index) : parameters.schedule.work(index);
     const Sequence sequence = sequence_at(problem, parameters.table, work.batch);
-    const std::int64_t row =
-        std::int64_t{work.q_tile} * q_tile + warp % warps * tile::kWarpRows;
+    const std::int64_t row = std::int64_t{work.q_tile} * q_tile + warp % warps * tile::kWarpRows;
     const std::int64_t end = math::lesser(row + tile::kWarpRows, sequence.q_len);
     for (std::int64_t r = row; r < end; ++r) {
       compute_row({problem, sequence, work.head, r}, team);

@@ -15,9 +15,9 @@ namespace tilewise::cuda::sm90 {
 // One that sees no keys has a tile of keys all the same, which nobody copies and nothing of which
 // is visible.
 struct Tile {
-  std::int64_t out;  // offsets of the tile's first row in out,
-  std::int64_t lse;  // and in lse
-  float sink;        // -inf: none
+  std::int64_t out;    // offsets of the tile's first row in out,
+  std::int64_t lse;    // and in lse
+  float sink;          // -inf: none
   std::int32_t index;  // of the work; -1: no more
   std::int32_t batch;  // sequence
   std::int32_t head;

@@ -1,8 +1,7 @@
 // What stands before the Hopper kernels: lengths and tile numbers of packed batches.
-#include "cuda/block_scan.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/load.h"
-#include "cuda/sequences.cuh"
+#include "cuda/sequence_table.cuh"
 #include "cuda/sm90/parameters.h"
 
 namespace tilewise::cuda::sm90 {
@@ -13,6 +12,8 @@ __global__ void __launch_bounds__(kScanThreads)
                    Lengths* lengths /* (B) */, std::int32_t* tile_starts /* (B + 1) */) {
   __shared__ std::int64_t warps[kScanWarps];
   const Problem& problem = parameters.problem;
+  if (parameters.table != nullptr)
+    compute_table(problem, warps, const_cast<Sequence*>(parameters.table));
   std::int64_t carry = 0;
   for (std::int64_t first = 0; first < problem.batch; first += kScanThreads) {
     const std::int64_t b = first + threadIdx.x;

@@ -28,7 +28,7 @@ struct Schedule {
   std::int32_t q_tiles;  // of a sequence
   std::int32_t heads;
   std::int32_t batch;
-  std::int32_t section;  // heads of all sequences that are in flight together; 0: tiles in order
+  std::int32_t section;   // heads of all sequences that are in flight together; 0: tiles in order
   std::int32_t sections;  // of them; the last one has all heads that are left
 
   TILEWISE_INLINE std::int32_t count() const { return q_tiles * heads * batch; }
