@@ -88,10 +88,10 @@ class Consumer {
   __device__ __forceinline__ void step(Fragments& f, const Tile& before) {
     const tile::RowStates closing = f.states;
     if constexpr (kFirst) f.states.clear();
-    wait_values();
     wait_full(shared_.barriers.k_full, k_place());
     take_turn();
     multiply_scores(f.scores);
+    wait_values();  // beside the scores
     multiply_values<true>(f.weights, f.out);
     const Visible visible = look();
     ptx::wait_products<1>();
