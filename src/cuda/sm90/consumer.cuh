@@ -74,7 +74,7 @@ class Consumer {
     f.states.clear();
     wait_full(shared_.barriers.k_full, k_place());
     multiply_scores(f.scores);
-    const Visible visible = look();
+    const Visible visible = kConfig.general ? Visible{} : look();
     ptx::wait_products<0>();
     take_scores<true>(visible, f.scores);
     const tile::Anchors anchors = tile::raise(f.scores, f.states, parameters_.unit);
@@ -93,7 +93,7 @@ class Consumer {
     multiply_scores(f.scores);
     wait_values();  // beside the scores
     multiply_values<true>(f.weights, f.out);
-    const Visible visible = look();
+    const Visible visible = kConfig.general ? Visible{} : look();
     ptx::wait_products<1>();
     take_scores<kFirst>(visible, f.scores);
     const tile::Anchors anchors = tile::raise(f.scores, f.states, parameters_.unit);
@@ -253,9 +253,18 @@ class Consumer {
     return visible;
   }
 
-  // From products to scores: score rule and mask.
+  // From products to scores: score rule and mask. The score rule leaves no registers for what was
+  // found before it.
   __device__ __forceinline__ void apply_rules(const Visible& visible, float (&scores)[kScores]) {
-    if constexpr (kConfig.general) apply_score_rule(own_row(), key_ * kConfig.k_tile, scores);
+    if constexpr (kConfig.general) {
+      apply_score_rule(own_row(), key_ * kConfig.k_tile, scores);
+      hide(look(), scores);
+    } else {
+      hide(visible, scores);
+    }
+  }
+
+  __device__ __forceinline__ static void hide(const Visible& visible, float (&scores)[kScores]) {
     if (visible.all) return;
 #pragma unroll
     for (int r = 0; r < kScores; ++r) {
