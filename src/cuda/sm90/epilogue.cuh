@@ -5,6 +5,7 @@
 #include "cuda/element.cuh"
 #include "cuda/ptx/matrix.cuh"
 #include "cuda/ptx/store.cuh"
+#include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90/repair.cuh"
 #include "cuda/sm90/shared.cuh"
 #include "cuda/tile/softmax.cuh"
@@ -64,6 +65,10 @@ __device__ __forceinline__ void store_wide(const float (&out)[kOut],
   const int lane = threadIdx.x % 32;
   const int row = lane % tile::kWarpRows;  // whose address this lane gives to stmatrix
   to += lane / 8 * rows.stride + lane % 8 * 8;
+  // As if it were not known before: addresses in registers all along would be too many beside so
+  // much of out (D 256 with general scores spills).
+  std::uint32_t panel_stage[] = {stage};
+  if constexpr (kOut > 64) ptx::settle(panel_stage);
 #pragma unroll
   for (int panel = 0; panel < kOut / 32; ++panel) {
 #pragma unroll
@@ -77,10 +82,10 @@ __device__ __forceinline__ void store_wide(const float (&out)[kOut],
         bad[which] = ptx::multiply_add_pair<kConfig.fp16>(pairs[i], 0, bad[which]);
       }
       const int byte = (block + lane / tile::kWarpRows) * tile::kChunkBytes;
-      ptx::store_matrices(stage + tile::swizzled(row, byte), pairs);
+      ptx::store_matrices(panel_stage[0] + tile::swizzled(row, byte), pairs);
     }
     __syncwarp();
-    store_panel<kOut <= 64 ? 4 : 1>(stage, rows, panel, to);
+    store_panel<kOut <= 64 ? 4 : 1>(panel_stage[0], rows, panel, to);
     __syncwarp();
   }
 }
