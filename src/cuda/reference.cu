@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(kRowThreads, 1)
     const Sequence sequence =
         problem.q_packed ? owner_of(problem, table, place) : sequence_at(problem, table, b);
     if (!owns(sequence, place)) continue;
-    compute_row({problem, sequence, head, place - sequence.q_start}, shared);
+    compute_row({problem, sequence, head, place - sequence.q_start}, RowBlock{shared});
   }
 }
 

@@ -21,6 +21,14 @@ struct RowMemory {
   double warps[kRowThreads / 32];
 };
 
+// The kRowThreads that compute a row, and their memory: a whole block.
+struct RowBlock {
+  RowMemory& memory;
+
+  __device__ int thread() const { return static_cast<int>(threadIdx.x); }
+  __device__ void sync() const { __syncthreads(); }
+};
+
 // A row of a query head, and what it sees.
 struct Row {
   const Problem& problem;
@@ -105,77 +113,81 @@ struct Row {
 };
 
 // The largest (or the sum) of a number of each thread. Every thread gets it.
-template <bool kMaximum>
-__device__ double reduce(double x, RowMemory& shared) {
+template <bool kMaximum, class Team>
+__device__ double reduce(double x, const Team& team) {
   for (int step = 16; step > 0; step /= 2) {
     const double other = __shfl_xor_sync(~0u, x, step);
     x = kMaximum ? math::maximum(other, x) : x + other;
   }
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) shared.warps[threadIdx.x / 32] = x;
-  __syncthreads();
-  x = shared.warps[0];
+  double(&warps)[kRowThreads / 32] = team.memory.warps;
+  team.sync();
+  if (team.thread() % 32 == 0) warps[team.thread() / 32] = x;
+  team.sync();
+  x = warps[0];
   for (int w = 1; w < kRowThreads / 32; ++w) {
-    x = kMaximum ? math::maximum(shared.warps[w], x) : x + shared.warps[w];
+    x = kMaximum ? math::maximum(warps[w], x) : x + warps[w];
   }
   return x;
 }
 
 // Online softmax over kRowThreads keys at a time: a thread scores one key, then adds the weighted
-// values to columns column_begin + threadIdx.x + kRowThreads * c of out.
+// values to columns column_begin + thread + kRowThreads * c of out.
 //   out (kRowColumns)
-__device__ inline math::SoftmaxState<double> attend(const Row& row, std::int64_t column_begin,
-                                                    RowMemory& shared, double* out) {
+template <class Team>
+__device__ math::SoftmaxState<double> attend(const Row& row, std::int64_t column_begin,
+                                             const Team& team, double* out) {
   const Problem& problem = row.problem;
+  double(&scores)[kRowThreads] = team.memory.scores;
   const math::KeyRange keys = row.keys();
   const std::int64_t v = problem.v.offset(row.batch_of(problem.k_packed), row.head / problem.group,
                                           row.sequence.k_start);
   math::SoftmaxState<double> state = math::empty_state<double>();
   for (int c = 0; c < kRowColumns; ++c) out[c] = 0;
   for (std::int64_t begin = keys.begin; begin < keys.end; begin += kRowThreads) {
-    const std::int64_t key = begin + threadIdx.x;
+    const std::int64_t key = begin + team.thread();
     const double minus_infinity = -math::Limits<double>::kInfinity;
     const double score = key < keys.end ? row.score(key) : minus_infinity;
-    const double max = math::maximum(reduce<true>(score, shared), state.max);
+    const double max = math::maximum(reduce<true>(score, team), state.max);
     const double weight = math::weight(score, math::anchor(max));
     const double factor = math::weight(state.max, math::anchor(max));
-    state = {max, math::combine(factor, state.sum) + reduce<false>(weight, shared)};
+    state = {max, math::combine(factor, state.sum) + reduce<false>(weight, team)};
     // A masked key is marked: the weight 0 of a visible one meets its value, which may be NaN.
-    shared.scores[threadIdx.x] =
+    scores[team.thread()] =
         score == minus_infinity ? -1 : weight * (key < keys.end ? row.dropout_factor(key) : 0);
-    __syncthreads();
+    team.sync();
     const std::int64_t count = math::lesser(kRowThreads, keys.end - begin);
     for (int c = 0; c < kRowColumns; ++c) {
-      const std::int64_t column = column_begin + threadIdx.x + kRowThreads * c;
+      const std::int64_t column = column_begin + team.thread() + kRowThreads * c;
       if (column >= problem.value_dim) break;
       double sum = factor * out[c];
       for (std::int64_t j = 0; j < count; ++j) {
-        if (shared.scores[j] < 0) continue;
-        sum += shared.scores[j] * read_element(problem.v, v + (begin + j) * problem.v.row + column);
+        if (scores[j] < 0) continue;
+        sum += scores[j] * read_element(problem.v, v + (begin + j) * problem.v.row + column);
       }
       out[c] = sum;
     }
-    __syncthreads();
+    team.sync();
   }
   return state;
 }
 
-// out and lse of a row, by a whole block of kRowThreads.
-__device__ inline void compute_row(const Row& row, RowMemory& shared) {
+// out and lse of a row, by all threads of a team.
+template <class Team>
+__device__ void compute_row(const Row& row, const Team& team) {
   const Problem& problem = row.problem;
   const std::int64_t batch = row.batch_of(problem.q_packed);
   const std::int64_t place = row.sequence.q_start + row.row;
   for (std::int64_t first = 0; first < problem.value_dim; first += kRowThreads * kRowColumns) {
     double out[kRowColumns];
-    const math::SoftmaxState<double> state = attend(row, first, shared, out);
+    const math::SoftmaxState<double> state = attend(row, first, team, out);
     const math::Finalised<double> closed = math::finalise(state, row.sink());
     for (int c = 0; c < kRowColumns; ++c) {
-      const std::int64_t column = first + threadIdx.x + kRowThreads * c;
+      const std::int64_t column = first + team.thread() + kRowThreads * c;
       if (column >= problem.value_dim) break;
       write_element(problem.out, problem.out.offset(batch, row.head, place, column),
                     out[c] * closed.scale);
     }
-    if (first == 0 && threadIdx.x == 0 && problem.lse.present()) {
+    if (first == 0 && team.thread() == 0 && problem.lse.present()) {
       write_element(problem.lse, problem.lse.offset(batch, row.head, place), closed.lse);
     }
   }

@@ -31,15 +31,16 @@ tile::Schedule schedule_of(const Problem& problem, int q_tile) {
   constexpr std::int64_t kSectionBytes = std::int64_t{32} << 20;  // of the H200's 50 MB
   tile::Schedule schedule = {static_cast<std::int32_t>(divided(problem.q_rows, q_tile)),
                              static_cast<std::int32_t>(problem.heads),
-                             static_cast<std::int32_t>(problem.batch), 0};
+                             static_cast<std::int32_t>(problem.batch), 0, 0};
   if (!is_causal(problem)) return schedule;
   const std::int64_t head_bytes = math::greater(
       problem.k_rows * (problem.head_dim + problem.value_dim) * problem::dtype_size(problem.dtype),
       1);
   const std::int64_t section =
       math::greater(kSectionBytes / head_bytes, 1) * math::greater(problem.group, 1);
-  schedule.section =
-      static_cast<std::int32_t>(math::lesser(section, problem.heads * problem.batch));
+  const std::int64_t heads = problem.heads * problem.batch;
+  schedule.section = static_cast<std::int32_t>(math::lesser(section, heads));
+  if (heads > 0) schedule.sections = static_cast<std::int32_t>(divided(heads, schedule.section));
   return schedule;
 }
 

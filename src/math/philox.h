@@ -50,7 +50,11 @@ TILEWISE_INLINE Philox4 dropout_words(const DropoutRule& rule, std::int64_t head
 
 TILEWISE_INLINE bool dropout_keeps(const DropoutRule& rule, std::int64_t head_index,
                                    std::int64_t row, std::int64_t column) {
-  return dropout_words(rule, head_index, row, column / 4).word[column % 4] >= rule.threshold;
+  const Philox4 words = dropout_words(rule, head_index, row, column / 4);
+  // Chosen, not indexed: an index into registers would put them into a GPU's memory.
+  std::uint32_t word = words.word[0];
+  for (int c = 1; c < 4; ++c) word = column % 4 == c ? words.word[c] : word;
+  return word >= rule.threshold;
 }
 
 }  // namespace tilewise::math

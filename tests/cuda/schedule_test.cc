@@ -19,7 +19,7 @@ using Key = std::tuple<std::int32_t, std::int32_t, std::int32_t>;
 
 TEST(Schedule, DenseWorkIsNumberedOnce) {
   for (const std::int32_t section : {0, 1, 2, 5, 12}) {
-    const Schedule schedule = {7, 4, 3, section};
+    const Schedule schedule = {7, 4, 3, section, section > 0 ? (12 + section - 1) / section : 0};
     std::set<Key> seen;
     for (std::int32_t i = 0; i < schedule.count(); ++i) {
       const Work work = schedule.work(i);
@@ -36,12 +36,37 @@ TEST(Schedule, DenseWorkIsNumberedOnce) {
 }
 
 TEST(Schedule, SectionsTakeTheLongestFirst) {
-  const Schedule schedule = {6, 4, 2, 3};
+  const Schedule schedule = {6, 4, 2, 3, 3};
   for (std::int32_t i = 1; i < 3 * 6; ++i) {
     EXPECT_LE(schedule.work(i).q_tile, schedule.work(i - 1).q_tile);
   }
   EXPECT_EQ(schedule.work(0).q_tile, 5);
   EXPECT_EQ(schedule.work(3 * 6).q_tile, 5);  // the next section begins
+}
+
+TEST(Schedule, RoundsAreASmallSectionEachButForTheLast) {
+  for (const std::int32_t q_tiles : {1, 2, 4, 9, 64}) {
+    for (const std::int32_t group : {1, 4}) {
+      for (const std::int32_t batch : {1, 3, 9}) {
+        const Schedule whole = {q_tiles, 16, batch, 16 * batch, 1};
+        const Schedule schedule = tile::in_rounds(whole, 132, group);
+        EXPECT_EQ(schedule.section % group, 0);
+        std::set<Key> seen;
+        for (std::int32_t i = 0; i < schedule.count(); ++i) {
+          const Work work = schedule.work(i);
+          EXPECT_TRUE(seen.emplace(work.batch, work.head, work.q_tile).second);
+          EXPECT_LT(work.q_tile, q_tiles);
+          EXPECT_LT(work.batch, batch);
+        }
+        EXPECT_EQ(static_cast<std::int32_t>(seen.size()), schedule.count());
+        if (schedule.section == whole.section) continue;
+        EXPECT_GE(schedule.section * q_tiles, 66);
+        const std::int32_t last = 16 * batch - (schedule.sections - 1) * schedule.section;  // heads
+        EXPECT_TRUE(schedule.sections == 1 || last < 7 * schedule.section);
+        EXPECT_GE(last, schedule.section);
+      }
+    }
+  }
 }
 
 TEST(Schedule, PackedWorkIsNumberedOnce) {

@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kRowThreads)
         const Sequence sequence = sequence_at(problem, parameters.table, work.batch);
         const std::int64_t row = std::int64_t{work.q_tile} * q_tile +
                                  (first + i) % parts * tile::kWarpRows + __ffs(left) - 1;
-        compute_row({problem, sequence, work.head, row}, shared);
+        compute_row({problem, sequence, work.head, row}, RowBlock{shared});
       }
     }
     __syncthreads();

@@ -8,6 +8,8 @@
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90/epilogue.cuh"
 #include "cuda/sm90/shared.cuh"
+#include "cuda/tile/bands.h"
+#include "cuda/tile/score.cuh"
 #include "cuda/tile/softmax.cuh"
 #include "cuda/tile/swizzle.h"
 #include "math/score_rule.h"
@@ -47,10 +49,11 @@ class Consumer {
       if (!open()) break;
       step<true>(f, before);
     }
+    wait_values();
     multiply_values<false>(f.weights, f.out);
     take_values(1, f.out);
     finish_tile<kConfig>(parameters_, shared_.tiles[(slot_ - 1) % kTileSlots], warpgroup_, stage(),
-                         f.out, f.states);
+                         f.out, f.states, shared_.last_mark);
   }
 
  private:
@@ -60,16 +63,21 @@ class Consumer {
     float out[kOut];
     tile::RowStates states;
   };
+  struct Visible {
+    bool all;  // to every row of the warpgroup; else
+    std::uint32_t bits[tile::kRowsPerLane];
+  };
+  static_assert(kConfig.k_tile / 4 <= 32, "A lane's columns of a row are bits of one number.");
 
   // The first scores of all.
   __device__ __forceinline__ void begin(Fragments& f) {
     f.states.clear();
     wait_full(shared_.barriers.k_full, k_place());
     multiply_scores(f.scores);
+    const Visible visible = kConfig.general ? Visible{} : look();
     ptx::wait_products<0>();
-    take_scores(f.scores);
+    take_scores<true>(visible, f.scores);
     const tile::Anchors anchors = tile::raise(f.scores, f.states, parameters_.unit);
-    wait_values();
     tile::weigh(f.scores, anchors, f.states, parameters_.unit);
     tile::pack<kConfig.fp16>(f.scores, f.weights);
   }
@@ -83,14 +91,20 @@ class Consumer {
     wait_full(shared_.barriers.k_full, k_place());
     take_turn();
     multiply_scores(f.scores);
+    wait_values();  // beside the scores
     multiply_values<true>(f.weights, f.out);
+    const Visible visible = kConfig.general ? Visible{} : look();
     ptx::wait_products<1>();
-    take_scores(f.scores);
+    take_scores<kFirst>(visible, f.scores);
     const tile::Anchors anchors = tile::raise(f.scores, f.states, parameters_.unit);
-    wait_values();
+    // NOTE: the loop of a wait ends a basic block: in one block with the maxima, ptxas 13.0 waits
+    // for the products first, and the maxima run beside nothing (D 128, S 8192: 609 TFLOP/s, not
+    // 650). Nobody has to come for this one.
+    ptx::wait(ptx::shared_address(&shared_.barriers.open), 1);
     take_values(2, f.out);
     if constexpr (kFirst) {
-      finish_tile<kConfig>(parameters_, before, warpgroup_, stage(), f.out, closing);
+      finish_tile<kConfig>(parameters_, before, warpgroup_, stage(), f.out, closing,
+                           shared_.last_mark);
       fresh_ = true;
     } else {
       tile::rescale(f.out, anchors.factor);
@@ -177,35 +191,34 @@ class Consumer {
   }
 
   // Scores have come: K is free, and Q after the last ones.
-  __device__ __forceinline__ void take_scores(float (&scores)[kScores]) {
+  template <bool kFirst>
+  __device__ __forceinline__ void take_scores(const Visible& visible, float (&scores)[kScores]) {
     ptx::settle(scores);
     release(shared_.barriers.k_empty[k_place().stage]);
     ++step_;
+    used_ = kFirst ? uniform(tile_->used) : kConfig.k_tile;
     if (key_ == first_key_) release(shared_.barriers.q_empty[warpgroup_][q_place().stage]);
-    apply_rules(scores);
+    apply_rules(visible, scores);
   }
 
   // The product with V has come: its stage is free, and the registers of its weights.
-  //
-  // NOTE: behind a wait at a memory barrier, whose loop ends a basic block: in one block with the
-  // maxima, ptxas 13.0 waits for the products first, and the maxima run beside nothing (D 128, S
-  // 8192: 609 TFLOP/s, not 650).
   __device__ __forceinline__ void take_values(std::uint32_t behind, float (&out)[kOut]) {
     ptx::wait_products<0>();
     ptx::settle(out);
     release(shared_.barriers.v_empty[place_of<kConfig.stages>(step_ - behind).stage]);
   }
 
-  // Waits for V. The rows of another sequence, behind the end of this one, become zeros: their
-  // weights are 0, but 0 * NaN is NaN. Every warpgroup writes the same zeros.
+  // Waits for the V of the scores that were last. The rows of another sequence, behind the end of
+  // this one, become zeros: their weights are 0, but 0 * NaN is NaN. Every warpgroup writes the
+  // same zeros.
   __device__ __forceinline__ void wait_values() {
     wait_full(shared_.barriers.v_full, v_place());
-    if (key_ != tile_->end_key - 1 || tile_->used >= kConfig.k_tile) return;
+    if (used_ >= kConfig.k_tile) return;
     unsigned char* const v = shared_.v[v_place().stage];
     constexpr int kRowChunks = tile::kPanelRowBytes / tile::kChunkBytes;
     for (int chunk = threadIdx.x % 128; chunk < kConfig.v_bytes() / tile::kChunkBytes;
          chunk += 128) {
-      if (chunk / kRowChunks % kConfig.k_tile < tile_->used) continue;
+      if (chunk / kRowChunks % kConfig.k_tile < used_) continue;
       reinterpret_cast<uint4*>(v)[chunk] = make_uint4(0, 0, 0, 0);
     }
     ptx::fence_shared_for_async();
@@ -219,27 +232,44 @@ class Consumer {
     ptx::arrive_named(kTurnBarrier + (warpgroup_ + 1) % kConfig.warpgroups(), 256);
   }
 
-  // From products to scores: score rule and mask (math/score_rule.h, math/mask_rule.h).
-  __device__ __forceinline__ void apply_rules(float (&scores)[kScores]) {
+  // The first row of this warp.
+  __device__ __forceinline__ std::int32_t own_row() const {
+    return tile_->row + warpgroup_ * tile::kRows + threadIdx.x % 128 / 32 * tile::kWarpRows;
+  }
+
+  // What the lane's rows see of the tile of keys whose scores are being computed: the mask rule
+  // (math/mask_rule.h) as bits (tile/bands.h), while the tensor cores work.
+  __device__ __forceinline__ Visible look() const {
+    Visible visible = {key_ >= full_begin_ && key_ < full_end_, {0, 0}};
+    if (visible.all) return visible;
     const int lane = threadIdx.x % 32;
-    const std::int32_t column = key_ * kConfig.k_tile;
-    const bool full = key_ >= full_begin_ && key_ < full_end_;
-    if (!kConfig.general && full) return;
-    const std::int32_t own_row =
-        tile_->row + warpgroup_ * tile::kRows + threadIdx.x % 128 / 32 * tile::kWarpRows;
-    if constexpr (kConfig.general) apply_score_rule(own_row, column, scores);
-    if (full) return;
+    const tile::FragmentColumns before = {key_ * kConfig.k_tile, tile::lane_column(lane)};
 #pragma unroll
     for (int which = 0; which < tile::kRowsPerLane; ++which) {
-      const std::int32_t row = own_row + tile::lane_row(lane, which);
-      const std::int32_t begin = tile_->edges.begin(row) - column - tile::lane_column(lane);
-      const std::int32_t end = tile_->edges.end(row) - column - tile::lane_column(lane);
+      const std::int32_t row = own_row() + tile::lane_row(lane, which);
+      visible.bits[which] = tile::low_bits(before(tile_->edges.end(row))) &
+                            ~tile::low_bits(before(tile_->edges.begin(row)));
+    }
+    return visible;
+  }
+
+  // From products to scores: score rule and mask. The score rule leaves no registers for what was
+  // found before it.
+  __device__ __forceinline__ void apply_rules(const Visible& visible, float (&scores)[kScores]) {
+    if constexpr (kConfig.general) {
+      apply_score_rule(own_row(), key_ * kConfig.k_tile, scores);
+      hide(look(), scores);
+    } else {
+      hide(visible, scores);
+    }
+  }
+
+  __device__ __forceinline__ static void hide(const Visible& visible, float (&scores)[kScores]) {
+    if (visible.all) return;
 #pragma unroll
-      for (int r = 0; r < kScores; ++r) {
-        if (tile::register_row(r) != which) continue;
-        const int place = tile::register_column(r);
-        scores[r] = math::masked(place >= begin && place < end, scores[r]);
-      }
+    for (int r = 0; r < kScores; ++r) {
+      const std::uint32_t bit = 1u << tile::FragmentLayout::bit(r);
+      scores[r] = math::masked((visible.bits[tile::register_row(r)] & bit) != 0, scores[r]);
     }
   }
 
@@ -276,6 +306,7 @@ class Consumer {
   std::int32_t first_key_ = 0;
   std::int32_t full_begin_ = 0;  // tiles of keys of which every row of this warpgroup sees all
   std::int32_t full_end_ = 0;
+  std::int32_t used_ = 0;   // rows of V in the tile whose scores were last
   bool fresh_ = true;       // out begins with the next product
   std::uint32_t step_ = 0;  // tiles of keys whose scores are done
 };

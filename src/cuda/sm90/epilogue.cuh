@@ -5,24 +5,29 @@
 #include "cuda/element.cuh"
 #include "cuda/ptx/matrix.cuh"
 #include "cuda/ptx/store.cuh"
+#include "cuda/ptx/wgmma.cuh"
+#include "cuda/sm90/repair.cuh"
 #include "cuda/sm90/shared.cuh"
 #include "cuda/tile/softmax.cuh"
 
 namespace tilewise::cuda::sm90 {
 
-// math::finalise() in float, of a state in units of log 2. The sink joins as the state (sink, 1).
-__device__ __forceinline__ math::Finalised<float> close(math::SoftmaxState<float> state, float sink,
+// math::finalise() in float, of a state in units of log 2.
+__device__ __forceinline__ math::Finalised<float> close(const math::SoftmaxState<float>& state,
                                                         float lse_unit) {
   const float minus_infinity = -math::Limits<float>::kInfinity;
-  if (sink != minus_infinity) {
-    const math::Merged<float> merged = math::merge({state.max, state.sum}, {sink / lse_unit, 1.0f},
-                                                   math::ExponentUnit<float>(1.0f));
-    return {merged.factor_a * ptx::reciprocal_approx(merged.state.sum),
-            __fmaf_rn(ptx::log2_approx(merged.state.sum), lse_unit, merged.state.max * lse_unit)};
-  }
   if (state.max == minus_infinity) return {0, minus_infinity};
   return {ptx::reciprocal_approx(state.sum),
           __fmaf_rn(ptx::log2_approx(state.sum), lse_unit, state.max * lse_unit)};
+}
+
+// The same with a sink, which joins as the state (sink, 1).
+__device__ __forceinline__ math::Finalised<float> close(const math::SoftmaxState<float>& state,
+                                                        float sink, float lse_unit) {
+  const math::Merged<float> merged =
+      math::merge({state.max, state.sum}, {sink / lse_unit, 1.0f}, math::ExponentUnit<float>(1.0f));
+  return {merged.factor_a * ptx::reciprocal_approx(merged.state.sum),
+          __fmaf_rn(ptx::log2_approx(merged.state.sum), lse_unit, merged.state.max * lse_unit)};
 }
 
 // The rows of a warp, [first, end) of a sequence at most.
@@ -60,6 +65,10 @@ __device__ __forceinline__ void store_wide(const float (&out)[kOut],
   const int lane = threadIdx.x % 32;
   const int row = lane % tile::kWarpRows;  // whose address this lane gives to stmatrix
   to += lane / 8 * rows.stride + lane % 8 * 8;
+  // As if it were not known before: addresses in registers all along would be too many beside so
+  // much of out (D 256 with general scores spills).
+  std::uint32_t panel_stage[] = {stage};
+  if constexpr (kOut > 64) ptx::settle(panel_stage);
 #pragma unroll
   for (int panel = 0; panel < kOut / 32; ++panel) {
 #pragma unroll
@@ -73,10 +82,10 @@ __device__ __forceinline__ void store_wide(const float (&out)[kOut],
         bad[which] = ptx::multiply_add_pair<kConfig.fp16>(pairs[i], 0, bad[which]);
       }
       const int byte = (block + lane / tile::kWarpRows) * tile::kChunkBytes;
-      ptx::store_matrices(stage + tile::swizzled(row, byte), pairs);
+      ptx::store_matrices(panel_stage[0] + tile::swizzled(row, byte), pairs);
     }
     __syncwarp();
-    store_panel<kOut <= 64 ? 4 : 1>(stage, rows, panel, to);
+    store_panel<kOut <= 64 ? 4 : 1>(panel_stage[0], rows, panel, to);
     __syncwarp();
   }
 }
@@ -128,40 +137,54 @@ __device__ __forceinline__ bool store_narrow(const float (&out)[kOut],
   return bad;
 }
 
-// Closes the rows of a warpgroup. stage: this warp's panel in shared memory.
+// Closes the rows of a warpgroup. stage: this warp's panel in shared memory. last_mark: of the
+// block.
 template <KernelConfig kConfig, int kOut>
 __device__ __forceinline__ void finish_tile(const Parameters& parameters, const Tile& tile,
                                             int warpgroup, std::uint32_t stage,
-                                            const float (&out)[kOut],
-                                            const tile::RowStates& states) {
+                                            const float (&out)[kOut], const tile::RowStates& states,
+                                            unsigned long long& last_mark) {
   const problem::Problem& problem = parameters.problem;
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x % 128 / 32;
-  const std::int64_t batch = problem.q_packed ? 0 : tile.batch;
-  float sink = -math::Limits<float>::kInfinity;
-  if (problem.sink.present()) {
-    sink = static_cast<const float*>(problem.sink.data)[problem.sink.offset(0, tile.head, 0)];
-  }
-  const std::int32_t first = tile.row + (warpgroup * tile::kRows + warp * tile::kWarpRows);
-  const std::int64_t place = std::int64_t{tile.q_start} + first;
+  const std::int32_t inside = warpgroup * tile::kRows + warp * tile::kWarpRows;  // of the tile
+  const std::int32_t first = tile.row + inside;
+  // Step by step for both rows: one after the other, each would wait for its own shuffles.
+  math::SoftmaxState<float> state[tile::kRowsPerLane];
   float scale[tile::kRowsPerLane];
+  float lse[tile::kRowsPerLane];
   bool redo[tile::kRowsPerLane];
 #pragma unroll
   for (int which = 0; which < tile::kRowsPerLane; ++which) {
-    math::SoftmaxState<float> state = states.row[which];
-    state.sum = tile::quad_sum(state.sum);
-    redo[which] = state.sum == 0 && state.max != -math::Limits<float>::kInfinity;
-    const float rounding = tile::rounding_of(state.max, parameters.unit);
-    state.max *= parameters.unit;
-    const math::Finalised<float> closed = close(state, sink, parameters.lse_unit);
-    scale[which] = closed.scale * rounding;
-    const int row = tile::lane_row(lane, which);
-    if (first + row < tile.q_len && lane % tile::kLanesPerRow == 0 && problem.lse.present()) {
-      static_cast<float*>(problem.lse.data)[problem.lse.offset(batch, tile.head, place + row)] =
-          closed.lse;
+    state[which] = states.row[which];
+    state[which].sum = tile::quad_sum(state[which].sum);
+    redo[which] = state[which].sum == 0 && state[which].max != -math::Limits<float>::kInfinity;
+    scale[which] = tile::rounding_of(state[which].max, parameters.unit);
+    state[which].max *= parameters.unit;
+  }
+  const auto close_rows = [&](auto close_row) {
+#pragma unroll
+    for (int which = 0; which < tile::kRowsPerLane; ++which) {
+      const math::Finalised<float> closed = close_row(state[which]);
+      scale[which] *= closed.scale;
+      lse[which] = closed.lse;
+    }
+  };
+  const float lse_unit = parameters.lse_unit;
+  if (tile.sink == -math::Limits<float>::kInfinity) {
+    close_rows([&](const auto& own) { return close(own, lse_unit); });
+  } else {
+    close_rows([&](const auto& own) { return close(own, tile.sink, lse_unit); });
+  }
+  if (lane % tile::kLanesPerRow == 0 && problem.lse.present()) {
+    float* const to = static_cast<float*>(problem.lse.data) + tile.lse;
+#pragma unroll
+    for (int which = 0; which < tile::kRowsPerLane; ++which) {
+      const int row = tile::lane_row(lane, which);
+      if (first + row < tile.q_len) to[(inside + row) * problem.lse.row] = lse[which];
     }
   }
-  const std::int64_t offset = problem.out.offset(batch, tile.head, place);
+  const std::int64_t offset = tile.out + inside * problem.out.row;
   const WarpRows rows = {first, tile.q_len, problem.out.row, problem.value_dim};
   bool any = false;
   if (parameters.wide_stores) {
@@ -175,10 +198,9 @@ __device__ __forceinline__ void finish_tile(const Parameters& parameters, const 
   }
   for (int which = 0; which < tile::kRowsPerLane; ++which)
     any |= redo[which] && first + tile::lane_row(lane, which) < tile.q_len;
-  any = __any_sync(~0u, any);
-  if (lane == 0) {
+  if (__any_sync(~0u, any) && lane == 0) {
     constexpr std::int64_t kWarps = kConfig.q_tile / tile::kWarpRows;
-    parameters.redo[tile.index * kWarps + warpgroup * 4 + warp] = any ? 1 : 0;
+    mark(parameters, tile.index * kWarps + warpgroup * 4 + warp, last_mark);
   }
 }
 

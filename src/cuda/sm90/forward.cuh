@@ -6,7 +6,9 @@
 #include "cuda/load.h"
 #include "cuda/ptx/registers.cuh"
 #include "cuda/sm90/consumer.cuh"
+#include "cuda/sm90/gaps.cuh"
 #include "cuda/sm90/producer.cuh"
+#include "cuda/sm90/repair.cuh"
 
 namespace tilewise::cuda::sm90 {
 
@@ -22,14 +24,27 @@ __global__ void __launch_bounds__(decode(kCode).threads(), 1)
     ptx::prefetch_map(&parameters.k.map);
     ptx::prefetch_map(&parameters.v.map);
     init_barriers<kConfig>(shared.barriers);
+    shared.last_mark = 0;
   }
   __syncthreads();
   if (warpgroup == 0) {
     ptx::give_up_registers<kConfig.producer_registers()>();
-    if (threadIdx.x == 0) Producer<kConfig>(parameters, shared).run();
+    const std::int32_t warp = static_cast<std::int32_t>(threadIdx.x) / 32;
+    if (warp > 0) {
+      fill_gaps(parameters, static_cast<std::int32_t>(blockIdx.x) * 3 + warp - 1,
+                static_cast<std::int32_t>(gridDim.x) * 3);
+    } else if (threadIdx.x == 0) {
+      Producer<kConfig>(parameters, shared).run();
+    }
   } else {
     ptx::take_registers<kConfig.consumer_registers()>();
     Consumer<kConfig>(parameters, shared, warpgroup - 1).run();
+    ptx::sync_named(kRepairBarrier, 128 * kConfig.warpgroups());
+    if (shared.last_mark != 0) {
+      RowMemory* const memory = reinterpret_cast<RowMemory*>(shared.out[4 * (warpgroup - 1)]);
+      repair(parameters, kConfig.q_tile, kConfig.warpgroups(), shared.last_mark, memory,
+             warpgroup - 1);
+    }
   }
 }
 

@@ -1,5 +1,7 @@
 #include "cuda/sm90/launch.h"
 
+#include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <initializer_list>
 
@@ -11,6 +13,7 @@
 #include "cuda/traffic.h"
 #include "cuda/work.h"
 #include "math/config.h"
+#include "math/philox.h"
 
 namespace tilewise::cuda::sm90 {
 
@@ -65,21 +68,32 @@ bool needs_lengths(const Problem& problem) {
 // Tiles of very different lengths are taken from a counter, others in turns fixed beforehand.
 bool counts(const Problem& problem) { return is_causal(problem) || needs_lengths(problem); }
 
+// Of a launch: no other has it in this process, and hardly any word of memory that has been
+// something else. Never 0.
+std::uint64_t launch_number() {
+  static std::atomic<std::uint64_t> last{[] {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch().count();
+    const math::Philox4 words = math::philox_4x32_10({}, static_cast<std::uint64_t>(now));
+    return std::uint64_t{words.word[0]} << 32 | words.word[1];
+  }()};
+  return last.fetch_add(2, std::memory_order_relaxed) | 1;
+}
+
 // The parts of the workspace.
 struct Workspace : Places {
   std::int64_t table = 0;
   std::int64_t lengths = 0;
   std::int64_t tile_starts = 0;
   std::int64_t counter = 0;
-  std::int64_t redo = 0;
+  std::int64_t marks = 0;
 
   explicit Workspace(const Problem& problem) {
     const bool listed = needs_lengths(problem);
     table = take(Checked{table_bytes(problem)}).value;
     lengths = take(Checked{listed ? problem.batch : 0} * Checked{sizeof(Lengths)}).value;
     tile_starts = take(Checked{listed ? (problem.batch + 1) * 4 : 0}).value;
-    counter = take(Checked{counts(problem) ? 4 : 0}).value;
-    redo = take(Most(problem).warps).value;
+    counter = take(Checked{counts(problem) ? std::int64_t{sizeof(Counter)} : 0}).value;
+    marks = take(Most(problem).warps * Checked{sizeof(*Parameters::marks)}).value;
   }
 };
 
@@ -167,8 +181,8 @@ problem::Status make_maps(const Problem& problem, const KernelConfig& config,
   return make_map(rows_of_v(problem), config.k_tile, config.fp16, &parameters->v);
 }
 
-void fill_parameters(const Problem& problem, const KernelConfig& config, std::byte* workspace,
-                     Parameters* parameters) {
+void fill_parameters(const Problem& problem, const KernelConfig& config, int multiprocessors,
+                     std::byte* workspace, Parameters* parameters) {
   const Workspace places(problem);
   const bool listed = needs_lengths(problem);
   const double scale = config.general ? 1.0 : problem.scale;
@@ -178,11 +192,14 @@ void fill_parameters(const Problem& problem, const KernelConfig& config, std::by
   if (listed) parameters->lengths = reinterpret_cast<const Lengths*>(workspace + places.lengths);
   parameters->whole = {0, static_cast<std::int32_t>(problem.q_rows), 0,
                        static_cast<std::int32_t>(problem.k_rows)};
-  parameters->schedule = schedule_of(problem, config.q_tile);
+  parameters->schedule = tile::in_rounds(schedule_of(problem, config.q_tile), multiprocessors,
+                                         static_cast<std::int32_t>(problem.group));
   parameters->packed = packed_schedule_of(problem, workspace + places.tile_starts);
-  if (counts(problem))
-    parameters->counter = reinterpret_cast<unsigned*>(workspace + places.counter);
-  parameters->redo = reinterpret_cast<std::uint8_t*>(workspace + places.redo);
+  if (counts(problem)) {
+    parameters->counter = reinterpret_cast<Counter*>(workspace + places.counter);
+    parameters->launch = launch_number();
+  }
+  parameters->marks = reinterpret_cast<unsigned long long*>(workspace + places.marks);
   parameters->window_left =
       static_cast<std::int32_t>(math::lesser(problem.window_left, tile::kLongest));
   parameters->window_right =
@@ -198,27 +215,14 @@ void fill_parameters(const Problem& problem, const KernelConfig& config, std::by
 cudaError_t start(const Parameters& parameters, const Instance& instance, int multiprocessors,
                   cudaStream_t stream) {
   const Problem& problem = parameters.problem;
-  if (parameters.table != nullptr) {
-    const cudaError_t error = fill_table(problem, const_cast<Sequence*>(parameters.table), stream);
-    if (error != cudaSuccess) return error;
-  }
   if (parameters.lengths != nullptr) {
     const cudaError_t error = start_prepare(parameters, instance.config.q_tile, stream);
     if (error != cudaSuccess) return error;
   }
-  if (parameters.counter != nullptr) {
-    const cudaError_t error =
-        cudaMemsetAsync(parameters.counter, 0, sizeof(*parameters.counter), stream);
-    if (error != cudaSuccess) return error;
-  }
-  const cudaError_t filled = fill_unowned(problem, parameters.table, stream);
-  if (filled != cudaSuccess) return filled;
   int blocks = multiprocessors;
   if (!problem.q_packed && parameters.schedule.count() < blocks)
     blocks = parameters.schedule.count();
-  const cudaError_t started = instance.start(parameters, blocks, stream);
-  if (started != cudaSuccess) return started;
-  return start_redo(parameters, instance.config.q_tile, multiprocessors, stream);
+  return instance.start(parameters, blocks, stream);
 }
 
 }  // namespace
@@ -269,8 +273,8 @@ problem::Status run(const Problem& problem, const problem::RunContext& context) 
   Parameters parameters = {};
   const problem::Status mapped = make_maps(problem, instance.config, &parameters);
   if (mapped != TILEWISE_OK) return mapped;
-  fill_parameters(problem, instance.config, static_cast<std::byte*>(context.workspace),
-                  &parameters);
+  fill_parameters(problem, instance.config, device.multiprocessors,
+                  static_cast<std::byte*>(context.workspace), &parameters);
   count_traffic(problem, parameters.schedule, {instance.config.q_tile, instance.config.k_tile},
                 context.traffic);
   return check(

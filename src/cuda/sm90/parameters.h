@@ -30,17 +30,26 @@ struct alignas(16) Lengths {
   std::int32_t k_len;
 };
 
+// From which the blocks of a launch take work. `launch` is the launch's own number once the first
+// block has set `taken` to 0, and 0 again once all work is taken: what lies there before, also from
+// the same launch of a graph that runs again, is never taken for it.
+struct Counter {
+  unsigned long long launch;
+  unsigned taken;
+};
+
 struct Parameters {
   TensorMap q, k, v;
   problem::Problem problem;
   const problem::Sequence* table;  // (B), nullptr for dense batches
   const Lengths* lengths;          // (B), nullptr where all are `whole`
   Lengths whole;
-  Schedule schedule;         // of dense queries
-  PackedSchedule packed;     // of packed ones
-  unsigned* counter;         // of work taken; nullptr: static_index() decides
-  std::uint8_t* redo;        // (work, 16 rows): 1 where the careful path must look
-  std::int32_t window_left;  // as problem's, at most tile::kLongest
+  Schedule schedule;          // of dense queries
+  PackedSchedule packed;      // of packed ones
+  Counter* counter;           // nullptr: static_index() decides
+  unsigned long long launch;  // number of this launch
+  unsigned long long* marks;  // (work, 16 rows): lists of what the careful path must compute
+  std::int32_t window_left;   // as problem's, at most tile::kLongest
   std::int32_t window_right;
   bool open_end;     // behind a sequence's last key may follow another's
   float unit;        // what a unit of a score is worth as an exponent of 2
@@ -58,11 +67,8 @@ struct Instance {
   Start start;
 };
 
-// Of the two kernels below, on the current device.
+// Of the kernel below, on the current device.
 cudaError_t load_support();
-
-// Computes the rows that a kernel has marked by the careful path (cuda/reference_row.cuh).
-cudaError_t start_redo(const Parameters& parameters, int q_tile, int blocks, cudaStream_t stream);
 
 // Fills lengths (B) and tile_starts (B + 1).
 cudaError_t start_prepare(const Parameters& parameters, int q_tile, cudaStream_t stream);

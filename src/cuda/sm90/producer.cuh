@@ -3,21 +3,46 @@
 #pragma once
 
 #include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/order.cuh"
 #include "cuda/sm90/shared.cuh"
 #include "cuda/tile/fragment.h"
 #include "cuda/tile/swizzle.h"
 
 namespace tilewise::cuda::sm90 {
 
-// The next work of this block; count() or more when there is none.
-struct Walk {
-  std::int32_t turn = 0;
-
-  __device__ __forceinline__ std::int32_t next(const Parameters& parameters) {
-    if (turn > 0 && parameters.counter != nullptr)
-      return static_cast<std::int32_t>(gridDim.x + atomicAdd(parameters.counter, 1u));
-    return tile::static_index(blockIdx.x, gridDim.x, turn++);
+// The work of a block, of `count`: two tiles of queries that are dealt out beforehand, then what
+// the counter says, which the first block has opened meanwhile. Each block asks until there is
+// none, in all as often as there is work behind the first turn.
+class Walk {
+ public:
+  __device__ __forceinline__ Walk(const Parameters& parameters, std::int32_t count)
+      : counter_(parameters.counter), count_(count) {
+    const bool counts = counter_ != nullptr && count > static_cast<std::int32_t>(gridDim.x);
+    if (!counts || blockIdx.x != 0) return;
+    counter_->taken = 0;
+    ptx::store_release(&counter_->launch, parameters.launch);
   }
+
+  // Of the next turn; count or more: there is none.
+  __device__ __forceinline__ std::int32_t next(const Parameters& parameters) {
+    const std::int32_t blocks = static_cast<std::int32_t>(gridDim.x);
+    if (turn_ < kDealt || counter_ == nullptr)
+      return tile::static_index(static_cast<std::int32_t>(blockIdx.x), blocks, turn_++);
+    if (turn_ == kDealt) {
+      ++turn_;
+      while (ptx::load_acquire(&counter_->launch) != parameters.launch) {
+      }
+    }
+    const std::int32_t taken = static_cast<std::int32_t>(atomicAdd(&counter_->taken, 1u));
+    if (taken + 1 == count_ - blocks) counter_->launch = 0;
+    return kDealt * blocks + taken;
+  }
+
+ private:
+  static constexpr std::int32_t kDealt = 2;
+  Counter* counter_;
+  std::int32_t count_;
+  std::int32_t turn_ = 0;
 };
 
 // Describes a tile where the consumers will read it: the producer has few registers.
@@ -38,6 +63,15 @@ __device__ __forceinline__ void describe(const Parameters& parameters, std::int3
   tile.q_start = lengths.q_start;
   tile.q_len = lengths.q_len;
   tile.k_start = lengths.k_start;
+  const std::int64_t place = std::int64_t{lengths.q_start} + row;
+  const std::int64_t batch = problem.q_packed ? 0 : work.batch;
+  tile.out = problem.out.offset(batch, work.head, place);
+  tile.lse = problem.lse.offset(batch, work.head, place);
+  tile.sink = -math::Limits<float>::kInfinity;
+  if (problem.sink.present()) {
+    const std::int64_t at = problem.sink.offset(0, work.head, 0);
+    tile.sink = static_cast<const float*>(problem.sink.data)[at];
+  }
   tile.diagonal = problem.top_left ? 0 : lengths.k_len - lengths.q_len;
   const tile::Edges edges = tile::window_edges(lengths.k_len, tile.diagonal, parameters.window_left,
                                                parameters.window_right);
@@ -94,11 +128,11 @@ class Producer {
   __device__ __forceinline__ void run() {
     const std::int32_t count =
         parameters_.problem.q_packed ? parameters_.packed.count() : parameters_.schedule.count();
-    Walk walk;
+    Walk walk(parameters_, count);
     std::int32_t index = walk.next(parameters_);
     if (index >= count) return close(0);
     describe<kConfig>(parameters_, index, shared_.tiles[0]);
-    index = walk.next(parameters_);  // asked for before it is needed
+    index = walk.next(parameters_);
     std::uint32_t slot = 0;
 #pragma unroll 1
     for (bool first = true;; first = false) {

@@ -15,6 +15,9 @@ namespace tilewise::cuda::sm90 {
 // One that sees no keys has a tile of keys all the same, which nobody copies and nothing of which
 // is visible.
 struct Tile {
+  std::int64_t out;    // offsets of the tile's first row in out,
+  std::int64_t lse;    // and in lse
+  float sink;          // -inf: none
   std::int32_t index;  // of the work; -1: no more
   std::int32_t batch;  // sequence
   std::int32_t head;
@@ -41,6 +44,7 @@ struct Barriers {
   std::uint64_t q_full[kMostWarpgroups][kMostQStages], q_empty[kMostWarpgroups][kMostQStages];
   std::uint64_t k_full[kMostStages], k_empty[kMostStages];
   std::uint64_t v_full[kMostStages], v_empty[kMostStages];
+  std::uint64_t open;  // a wait for parity 1 never waits
 };
 
 // A warp's rows of 64 columns of the output, on their way to memory.
@@ -55,6 +59,7 @@ struct Shared {
   unsigned char out[kConfig.warpgroups() * 4][kStageBytes];  // of each warp: a panel (16, 64)
   Barriers barriers;
   Tile tiles[kTileSlots];
+  unsigned long long last_mark;  // of this block (repair.cuh)
 };
 
 // One arrival for each warp that reads: all four warps of a warpgroup read all of a stage. Q is
@@ -75,6 +80,7 @@ __device__ void init_barriers(Barriers& barriers) {
     ptx::init_barrier(ptx::shared_address(&barriers.v_full[stage]), 1);
     ptx::init_barrier(ptx::shared_address(&barriers.v_empty[stage]), kReaders);
   }
+  ptx::init_barrier(ptx::shared_address(&barriers.open), 1);
   ptx::fence_barrier_init();
 }
 

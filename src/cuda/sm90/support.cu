@@ -1,12 +1,8 @@
-// What stands around the Hopper kernels: lengths and tile numbers of packed batches before them,
-// the careful path behind them.
-#include "cuda/block_scan.cuh"
+// What stands before the Hopper kernels: lengths and tile numbers of packed batches.
 #include "cuda/launch.cuh"
 #include "cuda/load.h"
-#include "cuda/reference_row.cuh"
-#include "cuda/sequences.cuh"
+#include "cuda/sequence_table.cuh"
 #include "cuda/sm90/parameters.h"
-#include "cuda/tile/fragment.h"
 
 namespace tilewise::cuda::sm90 {
 namespace {
@@ -16,6 +12,8 @@ __global__ void __launch_bounds__(kScanThreads)
                    Lengths* lengths /* (B) */, std::int32_t* tile_starts /* (B + 1) */) {
   __shared__ std::int64_t warps[kScanWarps];
   const Problem& problem = parameters.problem;
+  if (parameters.table != nullptr)
+    compute_table(problem, warps, const_cast<Sequence*>(parameters.table));
   std::int64_t carry = 0;
   for (std::int64_t first = 0; first < problem.batch; first += kScanThreads) {
     const std::int64_t b = first + threadIdx.x;
@@ -34,49 +32,9 @@ __global__ void __launch_bounds__(kScanThreads)
   if (threadIdx.x == 0) tile_starts[0] = 0;
 }
 
-// A block looks at the marks of kRowThreads warps at a time and redoes the rows of those that are
-// set.
-__global__ void __launch_bounds__(kRowThreads)
-    redo_kernel(const __grid_constant__ Parameters parameters, std::int32_t q_tile) {
-  __shared__ RowMemory shared;
-  __shared__ bool marked[kRowThreads];
-  const Problem& problem = parameters.problem;
-  const std::int64_t warps = q_tile / tile::kWarpRows;  // of a tile
-  const std::int64_t count =
-      warps * (problem.q_packed ? parameters.packed.count() : parameters.schedule.count());
-  const std::int64_t stride = std::int64_t{gridDim.x} * kRowThreads;
-  for (std::int64_t first = std::int64_t{blockIdx.x} * kRowThreads; first < count;
-       first += stride) {
-    const std::int64_t own = first + threadIdx.x;
-    marked[threadIdx.x] = own < count && parameters.redo[own] != 0;
-    if (__syncthreads_or(marked[threadIdx.x]) == 0) continue;
-    for (std::int64_t i = 0; i < kRowThreads; ++i) {
-      if (!marked[i]) continue;
-      const std::int32_t index = static_cast<std::int32_t>((first + i) / warps);
-      const Work work =
-          problem.q_packed ? parameters.packed.work(index) : parameters.schedule.work(index);
-      const Sequence sequence = sequence_at(problem, parameters.table, work.batch);
-      const std::int64_t row =
-          std::int64_t{work.q_tile} * q_tile + (first + i) % warps * tile::kWarpRows;
-      const std::int64_t end = math::lesser(row + tile::kWarpRows, sequence.q_len);
-      for (std::int64_t r = row; r < end; ++r) {
-        compute_row({problem, sequence, work.head, r}, shared);
-      }
-    }
-    __syncthreads();
-  }
-}
-
 }  // namespace
 
-cudaError_t load_support() {
-  const cudaError_t loaded = load(redo_kernel);
-  return loaded != cudaSuccess ? loaded : load(prepare_kernel);
-}
-
-cudaError_t start_redo(const Parameters& parameters, int q_tile, int blocks, cudaStream_t stream) {
-  return launch(redo_kernel, {blocks, kRowThreads}, stream, parameters, q_tile);
-}
+cudaError_t load_support() { return load(prepare_kernel); }
 
 cudaError_t start_prepare(const Parameters& parameters, int q_tile, cudaStream_t stream) {
   return launch(prepare_kernel, {1, kScanThreads}, stream, parameters, q_tile,

@@ -28,7 +28,8 @@ struct Schedule {
   std::int32_t q_tiles;  // of a sequence
   std::int32_t heads;
   std::int32_t batch;
-  std::int32_t section;  // heads of all sequences that are in flight together; 0: tiles in order
+  std::int32_t section;   // heads of all sequences that are in flight together; 0: tiles in order
+  std::int32_t sections;  // of them; the last one has all heads that are left
 
   TILEWISE_INLINE std::int32_t count() const { return q_tiles * heads * batch; }
 
@@ -41,15 +42,33 @@ struct Schedule {
     std::int32_t row = index / q_tiles;  // (batch, head)
     std::int32_t tile = index % q_tiles;
     if (section > 0) {
-      const std::int32_t first = index / (section * q_tiles) * section;
+      const std::int32_t at = lesser(index / (section * q_tiles), sections - 1);
+      const std::int32_t first = at * section;
       const std::int32_t inside = index - first * q_tiles;
-      const std::int32_t wide = lesser(section, heads * batch - first);
+      const std::int32_t wide = at == sections - 1 ? heads * batch - first : section;
       row = first + inside % wide;
       tile = q_tiles - 1 - inside / wide;
     }
     return {row / heads, row % heads, tile};
   }
 };
+
+// The same schedule in smaller sections, of about a tile for every other one of `blocks`. A large
+// section begins with tiles whose K and V nobody has read, and goes on with such that read nothing
+// new: between small ones the demand for memory is even. The last section stays large: in its order
+// the blocks end together. group: query heads of a head of keys, which stay in one section.
+TILEWISE_INLINE Schedule in_rounds(Schedule schedule, std::int32_t blocks, std::int32_t group) {
+  constexpr std::int32_t kLastRounds = 6;
+  if (schedule.section == 0 || schedule.q_tiles == 0) return schedule;
+  const std::int32_t heads = (blocks / 2 + schedule.q_tiles - 1) / schedule.q_tiles;
+  const std::int32_t round = (heads + group - 1) / group * group;
+  if (round >= schedule.section) return schedule;
+  const std::int32_t last = lesser(kLastRounds, schedule.section / round);  // rounds
+  const std::int32_t rounds = schedule.heads * schedule.batch / round;
+  schedule.section = round;
+  schedule.sections = rounds > last ? rounds - last + 1 : 1;
+  return schedule;
+}
 
 // Number of the work of a block in its turn `turn`: forwards and backwards over the blocks in
 // turns, so that whoever had the longest of one turn has the shortest of the next.

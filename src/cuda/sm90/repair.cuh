@@ -1,0 +1,55 @@
+// The careful path: a block's marked rows, computed again by the reference's arithmetic once
+// everything else is done. Nothing is written and nothing started where no row is marked.
+#pragma once
+
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/reference_row.cuh"
+#include "cuda/sequences.cuh"
+#include "cuda/sm90/parameters.h"
+#include "cuda/tile/fragment.h"
+
+namespace tilewise::cuda::sm90 {
+
+inline constexpr std::uint32_t kRepairBarrier = 7;  // named barriers: all consumers, then each one
+
+// A block's marks are a list: `last` is the number of the last one, each marked warp of a tile has
+// the number of the mark before its own in parameters.marks. Numbers begin with 1, 0 is none.
+__device__ __forceinline__ void mark(const Parameters& parameters, std::int64_t warp,
+                                     unsigned long long& last) {
+  const unsigned long long own = static_cast<unsigned long long>(warp) + 1;
+  parameters.marks[warp] = atomicExch(&last, own);
+}
+
+// A consumer warpgroup that computes rows.
+struct RowWarpgroup {
+  RowMemory& memory;
+  int warpgroup;
+
+  __device__ int thread() const { return static_cast<int>(threadIdx.x) % kRowThreads; }
+  __device__ void sync() const { ptx::sync_named(kRepairBarrier + 1 + warpgroup, kRowThreads); }
+};
+
+// The rows of every mark of a list, the warpgroups in turns. NOTE: a function of its own, so that
+// what it needs is nothing to the loops before it.
+__device__ __noinline__ void repair(const Parameters& parameters, int q_tile, int warpgroups,
+                                    unsigned long long last, RowMemory* memory, int warpgroup) {
+  const RowWarpgroup team = {*memory, warpgroup};
+  const Problem& problem = parameters.problem;
+  const std::int64_t warps = q_tile / tile::kWarpRows;  // of a tile
+  for (int turn = 0; last != 0; turn = (turn + 1) % warpgroups) {
+    const std::int64_t warp = static_cast<std::int64_t>(last) - 1;
+    last = parameters.marks[warp];
+    if (turn != warpgroup) continue;
+    const std::int32_t index = static_cast<std::int32_t>(warp / warps);
+    const Work work =
+        problem.q_packed ? parameters.packed.work(index) : parameters.schedule.work(index);
+    const Sequence sequence = sequence_at(problem, parameters.table, work.batch);
+    const std::int64_t row = std::int64_t{work.q_tile} * q_tile + warp % warps * tile::kWarpRows;
+    const std::int64_t end = math::lesser(row + tile::kWarpRows, sequence.q_len);
+    for (std::int64_t r = row; r < end; ++r) {
+      compute_row({problem, sequence, work.head, r}, team);
+    }
+  }
+}
+
+}  // namespace tilewise::cuda::sm90
