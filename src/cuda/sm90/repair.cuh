@@ -31,7 +31,7 @@ struct RowWarpgroup {
 
 // The rows of every mark of a list, the warpgroups in turns. NOTE: a function of its own, so that
 // what it needs is nothing to the loops before it.
-__device__ __noinline__ void repair(const Parameters& parameters, int q_tile, int warpgroups,
+inline __device__ __noinline__ void repair(const Parameters& parameters, int q_tile, int warpgroups,
                                     unsigned long long last, RowMemory* memory, int warpgroup) {
   const RowWarpgroup team = {*memory, warpgroup};
   const Problem& problem = parameters.problem;
