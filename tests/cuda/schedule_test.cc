@@ -92,7 +92,7 @@ TEST(Schedule, TilesOfAHeadFollowItsFirst) {
     const Work work = packed.work(i);
     EXPECT_EQ(packed.first(work.batch, work.head) + work.q_tile, i);
   }
-  const Schedule dense = {7, 4, 3, 0};
+  const Schedule dense = {7, 4, 3, 0, 0};
   for (std::int32_t i = 0; i < dense.count(); ++i) {
     const Work work = dense.work(i);
     EXPECT_EQ(dense.first(work.batch, work.head) + work.q_tile, i);

@@ -32,7 +32,8 @@ struct RowWarpgroup {
 // The rows of every mark of a list, the warpgroups in turns. NOTE: a function of its own, so that
 // what it needs is nothing to the loops before it.
 inline __device__ __noinline__ void repair(const Parameters& parameters, int q_tile, int warpgroups,
-                                    unsigned long long last, RowMemory* memory, int warpgroup) {
+                                           unsigned long long last, RowMemory* memory,
+                                           int warpgroup) {
   const RowWarpgroup team = {*memory, warpgroup};
   const Problem& problem = parameters.problem;
   const std::int64_t warps = q_tile / tile::kWarpRows;  // of a tile
