@@ -84,6 +84,7 @@ std::vector<Piece> pieces_of(const Extent& extent, problem::Operation operation,
     });
   }
   std::vector<Piece> pieces;
+  pieces.reserve(blocks.size());
   for (const std::int64_t block : blocks) {
     pieces.push_back({block * kBlock, std::min(kBlock, bytes - block * kBlock)});
   }
