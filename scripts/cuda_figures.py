@@ -4,7 +4,6 @@ import pathlib
 import re
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-NAMES = {"cudnn": "cuDNN", "flash": "FlashAttention-2", "efficient": "memory-efficient"}
 README_ROWS = [f"bf16-D{d}-S{s}{c}" for d in (64, 128, 256) for s in (1024, 16384) for c in ("", "-causal")]
 
 
@@ -31,30 +30,25 @@ def rate(row: dict, who: str) -> float:
     return row["tflops"][who]
 
 
-def with_rivals(document: dict, dtype: str, rivals: dict[str, str]) -> list[str]:
+def rivals_table(path: pathlib.Path, dtype: str, rivals: dict[str, str]) -> str:
     """Every length of a dtype: ours, the rivals by name, and what we are of each."""
-    rows = []
+    document, rows = json.loads(path.read_text()), []
     for row in plain_rows(document, dtype):
         _, dim, length, causal = parts(row["row"])
         ours = rate(row, "tilewise")
         digits = 0 if ours >= 100 else 1
         rows.append([str(dim), str(length), "yes" if causal else "no", f"{ours:.{digits}f}",
                      *(f"{rate(row, who):.{digits}f}" for who in rivals), *(f"{ours / rate(row, who):.2f}" for who in rivals)])
-    return grid(["D", "S", "causal", "Tilewise", *rivals.values(), *(f"of {name}" for name in rivals.values())], rows)
+    head = ["D", "S", "causal", "Tilewise", *rivals.values(), *(f"of {name}" for name in rivals.values())]
+    return "\n".join(["", source(path, document, "docs"), *grid(head, rows)]) + "\n"
 
 
 def forward_table(path: pathlib.Path) -> str:
-    document = json.loads(path.read_text())
-    lines = ["", source(path, document, "docs"),
-             *with_rivals(document, "bf16", {"cudnn": "cuDNN", "flash": "FA2", "gemm": "GEMM"})]
-    return "\n".join(lines) + "\n"
+    return rivals_table(path, "bf16", {"cudnn": "cuDNN", "flash": "FA2", "gemm": "GEMM"})
 
 
 def fp32_table(path: pathlib.Path) -> str:
-    document = json.loads(path.read_text())
-    lines = ["", source(path, document, "docs"),
-             *with_rivals(document, "fp32", {"fma": "multiply-adds", "efficient": "PyTorch", "gemm": "GEMM"})]
-    return "\n".join(lines) + "\n"
+    return rivals_table(path, "fp32", {"fma": "multiply-adds", "efficient": "PyTorch", "gemm": "GEMM"})
 
 
 def others_table(path: pathlib.Path) -> str:
@@ -78,9 +72,7 @@ def others_table(path: pathlib.Path) -> str:
 
 
 def sm80_table(path: pathlib.Path) -> str:
-    document = json.loads(path.read_text())
-    lines = ["", source(path, document, "docs"), *with_rivals(document, "bf16", {"flash": "FA2"})]
-    return "\n".join(lines) + "\n"
+    return rivals_table(path, "bf16", {"flash": "FA2"})
 
 
 def ladder_table(path: pathlib.Path) -> str:

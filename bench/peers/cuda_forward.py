@@ -256,8 +256,8 @@ def main():
     parser.add_argument("--rivals", nargs="*", choices=BACKENDS, help="default: all that know the inputs' type")
     options = parser.parse_args()
     library = tw.Library(options.library)
-    others = (pair.split("=", 1) for pair in options.beside)
-    libraries = {"tilewise": library} | {name: tw.Library(path) for name, path in others}
+    builds = (pair.split("=", 1) for pair in options.beside)
+    libraries = {"tilewise": library} | {name: tw.Library(path) for name, path in builds}
     torch.manual_seed(1)
     chosen = [row for row in rows()
               if not options.rows or any(fnmatch.fnmatchcase(row[0], pattern) for pattern in options.rows)]
