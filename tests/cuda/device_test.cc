@@ -294,6 +294,8 @@ TEST(Device, InputsMayLieInReadOnlyMemory) {
   std::memcpy(pages, request.k.data, bytes);
   ASSERT_EQ(mprotect(pages, bytes, PROT_READ), 0);
   request.k.data = pages;
+  std::memset(request.out.data, 0xFF,
+              static_cast<std::size_t>(verify::element_count(request.out)) * sizeof(float));
   EXPECT_EQ(run_kernel("cuda_reference", Operation::kForward, request), TILEWISE_OK);
   EXPECT_EQ(output_bits(Operation::kForward, request), expected);
   munmap(pages, bytes);
