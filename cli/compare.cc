@@ -31,6 +31,7 @@ constexpr int kMostRuns = 50;
 
 struct Row {
   std::string name;
+  bool is_rung = false;
   std::string skipped;  // why, if it is
   double seconds = NAN;
   double workspace_bytes = NAN;
@@ -57,15 +58,17 @@ void poison_outputs(const Comparison& comparison) {
   }
 }
 
-Row measure(const Comparison& comparison, const char* kernel, const Standard& standard) {
+Row measure(const Comparison& comparison, const problem::Kernel& kernel, const Standard& standard) {
   Row row;
-  row.name = kernel;
+  row.name = kernel.name;
+  row.is_rung = kernel.is_rung;
   try {
-    Runner runner(comparison.operation, comparison.inputs.problem, kernel, comparison.executor);
+    Runner runner(comparison.operation, comparison.inputs.problem, kernel.name,
+                  comparison.executor);
     const plan::Plan& plan = runner.plan();
     row.workspace_bytes = static_cast<double>(plan.workspace_bytes);
     row.predicted_bytes =
-        plan.kernel->predicted_traffic(plan.problem, plan.concurrency, comparison.sram_bytes);
+        kernel.predicted_traffic(plan.problem, plan.concurrency, comparison.sram_bytes);
     poison_outputs(comparison);
     problem::Traffic traffic;
     row.seconds = runner.run(&traffic, comparison.sram_bytes);
@@ -116,14 +119,6 @@ void print_rows(const std::vector<Row>& rows) {
   }
 }
 
-// Kernels to compare others with.
-bool on_ladder(const std::string& kernel) {
-  if (kernel == "cuda_flash1" || kernel == "cuda_standard") return true;
-  return std::any_of(
-      std::begin(reference::kAlgorithms), std::end(reference::kAlgorithms),
-      [&](reference::Algorithm a) { return kernel == reference::algorithm_name(a); });
-}
-
 Chart chart_of(const std::vector<Row>& rows, const char* title, double Row::*value,
                double tick_step, std::string (*format)(double)) {
   Chart chart;
@@ -134,7 +129,7 @@ Chart chart_of(const std::vector<Row>& rows, const char* title, double Row::*val
     ChartRow line;
     line.name = row.name;
     line.value = row.*value;
-    line.highlighted = !on_ladder(row.name);
+    line.highlighted = !row.is_rung;
     chart.rows.push_back(line);
   }
   return chart;
@@ -197,7 +192,7 @@ std::vector<Row> measure_all(const Comparison& comparison, const Standard& stand
   std::vector<Row> rows;
   for (const problem::Kernel* kernel : kernels) {
     progress.step(kernel->name);
-    rows.push_back(measure(comparison, kernel->name, standard));
+    rows.push_back(measure(comparison, *kernel, standard));
   }
   return rows;
 }

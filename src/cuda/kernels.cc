@@ -99,7 +99,8 @@ constinit const Kernel kForwardFlash1 = {
     false,
     TILEWISE_CUDA,
     ladder::prepare_flash1,
-    below_flash2};
+    below_flash2,
+    true};
 
 constinit const Kernel kForwardStandard = {
     "cuda_standard",
@@ -113,7 +114,8 @@ constinit const Kernel kForwardStandard = {
     false,
     TILEWISE_CUDA,
     ladder::prepare_standard,
-    below_flash2};
+    below_flash2,
+    true};
 
 constinit const Kernel kForwardReference = {
     "cuda_reference",

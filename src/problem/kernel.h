@@ -55,6 +55,8 @@ struct Kernel {
   Status (*prepare)(const Problem& problem) = nullptr;
   // Why a plan that is left to choose passes it by where it is supported (nullptr: it does not).
   const char* (*slower)(const Machine& machine) = nullptr;
+  // A rung of the ladder below its device's kernels: there to compare those with.
+  bool is_rung = false;
 };
 
 // Calls fn(item) for item in 0..n-1 through the executor.

@@ -200,12 +200,14 @@ struct RungKernel {
 
 template <class Rung>
 constexpr problem::Kernel make_kernel(const char* name, const char* description) {
-  return {name,
-          description,
-          RungKernel<Rung>::supports,
-          RungKernel<Rung>::workspace_bytes,
-          RungKernel<Rung>::run,
-          RungKernel<Rung>::predicted_traffic};
+  problem::Kernel kernel = {name,
+                            description,
+                            RungKernel<Rung>::supports,
+                            RungKernel<Rung>::workspace_bytes,
+                            RungKernel<Rung>::run,
+                            RungKernel<Rung>::predicted_traffic};
+  kernel.is_rung = true;
+  return kernel;
 }
 
 }  // namespace tilewise::reference
