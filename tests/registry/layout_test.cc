@@ -351,6 +351,8 @@ TEST(Reliability, T13_MisalignedPointers) {
       Case c = make_case(operation, dtype, {1, 20, 37, 2, 1, 16});
       Instance instance(c);
       give_forward_results(instance);
+      instance.prepare(operation);
+      const auto untouched = output_bits(operation, instance.request());
       for (std::int64_t skip = 1; skip < 16; ++skip) {
         verify::Memory memory(std::size_t{1} << 16);
         tilewise_problem moved = instance.request();
@@ -367,7 +369,8 @@ TEST(Reliability, T13_MisalignedPointers) {
             EXPECT_EQ(status, TILEWISE_INVALID_ARGUMENT);
             EXPECT_EQ(std::string(problem::message()).rfind("k: ", 0), 0u) << problem::message();
           }
-          EXPECT_EQ(output_bits(operation, moved), expected) << kernel->name << " skip " << skip;
+          EXPECT_EQ(output_bits(operation, moved), skip % size == 0 ? expected : untouched)
+              << kernel->name << " skip " << skip;
         }
       }
     }

@@ -140,6 +140,23 @@ void give_forward_results(Instance& instance) {
   instance.set_forward_results(oracle.results());
 }
 
+namespace {
+
+// What a kernel leaves out is no number.
+void poison_outputs(Operation operation, const tilewise_problem& request) {
+  for (const problem::NamedTensor& named : problem::kTensors) {
+    if (named.role(operation) != problem::Role::kOutput) continue;
+    const tilewise_tensor& tensor = request.*named.member;
+    const std::int64_t size = problem::dtype_size(tensor.dtype);
+    verify::for_each_element(tensor, [&](std::int64_t, std::int64_t offset) {
+      std::memset(static_cast<std::byte*>(tensor.data) + offset * size, 0xFF,
+                  static_cast<std::size_t>(size));
+    });
+  }
+}
+
+}  // namespace
+
 problem::Status run_kernel(const char* kernel, Operation operation, const tilewise_problem& request,
                            const RunSetup& setup) {
   plan::Options options;
@@ -150,6 +167,7 @@ problem::Status run_kernel(const char* kernel, Operation operation, const tilewi
   }
   const Kernel* const named = plan::find_kernel(operation, kernel);
   if (named != nullptr && named->device == TILEWISE_CUDA) {
+    poison_outputs(operation, request);
     const verify::CopiedRun copied = verify::run_on_device(operation, request, options, setup.fill);
     EXPECT_EQ(copied.damage, "") << kernel;
     return copied.status;
@@ -157,6 +175,7 @@ problem::Status run_kernel(const char* kernel, Operation operation, const tilewi
   plan::Plan plan;
   const problem::Status planned = plan::make_plan(operation, request, options, &plan);
   if (planned != TILEWISE_OK) return planned;
+  poison_outputs(operation, request);
   const verify::Memory workspace(static_cast<std::size_t>(plan.workspace_bytes));
   std::memset(workspace.data(), setup.fill, workspace.bytes());
   plan::RunOptions run;
