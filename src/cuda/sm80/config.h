@@ -73,7 +73,8 @@ inline constexpr int kLong = 2049;
 // The first row that fits serves. The rows of a file (forward_*.cu) follow each other. Figures:
 // TFLOP/s on one H200, full, S 16384, each kernel alone.
 inline constexpr TileRow kTiles[] = {
-    {64, false, kSmall, 4, 2, 80, 2, true, 2, "327; 64 keys 310, Q read again 302, 16 rows 272", kLong},
+    {64, false, kSmall, 4, 2, 80, 2, true, 2, "327; 64 keys 310, Q read again 302, 16 rows 272",
+     kLong},
     {64, false, kSmall, 4, 2, 64, 2, true, 2, "of whole tiles of queries: no cut tile at the end"},
     {64, true, kSmall, 4, 2, 64, 2, true, 2, "the rules take registers of 80 keys; not measured"},
     {128, false, kSmall, 4, 2, 64, 1, false, 2, "375; 48 keys 359, 8 warps 349, 16 rows 311"},

@@ -136,8 +136,8 @@ class Epilogue {
 
   // The first element of a row of the warp.
   __device__ __forceinline__ std::int64_t out_offset(int row) const {
-    return parameters_.problem.out.offset(
-        out_batch(), tile_.head, tile_.sequence.q_start + tile_.first + first_row() + row);
+    return parameters_.problem.out.offset(out_batch(), tile_.head,
+                                          tile_.sequence.q_start + tile_.first + first_row() + row);
   }
   __device__ __forceinline__ bool is_inside(int row) const {
     return tile_.first + first_row() + row <= tile_.last;
@@ -164,9 +164,8 @@ class Epilogue {
   // their chunks are exchanged alike.
   __device__ __forceinline__ void stage(const float (&scales)[kParts][tile::kRowsPerLane]) {
     const int lane = threadIdx.x % 32;
-    const std::uint32_t first =
-        static_cast<std::uint32_t>(Layout::place(first_row() + tile::lane_row(lane, 0), 0) +
-                                   lane % tile::kLanesPerRow * 4);
+    const std::uint32_t first = static_cast<std::uint32_t>(
+        Layout::place(first_row() + tile::lane_row(lane, 0), 0) + lane % tile::kLanesPerRow * 4);
 #pragma unroll
     for (int chunk = 0; chunk < kConfig.columns / 8; ++chunk) {
       const std::uint32_t place = tile::chunk_address<kConfig.columns>(first, chunk);
@@ -196,9 +195,9 @@ class Epilogue {
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
         // Eight rows on, chunks are exchanged as before.
-        chunks[step][group] = *reinterpret_cast<const uint4*>(
-            from + Layout::place(row + step % 2 * 4, column / 8) +
-            step / 2 * 8 * Layout::kRowBytes + group * 128);
+        chunks[step][group] =
+            *reinterpret_cast<const uint4*>(from + Layout::place(row + step % 2 * 4, column / 8) +
+                                            step / 2 * 8 * Layout::kRowBytes + group * 128);
       }
     }
     std::uint16_t* to = static_cast<std::uint16_t*>(view.data) + out_offset(row) + column;

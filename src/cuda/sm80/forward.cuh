@@ -129,8 +129,8 @@ class Forward : public TileStep<kConfig> {
     const std::uint16_t* const own = from().k + row_of(key) * stride;
     const std::uint32_t address = copied_ + stage * kConfig.k_bytes();
     if (parameters_.whole.k) return Part::copy(own, stride, address);
-    load_edge<kConfig.k_tile, kConfig.columns, kConfig.threads()>(
-        tile_.k, key * kConfig.k_tile, own, address, shared_.k[stage]);
+    load_edge<kConfig.k_tile, kConfig.columns, kConfig.threads()>(tile_.k, key * kConfig.k_tile,
+                                                                  own, address, shared_.k[stage]);
   }
   __device__ __forceinline__ void fetch_v(std::int32_t key, int stage) {
     const std::int64_t stride = parameters_.problem.v.row;
@@ -139,8 +139,8 @@ class Forward : public TileStep<kConfig> {
     const std::uint16_t* const own = from().v + row_of(key) * stride;
     const std::uint32_t address = copied_ + (kConfig.stages + stage) * kConfig.k_bytes();
     if (inside) return Part::copy(own, stride, address);
-    load_edge<kConfig.k_tile, kConfig.columns, kConfig.threads()>(
-        tile_.v, key * kConfig.k_tile, own, address, shared_.v[stage]);
+    load_edge<kConfig.k_tile, kConfig.columns, kConfig.threads()>(tile_.v, key * kConfig.k_tile,
+                                                                  own, address, shared_.v[stage]);
   }
   __device__ __forceinline__ static std::int64_t row_of(std::int32_t key) {
     return static_cast<std::uint32_t>(key * kConfig.k_tile);

@@ -81,9 +81,9 @@ class Mask {
   // The one band there is without slices; the first thread keeps it. Returns the last tile, or -1.
   __device__ __forceinline__ std::int32_t take_window() {
     const Sequence& sequence = tile_.sequence;
-    const tile::Edges edges = tile::window_edges(
-        static_cast<std::int32_t>(sequence.k_len), static_cast<std::int32_t>(sequence.diagonal),
-        parameters_.window_left, parameters_.window_right);
+    const tile::Edges edges = tile::window_edges(static_cast<std::int32_t>(sequence.k_len),
+                                                 static_cast<std::int32_t>(sequence.diagonal),
+                                                 parameters_.window_left, parameters_.window_right);
     const tile::Band band = {0,
                              static_cast<std::int32_t>(sequence.q_len),
                              0,
