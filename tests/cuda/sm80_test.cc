@@ -84,6 +84,11 @@ void expect_steps() {
               << kColumns << ": lane " << lane << ", step " << step;
         }
       }
+      for (int further = 0; chunk == 0 && further < kColumns / 8; ++further) {
+        EXPECT_EQ(tile::chunk_address<kColumns>(start, further),
+                  1024u + static_cast<std::uint32_t>(Tile::place(row, further)))
+            << kColumns << ": lane " << lane << ", chunk " << further;
+      }
     }
   }
 }

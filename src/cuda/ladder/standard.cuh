@@ -39,7 +39,7 @@ class Scores : public sm80::TileStep<kConfig> {
       ptx::commit_copies();
       float scores[1][kScores];
       this->multiply_scores(stage, scores);
-      this->apply_rules(0, key, mask_.kind(shared_.mask.tiles, key), scores[0]);
+      this->apply_rules(key, mask_.kind(shared_.mask.tiles, key), scores);
       store(key, scores[0]);
     }
   }

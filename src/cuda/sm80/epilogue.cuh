@@ -44,8 +44,8 @@ class Epilogue {
   __device__ __forceinline__ void finish() {
     float scales[kParts][tile::kRowsPerLane];
     close(scales);
+    mark(scales);  // first: behind it nobody asks for out, whose registers the way out takes
     store(scales);
-    mark(scales);
   }
 
   // out times the scales of its rows.
@@ -72,7 +72,7 @@ class Epilogue {
       for (int i = 0; i < kParts * tile::kRowsPerLane; ++i) {
         const int row = i / 2 * 16 + tile::lane_row(lane, i % 2);
         const bool bad = (shared_.seen[threadIdx.x] >> i & 1) != 0 ||
-                         shared_.bad_row[warp_row<kConfig>() + row] != 0 ||
+                         shared_.bad_row[first_row() + row] != 0 ||
                          tile::is_out_of_range(out_[i / 2], i % 2, scales[i / 2][i % 2],
                                                states_[i / 2].row[i % 2]);
         if (bad && is_inside(row)) marks[i / 2] |= 1u << row % 16;
@@ -89,6 +89,13 @@ class Epilogue {
   }
 
  private:
+  // The warp's first row, of the tile. Wide rows have no register for it in the loops before, and
+  // find it again.
+  __device__ __forceinline__ static int first_row() {
+    if constexpr (kParts == 2) return warp_row<kConfig>();
+    return static_cast<int>(ptx::kept(threadIdx.x) / 32) * 16;
+  }
+
   // The lanes of a quad have the same rows: each closes one of them.
   __device__ __forceinline__ void close(float (&scales)[kParts][tile::kRowsPerLane]) {
     constexpr int kRows = kParts * tile::kRowsPerLane;
@@ -129,11 +136,11 @@ class Epilogue {
 
   // The first element of a row of the warp.
   __device__ __forceinline__ std::int64_t out_offset(int row) const {
-    return parameters_.problem.out.offset(
-        out_batch(), tile_.head, tile_.sequence.q_start + tile_.first + warp_row<kConfig>() + row);
+    return parameters_.problem.out.offset(out_batch(), tile_.head,
+                                          tile_.sequence.q_start + tile_.first + first_row() + row);
   }
   __device__ __forceinline__ bool is_inside(int row) const {
-    return tile_.first + warp_row<kConfig>() + row <= tile_.last;
+    return tile_.first + first_row() + row <= tile_.last;
   }
 
   __device__ __forceinline__ void store_floats(const float (&scales)[kParts][tile::kRowsPerLane]) {
@@ -153,38 +160,56 @@ class Epilogue {
     }
   }
 
-  // out in 16 bits, where the warp's rows of Q were.
+  // out in 16 bits, where the warp's rows of Q were. The rows of a lane are a multiple of 8 apart:
+  // their chunks are exchanged alike.
   __device__ __forceinline__ void stage(const float (&scales)[kParts][tile::kRowsPerLane]) {
     const int lane = threadIdx.x % 32;
+    const std::uint32_t first = static_cast<std::uint32_t>(
+        Layout::place(first_row() + tile::lane_row(lane, 0), 0) + lane % tile::kLanesPerRow * 4);
 #pragma unroll
-    for (int i = 0; i < kParts * tile::kRowsPerLane; ++i) {
-      const int row = warp_row<kConfig>() + i / 2 * 16 + tile::lane_row(lane, i % 2);
-      const float scale = scales[i / 2][i % 2];
+    for (int chunk = 0; chunk < kConfig.columns / 8; ++chunk) {
+      const std::uint32_t place = tile::chunk_address<kConfig.columns>(first, chunk);
 #pragma unroll
-      for (int chunk = 0; chunk < kConfig.columns / 8; ++chunk) {
+      for (int i = 0; i < kParts * tile::kRowsPerLane; ++i) {
         const float* const pair = &out_[i / 2][4 * chunk + i % 2 * 2];
-        unsigned char* const to =
-            shared_.q + Layout::place(row, chunk) + lane % tile::kLanesPerRow * 4;
+        const float scale = scales[i / 2][i % 2];
+        unsigned char* const to = shared_.q + place + i * 8 * Layout::kRowBytes;
         *reinterpret_cast<std::uint32_t*>(to) =
             ptx::pack<kConfig.fp16>(pair[0] * scale, pair[1] * scale);
       }
     }
   }
 
-  // From there to out, 128 bytes of four rows at a time.
+  // From there to out, 128 bytes of four rows at a time; everything is read before the first is
+  // written.
   __device__ __forceinline__ void store_chunks() {
+    constexpr int kSteps = kParts * 4;
+    constexpr int kGroups = kConfig.columns / 64;
     const problem::View& view = parameters_.problem.out;
-    const int lane = threadIdx.x % 32;
-    std::uint16_t* to = static_cast<std::uint16_t*>(view.data) + out_offset(lane / 8);
+    const int row = static_cast<int>(threadIdx.x) % 32 / 8;
+    const int column = static_cast<int>(threadIdx.x) % 8 * 8;
+    const unsigned char* const from = shared_.q + first_row() * Layout::kRowBytes;
+    uint4 chunks[kSteps][kGroups];
 #pragma unroll
-    for (int row = lane / 8; row < kParts * 16; row += 4, to += 4 * view.row) {
-      if (!is_inside(row)) return;
+    for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
-      for (int chunk = lane % 8; chunk < kConfig.columns / 8; chunk += 8) {
-        if (chunk * 8 >= parameters_.problem.value_dim) continue;
-        ptx::store_chunk(to + chunk * 8,
-                         *reinterpret_cast<const uint4*>(
-                             shared_.q + Layout::place(warp_row<kConfig>() + row, chunk)));
+      for (int group = 0; group < kGroups; ++group) {
+        // Eight rows on, chunks are exchanged as before.
+        chunks[step][group] =
+            *reinterpret_cast<const uint4*>(from + Layout::place(row + step % 2 * 4, column / 8) +
+                                            step / 2 * 8 * Layout::kRowBytes + group * 128);
+      }
+    }
+    std::uint16_t* to = static_cast<std::uint16_t*>(view.data) + out_offset(row) + column;
+    const std::int32_t rows_left = tile_.last + 1 - tile_.first - first_row() - row;
+    const std::int32_t columns_left =
+        static_cast<std::int32_t>(parameters_.problem.value_dim) - column;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step, to += 4 * view.row) {
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        if (step * 4 < rows_left && group * 64 < columns_left)
+          ptx::store_chunk(to + group * 64, chunks[step][group]);
       }
     }
   }
@@ -197,7 +222,7 @@ class Epilogue {
 #pragma unroll 1
       for (int c = threadIdx.x % 32; c < parameters_.problem.value_dim; c += 32) {
         to[c] = reinterpret_cast<const std::uint16_t*>(
-            shared_.q + Layout::place(warp_row<kConfig>() + row, c / 8))[c % 8];
+            shared_.q + Layout::place(first_row() + row, c / 8))[c % 8];
       }
     }
   }

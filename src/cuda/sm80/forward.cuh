@@ -126,20 +126,21 @@ class Forward : public TileStep<kConfig> {
   // A tile of K, of V on its way: of K one before another, which is inside of the tensor.
   __device__ __forceinline__ void fetch_k(std::int32_t key, int stage) {
     const std::int64_t stride = parameters_.problem.k.row;
-    if (!parameters_.whole.k)
-      return load_edge<kConfig.k_tile, kConfig.columns, kConfig.threads()>(
-          tile_.k, key * kConfig.k_tile, shared_.k[stage]);
-    Part::copy(from().k + row_of(key) * stride, stride, copied_ + stage * kConfig.k_bytes());
+    const std::uint16_t* const own = from().k + row_of(key) * stride;
+    const std::uint32_t address = copied_ + stage * kConfig.k_bytes();
+    if (parameters_.whole.k) return Part::copy(own, stride, address);
+    load_edge<kConfig.k_tile, kConfig.columns, kConfig.threads()>(tile_.k, key * kConfig.k_tile,
+                                                                  own, address, shared_.k[stage]);
   }
   __device__ __forceinline__ void fetch_v(std::int32_t key, int stage) {
     const std::int64_t stride = parameters_.problem.v.row;
     bool inside = parameters_.whole.v;
     if constexpr (kConfig.stages == 1) inside &= (key + 1) * kConfig.k_tile <= tile_.v.count;
-    if (!inside)
-      return load_edge<kConfig.k_tile, kConfig.columns, kConfig.threads()>(
-          tile_.v, key * kConfig.k_tile, shared_.v[stage]);
-    Part::copy(from().v + row_of(key) * stride, stride,
-               copied_ + (kConfig.stages + stage) * kConfig.k_bytes());
+    const std::uint16_t* const own = from().v + row_of(key) * stride;
+    const std::uint32_t address = copied_ + (kConfig.stages + stage) * kConfig.k_bytes();
+    if (inside) return Part::copy(own, stride, address);
+    load_edge<kConfig.k_tile, kConfig.columns, kConfig.threads()>(tile_.v, key * kConfig.k_tile,
+                                                                  own, address, shared_.v[stage]);
   }
   __device__ __forceinline__ static std::int64_t row_of(std::int32_t key) {
     return static_cast<std::uint32_t>(key * kConfig.k_tile);

@@ -76,6 +76,10 @@ Parameters parameters_for(const Problem& problem, int q_tile, bool general, cons
   parameters.packed = packed_schedule_of(problem, bytes + places.tile_starts);
   parameters.bands = reinterpret_cast<const tile::Band*>(bytes + places.bands);
   parameters.marks = reinterpret_cast<std::uint16_t*>(bytes + places.marks);
+  parameters.window_left =
+      static_cast<std::int32_t>(math::lesser(problem.window_left, tile::kLongest));
+  parameters.window_right =
+      static_cast<std::int32_t>(math::lesser(problem.window_right, tile::kLongest));
   parameters.unit = static_cast<float>((general ? 1.0 : problem.scale) * math::kLog2E);
   parameters.wide = {is_wide(problem.q, problem.head_dim), is_wide(problem.k, problem.head_dim),
                      is_wide(problem.v, problem.value_dim),

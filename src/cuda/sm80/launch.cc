@@ -5,8 +5,8 @@
 
 namespace tilewise::cuda::sm80 {
 
-// Rows of the table in pairs, as the files compile them.
-extern const Instance kForward_bf16_64[2], kForward_fp16_64[2];
+// Rows of the table, as the files compile them.
+extern const Instance kForward_bf16_64[3], kForward_fp16_64[3];
 extern const Instance kForward_bf16_128[2], kForward_fp16_128[2];
 extern const Instance kForward_bf16_192[2], kForward_fp16_192[2];
 extern const Instance kForward_bf16_256[2], kForward_fp16_256[2];
@@ -22,13 +22,14 @@ int row_for(const Problem& problem, bool general) {
 }
 
 const Instance& instance_for(const Problem& problem, bool general) {
-  static const Instance* const kRows[2][kTileRows / 2] = {
-      {kForward_bf16_64, kForward_bf16_128, kForward_bf16_192, kForward_bf16_256,
-       kForward_bf16_general},
-      {kForward_fp16_64, kForward_fp16_128, kForward_fp16_192, kForward_fp16_256,
-       kForward_fp16_general}};
-  const int row = row_for(problem, general);
-  return kRows[problem.dtype == TILEWISE_FP16 ? 1 : 0][row / 2][row % 2];
+  static const Instance* const kRows[2][kTileRows] = {
+      {&kForward_bf16_64[0], &kForward_bf16_64[1], &kForward_bf16_64[2], &kForward_bf16_128[0],
+       &kForward_bf16_128[1], &kForward_bf16_192[0], &kForward_bf16_192[1], &kForward_bf16_256[0],
+       &kForward_bf16_256[1], &kForward_bf16_general[0], &kForward_bf16_general[1]},
+      {&kForward_fp16_64[0], &kForward_fp16_64[1], &kForward_fp16_64[2], &kForward_fp16_128[0],
+       &kForward_fp16_128[1], &kForward_fp16_192[0], &kForward_fp16_192[1], &kForward_fp16_256[0],
+       &kForward_fp16_256[1], &kForward_fp16_general[0], &kForward_fp16_general[1]}};
+  return *kRows[problem.dtype == TILEWISE_FP16 ? 1 : 0][row_for(problem, general)];
 }
 
 int q_tile_for(const Problem& problem, bool general) {

@@ -54,10 +54,10 @@ struct Share {
     }
   }
 
-  // Any tile; what lies outside of the tensor becomes zero.
+  // Any tile, from row `first` on; what lies outside of the tensor becomes zero.
   __device__ __forceinline__ static void copy_edge(const Rows& rows, std::int32_t first,
+                                                   const std::uint16_t* from,
                                                    std::uint32_t address) {
-    const std::uint16_t* from = rows.first + first * rows.stride + offset(rows.stride);
     const std::int32_t rows_left = rows.count - first - row();
     const std::int32_t columns_left = rows.columns - chunk() * 8;
 #pragma unroll 1
@@ -73,11 +73,14 @@ struct Share {
 };
 
 // Rows [row, row + kRows) into the tile at `to` (kRows, kColumns), by all kThreads of the block:
-// asynchronously where they are wide. What lies outside of the tensor becomes zero.
+// asynchronously where they are wide. What lies outside of the tensor becomes zero. own, address:
+// of the thread's first chunk, in the tensor and in the tile.
 template <int kRows, int kColumns, int kThreads>
-__device__ __forceinline__ void load_edge(const Rows& rows, std::int32_t row, unsigned char* to) {
+__device__ __forceinline__ void load_edge(const Rows& rows, std::int32_t row,
+                                          const std::uint16_t* own, std::uint32_t address,
+                                          unsigned char* to) {
   using Part = Share<kRows, kColumns, kThreads>;
-  if (rows.wide) return Part::copy_edge(rows, row, ptx::shared_address(to) + Part::place());
+  if (rows.wide) return Part::copy_edge(rows, row, own, address);
   using Layout = tile::RowTile<kColumns>;
 #pragma unroll 1
   for (int chunk = threadIdx.x; chunk < kRows * Layout::kChunks; chunk += kThreads) {
@@ -93,10 +96,11 @@ __device__ __forceinline__ void load_edge(const Rows& rows, std::int32_t row, un
 template <int kRows, int kColumns, int kThreads>
 __device__ __forceinline__ void load_tile(const Rows& rows, std::int32_t row, unsigned char* to) {
   using Part = Share<kRows, kColumns, kThreads>;
+  const std::uint16_t* const own = rows.first + row * rows.stride + Part::offset(rows.stride);
+  const std::uint32_t address = ptx::shared_address(to) + Part::place();
   if (!rows.wide || rows.columns != kColumns || row + kRows > rows.count)
-    return load_edge<kRows, kColumns, kThreads>(rows, row, to);
-  Part::copy(rows.first + row * rows.stride + Part::offset(rows.stride), rows.stride,
-             ptx::shared_address(to) + Part::place());
+    return load_edge<kRows, kColumns, kThreads>(rows, row, own, address, to);
+  Part::copy(own, rows.stride, address);
 }
 
 // All bits of the exponent set: infinity or NaN.

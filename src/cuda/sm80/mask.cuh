@@ -5,6 +5,7 @@
 #include "cuda/sequences.cuh"
 #include "cuda/sm80/parameters.h"
 #include "cuda/sm80/shared.cuh"
+#include "cuda/tile/edges.h"
 
 namespace tilewise::cuda::sm80 {
 
@@ -79,12 +80,19 @@ class Mask {
  private:
   // The one band there is without slices; the first thread keeps it. Returns the last tile, or -1.
   __device__ __forceinline__ std::int32_t take_window() {
-    const Problem& problem = parameters_.problem;
     const Sequence& sequence = tile_.sequence;
-    const tile::Band band =
-        tile::narrow_band(math::window_band(sequence.q_len, sequence.k_len, sequence.diagonal,
-                                            problem.window_left, problem.window_right),
-                          -1);
+    const tile::Edges edges = tile::window_edges(static_cast<std::int32_t>(sequence.k_len),
+                                                 static_cast<std::int32_t>(sequence.diagonal),
+                                                 parameters_.window_left, parameters_.window_right);
+    const tile::Band band = {0,
+                             static_cast<std::int32_t>(sequence.q_len),
+                             0,
+                             edges.key_end,
+                             edges.lower_slope,
+                             edges.lower_offset,
+                             edges.upper_slope,
+                             edges.upper_offset,
+                             -1};
     tile::Range keys = tile::keys_of(band, tile_.first, tile_.last);
     if (keys.begin >= keys.end) keys = {0, 0};
     if (threadIdx.x == 0) {

@@ -28,12 +28,14 @@ struct Whole {
 
 struct Parameters {
   Problem problem;
-  const Sequence* table;    // (B), nullptr for dense batches
-  Schedule schedule;        // of dense queries
-  PackedSchedule packed;    // of packed ones
-  const tile::Band* bands;  // (slices)
-  std::uint16_t* marks;     // (work, q_tile / 16): rows for the careful path, a bit for each
-  float unit;               // what a unit of a score is worth as an exponent of 2
+  const Sequence* table;     // (B), nullptr for dense batches
+  Schedule schedule;         // of dense queries
+  PackedSchedule packed;     // of packed ones
+  const tile::Band* bands;   // (slices)
+  std::uint16_t* marks;      // (work, q_tile / 16): rows for the careful path, a bit for each
+  std::int32_t window_left;  // as problem's, at most tile::kLongest
+  std::int32_t window_right;
+  float unit;  // what a unit of a score is worth as an exponent of 2
   Wide wide;
   Whole whole;
 };

@@ -107,10 +107,7 @@ class TileStep {
   template <bool kRules>
   __device__ __forceinline__ void absorb(std::int32_t key, tile::TileClass kind, int stage,
                                          float (&scores)[kParts][kScores]) {
-    if constexpr (kRules) {
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) apply_rules(part, key, kind, scores[part]);
-    }
+    if constexpr (kRules) apply_rules(key, kind, scores);
     tile::Anchors anchors[kParts];
     bool moved = false;
 #pragma unroll
@@ -219,28 +216,33 @@ class TileStep {
     return ptx::pack<kConfig.fp16>(first, second);
   }
 
-  // From products to scores: score rule and mask.
-  __device__ __forceinline__ void apply_rules(int part, std::int32_t key, tile::TileClass kind,
-                                              float (&scores)[kScores]) {
-    const std::int32_t row = lane_row<kConfig>(tile_, part);
+  // From products to scores: score rule and mask. The rows of a lane are 8 apart, in all parts.
+  __device__ __forceinline__ void apply_rules(std::int32_t key, tile::TileClass kind,
+                                              float (&scores)[kParts][kScores]) {
+    const std::int32_t row = lane_row<kConfig>(tile_, 0);
     const std::int32_t column = key * kConfig.k_tile;
     const std::int32_t own_column = tile::lane_column(threadIdx.x % 32);
-    std::uint32_t visible[tile::kRowsPerLane];
+    std::uint32_t visible[kParts * tile::kRowsPerLane];
     if (kind != tile::kFull) {
       mask_.see(row, 8, tile::FragmentColumns{column, own_column}, visible);
     } else {
 #pragma unroll
-      for (int which = 0; which < tile::kRowsPerLane; ++which)
-        visible[which] = row + 8 * which <= tile_.last ? ~0u : 0u;
+      for (int i = 0; i < kParts * tile::kRowsPerLane; ++i)
+        visible[i] = row + 8 * i <= tile_.last ? ~0u : 0u;
     }
-    if constexpr (kConfig.general) {
-      const tile::Head head = tile::head_of(parameters_.problem, tile_.sequence.batch, tile_.head,
-                                            static_cast<std::int32_t>(tile_.sequence.diagonal));
-      tile::apply_score_rule<tile::FragmentLayout>(parameters_.problem, head, row,
-                                                   column + own_column, scores, visible);
+    const bool careful = shared_.careful;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      std::uint32_t own[tile::kRowsPerLane] = {visible[2 * part], visible[2 * part + 1]};
+      if constexpr (kConfig.general) {
+        const tile::Head head = tile::head_of(parameters_.problem, tile_.sequence.batch, tile_.head,
+                                              static_cast<std::int32_t>(tile_.sequence.diagonal));
+        tile::apply_score_rule<tile::FragmentLayout>(parameters_.problem, head, row + 16 * part,
+                                                     column + own_column, scores[part], own);
+      }
+      tile::hide<tile::FragmentLayout>(scores[part], own);
+      if (careful) note_bad_keys(part, own, own_column);
     }
-    tile::hide<tile::FragmentLayout>(scores, visible);
-    if (shared_.careful) note_bad_keys(part, visible, own_column);
   }
 
   __device__ __forceinline__ void drop_weights(int part, std::int32_t key,

@@ -49,4 +49,12 @@ TILEWISE_INLINE constexpr std::uint32_t step_address(std::uint32_t start, int st
          static_cast<std::uint32_t>(step / kGroupSteps * kGroupSteps * 32);
 }
 
+// The same, a chunk further right at a time.
+template <int kColumns>
+TILEWISE_INLINE constexpr std::uint32_t chunk_address(std::uint32_t start, int chunk) {
+  constexpr int kGroup = RowTile<kColumns>::kGroup;
+  return (start ^ static_cast<std::uint32_t>(chunk % kGroup * 16)) +
+         static_cast<std::uint32_t>(chunk / kGroup * kGroup * 16);
+}
+
 }  // namespace tilewise::cuda::tile
