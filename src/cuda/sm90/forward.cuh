@@ -6,6 +6,7 @@
 #include "cuda/load.h"
 #include "cuda/ptx/registers.cuh"
 #include "cuda/sm90/consumer.cuh"
+#include "cuda/sm90/describer.cuh"
 #include "cuda/sm90/gaps.cuh"
 #include "cuda/sm90/producer.cuh"
 #include "cuda/sm90/repair.cuh"
@@ -30,9 +31,11 @@ __global__ void __launch_bounds__(decode(kCode).threads(), 1)
   if (warpgroup == 0) {
     ptx::give_up_registers<kConfig.producer_registers()>();
     const std::int32_t warp = static_cast<std::int32_t>(threadIdx.x) / 32;
-    if (warp > 0) {
-      fill_gaps(parameters, static_cast<std::int32_t>(blockIdx.x) * 3 + warp - 1,
-                static_cast<std::int32_t>(gridDim.x) * 3);
+    if (warp > 1) {
+      fill_gaps(parameters, static_cast<std::int32_t>(blockIdx.x) * 2 + warp - 2,
+                static_cast<std::int32_t>(gridDim.x) * 2);
+    } else if (threadIdx.x == 32) {
+      describe_all<kConfig>(parameters, shared);
     } else if (threadIdx.x == 0) {
       Producer<kConfig>(parameters, shared).run();
     }
