@@ -95,27 +95,28 @@ __device__ __forceinline__ void describe(const Parameters& parameters, std::int3
   }
 }
 
-// All tiles of the block, and behind them one that is none.
+// All tiles of the block, each when the producer wants it, and behind them one that is none.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void describe_all(const Parameters& parameters,
                                              Shared<kConfig>& shared) {
   const std::int32_t count =
       parameters.problem.q_packed ? parameters.packed.count() : parameters.schedule.count();
   Walk walk(parameters, count);
-  Place<kTilesAhead> place;
+  Place<1> place;
   std::uint32_t tiles = 0;
 #pragma unroll 1
   for (bool more = true; more;) {
+    // The first one before anybody has asked for it.
+    ptx::wait(ptx::shared_address(&shared.barriers.tile_wanted), place.parity ^ 1);
     const std::int32_t index = walk.next(parameters);
     more = index < count;
-    wait_empty(shared.barriers.tile_empty, place);
     Tile& tile = shared.tiles[tiles++ % kTileSlots];
     if (more) {
       describe<kConfig>(parameters, index, tile);
     } else {
       tile.index = -1;
     }
-    ptx::arrive(ptx::shared_address(&shared.barriers.tile_full[place.stage]));
+    ptx::arrive(ptx::shared_address(&shared.barriers.tile_full));
     place.advance();
   }
 }

@@ -46,10 +46,13 @@ class Producer {
 #pragma unroll 1
     for (;;) {
       const Tile& tile = *tile_;
+      const std::int32_t notice = tile::lesser(tile.end_key - 1, tile.first_key + kNotice);
+      if (notice == tile.end_key - 1) want();
 #pragma unroll 1
-      for (std::int32_t key = tile.end_key - 2; key >= tile.first_key; --key) {
-        copy_k(tile, key);
-        copy_v(tile, key + 1);
+      for (std::int32_t key = tile.end_key - 1; key > tile.first_key; --key) {
+        copy_k(tile, key - 1);
+        copy_v(tile, key);
+        if (key - 1 == notice) want();
       }
       const bool more = take();
       if (more) copy_k(*tile_, tile_->end_key - 1);
@@ -60,13 +63,20 @@ class Producer {
   }
 
  private:
+  // So many tiles of keys before its last one a tile of queries has the next one described. Late:
+  // work that is taken early is not there for a block that would begin it sooner.
+  static constexpr std::int32_t kNotice = 3;
+
   // Goes on to the next tile, once it is described; false: there is none.
   __device__ __forceinline__ bool take() {
-    wait_full(shared_.barriers.tile_full, tile_place_);
+    ptx::wait(ptx::shared_address(&shared_.barriers.tile_full), tile_place_.parity);
     tile_ = &shared_.tiles[tiles_++ % kTileSlots];
-    ptx::arrive(ptx::shared_address(&shared_.barriers.tile_empty[tile_place_.stage]));
     tile_place_.advance();
     return tile_->index >= 0;
+  }
+  // Has the next one described.
+  __device__ __forceinline__ void want() {
+    ptx::arrive(ptx::shared_address(&shared_.barriers.tile_wanted));
   }
 
   // There is no more work.
@@ -125,7 +135,7 @@ class Producer {
   Shared<kConfig>& shared_;
   const Tile* tile_ = nullptr;
   std::uint32_t tiles_ = 0;  // taken
-  Place<kTilesAhead> tile_place_;
+  Place<1> tile_place_;
   Place<kConfig.stages> k_place_;
   Place<kConfig.stages> v_place_;
   Place<kConfig.q_stages> q_place_;

@@ -36,17 +36,16 @@ struct Tile {
   std::int32_t full_end[kMostWarpgroups];    // all
 };
 
-// Tiles are described ahead: so many before the producer takes the first of them. When it does,
-// consumers may still close the fourth before it: the next two are computed or waited for, and
-// another is loaded for each place of Q but the new one's.
-inline constexpr int kTilesAhead = 1;
+// Tiles are described ahead: when the producer is about to take one, consumers may still close the
+// fourth before it. The next two are computed or waited for, and another is loaded for each place of
+// Q but the new one's.
 inline constexpr int kTileSlots = 8;
 
 struct Barriers {
   std::uint64_t q_full[kMostWarpgroups][kMostQStages], q_empty[kMostWarpgroups][kMostQStages];
   std::uint64_t k_full[kMostStages], k_empty[kMostStages];
   std::uint64_t v_full[kMostStages], v_empty[kMostStages];
-  std::uint64_t tile_full[kTilesAhead], tile_empty[kTilesAhead];
+  std::uint64_t tile_full, tile_wanted;
   std::uint64_t open;  // a wait for parity 1 never waits
 };
 
@@ -83,10 +82,8 @@ __device__ void init_barriers(Barriers& barriers) {
     ptx::init_barrier(ptx::shared_address(&barriers.v_full[stage]), 1);
     ptx::init_barrier(ptx::shared_address(&barriers.v_empty[stage]), kReaders);
   }
-  for (int ahead = 0; ahead < kTilesAhead; ++ahead) {
-    ptx::init_barrier(ptx::shared_address(&barriers.tile_full[ahead]), 1);
-    ptx::init_barrier(ptx::shared_address(&barriers.tile_empty[ahead]), 1);
-  }
+  ptx::init_barrier(ptx::shared_address(&barriers.tile_full), 1);
+  ptx::init_barrier(ptx::shared_address(&barriers.tile_wanted), 1);
   ptx::init_barrier(ptx::shared_address(&barriers.open), 1);
   ptx::fence_barrier_init();
 }
