@@ -5,6 +5,7 @@
 #include "cuda/launch.cuh"
 #include "cuda/load.h"
 #include "cuda/ptx/registers.cuh"
+#include "cuda/ptx/succession.cuh"
 #include "cuda/sm90/consumer.cuh"
 #include "cuda/sm90/describer.cuh"
 #include "cuda/sm90/gaps.cuh"
@@ -27,6 +28,7 @@ __global__ void __launch_bounds__(decode(kCode).threads(), 1)
     init_barriers<kConfig>(shared.barriers);
     shared.last_mark = 0;
   }
+  if (parameters.lengths != nullptr) ptx::wait_for_kernel_before();
   __syncthreads();
   if (warpgroup == 0) {
     ptx::give_up_registers<kConfig.producer_registers()>();
@@ -58,8 +60,11 @@ struct Launch {
 
   static cudaError_t load() { return cuda::load(forward_kernel<encode(kConfig)>, kBytes); }
   static cudaError_t start(const Parameters& parameters, int blocks, cudaStream_t stream) {
-    return launch(forward_kernel<encode(kConfig)>, {blocks, kConfig.threads(), kBytes}, stream,
-                  parameters);
+    constexpr auto kKernel = forward_kernel<encode(kConfig)>;
+    const Grid grid = {blocks, kConfig.threads(), kBytes};
+    // Behind the kernel that fills lengths, the only one that admits this one before its end.
+    return parameters.lengths != nullptr ? launch_early(kKernel, grid, stream, parameters)
+                                         : launch(kKernel, grid, stream, parameters);
   }
   static constexpr Instance instance() { return {kConfig, load, start}; }
 };
