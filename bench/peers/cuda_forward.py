@@ -16,6 +16,7 @@ area of the 128 x 128 tiles that some pair of is visible.
 import argparse
 import ctypes
 import fnmatch
+import functools
 import json
 import pathlib
 import statistics
@@ -29,6 +30,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tests" / "
 import tilewise_ctypes as tw  # noqa: E402
 
 TOKENS, WIDTH, GEMM = 16384, 2048, 8192
+WINDOW = "bf16-D128-S16384-window1024"
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 CUDA = 1
 BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION,
@@ -203,46 +205,64 @@ def medians(runs, rounds):
     return {name: statistics.median(b.elapsed_time(e) for b, e in pairs) * 1e-3 for name, pairs in marks.items()}
 
 
-def packed_rows(library, kernel, rounds):
+def each(libraries, whats):
+    """(what is measured, library) by its name in a row: that of the first library has no prefix."""
+    return {what if name == "tilewise" else f"{name} {what}": (what, library)
+            for name, library in libraries.items() for what in whats}
+
+
+def packed_row(libraries, kernel, rounds, dim, causal):
     """Documents of 1024 tokens each, and of lengths from 256 to 1792, beside a dense batch (16, 1024)."""
     mixed = [256 + 96 * i for i in (3, 14, 7, 0, 11, 5, 16, 9, 2, 13, 6, 10, 1, 15, 8)]
     mixed.append(TOKENS - sum(mixed))
-    for dim in (64, 128):
-        heads = WIDTH // dim
-        q, k, v = inputs(16, 1024, heads, heads, dim, "bf16")
-        flat = [x.view(TOKENS, heads, dim) for x in (q, k, v)]
-        for causal in (False, True):
-            plans = {"dense": (Tilewise(library, q, k, v, causal, kernel), [1024] * 16)}
-            for name, lengths in (("packed", [1024] * 16), ("mixed", mixed)):
-                plans[name] = (Tilewise(library, *flat, causal, kernel, lengths=lengths), lengths)
-            plans["dense"][0].run()
-            plans["packed"][0].run()
-            torch.cuda.synchronize()
-            if not torch.equal(plans["dense"][0].out.view(-1), plans["packed"][0].out.view(-1)):
-                raise SystemExit("packed documents differ from the dense batch")
-            seconds = medians({name: plan.run for name, (plan, _) in plans.items()}, rounds)
-            rate = {name: sum(n * n for n in plans[name][1]) * 4 * WIDTH / (2 if causal else 1) / s * 1e-12
-                    for name, s in seconds.items()}
-            name = f"bf16-D{dim}-packed{'-causal' if causal else ''}"
-            print(f"{name:<32}" + "  ".join(f"{who} {r:.0f}" for who, r in rate.items())
-                  + f"   packed / dense {rate['packed'] / rate['dense']:.2f}", flush=True)
-            yield {"row": name, "lengths": mixed, "seconds": seconds, "tflops": rate}
+    lengths = {"dense": [1024] * 16, "packed": [1024] * 16, "mixed": mixed}
+    heads = WIDTH // dim
+    q, k, v = inputs(16, 1024, heads, heads, dim, "bf16")
+    flat = [x.view(TOKENS, heads, dim) for x in (q, k, v)]
+    names = each(libraries, lengths)
+    plans = {name: Tilewise(library, q, k, v, causal, kernel) if what == "dense"
+             else Tilewise(library, *flat, causal, kernel, lengths=lengths[what])
+             for name, (what, library) in names.items()}
+    for plan in plans.values():
+        plan.run()
+    torch.cuda.synchronize()
+    for name, (what, _) in names.items():
+        beside = plans[name.replace("packed", "dense")]
+        if what == "packed" and not torch.equal(beside.out.view(-1), plans[name].out.view(-1)):
+            raise SystemExit(f"{name} documents differ from the dense batch")
+    seconds = medians({name: plan.run for name, plan in plans.items()}, rounds)
+    rate = {name: sum(n * n for n in lengths[what]) * 4 * WIDTH / (2 if causal else 1) / seconds[name] * 1e-12
+            for name, (what, _) in names.items()}
+    row = f"bf16-D{dim}-packed{'-causal' if causal else ''}"
+    print(f"{row:<32}" + "  ".join(f"{who} {r:.0f}" for who, r in rate.items())
+          + f"   packed / dense {rate['packed'] / rate['dense']:.2f}", flush=True)
+    return {"row": row, "lengths": mixed, "seconds": seconds, "tflops": rate}
 
 
-def window_row(library, kernel, rounds, length=16384, window=1024, tile=128):
+def window_row(libraries, kernel, rounds, length=16384, window=1024, tile=128):
     """A causal window of `window` keys beside no mask, per visited area."""
     q, k, v = inputs(TOKENS // length, length, 16, 16, 128, "bf16")
-    plans = {"window": Tilewise(library, q, k, v, True, kernel, window=window - 1),
-             "full": Tilewise(library, q, k, v, False, kernel)}
+    names = each(libraries, ("window", "full"))
+    plans = {name: Tilewise(library, q, k, v, what == "window", kernel, window=window - 1 if what == "window" else -1)
+             for name, (what, library) in names.items()}
     visible = sum(min(i + 1, window) for i in range(length))
     visited = sum(tile * tile * (t - max(t * tile - window + 1, 0) // tile + 1) for t in range(length // tile))
     seconds = medians({name: plan.run for name, plan in plans.items()}, rounds)
     area = {"window": visited, "full": length * length}
-    rate = {name: 4 * WIDTH * (TOKENS // length) * area[name] / s * 1e-12 for name, s in seconds.items()}
-    print(f"{'bf16-D128-S16384-window1024':<32}window {rate['window']:.0f}  full {rate['full']:.0f} per visited area"
+    rate = {name: 4 * WIDTH * (TOKENS // length) * area[what] / seconds[name] * 1e-12
+            for name, (what, _) in names.items()}
+    print(f"{WINDOW:<32}" + "  ".join(f"{who} {r:.0f}" for who, r in rate.items()) + " per visited area"
           f"   {rate['window'] / rate['full']:.2f}; visible / visited {visible / visited:.2f}", flush=True)
-    return {"row": "bf16-D128-S16384-window1024", "visible": visible, "visited": visited, "seconds": seconds,
-            "tflops_of_visited": rate}
+    return {"row": WINDOW, "visible": visible, "visited": visited, "seconds": seconds, "tflops_of_visited": rate}
+
+
+def other_rows():
+    """Name, and what measures it."""
+    for dim in (64, 128):
+        for causal in (False, True):
+            yield (f"bf16-D{dim}-packed{'-causal' if causal else ''}",
+                   functools.partial(packed_row, dim=dim, causal=causal))
+    yield WINDOW, window_row
 
 
 def main():
@@ -259,8 +279,8 @@ def main():
     builds = (pair.split("=", 1) for pair in options.beside)
     libraries = {"tilewise": library} | {name: tw.Library(path) for name, path in builds}
     torch.manual_seed(1)
-    chosen = [row for row in rows()
-              if not options.rows or any(fnmatch.fnmatchcase(row[0], pattern) for pattern in options.rows)]
+    matches = lambda row: not options.rows or any(fnmatch.fnmatchcase(row[0], pattern) for pattern in options.rows)
+    chosen = [row for row in rows() if matches(row)]
     checks = []
     for dtype in sorted({row[1] for row in chosen}):
         for dim in (64, 128, 256):
@@ -284,10 +304,7 @@ def main():
         print(f"{name:<30}{ours['tilewise'].kernel():<12}{rate['tilewise']:>6.1f}  "
               + "  ".join(f"{who} {r:.1f} ({rate['tilewise'] / r:.2f})" for who, r in rate.items() if who != "tilewise"),
               flush=True)
-    others = []
-    if not options.rows:
-        others = [*packed_rows(library, options.kernel, options.rounds),
-                  window_row(library, options.kernel, options.rounds)]
+    others = [measure(libraries, options.kernel, options.rounds) for _, measure in filter(matches, other_rows())]
     if options.out:
         machine = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
                    "cudnn": torch.backends.cudnn.version(), "cuda": torch.version.cuda}

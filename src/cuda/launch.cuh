@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
@@ -22,6 +23,24 @@ cudaError_t launch(void (*kernel)(Given...), const Grid& grid, cudaStream_t stre
   kernel<<<static_cast<unsigned>(grid.blocks), grid.threads, grid.shared_bytes, stream>>>(
       arguments...);
   return cudaGetLastError();
+}
+
+// The same for a kernel that may begin while the one before it ends: it waits for that by
+// ptx/succession.cuh before it reads or writes memory.
+template <class... Given>
+cudaError_t launch_early(void (*kernel)(Given...), const Grid& grid, cudaStream_t stream,
+                         const std::type_identity_t<Given>&... arguments) {
+  cudaLaunchAttribute early = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = static_cast<unsigned>(grid.blocks);
+  config.blockDim = static_cast<unsigned>(grid.threads);
+  config.dynamicSmemBytes = static_cast<std::size_t>(grid.shared_bytes);
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
 // The block's memory of Grid::shared_bytes, at a multiple of 1024 bytes: the copy engine's swizzle

@@ -17,9 +17,7 @@ Status check_device(const Problem& problem) {
                        device.name, device.major, device.minor);
 }
 
-bool is_causal(const Problem& problem) {
-  return problem.window_left < 0 && problem.window_right >= 0;
-}
+bool has_diagonal(const Problem& problem) { return problem.window_right >= 0; }
 
 Checked most_work(const Problem& problem, std::int64_t q_tile) {
   const Checked of_rows{divided(problem.q_rows, q_tile)};
@@ -32,9 +30,14 @@ tile::Schedule schedule_of(const Problem& problem, int q_tile) {
   tile::Schedule schedule = {static_cast<std::int32_t>(divided(problem.q_rows, q_tile)),
                              static_cast<std::int32_t>(problem.heads),
                              static_cast<std::int32_t>(problem.batch), 0, 0};
-  if (!is_causal(problem)) return schedule;
+  if (!has_diagonal(problem)) return schedule;
+  std::int64_t keys = problem.k_rows;  // that a query sees
+  if (problem.window_left >= 0) {
+    keys = math::lesser(keys, math::lesser(keys, problem.window_left) +
+                                  math::lesser(keys, problem.window_right) + 1);
+  }
   const std::int64_t head_bytes = math::greater(
-      problem.k_rows * (problem.head_dim + problem.value_dim) * problem::dtype_size(problem.dtype),
+      keys * (problem.head_dim + problem.value_dim) * problem::dtype_size(problem.dtype),
       1);
   const std::int64_t section =
       math::greater(kSectionBytes / head_bytes, 1) * math::greater(problem.group, 1);
@@ -46,7 +49,7 @@ tile::Schedule schedule_of(const Problem& problem, int q_tile) {
 
 tile::PackedSchedule packed_schedule_of(const Problem& problem, const void* tile_starts) {
   return {static_cast<const std::int32_t*>(tile_starts), static_cast<std::int32_t>(problem.heads),
-          static_cast<std::int32_t>(problem.batch), is_causal(problem)};
+          static_cast<std::int32_t>(problem.batch), has_diagonal(problem)};
 }
 
 bool is_wide(const problem::View& view, std::int64_t columns) {

@@ -18,14 +18,15 @@ Status check_device(const problem::Problem& problem);
 // a / b, rounded up.
 inline std::int64_t divided(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-// Queries see nothing behind some diagonal, but everything before it.
-bool is_causal(const problem::Problem& problem);
+// Queries see nothing behind some diagonal: those near a sequence's beginning see fewer keys than
+// others.
+bool has_diagonal(const problem::Problem& problem);
 
 // At most so many tiles of queries: a packed sequence may end within one.
 problem::Checked most_work(const problem::Problem& problem, std::int64_t q_tile);
 
-// The order of the tiles of dense queries. With a causal mask the longest first, within heads whose
-// K and V fit most of L2 beside what passes through.
+// The order of the tiles of dense queries. Under a diagonal the longest first, within heads of which
+// what is seen of K and V at once fits most of L2 beside what passes through.
 tile::Schedule schedule_of(const problem::Problem& problem, int q_tile);
 
 // The order of the tiles of packed queries; tile_starts (B + 1).

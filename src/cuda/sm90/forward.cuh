@@ -5,7 +5,9 @@
 #include "cuda/launch.cuh"
 #include "cuda/load.h"
 #include "cuda/ptx/registers.cuh"
+#include "cuda/ptx/succession.cuh"
 #include "cuda/sm90/consumer.cuh"
+#include "cuda/sm90/describer.cuh"
 #include "cuda/sm90/gaps.cuh"
 #include "cuda/sm90/producer.cuh"
 #include "cuda/sm90/repair.cuh"
@@ -26,13 +28,16 @@ __global__ void __launch_bounds__(decode(kCode).threads(), 1)
     init_barriers<kConfig>(shared.barriers);
     shared.last_mark = 0;
   }
+  if (parameters.lengths != nullptr) ptx::wait_for_kernel_before();
   __syncthreads();
   if (warpgroup == 0) {
     ptx::give_up_registers<kConfig.producer_registers()>();
     const std::int32_t warp = static_cast<std::int32_t>(threadIdx.x) / 32;
-    if (warp > 0) {
-      fill_gaps(parameters, static_cast<std::int32_t>(blockIdx.x) * 3 + warp - 1,
-                static_cast<std::int32_t>(gridDim.x) * 3);
+    if (warp > 1) {
+      fill_gaps(parameters, static_cast<std::int32_t>(blockIdx.x) * 2 + warp - 2,
+                static_cast<std::int32_t>(gridDim.x) * 2);
+    } else if (threadIdx.x == 32) {
+      describe_all<kConfig>(parameters, shared);
     } else if (threadIdx.x == 0) {
       Producer<kConfig>(parameters, shared).run();
     }
@@ -55,8 +60,11 @@ struct Launch {
 
   static cudaError_t load() { return cuda::load(forward_kernel<encode(kConfig)>, kBytes); }
   static cudaError_t start(const Parameters& parameters, int blocks, cudaStream_t stream) {
-    return launch(forward_kernel<encode(kConfig)>, {blocks, kConfig.threads(), kBytes}, stream,
-                  parameters);
+    constexpr auto kKernel = forward_kernel<encode(kConfig)>;
+    const Grid grid = {blocks, kConfig.threads(), kBytes};
+    // Behind the kernel that fills lengths, the only one that admits this one before its end.
+    return parameters.lengths != nullptr ? launch_early(kKernel, grid, stream, parameters)
+                                         : launch(kKernel, grid, stream, parameters);
   }
   static constexpr Instance instance() { return {kConfig, load, start}; }
 };

@@ -66,7 +66,7 @@ bool needs_lengths(const Problem& problem) {
 }
 
 // Tiles of very different lengths are taken from a counter, others in turns fixed beforehand.
-bool counts(const Problem& problem) { return is_causal(problem) || needs_lengths(problem); }
+bool counts(const Problem& problem) { return has_diagonal(problem) || needs_lengths(problem); }
 
 // Of a launch: no other has it in this process, and hardly any word of memory that has been
 // something else. Never 0.

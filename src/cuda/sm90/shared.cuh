@@ -11,7 +11,7 @@
 
 namespace tilewise::cuda::sm90 {
 
-// A tile of queries as the producer describes it to the consumers. Lengths and rows are below 2^30.
+// A tile of queries as the describer tells the producer and the consumers. Lengths and rows are below 2^30.
 // One that sees no keys has a tile of keys all the same, which nobody copies and nothing of which
 // is visible.
 struct Tile {
@@ -36,14 +36,16 @@ struct Tile {
   std::int32_t full_end[kMostWarpgroups];    // all
 };
 
-// Tiles are described ahead: while one is closed, the next two are computed or waited for, and
-// another is loaded for each place of Q.
+// Tiles are described ahead: when the producer is about to take one, consumers may still close the
+// fourth before it. The next two are computed or waited for, and another is loaded for each place of
+// Q but the new one's.
 inline constexpr int kTileSlots = 8;
 
 struct Barriers {
   std::uint64_t q_full[kMostWarpgroups][kMostQStages], q_empty[kMostWarpgroups][kMostQStages];
   std::uint64_t k_full[kMostStages], k_empty[kMostStages];
   std::uint64_t v_full[kMostStages], v_empty[kMostStages];
+  std::uint64_t tile_full, tile_wanted;
   std::uint64_t open;  // a wait for parity 1 never waits
 };
 
@@ -80,6 +82,8 @@ __device__ void init_barriers(Barriers& barriers) {
     ptx::init_barrier(ptx::shared_address(&barriers.v_full[stage]), 1);
     ptx::init_barrier(ptx::shared_address(&barriers.v_empty[stage]), kReaders);
   }
+  ptx::init_barrier(ptx::shared_address(&barriers.tile_full), 1);
+  ptx::init_barrier(ptx::shared_address(&barriers.tile_wanted), 1);
   ptx::init_barrier(ptx::shared_address(&barriers.open), 1);
   ptx::fence_barrier_init();
 }

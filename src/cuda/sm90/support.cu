@@ -1,6 +1,7 @@
 // What stands before the Hopper kernels: lengths and tile numbers of packed batches.
 #include "cuda/launch.cuh"
 #include "cuda/load.h"
+#include "cuda/ptx/succession.cuh"
 #include "cuda/sequence_table.cuh"
 #include "cuda/sm90/parameters.h"
 
@@ -11,6 +12,7 @@ __global__ void __launch_bounds__(kScanThreads)
     prepare_kernel(const __grid_constant__ Parameters parameters, std::int32_t q_tile,
                    Lengths* lengths /* (B) */, std::int32_t* tile_starts /* (B + 1) */) {
   __shared__ std::int64_t warps[kScanWarps];
+  ptx::admit_next_kernel();
   const Problem& problem = parameters.problem;
   if (parameters.table != nullptr)
     compute_table(problem, warps, const_cast<Sequence*>(parameters.table));

@@ -30,7 +30,7 @@ struct Edges {
   }
 };
 
-// math::window_band() in 32 bits: the producer of a Hopper kernel has 24 registers, and each number
+// math::window_band() in 32 bits: the describer of a Hopper kernel has few registers, and each number
 // of 64 bits takes two. tests/cuda compares the two. left, right: -1 or at most kLongest.
 inline constexpr std::int32_t kLongest = (std::int32_t{1} << 29) - 1;
 

@@ -7,7 +7,7 @@
 namespace tilewise::cuda::tile {
 
 // All of a launch's work is numbered in 32 bits, with room for one more turn of all blocks: 64-bit
-// divisions are many instructions and registers, of which the producer has few.
+// divisions are many instructions and registers, of which the describer has few.
 inline constexpr std::int64_t kMostWork = std::int64_t{1} << 30;
 
 TILEWISE_INLINE std::int32_t lesser(std::int32_t a, std::int32_t b) { return a < b ? a : b; }

@@ -25,6 +25,12 @@ cudaError_t launch(void (*kernel)(Given...), const Grid& grid, cudaStream_t,
                             run_body, const_cast<void*>(static_cast<const void*>(&body))});
 }
 
+template <class... Given>
+cudaError_t launch_early(void (*kernel)(Given...), const Grid& grid, cudaStream_t stream,
+                         const std::type_identity_t<Given>&... arguments) {
+  return launch(kernel, grid, stream, arguments...);
+}
+
 inline unsigned char* dynamic_shared() { return emulation::shared_memory(); }
 
 }  // namespace tilewise::cuda

@@ -1,0 +1,124 @@
+// The describer: one thread that finds the work of a block and tells the producer and the consumers
+// what each tile of queries is, while the tiles before it are copied and computed. It takes a
+// microsecond or two, for divisions and the counter's answer, in which the producer would refill no
+// stage.
+#pragma once
+
+#include "cuda/ptx/order.cuh"
+#include "cuda/sm90/shared.cuh"
+#include "cuda/tile/fragment.h"
+
+namespace tilewise::cuda::sm90 {
+
+// The work of a block, of `count`: two tiles of queries that are dealt out beforehand, then what
+// the counter says, which the first block has opened meanwhile. Each block asks until there is
+// none, in all as often as there is work behind the first turn.
+class Walk {
+ public:
+  __device__ __forceinline__ Walk(const Parameters& parameters, std::int32_t count)
+      : counter_(parameters.counter), count_(count) {
+    const bool counts = counter_ != nullptr && count > static_cast<std::int32_t>(gridDim.x);
+    if (!counts || blockIdx.x != 0) return;
+    counter_->taken = 0;
+    ptx::store_release(&counter_->launch, parameters.launch);
+  }
+
+  // Of the next turn; count or more: there is none.
+  __device__ __forceinline__ std::int32_t next(const Parameters& parameters) {
+    const std::int32_t blocks = static_cast<std::int32_t>(gridDim.x);
+    if (turn_ < kDealt || counter_ == nullptr)
+      return tile::static_index(static_cast<std::int32_t>(blockIdx.x), blocks, turn_++);
+    if (turn_ == kDealt) {
+      ++turn_;
+      while (ptx::load_acquire(&counter_->launch) != parameters.launch) {
+      }
+    }
+    const std::int32_t taken = static_cast<std::int32_t>(atomicAdd(&counter_->taken, 1u));
+    if (taken + 1 == count_ - blocks) counter_->launch = 0;
+    return kDealt * blocks + taken;
+  }
+
+ private:
+  static constexpr std::int32_t kDealt = 2;
+  Counter* counter_;
+  std::int32_t count_;
+  std::int32_t turn_ = 0;
+};
+
+// Describes a tile where the others will read it: the describer has few registers.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void describe(const Parameters& parameters, std::int32_t index,
+                                         Tile& tile) {
+  const problem::Problem& problem = parameters.problem;
+  const Work work =
+      problem.q_packed ? parameters.packed.work(index) : parameters.schedule.work(index);
+  const std::int32_t row = work.q_tile * kConfig.q_tile;
+  tile.index = index;
+  tile.batch = work.batch;
+  tile.head = work.head;
+  tile.kv_head = work.head / static_cast<std::int32_t>(problem.group);
+  tile.row = row;
+  const Lengths lengths =
+      parameters.lengths != nullptr ? parameters.lengths[work.batch] : parameters.whole;
+  tile.q_start = lengths.q_start;
+  tile.q_len = lengths.q_len;
+  tile.k_start = lengths.k_start;
+  const std::int64_t place = std::int64_t{lengths.q_start} + row;
+  const std::int64_t batch = problem.q_packed ? 0 : work.batch;
+  tile.out = problem.out.offset(batch, work.head, place);
+  tile.lse = problem.lse.offset(batch, work.head, place);
+  tile.sink = -math::Limits<float>::kInfinity;
+  if (problem.sink.present()) {
+    const std::int64_t at = problem.sink.offset(0, work.head, 0);
+    tile.sink = static_cast<const float*>(problem.sink.data)[at];
+  }
+  tile.diagonal = problem.top_left ? 0 : lengths.k_len - lengths.q_len;
+  const tile::Edges edges = tile::window_edges(lengths.k_len, tile.diagonal, parameters.window_left,
+                                               parameters.window_right);
+  tile.edges = edges;
+  const tile::TileRange keys = tile::key_tiles(
+      edges, row, tile::lesser(row + kConfig.q_tile, lengths.q_len) - 1, kConfig.k_tile);
+  tile.empty = keys.begin >= keys.end;
+  tile.first_key = tile.empty ? 0 : keys.begin;
+  tile.end_key = tile.empty ? 1 : keys.end;
+  tile.used = kConfig.k_tile;
+  if (parameters.open_end) tile.used = lengths.k_len - (keys.end - 1) * kConfig.k_tile;
+  if (tile.empty) tile.used = 0;
+#pragma unroll 1
+  for (int warpgroup = 0; warpgroup < kConfig.warpgroups(); ++warpgroup) {
+    const std::int32_t first = row + warpgroup * tile::kRows;
+    const std::int32_t last = tile::lesser(first + tile::kRows, lengths.q_len) - 1;
+    const std::int32_t begin = edges.begin(last) + kConfig.k_tile - 1;
+    const std::int32_t end = edges.end(first);
+    tile.full_begin[warpgroup] = begin / kConfig.k_tile;
+    tile.full_end[warpgroup] = end > 0 ? end / kConfig.k_tile : 0;
+  }
+}
+
+// All tiles of the block, each when the producer wants it, and behind them one that is none.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void describe_all(const Parameters& parameters,
+                                             Shared<kConfig>& shared) {
+  const std::int32_t count =
+      parameters.problem.q_packed ? parameters.packed.count() : parameters.schedule.count();
+  Walk walk(parameters, count);
+  Place<1> place;
+  std::uint32_t tiles = 0;
+#pragma unroll 1
+  for (bool more = true; more;) {
+    // The first one before anybody has asked for it.
+    ptx::wait(ptx::shared_address(&shared.barriers.tile_wanted), place.parity ^ 1);
+    const std::int32_t index = walk.next(parameters);
+    more = index < count;
+    Tile& tile = shared.tiles[tiles++ % kTileSlots];
+    if (more) {
+      describe<kConfig>(parameters, index, tile);
+    } else {
+      tile.index = -1;
+    }
+    ptx::arrive(ptx::shared_address(&shared.barriers.tile_full));
+    place.advance();
+  }
+}
+
+}  // namespace tilewise::cuda::sm90
