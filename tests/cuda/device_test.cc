@@ -84,6 +84,41 @@ TEST(Device, HopperKernelCoversWhatItSays) {
   }
 }
 
+// Several tiles of queries for each multiprocessor of a small device, more tiles of keys than
+// stages, sequences that end within a tile: every shape of the table, with and without the general
+// score rule.
+TEST(Device, HopperKernelWalksOverManyTiles) {
+  cuda::DeviceInfo device;
+  if (!has_device() || cuda::find_device(0, &device) != TILEWISE_OK || device.major != 9)
+    GTEST_SKIP() << "no Hopper device";
+  const struct {
+    std::vector<std::int64_t> sizes;
+    std::int64_t value_dim;
+    bool packed;
+  } shapes[] = {{{1, 300, 700, 4, 2, 64}, 64, false},   {{1, 450, 2100, 2, 1, 64}, 64, false},
+                {{3, 0, 0, 4, 2, 128}, 128, true},      {{1, 600, 400, 4, 1, 128}, 128, false},
+                {{1, 300, 400, 2, 2, 192}, 128, false}, {{1, 200, 300, 3, 1, 256}, 256, false}};
+  bool general = false;
+  for (const auto& [sizes, value_dim, packed] : shapes) {
+    general = !general;
+    for (const bool causal : {false, true}) {
+      Case c = make_case(Operation::kForward, TILEWISE_BF16, sizes);
+      c.value_dim = value_dim;
+      c.causal = causal;
+      if (causal == general) c.softcap = 4;
+      if (packed) {
+        c.q_packed = c.k_packed = true;
+        c.q_lengths = {150, 0, 290};
+        c.k_lengths = {290, 30, 170};
+        c.unowned = 5;
+      }
+      verify::Judge judge(c);
+      const verify::Verdict verdict = judge.judge("cuda_sm90");
+      EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
+    }
+  }
+}
+
 const char* ampere_kernel(std::int32_t dtype) {
   return dtype == TILEWISE_FP32 ? "cuda_fp32" : "cuda_sm80";
 }

@@ -26,8 +26,11 @@ bool is_cuda_reference(const Kernel& kernel) {
   return std::string(kernel.name) == "cuda_reference";
 }
 
-// Whether this run asks for the kernel's device: $TILEWISE_TEST_DEVICE, cpu or cuda.
+// Whether this run asks for the kernel ($TILEWISE_TEST_KERNEL, by its name) and for its device
+// ($TILEWISE_TEST_DEVICE, cpu or cuda).
 bool is_asked_for(const Kernel& kernel) {
+  const char* const name = std::getenv("TILEWISE_TEST_KERNEL");
+  if (name != nullptr && name[0] != '\0' && std::string(kernel.name) != name) return false;
   const char* const device = std::getenv("TILEWISE_TEST_DEVICE");
   if (device == nullptr || device[0] == '\0') return true;
   return (kernel.device == TILEWISE_CUDA) == (std::string(device) == "cuda");

@@ -2,29 +2,14 @@
 
 #include <algorithm>
 #include <cstring>
-#include <vector>
 
-#include "cuda/emulation/block.h"
+#include "cuda/emulation/machine.h"
 #include "cuda/emulation/memory.h"
-#include "cuda_runtime.h"
 
 namespace tilewise::emulation {
 namespace {
 
-struct Copy {
-  unsigned char* to;
-  const void* from;  // nullptr: zeros
-  std::uint32_t bytes;
-  int group;
-};
-
-// Of a thread.
-struct Queue {
-  std::vector<Copy> copies;  // that have not landed, in order
-  int group = 0;             // that the next copy belongs to
-};
-
-Queue queues[kMostThreads];
+CopyQueue& own_queue() { return block().copies[threadIdx.x]; }
 
 }  // namespace
 
@@ -33,17 +18,19 @@ void begin_copy(std::uint32_t to, const void* from, std::uint32_t bytes) {
     fail("cp.async: %p is no multiple of %u", from, bytes);
   if (from != nullptr && !is_device_memory(from, bytes))
     fail("cp.async: %u bytes at %p are not memory of the device", bytes, from);
-  Queue& queue = queues[threadIdx.x];
+  CopyQueue& queue = own_queue();
   unsigned char* const place = from_shared(to, bytes, "cp.async");
   std::memset(place, poison(), bytes);
   queue.copies.push_back({place, from, bytes, queue.group});
 }
 
-void commit_copies() { ++queues[threadIdx.x].group; }
+void commit_copies() { ++own_queue().group; }
 
 void wait_copies(int groups) {
-  Queue& queue = queues[threadIdx.x];
-  const auto stays = [&](const Copy& copy) { return copy.group >= queue.group - groups; };
+  CopyQueue& queue = own_queue();
+  const auto stays = [&](const CopyQueue::Copy& copy) {
+    return copy.group >= queue.group - groups;
+  };
   const auto last = std::find_if(queue.copies.begin(), queue.copies.end(), stays);
   for (auto copy = queue.copies.begin(); copy != last; ++copy) {
     if (copy->from == nullptr) {
@@ -53,10 +40,6 @@ void wait_copies(int groups) {
     }
   }
   queue.copies.erase(queue.copies.begin(), last);
-}
-
-void drop_copies() {
-  for (Queue& queue : queues) queue = {};
 }
 
 }  // namespace tilewise::emulation

@@ -1,9 +1,26 @@
 // cp.async: copies that land when the thread waits for them, no earlier.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <vector>
+
+#include "cuda/emulation/block.h"
 
 namespace tilewise::emulation {
+
+// Of a block: the copies of each thread that have not landed, in order.
+struct CopyQueue {
+  struct Copy {
+    unsigned char* to;
+    const void* from;  // nullptr: zeros
+    std::uint32_t bytes;
+    int group;
+  };
+  std::vector<Copy> copies;
+  int group = 0;  // that the next copy belongs to
+};
+using CopyQueues = std::array<CopyQueue, kMostThreads>;
 
 // ---- of the thread that runs ----
 
@@ -16,10 +33,5 @@ void commit_copies();
 
 // All groups land but the last `groups`.
 void wait_copies(int groups);
-
-// ---- of the block ----
-
-// Forgets what has not landed.
-void drop_copies();
 
 }  // namespace tilewise::emulation

@@ -3,10 +3,8 @@
 
 #include <cmath>
 #include <string>
-#include <vector>
 
-#include "cuda/emulation/memory.h"
-#include "cuda/launch.cuh"
+#include "cuda/emulation/test_support.h"
 #include "cuda/load.h"
 #include "cuda/ptx/address.cuh"
 #include "cuda/ptx/async_copy.cuh"
@@ -19,29 +17,6 @@ namespace {
 
 constexpr Grid kWarp = {1, 32, 4096};
 constexpr Grid kBlock = {1, 128, 4096};
-
-template <class... Given>
-std::string message_of(void (*kernel)(Given...), const Grid& grid,
-                       const std::type_identity_t<Given>&... arguments) {
-  const cudaError_t error = launch(kernel, grid, nullptr, arguments...);
-  return error == cudaSuccess ? "" : cudaGetErrorString(error);
-}
-
-// Memory of the device, for `count` numbers.
-template <class T>
-class Numbers {
- public:
-  explicit Numbers(std::size_t count)
-      : data_(static_cast<T*>(emulation::allocate(count * sizeof(T)))) {}
-  ~Numbers() { emulation::release(data_); }
-  Numbers(const Numbers&) = delete;
-  Numbers& operator=(const Numbers&) = delete;
-  T* data() { return data_; }
-  T& operator[](std::size_t i) { return data_[i]; }
-
- private:
-  T* data_;
-};
 
 void warp_kernel(unsigned* votes, int* values /* (32, 4) */) {
   const int lane = static_cast<int>(threadIdx.x);

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "cuda/emulation/copy_engine.h"
 #include "cuda/emulation/kernels.h"
 #include "cuda/emulation/memory.h"
 #include "cuda_runtime_api.h"
@@ -35,7 +36,11 @@ struct Kind {
   int shared_bytes;  // that a block may ask for
 };
 constexpr Kind kKinds[] = {
-    {"8.0", 8, 0, 163 * 1024}, {"8.9", 8, 9, 99 * 1024}, {"10.0", 10, 0, 227 * 1024}};
+    {"8.0", 8, 0, 163 * 1024},
+    {"8.9", 8, 9, 99 * 1024},
+    {"9.0", 9, 0, 227 * 1024},
+    {"10.0", 10, 0, 227 * 1024},
+};
 
 // The one that $TILEWISE_EMULATED_DEVICE names, else the first.
 const Kind& kind() {
@@ -111,7 +116,7 @@ cudaError_t cudaSetDevice(int device) {
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   switch (attribute) {
     case cudaDevAttrMultiProcessorCount:
-      *value = 4;
+      *value = tilewise::emulation::kMultiprocessors;
       break;
     case cudaDevAttrL2CacheSize:
       *value = 1 << 20;
@@ -134,11 +139,12 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   return cudaSuccess;
 }
 
-cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** function, unsigned,
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned,
                                              unsigned long long,
                                              cudaDriverEntryPointQueryResult* result) {
-  *function = nullptr;
-  *result = cudaDriverEntryPointSymbolNotFound;
+  const bool known = std::strcmp(symbol, "cuTensorMapEncodeTiled") == 0;
+  *function = known ? reinterpret_cast<void*>(&tilewise::emulation::encode_tensor_map) : nullptr;
+  *result = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return cudaSuccess;
 }
 

@@ -1,5 +1,5 @@
 // Those parts of the CUDA driver's interface that the library names, for a device that is emulated
-// on the CPU (tests/cuda/emulation): descriptors of its copy engine, which that device lacks.
+// on the CPU (tests/cuda/emulation): descriptors of its copy engine.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 using cuuint32_t = std::uint32_t;
 using cuuint64_t = std::uint64_t;
 
-enum CUresult { CUDA_SUCCESS = 0 };
+enum CUresult { CUDA_SUCCESS = 0, CUDA_ERROR_INVALID_VALUE = 1 };
 struct alignas(64) CUtensorMap {
   cuuint64_t opaque[16];
 };

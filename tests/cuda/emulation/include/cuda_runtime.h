@@ -54,6 +54,22 @@ inline int max(int a, int b) { return a < b ? b : a; }
 inline void __syncthreads() { tilewise::emulation::meet_block(false); }
 inline int __syncthreads_or(int value) { return tilewise::emulation::meet_block(value != 0); }
 
+// ---- all blocks ----
+
+// Between two of these, other blocks have their turn.
+inline unsigned atomicAdd(unsigned* to, unsigned x) {
+  tilewise::emulation::meet_blocks();
+  const unsigned before = *to;
+  *to += x;
+  return before;
+}
+// Of shared memory.
+inline unsigned long long atomicExch(unsigned long long* to, unsigned long long x) {
+  const unsigned long long before = *to;
+  *to = x;
+  return before;
+}
+
 // ---- the warp ----
 
 namespace tilewise::emulation {

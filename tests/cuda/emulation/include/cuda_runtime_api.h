@@ -12,7 +12,8 @@
 #define __launch_bounds__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __forceinline__ inline __attribute__((always_inline))
-// One block runs at a time.
+#define __noinline__  // also an attribute in headers of the C++ library, which take none as well
+// One block runs at a time, but for those of cuda_sm90's forward kernels, which have none of it.
 #define __shared__ static
 // NOLINTEND(bugprone-reserved-identifier)
 

@@ -14,6 +14,9 @@ inline float flushed(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(
 
 inline float exp2_approx(float x) { return flushed(std::exp2(flushed(x))); }
 
+inline float reciprocal_approx(float x) { return flushed(1 / flushed(x)); }
+inline float log2_approx(float x) { return std::log2(flushed(x)); }
+
 // A NaN becomes the one of all bits set but the sign.
 template <bool kFp16>
 std::uint32_t pack(float low, float high) {
@@ -22,6 +25,20 @@ std::uint32_t pack(float low, float high) {
     return kFp16 ? math::to_float16(x).bits : math::to_bfloat16(x).bits;
   };
   return rounded(low) | rounded(high) << 16;
+}
+
+template <bool kFp16>
+std::uint32_t multiply_add_pair(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+  const auto half = [&](unsigned shift) -> std::uint32_t {
+    const auto number = [shift](std::uint32_t pair) {
+      const auto bits = static_cast<std::uint16_t>(pair >> shift);
+      return kFp16 ? math::load<double>(math::Float16{bits})
+                   : math::load<double>(math::BFloat16{bits});
+    };
+    const double sum = std::fma(number(a), number(b), number(c));
+    return pack<kFp16>(math::to_odd_float(sum), 0) << shift;
+  };
+  return half(0) | half(16);
 }
 
 }  // namespace tilewise::cuda::ptx

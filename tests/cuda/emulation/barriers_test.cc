@@ -1,0 +1,108 @@
+// What threads and blocks of the emulation wait at: barriers, registers, each other.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "cuda/emulation/hopper_support.h"
+#include "cuda/ptx/order.cuh"
+#include "cuda/ptx/registers.cuh"
+
+namespace tilewise::cuda {
+namespace {
+
+// Thread t arrives in phase p once it has seen phase p - 1 end; seen (threads): what arrived before
+// the last phase ended.
+void phases_kernel(int phases, unsigned* seen) {
+  init_room(128);
+  unsigned& count = *reinterpret_cast<unsigned*>(room().boxes[0]);
+  if (threadIdx.x == 0) count = 0;
+  __syncthreads();
+  for (int phase = 0; phase < phases; ++phase) {
+    ++count;
+    ptx::arrive(barrier_address());
+    ptx::wait(barrier_address(), static_cast<std::uint32_t>(phase % 2));
+    if (phase == phases - 1) seen[threadIdx.x] = count;
+    ptx::sync_named(3, 128);
+  }
+  ptx::wait(barrier_address(), static_cast<std::uint32_t>((phases - 1) % 2));
+  ptx::wait(barrier_address(), static_cast<std::uint32_t>((phases - 1) % 2));  // still is
+}
+
+TEST(Barriers, PhasesFollowEachOther) {
+  Numbers<unsigned> seen(128);
+  for (const int phases : {1, 2, 5}) {
+    ASSERT_EQ(message_of(phases_kernel, kRoom, phases, seen.data()), "");
+    for (std::size_t t = 0; t < 128; ++t) EXPECT_EQ(seen[t], 128u * static_cast<unsigned>(phases));
+  }
+}
+
+// Warp 0 gives a value to warp 1 without waiting, twice.
+void handed_kernel(unsigned* seen) {
+  init_room(1);
+  unsigned& value = *reinterpret_cast<unsigned*>(room().boxes[0]);
+  if (threadIdx.x < 32) {
+    value = 7;
+    ptx::arrive_named(1, 64);
+  } else if (threadIdx.x < 64) {
+    ptx::sync_named(1, 64);
+    seen[threadIdx.x % 32] = value;
+  }
+}
+
+TEST(Barriers, NamedOnesCountWhoArrives) {
+  Numbers<unsigned> seen(32);
+  ASSERT_EQ(message_of(handed_kernel, kRoom, seen.data()), "");
+  for (std::size_t lane = 0; lane < 32; ++lane) EXPECT_EQ(seen[lane], 7u);
+}
+
+// The first warpgroup of three gives registers to the others.
+template <int kGiven, int kTaken>
+void registers_kernel() {
+  if (threadIdx.x < 128) {
+    ptx::give_up_registers<kGiven>();
+  } else {
+    ptx::take_registers<kTaken>();
+  }
+}
+
+TEST(Registers, AreCounted) {
+  constexpr Grid kThree = {1, 384};
+  EXPECT_EQ(message_of(registers_kernel<40, 232>, kThree), "");
+  EXPECT_EQ(message_of(registers_kernel<24, 240>, kThree), "");
+  const struct {
+    void (*kernel)();
+    const char* message;
+  } faults[] = {{registers_kernel<40, 240>, "waits for registers, asks for 240"},
+                {registers_kernel<176, 168>, "setmaxnreg.dec: to 176 from 168"},
+                {registers_kernel<40, 160>, "setmaxnreg.inc: to 160 from 168"}};
+  for (const auto& [kernel, message] : faults) {
+    const std::string seen = message_of(kernel, kThree);
+    EXPECT_NE(seen.find(message), std::string::npos) << seen << ", not: " << message;
+  }
+}
+
+// One block opens what the others wait for, wherever it comes in their order.
+void counter_kernel(unsigned opener, unsigned long long* open, unsigned* count) {
+  if (blockIdx.x == opener) ptx::store_release(open, 1);
+  while (ptx::load_acquire(open) != 1) {
+  }
+  atomicAdd(count, 1u);
+}
+
+TEST(Blocks, WaitForEachOther) {
+  Numbers<unsigned long long> open(1);
+  Numbers<unsigned> count(1);
+  for (const unsigned opener : {0u, 3u}) {
+    open[0] = count[0] = 0;
+    EXPECT_EQ(message_of(counter_kernel, Grid{4, 1}, opener, open.data(), count.data()), "");
+    EXPECT_EQ(count[0], 4u);
+  }
+  open[0] = 0;
+  constexpr unsigned kNobody = 4;
+  EXPECT_NE(message_of(counter_kernel, Grid{4, 1}, kNobody, open.data(), count.data())
+                .find("the blocks wait for each other"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace tilewise::cuda

@@ -1,0 +1,134 @@
+// That the emulation finds what is wrong with a kernel for compute capability 9.0.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "cuda/emulation/hopper_support.h"
+#include "cuda/ptx/wgmma.cuh"
+
+namespace tilewise::cuda {
+namespace {
+
+enum class Fault {
+  kNone,
+  kNoSuchBarrier,
+  kArrivesTwice,
+  kWaitsForEver,
+  kWrongBytes,
+  kWritesToBarrier,
+  kBarrierNotFenced,
+  kCopyNotAligned,
+  kCopyFromNowhere,
+  kNoMap,
+  kEndsBeforeCopy,
+  kNamedForOthers,
+  kNamedOfSome,
+  kNoProductFence,
+  kProductBeforeCopy,
+  kProductBesideCopy,
+  kSumsTooEarly,
+  kSumsWritten,
+  kOperandWritten,
+  kOtherDescriptor,
+  kOtherLayout,
+  kWarpMissing,
+  kEndsBeforeProduct,
+};
+
+// A box, a product of it with itself in both ways, and what can go wrong with them.
+void faulty_kernel(Fault fault, const CUtensorMap* map) {
+  const unsigned t = threadIdx.x;
+  const auto is = [fault](Fault other) { return fault == other; };
+  const std::uint32_t barrier = barrier_address();
+  const std::uint32_t box = ptx::shared_address(room().boxes[0]);
+  if (t == 0) {
+    ptx::init_barrier(barrier, 1);
+    if (!is(Fault::kBarrierNotFenced)) ptx::fence_barrier_init();
+  }
+  __syncthreads();
+  if (is(Fault::kNoSuchBarrier)) ptx::arrive(barrier + 8);
+  if (is(Fault::kWritesToBarrier)) room().barrier = 1;
+  if (is(Fault::kNamedForOthers)) ptx::sync_named(1, t < 64 ? 128 : 96);
+  if (is(Fault::kNamedOfSome) && t >= 32) ptx::sync_named(1, 128);
+  constexpr std::uint32_t kBoxBytes = sizeof(room().boxes[0]);
+  const auto copy = [&](int which) {
+    ptx::copy_tile(
+        box + static_cast<std::uint32_t>(which) * kBoxBytes + (is(Fault::kCopyNotAligned) ? 64 : 0),
+        is(Fault::kNoMap) ? map + 1 : map, 0, is(Fault::kCopyFromNowhere) ? 60 : 0, 0, 0, barrier,
+        ptx::Keep::kBriefly);
+  };
+  if (t == 0) {
+    ptx::arrive_expecting(barrier, 4 * kBoxBytes + (is(Fault::kWrongBytes) ? 16 : 0));
+    for (int which = 0; which < 4; ++which) copy(which);
+    if (is(Fault::kArrivesTwice)) ptx::arrive(barrier);
+  }
+  __syncthreads();
+  if (is(Fault::kEndsBeforeCopy)) return;
+  if (!is(Fault::kProductBeforeCopy)) ptx::wait(barrier, 0);
+  if (is(Fault::kWaitsForEver)) ptx::wait(barrier, 1);
+
+  float sums[32];
+  std::uint32_t weights[4] = {};
+  if (!is(Fault::kNoProductFence)) ptx::begin_products();
+  std::uint64_t rows = tile::rows_descriptor(box);
+  if (is(Fault::kOtherDescriptor) && t == 77) rows += 2;
+  if (is(Fault::kOtherLayout)) rows |= std::uint64_t{1} << 63;
+  if (is(Fault::kWarpMissing) && t >= 96) return;
+  ptx::Product<64>::scores<false>(sums, rows, tile::rows_descriptor(box), false);
+  ptx::Product<64>::values<false>(sums, weights, tile::columns_descriptor(box, 1024), true);
+  ptx::commit_products();
+  if (is(Fault::kEndsBeforeProduct)) return;
+  if (is(Fault::kSumsTooEarly)) ptx::settle(sums);
+  if (is(Fault::kSumsWritten)) sums[5] = 0;
+  if (is(Fault::kOperandWritten) && t == 9) weights[2] = 1;
+  if (is(Fault::kProductBesideCopy) && t == 0) {
+    ptx::arrive_expecting(barrier, kBoxBytes);
+    copy(2);
+  }
+  ptx::wait_products<0>();
+  ptx::settle(sums);
+  if (is(Fault::kProductBesideCopy)) ptx::wait(barrier, 1);
+}
+
+TEST(Hopper, FaultsAreNamed) {
+  const struct {
+    Fault fault;
+    const char* message;
+  } faults[] = {
+      {Fault::kNoSuchBarrier, "there is no mbarrier at address"},
+      {Fault::kArrivesTwice, "one more than the 1 of the phase"},
+      {Fault::kWaitsForEver, "cannot go on: from thread 0 waits for the mbarrier at"},
+      {Fault::kWrongBytes, "cannot go on: from thread 0 waits for the mbarrier at"},
+      {Fault::kWritesToBarrier, "somebody wrote to the mbarrier"},
+      {Fault::kBarrierNotFenced, "no fence.mbarrier_init"},
+      {Fault::kCopyNotAligned, "no multiple of 128"},
+      {Fault::kCopyFromNowhere, "is not memory of the device"},
+      {Fault::kNoMap, "no tensor map at"},
+      {Fault::kEndsBeforeCopy, "ended before a copy"},
+      {Fault::kNamedForOthers, "threads, the others came for"},
+      {Fault::kNamedOfSome, "thread 32 waits at named barrier 1"},
+      {Fault::kNoProductFence, "no wgmma.fence"},
+      {Fault::kProductBeforeCopy, "what a copy has not brought yet"},
+      {Fault::kProductBesideCopy, "what a product reads in shared memory has changed"},
+      {Fault::kSumsTooEarly, "that nobody has waited for"},
+      {Fault::kSumsWritten, "the registers of its sums were written"},
+      {Fault::kOperandWritten, "registers that a product reads have changed"},
+      {Fault::kOtherDescriptor, "lanes ask for different products"},
+      {Fault::kOtherLayout, "asks for a layout that is not emulated"},
+      {Fault::kWarpMissing, "from thread 0 waits for its warpgroup, thread 96 has returned"},
+      {Fault::kEndsBeforeProduct, "ended before a product"},
+  };
+  Numbers<Number> data(64 * kPanel);
+  CUtensorMap maps[2] = {};
+  // More rows than there are.
+  ASSERT_EQ(encode({1, 1, 128, kPanel}, data.data(), kBoxRows, &maps[0]), CUDA_SUCCESS);
+  for (const auto& [fault, message] : faults) {
+    const std::string seen = message_of(faulty_kernel, kRoom, fault, &maps[0]);
+    EXPECT_NE(seen.find(message), std::string::npos) << seen << ", not: " << message;
+    // The next launch knows nothing of it.
+    EXPECT_EQ(message_of(faulty_kernel, kRoom, Fault::kNone, &maps[0]), "");
+  }
+}
+
+}  // namespace
+}  // namespace tilewise::cuda

@@ -1,0 +1,37 @@
+// For the tests of the emulation: launches and memory of its device.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <type_traits>
+
+#include "cuda/emulation/memory.h"
+#include "cuda/launch.cuh"
+
+namespace tilewise::cuda {
+
+// What was wrong with a launch; empty if nothing was.
+template <class... Given>
+std::string message_of(void (*kernel)(Given...), const Grid& grid,
+                       const std::type_identity_t<Given>&... arguments) {
+  const cudaError_t error = launch(kernel, grid, nullptr, arguments...);
+  return error == cudaSuccess ? "" : cudaGetErrorString(error);
+}
+
+// Memory of the device, for `count` numbers.
+template <class T>
+class Numbers {
+ public:
+  explicit Numbers(std::size_t count)
+      : data_(static_cast<T*>(emulation::allocate(count * sizeof(T)))) {}
+  ~Numbers() { emulation::release(data_); }
+  Numbers(const Numbers&) = delete;
+  Numbers& operator=(const Numbers&) = delete;
+  T* data() { return data_; }
+  T& operator[](std::size_t i) { return data_[i]; }
+
+ private:
+  T* data_;
+};
+
+}  // namespace tilewise::cuda
