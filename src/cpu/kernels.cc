@@ -39,6 +39,12 @@ Status supports_bf16_backward(const char* name, const Problem& problem, const Ma
     return problem::fail(TILEWISE_UNSUPPORTED, "dout is not bf16");
   return supports_bf16(name, problem, machine);
 }
+Status supports_half_backward(const char* name, const Problem& problem, const Machine& machine) {
+  if (problem.dtype != TILEWISE_FP16) return supports_bf16_backward(name, problem, machine);
+  if (problem.dout.dtype != TILEWISE_FP16)
+    return problem::fail(TILEWISE_UNSUPPORTED, "dout is not fp16");
+  return supports(name, machine);
+}
 
 // A Xeon with AMX takes four times as long for vdpbf16ps, which does two multiply-adds a lane, as
 // for one multiply-add of floats; Zen 4 and 5 do both at one rate.
@@ -119,9 +125,9 @@ constinit const Kernel kForwardAmx = forward_kernel<amx::kKernels>(
 constinit const Kernel kBackwardAmx = backward_kernel<amx::kKernels>(
     "cpu_amx",
     "FlashAttention-2 recomputation, key blocks outside, dQ added in their order, bf16 products on "
-    "the matrix unit",
+    "the matrix unit, fp16 as sums of two bf16",
     [](const Problem& problem, const Machine& machine) {
-      return supports_bf16_backward("amx", problem, machine);
+      return supports_half_backward("amx", problem, machine);
     },
     true);
 constinit const Kernel kForwardAvx512Bf16 = forward_kernel<avx512_bf16::kKernels>(
