@@ -39,10 +39,9 @@ Status supports_bf16_backward(const char* name, const Problem& problem, const Ma
     return problem::fail(TILEWISE_UNSUPPORTED, "dout is not bf16");
   return supports_bf16(name, problem, machine);
 }
-Status supports_half_backward(const char* name, const Problem& problem, const Machine& machine) {
-  if (problem.dtype != TILEWISE_FP16) return supports_bf16_backward(name, problem, machine);
-  if (problem.dout.dtype != TILEWISE_FP16)
-    return problem::fail(TILEWISE_UNSUPPORTED, "dout is not fp16");
+Status supports_half(const char* name, const Problem& problem, const Machine& machine) {
+  if (problem.dtype != TILEWISE_BF16 && problem.dtype != TILEWISE_FP16)
+    return problem::fail(TILEWISE_UNSUPPORTED, "q, k and v are neither bf16 nor fp16");
   return supports(name, machine);
 }
 
@@ -118,8 +117,7 @@ constexpr Kernel backward_kernel(const char* name, const char* description,
 constinit const Kernel kForwardAmx = forward_kernel<amx::kKernels>(
     "cpu_amx", "FlashAttention-2 tiles, bf16 products on the matrix unit, fp16 as sums of two bf16",
     [](const Problem& problem, const Machine& machine) {
-      if (problem.dtype == TILEWISE_FP16) return supports("amx", machine);
-      return supports_bf16("amx", problem, machine);
+      return supports_half("amx", problem, machine);
     },
     true);
 constinit const Kernel kBackwardAmx = backward_kernel<amx::kKernels>(
@@ -127,7 +125,7 @@ constinit const Kernel kBackwardAmx = backward_kernel<amx::kKernels>(
     "FlashAttention-2 recomputation, key blocks outside, dQ added in their order, bf16 products on "
     "the matrix unit, fp16 as sums of two bf16",
     [](const Problem& problem, const Machine& machine) {
-      return supports_half_backward("amx", problem, machine);
+      return supports_half("amx", problem, machine);
     },
     true);
 constinit const Kernel kForwardAvx512Bf16 = forward_kernel<avx512_bf16::kKernels>(

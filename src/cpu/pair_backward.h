@@ -86,7 +86,7 @@ template <int kTerms>
 TILEWISE_INLINE void visit_tile_in_pairs(const HeadContext& context, const KeyBlock& block,
                                          const PairQueryTile& tile, const KeyPass<float>& pass,
                                          std::int64_t position, const PairKeyScratch& scratch) {
-  PanelFrame frames[kMostPairKeyPanels];
+  PanelFrame frames[kMostPairKeyPanels<kTerms>];
   const std::int64_t count = panels_of_tile(context, block, tile, frames, scratch);
   std::int64_t first_group = kTileGroups<kTerms>;
   for (std::int64_t p = 0; p < count; ++p)
@@ -132,8 +132,8 @@ TILEWISE_INLINE void visit_queries_in_pairs(const RunContext& run, const KeyBloc
                                   packed.dout_rows + at * scratch.value_dim,
                                   packed.dout_columns + at * scratch.value_dim,
                                   packed.odd + group};
-      visit_tile_in_pairs<kTerms>(context, block, tile, pass,
-                                  g * turns + (end - 1) / kGradientTile, scratch);
+      visit_tile_in_pairs<kTerms>(context, block, tile, pass, g * turns + (end - 1) / kGradientTile,
+                                  scratch);
       count_traffic(run, (end - math::greater(first, rows.begin)) * (bytes + dq_bytes),
                     (end - math::greater(first, rows.begin)) * dq_bytes);
     }
@@ -292,7 +292,7 @@ struct PairKeys {
   using Scratch = PairKeyScratch;
   using Packed = PackedQueries;
   static constexpr int kPackedCopies = 2 * kTerms;  // rows and columns
-  static constexpr std::int64_t kMostPanels = kMostPairKeyPanels;
+  static constexpr std::int64_t kMostPanels = kMostPairKeyPanels<kTerms>;
 
   static Packed take_packed(const Problem& problem, Arena& arena) {
     return needs_key_sweep(problem) ? take_packed_queries<kTerms>(problem, arena) : Packed{};

@@ -1,5 +1,5 @@
-// What the backward pass in bf16 pairs packs: Q and dO once for all, K and V for a block of keys. In
-// one term, bf16, or two, fp16.
+// What the backward pass in bf16 pairs packs: Q and dO once for all, K and V for a block of keys.
+// In one term, bf16, or two, fp16.
 #pragma once
 
 #include "cpu/backward_run.h"
@@ -9,15 +9,16 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// Queries of a tile: the sums of dK and dV are loaded and stored once for so many, P and dS in
+// Queries of a tile: the sums of dK and dV are loaded and stored once for so many. P and dS in
 // pairs are 32 KB each.
 template <int kTerms>
 inline constexpr std::int64_t kPairQueries = 512 / kTerms;
 template <int kTerms>
 inline constexpr std::int64_t kTileGroups = kPairQueries<kTerms> / kBlockQueries;
 // Panels of keys that share a pass over the queries: the fp32 sums of dQ are loaded and stored once
-// for them.
-inline constexpr std::int64_t kMostPairKeyPanels = 16;
+// for them. dS of 32 queries and all of them is 32 KB.
+template <int kTerms>
+inline constexpr std::int64_t kMostPairKeyPanels = 16 / kTerms;
 
 // Q and dO as left operands, groups of 32 queries: rows for the scores and dP, columns for dK and
 // dV. As many bytes as one copy in fp32 for every term.
@@ -91,10 +92,10 @@ TILEWISE_INLINE void pack_queries(const HeadContext& context, std::int64_t first
     const std::int64_t rows = math::lesser(kBlockQueries, first + count - i);
     const std::int64_t at_d = at * padded_pairs(problem.head_dim);
     const std::int64_t at_v = at * padded_pairs(problem.value_dim);
-    const RowBlock q = {&problem.q,   context.sequence.batch, context.head, row, rows,
-                        problem.head_dim};
-    const RowBlock dout = {&problem.dout, context.sequence.batch, context.head, row, rows,
-                           problem.value_dim};
+    const RowBlock q = {&problem.q, context.sequence.batch, context.head, row,
+                        rows,       problem.head_dim};
+    const RowBlock dout = {&problem.dout, context.sequence.batch, context.head, row,
+                           rows,          problem.value_dim};
     pack_group<kTerms>(q, packed.q_rows + at_d, packed.q_columns + at_d);
     pack_group<kTerms>(dout, packed.dout_rows + at_v, packed.dout_columns + at_v);
     if constexpr (kTerms == 2) {
@@ -133,14 +134,14 @@ TILEWISE_INLINE void pack_key_words(const RowBlock& rows, const std::uint8_t* le
 }
 
 struct PairKeyScratch {
-  KeyScratch<float> plain;        // for what the unit cannot do
-  float* dk_panels;               // (panels, padded D, kPairWidth)
-  float* dv_panels;               // (panels, padded Dv, kPairWidth)
-  std::uint32_t* k_pairs;         // (panels, terms, padded D / 2, kPairWidth), with the scale's sign
-  std::uint32_t* v_pairs;         // (panels, terms, padded Dv / 2, kPairWidth)
-  std::uint32_t* key_words;       // (panels, terms, padded D / 32, 16, 32)
-  float* blocks;                  // (2, 2, kBlockQueries, kPairWidth): S and dP, two of each
-  std::uint32_t* prob_pairs;      // (kTileGroups, terms, kBlockQueries / 2, kPairWidth)
+  KeyScratch<float> plain;    // for what the unit cannot do
+  float* dk_panels;           // (panels, padded D, kPairWidth)
+  float* dv_panels;           // (panels, padded Dv, kPairWidth)
+  std::uint32_t* k_pairs;     // (panels, terms, padded D / 2, kPairWidth), with the scale's sign
+  std::uint32_t* v_pairs;     // (panels, terms, padded Dv / 2, kPairWidth)
+  std::uint32_t* key_words;   // (panels, terms, padded D / 32, 16, 32)
+  float* blocks;              // (2, 2, kBlockQueries, kPairWidth): S and dP, two of each
+  std::uint32_t* prob_pairs;  // (kTileGroups, terms, kBlockQueries / 2, kPairWidth)
   std::uint32_t* gradient_pairs;  // (kTileGroups, terms, kBlockQueries / 2, kPairWidth)
   std::uint32_t* gradient_rows;   // (kPairQueries / 16, panels, terms, 16, 16)
   float* lse;                     // (kPairQueries), in the units of the scores

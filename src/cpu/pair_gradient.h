@@ -36,8 +36,8 @@ struct QueryPair {
 };
 
 // A score of a block where exponents are usual (load_tile_statistics()). One term: `exponent` is
-// LSE in units of log 2 and log2(kUnitWeight), and the probability is right to 4e-6. Two: it is LSE,
-// and the probability is that of all other kernels.
+// LSE in units of log 2 and log2(kUnitWeight), and the probability is right to 4e-6. Two: it is
+// LSE, and the probability is that of all other kernels.
 template <int kTerms>
 TILEWISE_INLINE Vec<float> usual_probability(Vec<float> score, Vec<float> exponent,
                                              const math::ExponentUnit<Vec<float>>& unit) {
@@ -137,9 +137,8 @@ class GradientSlices {
 // Rounding by integer addition would carry a NaN of all ones into zero.
 TILEWISE_INLINE Vec<float> short_nan(const float* from) {
   const __m512 x = _mm512_loadu_ps(from);
-  return Vec<float>(
-      Vec<float>::Native(_mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q),
-                                            _mm512_set1_ps(__builtin_nanf("")))));
+  return Vec<float>(Vec<float>::Native(_mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q),
+                                                          _mm512_set1_ps(__builtin_nanf("")))));
 }
 
 // The block by the score rule, the mask and dropout.  scratch: its lse and delta start at the
@@ -154,8 +153,7 @@ __attribute__((noinline)) inline void finish_gradients(const HeadContext& contex
   scratch.tile.gradients = block.dprobs;
   const TileClass tile_class = classify(context, Lanes::kKeys, frame);
   if (tile_class != TileClass::kEmpty) {
-    if (kTerms == 2 && odd_queries)
-      repeat_odd_scores<Lanes::kKeys>(context, frame, block.scores);
+    if (kTerms == 2 && odd_queries) repeat_odd_scores<Lanes::kKeys>(context, frame, block.scores);
     finish_scores<float, Lanes::kKeys, kPairWidth>(context, frame, tile_class, scratch.mask,
                                                    block.scores, scratch.tile.derivative);
     if (problem.dropout_p > 0) {
@@ -172,7 +170,8 @@ __attribute__((noinline)) inline void finish_gradients(const HeadContext& contex
       block.dprobs[t * kPairWidth + lane] = 0;
     }
   }
-  GradientSlices<SlicePlan{1, 1, kTerms, kTerms == 2}> slices(ScoreUnits<float>(problem).exponent());
+  GradientSlices<SlicePlan{1, 1, kTerms, kTerms == 2}> slices(
+      ScoreUnits<float>(problem).exponent());
   slices.begin(block);
   const auto rows = [](const float* at) {
     return QueryPair{{short_nan(at), short_nan(at + 16)},

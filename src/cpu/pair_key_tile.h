@@ -233,8 +233,9 @@ __attribute__((noinline)) void pair_key_tile(const HeadContext& context, const P
   const ColumnProduct<kTerms> dv = {
       tile.dout_columns, scratch.value_dim, scratch.prob_pairs,
       scratch.dv_panels + frame.panel * scratch.value_dim * kPairWidth};
-  const ColumnProduct<kTerms> dk = {tile.q_columns, scratch.head_dim, scratch.gradient_pairs,
-                                    scratch.dk_panels + frame.panel * scratch.head_dim * kPairWidth};
+  const ColumnProduct<kTerms> dk = {
+      tile.q_columns, scratch.head_dim, scratch.gradient_pairs,
+      scratch.dk_panels + frame.panel * scratch.head_dim * kPairWidth};
   GradientSlices<kPlan> slices(ScoreUnits<float>(problem).exponent());
   float* pending = score_groups(context, tile, frame, scratch, slices);
   // With few groups, there are not enough products in 32 rows of dV.

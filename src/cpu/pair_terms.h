@@ -52,6 +52,16 @@ TILEWISE_INLINE void add_terms(const TileOperands& high, TermDistance low, Slice
   add_step<kStreamed>(first_operands<kProducts>(high, low), slices);
   add_other_terms<kProducts, kStreamed>(high, low, slices);
 }
+// One or three products.
+template <TermProducts kProducts>
+TILEWISE_INLINE void add_flat_terms(const TileOperands& high, TermDistance low) {
+  static_assert(kProducts != TermProducts::kFour);
+  add_flat_step(first_operands<kProducts>(high, low));
+  if constexpr (kProducts == TermProducts::kThree) {
+    add_flat_step(high);
+    add_flat_step(operands_of_terms<false, true>(high, low));
+  }
+}
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET
 

@@ -42,8 +42,8 @@ double traffic_of_backward(const Problem& problem, std::int64_t concurrency) {
 }  // namespace
 
 extern const TargetKernels kKernels;
-const TargetKernels kKernels = {workspace_of_forward, forward,
+const TargetKernels kKernels = {workspace_of_forward,  forward,
                                 workspace_of_backward, backward,
-                                traffic_of_forward, traffic_of_backward};
+                                traffic_of_forward,    traffic_of_backward};
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET

@@ -90,8 +90,7 @@ bool machine_runs(const Kernel& kernel, std::int32_t dtype) {
 std::vector<const Kernel*> runnable_kernels(Operation operation, std::int32_t dtype) {
   std::vector<const Kernel*> runnable;
   for (const Kernel* kernel : plan::kernels(operation)) {
-    if (is_asked_for(*kernel) && machine_runs(*kernel, dtype))
-      runnable.push_back(kernel);
+    if (is_asked_for(*kernel) && machine_runs(*kernel, dtype)) runnable.push_back(kernel);
   }
   return runnable;
 }
@@ -107,8 +106,8 @@ void expect_all_pass(const Case& description, const verify::Judge::Edit& edit) {
   for (const Kernel* kernel : plan::kernels(description.operation)) {
     if (!is_asked_for(*kernel)) continue;
     const verify::Verdict verdict = judge.judge(kernel->name);
-    const bool runs = machine_runs(*kernel, description.dtype) &&
-                      !is_too_wide(*kernel, description);
+    const bool runs =
+        machine_runs(*kernel, description.dtype) && !is_too_wide(*kernel, description);
     const auto expected = runs ? verify::Verdict::kPassed : verify::Verdict::kUnsupported;
     const bool may_pass = cuda::device_count() > 0 && is_partial(*kernel) &&
                           verdict.result == verify::Verdict::kPassed;
