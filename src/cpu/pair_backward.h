@@ -111,7 +111,7 @@ TILEWISE_INLINE void visit_queries_in_pairs(const RunContext& run, const KeyBloc
   const Problem& problem = *block.problem;
   Band* const bands = scratch.plain.gradient.bands;
   constexpr std::int64_t kQueries = kPairQueries<kTerms>;
-  constexpr std::int64_t kCopies = 2 * kTerms;  // rows and columns
+  constexpr int kCopies = 2 * kTerms;  // rows and columns
   const std::int64_t bytes = (problem.head_dim + problem.value_dim) * 2 * kCopies;
   const std::int64_t dq_bytes = pass.adds_to_dq() ? pass.query_gradient.row * 4 : 0;
   // Turns are counted in the tiles of backward_keys.h, which may compute the block before.

@@ -94,9 +94,10 @@ TILEWISE_INLINE void output_blocks(const HeadContext& context, const PairFrame& 
   if (pending != nullptr) {
     const std::int64_t last = frame.blocks - 1;
     begin_block(first_operands<kProducts>(operands(0), low), out, pending, kPairStride, slices);
+    // Before weights may be scaled: those of the first block are in the tile registers.
+    add_other_terms<kProducts>(operands(0), low, slices);
     end_weights(context, frame, last - 1, out, scratch, slices);
     begin_weights(context, frame, last, scratch, slices);
-    add_other_terms<kProducts>(operands(0), low, slices);
     for (std::int64_t b = 1; b < last; ++b) add_terms<kProducts>(operands(b), low, slices);
     end_weights(context, frame, last, out, scratch, slices);
     add_terms<kProducts>(operands(last), low, none);
