@@ -39,12 +39,27 @@ Status supports_bf16_backward(const char* name, const Problem& problem, const Ma
     return problem::fail(TILEWISE_UNSUPPORTED, "dout is not bf16");
   return supports_bf16(name, problem, machine);
 }
+Status supports_half(const char* name, const Problem& problem, const Machine& machine) {
+  if (problem.dtype != TILEWISE_BF16 && problem.dtype != TILEWISE_FP16)
+    return problem::fail(TILEWISE_UNSUPPORTED, "q, k and v are neither bf16 nor fp16");
+  return supports(name, machine);
+}
 
 // A Xeon with AMX takes four times as long for vdpbf16ps, which does two multiply-adds a lane, as
 // for one multiply-add of floats; Zen 4 and 5 do both at one rate.
-const char* slower_dots(const Machine& machine) {
+const char* slower_dots(const Problem&, const Machine& machine) {
   if (machine.cpu_target != nullptr || dots_are_fast()) return nullptr;
   return "this processor multiplies floats faster than pairs of bf16";
+}
+
+// fp16 in two terms packs 32 rows at a time, four copies of each: few rows do not repay it. Packed
+// sequences have no say in it: the bits of a row must not depend on the lengths of others.
+const char* slower_terms(const Problem& problem, const Machine& machine) {
+  constexpr std::int64_t kFewRows = 64;
+  if (machine.cpu_target != nullptr || problem.dtype != TILEWISE_FP16 || problem.q_packed ||
+      problem.k_packed || (problem.max_q >= kFewRows && problem.max_k >= kFewRows))
+    return nullptr;
+  return "fewer than 64 queries or keys of fp16 are faster in fp32";
 }
 #endif
 
@@ -54,7 +69,7 @@ template <const TargetKernels& kTarget>
 constexpr Kernel forward_kernel(const char* name, const char* description,
                                 Status (*supported)(const Problem&, const Machine&),
                                 bool flushes_denormals = false,
-                                const char* (*slower)(const Machine&) = nullptr) {
+                                const char* (*slower)(const Problem&, const Machine&) = nullptr) {
   return {name,
           description,
           supported,
@@ -76,7 +91,7 @@ template <const TargetKernels& kTarget>
 constexpr Kernel backward_kernel(const char* name, const char* description,
                                  Status (*supported)(const Problem&, const Machine&),
                                  bool flushes_denormals = false,
-                                 const char* (*slower)(const Machine&) = nullptr) {
+                                 const char* (*slower)(const Problem&, const Machine&) = nullptr) {
   return {name,
           description,
           supported,
@@ -112,18 +127,17 @@ constexpr Kernel backward_kernel(const char* name, const char* description,
 constinit const Kernel kForwardAmx = forward_kernel<amx::kKernels>(
     "cpu_amx", "FlashAttention-2 tiles, bf16 products on the matrix unit, fp16 as sums of two bf16",
     [](const Problem& problem, const Machine& machine) {
-      if (problem.dtype == TILEWISE_FP16) return supports("amx", machine);
-      return supports_bf16("amx", problem, machine);
+      return supports_half("amx", problem, machine);
     },
     true);
 constinit const Kernel kBackwardAmx = backward_kernel<amx::kKernels>(
     "cpu_amx",
     "FlashAttention-2 recomputation, key blocks outside, dQ added in their order, bf16 products on "
-    "the matrix unit",
+    "the matrix unit, fp16 as sums of two bf16",
     [](const Problem& problem, const Machine& machine) {
-      return supports_bf16_backward("amx", problem, machine);
+      return supports_half("amx", problem, machine);
     },
-    true);
+    true, slower_terms);
 constinit const Kernel kForwardAvx512Bf16 = forward_kernel<avx512_bf16::kKernels>(
     "cpu_avx512_bf16", "FlashAttention-2 tiles, products of bf16 pairs in 512-bit registers",
     [](const Problem& problem, const Machine& machine) {

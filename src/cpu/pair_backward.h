@@ -1,5 +1,5 @@
-// The backward pass for bf16 on the matrix unit: the sweep over keys of backward_keys.h, with its
-// five products in bf16 pairs and fp32 sums (pair_key_tile.h).
+// The backward pass for bf16 and fp16 on the matrix unit: the sweep over keys of backward_keys.h,
+// with its five products in bf16 pairs and fp32 sums (pair_key_tile.h).
 //
 // The unit's products take every row for every key. Keys that are not finite take part as zeros as
 // long as no query sees one; else their block is computed by backward_keys.h, and so are, again, dK
@@ -13,14 +13,20 @@
 namespace tilewise::cpu::TILEWISE_TARGET {
 
 // LSE and delta of the tile's rows from group `group` on.
+template <int kTerms>
 TILEWISE_INLINE void load_tile_statistics(const HeadContext& context, const PairQueryTile& tile,
                                           std::int64_t group, const View& delta,
                                           const PairKeyScratch& scratch) {
   const ScoreUnits<float> units(*context.problem);
   const Vec<float> unit = units.exponent().factor;
   const Vec<float> shift(math::log2(kUnitWeight));
-  // Rounded, the product of LSE and unit is off by 2^-12 at most, in all probabilities of a row.
-  const Vec<float> most(0x1p12f);
+  // Rounded, the product of LSE and unit is off by 2^-12 at most, in all probabilities of a row. In
+  // two terms it is not rounded.
+  const float infinity = math::Limits<float>::kInfinity;
+  const Vec<float> most(kTerms == 2 ? infinity : 0x1p12f);
+  const auto below = [](Vec<float> x, Vec<float> limit) {
+    return _mm512_cmp_ps_mask(_mm512_abs_ps(__m512(x.v)), __m512(limit.v), _CMP_LT_OQ) == 0xFFFF;
+  };
   const std::int64_t begin = group * kBlockQueries;
   GradientScratch<float> statistics = scratch.plain.gradient;
   statistics.lse = scratch.lse + begin;
@@ -31,11 +37,12 @@ TILEWISE_INLINE void load_tile_statistics(const HeadContext& context, const Pair
   for (; group * kBlockQueries < tile.end - tile.first; ++group) {
     std::int64_t at = group * kBlockQueries;
     bool usual = units.plain && context.problem->dropout_p == 0 &&
-                 tile.first + at + kBlockQueries <= tile.end;
+                 tile.first + at + kBlockQueries <= tile.end &&
+                 (kTerms == 1 || tile.odd[group] == 0);
     for (const std::int64_t end = at + kBlockQueries; at < end; at += Vec<float>::kLanes) {
       const Vec<float> product = Vec<float>::load(scratch.lse + at) * unit;
-      usual = usual && _mm512_cmp_ps_mask(_mm512_abs_ps(__m512(product.v)), __m512(most.v),
-                                          _CMP_LT_OQ) == 0xFFFF;
+      usual = usual && below(product, most) &&
+              below(Vec<float>::load(scratch.delta + at), Vec<float>(infinity));
       (product + shift).store(scratch.exponents + at);
     }
     scratch.usual[group] = usual;
@@ -61,19 +68,31 @@ TILEWISE_INLINE std::int64_t panels_of_tile(const HeadContext& context, const Ke
   return count;
 }
 
+// The kernel of a number of products in S and dP.
+template <int kTerms>
+TILEWISE_INLINE auto pair_key_tile_of(std::int64_t columns) {
+  if constexpr (kTerms == 2) {
+    return columns >= 256   ? pair_key_tile<SlicePlan{1, 8, 2, true}>
+           : columns >= 128 ? pair_key_tile<SlicePlan{1, 4, 2, true}>
+                            : pair_key_tile<SlicePlan{1, 2, 2, true}>;
+  } else {
+    return columns >= 256   ? pair_key_tile<SlicePlan{1, 2, 1, false}>
+           : columns >= 128 ? pair_key_tile<SlicePlan{1, 1, 1, false}>
+                            : pair_key_tile<SlicePlan{2, 1, 1, false}>;
+  }
+}
+
+template <int kTerms>
 TILEWISE_INLINE void visit_tile_in_pairs(const HeadContext& context, const KeyBlock& block,
                                          const PairQueryTile& tile, const KeyPass<float>& pass,
                                          std::int64_t position, const PairKeyScratch& scratch) {
-  PanelFrame frames[kMostPairKeyPanels];
+  PanelFrame frames[kMostPairKeyPanels<kTerms>];
   const std::int64_t count = panels_of_tile(context, block, tile, frames, scratch);
-  std::int64_t first_group = kTileGroups;
+  std::int64_t first_group = kTileGroups<kTerms>;
   for (std::int64_t p = 0; p < count; ++p)
     first_group = math::lesser(first_group, frames[p].first_group);
-  if (count > 0) load_tile_statistics(context, tile, first_group, pass.delta, scratch);
-  const std::int64_t products = scratch.head_dim + scratch.value_dim;  // 8 for 64
-  const auto meet = products >= 256   ? pair_key_tile<1>
-                    : products >= 128 ? pair_key_tile<2>
-                                      : pair_key_tile<4>;
+  if (count > 0) load_tile_statistics<kTerms>(context, tile, first_group, pass.delta, scratch);
+  const auto meet = pair_key_tile_of<kTerms>(scratch.head_dim + scratch.value_dim);
   for (std::int64_t p = 0; p < count; ++p) {
     frames[p].first_of_tile = p == 0;
     meet(context, tile, frames[p], scratch);
@@ -81,16 +100,19 @@ TILEWISE_INLINE void visit_tile_in_pairs(const HeadContext& context, const KeyBl
   }
   if (!pass.adds_to_dq()) return;
   block.turn.wait(position);
-  if (count > 0) add_tile_to_dq(context, tile, frames, count, pass.query_gradient, scratch);
+  if (count > 0) add_tile_to_dq<kTerms>(context, tile, frames, count, pass.query_gradient, scratch);
   block.turn.pass(position);
 }
 
+template <int kTerms>
 TILEWISE_INLINE void visit_queries_in_pairs(const RunContext& run, const KeyBlock& block,
                                             const KeyPass<float>& pass, const PackedQueries& packed,
                                             const PairKeyScratch& scratch) {
   const Problem& problem = *block.problem;
   Band* const bands = scratch.plain.gradient.bands;
-  const std::int64_t bytes = (problem.head_dim + problem.value_dim) * 2 * 2;  // rows and columns
+  constexpr std::int64_t kQueries = kPairQueries<kTerms>;
+  constexpr int kCopies = 2 * kTerms;  // rows and columns
+  const std::int64_t bytes = (problem.head_dim + problem.value_dim) * 2 * kCopies;
   const std::int64_t dq_bytes = pass.adds_to_dq() ? pass.query_gradient.row * 4 : 0;
   // Turns are counted in the tiles of backward_keys.h, which may compute the block before.
   const std::int64_t turns = divide_up(block.sequence.q_len, kGradientTile);
@@ -98,18 +120,20 @@ TILEWISE_INLINE void visit_queries_in_pairs(const RunContext& run, const KeyBloc
     HeadContext context = {&problem, block.sequence, block.kv_head * problem.group + g, bands, 0};
     context.band_count = problem::sequence_bands(problem, block.sequence, context.head, bands);
     const math::KeyRange rows = rows_of_keys(context, block.first, block.keys);
-    for (std::int64_t first = rows.begin / kPairQueries * kPairQueries; first < rows.end;
-         first += kPairQueries) {
-      const std::int64_t end = math::lesser(first + kPairQueries, rows.end);
-      const std::int64_t at = packed.group_at(context, first) * kBlockQueries;
+    for (std::int64_t first = rows.begin / kQueries * kQueries; first < rows.end;
+         first += kQueries) {
+      const std::int64_t end = math::lesser(first + kQueries, rows.end);
+      const std::int64_t group = packed.group_at(context, first);
+      const std::int64_t at = group * kBlockQueries * kTerms;
       const PairQueryTile tile = {first,
                                   end,
                                   packed.q_rows + at * scratch.head_dim,
                                   packed.q_columns + at * scratch.head_dim,
                                   packed.dout_rows + at * scratch.value_dim,
-                                  packed.dout_columns + at * scratch.value_dim};
-      visit_tile_in_pairs(context, block, tile, pass, g * turns + (end - 1) / kGradientTile,
-                          scratch);
+                                  packed.dout_columns + at * scratch.value_dim,
+                                  packed.odd + group};
+      visit_tile_in_pairs<kTerms>(context, block, tile, pass, g * turns + (end - 1) / kGradientTile,
+                                  scratch);
       count_traffic(run, (end - math::greater(first, rows.begin)) * (bytes + dq_bytes),
                     (end - math::greater(first, rows.begin)) * dq_bytes);
     }
@@ -121,6 +145,7 @@ TILEWISE_INLINE void visit_queries_in_pairs(const RunContext& run, const KeyBloc
 }
 
 // Packs K and V of the block.
+template <int kTerms>
 TILEWISE_INLINE void load_pair_keys(const KeyBlock& block, const PairKeyScratch& scratch) {
   const Problem& problem = *block.problem;
   for (std::int64_t panel = 0; panel * kPairWidth < block.keys; ++panel) {
@@ -130,12 +155,15 @@ TILEWISE_INLINE void load_pair_keys(const KeyBlock& block, const PairKeyScratch&
                         lanes,      problem.head_dim};
     const RowBlock v = {&problem.v, block.sequence.batch, block.kv_head, row,
                         lanes,      problem.value_dim};
-    const std::int64_t at_d = panel * scratch.head_dim / 2 * kPairWidth;
     const std::uint8_t* const odd = scratch.odd_keys + panel * kPairWidth;
-    pack_pairs<kPairWidth>(k, ScoreUnits<float>(problem).packed < 0, odd, scratch.k_pairs + at_d);
-    pack_pairs<kPairWidth>(v, false, odd,
-                           scratch.v_pairs + panel * scratch.value_dim / 2 * kPairWidth);
-    pack_key_words(k, odd, scratch.key_words + at_d);
+    for_each_term<kTerms>([&](auto term, int number) {
+      constexpr Term kTerm = decltype(term)::value;
+      const std::int64_t at = (panel * kTerms + number) * kPairWidth / 2;
+      pack_pairs<kPairWidth, kTerm>(k, ScoreUnits<float>(problem).packed < 0, odd,
+                                    scratch.k_pairs + at * scratch.head_dim);
+      pack_pairs<kPairWidth, kTerm>(v, false, odd, scratch.v_pairs + at * scratch.value_dim);
+      pack_key_words<kTerm>(k, odd, scratch.key_words + at * scratch.head_dim);
+    });
   }
   for (std::int64_t panel = 0; panel < scratch.panels; ++panel) scratch.visited[panel] = 0;
 }
@@ -184,14 +212,15 @@ __attribute__((noinline)) inline bool odd_key_is_seen(const KeyBlock& block, std
 }
 
 // Marks the keys that are not finite. False if a query sees one.
+template <int kTerms>
 TILEWISE_INLINE bool mark_odd_keys(const KeyBlock& block, const PairKeyScratch& scratch) {
   const Problem& problem = *block.problem;
   const std::int64_t row = block.sequence.k_start + block.first;
   const std::int64_t of_values = scratch.panels * kPairWidth;
-  const bool odd_k = mark_odd_rows(
+  const bool odd_k = mark_odd_rows<kTerms>(
       {&problem.k, block.sequence.batch, block.kv_head, row, block.keys, problem.head_dim},
       scratch.odd_keys);
-  const bool odd_v = mark_odd_rows(
+  const bool odd_v = mark_odd_rows<kTerms>(
       {&problem.v, block.sequence.batch, block.kv_head, row, block.keys, problem.value_dim},
       scratch.odd_keys + of_values);
   if (!odd_k && !odd_v) return true;
@@ -229,14 +258,15 @@ TILEWISE_INLINE void ask_for_rows(const RowBlock& rows) {
 }
 
 // The products of the block on the unit. False if dK or dV are not finite.
+template <int kTerms>
 TILEWISE_INLINE bool key_block_on_unit(const RunContext& run, const KeyBlock& block,
                                        const KeyPass<float>& pass, const PackedQueries& packed,
                                        const PairKeyScratch& scratch) {
-  load_pair_keys(block, scratch);
+  load_pair_keys<kTerms>(block, scratch);
   const unsigned mode = _mm_getcsr();  // see forward_block_in_pairs()
   _mm_setcsr(mode | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
   configure_tiles();
-  visit_queries_in_pairs(run, block, pass, packed, scratch);
+  visit_queries_in_pairs<kTerms>(run, block, pass, packed, scratch);
   release_tiles();
   _mm_setcsr(mode);
   clear_unvisited_panels(scratch);
@@ -256,27 +286,28 @@ TILEWISE_INLINE bool key_block_on_unit(const RunContext& run, const KeyBlock& bl
   return true;
 }
 
-// How a worker computes blocks of keys, for backward_run.h.
+// How a worker computes blocks of keys, for backward_run.h.  kTerms: 1 for bf16, 2 for fp16
+template <int kTerms>
 struct PairKeys {
   using Scratch = PairKeyScratch;
   using Packed = PackedQueries;
-  static constexpr int kPackedCopies = 2;  // rows and columns
-  static constexpr std::int64_t kMostPanels = kMostPairKeyPanels;
+  static constexpr int kPackedCopies = 2 * kTerms;  // rows and columns
+  static constexpr std::int64_t kMostPanels = kMostPairKeyPanels<kTerms>;
 
   static Packed take_packed(const Problem& problem, Arena& arena) {
-    return needs_key_sweep(problem) ? take_packed_queries(problem, arena) : Packed{};
+    return needs_key_sweep(problem) ? take_packed_queries<kTerms>(problem, arena) : Packed{};
   }
   static void pack(const HeadContext& context, std::int64_t first, std::int64_t count,
                    const Packed& packed) {
-    pack_queries(context, first, count, packed);
+    pack_queries<kTerms>(context, first, count, packed);
   }
   static Scratch take(const Problem& problem, std::int64_t panels, Arena& arena) {
-    return take_pair_key_scratch(problem, panels, arena);
+    return take_pair_key_scratch<kTerms>(problem, panels, arena);
   }
   static void run(const RunContext& context, const KeyBlock& block, KeyPass<float> pass,
                   const Packed& packed, const Scratch& scratch) {
-    if (mark_odd_keys(block, scratch)) {
-      if (key_block_on_unit(context, block, pass, packed, scratch)) return;
+    if (mark_odd_keys<kTerms>(block, scratch)) {
+      if (key_block_on_unit<kTerms>(context, block, pass, packed, scratch)) return;
       pass.careful = true;  // dQ has been added
     }
     key_block<float, kPanelRegisters>(context, block, pass, scratch.plain);

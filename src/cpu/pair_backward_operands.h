@@ -1,4 +1,5 @@
 // What the backward pass in bf16 pairs packs: Q and dO once for all, K and V for a block of keys.
+// In one term, bf16, or two, fp16.
 #pragma once
 
 #include "cpu/backward_run.h"
@@ -8,21 +9,25 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// Queries of a tile: the sums of dK and dV are loaded and stored once for so many, P and dS in
+// Queries of a tile: the sums of dK and dV are loaded and stored once for so many. P and dS in
 // pairs are 32 KB each.
-inline constexpr std::int64_t kPairQueries = 512;
-inline constexpr std::int64_t kTileGroups = kPairQueries / kBlockQueries;
+template <int kTerms>
+inline constexpr std::int64_t kPairQueries = 512 / kTerms;
+template <int kTerms>
+inline constexpr std::int64_t kTileGroups = kPairQueries<kTerms> / kBlockQueries;
 // Panels of keys that share a pass over the queries: the fp32 sums of dQ are loaded and stored once
-// for 256 keys.
-inline constexpr std::int64_t kMostPairKeyPanels = 16;
+// for them. dS of 32 queries and all of them is 32 KB.
+template <int kTerms>
+inline constexpr std::int64_t kMostPairKeyPanels = 16 / kTerms;
 
 // Q and dO as left operands, groups of 32 queries: rows for the scores and dP, columns for dK and
-// dV. As many bytes as one copy in fp32.
+// dV. As many bytes as one copy in fp32 for every term.
 struct PackedQueries {
-  std::uint16_t* q_rows;        // (B, H, groups, 2, padded D / 32, 16, 32)
-  std::uint16_t* q_columns;     // (B, H, groups, padded D / 16, 16, 32)
-  std::uint16_t* dout_rows;     // (B, H, groups, 2, padded Dv / 32, 16, 32)
-  std::uint16_t* dout_columns;  // (B, H, groups, padded Dv / 16, 16, 32)
+  std::uint16_t* q_rows;        // (B, H, groups, terms, 2, padded D / 32, 16, 32)
+  std::uint16_t* q_columns;     // (B, H, groups, terms, padded D / 16, 16, 32)
+  std::uint16_t* dout_rows;     // (B, H, groups, terms, 2, padded Dv / 32, 16, 32)
+  std::uint16_t* dout_columns;  // (B, H, groups, terms, padded Dv / 16, 16, 32)
+  std::uint8_t* odd;            // (B, H, groups): 1 where Q or dO is not finite, in two terms
   std::int64_t groups;          // of one head
 
   // The group that row `first` of the sequence begins. Packed sequences begin with one of their
@@ -40,6 +45,7 @@ TILEWISE_INLINE std::int64_t padded_pairs(std::int64_t width) {
   return round_up(width, kTileDepth);
 }
 
+template <int kTerms>
 TILEWISE_INLINE PackedQueries take_packed_queries(const Problem& problem, Arena& arena) {
   PackedQueries packed = {};
   packed.groups = divide_up(problem.q_rows, kBlockQueries) + (problem.q_packed ? problem.batch : 0);
@@ -49,44 +55,60 @@ TILEWISE_INLINE PackedQueries take_packed_queries(const Problem& problem, Arena&
     rows = INT64_MAX;
   const auto take = [&](std::int64_t width) {
     std::int64_t count = 0;
-    if (__builtin_mul_overflow(rows, padded_pairs(width), &count)) count = INT64_MAX;
+    if (__builtin_mul_overflow(rows, kTerms * padded_pairs(width), &count)) count = INT64_MAX;
     return arena.take<std::uint16_t>(count);
   };
   packed.q_rows = take(problem.head_dim);
   packed.q_columns = take(problem.head_dim);
   packed.dout_rows = take(problem.value_dim);
   packed.dout_columns = take(problem.value_dim);
+  packed.odd = arena.take<std::uint8_t>(kTerms == 2 ? rows / kBlockQueries : 0);
   return packed;
 }
 
 // One group of 32 rows, both ways.
+template <int kTerms>
 TILEWISE_INLINE void pack_group(const RowBlock& rows, std::uint16_t* row_tiles,
                                 std::uint16_t* column_tiles) {
-  pack_row_tiles(rows, row_tiles);
-  // Columns come in blocks of 32: the second half of the last one may lie beyond the matrix.
   const std::int64_t padded = padded_pairs(rows.width);
-  __builtin_memset(column_tiles + (padded - kTileRows) * kTileDepth, 0, kTileElements * 2);
-  pack_column_tiles(rows, 1, nullptr, column_tiles);
+  for_each_term<kTerms>([&](auto term, int number) {
+    constexpr Term kTerm = decltype(term)::value;
+    std::uint16_t* const columns = column_tiles + number * kBlockQueries * padded;
+    pack_row_tiles<kTerm>(rows, row_tiles + number * kBlockQueries * padded);
+    // Columns come in blocks of 32: the second half of the last one may lie beyond the matrix.
+    __builtin_memset(columns + (padded - kTileRows) * kTileDepth, 0, kTileElements * 2);
+    pack_column_tiles<kTerm>(rows, 1, nullptr, columns);
+  });
 }
 
+template <int kTerms>
 TILEWISE_INLINE void pack_queries(const HeadContext& context, std::int64_t first,
                                   std::int64_t count, const PackedQueries& packed) {
   const Problem& problem = *context.problem;
   for (std::int64_t i = first; i < first + count; i += kBlockQueries) {
-    const std::int64_t at = packed.group_at(context, i) * kBlockQueries;
+    const std::int64_t group = packed.group_at(context, i);
+    const std::int64_t at = group * kBlockQueries * kTerms;
     const std::int64_t row = context.sequence.q_start + i;
     const std::int64_t rows = math::lesser(kBlockQueries, first + count - i);
     const std::int64_t at_d = at * padded_pairs(problem.head_dim);
     const std::int64_t at_v = at * padded_pairs(problem.value_dim);
-    pack_group({&problem.q, context.sequence.batch, context.head, row, rows, problem.head_dim},
-               packed.q_rows + at_d, packed.q_columns + at_d);
-    pack_group({&problem.dout, context.sequence.batch, context.head, row, rows, problem.value_dim},
-               packed.dout_rows + at_v, packed.dout_columns + at_v);
+    const RowBlock q = {&problem.q, context.sequence.batch, context.head, row,
+                        rows,       problem.head_dim};
+    const RowBlock dout = {&problem.dout, context.sequence.batch, context.head, row,
+                           rows,          problem.value_dim};
+    pack_group<kTerms>(q, packed.q_rows + at_d, packed.q_columns + at_d);
+    pack_group<kTerms>(dout, packed.dout_rows + at_v, packed.dout_columns + at_v);
+    if constexpr (kTerms == 2) {
+      std::uint8_t odd[kBlockQueries];
+      const bool any_q = mark_odd_rows<kTerms>(q, odd);
+      packed.odd[group] = any_q || mark_odd_rows<kTerms>(dout, odd) ? 1 : 0;
+    }
   }
 }
 
 // words[column / 32][n][column % 32] = rows n and n + 16 of a column: the right operand of dQ,
 // whose left one has keys n and n + 16 in a word.  words is (round_up(width, 32) / 32, 16, 32)
+template <Term kTerm>
 TILEWISE_INLINE void pack_key_words(const RowBlock& rows, const std::uint8_t* left_out,
                                     std::uint32_t* words) {
   const std::uint16_t* const base = half_rows(rows);
@@ -97,7 +119,7 @@ TILEWISE_INLINE void pack_key_words(const RowBlock& rows, const std::uint8_t* le
   const __m512i high_order = _mm512_add_epi16(low_order, _mm512_set1_epi16(16));
   const auto part = [&](std::int64_t r, std::int64_t c) {
     return r < rows.count && (left_out == nullptr || left_out[r] == 0)
-               ? load_terms(base + r * rows.view->row, c, rows.width)
+               ? load_terms<kTerm>(base + r * rows.view->row, c, rows.width)
                : _mm512_setzero_si512();
   };
   for (std::int64_t n = 0; n < kTileRows; ++n) {
@@ -112,21 +134,21 @@ TILEWISE_INLINE void pack_key_words(const RowBlock& rows, const std::uint8_t* le
 }
 
 struct PairKeyScratch {
-  KeyScratch<float> plain;        // for what the unit cannot do
-  float* dk_panels;               // (panels, padded D, kPairWidth)
-  float* dv_panels;               // (panels, padded Dv, kPairWidth)
-  std::uint32_t* k_pairs;         // (panels, padded D / 2, kPairWidth), with the sign of the scale
-  std::uint32_t* v_pairs;         // (panels, padded Dv / 2, kPairWidth)
-  std::uint32_t* key_words;       // (panels, padded D / 32, 16, 32)
-  float* blocks;                  // (2, 2, kBlockQueries, kPairWidth): S and dP, two of each
-  std::uint32_t* prob_pairs;      // (kPairQueries / 2, kPairWidth)
-  std::uint32_t* gradient_pairs;  // (kPairQueries / 2, kPairWidth)
-  std::uint32_t* gradient_rows;   // (kPairQueries / 16, panels, 16, 16)
+  KeyScratch<float> plain;    // for what the unit cannot do
+  float* dk_panels;           // (panels, padded D, kPairWidth)
+  float* dv_panels;           // (panels, padded Dv, kPairWidth)
+  std::uint32_t* k_pairs;     // (panels, terms, padded D / 2, kPairWidth), with the scale's sign
+  std::uint32_t* v_pairs;     // (panels, terms, padded Dv / 2, kPairWidth)
+  std::uint32_t* key_words;   // (panels, terms, padded D / 32, 16, 32)
+  float* blocks;              // (2, 2, kBlockQueries, kPairWidth): S and dP, two of each
+  std::uint32_t* prob_pairs;  // (kTileGroups, terms, kBlockQueries / 2, kPairWidth)
+  std::uint32_t* gradient_pairs;  // (kTileGroups, terms, kBlockQueries / 2, kPairWidth)
+  std::uint32_t* gradient_rows;   // (kPairQueries / 16, panels, terms, 16, 16)
   float* lse;                     // (kPairQueries), in the units of the scores
   float* delta;                   // (kPairQueries)
-  float* exponents;               // (kPairQueries)
+  float* exponents;               // (kPairQueries): see usual_probability()
   std::uint8_t* odd_keys;         // (2, panels, kPairWidth): 1 where K (or V) is not finite
-  bool* usual;                    // (kTileGroups): exponents that a product may be rounded against
+  bool* usual;                    // (kTileGroups): numbers that slices may take
   std::uint8_t* visited;          // (panels): 1 once a query has seen it
   float* rest;                    // (kBlockQueries, padded D): dQ of the last rows
   std::int64_t head_dim;          // padded
@@ -134,8 +156,11 @@ struct PairKeyScratch {
   std::int64_t panels;
 };
 
+template <int kTerms>
 TILEWISE_INLINE PairKeyScratch take_pair_key_scratch(const Problem& problem, std::int64_t panels,
                                                      Arena& arena) {
+  constexpr std::int64_t kQueries = kPairQueries<kTerms>;
+  const std::int64_t terms = kTerms * panels;
   PairKeyScratch scratch;
   scratch.plain = take_key_scratch<float, kPairWidth>(problem, panels, arena);
   scratch.panels = panels;
@@ -143,18 +168,18 @@ TILEWISE_INLINE PairKeyScratch take_pair_key_scratch(const Problem& problem, std
   scratch.value_dim = padded_pairs(problem.value_dim);
   scratch.dk_panels = arena.take<float>(panels * scratch.head_dim * kPairWidth);
   scratch.dv_panels = arena.take<float>(panels * scratch.value_dim * kPairWidth);
-  scratch.k_pairs = arena.take<std::uint32_t>(panels * scratch.head_dim / 2 * kPairWidth);
-  scratch.v_pairs = arena.take<std::uint32_t>(panels * scratch.value_dim / 2 * kPairWidth);
-  scratch.key_words = arena.take<std::uint32_t>(panels * scratch.head_dim / 2 * 32);
+  scratch.k_pairs = arena.take<std::uint32_t>(terms * scratch.head_dim / 2 * kPairWidth);
+  scratch.v_pairs = arena.take<std::uint32_t>(terms * scratch.value_dim / 2 * kPairWidth);
+  scratch.key_words = arena.take<std::uint32_t>(terms * scratch.head_dim / 2 * 32);
   scratch.blocks = arena.take<float>(std::int64_t{4} * kBlockQueries * kPairWidth);
-  scratch.prob_pairs = arena.take<std::uint32_t>(kPairQueries / 2 * kPairWidth);
-  scratch.gradient_pairs = arena.take<std::uint32_t>(kPairQueries / 2 * kPairWidth);
-  scratch.gradient_rows = arena.take<std::uint32_t>(kPairQueries * panels * kPairWidth / 2);
-  scratch.lse = arena.take<float>(kPairQueries);
-  scratch.delta = arena.take<float>(kPairQueries);
-  scratch.exponents = arena.take<float>(kPairQueries);
+  scratch.prob_pairs = arena.take<std::uint32_t>(kTerms * kQueries / 2 * kPairWidth);
+  scratch.gradient_pairs = arena.take<std::uint32_t>(kTerms * kQueries / 2 * kPairWidth);
+  scratch.gradient_rows = arena.take<std::uint32_t>(terms * kQueries * kPairWidth / 2);
+  scratch.lse = arena.take<float>(kQueries);
+  scratch.delta = arena.take<float>(kQueries);
+  scratch.exponents = arena.take<float>(kQueries);
   scratch.odd_keys = arena.take<std::uint8_t>(2 * panels * kPairWidth);
-  scratch.usual = arena.take<bool>(kTileGroups);
+  scratch.usual = arena.take<bool>(kTileGroups<kTerms>);
   scratch.visited = arena.take<std::uint8_t>(panels);
   scratch.rest = arena.take<float>(kBlockQueries * scratch.head_dim);
   return scratch;

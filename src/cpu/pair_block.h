@@ -2,6 +2,7 @@
 // to weights; and what a worker needs for it.
 #pragma once
 
+#include "cpu/pair_odd.h"
 #include "cpu/pair_softmax.h"
 
 #if TILEWISE_HAS_TILES
@@ -102,36 +103,6 @@ TILEWISE_INLINE Frame block_frame(const PairFrame& frame, std::int64_t number) {
   return {frame.lane0, frame.lanes, key, math::lesser(frame.end - key, kBlockKeys)};
 }
 
-// fp16: the unit multiplies infinity by the zero of a low term. Scores of keys and queries that are
-// not finite are computed here, as fp32 has them: -inf is masked, and no NaN.
-__attribute__((noinline)) inline void repeat_odd_scores(const HeadContext& context,
-                                                        const Frame& block, float* scores) {
-  const Problem& problem = *context.problem;
-  const std::int64_t batch = context.sequence.batch;
-  const RowBlock q = {&problem.q,       batch,
-                      context.head,     context.sequence.q_start + block.lane0,
-                      block.lane_count, problem.head_dim};
-  const RowBlock k = {&problem.k,        batch,
-                      context.kv_head(), context.sequence.k_start + block.t0,
-                      block.t_count,     problem.head_dim};
-  std::uint8_t odd_q[kPairWidth];
-  std::uint8_t odd_k[kBlockKeys];
-  const bool any_q = mark_odd_rows<2>(q, odd_q);
-  const bool any_k = mark_odd_rows<2>(k, odd_k);
-  if (!any_q && !any_k) return;
-  for (std::int64_t t = 0; t < k.count; ++t) {
-    for (std::int64_t lane = 0; lane < q.count; ++lane) {
-      if (odd_k[t] == 0 && odd_q[lane] == 0) continue;
-      float sum = 0;
-      for (std::int64_t c = 0; c < problem.head_dim; ++c) {
-        sum += math::to_float(math::Float16{half_rows(k)[t * problem.k.row + c]}) *
-               math::to_float(math::Float16{half_rows(q)[lane * problem.q.row + c]});
-      }
-      scores[t * kPairWidth + lane] = sum * ScoreUnits<float>(problem).packed;
-    }
-  }
-}
-
 // The score rule and the mask. False if no row sees a key of the block: its weights are 0.
 template <int kTerms>
 __attribute__((noinline)) inline bool finish_block_scores(const HeadContext& context,
@@ -187,7 +158,8 @@ TILEWISE_INLINE void begin_weights(const HeadContext& context, const PairFrame& 
                                    Slices& slices) {
   constexpr int kTerms = Slices::kSlices.terms;
   if (kTerms > 1 && frame.careful)
-    repeat_odd_scores(context, block_frame(frame, number), block_scores(number, scratch));
+    repeat_odd_scores<Lanes::kQueries>(context, block_frame(frame, number),
+                                       block_scores(number, scratch));
   if (!frame.products_do && !finish_block_scores<kTerms>(context, frame, number, scratch)) {
     slices.skip();
     return;

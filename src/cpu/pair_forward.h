@@ -6,6 +6,7 @@
 #pragma once
 
 #include "cpu/pair_block.h"
+#include "cpu/pair_terms.h"
 
 #if TILEWISE_HAS_TILES
 
@@ -47,28 +48,25 @@ template <int kSteps, class Slices>
 TILEWISE_INLINE float* score_blocks(const HeadContext& context, const PairFrame& frame,
                                     const PairScratch& scratch, Slices& slices) {
   constexpr int kTerms = Slices::kSlices.terms;
+  constexpr TermProducts kProducts = kExactProducts<kTerms>;
   const std::int64_t across = kSteps > 0 ? kSteps : scratch.head_dim / kTileDepth;
-  const std::int64_t low_k = kPairKeys * scratch.head_dim;
-  const std::int64_t low_q = scratch.head_dim / 2 * kPairWidth;
-  const std::uint16_t* k = scratch.k_tiles + frame.slot * kTerms * low_k +
+  const TermDistance low = {kPairKeys * scratch.head_dim, scratch.head_dim / 2 * kPairWidth};
+  const std::uint16_t* k = scratch.k_tiles + frame.slot * kTerms * low.left +
                            frame.first_block * 2 * across * kTileElements;
-  const std::uint32_t* const q = scratch.q_pairs + frame.panel * kTerms * low_q;
+  const std::uint32_t* const q = scratch.q_pairs + frame.panel * kTerms * low.right;
   float* pending = nullptr;
   for (std::int64_t b = 0; b < frame.blocks; ++b, k += 2 * across * kTileElements) {
-    const auto operands = [&](std::int64_t t, std::int64_t k_term, std::int64_t q_term) {
-      const std::uint16_t* const top = k + k_term * low_k + t * kTileElements;
-      return TileOperands{top, top + across * kTileElements,
-                          q + q_term * low_q + t * kTileRows * kPairWidth, kPairStride};
+    const auto operands = [&](std::int64_t t) {
+      const std::uint16_t* const top = k + t * kTileElements;
+      return TileOperands{top, top + across * kTileElements, q + t * kTileRows * kPairWidth,
+                          kPairStride};
     };
-    begin_block(operands(0, 0, 0), nullptr, pending, kPairStride, slices);
+    begin_block(first_operands<kProducts>(operands(0), low), nullptr, pending, kPairStride, slices);
     if (b > 1) end_weights(context, frame, b - 2, nullptr, scratch, slices);
     if (b > 0) begin_weights(context, frame, b - 1, scratch, slices);
+    add_other_terms<kProducts>(operands(0), low, slices);
 #pragma GCC unroll 3
-    for (std::int64_t t = 1; t < across; ++t) add_step(operands(t, 0, 0), slices);
-    if constexpr (kTerms == 2) {
-      for (std::int64_t n = across; n < 4 * across; ++n)
-        add_step(operands(n % across, n / across % 2 != 0, n >= 2 * across), slices);
-    }
+    for (std::int64_t t = 1; t < across; ++t) add_terms<kProducts>(operands(t), low, slices);
     pending = block_scores(b, scratch);
   }
   return pending;
@@ -82,38 +80,37 @@ TILEWISE_INLINE void output_blocks(const HeadContext& context, const PairFrame& 
                                    float* pending, const PairScratch& scratch, Slices& slices) {
   constexpr std::int64_t kAcross = kPairKeys / kTileDepth;
   constexpr int kTerms = Slices::kSlices.terms;
-  constexpr std::int64_t kProducts = kTerms == 2 ? 3 : 1;  // of a block
-  const std::int64_t low_v = kPairKeys * scratch.value_dim;
+  constexpr TermProducts kProducts = kNearProducts<kTerms>;
+  const TermDistance low = {kPairKeys * scratch.value_dim, kLowWeights};
   const std::uint16_t* v =
-      scratch.v_tiles + frame.slot * kTerms * low_v + frame.first_block * kTileElements;
+      scratch.v_tiles + frame.slot * kTerms * low.left + frame.first_block * kTileElements;
   float* out = panel_state(frame.panel, scratch).out;
-  const std::int64_t last = (frame.blocks - 1) * kProducts;
-  const std::int64_t end = last + kProducts;
-  const auto operands = [&](std::int64_t n) {
-    const std::int64_t term = n % kProducts;
-    const std::uint16_t* const top = v + n / kProducts * kTileElements + (term == 2 ? low_v : 0);
-    return TileOperands{top, top + kAcross * kTileElements,
-                        block_pairs(n / kProducts, scratch) + (term == 1 ? kLowWeights : 0),
-                        kPairStride};
+  const auto operands = [&](std::int64_t b) {
+    const std::uint16_t* const top = v + b * kTileElements;
+    return TileOperands{top, top + kAcross * kTileElements, block_pairs(b, scratch), kPairStride};
   };
   std::int64_t row = 0;
   NoSlices none;
   if (pending != nullptr) {
-    begin_block(operands(0), out, pending, kPairStride, slices);
-    end_weights(context, frame, frame.blocks - 2, out, scratch, slices);
-    begin_weights(context, frame, frame.blocks - 1, scratch, slices);
-    for (std::int64_t n = 1; n < last; ++n) add_step(operands(n), slices);
-    end_weights(context, frame, frame.blocks - 1, out, scratch, slices);
-    for (std::int64_t n = last; n < end; ++n) add_step(operands(n), none);
+    const std::int64_t last = frame.blocks - 1;
+    begin_block(first_operands<kProducts>(operands(0), low), out, pending, kPairStride, slices);
+    // Before weights may be scaled: those of the first block are in the tile registers.
+    add_other_terms<kProducts>(operands(0), low, slices);
+    end_weights(context, frame, last - 1, out, scratch, slices);
+    begin_weights(context, frame, last, scratch, slices);
+    for (std::int64_t b = 1; b < last; ++b) add_terms<kProducts>(operands(b), low, slices);
+    end_weights(context, frame, last, out, scratch, slices);
+    add_terms<kProducts>(operands(last), low, none);
     pending = out;
     row += 32;
     v += 2 * kAcross * kTileElements;
     out += std::int64_t{32} * kPairWidth;
   }
   for (; row + 32 <= scratch.value_dim; row += 32) {
-    begin_block(operands(0), out, pending, kPairStride, none);
+    begin_block(first_operands<kProducts>(operands(0), low), out, pending, kPairStride, none);
+    add_other_terms<kProducts>(operands(0), low, none);
 #pragma GCC unroll 3
-    for (std::int64_t n = 1; n < end; ++n) add_step(operands(n), none);
+    for (std::int64_t b = 1; b < frame.blocks; ++b) add_terms<kProducts>(operands(b), low, none);
     pending = out;
     v += 2 * kAcross * kTileElements;
     out += std::int64_t{32} * kPairWidth;
@@ -121,7 +118,7 @@ TILEWISE_INLINE void output_blocks(const HeadContext& context, const PairFrame& 
   if (pending != nullptr) store_block(pending, kPairStride);
   if (row == scratch.value_dim) return;
   load_flat_block(out, kPairStride);
-  for (std::int64_t n = 0; n < end; ++n) add_flat_step(operands(n));
+  for (std::int64_t b = 0; b < frame.blocks; ++b) add_flat_terms<kProducts>(operands(b), low);
   store_flat_block(out, kPairStride);
 }
 

@@ -1,28 +1,31 @@
 // One block of 32 queries x 32 keys of the backward pass in bf16 pairs, between its products: from
-// scores and dP to P and dS, in bf16, as the operands of the products after it. Lanes are keys.
+// scores and dP to P and dS, in one bf16 or the sum of two (fp16), as the operands of the products
+// after it. Lanes are keys.
 //
 // Where every query sees every key and products are the scores, in slices under the tile products;
 // else by the steps of backward.h, on the same arrays.
 #pragma once
 
 #include "cpu/backward.h"
-#include "cpu/pair_softmax.h"
+#include "cpu/pair_odd.h"
 
 #if TILEWISE_HAS_TILES
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
 inline constexpr std::int64_t kBlockQueries = 32;
+// Words from a block's P or dS in pairs to what their rounding left, where that is kept.
+inline constexpr std::int64_t kLowPairs = kBlockQueries / 2 * kPairWidth;
 
 // Where a block is, and where its P and dS go.
 struct GradientBlock {
   float* scores;                  // (kBlockQueries, kPairWidth)
   float* dprobs;                  // (kBlockQueries, kPairWidth)
-  const float* exponents;         // (kBlockQueries): LSE in units of log 2, and log2(kUnitWeight)
+  const float* exponents;         // (kBlockQueries): see usual_probability()
   const float* delta;             // (kBlockQueries)
-  std::uint32_t* prob_pairs;      // (kBlockQueries / 2, kPairWidth): words of two queries
-  std::uint32_t* gradient_pairs;  // (kBlockQueries / 2, kPairWidth)
-  std::uint32_t* gradient_rows;   // two tiles of 16 queries, words of keys n and n + 16
+  std::uint32_t* prob_pairs;      // (terms, kBlockQueries / 2, kPairWidth): words of two queries
+  std::uint32_t* gradient_pairs;  // (terms, kBlockQueries / 2, kPairWidth)
+  std::uint32_t* gradient_rows;   // two tiles of 16 queries, words of keys n and n + 16, per term
   std::int64_t tiles_apart;       // words from one to the other
 };
 
@@ -32,11 +35,24 @@ struct QueryPair {
   Vec<float> odd[2];
 };
 
-// kPairs: of queries, for two products of the unit. A block has 16.
-template <int kPairs>
+// A score of a block where exponents are usual (load_tile_statistics()). One term: `exponent` is
+// LSE in units of log 2 and log2(kUnitWeight), and the probability is right to 4e-6. Two: it is
+// LSE, and the probability is that of all other kernels.
+template <int kTerms>
+TILEWISE_INLINE Vec<float> usual_probability(Vec<float> score, Vec<float> exponent,
+                                             const math::ExponentUnit<Vec<float>>& unit) {
+  if constexpr (kTerms == 2) return math::probability(score, exponent, unit);
+  return pair_exp2(multiply_subtract(score, unit.factor, exponent));
+}
+
+// kPlan: pairs of queries to go with the products. A block has 16.
+template <SlicePlan kPlan>
 class GradientSlices {
  public:
-  TILEWISE_INLINE explicit GradientSlices(Vec<float> unit) : unit_(unit) {}
+  static constexpr int kTerms = kPlan.terms;
+
+  TILEWISE_INLINE explicit GradientSlices(const math::ExponentUnit<Vec<float>>& unit)
+      : unit_(unit) {}
 
   TILEWISE_INLINE void begin(const GradientBlock& block) {
     to_ = block;
@@ -44,9 +60,9 @@ class GradientSlices {
   }
   template <int kProduct>
   TILEWISE_INLINE void slice() {
-    constexpr int kNow = kPairs == 1 ? 1 - kProduct % 2 : kPairs / 2;
+    if constexpr (kProduct % kPlan.every != 0) return;
 #pragma GCC unroll 2
-    for (int i = 0; i < kNow; ++i) {
+    for (int i = 0; i < kPlan.pairs; ++i) {
       if (left_ != 0) take_queries();
     }
   }
@@ -55,20 +71,17 @@ class GradientSlices {
   }
   // For P and dS that are made already.
   TILEWISE_INLINE void store(const QueryPair& probs, const QueryPair& gradients) {
-    const std::int64_t high = Vec<float>::kLanes;
-    rounder_.store(probs.even[0], probs.odd[0], to_.prob_pairs);
-    rounder_.store(probs.even[1], probs.odd[1], to_.prob_pairs + high);
-    const __m512i even = rounder_.lowered(rounder_.rounded(gradients.even[0]));
-    const __m512i odd = rounder_.rounded(gradients.odd[0]);
-    const __m512i high_even = rounder_.rounded(gradients.even[1]);
-    const __m512i high_odd = rounder_.rounded(gradients.odd[1]);
-    _mm512_storeu_si512(to_.gradient_pairs, PairRounder::joined(even, odd));
-    _mm512_storeu_si512(to_.gradient_pairs + high,
-                        PairRounder::joined(rounder_.lowered(high_even), high_odd));
-    _mm512_storeu_si512(to_.gradient_rows, PairRounder::joined(even, high_even));
-    _mm512_storeu_si512(to_.gradient_rows + kTileDepth / 2,
-                        PairRounder::joined(rounder_.lowered(odd), high_odd));
-    step();
+    store_term(probs, gradients, 0);
+    if constexpr (kTerms == 2) store_term(rest_of(probs), rest_of(gradients), 1);
+    to_.scores += std::int64_t{2} * kPairWidth;
+    to_.dprobs += std::int64_t{2} * kPairWidth;
+    to_.exponents += 2;
+    to_.delta += 2;
+    to_.prob_pairs += kPairWidth;
+    to_.gradient_pairs += kPairWidth;
+    to_.gradient_rows += kTileDepth;  // two rows of 16 words
+    --left_;
+    if (left_ == kBlockQueries / 4) to_.gradient_rows += to_.tiles_apart - kTileElements / 2;
   }
 
  private:
@@ -84,42 +97,63 @@ class GradientSlices {
       const std::int64_t even = std::int64_t{x} * Vec<float>::kLanes;
       const std::int64_t odd = even + kPairWidth;
       probs.even[x] =
-          pair_exp2(multiply_subtract(Vec<float>::load(to_.scores + even), unit_, even_exponent));
+          usual_probability<kTerms>(Vec<float>::load(to_.scores + even), even_exponent, unit_);
       probs.odd[x] =
-          pair_exp2(multiply_subtract(Vec<float>::load(to_.scores + odd), unit_, odd_exponent));
+          usual_probability<kTerms>(Vec<float>::load(to_.scores + odd), odd_exponent, unit_);
       gradients.even[x] = probs.even[x] * (Vec<float>::load(to_.dprobs + even) - even_delta);
       gradients.odd[x] = probs.odd[x] * (Vec<float>::load(to_.dprobs + odd) - odd_delta);
     }
     store(probs, gradients);
   }
-  TILEWISE_INLINE void step() {
-    to_.scores += std::int64_t{2} * kPairWidth;
-    to_.dprobs += std::int64_t{2} * kPairWidth;
-    to_.exponents += 2;
-    to_.delta += 2;
-    to_.prob_pairs += kPairWidth;
-    to_.gradient_pairs += kPairWidth;
-    to_.gradient_rows += kTileDepth;  // two rows of 16 words
-    --left_;
-    if (left_ == kBlockQueries / 4) to_.gradient_rows += to_.tiles_apart - kTileElements / 2;
+  TILEWISE_INLINE QueryPair rest_of(const QueryPair& x) const {
+    return {{rounder_.rest(x.even[0]), rounder_.rest(x.even[1])},
+            {rounder_.rest(x.odd[0]), rounder_.rest(x.odd[1])}};
+  }
+  TILEWISE_INLINE void store_term(const QueryPair& probs, const QueryPair& gradients,
+                                  std::int64_t term) {
+    const std::int64_t high = Vec<float>::kLanes;
+    std::uint32_t* const prob_pairs = to_.prob_pairs + term * kLowPairs;
+    std::uint32_t* const pairs = to_.gradient_pairs + term * kLowPairs;
+    std::uint32_t* const rows = to_.gradient_rows + term * kTileElements / 2;
+    rounder_.store(probs.even[0], probs.odd[0], prob_pairs);
+    rounder_.store(probs.even[1], probs.odd[1], prob_pairs + high);
+    const __m512i even = rounder_.lowered(rounder_.rounded(gradients.even[0]));
+    const __m512i odd = rounder_.rounded(gradients.odd[0]);
+    const __m512i high_even = rounder_.rounded(gradients.even[1]);
+    const __m512i high_odd = rounder_.rounded(gradients.odd[1]);
+    _mm512_storeu_si512(pairs, PairRounder::joined(even, odd));
+    _mm512_storeu_si512(pairs + high, PairRounder::joined(rounder_.lowered(high_even), high_odd));
+    _mm512_storeu_si512(rows, PairRounder::joined(even, high_even));
+    _mm512_storeu_si512(rows + kTileDepth / 2,
+                        PairRounder::joined(rounder_.lowered(odd), high_odd));
   }
 
-  Vec<float> unit_;
+  math::ExponentUnit<Vec<float>> unit_;
   GradientBlock to_ = {};
   std::int64_t left_ = 0;  // pairs of queries
   PairRounder rounder_;
 };
 
+// Rounding by integer addition would carry a NaN of all ones into zero.
+TILEWISE_INLINE Vec<float> short_nan(const float* from) {
+  const __m512 x = _mm512_loadu_ps(from);
+  return Vec<float>(Vec<float>::Native(_mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q),
+                                                          _mm512_set1_ps(__builtin_nanf("")))));
+}
+
 // The block by the score rule, the mask and dropout.  scratch: its lse and delta start at the
-// frame's first row
+// frame's first row; odd_queries: some may not be finite
+template <int kTerms>
 __attribute__((noinline)) inline void finish_gradients(const HeadContext& context,
                                                        const Frame& frame, GradientBlock block,
+                                                       bool odd_queries,
                                                        GradientScratch<float> scratch) {
   const Problem& problem = *context.problem;
   scratch.tile.probs = block.scores;
   scratch.tile.gradients = block.dprobs;
   const TileClass tile_class = classify(context, Lanes::kKeys, frame);
   if (tile_class != TileClass::kEmpty) {
+    if (kTerms == 2 && odd_queries) repeat_odd_scores<Lanes::kKeys>(context, frame, block.scores);
     finish_scores<float, Lanes::kKeys, kPairWidth>(context, frame, tile_class, scratch.mask,
                                                    block.scores, scratch.tile.derivative);
     if (problem.dropout_p > 0) {
@@ -136,11 +170,12 @@ __attribute__((noinline)) inline void finish_gradients(const HeadContext& contex
       block.dprobs[t * kPairWidth + lane] = 0;
     }
   }
-  GradientSlices<2> slices(Vec<float>(0.0f));
+  GradientSlices<SlicePlan{1, 1, kTerms, kTerms == 2}> slices(
+      ScoreUnits<float>(problem).exponent());
   slices.begin(block);
   const auto rows = [](const float* at) {
-    return QueryPair{{Vec<float>::load(at), Vec<float>::load(at + 16)},
-                     {Vec<float>::load(at + kPairWidth), Vec<float>::load(at + kPairWidth + 16)}};
+    return QueryPair{{short_nan(at), short_nan(at + 16)},
+                     {short_nan(at + kPairWidth), short_nan(at + kPairWidth + 16)}};
   };
   for (std::int64_t t = 0; t < kBlockQueries; t += 2)
     slices.store(rows(block.scores + t * kPairWidth), rows(block.dprobs + t * kPairWidth));

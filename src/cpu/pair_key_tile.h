@@ -1,10 +1,15 @@
-// The five products of the backward pass in bf16 pairs: a panel of 32 keys meets a tile of 512
-// queries in blocks of 32 queries: scores and dP, and under the products of the next block P and
-// dS, in slices (pair_gradient.h). Then dV and dK are one product each over all the tile's queries,
-// and once all panels have been there, dQ is one over all their keys.
+// The five products of the backward pass in bf16 pairs: a panel of 32 keys meets a tile of queries
+// in blocks of 32: scores and dP, and under the products of the next block P and dS, in slices
+// (pair_gradient.h). Then dV and dK are one product each over all the tile's queries, and once all
+// panels have been there, dQ is one over all their keys.
+//
+// Two terms, fp16: scores take all four products of terms, and so are those of the forward pass: a
+// row of scores of thousands keeps its probabilities. So does dP: in rows of few keys its
+// difference with delta is all rounding. dV, dK and dQ take three.
 #pragma once
 
 #include "cpu/pair_backward_operands.h"
+#include "cpu/pair_terms.h"
 
 #if TILEWISE_HAS_TILES
 
@@ -18,6 +23,7 @@ struct PairQueryTile {
   const std::uint16_t* q_columns;
   const std::uint16_t* dout_rows;
   const std::uint16_t* dout_columns;
+  const std::uint8_t* odd;  // of groups, in two terms
 };
 
 // The groups of a tile that see a panel of keys.
@@ -45,14 +51,16 @@ TILEWISE_INLINE void ask_for_part(const PanelFrame& frame, const std::uint16_t* 
 
 // ---- one block: S, dP and what becomes of them ----
 
+template <int kTerms>
 TILEWISE_INLINE GradientBlock gradient_block(const PanelFrame& frame, std::int64_t group,
                                              const PairKeyScratch& scratch) {
-  constexpr std::int64_t kPairs = kBlockQueries / 2 * kPairWidth;
-  constexpr std::int64_t kTileWords = kTileElements / 2;
+  constexpr std::int64_t kPairs = kTerms * kLowPairs;
+  constexpr std::int64_t kTileWords = kTerms * kTileElements / 2;
+  const float* const exponents = kTerms == 2 ? scratch.lse : scratch.exponents;
   float* const scores = scratch.blocks + group % 2 * 2 * kBlockQueries * kPairWidth;
   return {scores,
           scores + kBlockQueries * kPairWidth,
-          scratch.exponents + group * kBlockQueries,
+          exponents + group * kBlockQueries,
           scratch.delta + group * kBlockQueries,
           scratch.prob_pairs + group * kPairs,
           scratch.gradient_pairs + group * kPairs,
@@ -61,12 +69,12 @@ TILEWISE_INLINE GradientBlock gradient_block(const PanelFrame& frame, std::int64
 }
 
 // S and dP of the group are in memory.
-template <int kPairs>
+template <class Slices>
 TILEWISE_INLINE void begin_gradients(const HeadContext& context, const PairQueryTile& tile,
                                      const PanelFrame& frame, std::int64_t group,
-                                     const PairKeyScratch& scratch,
-                                     GradientSlices<kPairs>& slices) {
-  const GradientBlock block = gradient_block(frame, group, scratch);
+                                     const PairKeyScratch& scratch, Slices& slices) {
+  constexpr int kTerms = Slices::kTerms;
+  const GradientBlock block = gradient_block<kTerms>(frame, group, scratch);
   const std::int64_t row = tile.first + group * kBlockQueries;
   const Frame at = {frame.lane0, frame.lanes, row, math::lesser(kBlockQueries, tile.end - row)};
   if (scratch.usual[group] && frame.lanes == kPairWidth &&
@@ -77,48 +85,63 @@ TILEWISE_INLINE void begin_gradients(const HeadContext& context, const PairQuery
   GradientScratch<float> general = scratch.plain.gradient;
   general.lse = scratch.lse + group * kBlockQueries;
   general.delta = scratch.delta + group * kBlockQueries;
-  finish_gradients(context, at, block, general);
+  finish_gradients<kTerms>(context, at, block, kTerms == 2 && tile.odd[group] != 0, general);
 }
 
-template <class Slices>
-TILEWISE_INLINE void add_steps(const std::uint16_t* top, std::int64_t steps,
-                               const std::uint32_t* pairs, Slices& slices) {
-#pragma GCC unroll 3
-  for (std::int64_t t = 1; t < steps; ++t) {
-    add_step({top + t * kTileElements, top + (steps + t) * kTileElements,
-              pairs + t * kTileRows * kPairWidth, kPairStride},
-             slices);
+// Rows of Q times keys, or of dO times values: in steps of 32 columns.
+struct RowProduct {
+  const std::uint16_t* rows;
+  const std::uint32_t* pairs;
+  std::int64_t steps;
+
+  TILEWISE_INLINE TileOperands operands(std::int64_t t) const {
+    return {rows + t * kTileElements, rows + (steps + t) * kTileElements,
+            pairs + t * kTileRows * kPairWidth, kPairStride};
   }
+  TILEWISE_INLINE TermDistance low() const {
+    return {steps * 2 * kTileElements, steps * kTileRows * kPairWidth};
+  }
+};
+
+// All but what begin_block() has done.
+template <TermProducts kProducts, class Slices>
+TILEWISE_INLINE void add_steps(const RowProduct& product, Slices& slices) {
+  add_other_terms<kProducts>(product.operands(0), product.low(), slices);
+#pragma GCC unroll 3
+  for (std::int64_t t = 1; t < product.steps; ++t)
+    add_terms<kProducts>(product.operands(t), product.low(), slices);
 }
 
 // S = Q K^T and dP = dO V^T of every group, and P and dS of all but the last. Returns where the
 // last one's dP, still in the tile registers, belongs.
-template <int kPairs>
+template <class Slices>
 TILEWISE_INLINE float* score_groups(const HeadContext& context, const PairQueryTile& tile,
                                     const PanelFrame& frame, const PairKeyScratch& scratch,
-                                    GradientSlices<kPairs>& slices) {
-  const std::int64_t steps = scratch.head_dim / kTileDepth;
-  const std::int64_t value_steps = scratch.value_dim / kTileDepth;
-  const std::uint32_t* const k = scratch.k_pairs + frame.panel * scratch.head_dim / 2 * kPairWidth;
-  const std::uint32_t* const v = scratch.v_pairs + frame.panel * scratch.value_dim / 2 * kPairWidth;
+                                    Slices& slices) {
+  constexpr int kTerms = Slices::kTerms;
+  constexpr TermProducts kProducts = kExactProducts<kTerms>;
+  const std::int64_t of_q = kTerms * kBlockQueries * scratch.head_dim;
+  const std::int64_t of_dout = kTerms * kBlockQueries * scratch.value_dim;
+  RowProduct scores = {nullptr,
+                       scratch.k_pairs + frame.panel * kTerms * scratch.head_dim / 2 * kPairWidth,
+                       scratch.head_dim / kTileDepth};
+  RowProduct dprobs = {nullptr,
+                       scratch.v_pairs + frame.panel * kTerms * scratch.value_dim / 2 * kPairWidth,
+                       scratch.value_dim / kTileDepth};
   float* pending = nullptr;
   for (std::int64_t group = frame.first_group; group < frame.end_group; ++group) {
-    const std::int64_t of_q = kBlockQueries * scratch.head_dim;
-    const std::int64_t of_dout = kBlockQueries * scratch.value_dim;
-    const std::uint16_t* const q = tile.q_rows + group * of_q;
-    const std::uint16_t* const dout = tile.dout_rows + group * of_dout;
-    ask_for_part(frame, q + of_q, of_q);
-    ask_for_part(frame, dout + of_dout, of_dout);
-    begin_block({q, q + steps * kTileElements, k, kPairStride}, nullptr, pending, kPairStride,
-                slices);
+    scores.rows = tile.q_rows + group * of_q;
+    dprobs.rows = tile.dout_rows + group * of_dout;
+    ask_for_part(frame, scores.rows + of_q, of_q);
+    ask_for_part(frame, dprobs.rows + of_dout, of_dout);
+    begin_block(scores.operands(0), nullptr, pending, kPairStride, slices);
     slices.rest();
     if (group > frame.first_group)
       begin_gradients(context, tile, frame, group - 1, scratch, slices);
-    add_steps(q, steps, k, slices);
-    const GradientBlock block = gradient_block(frame, group, scratch);
-    begin_block({dout, dout + value_steps * kTileElements, v, kPairStride}, nullptr, block.scores,
-                kPairStride, slices);
-    add_steps(dout, value_steps, v, slices);
+    add_steps<kProducts>(scores, slices);
+    const GradientBlock block = gradient_block<kTerms>(frame, group, scratch);
+    begin_block(dprobs.operands(0), nullptr, block.scores, kPairStride, slices);
+    add_steps<kProducts>(dprobs, slices);
     pending = block.dprobs;
   }
   return pending;
@@ -126,72 +149,100 @@ TILEWISE_INLINE float* score_groups(const HeadContext& context, const PairQueryT
 
 // ---- dV and dK ----
 
-// sums += columns * pairs, over all groups of the frame, 32 rows of the sums at a time.  columns:
-// dO^T or Q^T of the tile, `rows` of them
-// Returns where the last rows, still in the tile registers, belong.
-TILEWISE_INLINE float* add_columns(const PanelFrame& frame, const std::uint16_t* columns,
-                                   std::int64_t rows, const std::uint32_t* pairs, std::int64_t row,
-                                   float* sums, float* pending) {
-  NoSlices none;
-  for (; row < rows; row += 32) {
-    const auto operands = [&](std::int64_t group) {
-      const std::uint16_t* const top = columns + (group * rows + row) * kBlockQueries;
-      return TileOperands{top, top + kTileElements, pairs + group * kBlockQueries / 2 * kPairWidth,
-                          kPairStride};
-    };
+// sums += columns * pairs over the groups of a tile, 32 rows of the sums at a time.
+template <int kTerms>
+struct ColumnProduct {
+  static constexpr TermProducts kProducts = kNearProducts<kTerms>;
+
+  const std::uint16_t* columns;  // dO^T or Q^T of the tile
+  std::int64_t rows;             // of them
+  const std::uint32_t* pairs;
+  float* sums;
+
+  TILEWISE_INLINE TileOperands operands(std::int64_t group, std::int64_t row) const {
+    const std::uint16_t* const top = columns + (group * kTerms * rows + row) * kBlockQueries;
+    return {top, top + kTileElements, pairs + group * kTerms * kLowPairs, kPairStride};
+  }
+  TILEWISE_INLINE TermDistance low() const { return {rows * kBlockQueries, kLowPairs}; }
+  // Returns where they belong.
+  template <class Slices>
+  TILEWISE_INLINE float* begin(const PanelFrame& frame, std::int64_t row, float* pending,
+                               Slices& slices) const {
     float* const to = sums + row * kPairWidth;
-    begin_block(operands(frame.first_group), frame.first_visit ? nullptr : to, pending, kPairStride,
-                none);
+    begin_block(first_operands<kProducts>(operands(frame.first_group, row), low()),
+                frame.first_visit ? nullptr : to, pending, kPairStride, slices);
+    return to;
+  }
+  template <class Slices>
+  TILEWISE_INLINE void go_on(const PanelFrame& frame, std::int64_t row, Slices& slices) const {
+    add_other_terms<kProducts>(operands(frame.first_group, row), low(), slices);
+  }
+  template <class Slices>
+  TILEWISE_INLINE void add(std::int64_t group, std::int64_t row, Slices& slices) const {
+    add_terms<kProducts>(operands(group, row), low(), slices);
+  }
+};
+
+// Over all groups of the frame, from `row` on. Returns where the last rows, still in the tile
+// registers, belong.
+template <int kTerms>
+TILEWISE_INLINE float* add_columns(const PanelFrame& frame, const ColumnProduct<kTerms>& product,
+                                   std::int64_t row, float* pending) {
+  NoSlices none;
+  for (; row < product.rows; row += 32) {
+    pending = product.begin(frame, row, pending, none);
+    product.go_on(frame, row, none);
 #pragma GCC unroll 4
     for (std::int64_t group = frame.first_group + 1; group < frame.end_group; ++group) {
-      if (group + 1 < frame.end_group)
-        ask_for_part(frame, operands(group + 1).top, 2 * kTileElements);
-      add_step(operands(group), none);
+      const std::uint16_t* const next = product.operands(group + 1, row).top;
+      for (int term = 0; term < kTerms && group + 1 < frame.end_group; ++term)
+        ask_for_part(frame, next + term * product.low().left, 2 * kTileElements);
+      product.add(group, row, none);
     }
-    pending = to;
   }
   return pending;
 }
 
 // The first 32 rows of dV, with the last group's P and dS under them: `pending` says where its dP
 // belongs.
-template <int kPairs>
+template <class Slices>
 TILEWISE_INLINE float* begin_columns(const HeadContext& context, const PairQueryTile& tile,
-                                     const PanelFrame& frame, float* pending,
-                                     const PairKeyScratch& scratch,
-                                     GradientSlices<kPairs>& slices) {
+                                     const PanelFrame& frame,
+                                     const ColumnProduct<Slices::kTerms>& product, float* pending,
+                                     const PairKeyScratch& scratch, Slices& slices) {
   const std::int64_t last = frame.end_group - 1;
-  const auto operands = [&](std::int64_t group) {
-    const std::uint16_t* const top = tile.dout_columns + group * scratch.value_dim * kBlockQueries;
-    return TileOperands{top, top + kTileElements,
-                        scratch.prob_pairs + group * kBlockQueries / 2 * kPairWidth, kPairStride};
-  };
-  float* const to = scratch.dv_panels + frame.panel * scratch.value_dim * kPairWidth;
-  begin_block(operands(frame.first_group), frame.first_visit ? nullptr : to, pending, kPairStride,
-              slices);
+  float* const to = product.begin(frame, 0, pending, slices);
   slices.rest();
   begin_gradients(context, tile, frame, last, scratch, slices);
+  product.go_on(frame, 0, slices);
   for (std::int64_t group = frame.first_group + 1; group < last; ++group)
-    add_step(operands(group), slices);
+    product.add(group, 0, slices);
   slices.rest();
-  add_step(operands(last), slices);
+  product.add(last, 0, slices);
   return to;
 }
 
 // A panel of keys meets a tile of queries: its part of dV and dK, and dS for dQ.
-// kPairs: of queries for two products, so that the 16 of a block end with its products
-template <int kPairs>
+// kPlan: so that the 16 pairs of queries of a block end with its products
+template <SlicePlan kPlan>
 __attribute__((noinline)) void pair_key_tile(const HeadContext& context, const PairQueryTile& tile,
                                              const PanelFrame& frame,
                                              const PairKeyScratch& scratch) {
   const Problem& problem = *context.problem;
-  GradientSlices<kPairs> slices(ScoreUnits<float>(problem).exponent().factor);
+  constexpr int kTerms = kPlan.terms;
+  const ColumnProduct<kTerms> dv = {
+      tile.dout_columns, scratch.value_dim, scratch.prob_pairs,
+      scratch.dv_panels + frame.panel * scratch.value_dim * kPairWidth};
+  const ColumnProduct<kTerms> dk = {
+      tile.q_columns, scratch.head_dim, scratch.gradient_pairs,
+      scratch.dk_panels + frame.panel * scratch.head_dim * kPairWidth};
+  GradientSlices<kPlan> slices(ScoreUnits<float>(problem).exponent());
   float* pending = score_groups(context, tile, frame, scratch, slices);
   // With few groups, there are not enough products in 32 rows of dV.
-  constexpr std::int64_t kFew = 8;
+  constexpr std::int64_t kFew = kTerms == 2 ? 4 : 8;
   std::int64_t done = 0;
   if (problem.dv.present() && frame.end_group - frame.first_group >= kFew) {
-    pending = begin_columns(context, tile, frame, pending, scratch, slices);
+    pending = begin_columns(context, tile, frame, dv, pending, scratch, slices);
     done = 32;
   } else {
     store_block(pending, kPairStride);
@@ -200,15 +251,8 @@ __attribute__((noinline)) void pair_key_tile(const HeadContext& context, const P
     begin_gradients(context, tile, frame, frame.end_group - 1, scratch, slices);
     slices.rest();
   }
-  if (problem.dv.present()) {
-    pending =
-        add_columns(frame, tile.dout_columns, scratch.value_dim, scratch.prob_pairs, done,
-                    scratch.dv_panels + frame.panel * scratch.value_dim * kPairWidth, pending);
-  }
-  if (problem.dk.present()) {
-    pending = add_columns(frame, tile.q_columns, scratch.head_dim, scratch.gradient_pairs, 0,
-                          scratch.dk_panels + frame.panel * scratch.head_dim * kPairWidth, pending);
-  }
+  if (problem.dv.present()) pending = add_columns(frame, dv, done, pending);
+  if (problem.dk.present()) pending = add_columns(frame, dk, 0, pending);
   if (pending != nullptr) store_block(pending, kPairStride);
 }
 
@@ -229,27 +273,33 @@ class AheadSlices {
 
 // sums += dS K of one group, over the panels that it sees. Keys stream, as right operands; the
 // group's dS stays in the L1 for all columns.  stride: bytes of a row of the sums; slices: under
-// the products Returns where the last columns, still in the tile registers, belong.
+// the products. Returns where the last columns, still in the tile registers, belong.
+template <int kTerms>
 TILEWISE_INLINE float* add_group_to_dq(std::int64_t group, const PanelFrame* frames,
                                        std::int64_t count, float* sums, std::int64_t stride,
                                        float* pending, AheadSlices slices,
                                        const PairKeyScratch& scratch) {
   const std::uint16_t* const rows = reinterpret_cast<const std::uint16_t*>(scratch.gradient_rows) +
-                                    group * 2 * scratch.panels * kTileElements;
+                                    group * 2 * kTerms * scratch.panels * kTileElements;
+  constexpr TermProducts kProducts = kNearProducts<kTerms>;
+  const TermDistance low = {kTileElements, scratch.head_dim * kTileRows};
   for (std::int64_t column = 0; column < scratch.head_dim; column += 32) {
     bool begun = false;
     for (std::int64_t p = 0; p < count; ++p) {
       const PanelFrame& frame = frames[p];
       if (group < frame.first_group || group >= frame.end_group) continue;
-      const std::uint16_t* const top = rows + frame.panel * kTileElements;
+      const std::uint16_t* const top = rows + frame.panel * kTerms * kTileElements;
       const TileOperands operands = {
-          top, top + scratch.panels * kTileElements,
-          scratch.key_words + (frame.panel * scratch.head_dim + column) * kTileRows, kPairStride};
+          top, top + scratch.panels * kTerms * kTileElements,
+          scratch.key_words + (frame.panel * kTerms * scratch.head_dim + column) * kTileRows,
+          kPairStride};
+      const TileOperands first = first_operands<kProducts>(operands, low);
       if (begun) {
-        add_step<Streamed::kRight>(operands, slices);
+        add_step<Streamed::kRight>(first, slices);
       } else {
-        begin_block<Streamed::kRight>(operands, sums + column, pending, stride, slices);
+        begin_block<Streamed::kRight>(first, sums + column, pending, stride, slices);
       }
+      add_other_terms<kProducts, Streamed::kRight>(operands, low, slices);
       begun = true;
     }
     if (begun) pending = sums + column;
@@ -257,6 +307,7 @@ TILEWISE_INLINE float* add_group_to_dq(std::int64_t group, const PanelFrame* fra
   return pending;
 }
 
+template <int kTerms>
 TILEWISE_INLINE void add_tile_to_dq(const HeadContext& context, const PairQueryTile& tile,
                                     const PanelFrame* frames, std::int64_t count,
                                     const QueryGradient<float>& gradient,
@@ -269,8 +320,8 @@ TILEWISE_INLINE void add_tile_to_dq(const HeadContext& context, const PairQueryT
     // The next group's sums come from beyond the L2.
     Ahead ahead(sums + kBlockQueries * gradient.row, 1, kBlockQueries * stride, 0);
     ahead.share_out(count * scratch.head_dim / 32);
-    pending = add_group_to_dq((row - tile.first) / kBlockQueries, frames, count, sums, stride,
-                              pending, AheadSlices(ahead), scratch);
+    pending = add_group_to_dq<kTerms>((row - tile.first) / kBlockQueries, frames, count, sums,
+                                      stride, pending, AheadSlices(ahead), scratch);
   }
   if (pending != nullptr) store_block(pending, stride);
   if (row >= tile.end) return;
@@ -280,8 +331,8 @@ TILEWISE_INLINE void add_tile_to_dq(const HeadContext& context, const PairQueryT
   const std::int64_t count_left = (context.sequence.q_len - row) * gradient.row;
   for (std::int64_t i = 0; i < kBlockQueries * gradient.row; ++i)
     scratch.rest[i] = i < count_left ? sums[i] : 0;
-  pending = add_group_to_dq((row - tile.first) / kBlockQueries, frames, count, scratch.rest, stride,
-                            nullptr, AheadSlices({}), scratch);
+  pending = add_group_to_dq<kTerms>((row - tile.first) / kBlockQueries, frames, count, scratch.rest,
+                                    stride, nullptr, AheadSlices({}), scratch);
   if (pending != nullptr) store_block(pending, stride);
   for (std::int64_t i = 0; i < count_left; ++i) sums[i] = scratch.rest[i];
 }

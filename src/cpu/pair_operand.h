@@ -243,9 +243,11 @@ class PairRounder {
   TILEWISE_INLINE void store(Vec<float> even, Vec<float> odd, std::uint32_t* to) const {
     _mm512_storeu_si512(to, joined(lowered(rounded(even)), rounded(odd)));
   }
-  // The words of what store() rounds off: sixteen bits of the two together.
+  // What rounding leaves: sixteen bits of a number are in the two together.
+  TILEWISE_INLINE Vec<float> rest(Vec<float> x) const { return x - upper_half(rounded(x)); }
+  // The words of what store() rounds off.
   TILEWISE_INLINE void store_rest(Vec<float> even, Vec<float> odd, std::uint32_t* to) const {
-    store(even - upper_half(rounded(even)), odd - upper_half(rounded(odd)), to);
+    store(rest(even), rest(odd), to);
   }
   TILEWISE_INLINE static Vec<float> upper_half(__m512i words) {
     return Vec<float>(Vec<float>::Native(

@@ -5,7 +5,7 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-const HalfForward kHalfForward = {forward_workspace<PairBody<2>>, run_forward<PairBody<2>>,
-                                  forward_traffic<PairBody<2>>};
+const HalfPass kHalfForward = {forward_workspace<PairBody<2>>, run_forward<PairBody<2>>,
+                               forward_traffic<PairBody<2>>};
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET

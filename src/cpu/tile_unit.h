@@ -102,7 +102,7 @@ struct TileOperands {
 // Vector work that is cut in slices, one after each product: the unit is busy for 16 cycles then,
 // and the reorder buffer alone does not reach far enough ahead to find it.
 struct NoSlices {
-  template <int kProduct>  // of the four of a step
+  template <int kProduct>  // of the four of a step, or of a number's terms (pair_terms.h)
   TILEWISE_INLINE void slice() {}
 };
 
@@ -133,20 +133,27 @@ TILEWISE_INLINE void add_flat_step(const TileOperands& o) {
   load_tile<7>(o.b + 16, o.b_stride);
   multiply_tiles<1, 4, 7>();
 }
-template <Streamed kStreamed = Streamed::kLeft, class Slices>
+// Which operands a step loads: the others are those of the step before it.
+enum class Loaded { kBoth, kLeft, kRight };
+
+// kFirst: the number of the step's first slice
+template <Streamed kStreamed = Streamed::kLeft, Loaded kLoaded = Loaded::kBoth, int kFirst = 0,
+          class Slices>
 TILEWISE_INLINE void add_step(const TileOperands& o, Slices& slices) {
-  load_left<kStreamed, 4>(o.top);
-  load_right<kStreamed, 6>(o.b, o.b_stride);
+  constexpr bool kLeft = kLoaded != Loaded::kRight;
+  constexpr bool kRight = kLoaded != Loaded::kLeft;
+  if constexpr (kLeft) load_left<kStreamed, 4>(o.top);
+  if constexpr (kRight) load_right<kStreamed, 6>(o.b, o.b_stride);
   multiply_tiles<0, 4, 6>();
-  slices.template slice<0>();
-  load_right<kStreamed, 7>(o.b + 16, o.b_stride);
+  slices.template slice<kFirst>();
+  if constexpr (kRight) load_right<kStreamed, 7>(o.b + 16, o.b_stride);
   multiply_tiles<1, 4, 7>();
-  slices.template slice<1>();
-  load_left<kStreamed, 5>(o.bottom);
+  slices.template slice<kFirst + 1>();
+  if constexpr (kLeft) load_left<kStreamed, 5>(o.bottom);
   multiply_tiles<2, 5, 6>();
-  slices.template slice<2>();
+  slices.template slice<kFirst + 2>();
   multiply_tiles<3, 5, 7>();
-  slices.template slice<3>();
+  slices.template slice<kFirst + 3>();
 }
 
 // One register of a block's sums: stored for the block before, if any, and begun for its own.

@@ -58,7 +58,8 @@ Status choose_first(Operation operation, const Machine& machine, Plan* plan) {
   Line refused(refusals, sizeof(refusals));
   for (const Kernel* kernel : kernels(operation)) {
     if (kernel->device != plan->problem.device) continue;  // not worth a word
-    const char* const slower = kernel->slower != nullptr ? kernel->slower(machine) : nullptr;
+    const char* const slower =
+        kernel->slower != nullptr ? kernel->slower(plan->problem, machine) : nullptr;
     if (slower != nullptr) {
       problem::fail(TILEWISE_UNSUPPORTED, "%s", slower);
     } else if (kernel->supports(plan->problem, machine) == TILEWISE_OK) {

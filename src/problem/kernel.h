@@ -54,7 +54,7 @@ struct Kernel {
   // Once, when a plan has chosen the kernel: loads what a run needs, so that a run need not.
   Status (*prepare)(const Problem& problem) = nullptr;
   // Why a plan that is left to choose passes it by where it is supported (nullptr: it does not).
-  const char* (*slower)(const Machine& machine) = nullptr;
+  const char* (*slower)(const Problem& problem, const Machine& machine) = nullptr;
   // A rung of the ladder below its device's kernels: there to compare those with.
   bool is_rung = false;
 };

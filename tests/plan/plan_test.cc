@@ -146,6 +146,39 @@ TEST(Plan, CpuTargetsAreForced) {
   EXPECT_EQ(tilewise_cpu_target_available(99), 0);
 }
 
+bool machine_has(const std::string& target) {
+  for (std::int32_t i = 0; i < tilewise_cpu_target_count(); ++i) {
+    if (target == tilewise_cpu_target_name(i)) return tilewise_cpu_target_available(i) != 0;
+  }
+  return false;
+}
+
+// A rule of the shape: for packed sequences it would be one of their neighbours' lengths.
+TEST(Plan, FewRowsOfFp16LeaveTheMatrixUnitInTheBackwardPass) {
+  if (!machine_has("amx")) GTEST_SKIP() << "this machine has no AMX";
+  const Environment unforced("TILEWISE_CPU_TARGET", "");
+  const auto kernel_of = [](Case c) {
+    Instance instance(c);
+    give_forward_results(instance);
+    instance.prepare(c.operation);
+    PlanOwner plan;
+    EXPECT_EQ(plan.create(static_cast<std::int32_t>(c.operation), instance.request()), TILEWISE_OK)
+        << tilewise_last_error();
+    return std::string(tilewise_plan_kernel(plan.get()));
+  };
+  const auto sized = [](Operation operation, std::int64_t queries, std::int64_t keys) {
+    return make_case(operation, TILEWISE_FP16, {1, queries, keys, 1, 1, 16});
+  };
+  EXPECT_EQ(kernel_of(sized(Operation::kBackward, 64, 64)), "cpu_amx");
+  EXPECT_EQ(kernel_of(sized(Operation::kBackward, 63, 64)), "cpu_avx512");
+  EXPECT_EQ(kernel_of(sized(Operation::kBackward, 64, 63)), "cpu_avx512");
+  EXPECT_EQ(kernel_of(sized(Operation::kForward, 63, 63)), "cpu_amx");
+  Case packed = sized(Operation::kBackward, 0, 0);
+  packed.q_packed = packed.k_packed = true;
+  packed.q_lengths = packed.k_lengths = {20};
+  EXPECT_EQ(kernel_of(packed), "cpu_amx");
+}
+
 TEST(Plan, AnUnknownTargetIsAnError) {
   Sample sample;
   const tilewise_plan_options options = options_for(nullptr, "sse9");

@@ -214,6 +214,58 @@ TEST(Reliability, T04_NaNQueryBesideRowsOfLaterKeys) {
   }
 }
 
+// A NaN whose bits are all ones, as memory of 0xFF bytes has them: rounded like a number, it would
+// be zero.
+TEST(Reliability, T04_NaNOfAllOnesStays) {
+  TILEWISE_TRACE_SEED();
+  for (const std::int32_t dtype : {TILEWISE_FP32, TILEWISE_BF16, TILEWISE_FP16}) {
+    for (const auto member : {&tilewise_problem::lse, &tilewise_problem::dlse}) {
+      Case c = make_case(Operation::kBackward, dtype, {1, 64, 96, 2, 2, 32});
+      c.dlse = true;
+      Instance instance(c);
+      give_forward_results(instance);
+      const tilewise_tensor& statistic = instance.request().*member;
+      constexpr std::int64_t kRow = 37;
+      std::memset(static_cast<float*>(statistic.data) + kRow * statistic.strides[2], 0xFF, 4);
+      for (const Kernel* kernel : runnable_kernels(Operation::kBackward, dtype)) {
+        run_for_bits(kernel->name, instance);
+        const auto expect_nan = [&](const tilewise_tensor& tensor, auto is_spoilt) {
+          const std::vector<double> values = values_of(tensor);
+          for (std::size_t i = 0; i < values.size(); ++i) {
+            const RowIndex at = row_index(tensor, TILEWISE_BSHD, static_cast<std::int64_t>(i));
+            ASSERT_EQ(std::isnan(values[i]), at.head == 0 && is_spoilt(at.row))
+                << kernel->name << " row " << at.row << ": " << describe(c);
+          }
+        };
+        const bool of_probs = member == &tilewise_problem::lse;
+        expect_nan(instance.request().dq, [](std::int64_t row) { return row == kRow; });
+        expect_nan(instance.request().dk, [](std::int64_t) { return true; });
+        expect_nan(instance.request().dv, [&](std::int64_t) { return of_probs; });
+      }
+    }
+  }
+}
+
+// A query of one infinity whose scores are all -inf sees nothing: with a sink its LSE is finite.
+TEST(Reliability, T04_InfiniteQueryThatSeesNothing) {
+  TILEWISE_TRACE_SEED();
+  for (const Operation operation : kOperations) {
+    for (const std::int32_t dtype : kDtypes) {
+      for (const bool sink : {false, true}) {
+        Case c = make_case(operation, dtype, {1, 64, 96, 2, 2, 32});
+        c.sink = sink;
+        expect_all_pass(c, [&](const tilewise_problem& request) {
+          verify::write_element(request.q, 37 * request.q.strides[1] + 3, kInfinity);
+          for (std::int64_t j = 0; j < 96; ++j) {
+            verify::write_element(request.k, j * request.k.strides[1] + 3,
+                                  -1 - static_cast<double>(j % 7) / 8);
+          }
+        });
+      }
+    }
+  }
+}
+
 // ---- T06 ----
 
 TEST(Reliability, T06_PoisonedMemory) {

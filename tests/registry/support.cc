@@ -67,7 +67,7 @@ bool is_partial(const Kernel& kernel) {
   return name == "cuda_sm90" || name == "cuda_flash1" || name == "cuda_standard";
 }
 
-bool machine_runs(const Kernel& kernel, Operation operation, std::int32_t dtype) {
+bool machine_runs(const Kernel& kernel, std::int32_t dtype) {
   if (kernel.device == TILEWISE_CUDA) {
     return cuda::device_count() > 0 && !is_partial(kernel) && cuda_serves(kernel, dtype);
   }
@@ -77,13 +77,12 @@ bool machine_runs(const Kernel& kernel, Operation operation, std::int32_t dtype)
   const std::string target = name.substr(std::strlen(kPrefix));
   const char* const forced = std::getenv("TILEWISE_CPU_TARGET");
   const bool is_forced = forced != nullptr && forced[0] != '\0';
-  // These have kernels for bf16 (amx: for fp16 too, forward), and leave the rest to the instruction
-  // set that they extend.
-  const auto is_bf16_only = [](const std::string& x) { return x == "amx" || x == "avx512_bf16"; };
-  const bool is_fp16_forward =
-      target == "amx" && operation == Operation::kForward && dtype == TILEWISE_FP16;
-  if (is_bf16_only(target) && dtype != TILEWISE_BF16 && !is_fp16_forward) return false;
-  const bool serves = is_forced && is_bf16_only(forced) && target == "avx512";
+  // These have kernels for bf16 (amx: for fp16 too), and leave the rest to the instruction set that
+  // they extend.
+  const auto is_of_halves = [](const std::string& x) { return x == "amx" || x == "avx512_bf16"; };
+  const bool is_fp16 = target == "amx" && dtype == TILEWISE_FP16;
+  if (is_of_halves(target) && dtype != TILEWISE_BF16 && !is_fp16) return false;
+  const bool serves = is_forced && is_of_halves(forced) && target == "avx512";
   if (is_forced && target != forced && !serves) return false;
   for (std::int32_t i = 0; i < tilewise_cpu_target_count(); ++i) {
     if (target == tilewise_cpu_target_name(i)) return tilewise_cpu_target_available(i) != 0;
@@ -94,8 +93,7 @@ bool machine_runs(const Kernel& kernel, Operation operation, std::int32_t dtype)
 std::vector<const Kernel*> runnable_kernels(Operation operation, std::int32_t dtype) {
   std::vector<const Kernel*> runnable;
   for (const Kernel* kernel : plan::kernels(operation)) {
-    if (is_asked_for(*kernel) && machine_runs(*kernel, operation, dtype))
-      runnable.push_back(kernel);
+    if (is_asked_for(*kernel) && machine_runs(*kernel, dtype)) runnable.push_back(kernel);
   }
   return runnable;
 }
@@ -111,8 +109,8 @@ void expect_all_pass(const Case& description, const verify::Judge::Edit& edit) {
   for (const Kernel* kernel : plan::kernels(description.operation)) {
     if (!is_asked_for(*kernel)) continue;
     const verify::Verdict verdict = judge.judge(kernel->name);
-    const bool runs = machine_runs(*kernel, description.operation, description.dtype) &&
-                      !is_too_wide(*kernel, description);
+    const bool runs =
+        machine_runs(*kernel, description.dtype) && !is_too_wide(*kernel, description);
     const auto expected = runs ? verify::Verdict::kPassed : verify::Verdict::kUnsupported;
     const bool may_pass = cuda::device_count() > 0 && is_partial(*kernel) &&
                           verdict.result == verify::Verdict::kPassed;

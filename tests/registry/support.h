@@ -44,7 +44,7 @@ bool is_partial(const Kernel& kernel);
 // excludes, or that has nothing for the dtype (a matrix unit), for a GPU kernel without a GPU, and
 // for partial kernels: the only reasons for which a kernel of this library may refuse a valid
 // problem.
-bool machine_runs(const Kernel& kernel, Operation operation, std::int32_t dtype);
+bool machine_runs(const Kernel& kernel, std::int32_t dtype);
 
 std::vector<const Kernel*> runnable_kernels(Operation operation,
                                             std::int32_t dtype = TILEWISE_FP32);

@@ -76,7 +76,7 @@ TEST(Tiles, OptionsInLaterTiles) {
 TEST(Tiles, ManyQueries) {
   TILEWISE_TRACE_SEED();
   for (const Operation operation : kOperations) {
-    for (const std::int32_t dtype : {TILEWISE_FP32, TILEWISE_BF16}) {
+    for (const std::int32_t dtype : {TILEWISE_FP32, TILEWISE_BF16, TILEWISE_FP16}) {
       Case c = make_case(operation, dtype, {1, 1100, 1070, 2, 1, 40});
       c.value_dim = 24;
       c.causal = true;
@@ -100,7 +100,7 @@ TEST(Tiles, ManyQueries) {
 TEST(Tiles, PackedSequences) {
   TILEWISE_TRACE_SEED();
   for (const Operation operation : kOperations) {
-    for (const std::int32_t dtype : {TILEWISE_FP32, TILEWISE_BF16}) {
+    for (const std::int32_t dtype : {TILEWISE_FP32, TILEWISE_BF16, TILEWISE_FP16}) {
       Case c = make_case(operation, dtype, {3, 0, 0, 2, 2, 32});
       c.q_packed = c.k_packed = true;
       c.q_lengths = {530, 33, 90};
