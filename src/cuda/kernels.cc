@@ -43,7 +43,9 @@ double no_prediction(const Problem&, std::int64_t, std::int64_t) {
 }
 
 // Rungs that are there to be compared.
-const char* below_flash2(const Problem&, const Machine&) { return "a rung of the ladder below FlashAttention-2"; }
+const char* below_flash2(const Problem&, const Machine&) {
+  return "a rung of the ladder below FlashAttention-2";
+}
 
 }  // namespace
 

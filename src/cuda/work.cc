@@ -37,8 +37,7 @@ tile::Schedule schedule_of(const Problem& problem, int q_tile) {
                                   math::lesser(keys, problem.window_right) + 1);
   }
   const std::int64_t head_bytes = math::greater(
-      keys * (problem.head_dim + problem.value_dim) * problem::dtype_size(problem.dtype),
-      1);
+      keys * (problem.head_dim + problem.value_dim) * problem::dtype_size(problem.dtype), 1);
   const std::int64_t section =
       math::greater(kSectionBytes / head_bytes, 1) * math::greater(problem.group, 1);
   const std::int64_t heads = problem.heads * problem.batch;

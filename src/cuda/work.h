@@ -25,8 +25,8 @@ bool has_diagonal(const problem::Problem& problem);
 // At most so many tiles of queries: a packed sequence may end within one.
 problem::Checked most_work(const problem::Problem& problem, std::int64_t q_tile);
 
-// The order of the tiles of dense queries. Under a diagonal the longest first, within heads of which
-// what is seen of K and V at once fits most of L2 beside what passes through.
+// The order of the tiles of dense queries. Under a diagonal the longest first, within heads of
+// which what is seen of K and V at once fits most of L2 beside what passes through.
 tile::Schedule schedule_of(const problem::Problem& problem, int q_tile);
 
 // The order of the tiles of packed queries; tile_starts (B + 1).

@@ -82,8 +82,8 @@ double time_of(const std::vector<int>& keys_of_work, int blocks) {
   return *ends.rbegin();
 }
 
-// Of a window: 16 heads of 128 tiles, of which the first eight see fewer keys. Fixed turns would give
-// 68 of the blocks a tile more than the others.
+// Of a window: 16 heads of 128 tiles, of which the first eight see fewer keys. Fixed turns would
+// give 68 of the blocks a tile more than the others.
 TEST(Schedule, ShortTilesOfAWindowFillTheEnd) {
   constexpr int kBlocks = 132;
   constexpr std::int32_t kTile = 128;

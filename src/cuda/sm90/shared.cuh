@@ -11,9 +11,9 @@
 
 namespace tilewise::cuda::sm90 {
 
-// A tile of queries as the describer tells the producer and the consumers. Lengths and rows are below 2^30.
-// One that sees no keys has a tile of keys all the same, which nobody copies and nothing of which
-// is visible.
+// A tile of queries as the describer tells the producer and the consumers. Lengths and rows are
+// below 2^30. One that sees no keys has a tile of keys all the same, which nobody copies and
+// nothing of which is visible.
 struct Tile {
   std::int64_t out;    // offsets of the tile's first row in out,
   std::int64_t lse;    // and in lse
@@ -37,8 +37,8 @@ struct Tile {
 };
 
 // Tiles are described ahead: when the producer is about to take one, consumers may still close the
-// fourth before it. The next two are computed or waited for, and another is loaded for each place of
-// Q but the new one's.
+// fourth before it. The next two are computed or waited for, and another is loaded for each place
+// of Q but the new one's.
 inline constexpr int kTileSlots = 8;
 
 struct Barriers {

@@ -30,8 +30,8 @@ struct Edges {
   }
 };
 
-// math::window_band() in 32 bits: the describer of a Hopper kernel has few registers, and each number
-// of 64 bits takes two. tests/cuda compares the two. left, right: -1 or at most kLongest.
+// math::window_band() in 32 bits: the describer of a Hopper kernel has few registers, and each
+// number of 64 bits takes two. tests/cuda compares the two. left, right: -1 or at most kLongest.
 inline constexpr std::int32_t kLongest = (std::int32_t{1} << 29) - 1;
 
 TILEWISE_INLINE Edges window_edges(std::int32_t k_len, std::int32_t diagonal, std::int32_t left,
