@@ -58,15 +58,17 @@ template <>
 struct Registers<float> {
   typedef float Native __attribute__((vector_size(kVectorBytes)));
   typedef std::int32_t Bits __attribute__((vector_size(kVectorBytes)));
+  typedef std::uint32_t Unsigned __attribute__((vector_size(kVectorBytes)));
   static constexpr int kMantissaBits = 23;
-  static constexpr std::int32_t kBias = 127;
+  static constexpr std::uint32_t kBias = 127;
 };
 template <>
 struct Registers<double> {
   typedef double Native __attribute__((vector_size(kVectorBytes)));
   typedef std::int64_t Bits __attribute__((vector_size(kVectorBytes)));
+  typedef std::uint64_t Unsigned __attribute__((vector_size(kVectorBytes)));
   static constexpr int kMantissaBits = 52;
-  static constexpr std::int64_t kBias = 1023;
+  static constexpr std::uint64_t kBias = 1023;
 };
 
 // Two bf16 that are neighbours along a sum, the first one in the low half: an operand of products
@@ -275,10 +277,10 @@ TILEWISE_INLINE Vec<T> fused_multiply_add(Vec<T> a, Vec<T> b, Vec<T> c) {
 #endif
 }
 
-// 2^n for an integer n within the normal range.
+// 2^n for an integer n within the normal range; something for a NaN.
 template <class T>
 TILEWISE_INLINE Vec<T> power_of_two(Vec<T> n) {
-  using Bits = typename Registers<T>::Bits;
+  using Bits = typename Registers<T>::Unsigned;
   // Adding 1.5 * 2^m leaves n in the low bits of the mantissa; what is above it is shifted out.
   const Bits integers = Bits((n + Vec<T>(math::Limits<T>::kRoundingMagic)).v);
   return Vec<T>(
