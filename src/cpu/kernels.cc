@@ -34,15 +34,10 @@ Status supports_bf16(const char* name, const Problem& problem, const Machine& ma
     return problem::fail(TILEWISE_UNSUPPORTED, "q, k and v are not bf16");
   return supports(name, machine);
 }
-Status supports_bf16_backward(const char* name, const Problem& problem, const Machine& machine) {
-  if (problem.dout.dtype != TILEWISE_BF16)
-    return problem::fail(TILEWISE_UNSUPPORTED, "dout is not bf16");
-  return supports_bf16(name, problem, machine);
-}
-Status supports_half(const char* name, const Problem& problem, const Machine& machine) {
+Status supports_amx(const Problem& problem, const Machine& machine) {
   if (problem.dtype != TILEWISE_BF16 && problem.dtype != TILEWISE_FP16)
     return problem::fail(TILEWISE_UNSUPPORTED, "q, k and v are neither bf16 nor fp16");
-  return supports(name, machine);
+  return supports("amx", machine);
 }
 
 // A Xeon with AMX takes four times as long for vdpbf16ps, which does two multiply-adds a lane, as
@@ -126,18 +121,12 @@ constexpr Kernel backward_kernel(const char* name, const char* description,
 #if defined(__x86_64__)
 constinit const Kernel kForwardAmx = forward_kernel<amx::kKernels>(
     "cpu_amx", "FlashAttention-2 tiles, bf16 products on the matrix unit, fp16 as sums of two bf16",
-    [](const Problem& problem, const Machine& machine) {
-      return supports_half("amx", problem, machine);
-    },
-    true);
+    supports_amx, true);
 constinit const Kernel kBackwardAmx = backward_kernel<amx::kKernels>(
     "cpu_amx",
     "FlashAttention-2 recomputation, key blocks outside, dQ added in their order, bf16 products on "
     "the matrix unit, fp16 as sums of two bf16",
-    [](const Problem& problem, const Machine& machine) {
-      return supports_half("amx", problem, machine);
-    },
-    true, slower_terms);
+    supports_amx, true, slower_terms);
 constinit const Kernel kForwardAvx512Bf16 = forward_kernel<avx512_bf16::kKernels>(
     "cpu_avx512_bf16", "FlashAttention-2 tiles, products of bf16 pairs in 512-bit registers",
     [](const Problem& problem, const Machine& machine) {
@@ -149,7 +138,7 @@ constinit const Kernel kBackwardAvx512Bf16 = backward_kernel<avx512_bf16::kKerne
     "FlashAttention-2 recomputation, key blocks outside, dQ added in their order, products of bf16 "
     "pairs in 512-bit registers",
     [](const Problem& problem, const Machine& machine) {
-      return supports_bf16_backward("avx512_bf16", problem, machine);
+      return supports_bf16("avx512_bf16", problem, machine);
     },
     true, slower_dots);
 TILEWISE_CPU_KERNELS(Avx512, avx512, "512-bit registers")

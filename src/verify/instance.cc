@@ -308,13 +308,7 @@ bool is_output(const char* name, Operation operation) {
 void Instance::prepare(Operation operation) {
   for (const auto& region : regions_) {
     for (const auto& [name, member] : region->tensors) {
-      if (!is_output(name, operation)) continue;
-      const tilewise_tensor& tensor = request_.*member;
-      const std::int64_t size = dtype_size(tensor.dtype);
-      for_each_element(tensor, [&](std::int64_t, std::int64_t offset) {
-        std::memset(static_cast<std::byte*>(tensor.data) + offset * size, 0xFF,
-                    static_cast<std::size_t>(size));
-      });
+      if (is_output(name, operation)) poison(request_.*member);
     }
     const std::byte* const data = region->memory.data();
     region->before.assign(data, data + region->memory.bytes());

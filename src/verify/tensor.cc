@@ -55,6 +55,14 @@ std::int64_t element_count(const tilewise_tensor& tensor) {
   return count;
 }
 
+void poison(const tilewise_tensor& tensor) {
+  const std::int64_t size = problem::dtype_size(tensor.dtype);
+  for_each_element(tensor, [&](std::int64_t, std::int64_t offset) {
+    std::memset(static_cast<std::byte*>(tensor.data) + offset * size, 0xFF,
+                static_cast<std::size_t>(size));
+  });
+}
+
 void Memory::Free::operator()(std::byte* memory) const { std::free(memory); }
 
 Memory::Memory(std::size_t bytes) : bytes_(bytes) {

@@ -34,6 +34,9 @@ void for_each_element(const tilewise_tensor& tensor, Function fn) {
   }
 }
 
+// Fills every element with 0xFF bytes: NaN in every floating dtype. What lies between them stays.
+void poison(const tilewise_tensor& tensor);
+
 // Aligned memory filled with 0xFF: NaN in every floating dtype.
 class Memory {
  public:

@@ -146,13 +146,6 @@ TEST(Plan, CpuTargetsAreForced) {
   EXPECT_EQ(tilewise_cpu_target_available(99), 0);
 }
 
-bool machine_has(const std::string& target) {
-  for (std::int32_t i = 0; i < tilewise_cpu_target_count(); ++i) {
-    if (target == tilewise_cpu_target_name(i)) return tilewise_cpu_target_available(i) != 0;
-  }
-  return false;
-}
-
 // A rule of the shape: for packed sequences it would be one of their neighbours' lengths.
 TEST(Plan, FewRowsOfFp16LeaveTheMatrixUnitInTheBackwardPass) {
   if (!machine_has("amx")) GTEST_SKIP() << "this machine has no AMX";

@@ -67,6 +67,13 @@ bool is_partial(const Kernel& kernel) {
   return name == "cuda_sm90" || name == "cuda_flash1" || name == "cuda_standard";
 }
 
+bool machine_has(const std::string& target) {
+  for (std::int32_t i = 0; i < tilewise_cpu_target_count(); ++i) {
+    if (target == tilewise_cpu_target_name(i)) return tilewise_cpu_target_available(i) != 0;
+  }
+  return false;
+}
+
 bool machine_runs(const Kernel& kernel, std::int32_t dtype) {
   if (kernel.device == TILEWISE_CUDA) {
     return cuda::device_count() > 0 && !is_partial(kernel) && cuda_serves(kernel, dtype);
@@ -84,10 +91,7 @@ bool machine_runs(const Kernel& kernel, std::int32_t dtype) {
   if (is_of_halves(target) && dtype != TILEWISE_BF16 && !is_fp16) return false;
   const bool serves = is_forced && is_of_halves(forced) && target == "avx512";
   if (is_forced && target != forced && !serves) return false;
-  for (std::int32_t i = 0; i < tilewise_cpu_target_count(); ++i) {
-    if (target == tilewise_cpu_target_name(i)) return tilewise_cpu_target_available(i) != 0;
-  }
-  return false;
+  return machine_has(target);
 }
 
 std::vector<const Kernel*> runnable_kernels(Operation operation, std::int32_t dtype) {
@@ -146,13 +150,7 @@ namespace {
 // What a kernel leaves out is no number.
 void poison_outputs(Operation operation, const tilewise_problem& request) {
   for (const problem::NamedTensor& named : problem::kTensors) {
-    if (named.role(operation) != problem::Role::kOutput) continue;
-    const tilewise_tensor& tensor = request.*named.member;
-    const std::int64_t size = problem::dtype_size(tensor.dtype);
-    verify::for_each_element(tensor, [&](std::int64_t, std::int64_t offset) {
-      std::memset(static_cast<std::byte*>(tensor.data) + offset * size, 0xFF,
-                  static_cast<std::size_t>(size));
-    });
+    if (named.role(operation) == problem::Role::kOutput) verify::poison(request.*named.member);
   }
 }
 

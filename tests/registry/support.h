@@ -40,6 +40,9 @@ std::string operation_and_dtype(Operation operation, std::int32_t dtype);
 // may pass a case or refuse it.
 bool is_partial(const Kernel& kernel);
 
+// Whether an instruction set, by its name, is there.
+bool machine_has(const std::string& target);
+
 // False for a CPU kernel whose instruction set this machine lacks, that $TILEWISE_CPU_TARGET
 // excludes, or that has nothing for the dtype (a matrix unit), for a GPU kernel without a GPU, and
 // for partial kernels: the only reasons for which a kernel of this library may refuse a valid
