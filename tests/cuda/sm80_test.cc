@@ -173,7 +173,7 @@ TEST(Bands, ColumnsOfALane) {
   for (std::int32_t lane = 0; lane < 4; ++lane) {
     for (std::int32_t x = -5; x < 140; ++x) {
       std::int32_t count = 0;
-      for (int r = 0; r < 96; ++r) {
+      for (int r = 0; r < 64; ++r) {
         const bool before = tile::register_column(r) + tile::lane_column(lane) < x;
         if (tile::register_row(r) == 0 && before) ++count;
       }

@@ -18,4 +18,9 @@ __device__ __forceinline__ void store_chunk(void* to, float4 chunk) {
                              __float_as_uint(chunk.z), __float_as_uint(chunk.w)));
 }
 
+// st.global.f32, aligned to 4. Any thread.
+__device__ __forceinline__ void store_number(void* to, float x) {
+  asm volatile("st.global.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
+}
+
 }  // namespace tilewise::cuda::ptx

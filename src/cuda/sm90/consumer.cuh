@@ -26,6 +26,8 @@ class Consumer {
  public:
   static constexpr int kScores = kConfig.k_tile / 2;  // registers of a thread
   static constexpr int kOut = kConfig.value_dim / 2;
+  // Sums are closed beside the last product, where there are registers for what comes of it.
+  static constexpr bool kCloseEarly = kOut <= 64;
 
   __device__ Consumer(const Parameters& parameters, Shared<kConfig>& shared, int warpgroup)
       : parameters_(parameters), shared_(shared), warpgroup_(warpgroup) {
@@ -52,8 +54,9 @@ class Consumer {
     wait_values();
     multiply_values<false>(f.weights, f.out);
     take_values(1, f.out);
-    finish_tile<kConfig>(parameters_, shared_.tiles[(slot_ - 1) % kTileSlots], warpgroup_, stage(),
-                         f.out, f.states, shared_.last_mark);
+    const Tile& last = shared_.tiles[(slot_ - 1) % kTileSlots];
+    const Closed closed = close_rows(parameters_, last, lane_places(), f.states);
+    write_rows<kConfig>(parameters_, last, lane_places(), f.out, closed, shared_.last_mark);
   }
 
  private:
@@ -86,13 +89,17 @@ class Consumer {
   // of queries; the product is the last of the tile `before`.
   template <bool kFirst>
   __device__ __forceinline__ void step(Fragments& f, const Tile& before) {
-    const tile::RowStates closing = f.states;
-    if constexpr (kFirst) f.states.clear();
     wait_full(shared_.barriers.k_full, k_place());
     take_turn();
     multiply_scores(f.scores);
     wait_values();  // beside the scores
     multiply_values<true>(f.weights, f.out);
+    const tile::RowStates closing = f.states;
+    Closed closed;
+    if constexpr (kFirst) {
+      if constexpr (kCloseEarly) closed = close_rows(parameters_, before, lane_places(), closing);
+      f.states.clear();
+    }
     const Visible visible = kConfig.general ? Visible{} : look();
     ptx::wait_products<1>();
     take_scores<kFirst>(visible, f.scores);
@@ -103,8 +110,8 @@ class Consumer {
     ptx::wait(ptx::shared_address(&shared_.barriers.open), 1);
     take_values(2, f.out);
     if constexpr (kFirst) {
-      finish_tile<kConfig>(parameters_, before, warpgroup_, stage(), f.out, closing,
-                           shared_.last_mark);
+      if constexpr (!kCloseEarly) closed = close_rows(parameters_, before, lane_places(), closing);
+      write_rows<kConfig>(parameters_, before, lane_places(), f.out, closed, shared_.last_mark);
       fresh_ = true;
     } else {
       tile::rescale(f.out, anchors.factor);
@@ -131,9 +138,14 @@ class Consumer {
     return true;
   }
 
-  // This warp's, for the output.
-  __device__ __forceinline__ std::uint32_t stage() const {
-    return ptx::shared_address(shared_.out[warpgroup_ * 4 + threadIdx.x % 128 / 32]);
+  // This lane's, for the output. NOTE: beside so much of out as at D 256 there are no registers in
+  // which they could stay from tile to tile: the compiler is told that they change.
+  __device__ __forceinline__ LanePlaces lane_places() const {
+    std::uint32_t thread[] = {threadIdx.x % 128};
+    if constexpr (kOut > 64) ptx::settle(thread);
+    const std::uint32_t stage =
+        ptx::shared_address(shared_.out[warpgroup_ * 4 + static_cast<int>(thread[0]) / 32]);
+    return lane_places_of(parameters_.problem, warpgroup_, static_cast<int>(thread[0]), stage);
   }
 
   // Of the tile of queries that is open; of the keys whose scores are next; of the values whose
@@ -240,15 +252,24 @@ class Consumer {
   // What the lane's rows see of the tile of keys whose scores are being computed: the mask rule
   // (math/mask_rule.h) as bits (tile/bands.h), while the tensor cores work.
   __device__ __forceinline__ Visible look() const {
-    Visible visible = {key_ >= full_begin_ && key_ < full_end_, {0, 0}};
+    // Few tiles are cut by both edges.
+    const bool begins = key_ < full_begin_;
+    const bool ends = key_ >= full_end_;
+    Visible visible = {!begins && !ends, {~0u, ~0u}};
     if (visible.all) return visible;
     const int lane = threadIdx.x % 32;
+    const std::int32_t own = own_row() + tile::lane_row(lane, 0);
     const tile::FragmentColumns before = {key_ * kConfig.k_tile, tile::lane_column(lane)};
+    const auto low_bits = [&](std::int32_t key) { return tile::low_bits(before(key)); };
+    if (ends) {
 #pragma unroll
-    for (int which = 0; which < tile::kRowsPerLane; ++which) {
-      const std::int32_t row = own_row() + tile::lane_row(lane, which);
-      visible.bits[which] = tile::low_bits(before(tile_->edges.end(row))) &
-                            ~tile::low_bits(before(tile_->edges.begin(row)));
+      for (int which = 0; which < tile::kRowsPerLane; ++which)
+        visible.bits[which] = low_bits(tile_->edges.end(own + tile::lane_row(0, which)));
+    }
+    if (begins) {
+#pragma unroll
+      for (int which = 0; which < tile::kRowsPerLane; ++which)
+        visible.bits[which] &= ~low_bits(tile_->edges.begin(own + tile::lane_row(0, which)));
     }
     return visible;
   }

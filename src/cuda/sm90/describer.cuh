@@ -16,31 +16,32 @@ namespace tilewise::cuda::sm90 {
 class Walk {
  public:
   __device__ __forceinline__ Walk(const Parameters& parameters, std::int32_t count)
-      : counter_(parameters.counter), count_(count) {
-    const bool counts = counter_ != nullptr && count > static_cast<std::int32_t>(gridDim.x);
+      : count_(count) {
+    Counter* const counter = parameters.counter;
+    const bool counts = counter != nullptr && count > static_cast<std::int32_t>(gridDim.x);
     if (!counts || blockIdx.x != 0) return;
-    counter_->taken = 0;
-    ptx::store_release(&counter_->launch, parameters.launch);
+    counter->taken = 0;
+    ptx::store_release(&counter->launch, parameters.launch);
   }
 
   // Of the next turn; count or more: there is none.
   __device__ __forceinline__ std::int32_t next(const Parameters& parameters) {
     const std::int32_t blocks = static_cast<std::int32_t>(gridDim.x);
-    if (turn_ < kDealt || counter_ == nullptr)
+    Counter* const counter = parameters.counter;
+    if (turn_ < kDealt || counter == nullptr)
       return tile::static_index(static_cast<std::int32_t>(blockIdx.x), blocks, turn_++);
     if (turn_ == kDealt) {
       ++turn_;
-      while (ptx::load_acquire(&counter_->launch) != parameters.launch) {
+      while (ptx::load_acquire(&counter->launch) != parameters.launch) {
       }
     }
-    const std::int32_t taken = static_cast<std::int32_t>(atomicAdd(&counter_->taken, 1u));
-    if (taken + 1 == count_ - blocks) counter_->launch = 0;
+    const std::int32_t taken = static_cast<std::int32_t>(atomicAdd(&counter->taken, 1u));
+    if (taken + 1 == count_ - blocks) counter->launch = 0;
     return kDealt * blocks + taken;
   }
 
  private:
   static constexpr std::int32_t kDealt = 2;
-  Counter* counter_;
   std::int32_t count_;
   std::int32_t turn_ = 0;
 };
@@ -65,8 +66,13 @@ __device__ __forceinline__ void describe(const Parameters& parameters, std::int3
   tile.k_start = lengths.k_start;
   const std::int64_t place = std::int64_t{lengths.q_start} + row;
   const std::int64_t batch = problem.q_packed ? 0 : work.batch;
-  tile.out = problem.out.offset(batch, work.head, place);
-  tile.lse = problem.lse.offset(batch, work.head, place);
+  tile.out = static_cast<char*>(problem.out.data) +
+             problem.out.offset(batch, work.head, place) * parameters.out_bytes;
+  tile.lse = nullptr;
+  if (problem.lse.present()) {
+    tile.lse = static_cast<char*>(problem.lse.data) +
+               problem.lse.offset(batch, work.head, place) * std::int64_t{sizeof(float)};
+  }
   tile.sink = -math::Limits<float>::kInfinity;
   if (problem.sink.present()) {
     const std::int64_t at = problem.sink.offset(0, work.head, 0);

@@ -30,45 +30,65 @@ __device__ __forceinline__ math::Finalised<float> close(const math::SoftmaxState
           __fmaf_rn(ptx::log2_approx(merged.state.sum), lse_unit, merged.state.max * lse_unit)};
 }
 
-// The rows of a warp, [first, end) of a sequence at most.
-struct WarpRows {
-  std::int32_t first;
-  std::int32_t end;
-  std::int64_t stride;  // between rows, in elements
-  std::int64_t columns;
+// A lane's places on the way out, the same in every tile of queries. Rows leave through the warp's
+// panel in shared memory (tile/swizzle.h), 64 columns at a time.
+struct LanePlaces {
+  std::int32_t row;   // the warp's first of a tile
+  std::int64_t lse;   // bytes from a tile's first lse to that of the lane's first row
+  std::int64_t out;   // and from its first row of out to the 16 bytes that the lane stores first
+  std::uint32_t put;  // where stmatrix puts the row of this lane
+  std::uint32_t get;  // the lane's first 16 bytes
 };
 
-// 64 columns of the warp's rows from shared memory (tile/swizzle.h) to memory: eight lanes write
-// 128 bytes of a row. to: the place of this lane in its first row. kAtOnce: times four rows in
-// flight.
-template <int kAtOnce>
-__device__ __forceinline__ void store_panel(std::uint32_t stage, const WarpRows& rows, int panel,
-                                            std::uint16_t* to) {
+// thread: of the warpgroup.
+__device__ __forceinline__ LanePlaces lane_places_of(const problem::Problem& problem, int warpgroup,
+                                                     int thread, std::uint32_t stage) {
+  const int lane = thread % 32;
+  const std::int32_t row = warpgroup * tile::kRows + thread / 32 * tile::kWarpRows;
+  return {
+      row, (row + tile::lane_row(lane, 0)) * problem.lse.row * 4,
+      ((row + lane / 8) * problem.out.row + lane % 8 * 8) * 2,
+      stage + tile::swizzled(lane % tile::kWarpRows, lane / tile::kWarpRows * tile::kChunkBytes),
+      stage + tile::swizzled(lane / 8, lane % 8 * tile::kChunkBytes)};
+}
+
+// 64 columns of the warp's rows from shared memory to memory: eight lanes write 128 bytes of a row.
+// bad: become something else than +-0 where one of the lane's rows has a number that is not finite.
+// kAtOnce: times four rows in flight.
+template <bool kFp16, int kAtOnce>
+__device__ __forceinline__ void store_panel(std::uint32_t get, std::int32_t rows, bool inside,
+                                            char* to, std::int64_t step,
+                                            std::uint32_t (&bad)[kAtOnce]) {
   const int lane = threadIdx.x % 32;
 #pragma unroll kAtOnce
-  for (int row = lane / 8; row < tile::kWarpRows; row += 4) {
-    const uint4 chunk = ptx::load_chunk(stage + tile::swizzled(row, lane % 8 * tile::kChunkBytes));
-    if (rows.first + row < rows.end && panel * tile::kPanelColumns + lane % 8 * 8 < rows.columns)
-      ptx::store_chunk(to + panel * tile::kPanelColumns, chunk);
-    to += 4 * rows.stride;
+  for (int i = 0; i < 4; ++i) {
+    // Four rows further is another chunk of the swizzle, eight rows the same.
+    const std::uint32_t at =
+        i % 2 == 0 ? get : (get + 4 * tile::kPanelRowBytes) ^ 4 * tile::kChunkBytes;
+    const uint4 chunk = ptx::load_chunk(at + i / 2 * tile::kSwizzleBytes);
+    const bool valid = lane / 8 + 4 * i < rows;
+    if (inside && valid) ptx::store_chunk(to, chunk);
+    std::uint32_t& own = bad[i % kAtOnce];
+    std::uint32_t sum = ptx::multiply_add_pair<kFp16>(chunk.x, 0, own);
+    sum = ptx::multiply_add_pair<kFp16>(chunk.y, 0, sum);
+    sum = ptx::multiply_add_pair<kFp16>(chunk.z, 0, sum);
+    sum = ptx::multiply_add_pair<kFp16>(chunk.w, 0, sum);
+    own = valid ? sum : own;
+    to += step;
   }
 }
 
-// Writes the warp's rows, 16 bits wide, 64 columns at a time through its part of shared memory. to:
-// the first row. bad (2): becomes something else than +-0 where a number is not finite.
+// Writes the warp's rows, 16 bits wide, `rows` of them at most. Returns whether one of them has a
+// number that is not finite, of those that this lane looked at.
 template <KernelConfig kConfig, int kOut>
-__device__ __forceinline__ void store_wide(const float (&out)[kOut],
+__device__ __forceinline__ bool store_wide(const float (&out)[kOut],
                                            const float (&scale)[tile::kRowsPerLane],
-                                           std::uint32_t stage, const WarpRows& rows,
-                                           std::uint16_t* to,
-                                           std::uint32_t (&bad)[tile::kRowsPerLane]) {
+                                           const LanePlaces& places, std::int32_t rows, char* to,
+                                           const Parameters& parameters) {
   const int lane = threadIdx.x % 32;
-  const int row = lane % tile::kWarpRows;  // whose address this lane gives to stmatrix
-  to += lane / 8 * rows.stride + lane % 8 * 8;
-  // As if it were not known before: addresses in registers all along would be too many beside so
-  // much of out (D 256 with general scores spills).
-  std::uint32_t panel_stage[] = {stage};
-  if constexpr (kOut > 64) ptx::settle(panel_stage);
+  // Beside so much of out and general scores there are no registers for more.
+  constexpr int kAtOnce = kConfig.general && kOut > 64 ? 1 : 4;
+  std::uint32_t bad[kAtOnce] = {};
 #pragma unroll
   for (int panel = 0; panel < kOut / 32; ++panel) {
 #pragma unroll
@@ -79,38 +99,41 @@ __device__ __forceinline__ void store_wide(const float (&out)[kOut],
         const int r = panel * 32 + block * 4 + 2 * i;
         const int which = tile::register_row(r);
         pairs[i] = ptx::pack<kConfig.fp16>(out[r] * scale[which], out[r + 1] * scale[which]);
-        bad[which] = ptx::multiply_add_pair<kConfig.fp16>(pairs[i], 0, bad[which]);
       }
-      const int byte = (block + lane / tile::kWarpRows) * tile::kChunkBytes;
-      ptx::store_matrices(panel_stage[0] + tile::swizzled(row, byte), pairs);
+      ptx::store_matrices(places.put ^ block * tile::kChunkBytes, pairs);
     }
     __syncwarp();
-    store_panel<kOut <= 64 ? 4 : 1>(panel_stage[0], rows, panel, to);
+    const bool inside = panel * tile::kPanelColumns + lane % 8 * 8 < parameters.problem.value_dim;
+    store_panel<kConfig.fp16, kAtOnce>(places.get, rows, inside, to + panel * tile::kPanelRowBytes,
+                                       parameters.out_step, bad);
     __syncwarp();
   }
+  std::uint32_t any = 0;
+  for (const std::uint32_t own : bad) any |= own;
+  return (any & 0x7FFF7FFFu) != 0;
 }
 
 // One number, for any dtype and alignment.
-__device__ __forceinline__ void store_number(const problem::View& view, std::int64_t offset,
-                                             float x) {
-  if (view.dtype == TILEWISE_FP32) {
-    static_cast<float*>(view.data)[offset] = x;
-  } else if (view.dtype == TILEWISE_BF16) {
-    math::store(x, static_cast<math::BFloat16*>(view.data) + offset);
+__device__ __forceinline__ void store_number(std::int32_t dtype, char* to, float x) {
+  if (dtype == TILEWISE_FP32) {
+    *reinterpret_cast<float*>(to) = x;
+  } else if (dtype == TILEWISE_BF16) {
+    math::store(x, reinterpret_cast<math::BFloat16*>(to));
   } else {
-    math::store(x, static_cast<math::Float16*>(view.data) + offset);
+    math::store(x, reinterpret_cast<math::Float16*>(to));
   }
 }
 
 // The same as floats, 32 columns at a time and one number to a lane, for any dtype and alignment.
-// Returns whether this lane met a number that is not finite. offset: of the first row.
+// to: the warp's first row.
 template <int kOut>
 __device__ __forceinline__ bool store_narrow(const float (&out)[kOut],
                                              const float (&scale)[tile::kRowsPerLane],
-                                             std::uint32_t stage, const WarpRows& rows,
-                                             const problem::View& view, std::int64_t offset) {
+                                             std::uint32_t stage, std::int32_t rows, char* to,
+                                             const Parameters& parameters) {
   constexpr int kColumns = 32;
   constexpr int kRegisters = kColumns / 2;
+  const problem::View& view = parameters.problem.out;
   const int lane = threadIdx.x % 32;
   bool bad = false;
 #pragma unroll
@@ -126,81 +149,84 @@ __device__ __forceinline__ bool store_narrow(const float (&out)[kOut],
     __syncwarp();
     const int column = part * kColumns + lane;
 #pragma unroll 1
-    for (int row = 0; row < tile::kWarpRows && rows.first + row < rows.end; ++row) {
-      if (column >= rows.columns) continue;
+    for (int row = 0; row < tile::kWarpRows && row < rows; ++row) {
+      if (column >= parameters.problem.value_dim) continue;
       const float x = ptx::load_float(stage + (row * kColumns + lane) * 4);
       bad |= !(x - x == 0);
-      store_number(view, offset + row * rows.stride + column, x);
+      store_number(view.dtype, to + (row * view.row + column) * parameters.out_bytes, x);
     }
     __syncwarp();
   }
   return bad;
 }
 
-// Closes the rows of a warpgroup. stage: this warp's panel in shared memory. last_mark: of the
-// block.
-template <KernelConfig kConfig, int kOut>
-__device__ __forceinline__ void finish_tile(const Parameters& parameters, const Tile& tile,
-                                            int warpgroup, std::uint32_t stage,
-                                            const float (&out)[kOut], const tile::RowStates& states,
-                                            unsigned long long& last_mark) {
-  const problem::Problem& problem = parameters.problem;
+// What the sums of a lane's rows say, before the product that completes them has come.
+struct Closed {
+  float scale[tile::kRowsPerLane];  // of out
+  bool redo;                        // a row by the careful path
+};
+
+// Closes the rows of a warpgroup, and writes their lse: beside products, for whose end the shuffles
+// and logarithms need not be waited for. Step by step for both rows: one after the other, each
+// would wait for its own shuffles.
+__device__ __forceinline__ Closed close_rows(const Parameters& parameters, const Tile& tile,
+                                             const LanePlaces& places,
+                                             const tile::RowStates& states) {
   const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x % 128 / 32;
-  const std::int32_t inside = warpgroup * tile::kRows + warp * tile::kWarpRows;  // of the tile
-  const std::int32_t first = tile.row + inside;
-  // Step by step for both rows: one after the other, each would wait for its own shuffles.
+  const std::int32_t rows = tile.q_len - tile.row - places.row;
   math::SoftmaxState<float> state[tile::kRowsPerLane];
-  float scale[tile::kRowsPerLane];
   float lse[tile::kRowsPerLane];
-  bool redo[tile::kRowsPerLane];
+  Closed closed;
+  closed.redo = false;
 #pragma unroll
   for (int which = 0; which < tile::kRowsPerLane; ++which) {
     state[which] = states.row[which];
     state[which].sum = tile::quad_sum(state[which].sum);
-    redo[which] = state[which].sum == 0 && state[which].max != -math::Limits<float>::kInfinity;
-    scale[which] = tile::rounding_of(state[which].max, parameters.unit);
+    closed.redo |= state[which].sum == 0 && state[which].max != -math::Limits<float>::kInfinity &&
+                   tile::lane_row(lane, which) < rows;
+    closed.scale[which] = tile::rounding_of(state[which].max, parameters.unit);
     state[which].max *= parameters.unit;
   }
-  const auto close_rows = [&](auto close_row) {
+  const auto finalise = [&](auto close_row) {
 #pragma unroll
     for (int which = 0; which < tile::kRowsPerLane; ++which) {
-      const math::Finalised<float> closed = close_row(state[which]);
-      scale[which] *= closed.scale;
-      lse[which] = closed.lse;
+      const math::Finalised<float> row = close_row(state[which]);
+      closed.scale[which] *= row.scale;
+      lse[which] = row.lse;
     }
   };
   const float lse_unit = parameters.lse_unit;
   if (tile.sink == -math::Limits<float>::kInfinity) {
-    close_rows([&](const auto& own) { return close(own, lse_unit); });
+    finalise([&](const auto& own) { return close(own, lse_unit); });
   } else {
-    close_rows([&](const auto& own) { return close(own, tile.sink, lse_unit); });
+    finalise([&](const auto& own) { return close(own, tile.sink, lse_unit); });
   }
-  if (lane % tile::kLanesPerRow == 0 && problem.lse.present()) {
-    float* const to = static_cast<float*>(problem.lse.data) + tile.lse;
-#pragma unroll
-    for (int which = 0; which < tile::kRowsPerLane; ++which) {
-      const int row = tile::lane_row(lane, which);
-      if (first + row < tile.q_len) to[(inside + row) * problem.lse.row] = lse[which];
-    }
+  if (lane % tile::kLanesPerRow == 0 && tile.lse != nullptr) {
+    char* const first = tile.lse + places.lse;
+    if (tile::lane_row(lane, 0) < rows) ptx::store_number(first, lse[0]);
+    if (tile::lane_row(lane, 1) < rows) ptx::store_number(first + parameters.lse_step, lse[1]);
   }
-  const std::int64_t offset = tile.out + inside * problem.out.row;
-  const WarpRows rows = {first, tile.q_len, problem.out.row, problem.value_dim};
-  bool any = false;
+  return closed;
+}
+
+// Writes the closed rows of a warpgroup. last_mark: of the block.
+template <KernelConfig kConfig, int kOut>
+__device__ __forceinline__ void write_rows(const Parameters& parameters, const Tile& tile,
+                                           const LanePlaces& places, const float (&out)[kOut],
+                                           const Closed& closed, unsigned long long& last_mark) {
+  const problem::Problem& problem = parameters.problem;
+  const std::int32_t rows = tile.q_len - tile.row - places.row;
+  bool any = closed.redo;
   if (parameters.wide_stores) {
-    std::uint32_t bad[tile::kRowsPerLane] = {0, 0};
-    store_wide<kConfig>(out, scale, stage, rows,
-                        static_cast<std::uint16_t*>(problem.out.data) + offset, bad);
-    for (int which = 0; which < tile::kRowsPerLane; ++which)
-      redo[which] |= (bad[which] & 0x7FFF7FFFu) != 0;
+    any |= store_wide<kConfig>(out, closed.scale, places, rows, tile.out + places.out, parameters);
   } else {
-    any = store_narrow(out, scale, stage, rows, problem.out, offset);
+    const std::uint32_t stage = places.get & ~(tile::kSwizzleBytes - 1u);
+    any |= store_narrow(out, closed.scale, stage, rows,
+                        tile.out + places.row * problem.out.row * parameters.out_bytes, parameters);
   }
-  for (int which = 0; which < tile::kRowsPerLane; ++which)
-    any |= redo[which] && first + tile::lane_row(lane, which) < tile.q_len;
-  if (__any_sync(~0u, any) && lane == 0) {
+  if (__any_sync(~0u, any) && threadIdx.x % 32 == 0) {
     constexpr std::int64_t kWarps = kConfig.q_tile / tile::kWarpRows;
-    mark(parameters, tile.index * kWarps + warpgroup * 4 + warp, last_mark);
+    mark(parameters, tile.index * kWarps + places.row / tile::kWarpRows, last_mark);
   }
 }
 

@@ -207,6 +207,9 @@ void fill_parameters(const Problem& problem, const KernelConfig& config, int mul
   parameters->open_end = problem.k_packed || problem.seqused_k.present();
   parameters->unit = static_cast<float>(scale * math::kLog2E);
   parameters->lse_unit = static_cast<float>(math::kLn2);
+  parameters->out_bytes = problem.out.dtype == TILEWISE_FP32 ? 4 : 2;
+  parameters->out_step = 4 * problem.out.row * parameters->out_bytes;
+  parameters->lse_step = 8 * problem.lse.row * std::int64_t{sizeof(float)};
   parameters->wide_stores =
       problem.out.dtype == problem.dtype && is_wide(problem.out, problem.value_dim);
 }

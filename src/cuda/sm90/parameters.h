@@ -51,10 +51,13 @@ struct Parameters {
   unsigned long long* marks;  // (work, 16 rows): lists of what the careful path must compute
   std::int32_t window_left;   // as problem's, at most tile::kLongest
   std::int32_t window_right;
-  bool open_end;     // behind a sequence's last key may follow another's
-  float unit;        // what a unit of a score is worth as an exponent of 2
-  float lse_unit;    // what a unit of an exponent is worth in lse: log(2)
-  bool wide_stores;  // out takes 16 bytes at a time
+  bool open_end;           // behind a sequence's last key may follow another's
+  float unit;              // what a unit of a score is worth as an exponent of 2
+  float lse_unit;          // what a unit of an exponent is worth in lse: log(2)
+  std::int32_t out_bytes;  // of a number of out
+  std::int64_t out_step;   // bytes of four rows of out
+  std::int64_t lse_step;   // bytes of eight rows of lse
+  bool wide_stores;        // out takes 16 bytes at a time
 };
 
 using Start = cudaError_t (*)(const Parameters& parameters, int blocks, cudaStream_t stream);

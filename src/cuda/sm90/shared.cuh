@@ -15,8 +15,8 @@ namespace tilewise::cuda::sm90 {
 // below 2^30. One that sees no keys has a tile of keys all the same, which nobody copies and
 // nothing of which is visible.
 struct Tile {
-  std::int64_t out;    // offsets of the tile's first row in out,
-  std::int64_t lse;    // and in lse
+  char* out;           // the tile's first row in out,
+  char* lse;           // and in lse; nullptr: none is asked for
   float sink;          // -inf: none
   std::int32_t index;  // of the work; -1: no more
   std::int32_t batch;  // sequence

@@ -70,15 +70,16 @@ TILEWISE_INLINE TileClass classify(const Band& band, std::int32_t first, std::in
                                                                                    : kPartial;
 }
 
-// Of the columns that a lane has of a row (tile/fragment.h: two of every 8, from `lane_column` on),
-// how many lie before column x. Bit n of a row's visibility stands for the lane's n-th column.
+// Of the columns that a lane has of a row of 128 keys (tile/fragment.h: two of every 8, from
+// `lane_column` on), how many lie before column x. Bit n of a row's visibility stands for the
+// lane's n-th column.
 TILEWISE_INLINE std::int32_t columns_before(std::int32_t x, std::int32_t lane_column) {
-  const std::int32_t y = x - lane_column;
-  if (y <= 0) return 0;
-  return y / 8 * 2 + smaller(y % 8, 2);
+  const auto y = static_cast<std::uint32_t>(larger(smaller(x - lane_column, 128), 0));
+  return static_cast<std::int32_t>(y / 8 * 2 + (y % 8 < 2 ? y % 8 : 2));
 }
+// count: at most 32.
 TILEWISE_INLINE std::uint32_t low_bits(std::int32_t count) {
-  return count >= 32 ? ~0u : (1u << count) - 1u;
+  return static_cast<std::uint32_t>((std::uint64_t{1} << count) - 1);
 }
 // The columns of a fragment's lane, in the tile of keys that begins at key `column`.
 struct FragmentColumns {

@@ -19,4 +19,12 @@ void store_chunk(void* to, Chunk chunk) {
   std::memcpy(to, &chunk, sizeof(chunk));
 }
 
+inline void store_number(void* to, float x) {
+  if (reinterpret_cast<std::uintptr_t>(to) % sizeof(x) != 0)
+    emulation::fail("st.global: %p is no multiple of 4", to);
+  if (!emulation::is_device_memory(to, sizeof(x)))
+    emulation::fail("st.global: 4 bytes at %p are not memory of the device", to);
+  std::memcpy(to, &x, sizeof(x));
+}
+
 }  // namespace tilewise::cuda::ptx
