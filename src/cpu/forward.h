@@ -148,7 +148,8 @@ void load_queries(const QueryBlock& block, const ForwardScratch<E>& scratch) {
     pack_panel<E, kWidth>(panel_rows(problem.q, block, panel, kWidth, problem.head_dim),
                           ScoreUnits<SumOf<E>>(problem).packed,
                           scratch.q_panels + panel * operands<E>(problem.head_dim) * kWidth);
-    start_panel<E, kWidth>(panel, scratch);
+    start_state<E, kWidth>(panel, scratch);
+    clear_output<E>(panel, scratch);
   }
 }
 

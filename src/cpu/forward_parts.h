@@ -130,6 +130,17 @@ TILEWISE_INLINE math::KeyRange keys_of_rows(const HeadContext& context, std::int
   return {math::greater(range.begin, 0), math::lesser(range.end, context.sequence.k_len)};
 }
 
+// The keys that all of them see through one band, that which shows the most.
+TILEWISE_INLINE math::KeyRange common_keys_of_rows(const HeadContext& context, std::int64_t first,
+                                                   std::int64_t rows) {
+  math::KeyRange range = {0, 0};
+  for (std::int64_t s = 0; s < context.band_count; ++s) {
+    const math::KeyRange of_band = math::common_keys(context.bands[s], first, first + rows);
+    if (of_band.end - of_band.begin > range.end - range.begin) range = of_band;
+  }
+  return range;
+}
+
 // The keys that a block visits.
 TILEWISE_INLINE math::KeyRange keys_of_block(const QueryBlock& block) {
   const math::KeyRange keys = keys_of_rows(block.context, block.first, block.rows);
@@ -147,15 +158,19 @@ TILEWISE_INLINE RowBlock panel_rows(const View& view, const QueryBlock& block, s
           width};
 }
 
-// The empty state for every row of a panel.
+// The empty state for every row of a panel, which has no output.
 template <class E, int kWidth>
-TILEWISE_INLINE void start_panel(std::int64_t panel, const ForwardScratch<E>& scratch) {
+TILEWISE_INLINE void start_state(std::int64_t panel, const ForwardScratch<E>& scratch) {
   using T = SumOf<E>;
   const math::SoftmaxState<T> empty = math::empty_state<T>();
   for (int lane = 0; lane < kWidth; ++lane) {
     scratch.max[panel * kWidth + lane] = empty.max;
     scratch.sum[panel * kWidth + lane] = empty.sum;
   }
+}
+template <class E>
+TILEWISE_INLINE void clear_output(std::int64_t panel, const ForwardScratch<E>& scratch) {
+  using T = SumOf<E>;
   T* const out = scratch.out_panels + panel * scratch.out_panel;
   for (std::int64_t i = 0; i < scratch.out_panel; ++i) out[i] = T(0);
 }

@@ -51,6 +51,8 @@ struct WideBody {
     forward_block<E, kColumns>(context, block, scratch);
   }
   void settle(const QueryBlock&) const {}
+  std::int64_t part_rows(const QueryBlock& block) const { return block.rows; }
+  void count_traffic(const RunContext&, const QueryBlock&) const {}
 };
 
 #if TILEWISE_HAS_TILES
@@ -74,10 +76,18 @@ struct PairBody {
   void forget() const {
     for (std::int64_t s = 0; s < scratch.slots; ++s) scratch.packed[s].batch = -1;
   }
-  void compute(const RunContext& context, const QueryBlock& block) const {
-    forward_block_in_pairs<kTerms>(context, block, scratch);
+  void compute(const RunContext&, const QueryBlock& block) const {
+    forward_block_in_pairs<kTerms>(block, scratch);
   }
   void settle(const QueryBlock& block) const { settle_rows(block, scratch); }
+  // Where all keys stay packed, a panel meets them at one go: its Q, its sums and its end are in
+  // the L1 and the L2.
+  std::int64_t part_rows(const QueryBlock& block) const {
+    return block.context.sequence.k_len <= scratch.slots * kPairKeys ? kPairWidth : block.rows;
+  }
+  void count_traffic(const RunContext& run, const QueryBlock& block) const {
+    count_block_traffic(run, block);
+  }
 };
 #endif
 
@@ -135,6 +145,26 @@ std::int64_t forward_workspace(const Problem& problem, std::int64_t concurrency)
   return all.used();
 }
 
+template <class Body>
+TILEWISE_INLINE void end_block(const RunContext& run, const QueryBlock& block, const Body& body) {
+  body.settle(block);
+  store_outputs<typename Body::Factor, Body::kWidth>(block, body.state());
+  count_output_traffic(run, block);
+}
+
+// A block with all its keys, part by part; the last rows first, for they see the most keys.
+template <class Body>
+TILEWISE_INLINE void whole_block(const RunContext& run, const QueryBlock& block, const Body& body) {
+  const std::int64_t rows = body.part_rows(block);
+  for (std::int64_t at = (block.rows - 1) / rows * rows; at >= 0; at -= rows) {
+    QueryBlock part = block;
+    part.first += at;
+    part.rows = math::lesser(rows, block.rows - at);
+    body.compute(run, part);
+    end_block(run, part, body);
+  }
+}
+
 // The block of an item, or of one split of it.
 template <class Body>
 void forward_item(const Problem& problem, const RunContext& run, const ForwardShared<Body>& shared,
@@ -152,17 +182,16 @@ void forward_item(const Problem& problem, const RunContext& run, const ForwardSh
   block.first = block_number * shared.block_rows;
   block.rows = math::lesser(shared.block_rows, sequence.q_len - block.first);
   block.keys = keys_of_split(splits, split);
+  block.keys = keys_of_block(block);
+  body.count_traffic(run, block);
+  if (splits.count == 1) return whole_block(run, block, body);
   body.compute(run, block);
-  if (splits.count > 1) {
-    const bool done = keep_split<typename Body::Factor, kWidth>(block, split, block_number, scratch,
-                                                                shared.splits);
-    count_split_traffic<typename Body::Number>(run, block, done, splits.count);
-    if (!done) return;
-    merge_splits<typename Body::Factor, kWidth>(block, splits.count, scratch, shared.splits);
-  }
-  body.settle(block);
-  store_outputs<typename Body::Factor, kWidth>(block, scratch);
-  count_output_traffic(run, block);
+  const bool done = keep_split<typename Body::Factor, kWidth>(block, split, block_number, scratch,
+                                                              shared.splits);
+  count_split_traffic<typename Body::Number>(run, block, done, splits.count);
+  if (!done) return;
+  merge_splits<typename Body::Factor, kWidth>(block, splits.count, scratch, shared.splits);
+  end_block(run, block, body);
 }
 
 template <class Body>

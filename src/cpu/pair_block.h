@@ -76,7 +76,10 @@ struct PairFrame {
   std::int64_t blocks;
   std::int64_t end;  // of the keys that the panel sees in the tile
   bool careful;
-  bool products_do;  // every row sees every key of the blocks, and products are the scores
+  bool fresh;  // the panel has no sums of its output yet: what lies there is garbage
+  // Blocks whose every key every row sees, and whose products are the scores.
+  std::int64_t plain_begin;
+  std::int64_t plain_end;
 };
 
 TILEWISE_INLINE PairState panel_state(std::int64_t panel, const PairScratch& scratch) {
@@ -160,7 +163,8 @@ TILEWISE_INLINE void begin_weights(const HeadContext& context, const PairFrame& 
   if (kTerms > 1 && frame.careful)
     repeat_odd_scores<Lanes::kQueries>(context, block_frame(frame, number),
                                        block_scores(number, scratch));
-  if (!frame.products_do && !finish_block_scores<kTerms>(context, frame, number, scratch)) {
+  const bool plain = number >= frame.plain_begin && number < frame.plain_end;
+  if (!plain && !finish_block_scores<kTerms>(context, frame, number, scratch)) {
     slices.skip();
     return;
   }
@@ -169,8 +173,8 @@ TILEWISE_INLINE void begin_weights(const HeadContext& context, const PairFrame& 
                block_pairs(number, scratch));
 }
 
-// What is left of block `number`.  live: the block of the output that is in the tile registers, if
-// any
+// What is left of block `number`.  live: the block of the output, its first, that is in the tile
+// registers, if any
 template <class Slices>
 TILEWISE_INLINE void end_weights(const HeadContext& context, const PairFrame& frame,
                                  std::int64_t number, float* live, const PairScratch& scratch,
@@ -179,10 +183,11 @@ TILEWISE_INLINE void end_weights(const HeadContext& context, const PairFrame& fr
   slices.rest();
   if (__builtin_expect(slices.too_large(), 0)) {
     if (live != nullptr) store_block(live, kPairStride);
+    const std::int64_t begun = live != nullptr ? kBlockRows : 0;
     weigh_again<kTerms, Slices::kSlices.exact>(
         slices.unit(), block_scores(number, scratch), panel_references(frame.panel, scratch),
         panel_state(frame.panel, scratch),
-        {scratch.value_dim, number * kBlockKeys / 2, scratch.weights});
+        {frame.fresh ? begun : scratch.value_dim, number * kBlockKeys / 2, scratch.weights});
     if (live != nullptr) load_block(live, kPairStride);
   } else {
     slices.add_sums(scratch.plain.sum + frame.panel * kPairWidth);

@@ -85,6 +85,7 @@ TILEWISE_INLINE void output_blocks(const HeadContext& context, const PairFrame& 
   const std::uint16_t* v =
       scratch.v_tiles + frame.slot * kTerms * low.left + frame.first_block * kTileElements;
   float* out = panel_state(frame.panel, scratch).out;
+  const auto sums = [&] { return frame.fresh ? nullptr : out; };
   const auto operands = [&](std::int64_t b) {
     const std::uint16_t* const top = v + b * kTileElements;
     return TileOperands{top, top + kAcross * kTileElements, block_pairs(b, scratch), kPairStride};
@@ -93,7 +94,7 @@ TILEWISE_INLINE void output_blocks(const HeadContext& context, const PairFrame& 
   NoSlices none;
   if (pending != nullptr) {
     const std::int64_t last = frame.blocks - 1;
-    begin_block(first_operands<kProducts>(operands(0), low), out, pending, kPairStride, slices);
+    begin_block(first_operands<kProducts>(operands(0), low), sums(), pending, kPairStride, slices);
     // Before weights may be scaled: those of the first block are in the tile registers.
     add_other_terms<kProducts>(operands(0), low, slices);
     end_weights(context, frame, last - 1, out, scratch, slices);
@@ -102,22 +103,22 @@ TILEWISE_INLINE void output_blocks(const HeadContext& context, const PairFrame& 
     end_weights(context, frame, last, out, scratch, slices);
     add_terms<kProducts>(operands(last), low, none);
     pending = out;
-    row += 32;
+    row += kBlockRows;
     v += 2 * kAcross * kTileElements;
-    out += std::int64_t{32} * kPairWidth;
+    out += kBlockRows * kPairWidth;
   }
-  for (; row + 32 <= scratch.value_dim; row += 32) {
-    begin_block(first_operands<kProducts>(operands(0), low), out, pending, kPairStride, none);
+  for (; row + kBlockRows <= scratch.value_dim; row += kBlockRows) {
+    begin_block(first_operands<kProducts>(operands(0), low), sums(), pending, kPairStride, none);
     add_other_terms<kProducts>(operands(0), low, none);
 #pragma GCC unroll 3
     for (std::int64_t b = 1; b < frame.blocks; ++b) add_terms<kProducts>(operands(b), low, none);
     pending = out;
     v += 2 * kAcross * kTileElements;
-    out += std::int64_t{32} * kPairWidth;
+    out += kBlockRows * kPairWidth;
   }
   if (pending != nullptr) store_block(pending, kPairStride);
   if (row == scratch.value_dim) return;
-  load_flat_block(out, kPairStride);
+  begin_flat_block(sums(), kPairStride);
   for (std::int64_t b = 0; b < frame.blocks; ++b) add_flat_terms<kProducts>(operands(b), low);
   store_flat_block(out, kPairStride);
 }
@@ -138,7 +139,7 @@ __attribute__((noinline)) void pair_tile(const HeadContext& context, const PairF
   const std::int64_t last = frame.blocks - 1;
   // With few blocks, there are not enough products in 32 rows of the output.
   constexpr std::int64_t kFew = 16 / (4 * kPlan.pairs) + 2;
-  if (frame.blocks < kFew || scratch.value_dim < 32) {
+  if (frame.blocks < kFew || scratch.value_dim < kBlockRows) {
     store_block(pending, kPairStride);
     pending = nullptr;
     if (last > 0) end_weights(context, frame, last - 1, nullptr, scratch, slices);
@@ -194,10 +195,10 @@ TILEWISE_INLINE PairFrame panel_frame(const QueryBlock& block, std::int64_t pane
   frame.first_block = math::greater(own.begin - tile, 0) / kBlockKeys;
   frame.blocks = divide_up(frame.end - tile, kBlockKeys) - frame.first_block;
   const std::int64_t first = tile + frame.first_block * kBlockKeys;
-  frame.products_do =
-      ScoreUnits<float>(*context.problem).plain && (frame.end - first) % kBlockKeys == 0 &&
-      classify(context, Lanes::kQueries, {frame.lane0, frame.lanes, first, frame.end - first}) ==
-          TileClass::kFull;
+  if (!ScoreUnits<float>(*context.problem).plain) return frame;
+  const math::KeyRange common = common_keys_of_rows(context, frame.lane0, frame.lanes);
+  frame.plain_begin = divide_up(math::greater(common.begin - first, 0), kBlockKeys);
+  frame.plain_end = math::greater(math::lesser(common.end, frame.end) - first, 0) / kBlockKeys;
   return frame;
 }
 
@@ -212,26 +213,32 @@ TILEWISE_INLINE auto pair_tile_of(std::int64_t steps) {
 }
 
 template <int kTerms>
-TILEWISE_INLINE void visit_keys_in_pairs(const RunContext& run, const QueryBlock& block,
-                                         bool careful, const PairScratch& scratch) {
+TILEWISE_INLINE void visit_keys_in_pairs(const QueryBlock& block, bool careful,
+                                         const PairScratch& scratch) {
   const math::KeyRange keys = keys_of_block(block);
   const Problem& problem = *block.context.problem;
-  const std::int64_t row_bytes = (problem.head_dim + problem.value_dim) * 2;
   const std::int64_t steps = scratch.head_dim / kTileDepth;
   const auto visit = problem.out.dtype == TILEWISE_FP32 ? pair_tile_of<kTerms, true>(steps)
                                                         : pair_tile_of<kTerms, false>(steps);
+  std::uint64_t begun = 0;  // panels that have met keys
+  static_assert(kMostPairPanels <= 64, "a bit each");
   for (std::int64_t tile = keys.begin / kPairKeys * kPairKeys; tile < keys.end; tile += kPairKeys) {
-    const std::int64_t count = math::lesser(tile + kPairKeys, keys.end) - tile;
+    // All that any part of the block sees, so that it is packed once.
+    const std::int64_t count = math::lesser(tile + kPairKeys, block.keys.end) - tile;
     const std::int64_t slot = pack_tile<kTerms>(block.context, tile, count, careful, scratch);
-    count_traffic(run, count * row_bytes, 0);  // from the packed copy, if there is one
     for (std::int64_t panel = 0; panel * kPairWidth < block.rows; ++panel) {
       PairFrame frame = panel_frame(block, panel, tile, count);
       if (frame.end <= tile || frame.blocks <= 0) continue;
       frame.slot = slot;
       frame.careful = careful;
-      frame.products_do = frame.products_do && !careful;
+      if (careful) frame.plain_end = 0;
+      frame.fresh = (begun >> panel & 1) == 0;
+      begun |= std::uint64_t{1} << panel;
       visit(block.context, frame, scratch);
     }
+  }
+  for (std::int64_t panel = 0; panel * kPairWidth < block.rows; ++panel) {
+    if ((begun >> panel & 1) == 0) clear_output<float>(panel, scratch.plain);
   }
 }
 
@@ -245,7 +252,7 @@ TILEWISE_INLINE void load_query_pairs(const QueryBlock& block, const PairScratch
           ScoreUnits<float>(problem).packed < 0, nullptr,
           scratch.q_pairs + (panel * kTerms + number) * scratch.head_dim / 2 * kPairWidth);
     });
-    start_panel<float, kPairWidth>(panel, scratch.plain);
+    start_state<float, kPairWidth>(panel, scratch.plain);
   }
 }
 
@@ -267,8 +274,7 @@ TILEWISE_INLINE void settle_rows(const QueryBlock& block, const PairScratch& scr
 
 // The states of a block's rows, left in the scratch.
 template <int kTerms>
-TILEWISE_INLINE void forward_block_in_pairs(const RunContext& run, const QueryBlock& block,
-                                            const PairScratch& scratch) {
+TILEWISE_INLINE void forward_block_in_pairs(const QueryBlock& block, const PairScratch& scratch) {
   // The unit flushes denormals. Weights that are some would take the exponential's instruction ten
   // times as long; the thread's mode comes back before the outputs are stored.
   const unsigned mode = _mm_getcsr();
@@ -276,11 +282,21 @@ TILEWISE_INLINE void forward_block_in_pairs(const RunContext& run, const QueryBl
     load_query_pairs<kTerms>(block, scratch);
     _mm_setcsr(mode | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
     configure_tiles();
-    visit_keys_in_pairs<kTerms>(run, block, careful, scratch);
+    visit_keys_in_pairs<kTerms>(block, careful, scratch);
     release_tiles();
     _mm_setcsr(mode);
     if (careful || block_is_finite<float, kPairWidth>(block, scratch.plain)) break;
   }
+}
+
+// K and V are counted for every block, if from their packed copy.
+TILEWISE_INLINE void count_block_traffic(const RunContext& run, const QueryBlock& block) {
+  const Problem& problem = *block.context.problem;
+  const math::KeyRange keys = keys_of_block(block);
+  count_traffic(run,
+                math::greater(keys.end - keys.begin / kPairKeys * kPairKeys, 0) *
+                    (problem.head_dim + problem.value_dim) * 2,
+                0);
   count_query_traffic(run, block);
 }
 

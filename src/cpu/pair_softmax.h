@@ -19,6 +19,7 @@ inline constexpr int kPanelRegisters = 2;
 inline constexpr int kPairWidth = kPanelRegisters * Vec<float>::kLanes;
 inline constexpr std::int64_t kPairStride = std::int64_t{kPairWidth} * 4;  // bytes
 inline constexpr std::int64_t kBlockKeys = 32;
+inline constexpr std::int64_t kBlockRows = 32;  // of the output
 // Keys of a tile: the sums of the output are loaded and stored once for so many; the weights are 32
 // KB.
 inline constexpr std::int64_t kPairKeys = 512;

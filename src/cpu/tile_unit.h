@@ -70,6 +70,12 @@ TILEWISE_INLINE void load_flat_block(const float* c, std::int64_t stride) {
   load_tile<0>(c, stride);
   load_tile<1>(c + 16, stride);
 }
+// Sums start from c, or from zero without one.
+TILEWISE_INLINE void begin_flat_block(const float* c, std::int64_t stride) {
+  if (c != nullptr) return load_flat_block(c, stride);
+  clear_tile<0>();
+  clear_tile<1>();
+}
 TILEWISE_INLINE void store_flat_block(float* c, std::int64_t stride) {
   store_tile<0>(c, stride);
   store_tile<1>(c + 16, stride);

@@ -117,6 +117,13 @@ TILEWISE_INLINE KeyRange tile_keys(const Band& band, std::int64_t row_begin, std
   return {visible_keys(band, first).begin, visible_keys(band, last).end};
 }
 
+// The keys that every row of [row_begin, row_end) sees.
+TILEWISE_INLINE KeyRange common_keys(const Band& band, std::int64_t row_begin,
+                                     std::int64_t row_end) {
+  if (band.row_begin > row_begin || band.row_end < row_end) return {0, 0};
+  return {visible_keys(band, row_end - 1).begin, visible_keys(band, row_begin).end};
+}
+
 // The rows that may see any key of [key_begin, key_end): the range of q tiles worth visiting in the
 // backward pass.
 TILEWISE_INLINE KeyRange tile_rows(const Band& band, std::int64_t key_begin, std::int64_t key_end) {
