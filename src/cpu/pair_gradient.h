@@ -117,15 +117,15 @@ class GradientSlices {
     std::uint32_t* const rows = to_.gradient_rows + term * kTileElements / 2;
     rounder_.store(probs.even[0], probs.odd[0], prob_pairs);
     rounder_.store(probs.even[1], probs.odd[1], prob_pairs + high);
-    const __m512i even = rounder_.lowered(rounder_.rounded(gradients.even[0]));
+    const __m512i even = rounder_.rounded(gradients.even[0]);
     const __m512i odd = rounder_.rounded(gradients.odd[0]);
     const __m512i high_even = rounder_.rounded(gradients.even[1]);
     const __m512i high_odd = rounder_.rounded(gradients.odd[1]);
-    _mm512_storeu_si512(pairs, PairRounder::joined(even, odd));
-    _mm512_storeu_si512(pairs + high, PairRounder::joined(rounder_.lowered(high_even), high_odd));
-    _mm512_storeu_si512(rows, PairRounder::joined(even, high_even));
+    _mm512_storeu_si512(pairs, rounder_.joined(even, odd));
+    _mm512_storeu_si512(pairs + high, rounder_.joined(high_even, high_odd));
+    _mm512_storeu_si512(rows, rounder_.joined(even, high_even));
     _mm512_storeu_si512(rows + kTileDepth / 2,
-                        PairRounder::joined(rounder_.lowered(odd), high_odd));
+                        rounder_.joined(odd, high_odd));
   }
 
   math::ExponentUnit<Vec<float>> unit_;

@@ -233,15 +233,12 @@ class PairRounder {
   TILEWISE_INLINE __m512i rounded(Vec<float> x) const {
     return _mm512_add_epi32(__m512i(x.v), half_);
   }
-  // What rounded() gave, in the lower half.
-  TILEWISE_INLINE __m512i lowered(__m512i words) const {
-    return _mm512_shuffle_epi8(words, upper_);
-  }
-  TILEWISE_INLINE static __m512i joined(__m512i lowered, __m512i rounded) {
-    return _mm512_mask_blend_epi16(0xAAAAAAAA, lowered, rounded);
+  // Words of what rounded() gave, in one operation.
+  TILEWISE_INLINE __m512i joined(__m512i even, __m512i odd) const {
+    return _mm512_mask_shuffle_epi8(odd, 0x3333333333333333, even, upper_);
   }
   TILEWISE_INLINE void store(Vec<float> even, Vec<float> odd, std::uint32_t* to) const {
-    _mm512_storeu_si512(to, joined(lowered(rounded(even)), rounded(odd)));
+    _mm512_storeu_si512(to, joined(rounded(even), rounded(odd)));
   }
   // What rounding leaves: sixteen bits of a number are in the two together.
   TILEWISE_INLINE Vec<float> rest(Vec<float> x) const { return x - upper_half(rounded(x)); }
