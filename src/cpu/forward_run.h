@@ -68,7 +68,8 @@ struct PairBody {
   std::int64_t rows;
 
   static PairBody take(const Problem& problem, std::int64_t concurrency, Arena& arena) {
-    const BlockSize size = block_size<PairBody>(problem, kMostPairPanels, concurrency);
+    const BlockSize size =
+        block_size<PairBody>(problem, pair_blocking<kTerms>(problem).panels, concurrency);
     return {take_pair_scratch<kTerms>(problem, size.panels, arena), size.rows};
   }
   const ForwardScratch<float>& state() const { return scratch.plain; }
@@ -186,8 +187,8 @@ void forward_item(const Problem& problem, const RunContext& run, const ForwardSh
   body.count_traffic(run, block);
   if (splits.count == 1) return whole_block(run, block, body);
   body.compute(run, block);
-  const bool done = keep_split<typename Body::Factor, kWidth>(block, split, block_number, scratch,
-                                                              shared.splits);
+  const bool done =
+      keep_split<typename Body::Factor, kWidth>(block, split, block_number, scratch, shared.splits);
   count_split_traffic<typename Body::Number>(run, block, done, splits.count);
   if (!done) return;
   merge_splits<typename Body::Factor, kWidth>(block, splits.count, scratch, shared.splits);

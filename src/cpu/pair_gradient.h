@@ -124,8 +124,7 @@ class GradientSlices {
     _mm512_storeu_si512(pairs, rounder_.joined(even, odd));
     _mm512_storeu_si512(pairs + high, rounder_.joined(high_even, high_odd));
     _mm512_storeu_si512(rows, rounder_.joined(even, high_even));
-    _mm512_storeu_si512(rows + kTileDepth / 2,
-                        rounder_.joined(odd, high_odd));
+    _mm512_storeu_si512(rows + kTileDepth / 2, rounder_.joined(odd, high_odd));
   }
 
   math::ExponentUnit<Vec<float>> unit_;
