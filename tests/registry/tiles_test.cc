@@ -96,6 +96,17 @@ TEST(Tiles, ManyQueries) {
   }
 }
 
+// Keys in more tiles than the matrix unit's kernel keeps packed at this width, and queries past the
+// block that it makes of them; causal, rows that see no key beside rows that do.
+TEST(Tiles, MoreKeysThanStayPacked) {
+  TILEWISE_TRACE_SEED();
+  for (const std::int32_t dtype : {TILEWISE_BF16, TILEWISE_FP16}) {
+    Case c = make_case(Operation::kForward, dtype, {1, 1150, 1100, 1, 1, 256});
+    c.causal = dtype == TILEWISE_BF16;
+    expect_all_pass(c);
+  }
+}
+
 // Several sequences, their keys of other lengths; two of them within one tile.
 TEST(Tiles, PackedSequences) {
   TILEWISE_TRACE_SEED();
