@@ -287,6 +287,13 @@ TILEWISE_INLINE Vec<T> power_of_two(Vec<T> n) {
       typename Vec<T>::Native((integers + Registers<T>::kBias) << Registers<T>::kMantissaBits));
 }
 
+// The number whose sign and exponent are the low bits of the mantissa of x.
+template <class T>
+TILEWISE_INLINE Vec<T> power_of_bits(Vec<T> x) {
+  using Bits = typename Registers<T>::Unsigned;
+  return Vec<T>(typename Vec<T>::Native(Bits(x.v) << Registers<T>::kMantissaBits));
+}
+
 #if defined(__AVX512F__)
 // One instruction, exact into the denormals.
 template <class T>
@@ -300,7 +307,8 @@ TILEWISE_INLINE Vec<T> scale_exponent(Vec<T> mantissa, Vec<T> n) {
 
 // Its mask selects: lanes that are zeroed do not underflow.
 template <class T>
-TILEWISE_INLINE Vec<T> scale_exponent_from(Vec<T> mantissa, Vec<T> n, Vec<T> x, Vec<T> lowest) {
+TILEWISE_INLINE Vec<T> scale_exponent_from(Vec<T> mantissa, Vec<T> n, Vec<T>, Vec<T> x,
+                                           Vec<T> lowest) {
   if constexpr (sizeof(T) == 4) {
     const __mmask16 kept = _mm512_cmp_ps_mask(__m512(x.v), __m512(lowest.v), _CMP_NLT_UQ);
     return Vec<T>(

@@ -34,17 +34,23 @@ TILEWISE_INLINE T scale_exponent(T mantissa, T n) {
   return (mantissa * power_of_two(half)) * power_of_two(n - half);
 }
 
+// Rounds as the rounding magic does, and leaves in the low bits of the mantissa the exponent field
+// of 2^(n + kUp). Even, so that ties go to the same side.
+template <class L>
+struct PowerOffset {
+  static constexpr int kUp = sizeof(L) == 8 ? 513 : 65;
+  static constexpr L kDown = sizeof(L) == 8 ? L(0x1p-513) : L(0x1p-65);
+  static constexpr L kOffset = Limits<L>::kRoundingMagic + Limits<L>::kMaxExponent - 1 + L(kUp);
+};
+
 // mantissa * 2^n for an integer n in [kLowestExp2, 0], or 0 where x < lowest: n may be anything
-// there, and nothing underflows. The first product is exact, the second rounds into the denormals.
+// there. shifted: n + kOffset. The first product is exact, the second rounds into the denormals.
 template <class T>
-TILEWISE_INLINE T scale_exponent_from(T mantissa, T n, T x, T lowest) {
+TILEWISE_INLINE T scale_exponent_from(T mantissa, T n, T shifted, T x, T lowest) {
   using L = Lane<T>;
-  const L up = sizeof(L) == 8 ? L(512) : L(64);
-  const L down = sizeof(L) == 8 ? L(0x1p-512) : L(0x1p-64);
-  const T zero(L(0));
-  const auto vanishes = x < lowest;
-  const T kept = select(vanishes, zero, n);
-  return select(vanishes, zero, (mantissa * power_of_two(kept + T(up))) * T(down));
+  (void)n;  // what a target's own instruction takes
+  const T scaled = mantissa * power_of_bits(shifted);
+  return select(x < lowest, T(L(0)), scaled) * T(PowerOffset<L>::kDown);
 }
 
 // 2^fraction for |fraction| <= 1/2.
@@ -96,11 +102,11 @@ struct ExponentUnit {
 // goes into them may be NaN.
 template <class T>
 TILEWISE_INLINE T exp2_of_product(T x, const ExponentUnit<T>& unit) {
-  using L = Lane<T>;
-  const T magic(Limits<L>::kRoundingMagic);
-  const T rounded = multiply_add(x, unit.factor, magic) - magic;
-  const T fraction = fused_multiply_add(x, unit.factor, -rounded);
-  return scale_exponent_from(exp2_of_fraction(fraction), rounded, x, unit.lowest);
+  const T offset(PowerOffset<Lane<T>>::kOffset);
+  const T shifted = multiply_add(x, unit.factor, offset);
+  const T n = shifted - offset;
+  const T fraction = fused_multiply_add(x, unit.factor, -n);
+  return scale_exponent_from(exp2_of_fraction(fraction), n, shifted, x, unit.lowest);
 }
 
 // Below this |x|^2 the Pade approximant of tanh is exact to the rounding of the type: its relative

@@ -93,6 +93,24 @@ TILEWISE_INLINE double power_of_two(double n) {
   return result;
 }
 
+// The number whose sign and exponent are the low bits of the mantissa of x.
+TILEWISE_INLINE float power_of_bits(float x) {
+  std::uint32_t bits;
+  __builtin_memcpy(&bits, &x, sizeof(bits));
+  bits <<= 23;
+  float result;
+  __builtin_memcpy(&result, &bits, sizeof(result));
+  return result;
+}
+TILEWISE_INLINE double power_of_bits(double x) {
+  std::uint64_t bits;
+  __builtin_memcpy(&bits, &x, sizeof(bits));
+  bits <<= 52;
+  double result;
+  __builtin_memcpy(&result, &bits, sizeof(result));
+  return result;
+}
+
 template <class T>
 TILEWISE_INLINE bool is_finite(T x) {
   return x - x == T(0);
