@@ -9,8 +9,8 @@
 namespace tilewise::cpu::TILEWISE_TARGET {
 
 // Panels of queries that share a pass over the keys: K and V are packed, and read from the L3, once
-// for all of them. With D = 128 they take 48 KB each of the L2.
-inline constexpr std::int64_t kMostPanels = 16;
+// for all of them. With D = 128 they take 768 KB of the L2, whatever the registers hold.
+inline constexpr std::int64_t kMostPanels = 16 * 64 / kVectorBytes;
 
 // Panels of a block of queries, and its rows. Room is made for the panels: evening out depends on
 // the length, and the workspace must not.
