@@ -97,7 +97,8 @@ struct ExponentUnit {
 };
 
 // 2^(x * unit) for x <= 0 or NaN: exp(x) in natural units. The product is not rounded on its way
-// into the fraction: at exponents of -20 that would be 10 ulp. Powers of 0, those of masked scores
+// into the fraction: at exponents of -20 that would be 10 ulp. The fraction is, which exp2's is not
+// and costs 0.1 ulp: at most 2.5 ulp in float, 1.5 in double. Powers of 0, those of masked scores
 // among them, are selected: to compute one would underflow, which costs x86 a hundred cycles. What
 // goes into them may be NaN.
 template <class T>

@@ -89,6 +89,49 @@ TEST(Exp2, NeverFallsWhereItsArgumentRises) {
   }
 }
 
+TEST(Exp2OfProduct, WithinTheStatedUlpsIntoTheDenormals) {
+  const std::uint64_t seed = fresh_seed();
+  SCOPED_TRACE("TILEWISE_TEST_SEED=" + std::to_string(seed));
+  verify::Random random(seed);
+  for (int i = 0; i < 300'000; ++i) {
+    const double factor = std::exp2(8 * (random.uniform() - 0.5));
+    const double exponent = -random.uniform() * (i % 3 == 0 ? 2.0 : 150.0);
+    const float x = static_cast<float>(exponent / factor);
+    const float unit = static_cast<float>(factor);
+    const double exact = std::exp2(static_cast<double>(x) * static_cast<double>(unit));
+    ASSERT_LE(ulps(exp2_of_product(x, ExponentUnit<float>(unit)), exact), 2.5) << x << " " << unit;
+    // A long double has too few bits for the product of two doubles: its rest apart.
+    const double wide = (i % 3 == 0 ? exponent : exponent * 7) / factor;
+    const long double product = static_cast<long double>(wide) * factor;
+    const long double rest =
+        std::fma(static_cast<long double>(wide), static_cast<long double>(factor), -product);
+    const long double power = std::exp2(product);
+    ASSERT_LE(
+        ulps(exp2_of_product(wide, ExponentUnit<double>(factor)), power + power * rest * kLn2), 1.5)
+        << wide << " " << factor;
+  }
+}
+
+template <class T>
+void expect_exact_powers() {
+  const ExponentUnit<T> one(T(1));
+  for (int n = static_cast<int>(Limits<T>::kLowestExp2) + 2; n <= 0; ++n)
+    EXPECT_EQ(exp2_of_product(T(n), one), static_cast<T>(std::ldexp(1.0, n))) << n;
+  EXPECT_EQ(exp2_of_product(-T(kInfinity), one), T(0));
+  // Below the lowest, whatever the low bits of the rounded exponent are.
+  for (int n = 0; n < 5000; ++n)
+    EXPECT_EQ(exp2_of_product(Limits<T>::kLowestExp2 - T(n) - T(0.25), one), T(0)) << n;
+  EXPECT_EQ(exp2_of_product(T(-1e30), one), T(0));
+  EXPECT_TRUE(std::isnan(exp2_of_product(T(std::nan("")), one)));
+}
+
+TEST(Exp2OfProduct, ExactWhereItMustBe) {
+  expect_exact_powers<float>();
+  expect_exact_powers<double>();
+  EXPECT_TRUE(std::isnan(exp2_of_product(float_of(0x7fffffff), ExponentUnit<float>(1.0f))));
+  EXPECT_TRUE(std::isnan(exp2_of_product(float_of(0xffffffff), ExponentUnit<float>(1.0f))));
+}
+
 TEST(Tanh, WithinAFewUlpsOfTheResult) {
   const std::uint64_t seed = fresh_seed();
   SCOPED_TRACE("TILEWISE_TEST_SEED=" + std::to_string(seed));
