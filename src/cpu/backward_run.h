@@ -27,6 +27,11 @@ struct WideKeys {
   static Scratch take(const Problem& problem, std::int64_t panels, Arena& arena) {
     return take_key_scratch<E, kColumns * Vec<E>::kLanes>(problem, panels, arena);
   }
+  // A row of dO times one of O.
+  template <class Dout, class Out>
+  static SumOf<E> inner_product(const Dout* dout, const Out* out, std::int64_t width) {
+    return cpu::TILEWISE_TARGET::inner_product<SumOf<E>>(out, dout, width);
+  }
   static void run(const RunContext& context, const KeyBlock& block, const KeyPass<SumOf<E>>& pass,
                   const Packed&, const Scratch& scratch) {
     key_block<E, kColumns>(context, block, pass, scratch);
@@ -132,7 +137,7 @@ void sweep_before(const Problem& problem, const RunContext& run,
                   const BackwardWorkspace<T, Keys>& workspace) {
   const QueryGradient<T>& gradient = workspace.query_gradient;
   auto body = [&](const HeadContext& context, std::int64_t first, std::int64_t count) {
-    compute_delta<T>(problem, context, workspace.delta, first, count);
+    compute_delta<T, Keys>(problem, context, workspace.delta, first, count);
     if (needs_key_sweep(problem)) Keys::pack(context, first, count, workspace.packed);
     count_traffic(run,
                   count * (row_bytes(problem.out, problem.value_dim) +

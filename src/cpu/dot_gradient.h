@@ -1,8 +1,8 @@
 // dQ += dS K in pairs of keys (vdpbf16ps): dS as rows of bf16, and the product over all panels of a
-// block of keys that lie side by side.
+// block of keys that lie side by side; and delta.
 #pragma once
 
-#include "cpu/backward_keys.h"
+#include "cpu/backward_run.h"
 
 #if TILEWISE_HAS_DOTS
 
@@ -51,6 +51,33 @@ void add_kept_gradients(const HeadContext& context, math::KeyRange rows, PanelRu
       {scratch.key_rows + first / 2 * gradient.row, gradient.row, dq, gradient.row},
       gradient.row / 16, depth);
 }
+
+// sum of a[c] * b[c], word after word, as the products of dP add them.
+TILEWISE_INLINE float dot_inner_product(const math::BFloat16* a, const math::BFloat16* b,
+                                        std::int64_t width) {
+  const auto word = [width](const math::BFloat16* row, std::int64_t c) {
+    int both = 0;
+    __builtin_memcpy(&both, row + c, c + 1 < width ? 4 : 2);
+    return __m128bh(_mm_cvtsi32_si128(both));
+  };
+  __m128 sum = _mm_setzero_ps();
+  for (std::int64_t c = 0; c < width; c += 2) sum = _mm_dpbf16_ps(sum, word(a, c), word(b, c));
+  return _mm_cvtss_f32(sum);
+}
+
+// WideKeys whose delta has the order of dP, so that a row that sees one key, where O = V, has a dS
+// of exactly zero.
+template <int kColumns>
+struct DotKeys : WideKeys<Pair, kColumns> {
+  template <class Dout, class Out>
+  static float inner_product(const Dout* dout, const Out* out, std::int64_t width) {
+    if constexpr (std::is_same_v<Dout, math::BFloat16> && std::is_same_v<Out, Dout>) {
+      return dot_inner_product(dout, out, width);
+    } else {
+      return WideKeys<Pair, kColumns>::inner_product(dout, out, width);
+    }
+  }
+};
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET
 

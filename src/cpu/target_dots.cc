@@ -8,7 +8,7 @@ namespace tilewise::cpu::TILEWISE_TARGET {
 namespace {
 
 using Body = WideBody<Pair, kWideColumns>;
-using Keys = WideKeys<Pair, kWideColumns>;
+using Keys = DotKeys<kWideColumns>;
 
 std::int64_t workspace_of_forward(const Problem& problem, std::int64_t concurrency) {
   if (all_decoded(problem)) return decode_workspace<float>(problem, concurrency);
