@@ -55,13 +55,17 @@ void add_kept_gradients(const HeadContext& context, math::KeyRange rows, PanelRu
 // sum of a[c] * b[c], word after word, as the products of dP add them.
 TILEWISE_INLINE float dot_inner_product(const math::BFloat16* a, const math::BFloat16* b,
                                         std::int64_t width) {
-  const auto word = [width](const math::BFloat16* row, std::int64_t c) {
-    int both = 0;
-    __builtin_memcpy(&both, row + c, c + 1 < width ? 4 : 2);
-    return __m128bh(_mm_cvtsi32_si128(both));
+  const auto word = [](const math::BFloat16* from, auto whole) {
+    decltype(whole) numbers = 0;
+    __builtin_memcpy(&numbers, from, sizeof(numbers));
+    return __m128bh(_mm_cvtsi32_si128(static_cast<int>(numbers)));
   };
   __m128 sum = _mm_setzero_ps();
-  for (std::int64_t c = 0; c < width; c += 2) sum = _mm_dpbf16_ps(sum, word(a, c), word(b, c));
+  std::int64_t c = 0;
+  for (; c + 2 <= width; c += 2)
+    sum = _mm_dpbf16_ps(sum, word(a + c, std::uint32_t{}), word(b + c, std::uint32_t{}));
+  if (c < width)
+    sum = _mm_dpbf16_ps(sum, word(a + c, std::uint16_t{}), word(b + c, std::uint16_t{}));
   return _mm_cvtss_f32(sum);
 }
 

@@ -330,7 +330,8 @@ struct PairKeys {
   static Scratch take(const Problem& problem, std::int64_t panels, Arena& arena) {
     return take_pair_key_scratch<kTerms>(problem, panels, arena);
   }
-  // bf16 in the unit's order, as dP is: a row that sees one key has O = V, and a dS of exactly zero.
+  // bf16 in the unit's order, as dP is: a row that sees one key has O = V, and a dS of exactly
+  // zero.
   template <class Dout, class Out>
   static float inner_product(const Dout* dout, const Out* out, std::int64_t width) {
     constexpr bool kPairs = std::is_same_v<Dout, math::BFloat16> && std::is_same_v<Out, Dout>;

@@ -222,8 +222,9 @@ TEST(Reliability, T05_ExtremeScores) {
   }
 }
 
-// O of a row that sees one key is V, and dP - delta is what their sums differ by. The kernels of bf16
-// products take both in one order: dS is zero, however large K and Q are that it is multiplied with.
+// O of a row that sees one key is V, and dP - delta is what their sums differ by. The kernels of
+// bf16 products take both in one order: dS is zero, however large K and Q are that it is multiplied
+// with.
 TEST(Reliability, T05_OneKey) {
   TILEWISE_TRACE_SEED();
   const auto is_of_pairs = [](const Kernel& kernel) {
