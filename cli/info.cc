@@ -40,6 +40,7 @@ json tile_json(const char* kernel, const cuda::sm80::TileRow& row) {
   return {{"kernel", kernel},
           {"head_dim", row.columns},
           {"shared_bytes", row.shared_bytes},
+          {"least_keys", row.least_keys},
           {"q_tile", row.config(false).q_tile()},
           {"k_tile", row.k_tile},
           {"stages", row.stages},

@@ -31,7 +31,8 @@ def run_json(*command):
 def tile_of(tables, kernel, dim, length):
     """Queries and keys of the first row that serves; an H200 has the shared memory of all of them."""
     for row in tables:
-        if row["kernel"] == kernel and row["head_dim"] >= dim and row.get("most_keys", length) >= length:
+        fits = row.get("least_keys", 0) <= length <= row.get("most_keys", length)
+        if row["kernel"] == kernel and row["head_dim"] >= dim and fits:
             return row["q_tile"], row["k_tile"]
     raise SystemExit(f"{kernel} has no tiles for D {dim}")
 
