@@ -158,8 +158,9 @@ void load_row_statistics(const HeadContext& context, const View& delta, std::int
   }
 }
 
-// delta = rowsum(O * dO) - dLSE of every row of every sequence.  delta: like lse; Keys: how dP is
-// summed (backward_run.h)
+// delta = rowsum(O * dO) - dLSE of every row of every sequence. With one key, O = V: there Keys
+// adds in the order in which it adds dP (backward_run.h), and dS is exactly zero, however large the
+// K is that it is multiplied with.  delta: like lse
 template <class T, class Keys>
 void compute_delta(const Problem& problem, const HeadContext& context, const View& delta,
                    std::int64_t first, std::int64_t count) {
@@ -177,7 +178,8 @@ void compute_delta(const Problem& problem, const HeadContext& context, const Vie
             static_cast<const Dout*>(problem.dout.data) + problem.dout.offset(b, context.head, row);
         ask_for_later_row(out, problem.out.row, problem.value_dim);
         ask_for_later_row(dout, problem.dout.row, problem.value_dim);
-        sum = Keys::inner_product(dout, out, problem.value_dim);
+        sum = context.sequence.k_len == 1 ? Keys::inner_product(dout, out, problem.value_dim)
+                                          : inner_product<T>(out, dout, problem.value_dim);
       });
     });
     if (problem.dlse.present()) sum -= load_statistic<T>(problem.dlse, b, context.head, row);

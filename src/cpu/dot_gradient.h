@@ -69,8 +69,7 @@ TILEWISE_INLINE float dot_inner_product(const math::BFloat16* a, const math::BFl
   return _mm_cvtss_f32(sum);
 }
 
-// WideKeys whose delta has the order of dP, so that a row that sees one key, where O = V, has a dS
-// of exactly zero.
+// WideKeys whose delta has the order of dP.
 template <int kColumns>
 struct DotKeys : WideKeys<Pair, kColumns> {
   template <class Dout, class Out>

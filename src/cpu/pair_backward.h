@@ -286,28 +286,43 @@ TILEWISE_INLINE bool key_block_on_unit(const RunContext& run, const KeyBlock& bl
   return true;
 }
 
-// sum of a[c] * b[c] in the order of the unit: of every 32 columns, those of even and those of odd
-// number each in a sum of their own, and then both added to the whole. Products of bf16 are exact.
-TILEWISE_INLINE float pair_inner_product(const std::uint16_t* a, const std::uint16_t* b,
-                                         std::int64_t width) {
+// sum + the products of 32 numbers, in the order of the unit: those of even and those of odd number
+// each in a sum of their own, and then both added to the whole. Products of bf16 are exact.
+TILEWISE_INLINE float add_pair_products(__m512i left, __m512i right, float sum) {
   const auto low = [](__m512i words) { return __m512(_mm512_slli_epi32(words, 16)); };
   const auto high = [](__m512i words) {
     return __m512(_mm512_and_si512(words, _mm512_set1_epi32(-0x10000)));
   };
+  float products[2][kTileDepth / 2];
+  _mm512_storeu_ps(products[0], _mm512_mul_ps(low(left), low(right)));
+  _mm512_storeu_ps(products[1], _mm512_mul_ps(high(left), high(right)));
+  float even = 0;
+  float odd = 0;
+  for (std::int64_t i = 0; i < kTileDepth / 2; ++i) {
+    even += products[0][i];
+    odd += products[1][i];
+  }
+  return sum + (even + odd);
+}
+
+// sum of a[c] * b[c], step by step and term by term as dP adds them (pair_terms.h).
+template <int kTerms>
+TILEWISE_INLINE float pair_inner_product(const std::uint16_t* a, const std::uint16_t* b,
+                                         std::int64_t width) {
   float sum = 0;
   for (std::int64_t c = 0; c < width; c += kTileDepth) {
-    const __m512i left = load_terms(a, c, width);
-    const __m512i right = load_terms(b, c, width);
-    float products[2][kTileDepth / 2];
-    _mm512_storeu_ps(products[0], _mm512_mul_ps(low(left), low(right)));
-    _mm512_storeu_ps(products[1], _mm512_mul_ps(high(left), high(right)));
-    float even = 0;
-    float odd = 0;
-    for (std::int64_t i = 0; i < kTileDepth / 2; ++i) {
-      even += products[0][i];
-      odd += products[1][i];
+    if constexpr (kTerms == 1) {
+      sum = add_pair_products(load_terms(a, c, width), load_terms(b, c, width), sum);
+    } else {
+      const __m512i left = load_terms<Term::kHigh>(a, c, width);
+      const __m512i right = load_terms<Term::kHigh>(b, c, width);
+      const __m512i low_left = load_terms<Term::kLow>(a, c, width);
+      const __m512i low_right = load_terms<Term::kLow>(b, c, width);
+      sum = add_pair_products(left, right, sum);
+      sum = add_pair_products(left, low_right, sum);
+      sum = add_pair_products(low_left, low_right, sum);
+      sum = add_pair_products(low_left, right, sum);
     }
-    sum += even + odd;
   }
   return sum;
 }
@@ -330,14 +345,13 @@ struct PairKeys {
   static Scratch take(const Problem& problem, std::int64_t panels, Arena& arena) {
     return take_pair_key_scratch<kTerms>(problem, panels, arena);
   }
-  // bf16 in the unit's order, as dP is: a row that sees one key has O = V, and a dS of exactly
-  // zero.
+  // A row of dO times one of O.
   template <class Dout, class Out>
   static float inner_product(const Dout* dout, const Out* out, std::int64_t width) {
-    constexpr bool kPairs = std::is_same_v<Dout, math::BFloat16> && std::is_same_v<Out, Dout>;
-    if constexpr (kTerms == 1 && kPairs) {
-      return pair_inner_product(reinterpret_cast<const std::uint16_t*>(dout),
-                                reinterpret_cast<const std::uint16_t*>(out), width);
+    using Half = std::conditional_t<kTerms == 1, math::BFloat16, math::Float16>;
+    if constexpr (std::is_same_v<Dout, Half> && std::is_same_v<Out, Half>) {
+      return pair_inner_product<kTerms>(reinterpret_cast<const std::uint16_t*>(dout),
+                                        reinterpret_cast<const std::uint16_t*>(out), width);
     } else {
       return cpu::TILEWISE_TARGET::inner_product<float>(out, dout, width);
     }

@@ -222,26 +222,27 @@ TEST(Reliability, T05_ExtremeScores) {
   }
 }
 
-// O of a row that sees one key is V, and dP - delta is what their sums differ by. The kernels of
-// bf16 products take both in one order: dS is zero, however large K and Q are that it is multiplied
-// with.
+// With one key O is V, and dP - delta is what their sums differ by. The kernels of bf16 products
+// take both in one order: dS is zero, however large K and Q are that it is multiplied with.
 TEST(Reliability, T05_OneKey) {
   TILEWISE_TRACE_SEED();
   const auto is_of_pairs = [](const Kernel& kernel) {
     const std::string name = kernel.name;
     return name == "cpu_amx" || name == "cpu_avx512_bf16";
   };
-  for (const std::int64_t value_dim : {16, 23, 64, 129, 256}) {
-    Case c = make_case(Operation::kBackward, TILEWISE_BF16, {2, 75, 1, 4, 2, 16});
-    c.value_dim = value_dim;
-    Instance instance(c);
-    give_forward_results(instance);
-    for (const Kernel* kernel : runnable_kernels(Operation::kBackward, TILEWISE_BF16)) {
-      if (!is_of_pairs(*kernel)) continue;
-      run_for_bits(kernel->name, instance);
-      for (const auto member : {&tilewise_problem::dq, &tilewise_problem::dk}) {
-        for (const double x : values_of(instance.request().*member)) {
-          ASSERT_EQ(x, 0) << kernel->name << ": " << describe(c);
+  for (const int dtype : {TILEWISE_BF16, TILEWISE_FP16}) {
+    for (const std::int64_t value_dim : {16, 23, 64, 129, 256}) {
+      Case c = make_case(Operation::kBackward, dtype, {2, 75, 1, 4, 2, 16});
+      c.value_dim = value_dim;
+      Instance instance(c);
+      give_forward_results(instance);
+      for (const Kernel* kernel : runnable_kernels(Operation::kBackward, dtype)) {
+        if (!is_of_pairs(*kernel)) continue;
+        run_for_bits(kernel->name, instance);
+        for (const auto member : {&tilewise_problem::dq, &tilewise_problem::dk}) {
+          for (const double x : values_of(instance.request().*member)) {
+            ASSERT_EQ(x, 0) << kernel->name << ": " << describe(c);
+          }
         }
       }
     }
