@@ -15,10 +15,11 @@ namespace tilewise::cuda::sm90 {
 // none, in all as often as there is work behind the first turn.
 class Walk {
  public:
-  __device__ __forceinline__ Walk(const Parameters& parameters, std::int32_t count)
-      : count_(count) {
+  // Once, before it is asked.
+  __device__ __forceinline__ void open(const Parameters& parameters, std::int32_t count) {
+    count_ = count;
     Counter* const counter = parameters.counter;
-    const bool counts = counter != nullptr && count > static_cast<std::int32_t>(gridDim.x);
+    const bool counts = counter != nullptr && count_ > static_cast<std::int32_t>(gridDim.x);
     if (!counts || blockIdx.x != 0) return;
     counter->taken = 0;
     ptx::store_release(&counter->launch, parameters.launch);
@@ -42,7 +43,7 @@ class Walk {
 
  private:
   static constexpr std::int32_t kDealt = 2;
-  std::int32_t count_;
+  std::int32_t count_ = 0;
   std::int32_t turn_ = 0;
 };
 
@@ -101,30 +102,53 @@ __device__ __forceinline__ void describe(const Parameters& parameters, std::int3
   }
 }
 
-// All tiles of the block, each when the producer wants it, and behind them one that is none.
+// All tiles of the block, and behind them one that is none.
 template <KernelConfig kConfig>
-__device__ __forceinline__ void describe_all(const Parameters& parameters,
-                                             Shared<kConfig>& shared) {
-  const std::int32_t count =
-      parameters.problem.q_packed ? parameters.packed.count() : parameters.schedule.count();
-  Walk walk(parameters, count);
-  Place<1> place;
-  std::uint32_t tiles = 0;
+class Describer {
+ public:
+  __device__ Describer(const Parameters& parameters, Shared<kConfig>& shared)
+      : parameters_(parameters), shared_(shared) {}
+
+  // The first one, while the block's barriers are made: nobody is told. Behind the kernel that
+  // makes the lists of packed sequences.
+  __device__ __forceinline__ void begin() {
+    count_ =
+        parameters_.problem.q_packed ? parameters_.packed.count() : parameters_.schedule.count();
+    walk_.open(parameters_, count_);
+    describe_next();
+  }
+
+  // Says that the first one is there; the others each when the producer wants it.
+  __device__ __forceinline__ void run() {
+    Place<1> place;
 #pragma unroll 1
-  for (bool more = true; more;) {
-    // The first one before anybody has asked for it.
-    ptx::wait(ptx::shared_address(&shared.barriers.tile_wanted), place.parity ^ 1);
-    const std::int32_t index = walk.next(parameters);
-    more = index < count;
-    Tile& tile = shared.tiles[tiles++ % kTileSlots];
-    if (more) {
-      describe<kConfig>(parameters, index, tile);
+    for (;;) {
+      ptx::arrive(ptx::shared_address(&shared_.barriers.tile_full));
+      if (!more_) return;
+      ptx::wait(ptx::shared_address(&shared_.barriers.tile_wanted), place.parity);
+      place.advance();
+      describe_next();
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void describe_next() {
+    const std::int32_t index = walk_.next(parameters_);
+    more_ = index < count_;
+    Tile& tile = shared_.tiles[tiles_++ % kTileSlots];
+    if (more_) {
+      describe<kConfig>(parameters_, index, tile);
     } else {
       tile.index = -1;
     }
-    ptx::arrive(ptx::shared_address(&shared.barriers.tile_full));
-    place.advance();
   }
-}
+
+  const Parameters& parameters_;
+  Shared<kConfig>& shared_;
+  std::int32_t count_ = 0;
+  Walk walk_;
+  std::uint32_t tiles_ = 0;
+  bool more_ = true;
+};
 
 }  // namespace tilewise::cuda::sm90

@@ -20,6 +20,7 @@ __global__ void __launch_bounds__(decode(kCode).threads(), 1)
     forward_kernel(const __grid_constant__ Parameters parameters) {
   constexpr KernelConfig kConfig = decode(kCode);
   Shared<kConfig>& shared = *reinterpret_cast<Shared<kConfig>*>(dynamic_shared());
+  Describer<kConfig> describer(parameters, shared);
   const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
   if (threadIdx.x == 0) {
     ptx::prefetch_map(&parameters.q.map);
@@ -29,6 +30,7 @@ __global__ void __launch_bounds__(decode(kCode).threads(), 1)
     shared.last_mark = 0;
   }
   if (parameters.lengths != nullptr) ptx::wait_for_kernel_before();
+  if (threadIdx.x == 32) describer.begin();
   __syncthreads();
   if (warpgroup == 0) {
     ptx::give_up_registers<kConfig.producer_registers()>();
@@ -37,7 +39,7 @@ __global__ void __launch_bounds__(decode(kCode).threads(), 1)
       fill_gaps(parameters, static_cast<std::int32_t>(blockIdx.x) * 2 + warp - 2,
                 static_cast<std::int32_t>(gridDim.x) * 2);
     } else if (threadIdx.x == 32) {
-      describe_all<kConfig>(parameters, shared);
+      describer.run();
     } else if (threadIdx.x == 0) {
       Producer<kConfig>(parameters, shared).run();
     }
