@@ -28,6 +28,10 @@ class Consumer {
   static constexpr int kOut = kConfig.value_dim / 2;
   // Sums are closed beside the last product, where there are registers for what comes of it.
   static constexpr bool kCloseEarly = kOut <= 64;
+  // Rows are written beside the next scores but one, where out is small and two warpgroups have the
+  // registers. With as much of out as at D 128, the product that waits for it costs more. Measured
+  // of plain scores alone.
+  static constexpr bool kWriteLate = kOut <= 32 && kConfig.warpgroups() == 2 && !kConfig.general;
 
   __device__ Consumer(const Parameters& parameters, Shared<kConfig>& shared, int warpgroup)
       : parameters_(parameters), shared_(shared), warpgroup_(warpgroup) {
@@ -51,12 +55,13 @@ class Consumer {
       if (!open()) break;
       step<true>(f, before);
     }
+    if (kWriteLate && unwritten_ != nullptr) write(f.out);
     wait_values();
     multiply_values<false>(f.weights, f.out);
     take_values(1, f.out);
-    const Tile& last = shared_.tiles[(slot_ - 1) % kTileSlots];
-    const Closed closed = close_rows(parameters_, last, lane_places(), f.states);
-    write_rows<kConfig>(parameters_, last, lane_places(), f.out, closed, shared_.last_mark);
+    unwritten_ = &shared_.tiles[(slot_ - 1) % kTileSlots];
+    closed_ = close_rows(parameters_, *unwritten_, lane_places(), f.states);
+    write(f.out);
   }
 
  private:
@@ -92,12 +97,12 @@ class Consumer {
     wait_full(shared_.barriers.k_full, k_place());
     take_turn();
     multiply_scores(f.scores);
-    wait_values();  // beside the scores
+    if (kWriteLate && unwritten_ != nullptr) write(f.out);  // beside the scores,
+    wait_values();                                          // and this
     multiply_values<true>(f.weights, f.out);
     const tile::RowStates closing = f.states;
-    Closed closed;
     if constexpr (kFirst) {
-      if constexpr (kCloseEarly) closed = close_rows(parameters_, before, lane_places(), closing);
+      if constexpr (kCloseEarly) closed_ = close_rows(parameters_, before, lane_places(), closing);
       f.states.clear();
     }
     const Visible visible = kConfig.general ? Visible{} : look();
@@ -110,14 +115,21 @@ class Consumer {
     ptx::wait(ptx::shared_address(&shared_.barriers.open), 1);
     take_values(2, f.out);
     if constexpr (kFirst) {
-      if constexpr (!kCloseEarly) closed = close_rows(parameters_, before, lane_places(), closing);
-      write_rows<kConfig>(parameters_, before, lane_places(), f.out, closed, shared_.last_mark);
+      if constexpr (!kCloseEarly) closed_ = close_rows(parameters_, before, lane_places(), closing);
+      unwritten_ = &before;
+      if constexpr (!kWriteLate) write(f.out);
       fresh_ = true;
     } else {
       tile::rescale(f.out, anchors.factor);
     }
     tile::weigh(f.scores, anchors, f.states, parameters_.unit);
     tile::pack<kConfig.fp16>(f.scores, f.weights);
+  }
+
+  // Writes the rows that are closed.
+  __device__ __forceinline__ void write(const float (&out)[kOut]) {
+    write_rows<kConfig>(parameters_, *unwritten_, lane_places(), out, closed_, shared_.last_mark);
+    unwritten_ = nullptr;
   }
 
   // The same number in all lanes, and ptxas knows: loops that it bounds leave places and addresses
@@ -327,7 +339,9 @@ class Consumer {
   std::int32_t first_key_ = 0;
   std::int32_t full_begin_ = 0;  // tiles of keys of which every row of this warpgroup sees all
   std::int32_t full_end_ = 0;
-  std::int32_t used_ = 0;   // rows of V in the tile whose scores were last
+  std::int32_t used_ = 0;            // rows of V in the tile whose scores were last
+  const Tile* unwritten_ = nullptr;  // closed as closed_ says, its rows still in out
+  Closed closed_ = {};
   bool fresh_ = true;       // out begins with the next product
   std::uint32_t step_ = 0;  // tiles of keys whose scores are done
 };
