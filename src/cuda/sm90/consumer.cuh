@@ -299,8 +299,14 @@ class Consumer {
 
   __device__ __forceinline__ static void hide(const Visible& visible, float (&scores)[kScores]) {
     if (visible.all) return;
+    // Row by row: ptxas makes predicates of seven neighbouring bits at once (R2P), not of two.
+    // NOTE:
+    // beside as much of out as at D 256 that costs it a register more than there are.
+    constexpr bool kByRow = kOut <= 64;
 #pragma unroll
-    for (int r = 0; r < kScores; ++r) {
+    for (int i = 0; i < kScores; ++i) {
+      const int n = i % (kScores / 2);  // of a row
+      const int r = kByRow ? n / 2 * 4 + i / (kScores / 2) * 2 + n % 2 : i;
       const std::uint32_t bit = 1u << tile::FragmentLayout::bit(r);
       scores[r] = math::masked((visible.bits[tile::register_row(r)] & bit) != 0, scores[r]);
     }
