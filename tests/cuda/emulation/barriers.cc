@@ -20,6 +20,7 @@ constexpr int kMostRegisters = 256;  // of a thread
 void Barriers::begin(int threads) {
   barriers_.clear();
   for (Named& named : named_) named = {};
+  known_ = {};
   // As with __launch_bounds__(threads, 1).
   registers_.assign(static_cast<std::size_t>(threads),
                     std::min(kRegisters / threads / 8 * 8, kMostRegisters));
@@ -48,6 +49,7 @@ void Barriers::end_phase(MBarrier& barrier) {
   if (barrier.pending != 0 || barrier.bytes != 0) return;
   barrier.pending = barrier.arrivals;
   barrier.parity ^= 1;
+  learn(barrier.handover.passed, barrier.handover.coming);
   wake(&barrier);
 }
 
@@ -61,6 +63,7 @@ void Barriers::arrive(std::uint32_t address, std::uint32_t expected_bytes) {
     fail("mbarrier.arrive: %lld bytes are more than it counts",
          static_cast<long long>(barrier.bytes));
   --barrier.pending;
+  learn(barrier.handover.coming, known());
   block().shared.meet();
   end_phase(barrier);
 }
@@ -68,6 +71,7 @@ void Barriers::arrive(std::uint32_t address, std::uint32_t expected_bytes) {
 void Barriers::wait(std::uint32_t address, std::uint32_t parity) {
   const MBarrier& barrier = at(address, "mbarrier.try_wait");
   while (barrier.parity == (parity & 1)) wait_for(&barrier, "waits for the mbarrier at", address);
+  learn(known(), barrier.handover.passed);
 }
 
 void Barriers::check_copy(std::uint32_t address) {
@@ -81,16 +85,33 @@ void Barriers::complete(std::uint32_t address, std::uint32_t bytes) {
   end_phase(barrier);
 }
 
+Barriers::Known& Barriers::known() { return known_[threadIdx.x / kWarpThreads]; }
+
+void Barriers::learn(Known& known, const Known& more) {
+  for (std::size_t name = 0; name < kNames; ++name) known[name] = std::max(known[name], more[name]);
+}
+
+void Barriers::meet() {
+  for (Known& known : known_) {
+    for (std::size_t name = 0; name < kNames; ++name) known[name] = named_[name].completed;
+  }
+}
+
 Barriers::Named& Barriers::come(std::uint32_t name, std::uint32_t threads) {
   if (name >= kNames) fail("barrier: there is no barrier %u", name);
   if (threads == 0 || threads % kWarpThreads != 0) fail("barrier: %u threads", threads);
   Named& named = named_[name];
   if (named.arrived != 0 && named.threads != threads)
     fail("barrier %u: for %u threads, the others came for %u", name, threads, named.threads);
+  if (known()[name] != named.completed)
+    fail("barrier %u: comes without knowing that the phase before is over", name);
   named.threads = threads;
+  learn(named.handover.coming, known());
   if (++named.arrived == threads) {
     named.arrived = 0;
     ++named.completed;
+    learn(named.handover.passed, named.handover.coming);
+    named.handover.passed[name] = named.completed;
     block().shared.meet();
     wake(&named);
   }
@@ -101,6 +122,7 @@ void Barriers::sync_named(std::uint32_t name, std::uint32_t threads) {
   const std::uint64_t before = name < kNames ? named_[name].completed : 0;
   const Named& named = come(name, threads);
   while (named.completed == before) wait_for(&named, "waits at named barrier", name);
+  learn(known(), named.handover.passed);
 }
 
 void Barriers::arrive_named(std::uint32_t name, std::uint32_t threads) { come(name, threads); }

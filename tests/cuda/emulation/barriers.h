@@ -2,9 +2,12 @@
 // setmaxnreg moves between warps.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <vector>
+
+#include "cuda/emulation/block.h"
 
 namespace tilewise::emulation {
 
@@ -23,32 +26,47 @@ class Barriers {
 
   void sync_named(std::uint32_t name, std::uint32_t threads);
   void arrive_named(std::uint32_t name, std::uint32_t threads);
+  // All threads of the block have met.
+  void meet();
 
   void give_up_registers(int count);
   void take_registers(int count);
 
  private:
+  static constexpr int kNames = 16;
+  // How many phases of each named barrier are known to be over. A warp that comes without knowing
+  // it comes before the end of the phase in some other order of the warps, and counts there.
+  using Known = std::array<std::uint64_t, kNames>;
+  // What is known at a barrier: to those who come in a phase, and to those who waited for its end.
+  struct Handover {
+    Known coming = {};
+    Known passed = {};
+  };
   struct MBarrier {
     std::uint32_t arrivals;  // of a phase
     std::uint32_t pending;   // that have not come
     std::int64_t bytes = 0;  // that have not come
     std::uint32_t parity = 0;
     bool fenced = false;
+    Handover handover = {};
   };
   struct Named {
     std::uint32_t threads = 0;  // 0: nobody is there
     std::uint32_t arrived = 0;
     std::uint64_t completed = 0;
+    Handover handover = {};
   };
-  static constexpr int kNames = 16;
 
   MBarrier& at(std::uint32_t address, const char* what);
   static void end_phase(MBarrier& barrier);
+  Known& known();  // to the warp of the thread that runs
+  static void learn(Known& known, const Known& more);
   Named& come(std::uint32_t name, std::uint32_t threads);
 
   std::map<std::uint32_t, MBarrier> barriers_;  // by address
   Named named_[kNames];
-  std::vector<int> registers_;  // of each thread
+  std::array<Known, kMostThreads / kWarpThreads> known_;  // by warps
+  std::vector<int> registers_;                            // of each thread
   int free_registers_ = 0;
 };
 

@@ -55,6 +55,34 @@ TEST(Barriers, NamedOnesCountWhoArrives) {
   for (std::size_t lane = 0; lane < 32; ++lane) EXPECT_EQ(seen[lane], 7u);
 }
 
+enum class Between { kNothing, kNamed, kBlock, kMBarrier };
+
+// Two warps tell each other something and wait for it, twice: the first of them may come to its own
+// barrier again before the second has waited there for the first time.
+void partners_kernel(Between between) {
+  init_room(64);
+  const std::uint32_t own = threadIdx.x / 32;
+  for (int time = 0; time < 2; ++time) {
+    ptx::arrive_named(1 + own, 64);
+    ptx::sync_named(1 + (own ^ 1), 64);
+    if (time == 1 || between == Between::kNothing) continue;
+    if (between == Between::kNamed) ptx::sync_named(3, 64);
+    if (between == Between::kBlock) __syncthreads();
+    if (between != Between::kMBarrier) continue;
+    ptx::arrive(barrier_address());
+    ptx::wait(barrier_address(), 0);
+  }
+}
+
+TEST(Barriers, NamedOnesAreOverBeforeTheyAreUsedAgain) {
+  constexpr Grid kPair = {1, 64, sizeof(Room)};
+  for (const Between between : {Between::kNamed, Between::kBlock, Between::kMBarrier})
+    EXPECT_EQ(message_of(partners_kernel, kPair, between), "");
+  const std::string seen = message_of(partners_kernel, kPair, Between::kNothing);
+  EXPECT_NE(seen.find("comes without knowing that the phase before is over"), std::string::npos)
+      << seen;
+}
+
 // The first warpgroup of three gives registers to the others.
 template <int kGiven, int kTaken>
 void registers_kernel() {

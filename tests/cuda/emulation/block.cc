@@ -178,11 +178,17 @@ Progress run_block(Block& b) {
   }
   std::vector<int> warps;
   for (int first = 0; first < m.launch.threads; first += kWarpThreads) warps.push_back(first);
+  constexpr int kLateRounds = 32;  // on average
+  int late = -1;                   // the first thread of a warp that goes on when nobody else can
   bool ran = true;
   while (ran && m.failure.empty()) {
-    if (m.shuffles) std::shuffle(warps.begin(), warps.end(), m.random);
+    if (m.shuffles) {
+      std::shuffle(warps.begin(), warps.end(), m.random);
+      if (m.random() % kLateRounds == 0) late = warps[0];
+    }
     ran = false;
-    for (const int first : warps) ran |= run_warp(first);
+    for (const int first : warps) ran |= first != late && run_warp(first);
+    if (!ran && late >= 0) ran = run_warp(late);
     if (!ran && !all(State::kReturned)) ran = finish_something();
   }
   if (!m.failure.empty()) return Progress::kDone;
@@ -246,6 +252,7 @@ bool meet_block(bool value) {
   b.any = false;
   b.at_block = 0;
   b.shared.meet();
+  b.barriers.meet();
   for (int t = 0; t < machine().launch.threads; ++t)
     b.threads[static_cast<std::size_t>(t)].state = State::kReady;
   return b.result;
