@@ -156,6 +156,42 @@ TEST(Device, AmpereKernelsTakeLongSequences) {
   }
 }
 
+// Wide heads, for which some devices have pairs of warps: more tiles of keys than one and sizes
+// that fill none, rows that see nothing, and tiles of keys that only some of a block's warps see.
+TEST(Device, AmpereKernelsTakeWideHeads) {
+  if (!has_device()) GTEST_SKIP() << "no device";
+  for (const std::int32_t dtype : {TILEWISE_BF16, TILEWISE_FP16}) {
+    for (int mask = 0; mask < 7; ++mask) {
+      Case c = make_case(Operation::kForward, dtype, {mask == 4 ? 2 : 1, 190, 333, 2, 1, 256});
+      c.causal = mask == 1 || mask == 3;
+      if (mask == 1) c.q_len = 400;
+      if (mask == 2) c.window_left = 70, c.window_right = 9, c.value_dim = 200;
+      if (mask == 3)
+        c.alignment = TILEWISE_TOP_LEFT, c.distribution = verify::Distribution::kOutliers;
+      if (mask == 4) {
+        c.q_packed = c.k_packed = true;
+        c.q_lengths = {130, 33};
+        c.k_lengths = {0, 145};
+        c.unowned = 3;
+        c.output_dtype = TILEWISE_FP32;
+      }
+      if (mask == 5) {
+        c.slices = {{0, 100, 3, 90, 1, -1}, {50, 140, 60, 260, 0, 1}, {20, 140, 0, 70, 3, -1}};
+        c.slice_heads = true;
+        c.head_dim = 232;
+        c.storage = verify::Storage::kPadded;
+      }
+      if (mask == 6) {  // long enough for the kernels of eight warps
+        c.q_len = 140, c.k_len = 2100, c.heads = 1, c.causal = true;
+        c.distribution = verify::Distribution::kOutliers;
+      }
+      verify::Judge judge(c);
+      const verify::Verdict verdict = judge.judge("cuda_sm80");
+      EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
+    }
+  }
+}
+
 constexpr const char* kLadder[] = {"cuda_flash1", "cuda_standard"};
 
 // What the rungs below FlashAttention-2 must take: every mask of one band, sinks and negative
@@ -285,9 +321,8 @@ TEST(Device, AmpereKernelsTakeManySlices) {
 }
 
 // NaN and infinity in V behind the diagonal, in the same tile of keys as visible ones.
-TEST(Device, MaskedValuesReachNothing) {
-  if (!has_device()) GTEST_SKIP() << "no device";
-  Case c = make_case(Operation::kForward, TILEWISE_BF16, {1, 200, 200, 2, 1, 64});
+void expect_masked_values_reach_nothing(std::int64_t dim) {
+  Case c = make_case(Operation::kForward, TILEWISE_BF16, {1, 200, 200, 2, 1, dim});
   c.causal = true;
   Instance clean(c);
   Instance poisoned(c);
@@ -313,6 +348,11 @@ TEST(Device, MaskedValuesReachNothing) {
       }
     }
   }
+}
+
+TEST(Device, MaskedValuesReachNothing) {
+  if (!has_device()) GTEST_SKIP() << "no device";
+  for (const std::int64_t dim : {64, 256}) expect_masked_values_reach_nothing(dim);
 }
 
 // Files are mapped without the right to write.

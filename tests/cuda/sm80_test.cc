@@ -209,6 +209,7 @@ TEST(Sm80Config, NumbersStandForConfigurations) {
       EXPECT_EQ(back.k_tile, row.k_tile);
       EXPECT_EQ(back.stages, row.stages);
       EXPECT_EQ(back.q_registers, row.q_registers);
+      EXPECT_EQ(back.paired, row.paired);
       EXPECT_EQ(back.blocks, row.blocks);
     }
   }
@@ -218,7 +219,7 @@ TEST(Sm80Config, NumbersStandForConfigurations) {
 TEST(Sm80Config, ARowServes) {
   for (std::int64_t columns = 1; columns <= sm80::kMostColumns; ++columns) {
     for (const bool general : {false, true}) {
-      for (const std::int64_t bytes : {sm80::kSmall, sm80::kLarge}) {
+      for (const std::int64_t bytes : {sm80::kSmall, sm80::kLarge, sm80::kHuge}) {
         for (const std::int64_t keys : {0, sm80::kLong - 1, sm80::kLong}) {
           const int row = sm80::tile_row(columns, general, bytes, keys);
           ASSERT_GE(row, 0) << columns;
@@ -232,8 +233,8 @@ TEST(Sm80Config, ARowServes) {
   }
   EXPECT_EQ(sm80::tile_row(sm80::kMostColumns + 1, false, sm80::kLarge, 1), -1);
   EXPECT_EQ(sm80::tile_row(64, false, sm80::kSmall - 1, 1), -1);
-  EXPECT_EQ(sm80::kTiles[sm80::tile_row(256, false, sm80::kLarge, sm80::kLong)].warps, 8);
-  EXPECT_EQ(sm80::kTiles[sm80::tile_row(256, false, sm80::kLarge, sm80::kLong - 1)].warps, 4);
+  EXPECT_EQ(sm80::kTiles[sm80::tile_row(256, false, sm80::kHuge, sm80::kLong)].warps, 8);
+  EXPECT_EQ(sm80::kTiles[sm80::tile_row(256, false, sm80::kHuge, sm80::kLong - 1)].warps, 4);
 }
 
 // The ladder has the same rows for every device.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/ptx/store.cuh"
+#include "cuda/sm80/pair.cuh"
 #include "cuda/sm80/parameters.h"
 #include "cuda/sm80/work.cuh"
 #include "cuda/tile/finish.cuh"
@@ -13,7 +14,9 @@ template <KernelConfig kConfig>
 class Epilogue {
  public:
   static constexpr int kParts = kConfig.row_parts;
-  static constexpr int kOut = kConfig.columns / 2;
+  static constexpr bool kPaired = kConfig.paired;
+  static constexpr int kColumns = kConfig.columns / kConfig.column_parts();  // of the warp
+  static constexpr int kOut = kColumns / 2;
   using Layout = tile::RowTile<kConfig.columns>;
 
   // out and states: of the lane's rows
@@ -24,12 +27,12 @@ class Epilogue {
   // Closes the sums; whether something of this lane is not finite, or a row that saw keys has no
   // weight. Without the scale, which may bring back into range what is not: the careful pass looks.
   __device__ __forceinline__ bool is_spoilt() {
+    close_sums();
     float total = 0;
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
 #pragma unroll
-      for (math::SoftmaxState<float>& state : states_[part].row) {
-        state.sum = tile::quad_sum(state.sum);
+      for (const math::SoftmaxState<float>& state : states_[part].row) {
         total +=
             state.sum == 0 && state.max != -math::Limits<float>::kInfinity ? HUGE_VALF : state.sum;
       }
@@ -67,7 +70,8 @@ class Epilogue {
   __device__ __forceinline__ void mark(const float (&scales)[kParts][tile::kRowsPerLane]) {
     const int lane = threadIdx.x % 32;
     std::uint32_t marks[kParts] = {};
-    if (shared_.careful) {
+    const bool careful = shared_.careful;
+    if (careful) {
 #pragma unroll
       for (int i = 0; i < kParts * tile::kRowsPerLane; ++i) {
         const int row = i / 2 * 16 + tile::lane_row(lane, i % 2);
@@ -79,22 +83,62 @@ class Epilogue {
       }
     }
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      const std::uint32_t all = __reduce_or_sync(~0u, marks[part]);
-      const std::int64_t warp = threadIdx.x / 32;
-      if (lane != 0) continue;
-      parameters_.marks[(tile_.index * std::int64_t{kConfig.warps} + warp) * kParts + part] =
-          static_cast<std::uint16_t>(all);
+    for (int part = 0; part < kParts; ++part) marks[part] = __reduce_or_sync(~0u, marks[part]);
+    if constexpr (kPaired) {
+      if (careful) join(marks);
     }
+    if (lane != 0 || column_part<kConfig>() != 0) return;
+    // Not by first_row(), which would stay in a register from before the loops on.
+    constexpr int kSharers = kConfig.column_parts();
+    const std::int64_t rows = threadIdx.x / (32 * kSharers);
+    const std::int64_t first =
+        (tile_.index * std::int64_t{kConfig.warps / kSharers} + rows) * kParts;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+      parameters_.marks[first + part] = static_cast<std::uint16_t>(marks[part]);
   }
 
  private:
+  // The sums of the rows, over the lanes of a quad and the keys of a pair.
+  __device__ __forceinline__ void close_sums() {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+      for (math::SoftmaxState<float>& state : states_[part].row)
+        state.sum = tile::quad_sum(state.sum);
+    }
+    if constexpr (kPaired) {
+      const float rows[4] = {states_[0].row[0].sum, states_[0].row[1].sum, states_[1].row[0].sum,
+                             states_[1].row[1].sum};
+      give_rows(shared_, rows);
+      meet_partner<kConfig>();
+      const float4 others = take_rows(shared_);
+      states_[0].row[0].sum += others.x;
+      states_[0].row[1].sum += others.y;
+      states_[1].row[0].sum += others.z;
+      states_[1].row[1].sum += others.w;
+    }
+  }
+
+  // Marks of a pair: what spoils a row may be among the keys or the columns of either warp.
+  __device__ __forceinline__ void join(std::uint32_t (&marks)[kParts]) {
+    // 16 bits are a float exactly.
+    const float own[4] = {static_cast<float>(marks[0]), static_cast<float>(marks[1]), 0, 0};
+    give_rows(shared_, own);
+    meet_partner<kConfig>();
+    const float4 others = take_rows(shared_);
+    marks[0] |= static_cast<std::uint32_t>(others.x);
+    marks[1] |= static_cast<std::uint32_t>(others.y);
+  }
+
   // The warp's first row, of the tile. Wide rows have no register for it in the loops before, and
   // find it again.
   __device__ __forceinline__ static int first_row() {
     if constexpr (kParts == 2) return warp_row<kConfig>();
     return static_cast<int>(ptx::kept(threadIdx.x) / 32) * 16;
   }
+
+  __device__ __forceinline__ static int first_column() { return column_part<kConfig>() * kColumns; }
 
   // The lanes of a quad have the same rows: each closes one of them.
   __device__ __forceinline__ void close(float (&scales)[kParts][tile::kRowsPerLane]) {
@@ -124,7 +168,9 @@ class Epilogue {
           __shfl_sync(~0u, closed.scale, lane / tile::kLanesPerRow * tile::kLanesPerRow + i);
     }
     const std::int32_t row = lane_row<kConfig>(tile_, own / 2) + own % 2 * 8;
-    if (!problem.lse.present() || row > tile_.last || lane % tile::kLanesPerRow >= kRows) return;
+    if (!problem.lse.present() || row > tile_.last || lane % tile::kLanesPerRow >= kRows ||
+        column_part<kConfig>() != 0)
+      return;
     const std::int64_t place = tile_.sequence.q_start + row;
     static_cast<float*>(problem.lse.data)[problem.lse.offset(out_batch(), tile_.head, place)] =
         closed.lse;
@@ -153,7 +199,7 @@ class Epilogue {
       float* const to = static_cast<float*>(view.data) + out_offset(row);
 #pragma unroll
       for (int r = 0; r < kOut; ++r) {
-        const int column = tile::register_column(r) + tile::lane_column(lane);
+        const int column = first_column() + tile::register_column(r) + tile::lane_column(lane);
         if (tile::register_row(r) != i % 2 || column >= parameters_.problem.value_dim) continue;
         to[column] = out_[i / 2][r] * scales[i / 2][i % 2];
       }
@@ -164,10 +210,11 @@ class Epilogue {
   // their chunks are exchanged alike.
   __device__ __forceinline__ void stage(const float (&scales)[kParts][tile::kRowsPerLane]) {
     const int lane = threadIdx.x % 32;
-    const std::uint32_t first = static_cast<std::uint32_t>(
-        Layout::place(first_row() + tile::lane_row(lane, 0), 0) + lane % tile::kLanesPerRow * 4);
+    const std::uint32_t first =
+        static_cast<std::uint32_t>(Layout::place(first_row() + tile::lane_row(lane, 0), 0) +
+                                   first_column() * 2 + lane % tile::kLanesPerRow * 4);
 #pragma unroll
-    for (int chunk = 0; chunk < kConfig.columns / 8; ++chunk) {
+    for (int chunk = 0; chunk < kColumns / 8; ++chunk) {
       const std::uint32_t place = tile::chunk_address<kConfig.columns>(first, chunk);
 #pragma unroll
       for (int i = 0; i < kParts * tile::kRowsPerLane; ++i) {
@@ -184,11 +231,12 @@ class Epilogue {
   // written.
   __device__ __forceinline__ void store_chunks() {
     constexpr int kSteps = kParts * 4;
-    constexpr int kGroups = kConfig.columns / 64;
+    constexpr int kGroups = kColumns / 64;
     const problem::View& view = parameters_.problem.out;
     const int row = static_cast<int>(threadIdx.x) % 32 / 8;
     const int column = static_cast<int>(threadIdx.x) % 8 * 8;
-    const unsigned char* const from = shared_.q + first_row() * Layout::kRowBytes;
+    const unsigned char* const from =
+        shared_.q + first_row() * Layout::kRowBytes + first_column() * 2;
     uint4 chunks[kSteps][kGroups];
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -200,10 +248,11 @@ class Epilogue {
                                             step / 2 * 8 * Layout::kRowBytes + group * 128);
       }
     }
-    std::uint16_t* to = static_cast<std::uint16_t*>(view.data) + out_offset(row) + column;
+    std::uint16_t* to =
+        static_cast<std::uint16_t*>(view.data) + out_offset(row) + first_column() + column;
     const std::int32_t rows_left = tile_.last + 1 - tile_.first - first_row() - row;
     const std::int32_t columns_left =
-        static_cast<std::int32_t>(parameters_.problem.value_dim) - column;
+        static_cast<std::int32_t>(parameters_.problem.value_dim) - first_column() - column;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step, to += 4 * view.row) {
 #pragma unroll
@@ -220,7 +269,8 @@ class Epilogue {
     for (int row = 0; row < kParts * 16 && is_inside(row); ++row) {
       std::uint16_t* const to = static_cast<std::uint16_t*>(view.data) + out_offset(row);
 #pragma unroll 1
-      for (int c = threadIdx.x % 32; c < parameters_.problem.value_dim; c += 32) {
+      for (int c = first_column() + threadIdx.x % 32;
+           c < parameters_.problem.value_dim && c < first_column() + kColumns; c += 32) {
         to[c] = reinterpret_cast<const std::uint16_t*>(
             shared_.q + Layout::place(first_row() + row, c / 8))[c % 8];
       }

@@ -97,8 +97,17 @@ class Forward : public TileStep<kConfig> {
     if (kRules && shared_.careful) clean_stage(stage);
     float scores[kParts][kScores];
     this->multiply_scores(stage, scores);
-    if constexpr (kConfig.stages == 1) exchange(next);
-    this->template absorb<kRules>(key, kind, stage, scores);
+    if constexpr (Step::kPaired) {
+      tile::Maxima maxima[kParts];
+      this->template give_maxima<kRules>(key, kind, scores, maxima);
+      exchange(next);
+      tile::Anchors anchors[kParts];
+      this->take_maxima(maxima, anchors);
+      this->absorb(key, stage, anchors, scores);
+    } else {
+      if constexpr (kConfig.stages == 1) exchange(next);
+      this->template absorb<kRules>(key, kind, stage, scores);
+    }
   }
 
   // K of this tile is there, and everybody is done with the one before it. Two stages: V is there

@@ -61,6 +61,16 @@ struct alignas(16) From {
   const std::uint16_t* v;
 };
 
+// What the two warps of a pair tell each other; each writes its own.
+template <KernelConfig kConfig>
+struct alignas(16) Exchange {
+  // Of a warp's rows, lane by lane: lane l has row l % 4 of the four of its quad.
+  float rows[kConfig.warps][32];
+  // A tile's weights of the warp's keys, as operands of 16 keys and 16 rows.
+  uint4 weights[kConfig.warps][kConfig.k_tile / 32 * kConfig.row_parts][32];
+};
+struct NoExchange {};
+
 template <KernelConfig kConfig>
 struct Shared {
   // Where two parts take all registers.
@@ -78,6 +88,7 @@ struct Shared {
   std::uint8_t seen[kConfig.threads()];
   std::uint8_t bad_row[kConfig.q_tile()];
   std::uint8_t bad_key[kConfig.k_tile];
+  std::conditional_t<kConfig.paired, Exchange<kConfig>, NoExchange> exchange;
 };
 
 }  // namespace tilewise::cuda::sm80

@@ -6,6 +6,7 @@
 #include "cuda/ptx/mma.cuh"
 #include "cuda/sm80/loader.cuh"
 #include "cuda/sm80/mask.cuh"
+#include "cuda/sm80/pair.cuh"
 #include "cuda/sm80/work.cuh"
 #include "cuda/tile/rows.h"
 #include "cuda/tile/score.cuh"
@@ -17,19 +18,25 @@ template <KernelConfig kConfig>
 class TileStep {
  public:
   static constexpr int kParts = kConfig.row_parts;
-  static constexpr int kScores = kConfig.k_tile / 2;  // registers of a part
-  static constexpr int kOut = kConfig.columns / 2;
-  static constexpr int kSteps = kConfig.columns / 16;    // of the product with K
-  static constexpr int kKeySteps = kConfig.k_tile / 16;  // of the product with V
+  static constexpr bool kPaired = kConfig.paired;
+  static constexpr int kKeys = kConfig.k_tile / kConfig.column_parts();  // of the warp's scores
+  static constexpr int kScores = kKeys / 2;                              // registers of a part
+  static constexpr int kOut = kConfig.columns / 2 / kConfig.column_parts();
+  static constexpr int kSteps = kConfig.columns / 16;                // of the product with K
+  static constexpr int kKeySteps = kKeys / 16;                       // of the product with V
+  static constexpr int kOutSteps = kSteps / kConfig.column_parts();  // 16 columns of out each
   using Layout = tile::RowTile<kConfig.columns>;
+  static_assert(!kPaired || (kParts == 2 && kConfig.columns % 128 == 0 && !kConfig.general),
+                "Half of the columns are whole groups of chunks.");
 
   __device__ TileStep(const Parameters& parameters, Shared<kConfig>& shared)
       : parameters_(parameters),
         shared_(ptx::kept(shared)),
         tile_(shared_.tile),
         mask_(parameters, tile_, shared_.mask),
-        k_start_(ptx::kept(ptx::shared_address(shared_.k[0]) + place_second())),
-        v_start_(ptx::kept(ptx::shared_address(shared_.v[0]) + place_first())) {}
+        k_start_(ptx::kept(ptx::shared_address(shared_.k[0]) + place_second() + own_keys())),
+        v_start_(ptx::kept(ptx::shared_address(shared_.v[0]) + place_first() + own_keys() +
+                           column_part<kConfig>() * kOut * 4)) {}
 
  protected:
   __device__ __forceinline__ void clear() {
@@ -51,16 +58,23 @@ class TileStep {
   }
 
   // Where the lane's part of the first operand of a product lies in it; of the second.
-  __device__ __forceinline__ static std::int32_t place_first() {
-    const int lane = threadIdx.x % 32;
+  __device__ __forceinline__ static std::int32_t place_first(std::uint32_t thread = threadIdx.x) {
+    const int lane = static_cast<int>(thread % 32);
     return Layout::place(tile::lane_row_first(lane), tile::lane_chunk_first(lane));
   }
   __device__ __forceinline__ static std::int32_t place_second() {
     const int lane = threadIdx.x % 32;
     return Layout::place(tile::lane_row_second(lane), tile::lane_chunk_second(lane));
   }
+  // From the first key of a tile to the warp's first one, in bytes.
+  __device__ __forceinline__ static std::int32_t own_keys() {
+    return column_part<kConfig>() * kKeys * Layout::kRowBytes;
+  }
   __device__ __forceinline__ std::uint32_t queries_start() {
-    return ptx::shared_address(shared_.q) + warp_row<kConfig>() * Layout::kRowBytes + place_first();
+    // Found again for each tile of keys where the loops have no register for it.
+    const std::uint32_t thread = kPaired ? ptx::kept(threadIdx.x) : threadIdx.x;
+    return ptx::shared_address(shared_.q) + warp_row<kConfig>() * Layout::kRowBytes +
+           place_first(thread);
   }
   __device__ __forceinline__ void load_queries(std::uint32_t start, int step, int part,
                                                std::uint32_t (&a)[4]) {
@@ -71,6 +85,7 @@ class TileStep {
   // scores = Q K^T
   __device__ __forceinline__ void multiply_scores(int stage, float (&scores)[kParts][kScores]) {
     const std::uint32_t start = k_start_ + stage * kConfig.k_bytes();
+    const std::uint32_t queries = queries_start();
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
 #pragma unroll
@@ -85,11 +100,11 @@ class TileStep {
 #pragma unroll
           for (int i = 0; i < 4; ++i) a[part][i] = q_[step][part][i];
         } else {
-          load_queries(queries_start(), step, part, a[part]);
+          load_queries(queries, step, part, a[part]);
         }
       }
 #pragma unroll
-      for (int n = 0; n < kConfig.k_tile / 16; ++n) {
+      for (int n = 0; n < kKeySteps; ++n) {
         std::uint32_t b[4];
         ptx::load_matrices(
             b, tile::step_address<kConfig.columns>(start, step) + n * 16 * Layout::kRowBytes);
@@ -109,12 +124,20 @@ class TileStep {
                                          float (&scores)[kParts][kScores]) {
     if constexpr (kRules) apply_rules(key, kind, scores);
     tile::Anchors anchors[kParts];
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+      anchors[part] = tile::raise(scores[part], states_[part], parameters_.unit);
+    absorb(key, stage, anchors, scores);
+  }
+
+  // The same with the states raised, and all rules applied.
+  __device__ __forceinline__ void absorb(std::int32_t key, int stage,
+                                         const tile::Anchors (&anchors)[kParts],
+                                         float (&scores)[kParts][kScores]) {
     bool moved = false;
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      anchors[part] = tile::raise(scores[part], states_[part], parameters_.unit);
+    for (int part = 0; part < kParts; ++part)
       moved |= anchors[part].factor[0] != 1.0f || anchors[part].factor[1] != 1.0f;
-    }
     if (__any_sync(~0u, moved)) rescale(anchors);
     if constexpr (kConfig.general) {
       std::uint32_t weights[kParts][kScores / 2];
@@ -171,9 +194,69 @@ class TileStep {
 #pragma unroll
     for (int step = 0; step < kKeySteps; ++step) {
 #pragma unroll
-      for (int n = 0; n < kSteps; ++n) {
+      for (int n = 0; n < kOutSteps; ++n) {
         multiply_block(start, step, n, &weights[0][4 * step], kScores / 2);
       }
+    }
+  }
+
+  // A pair, before a barrier of both: the rules are applied to the scores, and the maxima of the
+  // warp's keys go to its partner.
+  template <bool kRules>
+  __device__ __forceinline__ void give_maxima(std::int32_t key, tile::TileClass kind,
+                                              float (&scores)[kParts][kScores],
+                                              tile::Maxima (&maxima)[kParts]) {
+    if constexpr (kRules) apply_rules(key, kind, scores);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) maxima[part] = tile::maxima_of(scores[part]);
+    const float rows[4] = {maxima[0].row[0], maxima[0].row[1], maxima[1].row[0], maxima[1].row[1]};
+    give_rows(shared_, rows);
+  }
+
+  // Behind it: the maxima of all keys raise the states.
+  __device__ __forceinline__ void take_maxima(const tile::Maxima (&own)[kParts],
+                                              tile::Anchors (&anchors)[kParts]) {
+    const float4 rows = take_rows(shared_);
+    const tile::Maxima others[kParts] = {{{rows.x, rows.y}}, {{rows.z, rows.w}}};
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const tile::Maxima all = {{fmaxf(own[part].row[0], others[part].row[0]),
+                                 fmaxf(own[part].row[1], others[part].row[1])}};
+      anchors[part] = tile::raise(all, states_[part], parameters_.unit);
+    }
+  }
+
+  // Weights of 16 keys to the partner. weights (kParts, 4)
+  __device__ __forceinline__ void give_weights(int step, const std::uint32_t* weights) {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const std::uint32_t* const of = weights + 4 * part;
+      const std::uint32_t thread = ptx::kept(threadIdx.x);
+      shared_.exchange.weights[thread / 32][step * kParts + part][thread % 32] =
+          make_uint4(of[0], of[1], of[2], of[3]);
+    }
+  }
+
+  // out += weights V for the partner's keys.
+  __device__ __forceinline__ void multiply_partner(int stage) {
+    const std::uint32_t start =
+        values_start(stage) + (column_part<kConfig>() == 0 ? 1 : -1) * kKeys * Layout::kRowBytes;
+    await_partner();
+#pragma unroll
+    for (int step = 0; step < kKeySteps; ++step) {
+      std::uint32_t weights[4 * kParts];
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        const std::uint32_t thread = ptx::kept(threadIdx.x);
+        const uint4 of =
+            shared_.exchange.weights[thread / 32 ^ 1][step * kParts + part][thread % 32];
+        weights[4 * part] = of.x;
+        weights[4 * part + 1] = of.y;
+        weights[4 * part + 2] = of.z;
+        weights[4 * part + 3] = of.w;
+      }
+#pragma unroll
+      for (int n = 0; n < kOutSteps; ++n) multiply_block(start, step, n, weights, 4);
     }
   }
 
@@ -189,16 +272,21 @@ class TileStep {
     for (int i = 0; i < kPairs; ++i) weights[0][i] = weigh_pair(scores, anchors, 0, i);
 #pragma unroll
     for (int step = 0; step < kKeySteps; ++step) {
+      if constexpr (kPaired) {
+        give_weights(step, weights[step % 2]);
+        if (step + 1 == kKeySteps) tell_partner();
+      }
 #pragma unroll
-      for (int n = 0; n < kSteps; ++n) {
+      for (int n = 0; n < kOutSteps; ++n) {
         multiply_block(start, step, n, weights[step % 2], 4);
         if (step + 1 == kKeySteps) continue;
 #pragma unroll
-        for (int i = n * kPairs / kSteps; i < (n + 1) * kPairs / kSteps; ++i) {
+        for (int i = n * kPairs / kOutSteps; i < (n + 1) * kPairs / kOutSteps; ++i) {
           weights[(step + 1) % 2][i] = weigh_pair(scores, anchors, step + 1, i);
         }
       }
     }
+    if constexpr (kPaired) multiply_partner(stage);
   }
 
   // Operand register i (part * 4 + its number) of the weights of 16 keys.
@@ -220,7 +308,7 @@ class TileStep {
   __device__ __forceinline__ void apply_rules(std::int32_t key, tile::TileClass kind,
                                               float (&scores)[kParts][kScores]) {
     const std::int32_t row = lane_row<kConfig>(tile_, 0);
-    const std::int32_t column = key * kConfig.k_tile;
+    const std::int32_t column = key * kConfig.k_tile + column_part<kConfig>() * kKeys;
     const std::int32_t own_column = tile::lane_column(threadIdx.x % 32);
     std::uint32_t visible[kParts * tile::kRowsPerLane];
     if (kind != tile::kFull) {
@@ -272,8 +360,9 @@ class TileStep {
                                                 const std::uint32_t (&visible)[tile::kRowsPerLane],
                                                 std::int32_t own_column) {
     std::uint32_t bad = 0;
-    for (int bit = 0; bit < kConfig.k_tile / 4; ++bit) {
-      if (shared_.bad_key[bit / 2 * 8 + bit % 2 + own_column] != 0) bad |= 1u << bit;
+    const std::uint8_t* const bad_key = shared_.bad_key + column_part<kConfig>() * kKeys;
+    for (int bit = 0; bit < kKeys / 4; ++bit) {
+      if (bad_key[bit / 2 * 8 + bit % 2 + own_column] != 0) bad |= 1u << bit;
     }
 #pragma unroll
     for (int which = 0; which < tile::kRowsPerLane; ++which) {

@@ -50,7 +50,16 @@ __device__ __forceinline__ void find_tile(const Parameters& parameters, std::int
 // The warp's first row, of the tile.
 template <KernelConfig kConfig>
 __device__ __forceinline__ int warp_row() {
-  return static_cast<int>(threadIdx.x) / 32 * 16 * kConfig.row_parts;
+  const std::uint32_t thread = kConfig.paired ? ptx::kept(threadIdx.x) : threadIdx.x;
+  return static_cast<int>(thread) / (32 * kConfig.column_parts()) * 16 * kConfig.row_parts;
+}
+
+// The warp's part of the columns of out, and of the keys of the scores; found again each time, the
+// loops have no register for it.
+template <KernelConfig kConfig>
+__device__ __forceinline__ int column_part() {
+  if constexpr (!kConfig.paired) return 0;
+  return static_cast<int>(ptx::kept(threadIdx.x)) / 32 % 2;
 }
 
 // The lane's first row of a part, of the sequence.

@@ -42,11 +42,13 @@ struct Anchors {
 // an instruction takes four cycles, in which two rows of two chains have something to do.
 inline constexpr int kChains = 2;
 
-// Takes the maxima of a tile of scores into the states. max becomes that of the row, or stays what
-// it was if that is not much less. `unit` > 0 is what a unit of score is worth as an exponent of 2.
+// The maxima of a tile of scores, of the two rows.
+struct Maxima {
+  float row[kRowsPerLane];
+};
+
 template <int kCount>
-__device__ __forceinline__ Anchors raise(const float (&scores)[kCount], RowStates& states,
-                                         float unit) {
+__device__ __forceinline__ Maxima maxima_of(const float (&scores)[kCount]) {
   float max[kRowsPerLane][kChains];
 #pragma unroll
   for (int r = 0; r < kCount; r += 2) {
@@ -54,12 +56,18 @@ __device__ __forceinline__ Anchors raise(const float (&scores)[kCount], RowState
     const float pair = fmaxf(scores[r], scores[r + 1]);
     chain = r / 4 < kChains ? pair : fmaxf(chain, pair);
   }
+  return {{quad_maximum(fmaxf(max[0][0], max[0][1])), quad_maximum(fmaxf(max[1][0], max[1][1]))}};
+}
+
+// Takes the maxima of a tile of scores into the states. max becomes that of the row, or stays what
+// it was if that is not much less. `unit` > 0 is what a unit of score is worth as an exponent of 2.
+__device__ __forceinline__ Anchors raise(const Maxima& maxima, RowStates& states, float unit) {
   Anchors anchors;
 #pragma unroll
   for (int which = 0; which < kRowsPerLane; ++which) {
     math::SoftmaxState<float>& state = states.row[which];
     const float before = state.max;
-    const float seen = fmaxf(before, quad_maximum(fmaxf(max[which][0], max[which][1])));
+    const float seen = fmaxf(before, maxima.row[which]);
     state.max = (seen - before) * unit <= kSlack ? before : seen;
     anchors.anchor[which] = math::anchor(state.max) * unit;
     // Exactly 1 where the maximum stays: fused with the product, the difference would be its
@@ -68,6 +76,12 @@ __device__ __forceinline__ Anchors raise(const float (&scores)[kCount], RowState
         state.max == before ? 1.0f : ptx::exp2_approx(before * unit - anchors.anchor[which]);
   }
   return anchors;
+}
+
+template <int kCount>
+__device__ __forceinline__ Anchors raise(const float (&scores)[kCount], RowStates& states,
+                                         float unit) {
+  return raise(maxima_of(scores), states, unit);
 }
 
 // Scores become weights exp(score - max); their sums go to the states.
