@@ -11,17 +11,15 @@ namespace tilewise::cpu::TILEWISE_TARGET {
 
 using problem::Status;
 
-template <class T>
-DecodeRange decode_item_range(const Problem& problem, const Sequence* sequences,
-                              const DecodeItem& item, const DecodeScratch<T>& scratch) {
+// The heads and keys of an item, without what its rows may see.
+TILEWISE_INLINE DecodeRange decode_item_keys(const Problem& problem, const Sequence* sequences,
+                                             const DecodeItem& item) {
   DecodeRange range;
   range.heads = decode_heads(problem);
   const std::int64_t first = item.heads_number * range.heads.group * range.heads.kv_heads;
-  range.context = {&problem, sequences[item.batch], first, scratch.bands, 0};
+  range.context = {&problem, sequences[item.batch], first, nullptr, 0};
   range.heads.kv_heads =
       math::lesser(range.heads.kv_heads, (problem.heads - first) / range.heads.group);
-  range.context.band_count =
-      problem::sequence_bands(problem, range.context.sequence, first, scratch.bands);
   const math::KeyRange keys = decode_range(problem, range.context.sequence);
   const std::int64_t length = split_length(keys.end - keys.begin);
   range.keys.begin = keys.begin + item.split * length;
@@ -29,9 +27,10 @@ DecodeRange decode_item_range(const Problem& problem, const Sequence* sequences,
   return range;
 }
 
+// `merged`: how many pairs of states; `last`: the results are stored.
 template <class T>
-void count_decode_traffic(const RunContext& run, const DecodeRange& range, bool merged,
-                          std::int64_t splits) {
+void count_decode_traffic(const RunContext& run, const DecodeRange& range, std::int64_t merged,
+                          bool last, std::int64_t splits) {
   const Problem& problem = *range.context.problem;
   const std::int64_t size = problem::dtype_size(problem.dtype);
   const std::int64_t state =
@@ -40,33 +39,53 @@ void count_decode_traffic(const RunContext& run, const DecodeRange& range, bool 
   count_traffic(run,
                 (range.keys.end - range.keys.begin) * range.heads.kv_heads *
                         (problem.head_dim + problem.value_dim) * size +
-                    range.rows() * problem.head_dim * size + (merged ? splits * state : 0),
-                state + (merged ? range.rows() * out : 0));
+                    range.rows() * problem.head_dim * size + (2 * merged + (last ? 1 : 0)) * state,
+                (1 + merged) * state + (last ? range.rows() * out : 0));
 }
 
-// Computes item `number`; if it is the last of its heads, their results.
+template <class T>
+void store_decoded_rows(const DecodeRange& range, const T* max, const T* sum, const T* out) {
+  const std::int64_t size = padded<T>(range.context.problem->value_dim).size();
+  for (std::int64_t r = 0; r < range.rows(); ++r)
+    store_decoded_row(range, r, math::SoftmaxState<T>{max[r], sum[r]}, out + r * size);
+}
+
+// Computes item `number`; if it is the last of its heads, their results. `following`: the item that
+// the caller computes next, whose first keys are read ahead, or a number beyond the last.
 template <class T>
 void decode_item(const Problem& problem, const RunContext& run, const Sequence* sequences,
-                 const DecodeShared<T>& shared, std::int64_t number,
-                 const DecodeScratch<T>& scratch) {
+                 const DecodeShared<T>& shared, std::int64_t number, std::int64_t following,
+                 DecodeScratch<T>& own) {
+  DecodeScratch<T> scratch = own;
   const DecodeItem item = decode_item_at(problem, shared, number);
-  const DecodeRange range = decode_item_range(problem, sequences, item, scratch);
+  DecodeRange range = decode_item_keys(problem, sequences, item);
+  range.context.bands = scratch.bands;
+  range.context.band_count =
+      problem::sequence_bands(problem, range.context.sequence, range.context.head, scratch.bands);
+  DecodeRange next;
+  if (following < shared.items_before[problem.batch]) {
+    next = decode_item_keys(problem, sequences, decode_item_at(problem, shared, following));
+    range.following = &next;
+  }
+  const std::int64_t heads = item.batch * problem.heads + range.context.head;
+  if (own.loaded != heads) load_decode_queries(range, scratch);
+  own.loaded = heads;
+  const SplitStates<T> states = split_states(range, shared, item);
+  if (item.splits > 1) {  // the split's states are made where they are kept
+    const std::int64_t first = item.split * states.stride;
+    scratch.max = states.max + first;
+    scratch.sum = states.sum + first;
+    scratch.out = states.out + first * states.size;
+  }
   decode_split(range, scratch);
   if (item.splits == 1) {
-    const std::int64_t size = padded<T>(problem.value_dim).size();
-    for (std::int64_t r = 0; r < range.rows(); ++r) {
-      store_decoded_row(range, r, math::SoftmaxState<T>{scratch.max[r], scratch.sum[r]},
-                        scratch.out + r * size);
-    }
-    return count_decode_traffic<T>(run, range, true, 1);
+    store_decoded_rows(range, scratch.max, scratch.sum, scratch.out);
+    return count_decode_traffic<T>(run, range, 0, true, 1);
   }
-  const SplitStates<T> states = split_states(range, shared, item);
-  keep_states(range, states, item.split, scratch);
-  std::int64_t* const pending =
-      shared.pending + item.batch * decode_heads(problem).items + item.heads_number;
-  const bool last = __atomic_sub_fetch(pending, 1, __ATOMIC_ACQ_REL) == 0;
-  if (last) merge_states(range, states, item.splits, scratch);
-  count_decode_traffic<T>(run, range, last, item.splits);
+  const std::int64_t merged =
+      join_states(range, states, item.split, item.splits, shared.joined + number - item.split);
+  if (merged >= 0) store_decoded_rows(range, states.max, states.sum, states.out);
+  count_decode_traffic<T>(run, range, merged < 0 ? -1 - merged : merged, merged >= 0, item.splits);
 }
 
 // ---- a problem whose sequences are all decoded ----
@@ -97,12 +116,21 @@ Status run_decode(const Problem& problem, const RunContext& run) {
   problem::fill_sequences(problem, shared.sequences);
   problem::fill_unowned_rows(problem, shared.sequences);
   const std::int64_t items = number_decode_items(problem, shared.sequences, decode);
-  auto body = [&](std::int64_t worker, std::int64_t number) {
-    Arena own(scratch_base + worker * measure.used());
-    const DecodeScratch<T> scratch = take_decode_scratch<T>(problem, own);
-    decode_item(problem, run, shared.sequences, decode, number, scratch);
+  const std::int64_t workers = math::lesser(run.concurrency, items);
+  *shared.next = 0;
+  auto worker = [&](std::int64_t index) {
+    Arena own(scratch_base + index * measure.used());
+    DecodeScratch<T> scratch = take_decode_scratch<T>(problem, own);
+    const auto take = [&] { return __atomic_fetch_add(shared.next, 1, __ATOMIC_RELAXED); };
+    for (std::int64_t number = take(); number < items;) {
+      // The last items are taken one by one: nobody holds one that another could begin.
+      const bool early = number + 2 * workers < items;
+      const std::int64_t following = early ? take() : items;
+      decode_item(problem, run, shared.sequences, decode, number, following, scratch);
+      number = early ? following : take();
+    }
   };
-  share_items(run, shared.next, items, body);
+  problem::parallel_for(*run.executor, workers, worker);
   return TILEWISE_OK;
 }
 

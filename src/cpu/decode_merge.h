@@ -1,5 +1,5 @@
-// From the states of splits to results: the states are merged by the monoid of
-// math/softmax_state.h, in the order of the splits.
+// From the states of splits to results: neighbours are merged by the monoid of
+// math/softmax_state.h.
 #pragma once
 
 #include "cpu/decode_split.h"
@@ -54,42 +54,48 @@ SplitStates<T> split_states(const DecodeRange& range, const DecodeShared<T>& sha
   return {shared.max + row, shared.sum + row, shared.out + row * size, size, stride};
 }
 
+// The states of split `right` merged into those of split `left`, before it.
 template <class T>
-void keep_states(const DecodeRange& range, const SplitStates<T>& states, std::int64_t split,
-                 const DecodeScratch<T>& scratch) {
-  const std::int64_t first = split * states.stride;
-  for (std::int64_t r = 0; r < range.rows(); ++r) {
-    states.max[first + r] = scratch.max[r];
-    states.sum[first + r] = scratch.sum[r];
-  }
-  for (std::int64_t i = 0; i < range.rows() * states.size; ++i)
-    states.out[first * states.size + i] = scratch.out[i];
-}
-
-// The monoid's product over the splits, in their order.
-template <class T>
-void merge_states(const DecodeRange& range, const SplitStates<T>& states, std::int64_t splits,
-                  const DecodeScratch<T>& scratch) {
+void merge_states(const DecodeRange& range, const SplitStates<T>& states, std::int64_t left,
+                  std::int64_t right) {
   constexpr std::int64_t kLanes = Vec<T>::kLanes;
   const math::ExponentUnit<T> unit = ScoreUnits<T>(*range.context.problem).template exponent<T>();
-  T* const out = scratch.out;
   for (std::int64_t r = 0; r < range.rows(); ++r) {
-    math::SoftmaxState<T> state = {states.max[r], states.sum[r]};
-    for (std::int64_t c = 0; c < states.size; ++c) out[c] = states.out[r * states.size + c];
-    for (std::int64_t split = 1; split < splits; ++split) {
-      const std::int64_t row = split * states.stride + r;
-      const math::Merged<T> merged =
-          math::merge(state, math::SoftmaxState<T>{states.max[row], states.sum[row]}, unit);
-      state = merged.state;
-      for (std::int64_t c = 0; c < states.size; c += kLanes) {
-        const Vec<T> more = Vec<T>::load(states.out + row * states.size + c);
-        (math::combine(Vec<T>(merged.factor_a), Vec<T>::load(out + c)) +
-         math::combine(Vec<T>(merged.factor_b), more))
-            .store(out + c);
-      }
+    const std::int64_t to = left * states.stride + r;
+    const std::int64_t from = right * states.stride + r;
+    const math::Merged<T> merged =
+        math::merge(math::SoftmaxState<T>{states.max[to], states.sum[to]},
+                    math::SoftmaxState<T>{states.max[from], states.sum[from]}, unit);
+    states.max[to] = merged.state.max;
+    states.sum[to] = merged.state.sum;
+    T* const out = states.out + to * states.size;
+    const T* const more = states.out + from * states.size;
+    for (std::int64_t c = 0; c < states.size; c += kLanes) {
+      (math::combine(Vec<T>(merged.factor_a), Vec<T>::load(out + c)) +
+       math::combine(Vec<T>(merged.factor_b), Vec<T>::load(more + c)))
+          .store(out + c);
     }
-    store_decoded_row(range, r, state, out);
   }
+}
+
+// The monoid's product over the splits as a tree of pairs, whose shape is that of the number of
+// splits: whoever comes second to a pair merges it. joined[b] is the pair whose right half begins
+// with split b. Returns how many pairs the caller of `split` has merged, or -1 - that if others
+// have yet to come.
+template <class T>
+std::int64_t join_states(const DecodeRange& range, const SplitStates<T>& states, std::int64_t split,
+                         std::int64_t splits, std::uint8_t* joined) {
+  std::int64_t merged = 0;
+  for (std::int64_t half = 1; half < splits; half *= 2) {
+    const std::int64_t left = split / (2 * half) * 2 * half;
+    const std::int64_t right = left + half;
+    if (right >= splits) continue;
+    if (__atomic_exchange_n(joined + right, std::uint8_t{1}, __ATOMIC_ACQ_REL) == 0)
+      return -1 - merged;
+    merge_states(range, states, left, right);
+    ++merged;
+  }
+  return merged;
 }
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET

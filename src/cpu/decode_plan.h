@@ -1,6 +1,7 @@
 // How decoding is cut into items. A sequence of few queries is one pass over its keys for each kv
-// head; the keys are cut into splits, whose states are merged in their order. Where the cuts lie
-// depends on the sequence alone: not on the threads, nor on what is batched beside it.
+// head; the keys are cut into splits, whose states are merged as a tree of
+// pairs. Where the cuts lie depends on the sequence alone: not on the threads, nor on what is
+// batched beside it.
 #pragma once
 
 #include "cpu/decode_product.h"
@@ -92,12 +93,23 @@ TILEWISE_INLINE std::int64_t most_states(const Problem& problem) {
   return multiply_sizes(rows, problem.heads);
 }
 
+// Items that the planned shapes can have at most.
+TILEWISE_INLINE std::int64_t most_items(const Problem& problem) {
+  if (!may_decode(problem)) return 0;
+  const std::int64_t splits = math::clamp(divide_up(problem.max_k, kLeastSplit), 1, kMostSplits);
+  std::int64_t count = multiply_sizes(problem.batch, splits);
+  // Sequences of n > 1 splits have at least n * kLeastSplit / 2 keys.
+  const std::int64_t of_keys = problem.batch + problem.k_rows / (kLeastSplit / 2);
+  if (problem.k_packed && (count < 0 || of_keys < count)) count = of_keys;
+  return multiply_sizes(count, decode_heads(problem).items);
+}
+
 // What all workers share. Of a sequence that is not decoded, or in one split, there are no states.
 template <class T>
 struct DecodeShared {
   std::int64_t* items_before;   // (B + 1)
   std::int64_t* states_before;  // (B + 1): rows of states of the sequences before b
-  std::int64_t* pending;        // (B, items of a split): splits that are not done yet
+  std::uint8_t* joined;         // (items): see join_states()
   T* max;                       // (states)
   T* sum;                       // (states)
   T* out;                       // (states, padded Dv)
@@ -111,7 +123,8 @@ DecodeShared<T> take_decode_shared(const Problem& problem, Arena& arena) {
   DecodeShared<T> shared;
   shared.items_before = arena.take<std::int64_t>(batch + 1);
   shared.states_before = arena.take<std::int64_t>(batch + 1);
-  shared.pending = arena.take<std::int64_t>(batch * decode_heads(problem).items);
+  const std::int64_t most = most_items(problem);
+  shared.joined = arena.take<std::uint8_t>(most < 0 ? INT64_MAX : most);
   shared.max = arena.take<T>(states < 0 ? INT64_MAX : states);
   shared.sum = arena.take<T>(states < 0 ? INT64_MAX : states);
   shared.out = arena.take<T>(size < 0 ? INT64_MAX : size);
@@ -131,8 +144,8 @@ std::int64_t number_decode_items(const Problem& problem, const Sequence* sequenc
     shared.items_before[b + 1] = shared.items_before[b] + splits * items;
     shared.states_before[b + 1] =
         shared.states_before[b] + (splits > 1 ? splits * problem.heads * sequences[b].q_len : 0);
-    for (std::int64_t i = 0; i < items; ++i) shared.pending[b * items + i] = splits;
   }
+  for (std::int64_t i = 0; i < shared.items_before[problem.batch]; ++i) shared.joined[i] = 0;
   return shared.items_before[problem.batch];
 }
 

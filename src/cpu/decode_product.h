@@ -87,14 +87,59 @@ TILEWISE_INLINE Vec<T> sum_lanes(const Vec<T>* sums) {
 
 // ---- reading ahead ----
 
-// Rows of a later block, of which every step of this one asks for a few cache lines: the memory is
-// never idle, and sees one row after another.
-struct ReadAhead {
-  Ahead rows;
-  int lines;  // of each step
+// Rows of a later block, asked for line by line while this one is computed: in even shares, also
+// where no row is read. Lines that are asked for in bunches wait for each other, and the memory
+// waits for whoever does not ask.
+class ReadAhead {
+ public:
+  // `rows` rows of `bytes` bytes, `stride` bytes apart, in `steps` steps.
+  TILEWISE_INLINE ReadAhead(const void* first, std::int64_t rows, std::int64_t bytes,
+                            std::int64_t stride, std::int64_t steps)
+      : at_(static_cast<const char*>(first)),
+        end_(at_ + bytes),
+        rows_(rows),
+        bytes_(bytes),
+        gap_(stride - bytes) {
+    const std::int64_t lines = rows * ((bytes + Ahead::kLine - 1) / Ahead::kLine);
+    rate_ = static_cast<int>((lines * kWhole + steps - 1) / math::greater(steps, 1));
+  }
 
-  TILEWISE_INLINE void step() { rows.ask(lines); }
+  TILEWISE_INLINE void step() {
+    for (share_ += rate_; share_ >= kWhole; share_ -= kWhole) {
+      __builtin_prefetch(at_, 0, 2);  // into the L2
+      at_ += Ahead::kLine;
+      if (at_ >= end_) next_row();
+    }
+  }
+
+ private:
+  static constexpr int kWhole = 1 << 10;  // a line
+
+  TILEWISE_INLINE void next_row() {
+    if (--rows_ <= 0) {
+      rate_ = 0;
+      share_ = kWhole;  // and no more in this step
+    }
+    at_ = end_ + gap_;
+    end_ = at_ + bytes_;
+  }
+
+  const char* at_;
+  const char* end_;  // of the row
+  std::int64_t rows_;
+  std::int64_t bytes_;
+  std::int64_t gap_;  // from one row to the next
+  int rate_;          // lines of a step
+  int share_ = 0;     // of a line: what is left from the steps before
 };
+
+// Steps of a block's products between `loads` registers of a row and the next ones: as many as the
+// lines that they read.
+template <class T, class S>
+constexpr int load_steps(int loads) {
+  const int lines = loads * Vec<T>::kLanes * static_cast<int>(sizeof(S)) / Ahead::kLine;
+  return lines > 1 ? lines : 1;
+}
 
 // ---- scores ----
 
@@ -114,9 +159,10 @@ TILEWISE_INLINE void store_scores(const Vec<T>* sums, T* scores, std::int64_t sc
 // to the rows of K; queries are padded rows, zero in the lanes that are not fresh.
 template <class T, class S, int kRows>
 TILEWISE_INLINE void score_block(const S* const* keys, const T* queries, Padded<T> row, T* scores,
-                                 std::int64_t score_stride) {
+                                 std::int64_t score_stride, ReadAhead& ahead) {
   constexpr int kLanes = Vec<T>::kLanes;
   constexpr int kKeys = kDecodeSums / kRows;
+  constexpr int kProductsOfStep = kDecodeSums / load_steps<T, S>(kKeys);
   Vec<T> sums[kDecodeSums];
 #pragma GCC unroll 16
   for (int i = 0; i < kDecodeSums; ++i) sums[i] = Vec<T>(T(0));
@@ -129,8 +175,10 @@ TILEWISE_INLINE void score_block(const S* const* keys, const T* queries, Padded<
     for (int r = 0; r < kRows; ++r) {
       const Vec<T> query = Vec<T>::load(queries + r * size + c);
 #pragma GCC unroll 16
-      for (int j = 0; j < kKeys; ++j)
+      for (int j = 0; j < kKeys; ++j) {
+        if ((r * kKeys + j) % kProductsOfStep == 0) ahead.step();
         sums[r * kKeys + j] = multiply_add(key[j], query, sums[r * kKeys + j]);
+      }
     }
   }
   if (row.has_rest()) {
@@ -169,8 +217,8 @@ TILEWISE_INLINE bool scores_by_pairs(std::int64_t width) {
 // score_block() for scores_by_pairs().
 template <int kRows>
 TILEWISE_INLINE void pair_score_block(const math::BFloat16* const* keys, const float* queries,
-                                      std::int64_t width, float* scores,
-                                      std::int64_t score_stride) {
+                                      std::int64_t width, float* scores, std::int64_t score_stride,
+                                      ReadAhead& ahead) {
   constexpr int kKeys = kDecodeSums / kRows;
   __m512 sums[kDecodeSums];
 #pragma GCC unroll 16
@@ -184,8 +232,10 @@ TILEWISE_INLINE void pair_score_block(const math::BFloat16* const* keys, const f
       __m512bh query;
       __builtin_memcpy(&query, queries + r * width + c / 2, sizeof(query));
 #pragma GCC unroll 16
-      for (int j = 0; j < kKeys; ++j)
+      for (int j = 0; j < kKeys; ++j) {
+        if ((r * kKeys + j) % kRows == 0) ahead.step();  // kKeys lines
         sums[r * kKeys + j] = _mm512_dpbf16_ps(sums[r * kKeys + j], key[j], query);
+      }
     }
   }
   Vec<float> totals[kDecodeSums];
@@ -211,8 +261,10 @@ struct OutputRows {
 // registers. The sum is made by itself before it joins out: short sums lose less.
 template <class T, class S, int kRows, int kColumns>
 TILEWISE_INLINE void output_block(Rows<S> values, std::int64_t keys, OutputRows<T> rows,
-                                  ReadAhead* ahead) {
+                                  ReadAhead& shared_ahead) {
   constexpr int kLanes = Vec<T>::kLanes;
+  constexpr int kProductsOfStep = kRows * kColumns / load_steps<T, S>(kColumns);
+  ReadAhead ahead = shared_ahead;
   Vec<T> sums[kRows][kColumns];
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
@@ -220,7 +272,6 @@ TILEWISE_INLINE void output_block(Rows<S> values, std::int64_t keys, OutputRows<
     for (int n = 0; n < kColumns; ++n) sums[r][n] = Vec<T>(T(0));
   }
   for (std::int64_t j = 0; j < keys; ++j) {
-    if (ahead != nullptr) ahead->step();
     Vec<T> value[kColumns];
 #pragma GCC unroll 8
     for (int n = 0; n < kColumns; ++n)
@@ -229,7 +280,10 @@ TILEWISE_INLINE void output_block(Rows<S> values, std::int64_t keys, OutputRows<
     for (int r = 0; r < kRows; ++r) {
       const Vec<T> weight(rows.weights[r * rows.weight_stride + j]);
 #pragma GCC unroll 8
-      for (int n = 0; n < kColumns; ++n) sums[r][n] = multiply_add(weight, value[n], sums[r][n]);
+      for (int n = 0; n < kColumns; ++n) {
+        if ((r * kColumns + n) % kProductsOfStep == 0) ahead.step();
+        sums[r][n] = multiply_add(weight, value[n], sums[r][n]);
+      }
     }
   }
 #pragma GCC unroll 4
@@ -240,19 +294,19 @@ TILEWISE_INLINE void output_block(Rows<S> values, std::int64_t keys, OutputRows<
       multiply_add(Vec<T>::load(to), Vec<T>(rows.factor[r]), sums[r][n]).store(to);
     }
   }
+  shared_ahead = ahead;
 }
 
 // All of kRows rows' columns: kColumns registers at a time, then half as many; the last register of
 // a row of odd width by itself.
 template <class T, class S, int kRows, int kColumns>
 TILEWISE_INLINE void output_columns(Rows<S> values, std::int64_t keys, Padded<T> row,
-                                    std::int64_t first, OutputRows<T> rows, ReadAhead* ahead) {
+                                    std::int64_t first, OutputRows<T> rows, ReadAhead& ahead) {
   constexpr std::int64_t kStep = kColumns * Vec<T>::kLanes;
   for (; first + kStep <= row.whole(); first += kStep) {
     const OutputRows<T> here = {rows.weights, rows.weight_stride, rows.factor, rows.out + first,
                                 rows.out_stride};
     output_block<T, S, kRows, kColumns>({values.data + first, values.stride}, keys, here, ahead);
-    ahead = nullptr;
   }
   if constexpr (kColumns > 1) {
     output_columns<T, S, kRows, kColumns / 2>(values, keys, row, first, rows, ahead);

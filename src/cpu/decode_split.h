@@ -40,6 +40,7 @@ struct DecodeRange {
   HeadContext context;  // of the first query head
   DecodeHeads heads;    // `kv_heads` of this item
   math::KeyRange keys;
+  const DecodeRange* following = nullptr;  // what is computed next, if it is known
 
   TILEWISE_INLINE std::int64_t rows_of_kv_head() const {
     return heads.group * context.sequence.q_len;
@@ -118,47 +119,63 @@ TILEWISE_INLINE ReadAhead read_ahead(const View& view, const DecodeRange& range,
   const std::int64_t heads = range.heads.kv_heads;
   const std::int64_t row_bytes = ((heads - 1) * view.head + width) * kSize;
   const std::int64_t rows = math::greater(count, 0);
-  const std::int64_t lines = divide_up(row_bytes, Ahead::kLine) + 1;
   const Rows<S> first = cache_rows<S>(view, range, 0, rows > 0 ? key : 0);
-  return {Ahead(first.data, rows, row_bytes, first.stride * kSize),
-          static_cast<int>(divide_up(rows * lines, math::greater(steps, 1)))};
+  return {first.data, rows, row_bytes, first.stride * kSize, steps};
+}
+
+// Reads ahead the rows of K that follow a block.
+template <class S>
+TILEWISE_INLINE ReadAhead read_keys_ahead(const DecodeRange& range, const DecodeBlock& block,
+                                          std::int64_t steps) {
+  const Problem& problem = *range.context.problem;
+  const std::int64_t next = block.first + block.keys;
+  const bool last = next == range.keys.end && range.following != nullptr;
+  const DecodeRange& in = last ? *range.following : range;
+  const std::int64_t first = last ? in.keys.begin : next;
+  return read_ahead<S>(problem.k, in, problem.head_dim, first,
+                       math::lesser(kDecodeKeys, in.keys.end - first), steps);
 }
 
 // One block of keys: the scores of all heads while V comes in, then the outputs of all heads while
 // the next block of K does.
 template <class T, class S>
-void decode_block(const DecodeRange& range, DecodeBlock block, const DecodeScratch<T>& scratch) {
+void decode_block(const DecodeRange& range, const DecodeBlock& block,
+                  const DecodeScratch<T>& scratch) {
   const Problem& problem = *range.context.problem;
   const Padded<T> k_row = padded<T>(problem.head_dim);
   const Padded<T> v_row = padded<T>(problem.value_dim);
   const std::int64_t rows = block.rows();
   const std::int64_t heads = range.heads.kv_heads;
-  ReadAhead v_ahead = read_ahead<S>(problem.v, range, problem.value_dim, block.first, block.keys,
-                                    heads * score_steps(block.keys, rows));
+  const bool stage_k =
+      !scores_by_pairs<T, S>(problem.head_dim) && needs_staging<T, S>(problem.head_dim, rows);
+  const bool stage_v = block.careful || needs_staging<T, S>(problem.value_dim, rows);
+  const std::int64_t k_steps = stage_k ? score_steps<T, T>(block.keys, rows, problem.head_dim)
+                                       : score_steps<T, S>(block.keys, rows, problem.head_dim);
+  const std::int64_t v_steps = stage_v ? output_steps<T, T>(block.keys, rows, problem.value_dim)
+                                       : output_steps<T, S>(block.keys, rows, problem.value_dim);
+  ReadAhead v_ahead =
+      read_ahead<S>(problem.v, range, problem.value_dim, block.first, block.keys, heads * k_steps);
   for (std::int64_t kv = 0; kv < heads; ++kv) {
     const Rows<S> k = cache_rows<S>(problem.k, range, kv, block.first);
     const T* const queries = scratch.queries + kv * rows * k_row.size();
     T* const scores = scratch.scores + kv * rows * kDecodeKeys;
-    if (!scores_by_pairs<T, S>(problem.head_dim) && needs_staging<T, S>(problem.head_dim, rows)) {
+    if (stage_k) {
       const Rows<T> staged = stage_block<T>(k, block.keys, problem.head_dim, false, scratch.staged);
-      score_all_rows<T, T>(staged, block.keys, rows, queries, k_row, scores, &v_ahead);
+      score_all_rows<T, T>(staged, block.keys, rows, queries, k_row, scores, v_ahead);
     } else {
-      score_all_rows<T, S>(k, block.keys, rows, queries, k_row, scores, &v_ahead);
+      score_all_rows<T, S>(k, block.keys, rows, queries, k_row, scores, v_ahead);
     }
-    softmax_rows(block, kv * rows, scratch);
+    softmax_rows(block, kv * rows, scratch, v_ahead);
   }
-  const std::int64_t next = block.first + block.keys;
-  ReadAhead k_ahead =
-      read_ahead<S>(problem.k, range, problem.head_dim, next,
-                    math::lesser(kDecodeKeys, range.keys.end - next), heads * block.keys);
+  ReadAhead k_ahead = read_keys_ahead<S>(range, block, heads * v_steps);
   for (std::int64_t kv = 0; kv < heads; ++kv) {
     const Rows<S> v = cache_rows<S>(problem.v, range, kv, block.first);
-    if (block.careful || needs_staging<T, S>(problem.value_dim, rows)) {
+    if (stage_v) {
       const Rows<T> staged =
           stage_block<T>(v, block.keys, problem.value_dim, block.careful, scratch.staged);
-      output_all_rows<T, T>(staged, block.keys, rows, v_row, kv * rows, scratch, &k_ahead);
+      output_all_rows<T, T>(staged, block.keys, rows, v_row, kv * rows, scratch, k_ahead);
     } else {
-      output_all_rows<T, S>(v, block.keys, rows, v_row, kv * rows, scratch, &k_ahead);
+      output_all_rows<T, S>(v, block.keys, rows, v_row, kv * rows, scratch, k_ahead);
     }
     if (block.careful) {
       add_seen_rows<T>(v, block, problem.value_dim, v_row, kv * rows, scratch);
@@ -180,7 +197,6 @@ void decode_keys(const DecodeRange& range, bool careful, const DecodeScratch<T>&
 template <class T>
 void decode_split(const DecodeRange& range, const DecodeScratch<T>& scratch) {
   const Problem& problem = *range.context.problem;
-  load_decode_queries(range, scratch);
   const std::int64_t out_count = range.rows() * padded<T>(problem.value_dim).size();
   for (bool careful = false;; careful = true) {
     clear_decode_state(range, scratch);

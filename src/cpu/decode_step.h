@@ -26,6 +26,7 @@ struct DecodeScratch {
   MaskScratch<T> mask;
   std::uint8_t* seen;  // (rows, kDecodeKeys): see record_seen()
   Band* bands;
+  std::int64_t loaded = -1;  // whose queries are there
 };
 
 // A block of keys of an item. `rows` and `first_row` are those of one kv head.
@@ -73,40 +74,75 @@ TILEWISE_INLINE bool needs_staging(std::int64_t width, std::int64_t rows) {
 
 template <class T, class S, int kRows>
 void score_rows(Rows<S> k, std::int64_t count, const T* queries, Padded<T> row, T* scores,
-                ReadAhead* ahead) {
+                ReadAhead& shared_ahead) {
+  ReadAhead ahead = shared_ahead;
   constexpr int kKeys = kDecodeSums / kRows;
   for (std::int64_t j = 0; j < count; j += kKeys) {
     const S* keys[kKeys];  // beyond the last it is repeated
     for (int i = 0; i < kKeys; ++i) keys[i] = k.data + math::lesser(j + i, count - 1) * k.stride;
-    if (ahead != nullptr) ahead->step();
 #if defined(__AVX512BF16__)
     if constexpr (std::is_same_v<T, float> && std::is_same_v<S, math::BFloat16>) {
       if (scores_by_pairs<T, S>(row.width)) {
-        pair_score_block<kRows>(keys, queries, row.width, scores + j, kDecodeKeys);
+        pair_score_block<kRows>(keys, queries, row.width, scores + j, kDecodeKeys, ahead);
         continue;
       }
     }
 #endif
-    score_block<T, S, kRows>(keys, queries, row, scores + j, kDecodeKeys);
+    score_block<T, S, kRows>(keys, queries, row, scores + j, kDecodeKeys, ahead);
   }
+  shared_ahead = ahead;
 }
 
-// Keys that score_rows() takes at a time in the first pass over a block: so many steps ahead.
-TILEWISE_INLINE std::int64_t score_steps(std::int64_t keys, std::int64_t rows) {
-  return divide_up(keys * (rows >= 4 ? 4 : (rows >= 2 ? 2 : 1)), kDecodeSums);
+// Registers of an output block by its rows: 16 sums (8 with 16 registers) hide the latency twice.
+constexpr int output_registers(int rows) { return kDecodeSums / rows < 8 ? kDecodeSums / rows : 8; }
+
+// Steps in which a row's softmax reads ahead: it takes as long as the products with so many lines.
+inline constexpr int kFoldSteps = 8;
+
+// Sum of f(rows) over the passes that a block takes for `rows` rows of queries.
+template <class Function>
+TILEWISE_INLINE std::int64_t sum_over_passes(std::int64_t rows, Function f) {
+  return rows / 4 * f(4) + rows % 4 / 2 * f(2) + rows % 2 * f(1);
+}
+
+// How many steps ahead the scores of a block take with their softmax; its outputs. S: of the rows
+// as the products read them.
+template <class T, class S>
+TILEWISE_INLINE std::int64_t score_steps(std::int64_t keys, std::int64_t rows, std::int64_t width) {
+  const bool pairs = scores_by_pairs<T, S>(width);
+  const std::int64_t columns =
+      pairs ? width / kPairColumns : padded<T>(width).whole() / Vec<T>::kLanes;
+  const auto pass = [&](int pass_rows) {
+    const int at_once = kDecodeSums / pass_rows;
+    return divide_up(keys, at_once) * columns * (pairs ? at_once : load_steps<T, S>(at_once));
+  };
+  return sum_over_passes(rows, pass) + rows * kFoldSteps;
+}
+template <class T, class S>
+TILEWISE_INLINE std::int64_t output_steps(std::int64_t keys, std::int64_t rows,
+                                          std::int64_t width) {
+  const auto pass = [&](int pass_rows) {
+    std::int64_t steps = 0;
+    std::int64_t left = padded<T>(width).size() / Vec<T>::kLanes;
+    for (int columns = output_registers(pass_rows); columns > 0; columns /= 2) {
+      steps += left / columns * load_steps<T, S>(columns);
+      left %= columns;
+    }
+    return keys * steps;
+  };
+  return sum_over_passes(rows, pass);
 }
 
 template <class T, class S>
 void score_all_rows(Rows<S> k, std::int64_t count, std::int64_t rows, const T* queries,
-                    Padded<T> row, T* scores, ReadAhead* ahead) {
+                    Padded<T> row, T* scores, ReadAhead& ahead) {
   std::int64_t r = 0;
-  for (; r + 4 <= rows; r += 4, ahead = nullptr) {
+  for (; r + 4 <= rows; r += 4) {
     score_rows<T, S, 4>(k, count, queries + r * row.size(), row, scores + r * kDecodeKeys, ahead);
   }
   if (rows - r >= 2) {
     score_rows<T, S, 2>(k, count, queries + r * row.size(), row, scores + r * kDecodeKeys, ahead);
     r += 2;
-    ahead = nullptr;
   }
   if (rows - r == 1)
     score_rows<T, S, 1>(k, count, queries + r * row.size(), row, scores + r * kDecodeKeys, ahead);
@@ -160,8 +196,8 @@ TILEWISE_INLINE T fold_scores(T* scores, const math::ExponentUnit<Vec<T>>& unit,
 
 // From products to probabilities, for the rows of one kv head, from row `first_row` of the item on.
 template <class T>
-void softmax_rows(const DecodeBlock& block, std::int64_t first_row,
-                  const DecodeScratch<T>& scratch) {
+void softmax_rows(const DecodeBlock& block, std::int64_t first_row, const DecodeScratch<T>& scratch,
+                  ReadAhead& ahead) {
   const Problem& problem = *block.context.problem;
   const Frame frame = {block.first, block.keys, 0, block.queries};
   const TileClass tile_class = classify(block.context, Lanes::kKeys, frame);
@@ -186,6 +222,7 @@ void softmax_rows(const DecodeBlock& block, std::int64_t first_row,
       record_seen<T, kDecodeKeys>(block.queries, scores, scratch.seen + at * kDecodeKeys);
     }
     for (std::int64_t i = 0; i < block.queries; ++i) {
+      for (int step = 0; step < kFoldSteps; ++step) ahead.step();
       scratch.rescale[at + i] =
           fold_scores(scores + i * kDecodeKeys, unit, scratch.max + at + i, scratch.sum + at + i);
     }
@@ -201,12 +238,10 @@ void softmax_rows(const DecodeBlock& block, std::int64_t first_row,
 
 // ---- outputs ----
 
-// Registers of an output block by its rows: 16 sums (8 with 16 registers) hide the latency twice.
 template <class T, class S, int kRows>
 void output_rows(Rows<S> v, std::int64_t keys, Padded<T> row, std::int64_t first_row,
-                 const DecodeScratch<T>& scratch, ReadAhead* ahead) {
-  constexpr int kColumns = kDecodeSums / kRows < 8 ? kDecodeSums / kRows : 8;
-  output_columns<T, S, kRows, kColumns>(
+                 const DecodeScratch<T>& scratch, ReadAhead& ahead) {
+  output_columns<T, S, kRows, output_registers(kRows)>(
       v, keys, row, 0,
       {scratch.scores + first_row * kDecodeKeys, kDecodeKeys, scratch.rescale + first_row,
        scratch.out + first_row * row.size(), row.size()},
@@ -215,14 +250,12 @@ void output_rows(Rows<S> v, std::int64_t keys, Padded<T> row, std::int64_t first
 
 template <class T, class S>
 void output_all_rows(Rows<S> v, std::int64_t keys, std::int64_t rows, Padded<T> row,
-                     std::int64_t first_row, const DecodeScratch<T>& scratch, ReadAhead* ahead) {
+                     std::int64_t first_row, const DecodeScratch<T>& scratch, ReadAhead& ahead) {
   std::int64_t r = 0;
-  for (; r + 4 <= rows; r += 4, ahead = nullptr)
-    output_rows<T, S, 4>(v, keys, row, first_row + r, scratch, ahead);
+  for (; r + 4 <= rows; r += 4) output_rows<T, S, 4>(v, keys, row, first_row + r, scratch, ahead);
   if (rows - r >= 2) {
     output_rows<T, S, 2>(v, keys, row, first_row + r, scratch, ahead);
     r += 2;
-    ahead = nullptr;
   }
   if (rows - r == 1) output_rows<T, S, 1>(v, keys, row, first_row + r, scratch, ahead);
 }

@@ -218,9 +218,10 @@ Status run_forward(const Problem& problem, const RunContext& run) {
   auto body = [&](std::int64_t worker, std::int64_t number) {
     Arena own(scratch_base + worker * measure.used());
     const Body worker_body = Body::take(problem, run.concurrency, own);
-    const DecodeScratch<T> decode_scratch = take_decode_scratch<T>(problem, own);
+    DecodeScratch<T> decode_scratch = take_decode_scratch<T>(problem, own);
     if (number < blocks) return forward_item(problem, run, shared, number, worker_body);
-    decode_item(problem, run, sequences, shared.decode, number - blocks, decode_scratch);
+    decode_item(problem, run, sequences, shared.decode, number - blocks, decode_items,
+                decode_scratch);
   };
   share_items(run, shared.blocks.next, blocks + decode_items, body);
   return TILEWISE_OK;

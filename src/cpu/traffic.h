@@ -4,7 +4,7 @@
 // mask:
 //   forward   2 N D + 2 ceil(N / Br) N D, and (3 splits - 1) N D if the keys are split
 //   backward  8 N D + 4 ceil(N / Bc) N D
-//   decode    2 Sk D + (1 + splits) Sq D, and 2 splits Sq D of states if there are several
+//   decode    2 Sk D + (1 + splits) Sq D, and (4 splits - 2) Sq D of states if there are several
 // Equal to what is counted, byte for byte: tests/registry/traffic_test.cc.
 #pragma once
 
@@ -79,7 +79,8 @@ double decode_traffic(const Problem& problem) {
   return shape.per_kv_head * static_cast<double>(keys.end - keys.begin) *
              (bytes_of(problem.k, problem.head_dim) + bytes_of(problem.v, problem.value_dim)) +
          rows * (splits * bytes_of(problem.q, problem.head_dim) +
-                 bytes_of(problem.out, problem.value_dim) + (splits > 1 ? 2 * splits * state : 0));
+                 bytes_of(problem.out, problem.value_dim) +
+                 (splits > 1 ? (4 * splits - 2) * state : 0));
 }
 
 // Body: WideBody or PairBody.
