@@ -1,11 +1,17 @@
 """From measured seconds to figures, and the table that is printed."""
+import statistics
 
 
-def peak_of(calibrations, row, threads, key):
+def peak_of(calibrations, row, threads):
     """The best calibration of the run: a peak, like a run, can only be slowed down by others."""
-    dtype_matters = key == "peak_gflops"
-    return max((c[key] for c in calibrations
-                if c["threads"] == threads and (c["dtype"] == row.dtype or not dtype_matters)), default=None)
+    return max((c["peak_gflops"] for c in calibrations if c["threads"] == threads and c["dtype"] == row.dtype),
+               default=None)
+
+
+def read_rate_of(calibrations, threads):
+    """The median of the run. Unlike a peak a read rate can be too high: a large cache may hold the buffer."""
+    rates = [c["read_gbytes_per_second"] for c in calibrations if c["threads"] == threads]
+    return statistics.median(rates) if rates else None
 
 
 def figures(row, entry, peak_gflops, read_rate):
@@ -34,8 +40,8 @@ def judged(contenders):
 
 
 def finished_row(row, threads, clock, contenders, calibrations):
-    peak = peak_of(calibrations, row, threads, "peak_gflops")
-    read = peak_of(calibrations, row, threads, "read_gbytes_per_second")
+    peak = peak_of(calibrations, row, threads)
+    read = read_rate_of(calibrations, threads)
     contenders = {name: figures(row, entry, peak, read) for name, entry in contenders.items()}
     return {"name": row.name, "op": row.op, "dtype": row.dtype, "shape": ",".join(map(str, row.shape)),
             "causal": row.causal, "layout": row.layout, "threads": threads, "clock": clock, "flops": row.flops(),

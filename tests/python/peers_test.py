@@ -195,6 +195,14 @@ class Judging(unittest.TestCase):
         self.assertAlmostEqual(row["contenders"]["tilewise"]["gflops"], row["flops"] / 1e7)
         self.assertAlmostEqual(row["contenders"]["torch"]["fraction_of_peak"], row["flops"] / 2e7 / 200)
 
+    def test_the_read_rate_is_the_median_of_the_run(self):
+        calibrations = [{"threads": threads, "dtype": "bf16", "peak_gflops": 1, "read_gbytes_per_second": rate}
+                        for threads, rate in ((1, 10), (1, 12), (1, 90), (2, 500), (2, 500), (2, 500))]
+        row = report.finished_row(ROWS["Llama decode bf16 L8192 head-major"], 1, "wall clock",
+                                  {"tilewise": {"seconds": 1}}, calibrations)
+        self.assertEqual(row["read_gbytes_per_second"], 12)
+        self.assertAlmostEqual(row["contenders"]["tilewise"]["fraction_of_read"], row["kv_bytes"] / 12e9)
+
     def test_behind_is_marked(self):
         ahead = self.finish(tilewise=0.01, torch=0.02, onnxruntime_mha="refused")
         behind = self.finish(tilewise=0.04, torch=0.03, onnxruntime_mha=0.02)
