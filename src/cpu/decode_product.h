@@ -137,7 +137,8 @@ class ReadAhead {
 // lines that they read.
 template <class T, class S>
 constexpr int load_steps(int loads) {
-  const int lines = loads * Vec<T>::kLanes * static_cast<int>(sizeof(S)) / Ahead::kLine;
+  const int lines =
+      loads * Vec<T>::kLanes * static_cast<int>(sizeof(S)) / static_cast<int>(Ahead::kLine);
   return lines > 1 ? lines : 1;
 }
 
