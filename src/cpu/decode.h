@@ -27,7 +27,9 @@ TILEWISE_INLINE DecodeRange decode_item_keys(const Problem& problem, const Seque
   return range;
 }
 
-// `merged`: how many pairs of states; `last`: the results are stored.
+// `merged`: how many pairs of states; `last`: the results are stored. Queries count for every
+// split, though a worker loads them once for splits of a head that follow each other: what is
+// counted does not depend on the threads.
 template <class T>
 void count_decode_traffic(const RunContext& run, const DecodeRange& range, std::int64_t merged,
                           bool last, std::int64_t splits) {
@@ -116,21 +118,14 @@ Status run_decode(const Problem& problem, const RunContext& run) {
   problem::fill_sequences(problem, shared.sequences);
   problem::fill_unowned_rows(problem, shared.sequences);
   const std::int64_t items = number_decode_items(problem, shared.sequences, decode);
-  const std::int64_t workers = math::lesser(run.concurrency, items);
-  *shared.next = 0;
-  auto worker = [&](std::int64_t index) {
-    Arena own(scratch_base + index * measure.used());
-    DecodeScratch<T> scratch = take_decode_scratch<T>(problem, own);
-    const auto take = [&] { return __atomic_fetch_add(shared.next, 1, __ATOMIC_RELAXED); };
-    for (std::int64_t number = take(); number < items;) {
-      // The last items are taken one by one: nobody holds one that another could begin.
-      const bool early = number + 2 * workers < items;
-      const std::int64_t following = early ? take() : items;
+  auto start = [&](std::int64_t worker) {
+    Arena own(scratch_base + worker * measure.used());
+    return [&, scratch = take_decode_scratch<T>(problem, own)](std::int64_t number,
+                                                               std::int64_t following) mutable {
       decode_item(problem, run, shared.sequences, decode, number, following, scratch);
-      number = early ? following : take();
-    }
+    };
   };
-  problem::parallel_for(*run.executor, workers, worker);
+  share_items_ahead(run, shared.next, items, start);
   return TILEWISE_OK;
 }
 

@@ -1,7 +1,6 @@
 // How decoding is cut into items. A sequence of few queries is one pass over its keys for each kv
-// head; the keys are cut into splits, whose states are merged as a tree of
-// pairs. Where the cuts lie depends on the sequence alone: not on the threads, nor on what is
-// batched beside it.
+// head; the keys are cut into splits, whose states are merged as a tree of pairs. Where the cuts
+// lie depends on the sequence alone: not on the threads, nor on what is batched beside it.
 #pragma once
 
 #include "cpu/decode_product.h"

@@ -99,6 +99,27 @@ void share_items(const RunContext& context, std::int64_t* next, std::int64_t cou
   problem::parallel_for(*context.executor, math::lesser(context.concurrency, count), worker);
 }
 
+// The same with what is next: each worker runs body = start(worker) once and body(number,
+// following) for its numbers, where `following` is its next one, or `count` if that is not known.
+// The last numbers are taken one by one: nobody holds one that another could begin.
+template <class Start>
+void share_items_ahead(const RunContext& context, std::int64_t* next, std::int64_t count,
+                       Start& start) {
+  *next = 0;
+  const std::int64_t workers = math::lesser(context.concurrency, count);
+  auto worker = [&](std::int64_t index) {
+    auto body = start(index);
+    const auto take = [&] { return __atomic_fetch_add(next, 1, __ATOMIC_RELAXED); };
+    for (std::int64_t number = take(); number < count;) {
+      const bool early = number + 2 * workers < count;
+      const std::int64_t following = early ? take() : count;
+      body(number, math::lesser(following, count));
+      number = early ? following : take();
+    }
+  };
+  problem::parallel_for(*context.executor, workers, worker);
+}
+
 TILEWISE_INLINE void count_traffic(const RunContext& context, std::int64_t read,
                                    std::int64_t written) {
   if (context.traffic == nullptr) return;
