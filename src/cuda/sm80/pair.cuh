@@ -6,8 +6,7 @@
 
 namespace tilewise::cuda::sm80 {
 
-// The number of the warp, found again each time: the loops before have no registers
-// for them.
+// The number of the warp, found again each time: the loops have no register for it.
 __device__ __forceinline__ std::uint32_t warp() { return ptx::kept(threadIdx.x) / 32; }
 
 // Named barriers 1 and on (0 is __syncthreads), one for each warp of the block: it arrives, its

@@ -300,8 +300,7 @@ class Consumer {
   __device__ __forceinline__ static void hide(const Visible& visible, float (&scores)[kScores]) {
     if (visible.all) return;
     // Row by row: ptxas makes predicates of seven neighbouring bits at once (R2P), not of two.
-    // NOTE:
-    // beside as much of out as at D 256 that costs it a register more than there are.
+    // NOTE: beside as much of out as at D 256 that costs it a register more than there are.
     constexpr bool kByRow = kOut <= 64;
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
