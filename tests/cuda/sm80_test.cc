@@ -233,8 +233,17 @@ TEST(Sm80Config, ARowServes) {
   }
   EXPECT_EQ(sm80::tile_row(sm80::kMostColumns + 1, false, sm80::kLarge, 1), -1);
   EXPECT_EQ(sm80::tile_row(64, false, sm80::kSmall - 1, 1), -1);
-  EXPECT_EQ(sm80::kTiles[sm80::tile_row(256, false, sm80::kHuge, sm80::kLong)].warps, 8);
-  EXPECT_EQ(sm80::kTiles[sm80::tile_row(256, false, sm80::kHuge, sm80::kLong - 1)].warps, 4);
+  // Eight warps for long sequences, four for short ones; pairs where there is room for what they
+  // exchange.
+  const auto row_of = [](std::int64_t bytes, std::int64_t keys) {
+    return sm80::kTiles[sm80::tile_row(256, false, bytes, keys)];
+  };
+  for (const std::int64_t bytes : {sm80::kLarge, sm80::kHuge}) {
+    EXPECT_EQ(row_of(bytes, sm80::kLong).warps, 8);
+    EXPECT_TRUE(row_of(bytes, sm80::kLong).paired);
+    EXPECT_EQ(row_of(bytes, sm80::kLong - 1).warps, 4);
+    EXPECT_EQ(row_of(bytes, sm80::kLong - 1).paired, bytes == sm80::kHuge);
+  }
 }
 
 // The ladder has the same rows for every device.

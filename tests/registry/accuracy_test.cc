@@ -230,6 +230,7 @@ TEST(Reliability, T05_OneKey) {
     const std::string name = kernel.name;
     return name == "cpu_amx" || name == "cpu_avx512_bf16";
   };
+  int runs = 0;
   for (const int dtype : {TILEWISE_BF16, TILEWISE_FP16}) {
     for (const std::int64_t value_dim : {16, 23, 64, 129, 256}) {
       Case c = make_case(Operation::kBackward, dtype, {2, 75, 1, 4, 2, 16});
@@ -238,6 +239,7 @@ TEST(Reliability, T05_OneKey) {
       give_forward_results(instance);
       for (const Kernel* kernel : runnable_kernels(Operation::kBackward, dtype)) {
         if (!is_of_pairs(*kernel)) continue;
+        ++runs;
         run_for_bits(kernel->name, instance);
         for (const auto member : {&tilewise_problem::dq, &tilewise_problem::dk}) {
           for (const double x : values_of(instance.request().*member)) {
@@ -247,6 +249,7 @@ TEST(Reliability, T05_OneKey) {
       }
     }
   }
+  if (runs == 0) GTEST_SKIP() << "no kernel of bf16 products on this machine or target";
 }
 
 // Products of the largest inputs: finite in the library's arithmetic, so finite in every output.
