@@ -1,6 +1,7 @@
 // Every tile of queries is computed once, by one block; the long ones first.
 #include <gtest/gtest.h>
 
+#include <random>
 #include <set>
 #include <tuple>
 #include <vector>
@@ -14,8 +15,54 @@ namespace {
 using tile::PackedSchedule;
 using tile::Schedule;
 using tile::static_index;
+using tile::SwiftSchedule;
 using tile::Work;
 using Key = std::tuple<std::int32_t, std::int32_t, std::int32_t>;
+
+TEST(Divisor, IsDivision) {
+  constexpr std::int32_t kMost = 2147483647;
+  std::mt19937 random(std::random_device{}());
+  std::vector<std::int32_t> values = {1,   2,     3,     5,     7,         127,  128,
+                                      129, 65535, 65536, 65537, kMost - 1, kMost};
+  for (int i = 0; i < 1000; ++i)
+    values.push_back(static_cast<std::int32_t>(random() >> (1 + i % 31)) | 1);
+  for (const std::int32_t value : values) {
+    const tile::Divisor divisor(value);
+    EXPECT_EQ(divisor.value(), value);
+    // Beside multiples of the divisor, where a quotient is lost first.
+    std::vector<std::int32_t> dividends = {0, 1, value - 1, value, kMost / value * value, kMost};
+    for (int i = 0; i < 100; ++i) {
+      const auto dividend = static_cast<std::int32_t>(random() >> (1 + i % 31));
+      dividends.insert(dividends.end(), {dividend, dividend - dividend % value});
+      if (dividends.back() > 0) dividends.push_back(dividends.back() - 1);
+    }
+    for (const std::int32_t dividend : dividends) {
+      ASSERT_EQ(dividend / divisor, dividend / value) << dividend << " / " << value;
+      ASSERT_EQ(dividend % divisor, dividend % value) << dividend << " % " << value;
+    }
+  }
+}
+
+TEST(Schedule, PreparedDivisionsGiveTheSameWork) {
+  for (const std::int32_t q_tiles : {1, 3, 128}) {
+    for (const std::int32_t heads : {1, 6, 16}) {
+      for (const std::int32_t section : {0, 1, 4, 5}) {
+        const std::int32_t batch = 3;
+        const Schedule schedule = {q_tiles, heads, batch, section,
+                                   section > 0 ? (heads * batch + section - 1) / section : 0};
+        const SwiftSchedule swift(schedule);
+        ASSERT_EQ(swift.count(), schedule.count());
+        for (std::int32_t i = 0; i < schedule.count(); ++i) {
+          const Work work = schedule.work(i);
+          const Work same = swift.work(i);
+          ASSERT_EQ(same.batch, work.batch);
+          ASSERT_EQ(same.head, work.head);
+          ASSERT_EQ(same.q_tile, work.q_tile);
+        }
+      }
+    }
+  }
+}
 
 TEST(Schedule, DenseWorkIsNumberedOnce) {
   for (const std::int32_t section : {0, 1, 2, 5, 12}) {

@@ -15,7 +15,7 @@ namespace tilewise::cuda::sm90 {
 // none, in all as often as there is work behind the first turn.
 class Walk {
  public:
-  // Once, before it is asked.
+  // Once, before it is asked for the third turn.
   __device__ __forceinline__ void open(const Parameters& parameters, std::int32_t count) {
     count_ = count;
     Counter* const counter = parameters.counter;
@@ -47,41 +47,24 @@ class Walk {
   std::int32_t turn_ = 0;
 };
 
-// Describes a tile where the others will read it: the describer has few registers.
+// Describes a tile where the others will read it: the describer has few registers. First what the
+// producer needs,
 template <KernelConfig kConfig>
-__device__ __forceinline__ void describe(const Parameters& parameters, std::int32_t index,
-                                         Tile& tile) {
-  const problem::Problem& problem = parameters.problem;
-  const Work work =
-      problem.q_packed ? parameters.packed.work(index) : parameters.schedule.work(index);
+__device__ __forceinline__ void locate(const Finding& finding, std::int32_t index, Tile& tile) {
+  const Work work = finding.work(index);
   const std::int32_t row = work.q_tile * kConfig.q_tile;
   tile.index = index;
   tile.batch = work.batch;
   tile.head = work.head;
-  tile.kv_head = work.head / static_cast<std::int32_t>(problem.group);
+  tile.kv_head = work.head / finding.group;
   tile.row = row;
-  const Lengths lengths =
-      parameters.lengths != nullptr ? parameters.lengths[work.batch] : parameters.whole;
+  const Lengths lengths = finding.lengths != nullptr ? finding.lengths[work.batch] : finding.whole;
   tile.q_start = lengths.q_start;
   tile.q_len = lengths.q_len;
   tile.k_start = lengths.k_start;
-  const std::int64_t place = std::int64_t{lengths.q_start} + row;
-  const std::int64_t batch = problem.q_packed ? 0 : work.batch;
-  tile.out = static_cast<char*>(problem.out.data) +
-             problem.out.offset(batch, work.head, place) * parameters.out_bytes;
-  tile.lse = nullptr;
-  if (problem.lse.present()) {
-    tile.lse = static_cast<char*>(problem.lse.data) +
-               problem.lse.offset(batch, work.head, place) * std::int64_t{sizeof(float)};
-  }
-  tile.sink = -math::Limits<float>::kInfinity;
-  if (problem.sink.present()) {
-    const std::int64_t at = problem.sink.offset(0, work.head, 0);
-    tile.sink = static_cast<const float*>(problem.sink.data)[at];
-  }
-  tile.diagonal = problem.top_left ? 0 : lengths.k_len - lengths.q_len;
-  const tile::Edges edges = tile::window_edges(lengths.k_len, tile.diagonal, parameters.window_left,
-                                               parameters.window_right);
+  tile.diagonal = finding.top_left ? 0 : lengths.k_len - lengths.q_len;
+  const tile::Edges edges =
+      tile::window_edges(lengths.k_len, tile.diagonal, finding.window_left, finding.window_right);
   tile.edges = edges;
   const tile::TileRange keys = tile::key_tiles(
       edges, row, tile::lesser(row + kConfig.q_tile, lengths.q_len) - 1, kConfig.k_tile);
@@ -89,12 +72,34 @@ __device__ __forceinline__ void describe(const Parameters& parameters, std::int3
   tile.first_key = tile.empty ? 0 : keys.begin;
   tile.end_key = tile.empty ? 1 : keys.end;
   tile.used = kConfig.k_tile;
-  if (parameters.open_end) tile.used = lengths.k_len - (keys.end - 1) * kConfig.k_tile;
+  if (finding.open_end) tile.used = lengths.k_len - (keys.end - 1) * kConfig.k_tile;
   if (tile.empty) tile.used = 0;
+}
+
+// then what only the consumers do.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void complete(const Parameters& parameters, Tile& tile) {
+  const problem::Problem& problem = parameters.problem;
+  const std::int32_t row = tile.row;
+  const std::int64_t place = std::int64_t{tile.q_start} + row;
+  const std::int64_t batch = problem.q_packed ? 0 : tile.batch;
+  tile.out = static_cast<char*>(problem.out.data) +
+             problem.out.offset(batch, tile.head, place) * parameters.out_bytes;
+  tile.lse = nullptr;
+  if (problem.lse.present()) {
+    tile.lse = static_cast<char*>(problem.lse.data) +
+               problem.lse.offset(batch, tile.head, place) * std::int64_t{sizeof(float)};
+  }
+  tile.sink = -math::Limits<float>::kInfinity;
+  if (problem.sink.present()) {
+    const std::int64_t at = problem.sink.offset(0, tile.head, 0);
+    tile.sink = static_cast<const float*>(problem.sink.data)[at];
+  }
+  const tile::Edges edges = tile.edges;
 #pragma unroll 1
   for (int warpgroup = 0; warpgroup < kConfig.warpgroups(); ++warpgroup) {
     const std::int32_t first = row + warpgroup * tile::kRows;
-    const std::int32_t last = tile::lesser(first + tile::kRows, lengths.q_len) - 1;
+    const std::int32_t last = tile::lesser(first + tile::kRows, tile.q_len) - 1;
     const std::int32_t begin = edges.begin(last) + kConfig.k_tile - 1;
     const std::int32_t end = edges.end(first);
     tile.full_begin[warpgroup] = begin / kConfig.k_tile;
@@ -109,45 +114,49 @@ class Describer {
   __device__ Describer(const Parameters& parameters, Shared<kConfig>& shared)
       : parameters_(parameters), shared_(shared) {}
 
-  // The first one, while the block's barriers are made: nobody is told. Behind the kernel that
-  // makes the lists of packed sequences.
+  // Where the first one is, while the block's barriers are made: nobody is told, and its keys are
+  // asked for before it is complete. Behind the kernel that makes the lists of packed sequences.
   __device__ __forceinline__ void begin() {
-    count_ =
-        parameters_.problem.q_packed ? parameters_.packed.count() : parameters_.schedule.count();
-    walk_.open(parameters_, count_);
-    describe_next();
+    count_ = parameters_.finding.count();
+    locate_next();
   }
 
   // Says that the first one is there; the others each when the producer wants it.
   __device__ __forceinline__ void run() {
     Place<1> place;
+    complete_it();
+    walk_.open(parameters_, count_);
 #pragma unroll 1
-    for (;;) {
-      ptx::arrive(ptx::shared_address(&shared_.barriers.tile_full));
-      if (!more_) return;
+    while (more_) {
       ptx::wait(ptx::shared_address(&shared_.barriers.tile_wanted), place.parity);
       place.advance();
-      describe_next();
+      locate_next();
+      complete_it();
     }
   }
 
  private:
-  __device__ __forceinline__ void describe_next() {
+  __device__ __forceinline__ Tile& tile() const { return shared_.tiles[tiles_ % kTileSlots]; }
+  __device__ __forceinline__ void locate_next() {
     const std::int32_t index = walk_.next(parameters_);
     more_ = index < count_;
-    Tile& tile = shared_.tiles[tiles_++ % kTileSlots];
     if (more_) {
-      describe<kConfig>(parameters_, index, tile);
+      locate<kConfig>(parameters_.finding, index, tile());
     } else {
-      tile.index = -1;
+      tile().index = -1;
     }
+  }
+  __device__ __forceinline__ void complete_it() {
+    if (more_) complete<kConfig>(parameters_, tile());
+    ++tiles_;
+    ptx::arrive(ptx::shared_address(&shared_.barriers.tile_full));
   }
 
   const Parameters& parameters_;
   Shared<kConfig>& shared_;
   std::int32_t count_ = 0;
   Walk walk_;
-  std::uint32_t tiles_ = 0;
+  std::uint32_t tiles_ = 0;  // described
   bool more_ = true;
 };
 

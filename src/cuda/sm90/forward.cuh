@@ -23,13 +23,13 @@ __global__ void __launch_bounds__(decode(kCode).threads(), 1)
   Describer<kConfig> describer(parameters, shared);
   const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
   if (threadIdx.x == 0) {
-    ptx::prefetch_map(&parameters.q.map);
-    ptx::prefetch_map(&parameters.k.map);
-    ptx::prefetch_map(&parameters.v.map);
+    ptx::prefetch_map(&parameters.q);
+    ptx::prefetch_map(&parameters.k);
+    ptx::prefetch_map(&parameters.v);
     init_barriers<kConfig>(shared.barriers);
     shared.last_mark = 0;
   }
-  if (parameters.lengths != nullptr) ptx::wait_for_kernel_before();
+  if (parameters.finding.lengths != nullptr) ptx::wait_for_kernel_before();
   if (threadIdx.x == 32) describer.begin();
   __syncthreads();
   if (warpgroup == 0) {
@@ -65,8 +65,8 @@ struct Launch {
     constexpr auto kKernel = forward_kernel<encode(kConfig)>;
     const Grid grid = {blocks, kConfig.threads(), kBytes};
     // Behind the kernel that fills lengths, the only one that admits this one before its end.
-    return parameters.lengths != nullptr ? launch_early(kKernel, grid, stream, parameters)
-                                         : launch(kKernel, grid, stream, parameters);
+    return parameters.finding.lengths != nullptr ? launch_early(kKernel, grid, stream, parameters)
+                                                 : launch(kKernel, grid, stream, parameters);
   }
   static constexpr Instance instance() { return {kConfig, load, start}; }
 };

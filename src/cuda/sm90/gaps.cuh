@@ -29,15 +29,16 @@ __device__ __forceinline__ void clear_row(const problem::Problem& problem, std::
 __device__ __forceinline__ void fill_gaps(const Parameters& parameters, std::int32_t warp,
                                           std::int32_t warps) {
   const problem::Problem& problem = parameters.problem;
-  if (!problem.q_packed || parameters.lengths == nullptr) return;
+  const Lengths* const lengths = parameters.finding.lengths;
+  if (!problem.q_packed || lengths == nullptr) return;
   const std::int32_t batch = static_cast<std::int32_t>(problem.batch);
   for (std::int32_t first = 0; first <= batch; first += 32) {
     const std::int32_t b = first + static_cast<std::int32_t>(threadIdx.x) % 32;
     std::int32_t begin = 0;
     std::int32_t end = 0;
     if (b <= batch) {
-      if (b > 0) begin = parameters.lengths[b - 1].q_start + parameters.lengths[b - 1].q_len;
-      end = b < batch ? parameters.lengths[b].q_start : static_cast<std::int32_t>(problem.q_rows);
+      if (b > 0) begin = lengths[b - 1].q_start + lengths[b - 1].q_len;
+      end = b < batch ? lengths[b].q_start : static_cast<std::int32_t>(problem.q_rows);
     }
     for (unsigned gaps = __ballot_sync(~0u, begin < end); gaps != 0; gaps &= gaps - 1) {
       const int lane = __ffs(static_cast<int>(gaps)) - 1;

@@ -170,41 +170,55 @@ problem::Status check_sizes(const Problem& problem) {
 
 problem::Status make_maps(const Problem& problem, const KernelConfig& config,
                           Parameters* parameters) {
-  const problem::Status q = make_map(rows_of_q(problem), tile::kRows, config.fp16, &parameters->q);
+  TensorMap map;
+  const problem::Status q = make_map(rows_of_q(problem), tile::kRows, config.fp16, &map);
   if (q != TILEWISE_OK) return q;
-  parameters->k = parameters->q;
-  parameters->v = parameters->q;
+  parameters->q = parameters->k = parameters->v = map.map;
+  parameters->finding.q_steps = parameters->finding.k_steps = parameters->v_steps = map.steps;
   if (problem.k_rows == 0) return TILEWISE_OK;  // nobody asks for a tile of them
-  const problem::Status k =
-      make_map(rows_of_k(problem), config.k_tile, config.fp16, &parameters->k);
+  const problem::Status k = make_map(rows_of_k(problem), config.k_tile, config.fp16, &map);
   if (k != TILEWISE_OK) return k;
-  return make_map(rows_of_v(problem), config.k_tile, config.fp16, &parameters->v);
+  parameters->k = map.map;
+  parameters->finding.k_steps = map.steps;
+  const problem::Status v = make_map(rows_of_v(problem), config.k_tile, config.fp16, &map);
+  if (v != TILEWISE_OK) return v;
+  parameters->v = map.map;
+  parameters->v_steps = map.steps;
+  return TILEWISE_OK;
 }
 
-void fill_parameters(const Problem& problem, const KernelConfig& config, int multiprocessors,
-                     std::byte* workspace, Parameters* parameters) {
+// schedule: of dense queries.
+void fill_finding(const Problem& problem, const Schedule& schedule, std::byte* workspace,
+                  Finding* finding) {
   const Workspace places(problem);
-  const bool listed = needs_lengths(problem);
+  finding->q_packed = problem.q_packed;
+  finding->top_left = problem.top_left;
+  finding->open_end = problem.k_packed || problem.seqused_k.present();
+  finding->window_left =
+      static_cast<std::int32_t>(math::lesser(problem.window_left, tile::kLongest));
+  finding->window_right =
+      static_cast<std::int32_t>(math::lesser(problem.window_right, tile::kLongest));
+  finding->group = tile::Divisor(static_cast<std::int32_t>(problem.group));
+  if (needs_lengths(problem))
+    finding->lengths = reinterpret_cast<const Lengths*>(workspace + places.lengths);
+  finding->whole = {0, static_cast<std::int32_t>(problem.q_rows), 0,
+                    static_cast<std::int32_t>(problem.k_rows)};
+  if (!problem.q_packed) finding->schedule = tile::SwiftSchedule(schedule);
+  finding->packed = packed_schedule_of(problem, workspace + places.tile_starts);
+}
+
+void fill_parameters(const Problem& problem, const KernelConfig& config, std::byte* workspace,
+                     Parameters* parameters) {
+  const Workspace places(problem);
   const double scale = config.general ? 1.0 : problem.scale;
   parameters->problem = problem;
   if (has_table(problem))
     parameters->table = reinterpret_cast<const Sequence*>(workspace + places.table);
-  if (listed) parameters->lengths = reinterpret_cast<const Lengths*>(workspace + places.lengths);
-  parameters->whole = {0, static_cast<std::int32_t>(problem.q_rows), 0,
-                       static_cast<std::int32_t>(problem.k_rows)};
-  parameters->schedule = tile::in_rounds(schedule_of(problem, config.q_tile), multiprocessors,
-                                         static_cast<std::int32_t>(problem.group));
-  parameters->packed = packed_schedule_of(problem, workspace + places.tile_starts);
   if (counts(problem)) {
     parameters->counter = reinterpret_cast<Counter*>(workspace + places.counter);
     parameters->launch = launch_number();
   }
   parameters->marks = reinterpret_cast<unsigned long long*>(workspace + places.marks);
-  parameters->window_left =
-      static_cast<std::int32_t>(math::lesser(problem.window_left, tile::kLongest));
-  parameters->window_right =
-      static_cast<std::int32_t>(math::lesser(problem.window_right, tile::kLongest));
-  parameters->open_end = problem.k_packed || problem.seqused_k.present();
   parameters->unit = static_cast<float>(scale * math::kLog2E);
   parameters->lse_unit = static_cast<float>(math::kLn2);
   parameters->out_bytes = problem.out.dtype == TILEWISE_FP32 ? 4 : 2;
@@ -217,14 +231,13 @@ void fill_parameters(const Problem& problem, const KernelConfig& config, int mul
 // Every launch in the order of the stream; nothing waits.
 cudaError_t start(const Parameters& parameters, const Instance& instance, int multiprocessors,
                   cudaStream_t stream) {
-  const Problem& problem = parameters.problem;
-  if (parameters.lengths != nullptr) {
+  const Finding& finding = parameters.finding;
+  if (finding.lengths != nullptr) {
     const cudaError_t error = start_prepare(parameters, instance.config.q_tile, stream);
     if (error != cudaSuccess) return error;
   }
   int blocks = multiprocessors;
-  if (!problem.q_packed && parameters.schedule.count() < blocks)
-    blocks = parameters.schedule.count();
+  if (!finding.q_packed && finding.schedule.count() < blocks) blocks = finding.schedule.count();
   return instance.start(parameters, blocks, stream);
 }
 
@@ -276,9 +289,13 @@ problem::Status run(const Problem& problem, const problem::RunContext& context) 
   Parameters parameters = {};
   const problem::Status mapped = make_maps(problem, instance.config, &parameters);
   if (mapped != TILEWISE_OK) return mapped;
-  fill_parameters(problem, instance.config, device.multiprocessors,
-                  static_cast<std::byte*>(context.workspace), &parameters);
-  count_traffic(problem, parameters.schedule, {instance.config.q_tile, instance.config.k_tile},
+  const Schedule schedule =
+      tile::in_rounds(schedule_of(problem, instance.config.q_tile), device.multiprocessors,
+                      static_cast<std::int32_t>(problem.group));
+  auto* const workspace = static_cast<std::byte*>(context.workspace);
+  fill_finding(problem, schedule, workspace, &parameters.finding);
+  fill_parameters(problem, instance.config, workspace, &parameters);
+  count_traffic(problem, schedule, {instance.config.q_tile, instance.config.k_tile},
                 context.traffic);
   return check(
       start(parameters, instance, device.multiprocessors, stream_of(context.executor->stream)),

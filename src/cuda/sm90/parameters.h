@@ -14,12 +14,17 @@ using tile::PackedSchedule;
 using tile::Schedule;
 using tile::Work;
 
-// Of a tensor as the copy engine sees it. A dimension that is expanded (stride 0) has one element
-// in the map, and its coordinate is always 0.
+// What a head's and a sequence's number are multiplied with to be coordinates of a tensor's map, 0
+// or 1: a dimension that is expanded (stride 0) has one element in the map.
+struct Steps {
+  std::int32_t head;
+  std::int32_t batch;
+};
+
+// Of a tensor as the copy engine sees it.
 struct TensorMap {
   CUtensorMap map;
-  std::int32_t head_step;  // 0 or 1: what a head's number is multiplied with
-  std::int32_t batch_step;
+  Steps steps;
 };
 
 // A sequence (problem/sequence.h) in 32 bits, read at once.
@@ -38,26 +43,44 @@ struct Counter {
   unsigned taken;
 };
 
+// What it takes to find a tile of queries and to ask for its Q and K. Side by side: a line of
+// constants comes from memory when it is first read, and the first tile of a block waits for each.
+struct alignas(64) Finding {
+  bool q_packed;
+  bool top_left;
+  bool open_end;             // behind a sequence's last key may follow another's
+  std::int32_t window_left;  // as the problem's, at most tile::kLongest
+  std::int32_t window_right;
+  tile::Divisor group;
+  const Lengths* lengths;  // (B), nullptr where all are `whole`
+  Lengths whole;
+  tile::SwiftSchedule schedule;  // of dense queries
+  PackedSchedule packed;         // of packed ones
+  Steps q_steps, k_steps;
+
+  TILEWISE_INLINE std::int32_t count() const {
+    return q_packed ? packed.count() : schedule.count();
+  }
+  TILEWISE_INLINE Work work(std::int32_t index) const {
+    return q_packed ? packed.work(index) : schedule.work(index);
+  }
+};
+
 struct Parameters {
-  TensorMap q, k, v;
+  CUtensorMap q, k, v;
+  Finding finding;
+  Steps v_steps;
   problem::Problem problem;
   const problem::Sequence* table;  // (B), nullptr for dense batches
-  const Lengths* lengths;          // (B), nullptr where all are `whole`
-  Lengths whole;
-  Schedule schedule;          // of dense queries
-  PackedSchedule packed;      // of packed ones
-  Counter* counter;           // nullptr: static_index() decides
-  unsigned long long launch;  // number of this launch
-  unsigned long long* marks;  // (work, 16 rows): lists of what the careful path must compute
-  std::int32_t window_left;   // as problem's, at most tile::kLongest
-  std::int32_t window_right;
-  bool open_end;           // behind a sequence's last key may follow another's
-  float unit;              // what a unit of a score is worth as an exponent of 2
-  float lse_unit;          // what a unit of an exponent is worth in lse: log(2)
-  std::int32_t out_bytes;  // of a number of out
-  std::int64_t out_step;   // bytes of four rows of out
-  std::int64_t lse_step;   // bytes of eight rows of lse
-  bool wide_stores;        // out takes 16 bytes at a time
+  Counter* counter;                // nullptr: static_index() decides
+  unsigned long long launch;       // number of this launch
+  unsigned long long* marks;       // (work, 16 rows): lists of what the careful path must compute
+  float unit;                      // what a unit of a score is worth as an exponent of 2
+  float lse_unit;                  // what a unit of an exponent is worth in lse: log(2)
+  std::int32_t out_bytes;          // of a number of out
+  std::int64_t out_step;           // bytes of four rows of out
+  std::int64_t lse_step;           // bytes of eight rows of lse
+  bool wide_stores;                // out takes 16 bytes at a time
 };
 
 using Start = cudaError_t (*)(const Parameters& parameters, int blocks, cudaStream_t stream);

@@ -17,12 +17,11 @@ struct Source {
   std::int32_t batch;
 };
 
-// A tile of kRows rows into its panels.
+// A tile of kRows rows into its panels. `full` is to be told how much will come, before or after.
 template <int kRows, int kColumns>
 __device__ __forceinline__ void copy_rows(unsigned char* to, const Source& from,
                                           std::uint64_t& full, ptx::Keep keep) {
   const std::uint32_t barrier = ptx::shared_address(&full);
-  ptx::arrive_expecting(barrier, kRows * kColumns * 2);
 #pragma unroll
   for (int panel = 0; panel < kColumns / tile::kPanelColumns; ++panel) {
     ptx::copy_tile(ptx::shared_address(to + panel * kRows * tile::kPanelRowBytes), from.map,
@@ -40,9 +39,14 @@ class Producer {
       : parameters_(parameters), shared_(shared) {}
 
   __device__ __forceinline__ void run() {
+    // The first tile is located, though not complete: what is asked for comes meanwhile.
+    tile_ = &shared_.tiles[0];
+    if (tile_->index >= 0) {
+      copy_k(*tile_, tile_->end_key - 1);
+      copy_q(*tile_);
+    }
     if (!take()) return close();
-    copy_k(*tile_, tile_->end_key - 1);
-    copy_q(*tile_);
+    admit_q();
 #pragma unroll 1
     for (;;) {
       const Tile& tile = *tile_;
@@ -59,6 +63,7 @@ class Producer {
       copy_v(tile, tile.first_key);
       if (!more) return close();
       copy_q(*tile_);
+      admit_q();
     }
   }
 
@@ -90,23 +95,32 @@ class Producer {
 
   // Once each warpgroup has multiplied the last scores of the tile that was there before.
   __device__ __forceinline__ void copy_q(const Tile& tile) {
-    const TensorMap& q = parameters_.q;
+    const Steps& steps = parameters_.finding.q_steps;
 #pragma unroll 1
     for (int warpgroup = 0; warpgroup < kConfig.warpgroups(); ++warpgroup) {
       wait_empty(shared_.barriers.q_empty[warpgroup], q_place_);
       copy_rows<tile::kRows, kConfig.head_dim>(
           shared_.q[q_place_.stage] + warpgroup * tile::kRows * kConfig.head_dim * 2,
-          {&q.map, tile.q_start + tile.row + warpgroup * tile::kRows, tile.head * q.head_step,
-           tile.batch * q.batch_step},
+          {&parameters_.q, tile.q_start + tile.row + warpgroup * tile::kRows,
+           tile.head * steps.head, tile.batch * steps.batch},
           shared_.barriers.q_full[warpgroup][q_place_.stage], ptx::Keep::kBriefly);
+    }
+  }
+  // The consumers may begin the tile once its Q has come: it is complete.
+  __device__ __forceinline__ void admit_q() {
+#pragma unroll 1
+    for (int warpgroup = 0; warpgroup < kConfig.warpgroups(); ++warpgroup) {
+      ptx::arrive_expecting(
+          ptx::shared_address(&shared_.barriers.q_full[warpgroup][q_place_.stage]),
+          tile::kRows * kConfig.head_dim * 2);
     }
     q_place_.advance();
   }
 
-  __device__ __forceinline__ Source keys_of(const TensorMap& tensor, const Tile& tile,
-                                            std::int32_t key) const {
-    return {&tensor.map, tile.k_start + key * kConfig.k_tile, tile.kv_head * tensor.head_step,
-            tile.batch * tensor.batch_step};
+  __device__ __forceinline__ static Source keys_of(const CUtensorMap& map, const Steps& steps,
+                                                   const Tile& tile, std::int32_t key) {
+    return {&map, tile.k_start + key * kConfig.k_tile, tile.kv_head * steps.head,
+            tile.batch * steps.batch};
   }
   __device__ __forceinline__ void copy_k(const Tile& tile, std::int32_t key) {
     wait_empty(shared_.barriers.k_empty, k_place_);
@@ -114,8 +128,10 @@ class Producer {
     if (tile.empty) {
       ptx::arrive(ptx::shared_address(&full));
     } else {
+      ptx::arrive_expecting(ptx::shared_address(&full), kConfig.k_bytes());
       copy_rows<kConfig.k_tile, kConfig.head_dim>(
-          shared_.k[k_place_.stage], keys_of(parameters_.k, tile, key), full, ptx::Keep::kLong);
+          shared_.k[k_place_.stage], keys_of(parameters_.k, parameters_.finding.k_steps, tile, key),
+          full, ptx::Keep::kLong);
     }
     k_place_.advance();
   }
@@ -125,8 +141,10 @@ class Producer {
     if (tile.empty) {
       ptx::arrive(ptx::shared_address(&full));
     } else {
+      ptx::arrive_expecting(ptx::shared_address(&full), kConfig.v_bytes());
       copy_rows<kConfig.k_tile, kConfig.value_dim>(
-          shared_.v[v_place_.stage], keys_of(parameters_.v, tile, key), full, ptx::Keep::kLong);
+          shared_.v[v_place_.stage], keys_of(parameters_.v, parameters_.v_steps, tile, key), full,
+          ptx::Keep::kLong);
     }
     v_place_.advance();
   }

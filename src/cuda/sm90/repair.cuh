@@ -42,8 +42,7 @@ inline __device__ __noinline__ void repair(const Parameters& parameters, int q_t
     last = parameters.marks[warp];
     if (turn != warpgroup) continue;
     const std::int32_t index = static_cast<std::int32_t>(warp / warps);
-    const Work work =
-        problem.q_packed ? parameters.packed.work(index) : parameters.schedule.work(index);
+    const Work work = parameters.finding.work(index);
     const Sequence sequence = sequence_at(problem, parameters.table, work.batch);
     const std::int64_t row = std::int64_t{work.q_tile} * q_tile + warp % warps * tile::kWarpRows;
     const std::int64_t end = math::lesser(row + tile::kWarpRows, sequence.q_len);

@@ -40,8 +40,8 @@ cudaError_t load_support() { return load(prepare_kernel); }
 
 cudaError_t start_prepare(const Parameters& parameters, int q_tile, cudaStream_t stream) {
   return launch(prepare_kernel, {1, kScanThreads}, stream, parameters, q_tile,
-                const_cast<Lengths*>(parameters.lengths),
-                const_cast<std::int32_t*>(parameters.packed.tile_starts));
+                const_cast<Lengths*>(parameters.finding.lengths),
+                const_cast<std::int32_t*>(parameters.finding.packed.tile_starts));
 }
 
 }  // namespace tilewise::cuda::sm90

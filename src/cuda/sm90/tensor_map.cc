@@ -89,8 +89,7 @@ problem::Status make_map(const Rows& tensor, int tile_rows, bool fp16, TensorMap
   const cuuint64_t strides[] = {bytes(view.row), bytes(view.head), bytes(view.batch)};
   const cuuint32_t box[] = {tile::kPanelColumns, static_cast<cuuint32_t>(tile_rows), 1, 1};
   const cuuint32_t steps[] = {1, 1, 1, 1};
-  map->head_step = sizes[2] > 1 ? 1 : 0;
-  map->batch_step = sizes[3] > 1 ? 1 : 0;
+  map->steps = {sizes[2] > 1 ? 1 : 0, sizes[3] > 1 ? 1 : 0};
   const CUresult result = encoder().function(
       &map->map, fp16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4,
       view.data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,

@@ -2,6 +2,7 @@
 // host that every tile of work is visited once.
 #pragma once
 
+#include "cuda/tile/divisor.h"
 #include "cuda/tile/edges.h"
 
 namespace tilewise::cuda::tile {
@@ -38,19 +39,54 @@ struct Schedule {
     return (of_batch * heads + head) * q_tiles;
   }
 
+  TILEWISE_INLINE std::int32_t last_section() const {
+    return heads * batch - (sections - 1) * section;
+  }
+
   TILEWISE_INLINE Work work(std::int32_t index) const {
-    std::int32_t row = index / q_tiles;  // (batch, head)
-    std::int32_t tile = index % q_tiles;
+    return work(index, q_tiles, section * q_tiles, section, last_section(), heads);
+  }
+
+  // The same by divisors that are given: numbers, or prepared ones.
+  template <class D>
+  TILEWISE_INLINE Work work(std::int32_t index, const D& by_tiles, const D& by_section_tiles,
+                            const D& by_section, const D& by_last_section,
+                            const D& by_heads) const {
+    std::int32_t row = index / by_tiles;  // (batch, head)
+    std::int32_t tile = index % by_tiles;
     if (section > 0) {
-      const std::int32_t at = lesser(index / (section * q_tiles), sections - 1);
+      const std::int32_t at = lesser(index / by_section_tiles, sections - 1);
       const std::int32_t first = at * section;
       const std::int32_t inside = index - first * q_tiles;
-      const std::int32_t wide = at == sections - 1 ? heads * batch - first : section;
-      row = first + inside % wide;
-      tile = q_tiles - 1 - inside / wide;
+      const D by_wide = at == sections - 1 ? by_last_section : by_section;
+      row = first + inside % by_wide;
+      tile = q_tiles - 1 - inside / by_wide;
     }
-    return {row / heads, row % heads, tile};
+    return {row / by_heads, row % by_heads, tile};
   }
+};
+
+// A schedule with its divisions prepared. It has work.
+class SwiftSchedule {
+ public:
+  SwiftSchedule() = default;
+  explicit SwiftSchedule(const Schedule& schedule)
+      : schedule_(schedule), by_tiles_(schedule.q_tiles), by_heads_(schedule.heads) {
+    if (schedule.section == 0) return;
+    by_section_tiles_ = Divisor(schedule.section * schedule.q_tiles);
+    by_section_ = Divisor(schedule.section);
+    by_last_section_ = Divisor(schedule.last_section());
+  }
+
+  TILEWISE_INLINE std::int32_t count() const { return schedule_.count(); }
+  TILEWISE_INLINE Work work(std::int32_t index) const {
+    return schedule_.work(index, by_tiles_, by_section_tiles_, by_section_, by_last_section_,
+                          by_heads_);
+  }
+
+ private:
+  Schedule schedule_ = {};
+  Divisor by_tiles_, by_section_tiles_, by_section_, by_last_section_, by_heads_;
 };
 
 // The same schedule in smaller sections, of about a tile for every other one of `blocks`. A large
