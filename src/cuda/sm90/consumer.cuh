@@ -32,6 +32,10 @@ class Consumer {
   // registers. With as much of out as at D 128, the product that waits for it costs more. Measured
   // of plain scores alone.
   static constexpr bool kWriteLate = kOut <= 32 && kConfig.warpgroups() == 2 && !kConfig.general;
+  // K is free as soon as its scores have come, but to say so takes its time. Behind the maxima
+  // there is some, where the products of a step take longer than they do: at D 64, S 2048, 437
+  // TFLOP/s, not 411; at D 128, 569, not 579 (S 512).
+  static constexpr bool kFreeLate = kOut <= 32;
 
   __device__ Consumer(const Parameters& parameters, Shared<kConfig>& shared, int warpgroup)
       : parameters_(parameters), shared_(shared), warpgroup_(warpgroup) {
@@ -86,6 +90,7 @@ class Consumer {
     ptx::wait_products<0>();
     take_scores<true>(visible, f.scores);
     const tile::Anchors anchors = tile::raise(f.scores, f.states, parameters_.unit);
+    if constexpr (kFreeLate) free_keys();
     tile::weigh(f.scores, anchors, f.states, parameters_.unit);
     tile::pack<kConfig.fp16>(f.scores, f.weights);
   }
@@ -97,18 +102,20 @@ class Consumer {
     wait_full(shared_.barriers.k_full, k_place());
     take_turn();
     multiply_scores(f.scores);
-    if (kWriteLate && unwritten_ != nullptr) write(f.out);  // beside the scores,
-    wait_values();                                          // and this
+    // Beside the scores, before it is the turn of their exponentials:
+    const Visible visible = kConfig.general ? Visible{} : look();
+    if (kWriteLate && unwritten_ != nullptr) write(f.out);
+    wait_values();
     multiply_values<true>(f.weights, f.out);
     const tile::RowStates closing = f.states;
     if constexpr (kFirst) {
       if constexpr (kCloseEarly) closed_ = close_rows(parameters_, before, lane_places(), closing);
       f.states.clear();
     }
-    const Visible visible = kConfig.general ? Visible{} : look();
     ptx::wait_products<1>();
     take_scores<kFirst>(visible, f.scores);
     const tile::Anchors anchors = tile::raise(f.scores, f.states, parameters_.unit);
+    if constexpr (kFreeLate) free_keys();
     // NOTE: the loop of a wait ends a basic block: in one block with the maxima, ptxas 13.0 waits
     // for the products first, and the maxima run beside nothing (D 128, S 8192: 609 TFLOP/s, not
     // 650). Nobody has to come for this one.
@@ -214,15 +221,20 @@ class Consumer {
     fresh_ = false;
   }
 
-  // Scores have come: K is free, and Q after the last ones.
+  // Scores have come.
   template <bool kFirst>
   __device__ __forceinline__ void take_scores(const Visible& visible, float (&scores)[kScores]) {
     ptx::settle(scores);
+    if constexpr (!kFreeLate) free_keys();
+    used_ = kFirst ? uniform(tile_->used) : kConfig.k_tile;
+    apply_rules(visible, scores);
+  }
+
+  // Of the scores that were last: K is free, and Q behind the last ones of a tile of queries.
+  __device__ __forceinline__ void free_keys() {
     release(shared_.barriers.k_empty[k_place().stage]);
     ++step_;
-    used_ = kFirst ? uniform(tile_->used) : kConfig.k_tile;
     if (key_ == first_key_) release(shared_.barriers.q_empty[warpgroup_][q_place().stage]);
-    apply_rules(visible, scores);
   }
 
   // The product with V has come: its stage is free, and the registers of its weights.

@@ -16,9 +16,9 @@ namespace tilewise::cuda::sm90 {
 __device__ __forceinline__ math::Finalised<float> close(const math::SoftmaxState<float>& state,
                                                         float lse_unit) {
   const float minus_infinity = -math::Limits<float>::kInfinity;
-  if (state.max == minus_infinity) return {0, minus_infinity};
-  return {ptx::reciprocal_approx(state.sum),
-          __fmaf_rn(ptx::log2_approx(state.sum), lse_unit, state.max * lse_unit)};
+  const bool none = state.max == minus_infinity;
+  const float lse = __fmaf_rn(ptx::log2_approx(state.sum), lse_unit, state.max * lse_unit);
+  return {none ? 0 : ptx::reciprocal_approx(state.sum), none ? minus_infinity : lse};
 }
 
 // The same with a sink, which joins as the state (sink, 1).
@@ -168,14 +168,16 @@ struct Closed {
 
 // Closes the rows of a warpgroup, and writes their lse: beside products, for whose end the shuffles
 // and logarithms need not be waited for. Step by step for both rows: one after the other, each
-// would wait for its own shuffles.
+// would wait for its own shuffles. NOTE: no branch before that of the sink, which few have: ptxas
+// has all of it done between the first steps of the product that was started before.
 __device__ __forceinline__ Closed close_rows(const Parameters& parameters, const Tile& tile,
                                              const LanePlaces& places,
                                              const tile::RowStates& states) {
   const int lane = threadIdx.x % 32;
   const std::int32_t rows = tile.q_len - tile.row - places.row;
+  const float lse_unit = parameters.lse_unit;
   math::SoftmaxState<float> state[tile::kRowsPerLane];
-  float lse[tile::kRowsPerLane];
+  math::Finalised<float> row[tile::kRowsPerLane];
   Closed closed;
   closed.redo = false;
 #pragma unroll
@@ -186,25 +188,19 @@ __device__ __forceinline__ Closed close_rows(const Parameters& parameters, const
                    tile::lane_row(lane, which) < rows;
     closed.scale[which] = tile::rounding_of(state[which].max, parameters.unit);
     state[which].max *= parameters.unit;
+    row[which] = close(state[which], lse_unit);
   }
-  const auto finalise = [&](auto close_row) {
+  if (tile.sink != -math::Limits<float>::kInfinity) {
 #pragma unroll
-    for (int which = 0; which < tile::kRowsPerLane; ++which) {
-      const math::Finalised<float> row = close_row(state[which]);
-      closed.scale[which] *= row.scale;
-      lse[which] = row.lse;
-    }
-  };
-  const float lse_unit = parameters.lse_unit;
-  if (tile.sink == -math::Limits<float>::kInfinity) {
-    finalise([&](const auto& own) { return close(own, lse_unit); });
-  } else {
-    finalise([&](const auto& own) { return close(own, tile.sink, lse_unit); });
+    for (int which = 0; which < tile::kRowsPerLane; ++which)
+      row[which] = close(state[which], tile.sink, lse_unit);
   }
+#pragma unroll
+  for (int which = 0; which < tile::kRowsPerLane; ++which) closed.scale[which] *= row[which].scale;
   if (lane % tile::kLanesPerRow == 0 && tile.lse != nullptr) {
     char* const first = tile.lse + places.lse;
-    if (tile::lane_row(lane, 0) < rows) ptx::store_number(first, lse[0]);
-    if (tile::lane_row(lane, 1) < rows) ptx::store_number(first + parameters.lse_step, lse[1]);
+    if (tile::lane_row(lane, 0) < rows) ptx::store_number(first, row[0].lse);
+    if (tile::lane_row(lane, 1) < rows) ptx::store_number(first + parameters.lse_step, row[1].lse);
   }
   return closed;
 }

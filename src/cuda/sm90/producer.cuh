@@ -31,7 +31,8 @@ __device__ __forceinline__ void copy_rows(unsigned char* to, const Source& from,
 
 // Tiles of keys go from the last to the first, so that the cut ones at the diagonal come first. K
 // is one tile ahead of V, as the consumers are, also from one tile of queries to the next: its
-// first K comes before the last V of the one before.
+// first K comes before the last V of the one before. So does its Q where there is a second place
+// for it; else Q would wait for the last scores, and V with it.
 template <KernelConfig kConfig>
 class Producer {
  public:
@@ -60,10 +61,10 @@ class Producer {
       }
       const bool more = take();
       if (more) copy_k(*tile_, tile_->end_key - 1);
+      if (more && kEarlyQ) ask_q();
       copy_v(tile, tile.first_key);
       if (!more) return close();
-      copy_q(*tile_);
-      admit_q();
+      if (!kEarlyQ) ask_q();
     }
   }
 
@@ -71,6 +72,7 @@ class Producer {
   // So many tiles of keys before its last one a tile of queries has the next one described. Late:
   // work that is taken early is not there for a block that would begin it sooner.
   static constexpr std::int32_t kNotice = 3;
+  static constexpr bool kEarlyQ = kConfig.q_stages > 1;
 
   // Goes on to the next tile, once it is described; false: there is none.
   __device__ __forceinline__ bool take() {
@@ -105,6 +107,10 @@ class Producer {
            tile.head * steps.head, tile.batch * steps.batch},
           shared_.barriers.q_full[warpgroup][q_place_.stage], ptx::Keep::kBriefly);
     }
+  }
+  __device__ __forceinline__ void ask_q() {
+    copy_q(*tile_);
+    admit_q();
   }
   // The consumers may begin the tile once its Q has come: it is complete.
   __device__ __forceinline__ void admit_q() {
