@@ -1,6 +1,7 @@
 // Every tile of queries is computed once, by one block; the long ones first.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 #include <set>
 #include <tuple>
@@ -13,19 +14,21 @@ namespace tilewise::cuda::sm90 {
 namespace {
 
 using tile::PackedSchedule;
+using tile::PreparedSchedule;
 using tile::Schedule;
 using tile::static_index;
-using tile::SwiftSchedule;
 using tile::Work;
 using Key = std::tuple<std::int32_t, std::int32_t, std::int32_t>;
 
 TEST(Divisor, IsDivision) {
   constexpr std::int32_t kMost = 2147483647;
   std::mt19937 random(std::random_device{}());
-  std::vector<std::int32_t> values = {1,   2,     3,     5,     7,         127,  128,
-                                      129, 65535, 65536, 65537, kMost - 1, kMost};
+  std::vector<std::int32_t> values = {
+      1,         2,     3,     5,     7,         127,           128,
+      129,       65535, 65536, 65537, kMost / 2, kMost / 2 + 1, kMost / 2 + 2,
+      kMost - 1, kMost};
   for (int i = 0; i < 1000; ++i)
-    values.push_back(static_cast<std::int32_t>(random() >> (1 + i % 31)) | 1);
+    values.push_back(std::max(1, static_cast<std::int32_t>(random() >> (1 + i % 31))));
   for (const std::int32_t value : values) {
     const tile::Divisor divisor(value);
     EXPECT_EQ(divisor.value(), value);
@@ -44,22 +47,26 @@ TEST(Divisor, IsDivision) {
 }
 
 TEST(Schedule, PreparedDivisionsGiveTheSameWork) {
+  const auto compare = [](const Schedule& schedule) {
+    const PreparedSchedule prepared(schedule);
+    ASSERT_EQ(prepared.count(), schedule.count());
+    for (std::int32_t i = 0; i < schedule.count(); ++i) {
+      const Work work = schedule.work(i);
+      const Work same = prepared.work(i);
+      ASSERT_EQ(same.batch, work.batch);
+      ASSERT_EQ(same.head, work.head);
+      ASSERT_EQ(same.q_tile, work.q_tile);
+    }
+  };
+  constexpr std::int32_t kBatch = 3;
   for (const std::int32_t q_tiles : {1, 3, 128}) {
     for (const std::int32_t heads : {1, 6, 16}) {
       for (const std::int32_t section : {0, 1, 4, 5}) {
-        const std::int32_t batch = 3;
-        const Schedule schedule = {q_tiles, heads, batch, section,
-                                   section > 0 ? (heads * batch + section - 1) / section : 0};
-        const SwiftSchedule swift(schedule);
-        ASSERT_EQ(swift.count(), schedule.count());
-        for (std::int32_t i = 0; i < schedule.count(); ++i) {
-          const Work work = schedule.work(i);
-          const Work same = swift.work(i);
-          ASSERT_EQ(same.batch, work.batch);
-          ASSERT_EQ(same.head, work.head);
-          ASSERT_EQ(same.q_tile, work.q_tile);
-        }
+        compare({q_tiles, heads, kBatch, section,
+                 section > 0 ? (heads * kBatch + section - 1) / section : 0});
       }
+      // The last section is wider than the others.
+      compare(tile::in_rounds({q_tiles, heads, kBatch, heads * kBatch, 1}, 8, 1));
     }
   }
 }

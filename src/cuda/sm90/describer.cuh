@@ -15,9 +15,12 @@ namespace tilewise::cuda::sm90 {
 // none, in all as often as there is work behind the first turn.
 class Walk {
  public:
-  // Once, before it is asked for the third turn.
-  __device__ __forceinline__ void open(const Parameters& parameters, std::int32_t count) {
-    count_ = count;
+  // Once, before it is asked.
+  __device__ __forceinline__ void begin(std::int32_t count) { count_ = count; }
+
+  // The first block opens the counter, once its own first tile has left it the time: nobody reads
+  // it before the third turn.
+  __device__ __forceinline__ void open(const Parameters& parameters) const {
     Counter* const counter = parameters.counter;
     const bool counts = counter != nullptr && count_ > static_cast<std::int32_t>(gridDim.x);
     if (!counts || blockIdx.x != 0) return;
@@ -47,8 +50,8 @@ class Walk {
   std::int32_t turn_ = 0;
 };
 
-// Describes a tile where the others will read it: the describer has few registers. First what the
-// producer needs,
+// Finds a tile, and writes down where the others will read it what the producer needs and what lies
+// at hand: the describer has few registers.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void locate(const Finding& finding, std::int32_t index, Tile& tile) {
   const Work work = finding.work(index);
@@ -76,7 +79,7 @@ __device__ __forceinline__ void locate(const Finding& finding, std::int32_t inde
   if (tile.empty) tile.used = 0;
 }
 
-// then what only the consumers do.
+// The rest of what the consumers need.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void complete(const Parameters& parameters, Tile& tile) {
   const problem::Problem& problem = parameters.problem;
@@ -118,6 +121,7 @@ class Describer {
   // asked for before it is complete. Behind the kernel that makes the lists of packed sequences.
   __device__ __forceinline__ void begin() {
     count_ = parameters_.finding.count();
+    walk_.begin(count_);
     locate_next();
   }
 
@@ -125,7 +129,7 @@ class Describer {
   __device__ __forceinline__ void run() {
     Place<1> place;
     complete_it();
-    walk_.open(parameters_, count_);
+    walk_.open(parameters_);
 #pragma unroll 1
     while (more_) {
       ptx::wait(ptx::shared_address(&shared_.barriers.tile_wanted), place.parity);

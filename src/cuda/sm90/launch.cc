@@ -203,7 +203,7 @@ void fill_finding(const Problem& problem, const Schedule& schedule, std::byte* w
     finding->lengths = reinterpret_cast<const Lengths*>(workspace + places.lengths);
   finding->whole = {0, static_cast<std::int32_t>(problem.q_rows), 0,
                     static_cast<std::int32_t>(problem.k_rows)};
-  if (!problem.q_packed) finding->schedule = tile::SwiftSchedule(schedule);
+  if (!problem.q_packed) finding->schedule = tile::PreparedSchedule(schedule);
   finding->packed = packed_schedule_of(problem, workspace + places.tile_starts);
 }
 

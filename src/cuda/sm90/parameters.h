@@ -54,7 +54,7 @@ struct alignas(64) Finding {
   tile::Divisor group;
   const Lengths* lengths;  // (B), nullptr where all are `whole`
   Lengths whole;
-  tile::SwiftSchedule schedule;  // of dense queries
+  tile::PreparedSchedule schedule;  // of dense queries
   PackedSchedule packed;         // of packed ones
   Steps q_steps, k_steps;
 

@@ -66,11 +66,11 @@ struct Schedule {
   }
 };
 
-// A schedule with its divisions prepared. It has work.
-class SwiftSchedule {
+// A schedule of at least one tile of queries, with its divisions prepared. Made on the host.
+class PreparedSchedule {
  public:
-  SwiftSchedule() = default;
-  explicit SwiftSchedule(const Schedule& schedule)
+  PreparedSchedule() = default;
+  explicit PreparedSchedule(const Schedule& schedule)
       : schedule_(schedule), by_tiles_(schedule.q_tiles), by_heads_(schedule.heads) {
     if (schedule.section == 0) return;
     by_section_tiles_ = Divisor(schedule.section * schedule.q_tiles);
