@@ -55,7 +55,7 @@ struct alignas(64) Finding {
   const Lengths* lengths;  // (B), nullptr where all are `whole`
   Lengths whole;
   tile::PreparedSchedule schedule;  // of dense queries
-  PackedSchedule packed;         // of packed ones
+  PackedSchedule packed;            // of packed ones
   Steps q_steps, k_steps;
 
   TILEWISE_INLINE std::int32_t count() const {
