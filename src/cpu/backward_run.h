@@ -99,7 +99,7 @@ BackwardWorkspace<T, Keys> take_backward(const Problem& problem, std::int64_t co
   workspace.delta.row = 1;
   const std::int64_t of_head = divide_up(problem.max_k, kWidth);
   workspace.panels = even_panels(of_head, choose_panels(problem.batch * problem.kv_heads, of_head,
-                                                        Keys::kMostPanels, concurrency));
+                                                        {1, Keys::kMostPanels}, concurrency));
   workspace.query_gradient = take_query_gradient<T, kWidth>(problem, workspace.panels, arena);
   workspace.scratch_bytes = backward_scratch_bytes<T, kWidth, Keys>(problem, workspace.panels);
   std::int64_t all_workers = 0;

@@ -19,12 +19,12 @@ struct BlockSize {
   std::int64_t rows;
 };
 template <class Body>
-TILEWISE_INLINE BlockSize block_size(const Problem& problem, std::int64_t most,
+TILEWISE_INLINE BlockSize block_size(const Problem& problem, PanelLimits limits,
                                      std::int64_t concurrency) {
   const std::int64_t of_head = divide_up(problem.max_q, Body::kWidth);
   const std::int64_t items =
       problem.batch * problem.heads * planned_splits(problem, Body::kSplitKeys);
-  const std::int64_t panels = choose_panels(items, of_head, most, concurrency);
+  const std::int64_t panels = choose_panels(items, of_head, limits, concurrency);
   return {panels, even_panels(of_head, panels) * Body::kWidth};
 }
 
@@ -42,7 +42,7 @@ struct WideBody {
   std::int64_t rows;
 
   static WideBody take(const Problem& problem, std::int64_t concurrency, Arena& arena) {
-    const BlockSize size = block_size<WideBody>(problem, kMostPanels, concurrency);
+    const BlockSize size = block_size<WideBody>(problem, {1, kMostPanels}, concurrency);
     return {take_forward_scratch<E, kWidth>(problem, size.panels, arena), size.rows};
   }
   const ForwardScratch<E>& state() const { return scratch; }
@@ -113,6 +113,7 @@ template <class Body>
 struct ForwardShared {
   using T = typename Body::Number;
   Shared blocks;
+  Runs runs;
   DecodeShared<T> decode;
   SplitShared<T> splits;
   std::int64_t block_rows;
@@ -123,6 +124,7 @@ struct ForwardShared {
     const Body body = Body::take(problem, concurrency, measure);
     shared.block_rows = body.rows;
     shared.blocks = take_shared(problem, arena);
+    shared.runs = take_runs(problem, arena);
     shared.decode = take_decode_shared<T>(problem, arena);
     shared.splits = take_split_shared(problem, body, arena);
     return shared;
@@ -211,6 +213,7 @@ Status run_forward(const Problem& problem, const RunContext& run) {
   const std::int64_t blocks =
       number_forward_blocks<Body>(problem, shared.blocks, shared.block_rows) * problem.heads;
   const std::int64_t decode_items = number_decode_items(problem, sequences, shared.decode);
+  number_runs(problem, shared.blocks, shared.runs, blocks, decode_items);
   for (std::int64_t worker = 0; worker < run.concurrency; ++worker) {
     Arena own(scratch_base + worker * measure.used());
     Body::take(problem, run.concurrency, own).forget();
@@ -223,7 +226,7 @@ Status run_forward(const Problem& problem, const RunContext& run) {
     decode_item(problem, run, sequences, shared.decode, number - blocks, decode_items,
                 decode_scratch);
   };
-  share_items(run, shared.blocks.next, blocks + decode_items, body);
+  share_runs(run, shared.runs, body);
   return TILEWISE_OK;
 }
 

@@ -1,6 +1,7 @@
 // Which blocks of rows there are, and how workers share them: each takes the next number from a
-// counter. Blocks are numbered so that the long ones of a causal mask come first. Who computes a
-// block never changes what is computed.
+// counter, or from one of several, where what it holds of a head's keys serves the next block.
+// Blocks are numbered so that the long ones of a causal mask come first. Who computes a block never
+// changes what is computed.
 #pragma once
 
 #include "cpu/arena.h"
@@ -31,15 +32,25 @@ TILEWISE_INLINE Shared take_shared(const Problem& problem, Arena& arena) {
   return shared;
 }
 
+// How many panels a block may have.
+struct PanelLimits {
+  std::int64_t fewest;  // where two blocks a worker remain
+  std::int64_t most;
+};
+
 // How many panels (of queries or keys) make a block, for `heads` heads of `panels_of_head` panels:
-// at most `most`, fewer when several workers would have too few blocks to share. No result depends
-// on it.
+// at most limits.most, fewer where several workers would have less than four blocks each to share.
+// What a block does once for all its panels may make few of them dear: limits.fewest leaves a
+// worker two blocks at least. No result depends on it.
 TILEWISE_INLINE std::int64_t choose_panels(std::int64_t heads, std::int64_t panels_of_head,
-                                           std::int64_t most, std::int64_t concurrency) {
-  std::int64_t panels = most;
-  while (concurrency > 1 && panels > 1 && heads * panels_of_head < panels * concurrency * 4)
-    panels /= 2;
-  return math::clamp(panels_of_head, 1, panels);
+                                           PanelLimits limits, std::int64_t concurrency) {
+  std::int64_t panels = limits.most;
+  if (concurrency > 1) {
+    const std::int64_t all = heads * panels_of_head;
+    const std::int64_t fewest = math::lesser(limits.fewest, all / (2 * concurrency));
+    panels = math::lesser(panels, math::greater(fewest, all / (4 * concurrency)));
+  }
+  return math::clamp(panels_of_head, 1, math::greater(panels, 1));
 }
 // The same number of blocks of `panels` panels or fewer, of one size.
 TILEWISE_INLINE std::int64_t even_panels(std::int64_t panels_of_head, std::int64_t panels) {
@@ -99,9 +110,65 @@ void share_items(const RunContext& context, std::int64_t* next, std::int64_t cou
   problem::parallel_for(*context.executor, math::lesser(context.concurrency, count), worker);
 }
 
-// The same with what is next: each worker runs body = start(worker) once and body(number,
-// following) for its numbers, where `following` is its next one, or `count` if that is not known.
-// The last numbers are taken one by one: nobody holds one that another could begin.
+// Blocks of queries, numbered by item_at(), in runs: the heads of `pairs` pairs of a sequence and a
+// kv head. Behind them, one run of other items.
+struct Runs {
+  std::int64_t* first;  // (count + 2): numbers, and where they end
+  std::int64_t* next;   // (count + 1): the counters
+  std::int64_t count;   // at most kMostRuns
+  std::int64_t pairs;   // of a run
+};
+inline constexpr std::int64_t kMostRuns = 256;
+
+TILEWISE_INLINE Runs take_runs(const Problem& problem, Arena& arena) {
+  Runs runs = {};
+  const std::int64_t pairs = problem.batch * problem.kv_heads;
+  runs.pairs = math::greater(divide_up(pairs, kMostRuns), 1);
+  runs.count = divide_up(pairs, runs.pairs);
+  runs.first = arena.take<std::int64_t>(runs.count + 2);
+  runs.next = arena.take<std::int64_t>(runs.count + 1);
+  return runs;
+}
+
+TILEWISE_INLINE void number_runs(const Problem& problem, const Shared& shared, const Runs& runs,
+                                 std::int64_t blocks, std::int64_t others) {
+  for (std::int64_t run = 0; run < runs.count; ++run) {
+    const std::int64_t b = run * runs.pairs / problem.kv_heads;
+    const std::int64_t kv_head = run * runs.pairs % problem.kv_heads;
+    const std::int64_t of_head = shared.blocks_before[b + 1] - shared.blocks_before[b];
+    runs.first[run] = shared.blocks_before[b] * problem.heads +
+                      kv_head * (problem.heads / problem.kv_heads) * of_head;
+    runs.next[run] = runs.first[run];
+  }
+  runs.first[runs.count] = runs.next[runs.count] = blocks;
+  runs.first[runs.count + 1] = blocks + others;
+}
+
+// Runs body(worker, number) for every number of the runs, with at most `concurrency` workers. Each
+// begins in a place of its own, stays with a run until all its numbers are taken, and goes on to
+// the next: it helps with what others have begun.
+template <class Body>
+void share_runs(const RunContext& context, const Runs& runs, Body& body) {
+  const std::int64_t numbers = runs.first[runs.count + 1];
+  const std::int64_t workers = math::lesser(context.concurrency, numbers);
+  auto worker = [&](std::int64_t index) {
+    std::int64_t run = 0;
+    while (runs.first[run + 1] <= index * numbers / workers) ++run;
+    for (std::int64_t seen = 0; seen <= runs.count; ++seen) {
+      const std::int64_t end = runs.first[run + 1];
+      std::int64_t* const next = runs.next + run;
+      std::int64_t number = __atomic_load_n(next, __ATOMIC_RELAXED);
+      while (number < end && (number = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED)) < end)
+        body(index, number);
+      run = run < runs.count ? run + 1 : 0;
+    }
+  };
+  problem::parallel_for(*context.executor, workers, worker);
+}
+
+// The same as share_items() with what is next: each worker runs body = start(worker) once and
+// body(number, following) for its numbers, where `following` is its next one, or `count` if that is
+// not known. The last numbers are taken one by one: nobody holds one that another could begin.
 template <class Start>
 void share_items_ahead(const RunContext& context, std::int64_t* next, std::int64_t count,
                        Start& start) {

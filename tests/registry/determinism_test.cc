@@ -83,6 +83,35 @@ TEST(Reliability, T17_ThreadsAcrossTiles) {
   }
 }
 
+// More keys than stay packed on the matrix unit, where two blocks a worker are enough.
+TEST(Reliability, T17_ThreadsBeyondThePackedKeys) {
+  TILEWISE_TRACE_SEED();
+  ThreadCounts threads;
+  for (const std::int32_t dtype : {TILEWISE_BF16, TILEWISE_FP16}) {
+    Case c = make_case(Operation::kForward, dtype, {1, 1150, 1100, 1, 1, 256});
+    c.causal = dtype == TILEWISE_BF16;
+    c.output_dtype = TILEWISE_FP32;
+    threads.expect_same_bits(c);
+  }
+}
+
+// Heads beyond what has a counter of its own, in sequences of every kind: none, decoded, and more.
+TEST(Reliability, T17_ThreadsOverManyHeads) {
+  TILEWISE_TRACE_SEED();
+  Random random(run_seed() + 3);
+  ThreadCounts threads;
+  for (const std::int32_t dtype : kDtypes) {
+    Case c = make_case(Operation::kForward, dtype, {87, 0, 0, 6, 3, 16});
+    c.q_packed = c.k_packed = c.causal = true;
+    for (std::int64_t b = 0; b < c.batch; ++b) {
+      c.q_lengths.push_back(b % 7 == 0 ? 0 : random.between(1, 40));
+      c.k_lengths.push_back(random.between(0, 50));
+    }
+    expect_all_pass(c);
+    threads.expect_same_bits(c);
+  }
+}
+
 // Elements [first, first + count) of the batch axis of a tensor.
 tilewise_tensor part_of_batch(const tilewise_tensor& tensor, std::int64_t first,
                               std::int64_t count) {
