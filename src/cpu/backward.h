@@ -136,7 +136,8 @@ void recompute_tile(const HeadContext& context, const Frame& frame, TileClass ti
   if (problem.dropout_p > 0) {
     // Lanes beyond the tile's end are never stored, but must hold numbers.
     for (std::int64_t at = 0; at < frame.t_count * kWidth; ++at) scratch.tile.keep[at] = T(0);
-    fill_dropout<T, kLanesAre, kWidth>(context, frame, scratch.tile.keep);
+    fill_dropout<T, kLanesAre, kWidth>(context, frame, kept_factor<T>(*context.problem),
+                                       scratch.tile.keep);
   }
   gradient_step<E, kLanesAre, kColumns, kWidth>(problem, frame, scratch);
 }

@@ -227,7 +227,8 @@ void softmax_rows(const DecodeBlock& block, std::int64_t first_row, const Decode
           fold_scores(scores + i * kDecodeKeys, unit, scratch.max + at + i, scratch.sum + at + i);
     }
     if (problem.dropout_p > 0) {
-      fill_dropout<T, Lanes::kKeys, kDecodeKeys>(context, frame, scratch.keep);
+      fill_dropout<T, Lanes::kKeys, kDecodeKeys>(context, frame, kept_factor<T>(problem),
+                                                 scratch.keep);
       for (std::int64_t i = 0; i < block.queries; ++i) {
         for (std::int64_t j = 0; j < block.keys; ++j)
           scores[i * kDecodeKeys + j] *= scratch.keep[i * kDecodeKeys + j];

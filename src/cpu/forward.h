@@ -72,7 +72,8 @@ void forward_tile(const HeadContext& context, const Frame& frame, TileClass tile
                                     scratch.scores, scratch.max + panel * kWidth,
                                     scratch.sum + panel * kWidth, rescale);
   if (problem.dropout_p > 0) {
-    fill_dropout<T, Lanes::kQueries, kWidth>(context, frame, scratch.keep);
+    fill_dropout<T, Lanes::kQueries, kWidth>(
+        context, frame, kRoundsWeights<E> ? T(1) : kept_factor<T>(problem), scratch.keep);
     apply_dropout<T, kWidth>(frame, scratch.keep, scratch.scores);
   }
   accumulate<E, kColumns, kWidth>(tile.v, skipped, frame.t_count, steps,

@@ -50,7 +50,9 @@ struct WideBody {
   void compute(const RunContext& context, const QueryBlock& block) const {
     forward_block<E, kColumns>(context, block, scratch);
   }
-  void settle(const QueryBlock&) const {}
+  void settle(const QueryBlock& block) const {
+    if (kRoundsWeights<E>) scale_kept<E, kWidth>(block, scratch);
+  }
   std::int64_t part_rows(const QueryBlock& block) const { return block.rows; }
   void count_traffic(const RunContext&, const QueryBlock&) const {}
 };

@@ -152,15 +152,14 @@ __attribute__((noinline)) inline bool finish_block_scores(const HeadContext& con
   return true;
 }
 
-// Drops weights. The factor 1 / (1 - p) of those that stay comes at the end of the row: on every
-// weight, it would be rounded the same way.
+// Drops weights.
 template <int kTerms>
 __attribute__((noinline)) inline void drop_weights(const HeadContext& context,
                                                    const PairFrame& frame, std::int64_t number,
                                                    const PairScratch& scratch) {
   const Frame block = block_frame(frame, number);
   std::uint32_t* const pairs = block_pairs(number, scratch);
-  fill_dropout<float, Lanes::kQueries, kPairWidth>(context, block, scratch.plain.keep);
+  fill_dropout<float, Lanes::kQueries, kPairWidth>(context, block, 1.0f, scratch.plain.keep);
   for (std::int64_t t = 0; t < block.t_count; ++t) {
     const std::uint32_t other_key = t % 2 == 0 ? 0xFFFF0000u : 0x0000FFFFu;
     for (std::int64_t lane = 0; lane < block.lane_count; ++lane) {

@@ -263,13 +263,7 @@ TILEWISE_INLINE void settle_rows(const QueryBlock& block, const PairScratch& scr
   const float shift =
       static_cast<float>(math::kLn2) * math::log2(kUnitWeight) / ScoreUnits<float>(problem).natural;
   for (std::int64_t i = 0; i < block.rows; ++i) scratch.plain.max[i] -= shift;
-  if (problem.dropout_p == 0) return;
-  const Vec<float> factor(static_cast<float>(1 / (1 - problem.dropout_p)));
-  const std::int64_t count = divide_up(block.rows, kPairWidth) * scratch.plain.out_panel;
-  for (std::int64_t i = 0; i < count; i += Vec<float>::kLanes) {
-    float* const at = scratch.plain.out_panels + i;
-    (Vec<float>::load(at) * factor).store(at);
-  }
+  scale_kept<float, kPairWidth>(block, scratch.plain);
 }
 
 // The states of a block's rows, left in the scratch.

@@ -157,7 +157,8 @@ __attribute__((noinline)) inline void finish_gradients(const HeadContext& contex
                                                    block.scores, scratch.tile.derivative);
     if (problem.dropout_p > 0) {
       for (std::int64_t at = 0; at < kBlockQueries * kPairWidth; ++at) scratch.tile.keep[at] = 0;
-      fill_dropout<float, Lanes::kKeys, kPairWidth>(context, frame, scratch.tile.keep);
+      fill_dropout<float, Lanes::kKeys, kPairWidth>(
+          context, frame, kept_factor<float>(*context.problem), scratch.tile.keep);
     }
     gradient_step<float, Lanes::kKeys, kPanelRegisters, kPairWidth>(problem, frame, scratch);
     if (problem.softcap > 0) apply_softcap_derivative<float, kPairWidth>(frame, scratch.tile);

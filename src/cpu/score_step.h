@@ -280,9 +280,15 @@ void finish_scores(const HeadContext& context, const Frame& frame, TileClass til
     apply_bands<T, kLanesAre, kWidth>(context, frame, scratch, scores);
 }
 
-// keep[t][lane] = 1/(1-p) or 0, for the keys and queries of the tile (other lanes are left alone).
+// What dropout multiplies the probabilities by that it keeps.
+template <class T>
+TILEWISE_INLINE T kept_factor(const Problem& problem) {
+  return static_cast<T>(1 / (1 - problem.dropout_p));
+}
+
+// keep[t][lane] = `kept` or 0, for the keys and queries of the tile (other lanes are left alone).
 template <class T, Lanes kLanesAre, int kWidth>
-void fill_dropout(const HeadContext& context, const Frame& frame, T* keep) {
+void fill_dropout(const HeadContext& context, const Frame& frame, T kept, T* keep) {
   const Problem& problem = *context.problem;
   const math::DropoutRule rule =
       math::dropout_rule(problem.dropout_p, problem.dropout_seed, problem.dropout_offset);
@@ -297,7 +303,7 @@ void fill_dropout(const HeadContext& context, const Frame& frame, T* keep) {
         const std::int64_t at = kLanesAre == Lanes::kQueries
                                     ? (j - keys.begin) * kWidth + i - rows.begin
                                     : (i - rows.begin) * kWidth + j - keys.begin;
-        keep[at] = words.word[j % 4] >= rule.threshold ? static_cast<T>(rule.keep_scale) : T(0);
+        keep[at] = words.word[j % 4] >= rule.threshold ? kept : T(0);
       }
     }
   }

@@ -34,6 +34,21 @@ TEST(Reliability, T01_HeadDimensionsMasksAndDistributions) {
   }
 }
 
+// So few keys that many rows have a weight of 1, in bf16 as well: not so its product with 1 / (1 -
+// p).
+TEST(Reliability, T01_DroppedWeightsOfOne) {
+  TILEWISE_TRACE_SEED();
+  for (const std::int32_t dtype : {TILEWISE_BF16, TILEWISE_FP16}) {
+    Case c = make_case(Operation::kForward, dtype, {3, 257, 127, 4, 1, 16});
+    c.used = {97, 120, 12};
+    c.output_dtype = TILEWISE_FP32;  // no rounding hides that of the weights
+    c.dropout_p = 0.1;
+    c.dropout_seed = run_seed();
+    c.seed = run_seed() + 1;
+    expect_all_pass(c);
+  }
+}
+
 // Cases in which some rows see no key, each by another means.
 std::vector<Case> cases_with_empty_rows(Operation operation, std::int32_t dtype) {
   std::vector<Case> cases;
