@@ -1,7 +1,10 @@
 // Many tiles of keys: scores that rise from tile to tile, so that what was summed before is scaled
-// again and again; windows that begin and end inside of tiles; widths that no register divides.
+// again and again, by as much as numbers hold and by more; windows that begin and end inside of
+// tiles; widths that no register divides.
 #include <cmath>
+#include <iterator>
 
+#include "cuda/runtime.h"
 #include "registry/support.h"
 
 namespace tilewise::tests {
@@ -36,6 +39,118 @@ TEST(Tiles, RisingAndFallingScores) {
         c.causal = causal;
         expect_all_pass(
             c, [&](const tilewise_problem& request) { set_slope(request, c.head_dim, rises); });
+      }
+    }
+  }
+}
+
+// Row i has q near slope(i) and key j has k near height(j): scores are their products, in steps of
+// a hundred keys that a kernel meets one after the other, from either end.
+struct Climb {
+  double (*slope)(std::int64_t row);
+  double (*height)(std::int64_t key);
+};
+
+void set_climb(const tilewise_problem& request, const Climb& climb) {
+  const double dim = static_cast<double>(request.q.shape[3]);
+  Random random(run_seed());
+  const auto near_one = [&] { return 1 + 0.01 * random.uniform(); };
+  set_elements(request.q, [&](std::int64_t i) {
+    return climb.slope(row_index(request.q, TILEWISE_BSHD, i).row) * near_one();
+  });
+  set_elements(request.k, [&](std::int64_t i) {
+    return climb.height(row_index(request.k, TILEWISE_BSHD, i).row) / std::sqrt(dim) * near_one();
+  });
+}
+
+constexpr Climb kClimbs[] = {
+    // Slopes for which a step is 2^0, 2^29, .. 2^173: within numbers, nearly beyond them, beyond.
+    {[](std::int64_t i) { return static_cast<double>(i % 7) * 0.1; },
+     [](std::int64_t j) { return 200.0 * static_cast<double>(j / 100); }},
+    {[](std::int64_t i) { return static_cast<double>(i % 7) * 0.1; },
+     [](std::int64_t j) { return -200.0 * static_cast<double>(j / 100); }},
+    // 2^115 to 2^139 in steps of 2^0.2.
+    {[](std::int64_t i) { return 0.4 + static_cast<double>(i) * 0.0006; },
+     [](std::int64_t j) { return -200.0 * static_cast<double>(j / 100); }},
+    // 2^118 to 2^130 for one key, neighbouring rows alike, and a last step down that is seen beside
+    // it.
+    {[](std::int64_t i) { return 0.41 + static_cast<double>(i / 16) * 0.0052; },
+     [](std::int64_t j) { return j < 100   ? 190.0
+                                 : j < 200 ? 200.0
+                                           : 0.0; }},
+    // The first key of all outweighs the others; up and down again.
+    {[](std::int64_t i) { return i % 5 == 3 ? -1.0 : 1.0; },
+     [](std::int64_t j) { return j == 0 ? 150.0 : 0.0; }},
+    {[](std::int64_t i) { return i % 2 == 0 ? -1.0 : 1.0; },
+     [](std::int64_t j) { return j / 100 % 2 == 0 ? 120.0 : -120.0; }},
+};
+
+TEST(Tiles, ClimbingScores) {
+  TILEWISE_TRACE_SEED();
+  for (const std::int32_t dtype : kDtypes) {
+    for (const std::int64_t dim : {64, 128}) {
+      if (dim == 128 && dtype != TILEWISE_BF16 && dtype != TILEWISE_FP16) continue;
+      for (std::size_t i = 0; i < std::size(kClimbs); ++i) {
+        Case c = make_case(Operation::kForward, dtype, {1, 140, 530, 1, 1, dim});
+        c.causal = i % 2 == 0;
+        c.distribution = verify::Distribution::kEqual;  // errors of the rows are not independent
+        expect_all_pass(c,
+                        [&](const tilewise_problem& request) { set_climb(request, kClimbs[i]); });
+      }
+    }
+  }
+}
+
+// The same where there are so many keys that another kernel's tile serves.
+TEST(Tiles, ALongClimb) {
+  TILEWISE_TRACE_SEED();
+  for (const std::int32_t dtype : {TILEWISE_BF16, TILEWISE_FP16}) {
+    for (const bool causal : {false, true}) {
+      Case c = make_case(Operation::kForward, dtype, {1, 210, 2100, 1, 1, 64});
+      c.causal = causal;
+      c.distribution = verify::Distribution::kEqual;
+      expect_all_pass(
+          c, [&](const tilewise_problem& request) { set_climb(request, kClimbs[causal ? 1 : 2]); });
+    }
+  }
+}
+
+// Rows beside them keep their bits.
+TEST(Tiles, AClimbStaysInItsRow) {
+  TILEWISE_TRACE_SEED();
+  const Climb steep = {[](std::int64_t i) { return i % 3 != 1   ? 0.01
+                                                   : i % 2 == 0 ? 0.2
+                                                                : 1.0; },
+                       kClimbs[1].height};
+  const Climb flat = {[](std::int64_t) { return 0.01; }, kClimbs[1].height};
+  for (const std::int32_t dtype : kDtypes) {
+    for (const std::int64_t dim : {64, 128}) {
+      const Case c = make_case(Operation::kForward, dtype, {1, 140, 530, 1, 1, dim});
+      Instance with(c);
+      Instance without(c);
+      set_climb(with.request(), steep);
+      set_climb(without.request(), flat);
+      std::vector<const Kernel*> kernels = runnable_kernels(Operation::kForward, dtype);
+      for (const Kernel* kernel : plan::kernels(Operation::kForward)) {
+        const bool takes_it =
+            is_partial(*kernel) && cuda::device_count() > 0 &&
+            run_kernel(kernel->name, Operation::kForward, with.request()) == TILEWISE_OK;
+        if (takes_it) kernels.push_back(kernel);
+      }
+      for (const Kernel* kernel : kernels) {
+        run_for_bits(kernel->name, with);
+        run_for_bits(kernel->name, without);
+        for (const auto member : {&tilewise_problem::out, &tilewise_problem::lse}) {
+          const std::vector<double> result = values_of(with.request().*member);
+          const std::vector<double> expected = values_of(without.request().*member);
+          const auto width = static_cast<std::int64_t>(result.size()) / 140;
+          for (std::size_t i = 0; i < result.size(); ++i) {
+            const std::int64_t row = static_cast<std::int64_t>(i) / width;
+            if (row % 3 == 1) continue;
+            ASSERT_EQ(result[i], expected[i])
+                << kernel->name << " row " << row << ": " << describe(c);
+          }
+        }
       }
     }
   }
