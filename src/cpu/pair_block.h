@@ -12,8 +12,8 @@ namespace tilewise::cpu::TILEWISE_TARGET {
 // A worker keeps the tiles of K and V that it has packed, up to so much of its L2, for the next
 // block of the same keys. Where these are more, it keeps one, and the L2 is for panels: a tile is
 // packed once for all panels of a block (1.18 times as fast at 8192 keys as 16 panels and 1 MB).
-// It costs what 2.4 panels cost with it: blocks of 1, 2, 4, 8, 16 and 48 panels of 4096 keys ran at
-// 440, 670, 930, 1160, 1340 and 1490 Gflop/s on one core.
+// Packing it costs what the products of 2.4 panels cost with it (docs/matrix-unit.md): a block has
+// kFewestPairPanels where that leaves enough blocks.
 inline constexpr std::int64_t kPackedBytes = std::int64_t{1} << 20;
 inline constexpr std::int64_t kMostPackedTiles = 8;
 inline constexpr std::int64_t kPanelBytes = std::int64_t{5} << 18;
@@ -152,7 +152,7 @@ __attribute__((noinline)) inline bool finish_block_scores(const HeadContext& con
   return true;
 }
 
-// Drops weights.
+// Drops weights; those that stay get their factor at the end of the row (scale_kept()).
 template <int kTerms>
 __attribute__((noinline)) inline void drop_weights(const HeadContext& context,
                                                    const PairFrame& frame, std::int64_t number,

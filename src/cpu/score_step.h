@@ -283,7 +283,9 @@ void finish_scores(const HeadContext& context, const Frame& frame, TileClass til
 // What dropout multiplies the probabilities by that it keeps.
 template <class T>
 TILEWISE_INLINE T kept_factor(const Problem& problem) {
-  return static_cast<T>(1 / (1 - problem.dropout_p));
+  return static_cast<T>(
+      math::dropout_rule(problem.dropout_p, problem.dropout_seed, problem.dropout_offset)
+          .keep_scale);
 }
 
 // keep[t][lane] = `kept` or 0, for the keys and queries of the tile (other lanes are left alone).
