@@ -54,9 +54,10 @@ json list_tiles() {
     rows.push_back({{"kernel", "cuda_sm90"},
                     {"head_dim", row.head_dim},
                     {"most_keys", row.most_keys},
+                    {"most_seen", row.most_seen},
                     {"q_tile", row.q_tile},
                     {"k_tile", row.k_tile},
-                    {"stages", row.stages},
+                    {"stages", row.k_stages},
                     {"reason", row.reason}});
   }
   for (const cuda::sm80::TileRow& row : cuda::sm80::kTiles)

@@ -97,7 +97,8 @@ TEST(Device, HopperKernelWalksOverManyTiles) {
     bool packed;
   } shapes[] = {{{1, 300, 700, 4, 2, 64}, 64, false},   {{1, 450, 2100, 2, 1, 64}, 64, false},
                 {{3, 0, 0, 4, 2, 128}, 128, true},      {{1, 600, 400, 4, 1, 128}, 128, false},
-                {{1, 300, 400, 2, 2, 192}, 128, false}, {{1, 200, 300, 3, 1, 256}, 256, false}};
+                {{1, 300, 400, 2, 2, 192}, 128, false}, {{1, 200, 300, 3, 1, 256}, 256, false},
+                {{2, 500, 900, 2, 1, 128}, 96, false},  {{1, 200, 1400, 2, 1, 160}, 128, false}};
   bool general = false;
   for (const auto& [sizes, value_dim, packed] : shapes) {
     general = !general;

@@ -197,19 +197,33 @@ TEST(Schedule, TurnsCoverEveryIndexOnce) {
   }
 }
 
+KernelConfig config_of(const TileRow& row, bool fp16, bool general) {
+  return {.fp16 = fp16,
+          .head_dim = row.head_dim,
+          .value_dim = row.value_dim,
+          .q_tile = row.q_tile,
+          .k_tile = row.k_tile,
+          .k_stages = row.k_stages,
+          .v_stages = row.v_stages,
+          .q_stages = row.q_stages,
+          .general = general,
+          .keeps = row.keeps};
+}
+
 TEST(Config, NumbersStandForConfigurations) {
   for (const TileRow& row : kTiles) {
     for (const bool fp16 : {false, true}) {
       for (const bool general : {false, true}) {
-        const KernelConfig config = {fp16,       row.head_dim, row.value_dim, row.q_tile,
-                                     row.k_tile, row.stages,   row.q_stages,  general};
+        const KernelConfig config = config_of(row, fp16, general);
         const KernelConfig back = decode(encode(config));
         EXPECT_EQ(back.fp16, fp16);
         EXPECT_EQ(back.general, general);
+        EXPECT_EQ(back.keeps, row.keeps);
         EXPECT_EQ(back.head_dim, row.head_dim);
         EXPECT_EQ(back.q_tile, row.q_tile);
         EXPECT_EQ(back.k_tile, row.k_tile);
-        EXPECT_EQ(back.stages, row.stages);
+        EXPECT_EQ(back.k_stages, row.k_stages);
+        EXPECT_EQ(back.v_stages, row.v_stages);
         EXPECT_EQ(back.value_dim, row.value_dim);
         EXPECT_EQ(back.q_stages, row.q_stages);
       }
@@ -220,29 +234,33 @@ TEST(Config, NumbersStandForConfigurations) {
 TEST(Config, TheFirstRowThatHoldsAProblemIsTaken) {
   for (int dim = 8; dim <= 256; dim += 8) {
     for (int value_dim = 8; value_dim <= 256; value_dim += 8) {
-      for (const std::int64_t keys : {1, 2048, 2049, 1 << 29}) {
-        const TileRow& row = kTiles[tile_row(dim, value_dim, keys)];
-        EXPECT_GE(row.head_dim, dim);
-        EXPECT_GE(row.value_dim, value_dim);
-        EXPECT_GE(row.most_keys, keys);
+      for (const std::int64_t keys : {1, 272, 273, 1024, 1025, 2048, 2049, 1 << 29}) {
+        for (const std::int64_t seen : {std::int64_t{0}, keys / 2, keys}) {
+          const TileRow& row = kTiles[tile_row(dim, value_dim, keys, seen)];
+          EXPECT_GE(row.head_dim, dim);
+          EXPECT_GE(row.value_dim, value_dim);
+          EXPECT_GE(row.most_keys, keys);
+          EXPECT_GE(row.most_seen, seen);
+        }
       }
     }
   }
-  EXPECT_EQ(kTiles[tile_row(192, 128, 4096)].value_dim, 128);
-  EXPECT_EQ(kTiles[tile_row(64, 64, 512)].q_tile, 128);
+  EXPECT_EQ(kTiles[tile_row(192, 128, 4096, 4096)].value_dim, 128);
+  EXPECT_EQ(kTiles[tile_row(64, 64, 512, 512)].q_tile, 128);
+  EXPECT_FALSE(kTiles[tile_row(128, 128, 512, 256)].keeps);
+  EXPECT_TRUE(kTiles[tile_row(128, 128, 512, 512)].keeps);
 }
 
 // What setmaxnreg hands out is what the block was given at its start.
 TEST(Config, RegistersAddUp) {
   constexpr int kRegisters = 65536;
   for (const TileRow& row : kTiles) {
-    const KernelConfig config = {false,      row.head_dim, row.value_dim, row.q_tile,
-                                 row.k_tile, row.stages,   row.q_stages,  false};
+    const KernelConfig config = config_of(row, false, false);
     const int at_entry = kRegisters / config.threads() / 8 * 8;
     const int used =
         128 * (config.producer_registers() + config.warpgroups() * config.consumer_registers());
     EXPECT_LE(used, at_entry * config.threads());
-    EXPECT_EQ(tile_row(row.head_dim, row.value_dim, row.most_keys), &row - kTiles);
+    EXPECT_EQ(tile_row(row.head_dim, row.value_dim, row.most_keys, row.most_seen), &row - kTiles);
   }
 }
 

@@ -3,6 +3,7 @@
 // tiles; widths that no register divides.
 #include <cmath>
 #include <iterator>
+#include <limits>
 
 #include "cuda/runtime.h"
 #include "registry/support.h"
@@ -85,17 +86,54 @@ constexpr Climb kClimbs[] = {
      [](std::int64_t j) { return j / 100 % 2 == 0 ? 120.0 : -120.0; }},
 };
 
+// D, Dv, and as many keys as kernels want that keep what rows have begun with.
+struct ClimbSize {
+  std::int64_t dim, value_dim, keys;
+};
+constexpr ClimbSize kClimbSizes[] = {{64, 64, 530}, {128, 128, 830}, {192, 128, 1120}};
+
+Case climb_case(std::int32_t dtype, const ClimbSize& size) {
+  Case c = make_case(Operation::kForward, dtype, {1, 140, size.keys, 1, 1, size.dim});
+  c.value_dim = size.value_dim;
+  return c;
+}
+
 TEST(Tiles, ClimbingScores) {
   TILEWISE_TRACE_SEED();
   for (const std::int32_t dtype : kDtypes) {
-    for (const std::int64_t dim : {64, 128}) {
-      if (dim == 128 && dtype != TILEWISE_BF16 && dtype != TILEWISE_FP16) continue;
+    for (const ClimbSize& size : kClimbSizes) {
+      if (size.dim > 64 && dtype != TILEWISE_BF16 && dtype != TILEWISE_FP16) continue;
       for (std::size_t i = 0; i < std::size(kClimbs); ++i) {
-        Case c = make_case(Operation::kForward, dtype, {1, 140, 530, 1, 1, dim});
+        Case c = climb_case(dtype, size);
         c.causal = i % 2 == 0;
         c.distribution = verify::Distribution::kEqual;  // errors of the rows are not independent
         expect_all_pass(c,
                         [&](const tilewise_problem& request) { set_climb(request, kClimbs[i]); });
+      }
+    }
+  }
+}
+
+// A row may begin with keys that weigh nothing, more than a tile of them, and the others may be far
+// below 0.
+TEST(Tiles, KeysOfMinusInfinity) {
+  TILEWISE_TRACE_SEED();
+  for (const std::int32_t dtype : {TILEWISE_FP32, TILEWISE_BF16, TILEWISE_FP16}) {
+    for (const ClimbSize& size : kClimbSizes) {
+      for (const double depth : {0.0, -150.0}) {
+        Case c = climb_case(dtype, size);
+        c.causal = depth == 0;
+        c.distribution = verify::Distribution::kEqual;
+        expect_all_pass(c, [&](const tilewise_problem& request) {
+          const std::int64_t dim = request.k.shape[3];
+          set_elements(request.q, [](std::int64_t i) { return 1 + static_cast<double>(i % 3); });
+          set_elements(request.k, [&](std::int64_t i) {
+            const std::int64_t key = row_index(request.k, TILEWISE_BSHD, i).row;
+            if (i % dim == 0 && key >= size.keys - 330)
+              return -std::numeric_limits<double>::infinity();
+            return (depth + static_cast<double>(i % 7)) / std::sqrt(static_cast<double>(dim));
+          });
+        });
       }
     }
   }
@@ -124,8 +162,8 @@ TEST(Tiles, AClimbStaysInItsRow) {
                        kClimbs[1].height};
   const Climb flat = {[](std::int64_t) { return 0.01; }, kClimbs[1].height};
   for (const std::int32_t dtype : kDtypes) {
-    for (const std::int64_t dim : {64, 128}) {
-      const Case c = make_case(Operation::kForward, dtype, {1, 140, 530, 1, 1, dim});
+    for (const ClimbSize& size : kClimbSizes) {
+      const Case c = climb_case(dtype, size);
       Instance with(c);
       Instance without(c);
       set_climb(with.request(), steep);

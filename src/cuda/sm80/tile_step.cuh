@@ -145,7 +145,8 @@ class TileStep {
       for (int part = 0; part < kParts; ++part) {
         const tile::Anchors moved_already = {{anchors[part].anchor[0], anchors[part].anchor[1]},
                                              {1, 1}};
-        tile::weigh(scores[part], moved_already, states_[part], parameters_.unit);
+        tile::add(tile::weigh(scores[part], moved_already, parameters_.unit), moved_already,
+                  states_[part]);
         drop_weights(part, key, scores[part]);
         tile::pack<kConfig.fp16>(scores[part], weights[part]);
       }

@@ -14,9 +14,11 @@ struct KernelConfig {
   int value_dim;  // Dv to this one: multiples of 64
   int q_tile;     // rows of Q in a block: 64 to a consumer warpgroup
   int k_tile;     // keys in a stage
-  int stages;     // of K and of V each
-  int q_stages;   // of Q: with two, the next tile's Q is there before this one is done
+  int k_stages;   // places for tiles of K,
+  int v_stages;   // of V,
+  int q_stages;   // and of Q: with two, the next tile's Q is there before this one is done
   bool general;   // scores need more than a positive scale: softcap, ALiBi, another scale
+  bool keeps;     // rows keep the maximum of the first tile of keys while weights have room
 
   // That consume; one more produces.
   TILEWISE_INLINE constexpr int warpgroups() const { return q_tile / 64; }
@@ -24,6 +26,9 @@ struct KernelConfig {
   // 65536 registers, in the multiples of 8 that setmaxnreg takes.
   TILEWISE_INLINE constexpr int producer_registers() const { return warpgroups() == 2 ? 40 : 32; }
   TILEWISE_INLINE constexpr int consumer_registers() const { return warpgroups() == 2 ? 232 : 160; }
+  // A third place for K takes the memory through which rows of out would leave: they leave through
+  // the place of their own Q, of which there are two.
+  TILEWISE_INLINE constexpr bool out_through_q() const { return k_stages == 3; }
   TILEWISE_INLINE constexpr int q_bytes() const { return q_tile * head_dim * 2; }
   TILEWISE_INLINE constexpr int k_bytes() const { return k_tile * head_dim * 2; }
   TILEWISE_INLINE constexpr int v_bytes() const { return k_tile * value_dim * 2; }
@@ -35,53 +40,74 @@ TILEWISE_INLINE constexpr std::uint64_t encode(const KernelConfig& config) {
   const int parts[] = {config.head_dim, config.value_dim, config.q_tile, config.k_tile};
   std::uint64_t code = 0;
   for (const int part : parts) code = code << 9 | static_cast<std::uint64_t>(part);
-  return code << 7 | static_cast<std::uint64_t>(config.stages << 4 | config.q_stages << 2 |
-                                                (config.fp16 ? 2 : 0) | (config.general ? 1 : 0));
+  code = code << 8 |
+         static_cast<std::uint64_t>(config.k_stages << 5 | config.v_stages << 2 | config.q_stages);
+  return code << 3 | static_cast<std::uint64_t>((config.keeps ? 4 : 0) | (config.general ? 2 : 0) |
+                                                (config.fp16 ? 1 : 0));
 }
 TILEWISE_INLINE constexpr KernelConfig decode(std::uint64_t code) {
   const auto part = [code](int shift, std::uint64_t mask) {
     return static_cast<int>(code >> shift & mask);
   };
-  return {part(1, 1) != 0, part(34, 511), part(25, 511), part(16, 511),
-          part(7, 511),    part(4, 7),    part(2, 3),    part(0, 1) != 0};
+  return {.fp16 = part(0, 1) != 0,
+          .head_dim = part(38, 511),
+          .value_dim = part(29, 511),
+          .q_tile = part(20, 511),
+          .k_tile = part(11, 511),
+          .k_stages = part(8, 7),
+          .v_stages = part(5, 7),
+          .q_stages = part(3, 3),
+          .general = part(1, 1) != 0,
+          .keeps = part(2, 1) != 0};
 }
 
 inline constexpr int kMostWarpgroups = 3;
 inline constexpr int kMostStages = 4;
 inline constexpr int kMostQStages = 2;
 
-// Why these tiles. The stages of K and of V beside Q fill 227 KB of shared memory at most; scores
+// Why these tiles. The places of K and of V beside Q fill 227 KB of shared memory at most; scores
 // (k_tile / 2), weights (k_tile / 4) and out (Dv / 2) of a thread must fit its registers with some
 // twenty to spare.
 struct TileRow {
   int head_dim;
   int value_dim;
-  int most_keys;  // of a sequence
+  int most_keys;  // of a sequence,
+  int most_seen;  // and of them those that a row sees, in the middle of a sequence
   int q_tile;
   int k_tile;
-  int stages;
+  int k_stages;
+  int v_stages;
   int q_stages;
+  bool keeps;
   const char* reason;
 };
 inline constexpr int kAnyKeys = 2147483647;
 inline constexpr TileRow kTiles[] = {
-    {64, 64, 2048, 128, 128, 4, 2,
+    {64, 64, 2048, kAnyKeys, 128, 128, 4, 4, 2, true,
      "short sequences: less of a tile of 192 rows is behind the end or the diagonal"},
-    {64, 64, kAnyKeys, 192, 128, 4, 2,
+    {64, 64, kAnyKeys, kAnyKeys, 192, 128, 4, 4, 2, true,
      "three warpgroups share K and V, 160 registers hold 128 keys"},
-    {128, 128, kAnyKeys, 128, 128, 2, 2, "a square tile at the diagonal, and two places for Q"},
-    {192, 128, kAnyKeys, 128, 128, 2, 1, "as many keys as shared memory holds twice (224 KB)"},
-    {256, 256, kAnyKeys, 128, 64, 2, 1, "as many keys as shared memory holds twice (208 KB)"},
+    {128, 128, kAnyKeys, 272, 128, 128, 2, 2, 2, false,
+     "few keys to a row: the next Q is asked for before rows of out leave"},
+    {128, 128, kAnyKeys, kAnyKeys, 128, 128, 3, 2, 2, true,
+     "a square tile at the diagonal, K held until weights are known"},
+    {192, 128, kAnyKeys, 1024, 128, 128, 2, 2, 1, false,
+     "few keys to a row: K comes late, and is asked for as soon as there are scores"},
+    {192, 128, kAnyKeys, kAnyKeys, 128, 128, 2, 2, 1, true,
+     "as many keys as shared memory holds twice (224 KB)"},
+    {256, 256, kAnyKeys, kAnyKeys, 128, 64, 2, 2, 1, false,
+     "as many keys as shared memory holds twice (208 KB)"},
 };
-inline constexpr int kTileRows = 5;
-inline constexpr int kWideRow = 3;  // from here on in files of their own, for the compiler's sake
+inline constexpr int kTileRows = 7;
+inline constexpr int kWideRow = 4;  // from here on in files of their own, for the compiler's sake
 
-// The row of the table for dimensions up to 256 and sequences of so many keys: the first that holds
-// them.
-constexpr int tile_row(std::int64_t head_dim, std::int64_t value_dim, std::int64_t keys) {
+// The row of the table for dimensions up to 256, sequences of so many keys, and rows that see so
+// many of them: the first that holds them.
+constexpr int tile_row(std::int64_t head_dim, std::int64_t value_dim, std::int64_t keys,
+                       std::int64_t seen) {
   int row = 0;
   while (kTiles[row].head_dim < head_dim || kTiles[row].value_dim < value_dim ||
-         kTiles[row].most_keys < keys) {
+         kTiles[row].most_keys < keys || kTiles[row].most_seen < seen) {
     ++row;
   }
   return row;

@@ -6,6 +6,7 @@
 
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/wgmma.cuh"
+#include "cuda/sm90/again.cuh"
 #include "cuda/sm90/epilogue.cuh"
 #include "cuda/sm90/shared.cuh"
 #include "cuda/tile/bands.h"
@@ -36,6 +37,13 @@ class Consumer {
   // there is some, where the products of a step take longer than they do: at D 64, S 2048, 437
   // TFLOP/s, not 411; at D 128, 569, not 579 (S 512).
   static constexpr bool kFreeLate = kOut <= 32;
+  // Whether weights have grown too large is looked at behind the wait for the product, which takes
+  // longer: at D 128, S 8192, 721 TFLOP/s, not 714. Where it takes no longer than the exponentials,
+  // before it, so that the compiler leaves none of them for later: at D 64, S 16384, 584, not 544.
+  static constexpr bool kLookLate = kOut > 32;
+  // Where weights may turn out too large, K is held until it is known that they are not.
+  template <bool kFirst>
+  static constexpr bool kHolds = kConfig.keeps && !kFirst;
 
   __device__ Consumer(const Parameters& parameters, Shared<kConfig>& shared, int warpgroup)
       : parameters_(parameters), shared_(shared), warpgroup_(warpgroup) {
@@ -64,7 +72,7 @@ class Consumer {
     multiply_values<false>(f.weights, f.out);
     take_values(1, f.out);
     unwritten_ = &shared_.tiles[(slot_ - 1) % kTileSlots];
-    closed_ = close_rows(parameters_, *unwritten_, lane_places(), f.states);
+    closed_ = close_rows<kConfig.keeps>(parameters_, *unwritten_, lane_places(), f.states);
     write(f.out);
   }
 
@@ -79,6 +87,7 @@ class Consumer {
     bool all;  // to every row of the warpgroup; else
     std::uint32_t bits[tile::kRowsPerLane];
   };
+  static_assert(!kWriteLate || !kConfig.out_through_q(), "By then the next Q may be there.");
   static_assert(kConfig.k_tile / 4 <= 32, "A lane's columns of a row are bits of one number.");
 
   // The first scores of all.
@@ -89,9 +98,9 @@ class Consumer {
     const Visible visible = kConfig.general ? Visible{} : look();
     ptx::wait_products<0>();
     take_scores<true>(visible, f.scores);
-    const tile::Anchors anchors = tile::raise(f.scores, f.states, parameters_.unit);
+    const tile::Anchors anchors = raise<true>(f);
     if constexpr (kFreeLate) free_keys();
-    tile::weigh(f.scores, anchors, f.states, parameters_.unit);
+    tile::add(tile::weigh(f.scores, anchors, parameters_.unit), anchors, f.states);
     tile::pack<kConfig.fp16>(f.scores, f.weights);
   }
 
@@ -109,34 +118,91 @@ class Consumer {
     multiply_values<true>(f.weights, f.out);
     const tile::RowStates closing = f.states;
     if constexpr (kFirst) {
-      if constexpr (kCloseEarly) closed_ = close_rows(parameters_, before, lane_places(), closing);
+      if constexpr (kCloseEarly)
+        closed_ = close_rows<kConfig.keeps>(parameters_, before, lane_places(), closing);
       f.states.clear();
     }
     ptx::wait_products<1>();
     take_scores<kFirst>(visible, f.scores);
-    const tile::Anchors anchors = tile::raise(f.scores, f.states, parameters_.unit);
-    if constexpr (kFreeLate) free_keys();
-    // NOTE: the loop of a wait ends a basic block: in one block with the maxima, ptxas 13.0 waits
-    // for the products first, and the maxima run beside nothing (D 128, S 8192: 609 TFLOP/s, not
-    // 650). Nobody has to come for this one.
-    ptx::wait(ptx::shared_address(&shared_.barriers.open), 1);
-    take_values(2, f.out);
+    const tile::Anchors anchors = raise<kFirst>(f);
+    if constexpr (kFreeLate && !kHolds<kFirst>) free_keys();
+    tile::Totals totals;
+    if constexpr (kConfig.keeps) totals = tile::weigh(f.scores, anchors, parameters_.unit);
+    // NOTE: a branch ends a basic block: in one block with the maxima or exponentials, ptxas 13.0
+    // waits for the products first, and they run beside nothing (D 128, S 8192: 609 TFLOP/s, not
+    // 650). Nobody has to come for the wait.
+    if constexpr (kHolds<kFirst> && !kLookLate) {
+      if (tile::have_grown<kConfig.fp16>(totals)) {
+        ptx::wait_products<0>();
+        ptx::settle(f.out);
+        weigh_again(totals, f);
+      }
+      free_keys();
+    } else {
+      ptx::wait(ptx::shared_address(&shared_.barriers.open), 1);
+    }
+    take_values(kHolds<kFirst> && kLookLate ? 1 : 2, f.out);
+    if constexpr (kHolds<kFirst> && kLookLate) {
+      if (tile::have_grown<kConfig.fp16>(totals)) weigh_again(totals, f);
+      free_keys();
+    }
     if constexpr (kFirst) {
-      if constexpr (!kCloseEarly) closed_ = close_rows(parameters_, before, lane_places(), closing);
+      if constexpr (!kCloseEarly)
+        closed_ = close_rows<kConfig.keeps>(parameters_, before, lane_places(), closing);
       unwritten_ = &before;
       if constexpr (!kWriteLate) write(f.out);
       fresh_ = true;
-    } else {
+    } else if constexpr (!kConfig.keeps) {
       tile::rescale(f.out, anchors.factor);
     }
-    tile::weigh(f.scores, anchors, f.states, parameters_.unit);
+    if constexpr (!kConfig.keeps) totals = tile::weigh(f.scores, anchors, parameters_.unit);
+    tile::add(totals, anchors, f.states);
     tile::pack<kConfig.fp16>(f.scores, f.weights);
   }
 
-  // Writes the rows that are closed.
+  // What exponents are taken against. In a kernel that keeps it, rows have it from the first scores
+  // they see.
+  template <bool kFirst>
+  __device__ __forceinline__ tile::Anchors raise(Fragments& f) {
+    if constexpr (!kConfig.keeps || kFirst)
+      return tile::raise(f.scores, f.states, parameters_.unit);
+    // Who sees any key has seen one by the last tile of which all rows see all.
+    if (key_ >= full_end_ - 1 && tile::any_unseen(f.states))
+      tile::raise_unseen(tile::maxima_of(f.scores), f.states);
+    return tile::anchors_of(f.states, parameters_.unit);
+  }
+
+  // The scores of a tile of keys once more, since they have become weights, of which some are too
+  // large: their rows take maxima. By the warp alone, while it holds Q and K.
+  __device__ __forceinline__ void weigh_again(tile::Totals& totals, Fragments& f) {
+    const tile::Grown grown = tile::grown_rows<kConfig.fp16>(totals);
+    const Visible visible = look();
+    multiply_again<kConfig>(q_address(q_place().offset(kConfig.q_bytes())), k_address(), f.scores);
+    hide(visible, f.scores);
+    const tile::Anchors anchors =
+        tile::raise_grown(grown, tile::maxima_of(f.scores), f.states, parameters_.unit);
+    tile::scale(f.out, anchors.factor);
+    totals = tile::weigh(f.scores, anchors, parameters_.unit);
+#pragma unroll
+    for (int which = 0; which < tile::kRowsPerLane; ++which)
+      f.states.row[which].sum *= anchors.factor[which];
+  }
+
+  // Writes the rows that are closed: of the tile of queries before the one that is open.
   __device__ __forceinline__ void write(const float (&out)[kOut]) {
-    write_rows<kConfig>(parameters_, *unwritten_, lane_places(), out, closed_, shared_.last_mark);
+    LanePlaces places = lane_places();
+    if constexpr (kConfig.out_through_q()) {
+      const std::uint32_t offset = last_q_place().offset(kConfig.q_bytes());
+      places.put += offset;
+      places.get += offset;
+    }
+    write_rows<kConfig>(parameters_, *unwritten_, places, out, closed_, shared_.last_mark);
     unwritten_ = nullptr;
+    if constexpr (kConfig.out_through_q()) {
+      ptx::fence_shared_for_async();
+      __syncwarp();
+      release(shared_.barriers.q_empty[warpgroup_][last_q_place().stage]);
+    }
   }
 
   // The same number in all lanes, and ptxas knows: loops that it bounds leave places and addresses
@@ -162,8 +228,14 @@ class Consumer {
   __device__ __forceinline__ LanePlaces lane_places() const {
     std::uint32_t thread[] = {threadIdx.x % 128};
     if constexpr (kOut > 64) ptx::settle(thread);
-    const std::uint32_t stage =
-        ptx::shared_address(shared_.out[warpgroup_ * 4 + static_cast<int>(thread[0]) / 32]);
+    const int warp = static_cast<int>(thread[0]) / 32;
+    std::uint32_t stage;
+    if constexpr (kConfig.out_through_q()) {
+      // The warp's rows of the first panel, of the first place.
+      stage = q_address(0) + static_cast<std::uint32_t>(warp * kStageBytes);
+    } else {
+      stage = ptx::shared_address(shared_.out.of_warp[warpgroup_ * 4 + warp]);
+    }
     return lane_places_of(parameters_.problem, warpgroup_, static_cast<int>(thread[0]), stage);
   }
 
@@ -174,21 +246,30 @@ class Consumer {
   __device__ __forceinline__ Place<kConfig.q_stages> q_place() const {
     return place_of<kConfig.q_stages>(slot_);
   }
-  __device__ __forceinline__ Place<kConfig.stages> k_place() const {
-    return place_of<kConfig.stages>(step_);
+  __device__ __forceinline__ Place<kConfig.q_stages> last_q_place() const {
+    return place_of<kConfig.q_stages>(slot_ - 1);
   }
-  __device__ __forceinline__ Place<kConfig.stages> v_place() const {
-    return place_of<kConfig.stages>(step_ - 1);
+  __device__ __forceinline__ Place<kConfig.k_stages> k_place() const {
+    return place_of<kConfig.k_stages>(step_);
+  }
+  __device__ __forceinline__ Place<kConfig.v_stages> v_place() const {
+    return place_of<kConfig.v_stages>(step_ - 1);
+  }
+
+  // Where the warpgroup's rows of Q begin, in a place that lies so far in; and a tile of K.
+  __device__ __forceinline__ std::uint32_t q_address(std::uint32_t offset) const {
+    return ptx::shared_address(shared_.q) + offset +
+           static_cast<std::uint32_t>(warpgroup_ * tile::kRows * kConfig.head_dim * 2);
+  }
+  __device__ __forceinline__ std::uint32_t k_address() const {
+    return ptx::shared_address(shared_.k) + k_place().offset(kConfig.k_bytes());
   }
 
   // scores (64, k_tile) = Q K^T, started.
   __device__ __forceinline__ void multiply_scores(float (&scores)[kScores]) {
     // Steps move the address in a descriptor, which counts 16 bytes and never leaves its 14 bits.
-    const std::uint64_t q = tile::rows_descriptor(
-        ptx::shared_address(shared_.q) + q_place().offset(kConfig.q_bytes()) +
-        static_cast<std::uint32_t>(warpgroup_ * tile::kRows * kConfig.head_dim * 2));
-    const std::uint64_t k =
-        tile::rows_descriptor(ptx::shared_address(shared_.k) + k_place().offset(kConfig.k_bytes()));
+    const std::uint64_t q = tile::rows_descriptor(q_address(q_place().offset(kConfig.q_bytes())));
+    const std::uint64_t k = tile::rows_descriptor(k_address());
     ptx::begin_products();
 #pragma unroll
     for (int step = 0; step < kConfig.head_dim / kSteps; ++step) {
@@ -225,23 +306,25 @@ class Consumer {
   template <bool kFirst>
   __device__ __forceinline__ void take_scores(const Visible& visible, float (&scores)[kScores]) {
     ptx::settle(scores);
-    if constexpr (!kFreeLate) free_keys();
+    if constexpr (!kFreeLate && !kHolds<kFirst>) free_keys();
     used_ = kFirst ? uniform(tile_->used) : kConfig.k_tile;
     apply_rules(visible, scores);
   }
 
-  // Of the scores that were last: K is free, and Q behind the last ones of a tile of queries.
+  // Of the scores that were last: K is free, and Q behind the last ones of a tile of queries, if
+  // its rows of out need it no more.
   __device__ __forceinline__ void free_keys() {
     release(shared_.barriers.k_empty[k_place().stage]);
     ++step_;
-    if (key_ == first_key_) release(shared_.barriers.q_empty[warpgroup_][q_place().stage]);
+    if (!kConfig.out_through_q() && key_ == first_key_)
+      release(shared_.barriers.q_empty[warpgroup_][q_place().stage]);
   }
 
   // The product with V has come: its stage is free, and the registers of its weights.
   __device__ __forceinline__ void take_values(std::uint32_t behind, float (&out)[kOut]) {
     ptx::wait_products<0>();
     ptx::settle(out);
-    release(shared_.barriers.v_empty[place_of<kConfig.stages>(step_ - behind).stage]);
+    release(shared_.barriers.v_empty[place_of<kConfig.v_stages>(step_ - behind).stage]);
   }
 
   // Waits for the V of the scores that were last. The rows of another sequence, behind the end of

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/element.cuh"
+#include "cuda/ptx/address.cuh"
 #include "cuda/ptx/matrix.cuh"
 #include "cuda/ptx/store.cuh"
 #include "cuda/ptx/wgmma.cuh"
@@ -170,6 +171,9 @@ struct Closed {
 // and logarithms need not be waited for. Step by step for both rows: one after the other, each
 // would wait for its own shuffles. NOTE: no branch before that of the sink, which few have: ptxas
 // has all of it done between the first steps of the product that was started before.
+// kKeeps: maxima were looked for only where rows may see their first key. A row without one that
+// sees keys has begun with scores of -inf; what came behind them is not known.
+template <bool kKeeps>
 __device__ __forceinline__ Closed close_rows(const Parameters& parameters, const Tile& tile,
                                              const LanePlaces& places,
                                              const tile::RowStates& states) {
@@ -186,6 +190,12 @@ __device__ __forceinline__ Closed close_rows(const Parameters& parameters, const
     state[which].sum = tile::quad_sum(state[which].sum);
     closed.redo |= state[which].sum == 0 && state[which].max != -math::Limits<float>::kInfinity &&
                    tile::lane_row(lane, which) < rows;
+    if constexpr (kKeeps) {
+      const std::int32_t own = tile.row + places.row + tile::lane_row(lane, which);
+      closed.redo |= state[which].max == -math::Limits<float>::kInfinity &&
+                     tile.edges.begin(own) < tile.edges.end(own) &&
+                     tile::lane_row(lane, which) < rows;
+    }
     closed.scale[which] = tile::rounding_of(state[which].max, parameters.unit);
     state[which].max *= parameters.unit;
     row[which] = close(state[which], lse_unit);
@@ -222,7 +232,9 @@ __device__ __forceinline__ void write_rows(const Parameters& parameters, const T
   }
   if (__any_sync(~0u, any) && threadIdx.x % 32 == 0) {
     constexpr std::int64_t kWarps = kConfig.q_tile / tile::kWarpRows;
-    mark(parameters, tile.index * kWarps + places.row / tile::kWarpRows, last_mark);
+    // Divided here: the loops have no registers for it.
+    const std::uint32_t row = ptx::kept(static_cast<std::uint32_t>(places.row));
+    mark(parameters, tile.index * kWarps + row / tile::kWarpRows, last_mark);
   }
 }
 

@@ -48,7 +48,8 @@ __global__ void __launch_bounds__(decode(kCode).threads(), 1)
     Consumer<kConfig>(parameters, shared, warpgroup - 1).run();
     ptx::sync_named(kRepairBarrier, 128 * kConfig.warpgroups());
     if (shared.last_mark != 0) {
-      RowMemory* const memory = reinterpret_cast<RowMemory*>(shared.out[4 * (warpgroup - 1)]);
+      // Where K was: nothing is copied any more.
+      RowMemory* const memory = reinterpret_cast<RowMemory*>(shared.k[0]) + (warpgroup - 1);
       repair(parameters, kConfig.q_tile, kConfig.warpgroups(), shared.last_mark, memory,
              warpgroup - 1);
     }
@@ -71,14 +72,27 @@ struct Launch {
   static constexpr Instance instance() { return {kConfig, load, start}; }
 };
 
-// The kernel of a row of the table. Softcap and ALiBi take registers, which three warpgroups have
-// not: the row before is for two.
+// The row whose shape general scores take. Softcap and ALiBi take registers, which three warpgroups
+// have not: the row before is for two. Where few keys are seen, the row behind does as well.
+constexpr int general_row(int row) {
+  if (kTiles[row].q_tile == 192) return row - 1;
+  return kTiles[row].most_seen == kAnyKeys ? row : row + 1;
+}
+
+// The kernel of a row of the table.
 template <bool kFp16, bool kGeneral, int kRow>
 constexpr Instance table_instance() {
-  constexpr bool kThree = kTiles[kRow].q_tile == 192;
-  constexpr TileRow row = kTiles[kGeneral && kThree ? kRow - 1 : kRow];
-  constexpr KernelConfig kConfig = {kFp16,      row.head_dim, row.value_dim, row.q_tile,
-                                    row.k_tile, row.stages,   row.q_stages,  kGeneral};
+  constexpr TileRow row = kTiles[kGeneral ? general_row(kRow) : kRow];
+  constexpr KernelConfig kConfig = {.fp16 = kFp16,
+                                    .head_dim = row.head_dim,
+                                    .value_dim = row.value_dim,
+                                    .q_tile = row.q_tile,
+                                    .k_tile = row.k_tile,
+                                    .k_stages = row.k_stages,
+                                    .v_stages = row.v_stages,
+                                    .q_stages = row.q_stages,
+                                    .general = kGeneral,
+                                    .keeps = row.keeps && !kGeneral};
   return Launch<kConfig>::instance();
 }
 

@@ -17,8 +17,10 @@
 
 namespace tilewise::cuda::sm90 {
 
-extern const Instance kForward_bf16_plain[kTileRows];
-extern const Instance kForward_fp16_plain[kTileRows];
+extern const Instance kForward_bf16_plain[kWideRow];
+extern const Instance kForward_fp16_plain[kWideRow];
+extern const Instance kForward_bf16_plain_wide[kTileRows - kWideRow];
+extern const Instance kForward_fp16_plain_wide[kTileRows - kWideRow];
 extern const Instance kForward_bf16_general[kWideRow];
 extern const Instance kForward_fp16_general[kWideRow];
 extern const Instance kForward_bf16_general_wide[kTileRows - kWideRow];
@@ -35,14 +37,31 @@ bool is_general(const Problem& problem) {
   return problem.general_scores() || problem.scale < kLeastScale;
 }
 
+std::int32_t in_reach(std::int64_t x) {
+  return static_cast<std::int32_t>(math::lesser(x, tile::kLongest));
+}
+
+// Keys that the middle row of the longest sequence sees: under a causal mask, the mean of all.
+std::int64_t seen_keys(const Problem& problem) {
+  const std::int32_t k_len = in_reach(problem.max_k);
+  const std::int32_t q_len = in_reach(problem.max_q);
+  const tile::Edges edges =
+      tile::window_edges(k_len, problem.top_left ? 0 : k_len - q_len, in_reach(problem.window_left),
+                         in_reach(problem.window_right));
+  return math::greater(0, edges.end(q_len / 2) - edges.begin(q_len / 2));
+}
+
 const Instance& instance_for(const Problem& problem, bool general) {
   const bool fp16 = problem.dtype == TILEWISE_FP16;
   const int row =
-      tile_row(problem.head_dim, problem.value_dim, math::lesser(problem.max_k, tile::kLongest));
-  if (!general) return fp16 ? kForward_fp16_plain[row] : kForward_bf16_plain[row];
-  if (row < kWideRow) return fp16 ? kForward_fp16_general[row] : kForward_bf16_general[row];
+      tile_row(problem.head_dim, problem.value_dim, in_reach(problem.max_k), seen_keys(problem));
+  if (row < kWideRow) {
+    if (general) return fp16 ? kForward_fp16_general[row] : kForward_bf16_general[row];
+    return fp16 ? kForward_fp16_plain[row] : kForward_bf16_plain[row];
+  }
   const int wide = row - kWideRow;
-  return fp16 ? kForward_fp16_general_wide[wide] : kForward_bf16_general_wide[wide];
+  if (general) return fp16 ? kForward_fp16_general_wide[wide] : kForward_bf16_general_wide[wide];
+  return fp16 ? kForward_fp16_plain_wide[wide] : kForward_bf16_plain_wide[wide];
 }
 
 // A scale, and with it the kernel, may change from run to run of a plan: the worst of both.
@@ -194,10 +213,8 @@ void fill_finding(const Problem& problem, const Schedule& schedule, std::byte* w
   finding->q_packed = problem.q_packed;
   finding->top_left = problem.top_left;
   finding->open_end = problem.k_packed || problem.seqused_k.present();
-  finding->window_left =
-      static_cast<std::int32_t>(math::lesser(problem.window_left, tile::kLongest));
-  finding->window_right =
-      static_cast<std::int32_t>(math::lesser(problem.window_right, tile::kLongest));
+  finding->window_left = in_reach(problem.window_left);
+  finding->window_right = in_reach(problem.window_right);
   finding->group = tile::Divisor(static_cast<std::int32_t>(problem.group));
   if (needs_lengths(problem))
     finding->lengths = reinterpret_cast<const Lengths*>(workspace + places.lengths);

@@ -160,8 +160,8 @@ class Producer {
   const Tile* tile_ = nullptr;
   std::uint32_t tiles_ = 0;  // taken
   Place<1> tile_place_;
-  Place<kConfig.stages> k_place_;
-  Place<kConfig.stages> v_place_;
+  Place<kConfig.k_stages> k_place_;
+  Place<kConfig.v_stages> v_place_;
   Place<kConfig.q_stages> q_place_;
 };
 

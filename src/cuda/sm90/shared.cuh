@@ -1,6 +1,8 @@
 // The shared memory of a block, and the roads between its producer and its consumers.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/ptx/address.cuh"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/sm90/config.h"
@@ -51,14 +53,19 @@ struct Barriers {
 
 // A warp's rows of 64 columns of the output, on their way to memory.
 inline constexpr int kStageBytes = tile::kWarpRows * tile::kPanelRowBytes;
+template <KernelConfig kConfig>
+struct OutStages {
+  unsigned char of_warp[kConfig.warpgroups() * 4][kStageBytes];  // a panel (16, 64)
+};
+struct Nothing {};
 
 // Everything begins at multiples of 1024 bytes, as the swizzle wants.
 template <KernelConfig kConfig>
 struct Shared {
   unsigned char q[kConfig.q_stages][kConfig.q_bytes()];  // a warpgroup's: (D / 64) panels (64, 64)
-  unsigned char k[kConfig.stages][kConfig.k_bytes()];    // (D / 64) panels of (k_tile, 64)
-  unsigned char v[kConfig.stages][kConfig.v_bytes()];    // (Dv / 64) panels of (k_tile, 64)
-  unsigned char out[kConfig.warpgroups() * 4][kStageBytes];  // of each warp: a panel (16, 64)
+  unsigned char k[kConfig.k_stages][kConfig.k_bytes()];  // (D / 64) panels of (k_tile, 64)
+  unsigned char v[kConfig.v_stages][kConfig.v_bytes()];  // (Dv / 64) panels of (k_tile, 64)
+  std::conditional_t<kConfig.out_through_q(), Nothing, OutStages<kConfig>> out;
   Barriers barriers;
   Tile tiles[kTileSlots];
   unsigned long long last_mark;  // of this block (repair.cuh)
@@ -76,12 +83,14 @@ __device__ void init_barriers(Barriers& barriers) {
       ptx::init_barrier(ptx::shared_address(&barriers.q_empty[warpgroup][stage]), 4);
     }
   }
-  for (int stage = 0; stage < kConfig.stages; ++stage) {
-    ptx::init_barrier(ptx::shared_address(&barriers.k_full[stage]), 1);
-    ptx::init_barrier(ptx::shared_address(&barriers.k_empty[stage]), kReaders);
-    ptx::init_barrier(ptx::shared_address(&barriers.v_full[stage]), 1);
-    ptx::init_barrier(ptx::shared_address(&barriers.v_empty[stage]), kReaders);
-  }
+  const auto init_ring = [](std::uint64_t* full, std::uint64_t* empty, int stages) {
+    for (int stage = 0; stage < stages; ++stage) {
+      ptx::init_barrier(ptx::shared_address(full + stage), 1);
+      ptx::init_barrier(ptx::shared_address(empty + stage), kReaders);
+    }
+  };
+  init_ring(barriers.k_full, barriers.k_empty, kConfig.k_stages);
+  init_ring(barriers.v_full, barriers.v_empty, kConfig.v_stages);
   ptx::init_barrier(ptx::shared_address(&barriers.tile_full), 1);
   ptx::init_barrier(ptx::shared_address(&barriers.tile_wanted), 1);
   ptx::init_barrier(ptx::shared_address(&barriers.open), 1);
@@ -109,10 +118,9 @@ struct Place {
   }
 };
 
-// The place that comes `count` after the first.
+// The place that comes `count` after the first, for counts below 2^32.
 template <int kStages>
 __device__ __forceinline__ Place<kStages> place_of(std::uint32_t count) {
-  static_assert((kStages & (kStages - 1)) == 0, "Places are counted with powers of two.");
   return {static_cast<int>(count % kStages), count / kStages % 2};
 }
 

@@ -84,14 +84,41 @@ __device__ __forceinline__ Anchors raise(const float (&scores)[kCount], RowState
   return raise(maxima_of(scores), states, unit);
 }
 
-// Scores become weights exp(score - max); their sums go to the states.
+// Rows of the warp that have seen no key.
+__device__ __forceinline__ bool any_unseen(const RowStates& states) {
+  const float none = -math::Limits<float>::kInfinity;
+  return __any_sync(~0u, states.row[0].max == none || states.row[1].max == none);
+}
+
+// Those alone take maxima.
+__device__ __forceinline__ void raise_unseen(const Maxima& maxima, RowStates& states) {
+  const float none = -math::Limits<float>::kInfinity;
+#pragma unroll
+  for (int which = 0; which < kRowsPerLane; ++which) {
+    float& max = states.row[which].max;
+    max = max == none ? maxima.row[which] : max;
+  }
+}
+
+// Where rows stay as they are.
+__device__ __forceinline__ Anchors anchors_of(const RowStates& states, float unit) {
+  return {{math::anchor(states.row[0].max) * unit, math::anchor(states.row[1].max) * unit},
+          {1.0f, 1.0f}};
+}
+
+// This lane's part of the sums of a tile of weights.
+struct Totals {
+  float row[kRowsPerLane];
+};
+
+// Scores become weights exp(score - max).
 //
 // The exponent is one fused product, score * unit - anchor, with the anchor rounded once: every
 // weight of the row is off by the same factor, which rounding_of() gives back. Scores beyond 2^30
 // lose that; the row is then redone by the careful path (sm90/epilogue.cuh).
 template <int kCount>
-__device__ __forceinline__ void weigh(float (&scores)[kCount], const Anchors& anchors,
-                                      RowStates& states, float unit) {
+__device__ __forceinline__ Totals weigh(float (&scores)[kCount], const Anchors& anchors,
+                                        float unit) {
   float sum[kRowsPerLane][kChains];
 #pragma unroll
   for (int r = 0; r < kCount; r += 2) {
@@ -102,12 +129,51 @@ __device__ __forceinline__ void weigh(float (&scores)[kCount], const Anchors& an
     const float pair = scores[r] + scores[r + 1];
     chain = r / 4 < kChains ? pair : chain + pair;
   }
+  return {{sum[0][0] + sum[0][1], sum[1][0] + sum[1][1]}};
+}
+
+__device__ __forceinline__ void add(const Totals& totals, const Anchors& anchors,
+                                    RowStates& states) {
 #pragma unroll
   for (int which = 0; which < kRowsPerLane; ++which) {
-    const float total = sum[which][0] + sum[which][1];
     math::SoftmaxState<float>& state = states.row[which];
-    state.sum = __fmaf_rn(state.sum, anchors.factor[which], total);
+    state.sum = __fmaf_rn(state.sum, anchors.factor[which], totals.row[which]);
   }
+}
+
+// How large a lane's part of weights may become that are taken against something else than the
+// row's maximum. bf16 has the exponents of fp32, and the exponent of such a weight is still as
+// exact as a weight of 16 bits needs; fp16 ends at 2^16.
+template <bool kFp16>
+inline constexpr float kMost = kFp16 ? 0x1p15f : 0x1p60f;
+
+// Rows of which they are larger.
+struct Grown {
+  bool row[kRowsPerLane];
+};
+template <bool kFp16>
+__device__ __forceinline__ bool have_grown(const Totals& totals) {
+  return __any_sync(~0u, totals.row[0] > kMost<kFp16> || totals.row[1] > kMost<kFp16>);
+}
+template <bool kFp16>
+__device__ __forceinline__ Grown grown_rows(const Totals& totals) {
+  return {{quad_maximum(totals.row[0]) > kMost<kFp16>, quad_maximum(totals.row[1]) > kMost<kFp16>}};
+}
+
+// They take their maxima; others keep what they have.
+__device__ __forceinline__ Anchors raise_grown(const Grown& grown, const Maxima& maxima,
+                                               RowStates& states, float unit) {
+  Anchors anchors;
+#pragma unroll
+  for (int which = 0; which < kRowsPerLane; ++which) {
+    float& max = states.row[which].max;
+    const float before = math::anchor(max) * unit;
+    if (grown.row[which]) max = maxima.row[which];
+    anchors.anchor[which] = math::anchor(max) * unit;
+    anchors.factor[which] =
+        grown.row[which] ? ptx::exp2_approx(before - anchors.anchor[which]) : 1.0f;
+  }
+  return anchors;
 }
 
 // Weights as the left operand of a product: rounded to 16 bits, in pairs. operand (kCount / 2)
@@ -128,12 +194,17 @@ __device__ __forceinline__ float rounding_of(float max, float unit) {
   return fabsf(error) < kSmall ? __fmaf_rn(error, static_cast<float>(math::kLn2), 1.0f) : 1.0f;
 }
 
-// Multiplies the rows of a fragment; where no row of the warp changes, nothing is to be done.
+// Multiplies the rows of a fragment.
+template <int kCount>
+__device__ __forceinline__ void scale(float (&fragment)[kCount],
+                                      const float (&factor)[kRowsPerLane]) {
+#pragma unroll
+  for (int r = 0; r < kCount; ++r) fragment[r] *= factor[register_row(r)];
+}
+// The same; where no row of the warp changes, nothing is to be done.
 template <int kCount>
 __device__ __forceinline__ void rescale(float (&out)[kCount], const float (&factor)[kRowsPerLane]) {
-  if (!__any_sync(~0u, factor[0] != 1.0f || factor[1] != 1.0f)) return;
-#pragma unroll
-  for (int r = 0; r < kCount; ++r) out[r] *= factor[register_row(r)];
+  if (__any_sync(~0u, factor[0] != 1.0f || factor[1] != 1.0f)) scale(out, factor);
 }
 
 }  // namespace tilewise::cuda::tile
