@@ -200,12 +200,13 @@ TILEWISE_INLINE void end_weights(const HeadContext& context, const PairFrame& fr
                                  Slices& slices) {
   constexpr int kTerms = Slices::kSlices.terms;
   slices.rest();
-  if (__builtin_expect(slices.too_large(), 0)) {
+  const LanesOfPanel too_large = slices.too_large();
+  if (__builtin_expect(too_large.any(), 0)) {
     if (live != nullptr) store_block(live, kPairStride);
     const std::int64_t begun = live != nullptr ? kBlockRows : 0;
     weigh_again<kTerms, Slices::kSlices.exact>(
-        slices.unit(), block_scores(number, scratch), panel_references(frame.panel, scratch),
-        panel_state(frame.panel, scratch),
+        slices.unit(), block_scores(number, scratch), too_large,
+        panel_references(frame.panel, scratch), panel_state(frame.panel, scratch),
         {frame.fresh ? begun : scratch.value_dim, number * kBlockKeys / 2, scratch.weights});
     if (live != nullptr) load_block(live, kPairStride);
   } else {

@@ -237,8 +237,11 @@ class PairRounder {
   TILEWISE_INLINE __m512i joined(__m512i even, __m512i odd) const {
     return _mm512_mask_shuffle_epi8(odd, 0x3333333333333333, even, upper_);
   }
+  TILEWISE_INLINE __m512i words(Vec<float> even, Vec<float> odd) const {
+    return joined(rounded(even), rounded(odd));
+  }
   TILEWISE_INLINE void store(Vec<float> even, Vec<float> odd, std::uint32_t* to) const {
-    _mm512_storeu_si512(to, joined(rounded(even), rounded(odd)));
+    _mm512_storeu_si512(to, words(even, odd));
   }
   // What rounding leaves: sixteen bits of a number are in the two together.
   TILEWISE_INLINE Vec<float> rest(Vec<float> x) const { return x - upper_half(rounded(x)); }

@@ -77,6 +77,14 @@ struct SlicePlan {
   bool exact;
 };
 
+// Some of a panel's lanes.
+struct LanesOfPanel {
+  __mmask16 low;
+  __mmask16 high;
+
+  TILEWISE_INLINE bool any() const { return (low | high) != 0; }
+};
+
 // A block on its way from scores to weights, rounded and paired, and their sums before rounding:
 // 16 pairs of keys, over the products of a block of scores.
 template <SlicePlan kPlan>
@@ -108,18 +116,17 @@ class WeightSlices {
   TILEWISE_INLINE void rest() {
     while (left_ != 0) weigh_keys();
   }
-  // NaN is not too large: its row is NaN whatever becomes of it.
-  TILEWISE_INLINE bool too_large() const {
-    const __m512 most = __m512(Vec<float>(kMostBlockSum).v);
-    return (_mm512_cmp_ps_mask(__m512(low_sum_.v), most, _CMP_GT_OQ) |
-            _mm512_cmp_ps_mask(__m512(high_sum_.v), most, _CMP_GT_OQ)) != 0;
-  }
+  TILEWISE_INLINE LanesOfPanel too_large() const { return {beyond(low_sum_), beyond(high_sum_)}; }
   TILEWISE_INLINE void add_sums(float* sum) const {
     (Vec<float>::load(sum) + low_sum_).store(sum);
     (Vec<float>::load(sum + Vec<float>::kLanes) + high_sum_).store(sum + Vec<float>::kLanes);
   }
 
  private:
+  // NaN is not too large: its row is NaN whatever becomes of it.
+  TILEWISE_INLINE static __mmask16 beyond(Vec<float> sum) {
+    return _mm512_cmp_ps_mask(__m512(sum.v), __m512(Vec<float>(kMostBlockSum).v), _CMP_GT_OQ);
+  }
   TILEWISE_INLINE Vec<float> exponent(const float* score, Vec<float> anchor) const {
     const Vec<float> x = Vec<float>::load(score);
     return kPlan.exact ? (x - anchor) * unit_ : multiply_subtract(x, unit_, anchor);
@@ -236,41 +243,55 @@ struct Move {
   std::uint32_t* pairs;    // (pair_rows, kPairWidth)
 };
 
-// A block whose weights have grown too large: moves the reference of the rows that want it to the
-// block's maximum and weighs the block again.
+// Scales what 16 lanes have summed up. Those that do not move keep their bits, whatever becomes of
+// numbers times 1: two terms, rounded again, may be another two.
+struct LaneScale {
+  __mmask16 moves;
+  Vec<float> factor;
+
+  TILEWISE_INLINE void numbers(float* at) const {
+    _mm512_mask_storeu_ps(at, moves, __m512((Vec<float>::load(at) * factor).v));
+  }
+  template <int kTerms>
+  TILEWISE_INLINE void pairs(std::uint32_t* at) const {
+    const PairRounder rounder;
+    const __m512i words = _mm512_loadu_si512(at);
+    Vec<float> even = PairRounder::lower_half(words);
+    Vec<float> odd = PairRounder::upper_half(words);
+    if constexpr (kTerms == 2) {
+      const __m512i low = _mm512_loadu_si512(at + kLowWeights);
+      even = even + PairRounder::lower_half(low);
+      odd = odd + PairRounder::upper_half(low);
+    }
+    even = even * factor;
+    odd = odd * factor;
+    _mm512_mask_storeu_epi32(at, moves, rounder.words(even, odd));
+    if constexpr (kTerms == 2)
+      _mm512_mask_storeu_epi32(at + kLowWeights, moves,
+                               rounder.words(rounder.rest(even), rounder.rest(odd)));
+  }
+};
+
+// A block of which some lanes' weights have grown too large: moves their reference to the block's
+// maximum and weighs the block again.
 template <int kTerms, bool kExact>
 __attribute__((noinline)) inline void weigh_again(Vec<float> unit, const float* scores,
+                                                  LanesOfPanel too_large,
                                                   const References& references, PairState state,
                                                   Move move) {
   constexpr int kLanes = Vec<float>::kLanes;
-  const PairRounder rounder;
   for (int lane = 0; lane < kPairWidth; lane += kLanes) {
+    const __mmask16 moves = lane == 0 ? too_large.low : too_large.high;
+    if (moves == 0) continue;
     const Vec<float> old = Vec<float>::load(state.reference + lane);
     const Vec<float> max = block_maximum(scores + lane);
-    const Mask<float> moves = (max - old) * unit > Vec<float>(kSlack - 1);
-    const Vec<float> factor = select(moves, math::exp2((old - max) * unit), Vec<float>(1.0f));
-    select(moves, max, old).store(state.reference + lane);
-    (Vec<float>::load(state.sum + lane) * factor).store(state.sum + lane);
-    for (std::int64_t r = 0; r < move.value_rows; ++r) {
-      float* const at = state.out + r * kPairWidth + lane;
-      (Vec<float>::load(at) * factor).store(at);
-    }
-    for (std::int64_t r = 0; r < move.pair_rows; ++r) {
-      std::uint32_t* const at = move.pairs + r * kPairWidth + lane;
-      const __m512i words = _mm512_loadu_si512(at);
-      Vec<float> even = PairRounder::lower_half(words);
-      Vec<float> odd = PairRounder::upper_half(words);
-      if constexpr (kTerms == 2) {
-        const __m512i low = _mm512_loadu_si512(at + kLowWeights);
-        even = (even + PairRounder::lower_half(low)) * factor;
-        odd = (odd + PairRounder::upper_half(low)) * factor;
-        rounder.store_rest(even, odd, at + kLowWeights);
-      } else {
-        even = even * factor;
-        odd = odd * factor;
-      }
-      rounder.store(even, odd, at);
-    }
+    const LaneScale scale = {moves, math::exp2((old - max) * unit)};
+    _mm512_mask_storeu_ps(state.reference + lane, moves, __m512(max.v));
+    scale.numbers(state.sum + lane);
+    for (std::int64_t r = 0; r < move.value_rows; ++r)
+      scale.numbers(state.out + r * kPairWidth + lane);
+    for (std::int64_t r = 0; r < move.pair_rows; ++r)
+      scale.pairs<kTerms>(move.pairs + r * kPairWidth + lane);
   }
   WeightSlices<SlicePlan{1, 1, kTerms, kExact}> slices(unit);
   slices.begin(anchor_block<kExact>(unit, scores, references),
