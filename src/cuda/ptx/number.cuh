@@ -20,6 +20,18 @@ __device__ __forceinline__ float reciprocal_approx(float x) {
   return result;
 }
 
+// min.NaN.f32, max.NaN.f32 (9.7.3.11, 9.7.3.12), sm_80 and later: NaN if either is NaN.
+__device__ __forceinline__ float lesser_or_nan(float a, float b) {
+  float result;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+__device__ __forceinline__ float greater_or_nan(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+
 // lg2.approx.ftz.f32 (9.7.3.20): log2(x) with an error of at most 2^-22, relative beyond (0.5, 2).
 __device__ __forceinline__ float log2_approx(float x) {
   float result;

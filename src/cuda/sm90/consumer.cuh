@@ -385,7 +385,12 @@ class Consumer {
   // found before it.
   __device__ __forceinline__ void apply_rules(const Visible& visible, float (&scores)[kScores]) {
     if constexpr (kConfig.general) {
-      apply_score_rule(own_row(), key_ * kConfig.k_tile, scores);
+      tile::scale_products<tile::Softcap>(parameters_.problem, scores);
+      const int lane = threadIdx.x % 32;
+      const std::int32_t distance = static_cast<std::int32_t>(own_row()) + tile_->diagonal -
+                                    key_ * kConfig.k_tile + tile::lane_row(lane, 0) -
+                                    tile::lane_column(lane);
+      tile::add_alibi<tile::FragmentLayout>(tile_->slope, distance, scores);
       hide(look(), scores);
     } else {
       hide(visible, scores);
@@ -403,30 +408,6 @@ class Consumer {
       const int r = kByRow ? n / 2 * 4 + i / (kScores / 2) * 2 + n % 2 : i;
       const std::uint32_t bit = 1u << tile::FragmentLayout::bit(r);
       scores[r] = math::masked((visible.bits[tile::register_row(r)] & bit) != 0, scores[r]);
-    }
-  }
-
-  __device__ __forceinline__ void apply_score_rule(std::int32_t own_row, std::int32_t column,
-                                                   float (&scores)[kScores]) {
-    const problem::Problem& problem = parameters_.problem;
-    const int lane = threadIdx.x % 32;
-    const float scale = static_cast<float>(problem.scale);
-    const float cap = static_cast<float>(problem.softcap);
-    float slope = 0;
-    if (problem.alibi_slopes.present()) {
-      const std::int64_t place = problem.alibi_slopes.offset(tile_->batch, tile_->head, 0);
-      slope = static_cast<const float*>(problem.alibi_slopes.data)[place];
-    }
-#pragma unroll
-    for (int r = 0; r < kScores; ++r) {
-      float score = scores[r] * scale;
-      if (cap > 0) score = math::softcapped(score, cap);
-      if (slope != 0) {
-        const std::int32_t row = own_row + tile::lane_row(lane, tile::register_row(r));
-        const std::int32_t key = column + tile::lane_column(lane) + tile::register_column(r);
-        score += math::alibi(slope, static_cast<float>(row + tile_->diagonal - key));
-      }
-      scores[r] = score;
     }
   }
 

@@ -7,6 +7,7 @@
 #include "cuda/ptx/order.cuh"
 #include "cuda/sm90/shared.cuh"
 #include "cuda/tile/fragment.h"
+#include "cuda/tile/score.cuh"
 
 namespace tilewise::cuda::sm90 {
 
@@ -98,6 +99,7 @@ __device__ __forceinline__ void complete(const Parameters& parameters, Tile& til
     const std::int64_t at = problem.sink.offset(0, tile.head, 0);
     tile.sink = static_cast<const float*>(problem.sink.data)[at];
   }
+  if constexpr (kConfig.general) tile.slope = tile::slope_of(problem, tile.batch, tile.head);
   const tile::Edges edges = tile.edges;
 #pragma unroll 1
   for (int warpgroup = 0; warpgroup < kConfig.warpgroups(); ++warpgroup) {

@@ -20,6 +20,7 @@ struct Tile {
   char* out;           // the tile's first row in out,
   char* lse;           // and in lse; nullptr: none is asked for
   float sink;          // -inf: none
+  float slope;         // of ALiBi, 0: none; in general kernels
   std::int32_t index;  // of the work; -1: no more
   std::int32_t batch;  // sequence
   std::int32_t head;

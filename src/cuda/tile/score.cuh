@@ -3,7 +3,9 @@
 // each is a pass of its own over the scores, so that what is absent costs one comparison.
 #pragma once
 
+#include "cuda/ptx/address.cuh"
 #include "cuda/tile/fragment.h"
+#include "cuda/tile/softcap.cuh"
 #include "math/number.h"
 #include "math/philox.h"
 #include "math/score_rule.h"
@@ -11,22 +13,25 @@
 
 namespace tilewise::cuda::tile {
 
+// Of ALiBi; 0: none.
+__device__ __forceinline__ float slope_of(const problem::Problem& problem, std::int64_t batch,
+                                          std::int64_t head) {
+  if (!problem.alibi_slopes.present()) return 0;
+  const std::int64_t place = problem.alibi_slopes.offset(batch, head, 0);
+  return static_cast<const float*>(problem.alibi_slopes.data)[place];
+}
+
 // A head of a sequence as the rule sees it.
 struct Head {
   std::int64_t batch;  // the sequence's number
   std::int64_t head;
   std::int32_t diagonal;
-  float slope;  // of ALiBi, 0: none
+  float slope;
 };
 
 __device__ __forceinline__ Head head_of(const problem::Problem& problem, std::int64_t batch,
                                         std::int64_t head, std::int32_t diagonal) {
-  Head result = {batch, head, diagonal, 0};
-  if (problem.alibi_slopes.present()) {
-    const std::int64_t place = problem.alibi_slopes.offset(batch, head, 0);
-    result.slope = static_cast<const float*>(problem.alibi_slopes.data)[place];
-  }
-  return result;
+  return {batch, head, diagonal, slope_of(problem, batch, head)};
 }
 
 __device__ __forceinline__ float read_bias(const problem::View& bias, std::int64_t offset) {
@@ -47,21 +52,48 @@ struct FragmentLayout {
   TILEWISE_INLINE static constexpr int bit(int r) { return r / 4 * 2 + r % 2; }
 };
 
+// Scale, or scale and softcap, of products. One branch for several, not one for each: ptxas
+// interleaves what is in one block. Not for all: of 64 at once it would keep too much in registers.
+template <class Cap, int kCount>
+__device__ __forceinline__ void scale_products(const problem::Problem& problem,
+                                               float (&scores)[kCount]) {
+  constexpr int kTogether = kCount < 16 ? kCount : 16;
+  static_assert(kCount % kTogether == 0);
+  const float scale = static_cast<float>(problem.scale);
+  const Cap cap{scale, static_cast<float>(problem.softcap)};
+#pragma unroll
+  for (int first = 0; first < kCount; first += kTogether) {
+    if (ptx::kept(problem.softcap > 0)) {
+#pragma unroll
+      for (int r = first; r < first + kTogether; ++r) scores[r] = cap(scores[r]);
+    } else {
+#pragma unroll
+      for (int r = first; r < first + kTogether; ++r) scores[r] *= scale;
+    }
+  }
+}
+
+// distance: of the lane's first row from its first key
+template <class Layout, int kCount>
+__device__ __forceinline__ void add_alibi(float slope, std::int32_t distance,
+                                          float (&scores)[kCount]) {
+  if (slope == 0) return;
+  const float first = static_cast<float>(distance);
+#pragma unroll
+  for (int r = 0; r < kCount; ++r) {
+    const int further = Layout::row_offset(r) - Layout::column(r);
+    scores[r] += math::alibi(slope, first + static_cast<float>(further));
+  }
+}
+
 // The lane's first row and key are `row` and `key`; `visible` are its rows' visible columns, and
 // lose those that the boolean mask hides. Nothing of a hidden column is read.
-template <class Layout, int kCount>
+template <class Layout, class Cap, int kCount>
 __device__ __forceinline__ void apply_score_rule(const problem::Problem& problem, const Head& head,
                                                  std::int32_t row, std::int32_t key,
                                                  float (&scores)[kCount],
                                                  std::uint32_t (&visible)[Layout::kRows]) {
-  const float scale = static_cast<float>(problem.scale);
-#pragma unroll
-  for (int r = 0; r < kCount; ++r) scores[r] *= scale;
-  if (problem.softcap > 0) {
-    const float cap = static_cast<float>(problem.softcap);
-#pragma unroll
-    for (int r = 0; r < kCount; ++r) scores[r] = math::softcapped(scores[r], cap);
-  }
+  scale_products<Cap>(problem, scores);
   if (problem.mask.present()) {
     const problem::View& mask = problem.mask;
     const std::uint8_t* const first =
@@ -85,14 +117,7 @@ __device__ __forceinline__ void apply_score_rule(const problem::Problem& problem
         scores[r] += read_bias(problem.bias, offset);
     }
   }
-  if (head.slope != 0) {
-    const std::int32_t distance = row + head.diagonal - key;
-#pragma unroll
-    for (int r = 0; r < kCount; ++r) {
-      const std::int32_t of_element = distance + Layout::row_offset(r) - Layout::column(r);
-      scores[r] += math::alibi(head.slope, static_cast<float>(of_element));
-    }
-  }
+  add_alibi<Layout>(head.slope, row + head.diagonal - key, scores);
 }
 
 template <class Layout, int kCount>

@@ -15,6 +15,12 @@ inline float flushed(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(
 inline float exp2_approx(float x) { return flushed(std::exp2(flushed(x))); }
 
 inline float reciprocal_approx(float x) { return flushed(1 / flushed(x)); }
+inline float lesser_or_nan(float a, float b) {
+  return std::isnan(a) || std::isnan(b) ? std::nanf("") : std::fmin(a, b);
+}
+inline float greater_or_nan(float a, float b) {
+  return std::isnan(a) || std::isnan(b) ? std::nanf("") : std::fmax(a, b);
+}
 inline float log2_approx(float x) { return std::log2(flushed(x)); }
 
 // A NaN becomes the one of all bits set but the sign.

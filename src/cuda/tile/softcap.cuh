@@ -1,0 +1,57 @@
+// cap * tanh(score / cap), from products: scores before their scale.
+#pragma once
+
+#include "cuda/ptx/number.cuh"
+#include "math/score_rule.h"
+
+namespace tilewise::cuda::tile {
+
+// To the rounding of fp32.
+struct ExactSoftcap {
+  float scale;
+  float cap;
+
+  __device__ __forceinline__ float operator()(float product) const {
+    return math::softcapped(product * scale, cap);
+  }
+};
+
+// For inputs of 16 bits, whose weights become 16 bits: relative error 2^-20.5. It is score * R(z)
+// with R(z) = tanh(y) / y and z = y^2 = (score / cap)^2, R a quotient of polynomials of degrees 3
+// and 4 (Remez: 2^-23.0 for |y| <= 7.75, where tanh is 1 - 2^-21.4; R(0) is 1, so that a cap far
+// above the scores changes nothing). Two bounds, twelve operations and a reciprocal; the exact one
+// has three divisions.
+class Softcap {
+ public:
+  __device__ __forceinline__ Softcap(float scale, float cap) : scale_(scale) {
+    // Beyond, the end of the numbers would be near; nobody sees such scores.
+    const float within = fminf(fmaxf(cap, 0x1p-100f), 0x1p120f);
+    const float size = fabsf(scale);
+    bound_ = kMost * within * ptx::reciprocal_approx(size);
+    unit_ = fminf(size * ptx::reciprocal_approx(within), 0x1p120f);
+  }
+
+  // NaN for NaN.
+  __device__ __forceinline__ float operator()(float product) const {
+    const float x = ptx::greater_or_nan(-bound_, ptx::lesser_or_nan(product, bound_));
+    const float y = x * unit_;
+    const float z = y * y;
+    float above = __fmaf_rn(1.17330244e-05f * scale_, z, 2.97909546e-03f * scale_);
+    above = __fmaf_rn(above, z, 1.29518165e-01f * scale_);
+    above = __fmaf_rn(above, z, scale_);
+    float below = __fmaf_rn(2.55702637e-07f, z, 2.42641650e-04f);
+    below = __fmaf_rn(below, z, 2.39304071e-02f);
+    below = __fmaf_rn(below, z, 4.62850883e-01f);
+    below = __fmaf_rn(below, z, 1.0f);
+    return x * above * ptx::reciprocal_approx(below);
+  }
+
+ private:
+  static constexpr float kMost = 7.75f;  // of |y|
+
+  float scale_;
+  float bound_;  // of products
+  float unit_;   // from products to |y|
+};
+
+}  // namespace tilewise::cuda::tile
