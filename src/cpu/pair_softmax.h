@@ -3,7 +3,7 @@
 //
 // Weights are 74.5 * 2^((score - reference) * unit). The reference is the maximum of the first
 // block that a row sees. No maximum is taken after it: a sum of a block shows that a weight has
-// grown beyond 2^kSlack, and then the reference moves, what has been summed is scaled once and the
+// grown beyond kSlack, and then the reference moves, what has been summed is scaled once and the
 // block is weighed again. Which lane moves depends on its own scores alone.
 #pragma once
 
@@ -27,12 +27,12 @@ inline constexpr std::int64_t kPairKeys = 512;
 inline constexpr std::int64_t kLowWeights = kPairKeys / 2 * kPairWidth;
 // Weights of up to 2^13 (a block's sum that stays below its bound may hold one of them) in a sum of
 // bf16 products lose nothing, and the reference seldom moves.
-inline constexpr float kSlack = 8.0f;
+inline constexpr float kSlack = 0x1p8f;
 
 // What pair_exp2() gives for 0; a bf16 number, so that the largest weight of a row, at the
 // reference, is exact.
 inline constexpr float kUnitWeight = 74.5f;
-inline constexpr float kMostBlockSum = kUnitWeight * kBlockKeys * 256;  // 2^kSlack each
+inline constexpr float kMostBlockSum = kUnitWeight * kBlockKeys * kSlack;
 
 // 74.5 * 2^x, relative error 4e-6: a quartic in f = x - floor(x), times 2^floor(x). The weights
 // become bf16, and their fp32 sum must keep the LSE to 1e-5 in rows of few keys: a cubic (7.5e-5)

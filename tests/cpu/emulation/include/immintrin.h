@@ -31,11 +31,9 @@ namespace tilewise::emulation {
 namespace {
 
 typedef float Floats __attribute__((vector_size(64)));
-typedef double Doubles __attribute__((vector_size(64)));
 typedef std::int8_t Bytes __attribute__((vector_size(64)));
 typedef std::uint16_t Halves __attribute__((vector_size(64)));
 typedef std::uint32_t Words __attribute__((vector_size(64)));
-typedef std::uint64_t Longs __attribute__((vector_size(64)));
 
 template <class To, class From>
 TILEWISE_EMULATED To bits_as(const From& from) {
@@ -231,8 +229,6 @@ TILEWISE_EMULATED __mmask16 compared_floats(const __m512& a, const __m512& b, in
 TILEWISE_EMULATED __mmask8 compared_doubles(const __m512d& a, const __m512d& b, int how) {
   return static_cast<__mmask8>(compared(a, b, how));
 }
-// Sums, products and what else is an operation of the compiler's are not here: they are written
-// as such.
 TILEWISE_EMULATED __m512 difference(const __m512& a, const __m512& b) { return a - b; }
 TILEWISE_EMULATED __m512 product(const __m512& a, const __m512& b) { return a * b; }
 #define TILEWISE_BY_HALVES(name, whole, half, operation)                                   \
