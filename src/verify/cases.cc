@@ -243,7 +243,7 @@ void pick_score_options(Case& c, Random& random) {
   c.alibi = random.chance(0.2) && (c.slices.empty() || !c.q_packed);
   c.alibi_per_batch = random.chance(0.5);
   c.sink = random.chance(0.25);
-  if (random.chance(0.25)) c.softcap = random.pick({0.5, 5.0, 30.0});
+  if (random.chance(0.25)) c.softcap = random.pick({0.5, 5.0, 30.0, 200.0});
   if (random.chance(0.2)) {
     c.dropout_p = random.pick({0.1, 0.5, 0.9});
     c.dropout_seed = random.bits();

@@ -176,8 +176,8 @@ class Forward {
     if constexpr (kConfig.general) {
       const tile::Head head = tile::head_of(parameters_.problem, tile_.sequence.batch, tile_.head,
                                             static_cast<std::int32_t>(tile_.sequence.diagonal));
-      tile::apply_score_rule<Scores, tile::ExactSoftcap>(parameters_.problem, head, row, own_key,
-                                                         scores, visible);
+      tile::apply_score_rule<Scores, tile::ExactSoftcap>(parameters_.problem, parameters_.scaling,
+                                                         head, row, own_key, scores, visible);
     }
     tile::hide<Scores>(scores, visible);
     if (careful_) note_bad_keys(visible);

@@ -5,6 +5,7 @@
 
 #include "cuda/sm80/config.h"
 #include "cuda/tile/bands.h"
+#include "cuda/tile/scaling.h"
 #include "cuda/tile/schedule.h"
 #include "problem/sequence.h"
 
@@ -36,6 +37,7 @@ struct Parameters {
   std::int32_t window_left;  // as problem's, at most tile::kLongest
   std::int32_t window_right;
   float unit;  // what a unit of a score is worth as an exponent of 2
+  tile::Scaling scaling;
   Wide wide;
   Whole whole;
 };

@@ -385,7 +385,9 @@ class Consumer {
   // found before it.
   __device__ __forceinline__ void apply_rules(const Visible& visible, float (&scores)[kScores]) {
     if constexpr (kConfig.general) {
-      tile::scale_products<tile::Softcap>(parameters_.problem, scores);
+      // Beside 192 columns of Q there are no registers for all at once.
+      constexpr int kTogether = kConfig.head_dim == 192 ? 16 : kScores;
+      tile::scale_products<tile::Softcap, kTogether>(parameters_.scaling, scores);
       const int lane = threadIdx.x % 32;
       const std::int32_t distance = static_cast<std::int32_t>(own_row()) + tile_->diagonal -
                                     key_ * kConfig.k_tile + tile::lane_row(lane, 0) -

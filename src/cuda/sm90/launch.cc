@@ -237,6 +237,7 @@ void fill_parameters(const Problem& problem, const KernelConfig& config, std::by
   }
   parameters->marks = reinterpret_cast<unsigned long long*>(workspace + places.marks);
   parameters->unit = static_cast<float>(scale * math::kLog2E);
+  parameters->scaling = tile::scaling_of(problem.scale, problem.softcap);
   parameters->lse_unit = static_cast<float>(math::kLn2);
   parameters->out_bytes = problem.out.dtype == TILEWISE_FP32 ? 4 : 2;
   parameters->out_step = 4 * problem.out.row * parameters->out_bytes;

@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include "cuda/sm90/config.h"
+#include "cuda/tile/scaling.h"
 #include "cuda/tile/schedule.h"
 #include "problem/sequence.h"
 
@@ -76,6 +77,7 @@ struct Parameters {
   unsigned long long launch;       // number of this launch
   unsigned long long* marks;       // (work, 16 rows): lists of what the careful path must compute
   float unit;                      // what a unit of a score is worth as an exponent of 2
+  tile::Scaling scaling;           // of general kernels
   float lse_unit;                  // what a unit of an exponent is worth in lse: log(2)
   std::int32_t out_bytes;          // of a number of out
   std::int64_t out_step;           // bytes of four rows of out

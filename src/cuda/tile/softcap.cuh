@@ -2,31 +2,54 @@
 #pragma once
 
 #include "cuda/ptx/number.cuh"
+#include "cuda/tile/scaling.h"
 #include "math/score_rule.h"
 
 namespace tilewise::cuda::tile {
 
 // To the rounding of fp32.
 struct ExactSoftcap {
-  float scale;
-  float cap;
+  static constexpr bool kTwoForms = false;  // ShortSoftcap stands for it where that serves
+  Scaling scaling;
 
   __device__ __forceinline__ float operator()(float product) const {
-    return math::softcapped(product * scale, cap);
+    return math::softcapped(product * scaling.scale, scaling.cap);
   }
 };
 
-// For inputs of 16 bits, whose weights become 16 bits: relative error 2^-20.5. It is score * R(z)
-// with R(z) = tanh(y) / y and z = y^2 = (score / cap)^2, R a quotient of polynomials of degrees 3
-// and 4 (Remez: 2^-23.0 for |y| <= 7.75, where tanh is 1 - 2^-21.4; R(0) is 1, so that a cap far
-// above the scores changes nothing). Two bounds, twelve operations and a reciprocal; the exact one
-// has three divisions.
+// For inputs of 16 bits, whose weights become 16 bits, and caps as they are in use (15 to 50):
+// tanh(y) = (e - 1) / (e + 1) with e = exp(2 y), an exponential, a reciprocal and five operations.
+// The relative error of e, 2^-22.5, is one of up to cap * 2^-23; others add up to 2^-21 of the
+// score.
+class ShortSoftcap {
+ public:
+  __device__ __forceinline__ explicit ShortSoftcap(const Scaling& scaling)
+      : unit_(scaling.short_unit), cap_(scaling.cap) {}
+
+  // NaN for NaN.
+  __device__ __forceinline__ float operator()(float product) const {
+    const float e = ptx::exp2_approx(ptx::lesser_or_nan(product * unit_, kMost));
+    return __fmaf_rn(cap_, e, -cap_) * ptx::reciprocal_approx(e + 1);
+  }
+
+ private:
+  static constexpr float kMost = 64.0f;  // e - 1 and e + 1 are the same there, and finite
+
+  float unit_;  // from products to exponents of 2
+  float cap_;
+};
+
+// The same for any cap: relative error 2^-20.5. It is score * R(z) with R(z) = tanh(y) / y and z =
+// y^2 = (score / cap)^2, R a quotient of polynomials of degrees 3 and 4 (Remez: 2^-23.0 for |y|
+// <= 7.75, where tanh is 1 - 2^-21.4; R(0) is 1, so that a cap far above the scores changes
+// nothing). Two bounds, twelve operations and a reciprocal; the exact one has three divisions.
 class Softcap {
  public:
-  __device__ __forceinline__ Softcap(float scale, float cap) : scale_(scale) {
+  static constexpr bool kTwoForms = true;
+  __device__ __forceinline__ explicit Softcap(const Scaling& scaling) : scale_(scaling.scale) {
     // Beyond, the end of the numbers would be near; nobody sees such scores.
-    const float within = fminf(fmaxf(cap, 0x1p-100f), 0x1p120f);
-    const float size = fabsf(scale);
+    const float within = fminf(fmaxf(scaling.cap, 0x1p-100f), 0x1p120f);
+    const float size = fabsf(scale_);
     bound_ = kMost * within * ptx::reciprocal_approx(size);
     unit_ = fminf(size * ptx::reciprocal_approx(within), 0x1p120f);
   }
