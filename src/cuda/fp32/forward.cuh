@@ -177,7 +177,8 @@ class Forward {
       const tile::Head head = tile::head_of(parameters_.problem, tile_.sequence.batch, tile_.head,
                                             static_cast<std::int32_t>(tile_.sequence.diagonal));
       tile::apply_score_rule<Scores, tile::ExactSoftcap>(parameters_.problem, parameters_.scaling,
-                                                         head, row, own_key, scores, visible);
+                                                         parameters_.neighbours, head, row, own_key,
+                                                         scores, visible);
     }
     tile::hide<Scores>(scores, visible);
     if (careful_) note_bad_keys(visible);

@@ -82,6 +82,7 @@ Parameters parameters_for(const Problem& problem, int q_tile, bool general, cons
       static_cast<std::int32_t>(math::lesser(problem.window_right, tile::kLongest));
   parameters.unit = static_cast<float>((general ? 1.0 : problem.scale) * math::kLog2E);
   parameters.scaling = tile::scaling_of(problem.scale, problem.softcap);
+  parameters.neighbours = tile::neighbours_of(problem);
   parameters.wide = {is_wide(problem.q, problem.head_dim), is_wide(problem.k, problem.head_dim),
                      is_wide(problem.v, problem.value_dim),
                      problem.out.dtype == problem.dtype && is_wide(problem.out, problem.value_dim)};

@@ -5,6 +5,7 @@
 
 #include "cuda/sm80/config.h"
 #include "cuda/tile/bands.h"
+#include "cuda/tile/neighbours.h"
 #include "cuda/tile/scaling.h"
 #include "cuda/tile/schedule.h"
 #include "problem/sequence.h"
@@ -38,6 +39,7 @@ struct Parameters {
   std::int32_t window_right;
   float unit;  // what a unit of a score is worth as an exponent of 2
   tile::Scaling scaling;
+  tile::Neighbours neighbours;
   Wide wide;
   Whole whole;
 };

@@ -327,8 +327,8 @@ class TileStep {
         const tile::Head head = tile::head_of(parameters_.problem, tile_.sequence.batch, tile_.head,
                                               static_cast<std::int32_t>(tile_.sequence.diagonal));
         tile::apply_score_rule<tile::FragmentLayout, tile::Softcap>(
-            parameters_.problem, parameters_.scaling, head, row + 16 * part, column + own_column,
-            scores[part], own);
+            parameters_.problem, parameters_.scaling, parameters_.neighbours, head, row + 16 * part,
+            column + own_column, scores[part], own);
       }
       tile::hide<tile::FragmentLayout>(scores[part], own);
       if (careful) note_bad_keys(part, own, own_column);

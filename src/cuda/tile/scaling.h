@@ -1,4 +1,4 @@
-// From products to scores as the host prepares it: a kernel would convert numbers from double for
+// From products to scores, as the host prepares it: a kernel would convert numbers from double for
 // every tile of keys.
 #pragma once
 

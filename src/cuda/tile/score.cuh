@@ -5,6 +5,7 @@
 
 #include "cuda/ptx/address.cuh"
 #include "cuda/tile/fragment.h"
+#include "cuda/tile/neighbours.h"
 #include "cuda/tile/softcap.cuh"
 #include "math/number.h"
 #include "math/philox.h"
@@ -95,37 +96,107 @@ __device__ __forceinline__ void add_alibi(float slope, std::int32_t distance,
   }
 }
 
+// Two numbers that lie side by side.
+__device__ __forceinline__ float2 read_pair(const float* from) {
+  return *reinterpret_cast<const float2*>(from);
+}
+template <class Half>
+__device__ __forceinline__ float2 read_pair(const Half* from) {
+  const std::uint32_t pair = *reinterpret_cast<const std::uint32_t*>(from);
+  return {math::to_float(Half{static_cast<std::uint16_t>(pair)}),
+          math::to_float(Half{static_cast<std::uint16_t>(pair >> 16)})};
+}
+
+// Of Layout, pair by pair: register r and the next one are neighbours in memory.
+template <class Layout, class T, int kCount>
+__device__ __forceinline__ void add_pairs(const T* first, std::int64_t row_stride,
+                                          float (&scores)[kCount]) {
+#pragma unroll
+  for (int r = 0; r < kCount; r += 2) {
+    const float2 pair = read_pair(first + Layout::row_offset(r) * row_stride + Layout::column(r));
+    scores[r] += pair.x;
+    scores[r + 1] += pair.y;
+  }
+}
+
+// Where the lane's first row and key lie in the mask; what it hides loses its bit.
+template <class Layout, int kCount>
+__device__ __forceinline__ void apply_mask(const problem::View& mask, std::int64_t first,
+                                           bool pairs, std::uint32_t (&visible)[Layout::kRows]) {
+  const std::uint8_t* const own = static_cast<const std::uint8_t*>(mask.data) + first;
+  if (pairs) {
+#pragma unroll
+    for (int r = 0; r < kCount; r += 2) {
+      const std::int64_t offset = Layout::row_offset(r) * mask.row + Layout::column(r);
+      const std::uint32_t pair = *reinterpret_cast<const std::uint16_t*>(own + offset);
+      if ((pair & 0xFFu) == 0) visible[Layout::row(r)] &= ~(1u << Layout::bit(r));
+      if (pair >> 8 == 0) visible[Layout::row(r)] &= ~(1u << Layout::bit(r + 1));
+    }
+    return;
+  }
+#pragma unroll
+  for (int r = 0; r < kCount; ++r) {
+    const int which = Layout::row(r);
+    const std::uint32_t bit = 1u << Layout::bit(r);
+    const std::int64_t offset = Layout::row_offset(r) * mask.row + Layout::column(r) * mask.column;
+    if ((visible[which] & bit) != 0 && own[offset] == 0) visible[which] &= ~bit;
+  }
+}
+
+// The same for the bias, which visible scores gain.
+template <class Layout, int kCount>
+__device__ __forceinline__ void add_bias(const problem::View& bias, std::int64_t first, bool pairs,
+                                         const std::uint32_t (&visible)[Layout::kRows],
+                                         float (&scores)[kCount]) {
+  if (pairs && bias.dtype == TILEWISE_FP32) {
+    add_pairs<Layout>(static_cast<const float*>(bias.data) + first, bias.row, scores);
+  } else if (pairs && bias.dtype == TILEWISE_BF16) {
+    add_pairs<Layout>(static_cast<const math::BFloat16*>(bias.data) + first, bias.row, scores);
+  } else if (pairs) {
+    add_pairs<Layout>(static_cast<const math::Float16*>(bias.data) + first, bias.row, scores);
+  } else {
+#pragma unroll
+    for (int r = 0; r < kCount; ++r) {
+      const std::int64_t offset =
+          first + Layout::row_offset(r) * bias.row + Layout::column(r) * bias.column;
+      if ((visible[Layout::row(r)] >> Layout::bit(r) & 1) != 0)
+        scores[r] += read_bias(bias, offset);
+    }
+  }
+}
+
+// Whether the lanes of the warp see all of their columns: pairs may be read then.
+template <class Layout, int kCount>
+__device__ __forceinline__ bool see_all(const std::uint32_t (&visible)[Layout::kRows]) {
+  constexpr std::uint32_t kAll = ~0u >> (32 - kCount / Layout::kRows);
+  std::uint32_t all = kAll;
+#pragma unroll
+  for (const std::uint32_t bits : visible) all &= bits;
+  return !__any_sync(~0u, all != kAll);
+}
+
 // The lane's first row and key are `row` and `key`; `visible` are its rows' visible columns, and
-// lose those that the boolean mask hides. Nothing of a hidden column is read.
+// lose those that the boolean mask hides. Nothing is read of a column that the structured mask
+// hides.
 template <class Layout, class Cap, int kCount>
 __device__ __forceinline__ void apply_score_rule(const problem::Problem& problem,
-                                                 const Scaling& scaling, const Head& head,
+                                                 const Scaling& scaling,
+                                                 const Neighbours& neighbours, const Head& head,
                                                  std::int32_t row, std::int32_t key,
                                                  float (&scores)[kCount],
                                                  std::uint32_t (&visible)[Layout::kRows]) {
   scale_products<Cap, kCount % 16 == 0 ? 16 : kCount>(scaling, scores);
+  constexpr bool kNeighbours = kCount % 2 == 0 && Layout::row(1) == Layout::row(0) &&
+                               Layout::column(1) == Layout::column(0) + 1;
+  const bool all =
+      kNeighbours && (neighbours.bias || neighbours.mask) && see_all<Layout, kCount>(visible);
   if (problem.mask.present()) {
-    const problem::View& mask = problem.mask;
-    const std::uint8_t* const first =
-        static_cast<const std::uint8_t*>(mask.data) + mask.offset(head.batch, head.head, row, key);
-#pragma unroll
-    for (int r = 0; r < kCount; ++r) {
-      const int which = Layout::row(r);
-      const std::uint32_t bit = 1u << Layout::bit(r);
-      const std::int64_t offset =
-          Layout::row_offset(r) * mask.row + Layout::column(r) * mask.column;
-      if ((visible[which] & bit) != 0 && first[offset] == 0) visible[which] &= ~bit;
-    }
+    apply_mask<Layout, kCount>(problem.mask, problem.mask.offset(head.batch, head.head, row, key),
+                               all && neighbours.mask, visible);
   }
   if (problem.bias.present()) {
-    const std::int64_t first = problem.bias.offset(head.batch, head.head, row, key);
-#pragma unroll
-    for (int r = 0; r < kCount; ++r) {
-      const std::int64_t offset = first + Layout::row_offset(r) * problem.bias.row +
-                                  Layout::column(r) * problem.bias.column;
-      if ((visible[Layout::row(r)] >> Layout::bit(r) & 1) != 0)
-        scores[r] += read_bias(problem.bias, offset);
-    }
+    add_bias<Layout>(problem.bias, problem.bias.offset(head.batch, head.head, row, key),
+                     all && neighbours.bias, visible, scores);
   }
   add_alibi<Layout>(head.slope, row + head.diagonal - key, scores);
 }
