@@ -11,6 +11,7 @@
 #include "cuda/sm80/config.h"
 #include "cuda/tile/bands.h"
 #include "cuda/tile/fragment.h"
+#include "cuda/tile/neighbours.h"
 #include "cuda/tile/rows.h"
 #include "math/mask_rule.h"
 #include "verify/random.h"
@@ -256,6 +257,28 @@ TEST(LadderConfig, ARowServes) {
   }
   EXPECT_EQ(ladder::tile_row(ladder::kMostColumns + 1, sm80::kLarge), -1);
   EXPECT_EQ(ladder::tile_row(64, sm80::kSmall - 1), -1);
+}
+
+// Two columns of a mask or a bias are read at once where both are aligned as one number would be.
+TEST(Sm80, ColumnsAreReadInPairsWhereTheyLieSo) {
+  alignas(16) static float numbers[4];
+  const auto has = [](std::int32_t dtype, const void* data, std::int64_t batch, std::int64_t head,
+                      std::int64_t row, std::int64_t column) {
+    return tile::has_neighbours({const_cast<void*>(data), dtype, batch, head, row, column});
+  };
+  const char* const bytes = reinterpret_cast<const char*>(numbers);
+  EXPECT_TRUE(has(TILEWISE_FP32, numbers, 0, 4, 2, 1));
+  EXPECT_TRUE(has(TILEWISE_BF16, bytes + 4, 64, 32, 8, 1));
+  EXPECT_TRUE(has(TILEWISE_BOOL, bytes + 2, 64, 32, 8, 1));
+  EXPECT_FALSE(has(TILEWISE_FP32, numbers + 1, 0, 4, 2, 1));
+  EXPECT_FALSE(has(TILEWISE_FP16, bytes + 2, 64, 32, 8, 1));
+  EXPECT_FALSE(has(TILEWISE_BOOL, bytes + 1, 64, 32, 8, 1));
+  EXPECT_FALSE(has(TILEWISE_FP32, numbers, 0, 4, 3, 1));
+  EXPECT_FALSE(has(TILEWISE_FP32, numbers, 0, 5, 2, 1));
+  EXPECT_FALSE(has(TILEWISE_FP32, numbers, 7, 4, 2, 1));
+  EXPECT_FALSE(has(TILEWISE_FP32, numbers, 0, 4, 2, 2));
+  EXPECT_FALSE(has(TILEWISE_FP32, numbers, 0, 4, 2, 0));
+  EXPECT_FALSE(tile::has_neighbours({}));
 }
 
 }  // namespace
