@@ -17,6 +17,8 @@ struct Scaling {
 // error of a score is 2^-17 and still does not show in lse.
 inline Scaling scaling_of(double scale, double softcap) {
   Scaling scaling = {static_cast<float>(scale), static_cast<float>(softcap), 0};
+  // None is 0: a cap below the numbers of a float is still one.
+  if (softcap > 0 && scaling.cap == 0) scaling.cap = 0x1p-149f;
   const double size = scale < 0 ? -scale : scale;
   if (softcap >= 0x1p-6 && softcap <= 64 && size >= 0x1p-60 && size <= 0x1p60)
     scaling.short_unit = static_cast<float>(2 * math::kLog2E * scale / softcap);

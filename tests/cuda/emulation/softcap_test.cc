@@ -59,6 +59,8 @@ TEST(Softcap, TheShortFormIsForCapsInUse) {
   EXPECT_EQ(scaling_of(0.125, 64.5).short_unit, 0);
   EXPECT_EQ(scaling_of(0.125, 0x1p-7).short_unit, 0);
   EXPECT_EQ(scaling_of(0.125, 0).short_unit, 0);
+  EXPECT_EQ(scaling_of(0.125, 0).cap, 0);
+  EXPECT_GT(scaling_of(0.125, 1e-60).cap, 0);
   EXPECT_EQ(scaling_of(1e30, 30).short_unit, 0);
   EXPECT_EQ(scaling_of(1e-30, 30).short_unit, 0);
   EXPECT_EQ(scaling_of(std::nan(""), 30).short_unit, 0);
