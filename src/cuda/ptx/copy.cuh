@@ -28,6 +28,31 @@ __device__ __forceinline__ void copy_tile(std::uint32_t to, const void* map, std
       : "memory");
 }
 
+// cp.async.bulk.tensor the other way: the box from shared memory at `from`, of which what lies
+// outside of the tensor is left out. One thread, which then commits. What other threads wrote to
+// shared memory by ordinary stores needs fence_shared_for_async() before.
+__device__ __forceinline__ void store_tile(const void* map, std::int32_t column, std::int32_t row,
+                                           std::int32_t head, std::int32_t batch,
+                                           std::uint32_t from) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::
+          "l"(map),
+      "r"(column), "r"(row), "r"(head), "r"(batch), "r"(from)
+      : "memory");
+}
+// cp.async.bulk.commit_group (9.7.9.28.1): the stores of this thread so far.
+__device__ __forceinline__ void commit_stores() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// cp.async.bulk.wait_group.read (9.7.9.28.2): until committed stores have read shared memory.
+__device__ __forceinline__ void wait_stores_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+// cp.async.bulk.wait_group: until they are done, and this thread's later stores come behind them.
+__device__ __forceinline__ void wait_stores() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
 // fence.proxy.async (9.7.13.4): what this thread wrote to shared memory by ordinary stores becomes
 // visible to wgmma and the copy engine. Each writing thread, before the barrier behind which they
 // read.

@@ -64,9 +64,10 @@ void resume(int number) {
 }
 
 void check_end() {
-  const Block& b = block();
+  Block& b = block();
   if (!b.shared.intact()) record("the block wrote beside its shared memory");
   if (!b.engine.idle()) record("the block ended before a copy of the copy engine");
+  b.engine.finish();
   if (!b.products.idle()) record("the block ended before a product of wgmma");
 }
 
@@ -108,8 +109,8 @@ bool finish_something() {
   Machine& m = machine();
   Block& b = block();
   const bool copies_first = !m.shuffles || m.random() % 2 == 0;
-  if (copies_first && b.engine.land()) return true;
-  return b.products.finish() || (!copies_first && b.engine.land());
+  if (copies_first && b.engine.go_on()) return true;
+  return b.products.finish() || (!copies_first && b.engine.go_on());
 }
 
 bool all(State state) {

@@ -42,7 +42,7 @@ const TensorMap& map_at(const void* address) {
 }
 
 // The bytes of the tensor between the first and the last element of the box that are inside.
-bool reads_device_memory(const TensorMap& map, const Coordinates& first) {
+bool is_in_device_memory(const TensorMap& map, const Coordinates& first) {
   std::uint64_t begin = 0;
   std::uint64_t end = kElementBytes;
   for (std::size_t d = 0; d < kMapRank; ++d) {
@@ -57,24 +57,45 @@ bool reads_device_memory(const TensorMap& map, const Coordinates& first) {
   return is_device_memory(map.data + begin, end - begin);
 }
 
-// Row `row` of a box, of whatever its dimensions but the first say; zeros outside of the tensor.
-void read_row(const TensorMap& map, const Coordinates& first, std::uint32_t row,
-              std::byte (&to)[kSpanBytes]) {
-  std::memset(to, 0, kSpanBytes);
-  const std::byte* from = map.data;
+// The part of a box's row that is inside of the tensor.
+struct RowPart {
+  std::byte* data;
+  std::size_t offset;  // in the row
+  std::size_t bytes;   // 0: none
+};
+// Row `row` of a box, of whatever its dimensions but the first say.
+RowPart row_part(const TensorMap& map, const Coordinates& first, std::uint32_t row) {
+  std::byte* data = map.data;
   for (std::size_t d = 1; d < kMapRank; ++d) {
     const std::int64_t at = first[d] + static_cast<std::int64_t>(row % map.box[d]);
     row /= map.box[d];
-    if (at < 0 || at >= static_cast<std::int64_t>(map.sizes[d])) return;
-    from += static_cast<std::uint64_t>(at) * map.strides[d];
+    if (at < 0 || at >= static_cast<std::int64_t>(map.sizes[d])) return {};
+    data += static_cast<std::uint64_t>(at) * map.strides[d];
   }
   const std::int64_t begin = std::max<std::int64_t>(-std::int64_t{first[0]}, 0);
   const std::int64_t end =
       std::min<std::int64_t>(map.box[0], static_cast<std::int64_t>(map.sizes[0]) - first[0]);
-  if (begin >= end) return;
+  if (begin >= end) return {};
   constexpr std::int64_t kBytes = kElementBytes;
-  std::memcpy(to + begin * kBytes, from + (first[0] + begin) * kBytes,
-              static_cast<std::size_t>((end - begin) * kBytes));
+  return {data + (first[0] + begin) * kBytes, static_cast<std::size_t>(begin * kBytes),
+          static_cast<std::size_t>((end - begin) * kBytes)};
+}
+
+// Address and box of an instruction.
+void check_box(const TensorMap& map, const Coordinates& first, std::uint32_t address) {
+  if (address % kSpanBytes != 0)
+    fail("cp.async.bulk.tensor: address %u is no multiple of %u", address, kSpanBytes);
+  if (!is_in_device_memory(map, first))
+    fail("cp.async.bulk.tensor: the box at (%d, %d, %d, %d) is not memory of the device", first[0],
+         first[1], first[2], first[3]);
+}
+
+// The chunks of a row of a box in shared memory.
+template <class Chunk>
+void for_chunks(std::uint32_t row_address, const Chunk& chunk) {
+  constexpr std::uint32_t kChunk = 16;
+  for (std::uint32_t byte = 0; byte < kSpanBytes; byte += kChunk)
+    chunk(swizzled_address(row_address + byte), byte, kChunk);
 }
 
 }  // namespace
@@ -93,7 +114,7 @@ CUresult encode_tensor_map(CUtensorMap* map, CUtensorMapDataType, cuuint32_t ran
       refusal(rank, data, sizes, strides, box, steps) != nullptr) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  TensorMap own = {kMark, static_cast<const std::byte*>(data), {}, {kElementBytes}, {}};
+  TensorMap own = {kMark, static_cast<std::byte*>(data), {}, {kElementBytes}, {}};
   for (std::size_t d = 0; d < kMapRank; ++d) {
     own.sizes[d] = sizes[d];
     if (d > 0) own.strides[d] = strides[d - 1];
@@ -108,35 +129,101 @@ void CopyEngine::prefetch(const void* map) { map_at(map); }
 void CopyEngine::copy(std::uint32_t to, const void* map, const Coordinates& first,
                       std::uint32_t barrier) {
   const TensorMap& from = map_at(map);
-  if (to % kSpanBytes != 0)
-    fail("cp.async.bulk.tensor: address %u is no multiple of %u", to, kSpanBytes);
-  if (!reads_device_memory(from, first))
-    fail("cp.async.bulk.tensor: the box at (%d, %d, %d, %d) is not memory of the device", first[0],
-         first[1], first[2], first[3]);
+  check_box(from, first, to);
   block().barriers.check_copy(barrier);
   block().shared.begin_copy(to, from.box_bytes());
   copies_.push_back({to, from, first, barrier});
 }
 
-bool CopyEngine::land() {
-  if (copies_.empty()) return false;
+void CopyEngine::store(const void* map, const Coordinates& first, std::uint32_t from) {
+  const TensorMap& to = map_at(map);
+  check_box(to, first, from);
+  static_cast<void>(block().shared.async_at(from, to.box_bytes(), "cp.async.bulk.tensor"));
+  if (!block().shared.is_published(from, to.box_bytes()))
+    fail("cp.async.bulk.tensor: what is to be stored is not behind a fence.proxy.async");
+  stores_.push_back({to, first, from, machine().running, false, {}});
+}
+
+void CopyEngine::commit() {
+  for (Store& store : stores_) store.committed |= store.thread == machine().running;
+}
+
+void CopyEngine::wait_stores(bool read_only) {
+  const int own = machine().running;
+  const auto is_awaited = [&](const Store& store) {
+    return store.thread == own && store.committed && (store.numbers.empty() || !read_only);
+  };
+  while (std::any_of(stores_.begin(), stores_.end(), is_awaited))
+    wait_for(&thread(), "waits for its bulk stores", 0);
+}
+
+bool CopyEngine::idle() const {
+  return copies_.empty() && std::none_of(stores_.begin(), stores_.end(),
+                                         [](const Store& store) { return store.numbers.empty(); });
+}
+
+bool CopyEngine::go_on() {
+  const std::size_t count = copies_.size() + stores_.size();
+  if (count == 0) return false;
   Machine& m = machine();
-  const std::size_t which = m.shuffles ? m.random() % copies_.size() : copies_.size() - 1;
+  // Without shuffles the last copy, then the first store.
+  const std::size_t which = m.shuffles        ? m.random() % count
+                            : copies_.empty() ? 0
+                                              : copies_.size() - 1;
+  if (which < copies_.size()) {
+    land(which);
+  } else {
+    advance(which - copies_.size());
+  }
+  return true;
+}
+
+void CopyEngine::land(std::size_t which) {
   const Copy copy = copies_[which];
   copies_.erase(copies_.begin() + static_cast<std::ptrdiff_t>(which));
   const std::uint32_t bytes = copy.map.box_bytes();
   for (std::uint32_t row = 0; row < bytes / kSpanBytes; ++row) {
-    std::byte numbers[kSpanBytes];
-    read_row(copy.map, copy.first, row, numbers);
-    constexpr std::uint32_t kChunk = 16;
-    for (std::uint32_t byte = 0; byte < kSpanBytes; byte += kChunk) {
-      block().shared.write_async(swizzled_address(copy.to + row * kSpanBytes + byte),
-                                 numbers + byte, kChunk);
-    }
+    std::byte numbers[kSpanBytes] = {};
+    const RowPart part = row_part(copy.map, copy.first, row);
+    if (part.bytes > 0) std::memcpy(numbers + part.offset, part.data, part.bytes);
+    for_chunks(copy.to + row * kSpanBytes,
+               [&](std::uint32_t address, std::uint32_t byte, std::uint32_t count) {
+                 block().shared.write_async(address, numbers + byte, count);
+               });
   }
   block().shared.end_copy(copy.to, bytes);
   block().barriers.complete(copy.barrier, bytes);
-  return true;
+}
+
+void CopyEngine::advance(std::size_t which) {
+  Store& store = stores_[which];
+  const std::uint32_t bytes = store.map.box_bytes();
+  const void* const waiting = &block().threads[static_cast<std::size_t>(store.thread)];
+  if (store.numbers.empty()) {
+    if (!block().shared.is_published(store.from, bytes))
+      record("what a bulk store had still to read in shared memory was written");
+    store.numbers.resize(bytes);
+    for (std::uint32_t row = 0; row < bytes / kSpanBytes; ++row) {
+      const std::uint32_t first = row * kSpanBytes;
+      for_chunks(
+          store.from + first, [&](std::uint32_t address, std::uint32_t byte, std::uint32_t count) {
+            std::memcpy(store.numbers.data() + first + byte,
+                        block().shared.async_at(address, count, "cp.async.bulk.tensor"), count);
+          });
+    }
+  } else {
+    for (std::uint32_t row = 0; row < bytes / kSpanBytes; ++row) {
+      const RowPart part = row_part(store.map, store.first, row);
+      if (part.bytes > 0)
+        std::memcpy(part.data, store.numbers.data() + row * kSpanBytes + part.offset, part.bytes);
+    }
+    stores_.erase(stores_.begin() + static_cast<std::ptrdiff_t>(which));
+  }
+  wake(waiting);
+}
+
+void CopyEngine::finish() {
+  while (!stores_.empty()) advance(0);
 }
 
 }  // namespace tilewise::emulation

@@ -1,5 +1,5 @@
-// The bulk tensor copy engine (TMA): maps as the driver encodes them, and copies that land as late
-// as they can, when no thread of the block can go on without.
+// The bulk tensor copy engine (TMA): maps as the driver encodes them, copies that land and stores
+// that read and write as late as they can, when no thread of the block can go on without.
 #pragma once
 
 #include <cuda.h>
@@ -17,7 +17,7 @@ using Coordinates = std::array<std::int32_t, kMapRank>;
 // What a CUtensorMap holds here: a tensor of 16-bit numbers, its first dimension contiguous.
 struct TensorMap {
   std::uint64_t mark;  // that the encoder made it
-  const std::byte* data;
+  std::byte* data;
   std::array<std::uint64_t, kMapRank> sizes;
   std::array<std::uint64_t, kMapRank> strides;  // in bytes
   std::array<std::uint16_t, kMapRank> box;
@@ -43,15 +43,27 @@ constexpr std::uint32_t swizzled_address(std::uint32_t address) {
 // Of a block.
 class CopyEngine {
  public:
-  void begin() { copies_.clear(); }
+  void begin() {
+    copies_.clear();
+    stores_.clear();
+  }
 
   // From a fiber.
   static void prefetch(const void* map);
   void copy(std::uint32_t to, const void* map, const Coordinates& first, std::uint32_t barrier);
 
-  // Lands one copy, the last or any; false: there is none.
-  bool land();
-  bool idle() const { return copies_.empty(); }
+  // Stores of the thread: to a map; those so far are a group; waits until such have read shared
+  // memory, or also written.
+  void store(const void* map, const Coordinates& first, std::uint32_t from);
+  void commit();
+  void wait_stores(bool read_only);
+
+  // Lands one copy, the last or any, or takes a store a step further; false: there is none.
+  bool go_on();
+  // No copy has still to land, no store to read.
+  bool idle() const;
+  // What has been read is written, though the block has ended.
+  void finish();
 
  private:
   struct Copy {
@@ -60,8 +72,20 @@ class CopyEngine {
     Coordinates first;
     std::uint32_t barrier;
   };
+  struct Store {
+    TensorMap map;
+    Coordinates first;
+    std::uint32_t from;
+    int thread;
+    bool committed;
+    std::vector<std::byte> numbers;  // none: they have not been read
+  };
 
-  std::vector<Copy> copies_;  // that have not landed, in order
+  void land(std::size_t which);
+  void advance(std::size_t which);
+
+  std::vector<Copy> copies_;   // that have not landed, in order
+  std::vector<Store> stores_;  // that have not been written
 };
 
 }  // namespace tilewise::emulation

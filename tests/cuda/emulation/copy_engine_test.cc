@@ -63,6 +63,45 @@ TEST(CopyEngine, BytesLandWhenNobodyCanGoOn) {
   }
 }
 
+// The box at `corner` from shared memory, where element i of row r is first + 64 r + i.
+void store_kernel(const CUtensorMap* map, Corner corner, Number first) {
+  for (int i = static_cast<int>(threadIdx.x); i < kBoxRows * kPanel; i += 128) {
+    const auto number = static_cast<Number>(first + i);
+    std::memcpy(room().boxes[0] + tile::swizzled(i / kPanel, i % kPanel * 2), &number,
+                sizeof(number));
+  }
+  ptx::fence_shared_for_async();
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  ptx::store_tile(map, corner.column, corner.row, corner.head, corner.batch,
+                  ptx::shared_address(room().boxes[0]));
+  ptx::commit_stores();
+  ptx::wait_stores_read();
+}
+
+TEST(CopyEngine, StoresBoxesAndNothingOutside) {
+  constexpr Number kFirst = 40000;
+  Numbers<Number> data(static_cast<std::size_t>(kTensor.count()));
+  CUtensorMap map;
+  ASSERT_EQ(encode(kTensor, data.data(), kBoxRows, &map), CUDA_SUCCESS);
+  for (const Corner& corner : {Corner{0, 0, 0, 0}, Corner{64, 30, 2, 1}, Corner{8, -5, 1, 0},
+                               Corner{-16, 3, 0, 1}, Corner{0, 0, 3, 0}, Corner{0, 100, 0, 0}}) {
+    for (int i = 0; i < kTensor.count(); ++i)
+      data[static_cast<std::size_t>(i)] = static_cast<Number>(i + 1);
+    ASSERT_EQ(message_of(store_kernel, kRoom, &map, corner, kFirst), "");
+    for (int i = 0; i < kTensor.count(); ++i) {
+      const int column = i % kTensor.columns - corner.column;
+      const int row = i / kTensor.columns % kTensor.rows - corner.row;
+      const int head = i / kTensor.columns / kTensor.rows % kTensor.heads;
+      const int batch = i / kTensor.columns / kTensor.rows / kTensor.heads;
+      const bool inside = column >= 0 && column < kPanel && row >= 0 && row < kBoxRows &&
+                          head == corner.head && batch == corner.batch;
+      ASSERT_EQ(data[static_cast<std::size_t>(i)], inside ? kFirst + row * kPanel + column : i + 1)
+          << i;
+    }
+  }
+}
+
 TEST(CopyEngine, ExchangesChunksAsTheKernelsDo) {
   for (std::uint32_t first = 1024; first < 4096; first += 1024) {
     for (std::int32_t row = 0; row < 32; ++row) {

@@ -33,9 +33,12 @@ enum class Fault {
   kOtherLayout,
   kWarpMissing,
   kEndsBeforeProduct,
+  kStoreNotFenced,
+  kStoreOverwritten,
+  kEndsBeforeStore,
 };
 
-// A box, a product of it with itself in both ways, and what can go wrong with them.
+// A box, a product of it with itself in both ways, a store of it, and what can go wrong with them.
 void faulty_kernel(Fault fault, const CUtensorMap* map) {
   const unsigned t = threadIdx.x;
   const auto is = [fault](Fault other) { return fault == other; };
@@ -88,6 +91,15 @@ void faulty_kernel(Fault fault, const CUtensorMap* map) {
   ptx::wait_products<0>();
   ptx::settle(sums);
   if (is(Fault::kProductBesideCopy)) ptx::wait(barrier, 1);
+
+  __syncthreads();
+  if (t != 0) return;
+  room().boxes[0][5] ^= 1;
+  if (!is(Fault::kStoreNotFenced)) ptx::fence_shared_for_async();
+  ptx::store_tile(map, 0, 0, 0, 0, box);
+  ptx::commit_stores();
+  if (is(Fault::kStoreOverwritten)) room().boxes[0][5] ^= 1;
+  if (!is(Fault::kEndsBeforeStore)) ptx::wait_stores_read();
 }
 
 TEST(Hopper, FaultsAreNamed) {
@@ -117,6 +129,9 @@ TEST(Hopper, FaultsAreNamed) {
       {Fault::kOtherLayout, "asks for a layout that is not emulated"},
       {Fault::kWarpMissing, "from thread 0 waits for its warpgroup, thread 96 has returned"},
       {Fault::kEndsBeforeProduct, "ended before a product"},
+      {Fault::kStoreNotFenced, "is not behind a fence.proxy.async"},
+      {Fault::kStoreOverwritten, "a bulk store had still to read in shared memory was written"},
+      {Fault::kEndsBeforeStore, "ended before a copy"},
   };
   Numbers<Number> data(64 * kPanel);
   CUtensorMap maps[2] = {};

@@ -81,6 +81,11 @@ void SharedMemory::write_async(std::uint32_t address, const void* from, std::uin
   std::memcpy(async_.data() + (address - kBase), from, bytes);
 }
 
+bool SharedMemory::is_published(std::uint32_t address, std::uint32_t bytes) {
+  meet();
+  return std::memcmp(data_ + (address - kBase), async_.data() + (address - kBase), bytes) == 0;
+}
+
 void SharedMemory::publish() {
   fenced_ = false;
   for (std::size_t p = 0; p < parts_.size(); ++p) {

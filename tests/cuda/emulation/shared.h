@@ -35,6 +35,9 @@ class SharedMemory {
   void end_copy(std::uint32_t address, std::uint32_t bytes);
   void write_async(std::uint32_t address, const void* from, std::uint32_t bytes);
 
+  // Whether the async proxy sees there what threads have written, behind their fence.
+  bool is_published(std::uint32_t address, std::uint32_t bytes);
+
   // fence.proxy.async, and a barrier that comes after it: the async proxy sees what was written.
   void fence() { fenced_ = true; }
   void meet() {

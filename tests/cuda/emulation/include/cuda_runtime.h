@@ -42,6 +42,7 @@ extern dim3 gridDim;
 // ---- arithmetic ----
 
 inline float __fmul_rn(float a, float b) { return a * b; }
+inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 inline float __fmaf_rn(float a, float b, float c) { return std::fmaf(a, b, c); }
 inline double __fma_rn(double a, double b, double c) { return std::fma(a, b, c); }
 inline int __popc(unsigned x) { return std::popcount(x); }
