@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <string>
@@ -116,6 +117,44 @@ TEST(Device, HopperKernelWalksOverManyTiles) {
       verify::Judge judge(c);
       const verify::Verdict verdict = judge.judge("cuda_sm90");
       EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
+    }
+  }
+}
+
+// Bytes of a workspace full of 0xFF that a kernel has written.
+std::int64_t written_workspace(const char* kernel, const tilewise_problem& request) {
+  const verify::DeviceCopy copy(Operation::kForward, request);
+  plan::Options options;
+  options.kernel = kernel;
+  plan::Plan plan;
+  EXPECT_EQ(plan::make_plan(Operation::kForward, copy.request(), options, &plan), TILEWISE_OK);
+  const verify::DeviceMemory workspace(0, plan.workspace_bytes);
+  plan::RunOptions run;
+  run.workspace = workspace.data();
+  run.workspace_bytes = static_cast<std::size_t>(plan.workspace_bytes);
+  EXPECT_EQ(plan::run_plan(plan, copy.request(), run), TILEWISE_OK) << problem::message();
+  std::vector<unsigned char> bytes(run.workspace_bytes);
+  EXPECT_EQ(cuda::copy(0, bytes.data(), workspace.data(), plan.workspace_bytes, nullptr),
+            TILEWISE_OK);
+  return std::count_if(bytes.begin(), bytes.end(), [](unsigned char b) { return b != 0xFF; });
+}
+
+// The careful path, which writes marks to the workspace, is for numbers that are not finite. Rows
+// that see few keys, none of those by which most rows begin, do without.
+TEST(Device, HopperKernelNeedsNoCarefulPathForWindows) {
+  cuda::DeviceInfo device;
+  if (!has_device() || cuda::find_device(0, &device) != TILEWISE_OK || device.major != 9)
+    GTEST_SKIP() << "no Hopper device";
+  constexpr std::int64_t kCounterBytes = 16;
+  for (const std::int64_t dim : {64, 128, 192}) {
+    for (const auto& [left, right] : {std::pair{-1, -1}, {2, 0}, {15, 0}, {0, 9}, {400, 3}}) {
+      Case c = make_case(Operation::kForward, TILEWISE_BF16, {2, 300, 500, 4, 2, dim});
+      c.value_dim = dim == 64 ? 64 : 128;
+      c.window_left = left;
+      c.window_right = right;
+      const Instance instance(c);
+      EXPECT_LE(written_workspace("cuda_sm90", instance.request()), kCounterBytes)
+          << "D " << dim << " window " << left << ", " << right;
     }
   }
 }

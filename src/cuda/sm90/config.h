@@ -26,9 +26,12 @@ struct KernelConfig {
   // 65536 registers, in the multiples of 8 that setmaxnreg takes.
   TILEWISE_INLINE constexpr int producer_registers() const { return warpgroups() == 2 ? 40 : 32; }
   TILEWISE_INLINE constexpr int consumer_registers() const { return warpgroups() == 2 ? 232 : 160; }
+  // The producer's warpgroup has two warps to spare: with two places of Q, one for each consumer
+  // warpgroup brings Q and takes rows of out away.
+  TILEWISE_INLINE constexpr bool has_carriers() const { return warpgroups() == 2 && q_stages == 2; }
   // A third place for K takes the memory through which rows of out would leave: they leave through
-  // the place of their own Q, of which there are two.
-  TILEWISE_INLINE constexpr bool out_through_q() const { return k_stages == 3; }
+  // the place of their own Q.
+  TILEWISE_INLINE constexpr bool out_through_q() const { return has_carriers() && k_stages == 3; }
   TILEWISE_INLINE constexpr int q_bytes() const { return q_tile * head_dim * 2; }
   TILEWISE_INLINE constexpr int k_bytes() const { return k_tile * head_dim * 2; }
   TILEWISE_INLINE constexpr int v_bytes() const { return k_tile * value_dim * 2; }
@@ -83,7 +86,7 @@ struct TileRow {
 };
 inline constexpr int kAnyKeys = 2147483647;
 inline constexpr TileRow kTiles[] = {
-    {64, 64, 2048, kAnyKeys, 128, 128, 4, 4, 2, true,
+    {64, 64, 1024, kAnyKeys, 128, 128, 4, 4, 2, true,
      "short sequences: less of a tile of 192 rows is behind the end or the diagonal"},
     {64, 64, kAnyKeys, kAnyKeys, 192, 128, 4, 4, 2, true,
      "three warpgroups share K and V, 160 registers hold 128 keys"},

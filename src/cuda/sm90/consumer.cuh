@@ -32,7 +32,8 @@ class Consumer {
   // Rows are written beside the next scores but one, where out is small and two warpgroups have the
   // registers. With as much of out as at D 128, the product that waits for it costs more. Measured
   // of plain scores alone.
-  static constexpr bool kWriteLate = kOut <= 32 && kConfig.warpgroups() == 2 && !kConfig.general;
+  static constexpr bool kWriteLate =
+      kOut <= 32 && kConfig.warpgroups() == 2 && !kConfig.general && !kConfig.has_carriers();
   // K is free as soon as its scores have come, but to say so takes its time. Behind the maxima
   // there is some, where the products of a step take longer than they do: at D 64, S 2048, 437
   // TFLOP/s, not 411; at D 128, 569, not 579 (S 512).
@@ -72,7 +73,7 @@ class Consumer {
     multiply_values<false>(f.weights, f.out);
     take_values(1, f.out);
     unwritten_ = &shared_.tiles[(slot_ - 1) % kTileSlots];
-    closed_ = close_rows<kConfig.keeps>(parameters_, *unwritten_, lane_places(), f.states);
+    close(*unwritten_, f.states);
     write(f.out);
   }
 
@@ -118,8 +119,7 @@ class Consumer {
     multiply_values<true>(f.weights, f.out);
     const tile::RowStates closing = f.states;
     if constexpr (kFirst) {
-      if constexpr (kCloseEarly)
-        closed_ = close_rows<kConfig.keeps>(parameters_, before, lane_places(), closing);
+      if constexpr (kCloseEarly) close(before, closing);
       f.states.clear();
     }
     ptx::wait_products<1>();
@@ -127,7 +127,12 @@ class Consumer {
     const tile::Anchors anchors = raise<kFirst>(f);
     if constexpr (kFreeLate && !kHolds<kFirst>) free_keys();
     tile::Totals totals;
-    if constexpr (kConfig.keeps) totals = tile::weigh(f.scores, anchors, parameters_.unit);
+    // Rows of out that go no further than shared memory fill the gaps between exponentials, of
+    // which a warp may have one in eight cycles. By then the last product has come. General scores
+    // leave no registers for both.
+    constexpr bool kTogether = kFirst && kConfig.has_carriers() && kConfig.keeps;
+    if constexpr (kConfig.keeps && !kTogether)
+      totals = tile::weigh(f.scores, anchors, parameters_.unit);
     // NOTE: a branch ends a basic block: in one block with the maxima or exponentials, ptxas 13.0
     // waits for the products first, and they run beside nothing (D 128, S 8192: 609 TFLOP/s, not
     // 650). Nobody has to come for the wait.
@@ -147,10 +152,13 @@ class Consumer {
       free_keys();
     }
     if constexpr (kFirst) {
-      if constexpr (!kCloseEarly)
-        closed_ = close_rows<kConfig.keeps>(parameters_, before, lane_places(), closing);
+      if constexpr (!kCloseEarly) close(before, closing);
       unwritten_ = &before;
-      if constexpr (!kWriteLate) write(f.out);
+      if constexpr (kTogether) {
+        totals = weigh_and_leave(f, anchors);
+      } else if constexpr (!kWriteLate) {
+        write(f.out);
+      }
       fresh_ = true;
     } else if constexpr (!kConfig.keeps) {
       tile::rescale(f.out, anchors.factor);
@@ -161,13 +169,14 @@ class Consumer {
   }
 
   // What exponents are taken against. In a kernel that keeps it, rows have it from the first scores
-  // they see.
+  // they see; of bf16 from some of them, since weights have the room.
   template <bool kFirst>
   __device__ __forceinline__ tile::Anchors raise(Fragments& f) {
-    if constexpr (!kConfig.keeps || kFirst)
+    if constexpr (!kConfig.keeps || (kFirst && kConfig.fp16))
       return tile::raise(f.scores, f.states, parameters_.unit);
+    if constexpr (kFirst) tile::begin_rows(tile::some_maxima_of(f.scores), f.states);
     // Who sees any key has seen one by the last tile of which all rows see all.
-    if (key_ >= full_end_ - 1 && tile::any_unseen(f.states))
+    if ((kFirst || key_ >= full_end_ - 1) && tile::any_unseen(f.states))
       tile::raise_unseen(tile::maxima_of(f.scores), f.states);
     return tile::anchors_of(f.states, parameters_.unit);
   }
@@ -188,21 +197,73 @@ class Consumer {
       f.states.row[which].sum *= anchors.factor[which];
   }
 
+  __device__ __forceinline__ void close(const Tile& tile, const tile::RowStates& states) {
+    if constexpr (kConfig.has_carriers()) {
+      closed_ = scale_rows(parameters_, tile, states);
+    } else {
+      closed_ = close_rows<kConfig.keeps>(parameters_, tile, lane_places(), states);
+    }
+  }
+
   // Writes the rows that are closed: of the tile of queries before the one that is open.
   __device__ __forceinline__ void write(const float (&out)[kOut]) {
-    LanePlaces places = lane_places();
-    if constexpr (kConfig.out_through_q()) {
-      const std::uint32_t offset = last_q_place().offset(kConfig.q_bytes());
-      places.put += offset;
-      places.get += offset;
+    if constexpr (kConfig.has_carriers()) {
+      leave(out, [](int) { return 0u; });
+    } else {
+      write_rows<kConfig>(parameters_, *unwritten_, lane_places(), out, closed_, shared_.last_mark);
     }
-    write_rows<kConfig>(parameters_, *unwritten_, places, out, closed_, shared_.last_mark);
     unwritten_ = nullptr;
+  }
+
+  // The same beside the exponentials of a tile of scores.
+  __device__ __forceinline__ tile::Totals weigh_and_leave(Fragments& f,
+                                                          const tile::Anchors& anchors) {
+    constexpr int kParts = kOut / 8;
+    tile::Chains chains;
+    leave(f.out, [&](int part) {
+      tile::weigh(f.scores, part, kParts, anchors, parameters_.unit, chains);
+      return chains.bits() & parameters_.zero;
+    });
+    unwritten_ = nullptr;
+    return chains.totals();
+  }
+
+  // Leaves rows to the carrier, in the place of their Q or in that of all rows, once the carrier
+  // has taken those before.
+  template <class Beside>
+  __device__ __forceinline__ void leave(const float (&out)[kOut], const Beside& beside) {
+    const Tile& tile = *unwritten_;
+    const LanePlaces places = lane_places();
+    std::uint32_t offset = 0;
     if constexpr (kConfig.out_through_q()) {
-      ptx::fence_shared_for_async();
-      __syncwarp();
-      release(shared_.barriers.q_empty[warpgroup_][last_q_place().stage]);
+      offset = last_q_place().offset(kConfig.q_bytes());
+    } else {
+      ptx::wait(ptx::shared_address(&shared_.barriers.out_empty[warpgroup_]), slot_ % 2);
     }
+    const std::int32_t rows = tile.q_len - tile.row - places.row;
+    bool redo = false;
+    // In any case where a branch would part rows from what is done beside them.
+    if (kConfig.keeps || parameters_.wide_stores)
+      redo = leave_wide<kConfig>(out, closed_.scale, places.put + offset, rows, beside);
+    if (!parameters_.wide_stores) {
+      const std::uint32_t stage = (places.get + offset) & ~(tile::kSwizzleBytes - 1u);
+      redo = store_narrow(
+          out, closed_.scale, stage, rows,
+          tile.out + places.row * parameters_.problem.out.row * parameters_.out_bytes, parameters_);
+    }
+    redo = __any_sync(~0u, redo);
+    Leaving& leaving = shared_.leaving[warpgroup_];
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x % 128 / 32;
+    const bool sums = lane % tile::kLanesPerRow == 0;
+    if (sums) {
+#pragma unroll
+      for (int which = 0; which < tile::kRowsPerLane; ++which)
+        leaving.rows[warp * tile::kWarpRows + tile::lane_row(lane, which)] = closed_.sums[which];
+    }
+    if (lane == 0) leaving.redo[warp] = redo;
+    __syncwarp();
+    if (sums) ptx::arrive(ptx::shared_address(&shared_.barriers.out_full[warpgroup_]));
   }
 
   // The same number in all lanes, and ptxas knows: loops that it bounds leave places and addresses
@@ -233,6 +294,9 @@ class Consumer {
     if constexpr (kConfig.out_through_q()) {
       // The warp's rows of the first panel, of the first place.
       stage = q_address(0) + static_cast<std::uint32_t>(warp * kStageBytes);
+    } else if constexpr (kConfig.has_carriers()) {
+      stage = ptx::shared_address(shared_.out.of_warpgroup[warpgroup_]) +
+              static_cast<std::uint32_t>(warp * kStageBytes);
     } else {
       stage = ptx::shared_address(shared_.out.of_warp[warpgroup_ * 4 + warp]);
     }

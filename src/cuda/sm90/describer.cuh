@@ -154,8 +154,7 @@ class Describer {
   }
   __device__ __forceinline__ void complete_it() {
     if (more_) complete<kConfig>(parameters_, tile());
-    ++tiles_;
-    ptx::arrive(ptx::shared_address(&shared_.barriers.tile_full));
+    ptx::arrive(ptx::shared_address(&shared_.barriers.tile_full[tiles_++ % kTileSlots]));
   }
 
   const Parameters& parameters_;

@@ -114,6 +114,39 @@ __device__ __forceinline__ bool store_wide(const float (&out)[kOut],
   return (any & 0x7FFF7FFFu) != 0;
 }
 
+// Leaves the warp's rows in its part of the place of Q. Returns whether one of the lane's numbers
+// is not finite, of `rows` rows at most. put: where stmatrix puts the row of this lane. beside(i):
+// something to be done beside 16 columns, from the i-th on of kOut / 8; returns 0. NOTE: as a part
+// of the address: else ptxas 13.0 has all rows before all of that.
+template <KernelConfig kConfig, int kOut, class Beside>
+__device__ __forceinline__ bool leave_wide(const float (&out)[kOut],
+                                           const float (&scale)[tile::kRowsPerLane],
+                                           std::uint32_t put, std::int32_t rows,
+                                           const Beside& beside) {
+  std::uint32_t bad[4] = {};
+#pragma unroll
+  for (int part = 0; part < kOut / 8; ++part) {
+    const int panel = part / 4;
+    const int block = part % 4 * 2;  // of 8 columns
+    const std::uint32_t zero = beside(part);
+    std::uint32_t pairs[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int r = part * 8 + 2 * i;
+      const int which = tile::register_row(r);
+      pairs[i] = ptx::pack<kConfig.fp16>(out[r] * scale[which], out[r + 1] * scale[which]);
+      bad[i] = ptx::multiply_add_pair<kConfig.fp16>(pairs[i], 0, bad[i]);
+    }
+    const std::uint32_t of_panel = put + panel * tile::kRows * tile::kPanelRowBytes;
+    ptx::store_matrices((of_panel ^ block * tile::kChunkBytes) + zero, pairs);
+  }
+  std::uint32_t any = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    any |= tile::lane_row(threadIdx.x % 32, tile::register_row(2 * i)) < rows ? bad[i] : 0;
+  return (any & 0x7FFF7FFFu) != 0;
+}
+
 // One number, for any dtype and alignment.
 __device__ __forceinline__ void store_number(std::int32_t dtype, char* to, float x) {
   if (dtype == TILEWISE_FP32) {
@@ -165,14 +198,52 @@ __device__ __forceinline__ bool store_narrow(const float (&out)[kOut],
 struct Closed {
   float scale[tile::kRowsPerLane];  // of out
   bool redo;                        // a row by the careful path
+  RowSum sums[tile::kRowsPerLane];  // of scale_rows()
 };
+
+// Of the sums of a lane's rows what out is waiting for; the rest is done by the carrier.
+__device__ __forceinline__ Closed scale_rows(const Parameters& parameters, const Tile& tile,
+                                             const tile::RowStates& states) {
+  math::SoftmaxState<float> state[tile::kRowsPerLane];
+  Closed closed;
+  closed.redo = false;
+#pragma unroll
+  for (int which = 0; which < tile::kRowsPerLane; ++which) {
+    state[which] = states.row[which];
+    state[which].sum = tile::quad_sum(state[which].sum);
+    closed.scale[which] = tile::rounding_of(state[which].max, parameters.unit);
+    state[which].max *= parameters.unit;
+    closed.sums[which] = {state[which].max, state[which].sum};
+  }
+  float scale[tile::kRowsPerLane];
+#pragma unroll
+  for (int which = 0; which < tile::kRowsPerLane; ++which)
+    scale[which] = close(state[which], parameters.lse_unit).scale;
+  if (tile.sink != -math::Limits<float>::kInfinity) {
+#pragma unroll
+    for (int which = 0; which < tile::kRowsPerLane; ++which)
+      scale[which] = close(state[which], tile.sink, parameters.lse_unit).scale;
+  }
+#pragma unroll
+  for (int which = 0; which < tile::kRowsPerLane; ++which) closed.scale[which] *= scale[which];
+  return closed;
+}
+
+// Whether a row of a sequence, of this sum, is left to the careful path.
+// kKeeps: maxima were looked for only where rows may see their first key. A row without one that
+// sees keys has begun with scores of -inf; what came behind them is not known.
+template <bool kKeeps>
+__device__ __forceinline__ bool must_redo(const Tile& tile, std::int32_t row, float max,
+                                          float sum) {
+  const bool none = max == -math::Limits<float>::kInfinity;
+  if (!none) return sum == 0;
+  return kKeeps && tile.edges.begin(row) < tile.edges.end(row);
+}
 
 // Closes the rows of a warpgroup, and writes their lse: beside products, for whose end the shuffles
 // and logarithms need not be waited for. Step by step for both rows: one after the other, each
 // would wait for its own shuffles. NOTE: no branch before that of the sink, which few have: ptxas
 // has all of it done between the first steps of the product that was started before.
-// kKeeps: maxima were looked for only where rows may see their first key. A row without one that
-// sees keys has begun with scores of -inf; what came behind them is not known.
 template <bool kKeeps>
 __device__ __forceinline__ Closed close_rows(const Parameters& parameters, const Tile& tile,
                                              const LanePlaces& places,
@@ -188,14 +259,9 @@ __device__ __forceinline__ Closed close_rows(const Parameters& parameters, const
   for (int which = 0; which < tile::kRowsPerLane; ++which) {
     state[which] = states.row[which];
     state[which].sum = tile::quad_sum(state[which].sum);
-    closed.redo |= state[which].sum == 0 && state[which].max != -math::Limits<float>::kInfinity &&
+    const std::int32_t own = tile.row + places.row + tile::lane_row(lane, which);
+    closed.redo |= must_redo<kKeeps>(tile, own, state[which].max, state[which].sum) &&
                    tile::lane_row(lane, which) < rows;
-    if constexpr (kKeeps) {
-      const std::int32_t own = tile.row + places.row + tile::lane_row(lane, which);
-      closed.redo |= state[which].max == -math::Limits<float>::kInfinity &&
-                     tile.edges.begin(own) < tile.edges.end(own) &&
-                     tile::lane_row(lane, which) < rows;
-    }
     closed.scale[which] = tile::rounding_of(state[which].max, parameters.unit);
     state[which].max *= parameters.unit;
     row[which] = close(state[which], lse_unit);

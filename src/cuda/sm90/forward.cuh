@@ -6,6 +6,7 @@
 #include "cuda/load.h"
 #include "cuda/ptx/registers.cuh"
 #include "cuda/ptx/succession.cuh"
+#include "cuda/sm90/carrier.cuh"
 #include "cuda/sm90/consumer.cuh"
 #include "cuda/sm90/describer.cuh"
 #include "cuda/sm90/gaps.cuh"
@@ -13,6 +14,11 @@
 #include "cuda/sm90/repair.cuh"
 
 namespace tilewise::cuda::sm90 {
+
+// Threads that have to do with rows of out: consumers and carriers.
+template <KernelConfig kConfig>
+inline constexpr std::uint32_t kClosingThreads =
+    (kConfig.has_carriers() ? 160 : 128) * kConfig.warpgroups();
 
 // kCode stands for a configuration (encode()).
 template <std::uint64_t kCode>
@@ -26,6 +32,7 @@ __global__ void __launch_bounds__(decode(kCode).threads(), 1)
     ptx::prefetch_map(&parameters.q);
     ptx::prefetch_map(&parameters.k);
     ptx::prefetch_map(&parameters.v);
+    if constexpr (kConfig.has_carriers()) ptx::prefetch_map(&parameters.out);
     init_barriers<kConfig>(shared.barriers);
     shared.last_mark = 0;
   }
@@ -36,6 +43,10 @@ __global__ void __launch_bounds__(decode(kCode).threads(), 1)
     ptx::give_up_registers<kConfig.producer_registers()>();
     const std::int32_t warp = static_cast<std::int32_t>(threadIdx.x) / 32;
     if (warp > 1) {
+      if constexpr (kConfig.has_carriers()) {
+        Carrier<kConfig>(parameters, shared, warp - 2).run();
+        ptx::arrive_named(kRepairBarrier, kClosingThreads<kConfig>);
+      }
       fill_gaps(parameters, static_cast<std::int32_t>(blockIdx.x) * 2 + warp - 2,
                 static_cast<std::int32_t>(gridDim.x) * 2);
     } else if (threadIdx.x == 32) {
@@ -46,7 +57,7 @@ __global__ void __launch_bounds__(decode(kCode).threads(), 1)
   } else {
     ptx::take_registers<kConfig.consumer_registers()>();
     Consumer<kConfig>(parameters, shared, warpgroup - 1).run();
-    ptx::sync_named(kRepairBarrier, 128 * kConfig.warpgroups());
+    ptx::sync_named(kRepairBarrier, kClosingThreads<kConfig>);
     if (shared.last_mark != 0) {
       // Where K was: nothing is copied any more.
       RowMemory* const memory = reinterpret_cast<RowMemory*>(shared.k[0]) + (warpgroup - 1);

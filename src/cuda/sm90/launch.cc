@@ -137,6 +137,11 @@ Rows rows_of_v(const Problem& problem) {
           problem.value_dim};
 }
 
+Rows rows_of_out(const Problem& problem) {
+  return {"out",         problem.out,    problem.q_packed ? 1 : problem.batch,
+          problem.heads, problem.q_rows, problem.value_dim};
+}
+
 problem::Status check_strides(const Problem& problem) {
   for (const Rows& rows : {rows_of_q(problem), rows_of_k(problem), rows_of_v(problem)}) {
     const problem::Status status = check_map(rows);
@@ -192,8 +197,14 @@ problem::Status make_maps(const Problem& problem, const KernelConfig& config,
   TensorMap map;
   const problem::Status q = make_map(rows_of_q(problem), tile::kRows, config.fp16, &map);
   if (q != TILEWISE_OK) return q;
-  parameters->q = parameters->k = parameters->v = map.map;
+  parameters->q = parameters->k = parameters->v = parameters->out = map.map;
   parameters->finding.q_steps = parameters->finding.k_steps = parameters->v_steps = map.steps;
+  if (parameters->mapped_stores) {
+    const problem::Status out = make_map(rows_of_out(problem), tile::kRows, config.fp16, &map);
+    if (out != TILEWISE_OK) return out;
+    parameters->out = map.map;
+    parameters->out_steps = map.steps;
+  }
   if (problem.k_rows == 0) return TILEWISE_OK;  // nobody asks for a tile of them
   const problem::Status k = make_map(rows_of_k(problem), config.k_tile, config.fp16, &map);
   if (k != TILEWISE_OK) return k;
@@ -244,6 +255,8 @@ void fill_parameters(const Problem& problem, const KernelConfig& config, std::by
   parameters->lse_step = 8 * problem.lse.row * std::int64_t{sizeof(float)};
   parameters->wide_stores =
       problem.out.dtype == problem.dtype && is_wide(problem.out, problem.value_dim);
+  parameters->mapped_stores =
+      config.has_carriers() && parameters->wide_stores && has_map(rows_of_out(problem));
 }
 
 // Every launch in the order of the stream; nothing waits.
@@ -305,14 +318,14 @@ problem::Status run(const Problem& problem, const problem::RunContext& context) 
   if (found != TILEWISE_OK) return found;
   const Instance& instance = instance_for(problem, is_general(problem));
   Parameters parameters = {};
-  const problem::Status mapped = make_maps(problem, instance.config, &parameters);
-  if (mapped != TILEWISE_OK) return mapped;
   const Schedule schedule =
       tile::in_rounds(schedule_of(problem, instance.config.q_tile), device.multiprocessors,
                       static_cast<std::int32_t>(problem.group));
   auto* const workspace = static_cast<std::byte*>(context.workspace);
   fill_finding(problem, schedule, workspace, &parameters.finding);
   fill_parameters(problem, instance.config, workspace, &parameters);
+  const problem::Status mapped = make_maps(problem, instance.config, &parameters);
+  if (mapped != TILEWISE_OK) return mapped;
   count_traffic(problem, schedule, {instance.config.q_tile, instance.config.k_tile},
                 context.traffic);
   return check(

@@ -69,8 +69,10 @@ struct alignas(64) Finding {
 
 struct Parameters {
   CUtensorMap q, k, v;
+  CUtensorMap out;  // of kernels with carriers
   Finding finding;
   Steps v_steps;
+  Steps out_steps;
   problem::Problem problem;
   const problem::Sequence* table;  // (B), nullptr for dense batches
   Counter* counter;                // nullptr: static_index() decides
@@ -82,7 +84,9 @@ struct Parameters {
   std::int32_t out_bytes;          // of a number of out
   std::int64_t out_step;           // bytes of four rows of out
   std::int64_t lse_step;           // bytes of eight rows of lse
-  bool wide_stores;                // out takes 16 bytes at a time
+  std::uint32_t zero;              // always, but the compiler does not know
+  bool wide_stores;                // out takes 16 bytes at a time,
+  bool mapped_stores;              // or boxes of its map
 };
 
 using Start = cudaError_t (*)(const Parameters& parameters, int blocks, cudaStream_t stream);

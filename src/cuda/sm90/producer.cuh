@@ -1,5 +1,5 @@
-// The producer: one thread that asks the copy engine for Q, K and V of the tiles that the describer
-// names.
+// The producer: one thread that asks the copy engine for K and V of the tiles that the describer
+// names, and for Q where no carrier does (carrier.cuh).
 #pragma once
 
 #include "cuda/ptx/copy.cuh"
@@ -44,10 +44,10 @@ class Producer {
     tile_ = &shared_.tiles[0];
     if (tile_->index >= 0) {
       copy_k(*tile_, tile_->end_key - 1);
-      copy_q(*tile_);
+      if constexpr (kHasQ) copy_q(*tile_);
     }
     if (!take()) return close();
-    admit_q();
+    if constexpr (kHasQ) admit_q();
 #pragma unroll 1
     for (;;) {
       const Tile& tile = *tile_;
@@ -61,10 +61,12 @@ class Producer {
       }
       const bool more = take();
       if (more) copy_k(*tile_, tile_->end_key - 1);
-      if (more && kEarlyQ) ask_q();
+      if constexpr (kHasQ && kEarlyQ) {
+        if (more) ask_q();
+      }
       copy_v(tile, tile.first_key);
       if (!more) return close();
-      if (!kEarlyQ) ask_q();
+      if constexpr (kHasQ && !kEarlyQ) ask_q();
     }
   }
 
@@ -72,13 +74,14 @@ class Producer {
   // So many tiles of keys before its last one a tile of queries has the next one described. Late:
   // work that is taken early is not there for a block that would begin it sooner.
   static constexpr std::int32_t kNotice = 3;
+  static constexpr bool kHasQ = !kConfig.has_carriers();
   static constexpr bool kEarlyQ = kConfig.q_stages > 1;
 
   // Goes on to the next tile, once it is described; false: there is none.
   __device__ __forceinline__ bool take() {
-    ptx::wait(ptx::shared_address(&shared_.barriers.tile_full), tile_place_.parity);
-    tile_ = &shared_.tiles[tiles_++ % kTileSlots];
-    tile_place_.advance();
+    const Place<kTileSlots> place = place_of<kTileSlots>(tiles_++);
+    wait_full(shared_.barriers.tile_full, place);
+    tile_ = &shared_.tiles[place.stage];
     return tile_->index >= 0;
   }
   // Has the next one described.
@@ -88,10 +91,12 @@ class Producer {
 
   // There is no more work.
   __device__ __forceinline__ void close() {
+    if constexpr (kHasQ) {
 #pragma unroll 1
-    for (int warpgroup = 0; warpgroup < kConfig.warpgroups(); ++warpgroup) {
-      wait_empty(shared_.barriers.q_empty[warpgroup], q_place_);
-      ptx::arrive(ptx::shared_address(&shared_.barriers.q_full[warpgroup][q_place_.stage]));
+      for (int warpgroup = 0; warpgroup < kConfig.warpgroups(); ++warpgroup) {
+        wait_empty(shared_.barriers.q_empty[warpgroup], q_place_);
+        ptx::arrive(ptx::shared_address(&shared_.barriers.q_full[warpgroup][q_place_.stage]));
+      }
     }
   }
 
@@ -159,7 +164,6 @@ class Producer {
   Shared<kConfig>& shared_;
   const Tile* tile_ = nullptr;
   std::uint32_t tiles_ = 0;  // taken
-  Place<1> tile_place_;
   Place<kConfig.k_stages> k_place_;
   Place<kConfig.v_stages> v_place_;
   Place<kConfig.q_stages> q_place_;

@@ -40,16 +40,29 @@ struct Tile {
 };
 
 // Tiles are described ahead: when the producer is about to take one, consumers may still close the
-// fourth before it. The next two are computed or waited for, and another is loaded for each place
-// of Q but the new one's.
+// fourth before it, or a carrier store it. The next ones are computed, waited for, or loaded into
+// the places of K.
 inline constexpr int kTileSlots = 8;
+
+// Of a row, before a sink joins: max is in units of log 2.
+struct alignas(8) RowSum {
+  float max;
+  float sum;
+};
 
 struct Barriers {
   std::uint64_t q_full[kMostWarpgroups][kMostQStages], q_empty[kMostWarpgroups][kMostQStages];
   std::uint64_t k_full[kMostStages], k_empty[kMostStages];
   std::uint64_t v_full[kMostStages], v_empty[kMostStages];
-  std::uint64_t tile_full, tile_wanted;
+  std::uint64_t out_full[kMostWarpgroups], out_empty[kMostWarpgroups];  // with carriers
+  std::uint64_t tile_full[kTileSlots], tile_wanted;
   std::uint64_t open;  // a wait for parity 1 never waits
+};
+
+// What a consumer warpgroup leaves to its carrier, beside rows of out.
+struct Leaving {
+  RowSum rows[tile::kRows];
+  bool redo[tile::kRows / tile::kWarpRows];  // rows of a warp by the careful path
 };
 
 // A warp's rows of 64 columns of the output, on their way to memory.
@@ -58,7 +71,18 @@ template <KernelConfig kConfig>
 struct OutStages {
   unsigned char of_warp[kConfig.warpgroups() * 4][kStageBytes];  // a panel (16, 64)
 };
+// Or all rows of a warpgroup, left to its carrier: (Dv / 64) panels (64, 64).
+template <KernelConfig kConfig>
+struct OutPlaces {
+  unsigned char of_warpgroup[kConfig.warpgroups()][tile::kRows * kConfig.value_dim * 2];
+};
 struct Nothing {};
+template <KernelConfig kConfig>
+using OutMemory = std::conditional_t<
+    kConfig.out_through_q(), Nothing,
+    std::conditional_t<kConfig.has_carriers(), OutPlaces<kConfig>, OutStages<kConfig>>>;
+template <KernelConfig kConfig>
+using LeavingRows = Leaving[kConfig.has_carriers() ? kConfig.warpgroups() : 1];
 
 // Everything begins at multiples of 1024 bytes, as the swizzle wants.
 template <KernelConfig kConfig>
@@ -66,9 +90,10 @@ struct Shared {
   unsigned char q[kConfig.q_stages][kConfig.q_bytes()];  // a warpgroup's: (D / 64) panels (64, 64)
   unsigned char k[kConfig.k_stages][kConfig.k_bytes()];  // (D / 64) panels of (k_tile, 64)
   unsigned char v[kConfig.v_stages][kConfig.v_bytes()];  // (Dv / 64) panels of (k_tile, 64)
-  std::conditional_t<kConfig.out_through_q(), Nothing, OutStages<kConfig>> out;
+  OutMemory<kConfig> out;
   Barriers barriers;
   Tile tiles[kTileSlots];
+  LeavingRows<kConfig> leaving;
   unsigned long long last_mark;  // of this block (repair.cuh)
 };
 
@@ -83,6 +108,9 @@ __device__ void init_barriers(Barriers& barriers) {
       ptx::init_barrier(ptx::shared_address(&barriers.q_full[warpgroup][stage]), 1);
       ptx::init_barrier(ptx::shared_address(&barriers.q_empty[warpgroup][stage]), 4);
     }
+    // One for each lane that leaves sums.
+    ptx::init_barrier(ptx::shared_address(&barriers.out_full[warpgroup]), 128 / tile::kLanesPerRow);
+    ptx::init_barrier(ptx::shared_address(&barriers.out_empty[warpgroup]), 1);
   }
   const auto init_ring = [](std::uint64_t* full, std::uint64_t* empty, int stages) {
     for (int stage = 0; stage < stages; ++stage) {
@@ -92,7 +120,7 @@ __device__ void init_barriers(Barriers& barriers) {
   };
   init_ring(barriers.k_full, barriers.k_empty, kConfig.k_stages);
   init_ring(barriers.v_full, barriers.v_empty, kConfig.v_stages);
-  ptx::init_barrier(ptx::shared_address(&barriers.tile_full), 1);
+  for (std::uint64_t& full : barriers.tile_full) ptx::init_barrier(ptx::shared_address(&full), 1);
   ptx::init_barrier(ptx::shared_address(&barriers.tile_wanted), 1);
   ptx::init_barrier(ptx::shared_address(&barriers.open), 1);
   ptx::fence_barrier_init();

@@ -39,6 +39,12 @@ const Encoder& encoder() {
 
 long long printable(std::int64_t x) { return static_cast<long long>(x); }
 
+// A dimension of more than one.
+bool takes_stride(std::int64_t stride, bool is_row) {
+  return stride >= (is_row ? 1 : 0) && stride * kElement % kAlignment == 0 &&
+         stride < kMostStride / kElement;
+}
+
 }  // namespace
 
 problem::Status find_encoder() {
@@ -59,16 +65,22 @@ problem::Status check_map(const Rows& tensor) {
       return fail(TILEWISE_UNSUPPORTED, "%s: %lld %ss, the copy engine takes %lld", tensor.name,
                   printable(size), dimension, printable(kMostSize));
     }
-    if (size <= 1) continue;
-    const bool is_row = dimension == dimensions[0].dimension;
-    if (stride < (is_row ? 1 : 0) || stride * kElement % kAlignment != 0 ||
-        stride >= kMostStride / kElement) {
+    if (size > 1 && !takes_stride(stride, dimension == dimensions[0].dimension)) {
       return fail(TILEWISE_UNSUPPORTED,
                   "%s: %s stride is %lld elements, the copy engine needs a multiple of %lld",
                   tensor.name, dimension, printable(stride), printable(kAlignment / kElement));
     }
   }
   return TILEWISE_OK;
+}
+
+bool has_map(const Rows& tensor) {
+  const auto takes = [](std::int64_t size, std::int64_t stride, bool is_row) {
+    return size <= kMostSize && (size <= 1 || takes_stride(stride, is_row));
+  };
+  return takes(tensor.rows, tensor.view.row, true) &&
+         takes(tensor.heads, tensor.view.head, false) &&
+         takes(tensor.batch, tensor.view.batch, false);
 }
 
 problem::Status make_map(const Rows& tensor, int tile_rows, bool fp16, TensorMap* map) {

@@ -21,6 +21,9 @@ struct Rows {
 // or no multiples of 16 bytes, sizes beyond 2^31. Does not look at the address.
 problem::Status check_map(const Rows& tensor);
 
+// Whether check_map() would say TILEWISE_OK.
+bool has_map(const Rows& tensor);
+
 // A map whose boxes are (tile_rows, 64), swizzled as tile/swizzle.h says. The address must be a
 // multiple of 16.
 problem::Status make_map(const Rows& tensor, int tile_rows, bool fp16, TensorMap* map);

@@ -59,6 +59,25 @@ __device__ __forceinline__ Maxima maxima_of(const float (&scores)[kCount]) {
   return {{quad_maximum(fmaxf(max[0][0], max[0][1])), quad_maximum(fmaxf(max[1][0], max[1][1]))}};
 }
 
+// Of some of the columns: a quarter of them up to 128, the first and the last among them, so that
+// who sees the begin or the end of the tile has one.
+template <int kCount>
+__device__ __forceinline__ Maxima some_maxima_of(const float (&scores)[kCount]) {
+  constexpr int kBlocks = kCount / 4;  // of 8 columns
+  constexpr int kSome[] = {0, kBlocks / 3, kBlocks * 2 / 3, kBlocks - 1};
+  float max[kRowsPerLane];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+#pragma unroll
+    for (int which = 0; which < kRowsPerLane; ++which) {
+      const int r = kSome[i] * 4 + which * 2;
+      const float pair = fmaxf(scores[r], scores[r + 1]);
+      max[which] = i == 0 ? pair : fmaxf(max[which], pair);
+    }
+  }
+  return {{quad_maximum(max[0]), quad_maximum(max[1])}};
+}
+
 // Takes the maxima of a tile of scores into the states. max becomes that of the row, or stays what
 // it was if that is not much less. `unit` > 0 is what a unit of score is worth as an exponent of 2.
 __device__ __forceinline__ Anchors raise(const Maxima& maxima, RowStates& states, float unit) {
@@ -82,6 +101,12 @@ template <int kCount>
 __device__ __forceinline__ Anchors raise(const float (&scores)[kCount], RowStates& states,
                                          float unit) {
   return raise(maxima_of(scores), states, unit);
+}
+
+// Rows that have seen no key take them as they are.
+__device__ __forceinline__ void begin_rows(const Maxima& maxima, RowStates& states) {
+#pragma unroll
+  for (int which = 0; which < kRowsPerLane; ++which) states.row[which].max = maxima.row[which];
 }
 
 // Rows of the warp that have seen no key.
@@ -111,25 +136,41 @@ struct Totals {
   float row[kRowsPerLane];
 };
 
-// Scores become weights exp(score - max).
+// Scores become weights exp(score - max), all at once or part by part from the first on.
 //
 // The exponent is one fused product, score * unit - anchor, with the anchor rounded once: every
 // weight of the row is off by the same factor, which rounding_of() gives back. Scores beyond 2^30
 // lose that; the row is then redone by the careful path (sm90/epilogue.cuh).
-template <int kCount>
-__device__ __forceinline__ Totals weigh(float (&scores)[kCount], const Anchors& anchors,
-                                        float unit) {
+struct Chains {
   float sum[kRowsPerLane][kChains];
+
+  __device__ __forceinline__ Totals totals() const {
+    return {{sum[0][0] + sum[0][1], sum[1][0] + sum[1][1]}};
+  }
+  // That have to do with every row.
+  __device__ __forceinline__ std::uint32_t bits() const {
+    return __float_as_uint(sum[0][kChains - 1]) | __float_as_uint(sum[1][kChains - 1]);
+  }
+};
+template <int kCount>
+__device__ __forceinline__ void weigh(float (&scores)[kCount], int part, int parts,
+                                      const Anchors& anchors, float unit, Chains& chains) {
 #pragma unroll
-  for (int r = 0; r < kCount; r += 2) {
+  for (int r = kCount / parts * part; r < kCount / parts * (part + 1); r += 2) {
     const int which = register_row(r);
     scores[r] = ptx::exp2_approx(__fmaf_rn(scores[r], unit, -anchors.anchor[which]));
     scores[r + 1] = ptx::exp2_approx(__fmaf_rn(scores[r + 1], unit, -anchors.anchor[which]));
-    float& chain = sum[which][r / 4 % kChains];
+    float& chain = chains.sum[which][r / 4 % kChains];
     const float pair = scores[r] + scores[r + 1];
     chain = r / 4 < kChains ? pair : chain + pair;
   }
-  return {{sum[0][0] + sum[0][1], sum[1][0] + sum[1][1]}};
+}
+template <int kCount>
+__device__ __forceinline__ Totals weigh(float (&scores)[kCount], const Anchors& anchors,
+                                        float unit) {
+  Chains chains;
+  weigh(scores, 0, 1, anchors, unit, chains);
+  return chains.totals();
 }
 
 __device__ __forceinline__ void add(const Totals& totals, const Anchors& anchors,
