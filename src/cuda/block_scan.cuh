@@ -1,4 +1,4 @@
-// Running totals over the threads of a block, and on to its next round.
+// Running totals over the threads of a warp, and of a block and on to its next round.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,18 @@ namespace tilewise::cuda {
 inline constexpr int kScanThreads = 1024;
 inline constexpr int kScanWarps = kScanThreads / 32;
 
+// combine(...) of the values of this lane and of all before it. Whole warps.
+template <class Combine>
+__device__ __forceinline__ std::int64_t running_in_warp(std::int64_t value, Combine combine) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll 1  // five conditions at once are more than the Hopper kernels have registers for
+  for (int step = 1; step < 32; step *= 2) {
+    const std::int64_t before = __shfl_up_sync(~0u, value, step);
+    if (lane >= step) value = combine(value, before);
+  }
+  return value;
+}
+
 // combine(...) of the values of this thread, of all before it in the block, and of `carry`; carry
 // becomes that of the last thread. All kScanThreads threads.
 template <class Combine>
@@ -15,10 +27,7 @@ __device__ std::int64_t running(std::int64_t value, std::int64_t* warps /* (kSca
                                 std::int64_t& carry, Combine combine) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  for (int step = 1; step < 32; step *= 2) {
-    const std::int64_t before = __shfl_up_sync(~0u, value, step);
-    if (lane >= step) value = combine(value, before);
-  }
+  value = running_in_warp(value, combine);
   if (lane == 31) warps[warp] = value;
   __syncthreads();
   std::int64_t all = carry;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <random>
 #include <string>
 
 #include "cuda/runtime.h"
@@ -121,6 +122,38 @@ TEST(Device, HopperKernelWalksOverManyTiles) {
   }
 }
 
+// Batches that each block lists for itself, up to 28 sequences, and larger ones, for which a kernel
+// comes before: packed, and dense with keys that are left out.
+TEST(Device, HopperKernelListsSequences) {
+  cuda::DeviceInfo device;
+  if (!has_device() || cuda::find_device(0, &device) != TILEWISE_OK || device.major != 9)
+    GTEST_SKIP() << "no Hopper device";
+  std::mt19937 random(std::random_device{}());
+  const auto lengths = [&](std::int64_t count, std::int64_t most) {
+    std::vector<std::int64_t> of(count);
+    for (std::int64_t& length : of) length = random() % 4 == 0 ? 0 : random() % (most + 1);
+    return of;
+  };
+  for (const std::int64_t batch : {1, 2, 27, 28, 29, 33, 70}) {
+    for (const bool packed : {false, true}) {
+      Case c = make_case(Operation::kForward, TILEWISE_BF16, {batch, 50, 150, 2, 1, 64});
+      c.causal = batch % 2 == 0;
+      c.wide_indices = batch % 3 == 0;
+      if (packed) {
+        c.q_packed = c.k_packed = true;
+        c.q_lengths = lengths(batch, 140);
+        c.k_lengths = lengths(batch, 150);
+        c.unowned = 3;
+      } else {
+        c.used = lengths(batch, 150);
+      }
+      verify::Judge judge(c);
+      const verify::Verdict verdict = judge.judge("cuda_sm90");
+      EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
+    }
+  }
+}
+
 // Bytes of a workspace full of 0xFF that a kernel has written.
 std::int64_t written_workspace(const char* kernel, const tilewise_problem& request) {
   const verify::DeviceCopy copy(Operation::kForward, request);
@@ -139,19 +172,31 @@ std::int64_t written_workspace(const char* kernel, const tilewise_problem& reque
   return std::count_if(bytes.begin(), bytes.end(), [](unsigned char b) { return b != 0xFF; });
 }
 
-// The careful path, which writes marks to the workspace, is for numbers that are not finite. Rows
-// that see few keys, none of those by which most rows begin, do without.
-TEST(Device, HopperKernelNeedsNoCarefulPathForWindows) {
+// Windows that begin in either half of a tile of keys, and such of few keys. The careful path,
+// which writes marks to the workspace, is for numbers that are not finite: rows that see few keys,
+// none of those by which most rows begin, do without.
+TEST(Device, HopperKernelTakesWindows) {
   cuda::DeviceInfo device;
   if (!has_device() || cuda::find_device(0, &device) != TILEWISE_OK || device.major != 9)
     GTEST_SKIP() << "no Hopper device";
   constexpr std::int64_t kCounterBytes = 16;
   for (const std::int64_t dim : {64, 128, 192}) {
-    for (const auto& [left, right] : {std::pair{-1, -1}, {2, 0}, {15, 0}, {0, 9}, {400, 3}}) {
-      Case c = make_case(Operation::kForward, TILEWISE_BF16, {2, 300, 500, 4, 2, dim});
+    for (const auto& [left, right] : {std::pair{-1, -1},
+                                      {2, 0},
+                                      {15, 0},
+                                      {0, 9},
+                                      {78, 0},
+                                      {127, 0},
+                                      {150, 20},
+                                      {255, 64},
+                                      {400, 3}}) {
+      Case c = make_case(Operation::kForward, TILEWISE_BF16, {1, 300, 500, 2, 1, dim});
       c.value_dim = dim == 64 ? 64 : 128;
       c.window_left = left;
       c.window_right = right;
+      verify::Judge judge(c);
+      const verify::Verdict verdict = judge.judge("cuda_sm90");
+      EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
       const Instance instance(c);
       EXPECT_LE(written_workspace("cuda_sm90", instance.request()), kCounterBytes)
           << "D " << dim << " window " << left << ", " << right;

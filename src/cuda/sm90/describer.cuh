@@ -5,6 +5,7 @@
 #pragma once
 
 #include "cuda/ptx/order.cuh"
+#include "cuda/sm90/sequences.cuh"
 #include "cuda/sm90/shared.cuh"
 #include "cuda/tile/fragment.h"
 #include "cuda/tile/score.cuh"
@@ -54,15 +55,16 @@ class Walk {
 // Finds a tile, and writes down where the others will read it what the producer needs and what lies
 // at hand: the describer has few registers.
 template <KernelConfig kConfig>
-__device__ __forceinline__ void locate(const Finding& finding, std::int32_t index, Tile& tile) {
-  const Work work = finding.work(index);
+__device__ __forceinline__ void locate(const Finding& finding, const Sequences& sequences,
+                                       std::int32_t index, Tile& tile) {
+  const Work work = finding.work(index, sequences);
   const std::int32_t row = work.q_tile * kConfig.q_tile;
   tile.index = index;
   tile.batch = work.batch;
   tile.head = work.head;
   tile.kv_head = work.head / finding.group;
   tile.row = row;
-  const Lengths lengths = finding.lengths != nullptr ? finding.lengths[work.batch] : finding.whole;
+  const Lengths lengths = finding.lengths(work.batch, sequences);
   tile.q_start = lengths.q_start;
   tile.q_len = lengths.q_len;
   tile.k_start = lengths.k_start;
@@ -105,6 +107,9 @@ __device__ __forceinline__ void complete(const Parameters& parameters, Tile& til
   for (int warpgroup = 0; warpgroup < kConfig.warpgroups(); ++warpgroup) {
     const std::int32_t first = row + warpgroup * tile::kRows;
     const std::int32_t last = tile::lesser(first + tile::kRows, tile.q_len) - 1;
+    tile.ends_high[warpgroup] =
+        tile.end_key - tile.first_key > 1 &&
+        edges.begin(first) >= tile.first_key * kConfig.k_tile + kConfig.k_tile / 2;
     const std::int32_t begin = edges.begin(last) + kConfig.k_tile - 1;
     const std::int32_t end = edges.end(first);
     tile.full_begin[warpgroup] = begin / kConfig.k_tile;
@@ -120,9 +125,9 @@ class Describer {
       : parameters_(parameters), shared_(shared) {}
 
   // Where the first one is, while the block's barriers are made: nobody is told, and its keys are
-  // asked for before it is complete. Behind the kernel that makes the lists of packed sequences.
+  // asked for before it is complete. Behind what lists the sequences, where they are listed.
   __device__ __forceinline__ void begin() {
-    count_ = parameters_.finding.count();
+    count_ = parameters_.finding.count(sequences());
     walk_.begin(count_);
     locate_next();
   }
@@ -142,12 +147,15 @@ class Describer {
   }
 
  private:
+  __device__ __forceinline__ Sequences sequences() const {
+    return sequences_of(parameters_.finding, shared_.sequences);
+  }
   __device__ __forceinline__ Tile& tile() const { return shared_.tiles[tiles_ % kTileSlots]; }
   __device__ __forceinline__ void locate_next() {
     const std::int32_t index = walk_.next(parameters_);
     more_ = index < count_;
     if (more_) {
-      locate<kConfig>(parameters_.finding, index, tile());
+      locate<kConfig>(parameters_.finding, sequences(), index, tile());
     } else {
       tile().index = -1;
     }

@@ -36,8 +36,12 @@ __global__ void __launch_bounds__(decode(kCode).threads(), 1)
     init_barriers<kConfig>(shared.barriers);
     shared.last_mark = 0;
   }
-  if (parameters.finding.lengths != nullptr) ptx::wait_for_kernel_before();
-  if (threadIdx.x == 32) describer.begin();
+  const Finding& finding = parameters.finding;
+  if (finding.sequences.lengths != nullptr) ptx::wait_for_kernel_before();
+  if (threadIdx.x / 32 == 1) {
+    if (finding.listed) list_sequences(parameters.problem, kConfig.q_tile, shared.sequences);
+    if (threadIdx.x == 32) describer.begin();
+  }
   __syncthreads();
   if (warpgroup == 0) {
     ptx::give_up_registers<kConfig.producer_registers()>();
@@ -47,7 +51,8 @@ __global__ void __launch_bounds__(decode(kCode).threads(), 1)
         Carrier<kConfig>(parameters, shared, warp - 2).run();
         ptx::arrive_named(kRepairBarrier, kClosingThreads<kConfig>);
       }
-      fill_gaps(parameters, static_cast<std::int32_t>(blockIdx.x) * 2 + warp - 2,
+      fill_gaps(parameters.problem, sequences_of(finding, shared.sequences).lengths,
+                static_cast<std::int32_t>(blockIdx.x) * 2 + warp - 2,
                 static_cast<std::int32_t>(gridDim.x) * 2);
     } else if (threadIdx.x == 32) {
       describer.run();
@@ -61,8 +66,8 @@ __global__ void __launch_bounds__(decode(kCode).threads(), 1)
     if (shared.last_mark != 0) {
       // Where K was: nothing is copied any more.
       RowMemory* const memory = reinterpret_cast<RowMemory*>(shared.k[0]) + (warpgroup - 1);
-      repair(parameters, kConfig.q_tile, kConfig.warpgroups(), shared.last_mark, memory,
-             warpgroup - 1);
+      repair(parameters, sequences_of(finding, shared.sequences), kConfig.q_tile,
+             kConfig.warpgroups(), shared.last_mark, memory, warpgroup - 1);
     }
   }
 }
@@ -77,8 +82,9 @@ struct Launch {
     constexpr auto kKernel = forward_kernel<encode(kConfig)>;
     const Grid grid = {blocks, kConfig.threads(), kBytes};
     // Behind the kernel that fills lengths, the only one that admits this one before its end.
-    return parameters.finding.lengths != nullptr ? launch_early(kKernel, grid, stream, parameters)
-                                                 : launch(kKernel, grid, stream, parameters);
+    return parameters.finding.sequences.lengths != nullptr
+               ? launch_early(kKernel, grid, stream, parameters)
+               : launch(kKernel, grid, stream, parameters);
   }
   static constexpr Instance instance() { return {kConfig, load, start}; }
 };

@@ -26,10 +26,8 @@ __device__ __forceinline__ void clear_row(const problem::Problem& problem, std::
 }
 
 // Warp `warp` of `warps`. Gap b lies before sequence b, the last one behind all.
-__device__ __forceinline__ void fill_gaps(const Parameters& parameters, std::int32_t warp,
-                                          std::int32_t warps) {
-  const problem::Problem& problem = parameters.problem;
-  const Lengths* const lengths = parameters.finding.lengths;
+__device__ __forceinline__ void fill_gaps(const problem::Problem& problem, const Lengths* lengths,
+                                          std::int32_t warp, std::int32_t warps) {
   if (!problem.q_packed || lengths == nullptr) return;
   const std::int32_t batch = static_cast<std::int32_t>(problem.batch);
   for (std::int32_t first = 0; first <= batch; first += 32) {

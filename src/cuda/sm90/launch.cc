@@ -83,6 +83,10 @@ struct Most {
 bool needs_lengths(const Problem& problem) {
   return has_table(problem) || problem.seqused_k.present();
 }
+// Of more sequences than a block lists, a kernel before does.
+bool has_kernel_before(const Problem& problem) {
+  return needs_lengths(problem) && problem.batch > kMostListed;
+}
 
 // Tiles of very different lengths are taken from a counter, others in turns fixed beforehand.
 bool counts(const Problem& problem) { return has_diagonal(problem) || needs_lengths(problem); }
@@ -100,15 +104,13 @@ std::uint64_t launch_number() {
 
 // The parts of the workspace.
 struct Workspace : Places {
-  std::int64_t table = 0;
   std::int64_t lengths = 0;
   std::int64_t tile_starts = 0;
   std::int64_t counter = 0;
   std::int64_t marks = 0;
 
   explicit Workspace(const Problem& problem) {
-    const bool listed = needs_lengths(problem);
-    table = take(Checked{table_bytes(problem)}).value;
+    const bool listed = has_kernel_before(problem);
     lengths = take(Checked{listed ? problem.batch : 0} * Checked{sizeof(Lengths)}).value;
     tile_starts = take(Checked{listed ? (problem.batch + 1) * 4 : 0}).value;
     counter = take(Checked{counts(problem) ? std::int64_t{sizeof(Counter)} : 0}).value;
@@ -227,12 +229,15 @@ void fill_finding(const Problem& problem, const Schedule& schedule, std::byte* w
   finding->window_left = in_reach(problem.window_left);
   finding->window_right = in_reach(problem.window_right);
   finding->group = tile::Divisor(static_cast<std::int32_t>(problem.group));
-  if (needs_lengths(problem))
-    finding->lengths = reinterpret_cast<const Lengths*>(workspace + places.lengths);
+  finding->listed = needs_lengths(problem) && !has_kernel_before(problem);
+  if (has_kernel_before(problem)) {
+    finding->sequences = {reinterpret_cast<const Lengths*>(workspace + places.lengths),
+                          reinterpret_cast<const std::int32_t*>(workspace + places.tile_starts)};
+  }
   finding->whole = {0, static_cast<std::int32_t>(problem.q_rows), 0,
                     static_cast<std::int32_t>(problem.k_rows)};
   if (!problem.q_packed) finding->schedule = tile::PreparedSchedule(schedule);
-  finding->packed = packed_schedule_of(problem, workspace + places.tile_starts);
+  finding->packed = packed_schedule_of(problem, nullptr);
 }
 
 void fill_parameters(const Problem& problem, const KernelConfig& config, std::byte* workspace,
@@ -240,8 +245,6 @@ void fill_parameters(const Problem& problem, const KernelConfig& config, std::by
   const Workspace places(problem);
   const double scale = config.general ? 1.0 : problem.scale;
   parameters->problem = problem;
-  if (has_table(problem))
-    parameters->table = reinterpret_cast<const Sequence*>(workspace + places.table);
   if (counts(problem)) {
     parameters->counter = reinterpret_cast<Counter*>(workspace + places.counter);
     parameters->launch = launch_number();
@@ -263,7 +266,7 @@ void fill_parameters(const Problem& problem, const KernelConfig& config, std::by
 cudaError_t start(const Parameters& parameters, const Instance& instance, int multiprocessors,
                   cudaStream_t stream) {
   const Finding& finding = parameters.finding;
-  if (finding.lengths != nullptr) {
+  if (finding.sequences.lengths != nullptr) {
     const cudaError_t error = start_prepare(parameters, instance.config.q_tile, stream);
     if (error != cudaSuccess) return error;
   }

@@ -31,9 +31,9 @@ struct RowWarpgroup {
 
 // The rows of every mark of a list, the warpgroups in turns. NOTE: a function of its own, so that
 // what it needs is nothing to the loops before it.
-inline __device__ __noinline__ void repair(const Parameters& parameters, int q_tile, int warpgroups,
-                                           unsigned long long last, RowMemory* memory,
-                                           int warpgroup) {
+inline __device__ __noinline__ void repair(const Parameters& parameters, Sequences sequences,
+                                           int q_tile, int warpgroups, unsigned long long last,
+                                           RowMemory* memory, int warpgroup) {
   const RowWarpgroup team = {*memory, warpgroup};
   const Problem& problem = parameters.problem;
   const std::int64_t warps = q_tile / tile::kWarpRows;  // of a tile
@@ -42,8 +42,11 @@ inline __device__ __noinline__ void repair(const Parameters& parameters, int q_t
     last = parameters.marks[warp];
     if (turn != warpgroup) continue;
     const std::int32_t index = static_cast<std::int32_t>(warp / warps);
-    const Work work = parameters.finding.work(index);
-    const Sequence sequence = sequence_at(problem, parameters.table, work.batch);
+    const Work work = parameters.finding.work(index, sequences);
+    const Lengths lengths = parameters.finding.lengths(work.batch, sequences);
+    const Sequence sequence = {work.batch,    lengths.q_start,
+                               lengths.q_len, lengths.k_start,
+                               lengths.k_len, problem.top_left ? 0 : lengths.k_len - lengths.q_len};
     const std::int64_t row = std::int64_t{work.q_tile} * q_tile + warp % warps * tile::kWarpRows;
     const std::int64_t end = math::lesser(row + tile::kWarpRows, sequence.q_len);
     for (std::int64_t r = row; r < end; ++r) {

@@ -34,6 +34,8 @@ struct Tile {
   std::int32_t end_key;
   std::int32_t used;  // rows of V in tile end_key - 1; what lies behind is not to be multiplied
   bool empty;
+  bool ends_high[kMostWarpgroups];  // a warpgroup sees nothing of the first half of tile first_key,
+                                    // which is not its only one
   tile::Edges edges;
   std::int32_t full_begin[kMostWarpgroups];  // tiles of keys of which every row of a warpgroup sees
   std::int32_t full_end[kMostWarpgroups];    // all
@@ -94,6 +96,7 @@ struct Shared {
   Barriers barriers;
   Tile tiles[kTileSlots];
   LeavingRows<kConfig> leaving;
+  SequenceList sequences;        // where each block lists them
   unsigned long long last_mark;  // of this block (repair.cuh)
 };
 
