@@ -184,6 +184,55 @@ TEST(Schedule, TilesOfAHeadFollowItsFirst) {
   }
 }
 
+// Of windows with edges anywhere: every tile of keys comes once, a full one first if there is one.
+TEST(Schedule, TilesOfKeysComeOnceBehindAFullOne) {
+  std::mt19937 random(std::random_device{}());
+  const auto draw = [&random](std::int32_t most) {
+    return static_cast<std::int32_t>(random() % static_cast<std::uint32_t>(most + 1));
+  };
+  for (int i = 0; i < 20000; ++i) {
+    const std::int32_t k_len = 1 + draw(3000);
+    const std::int32_t q_len = 1 + draw(3000);
+    const tile::Edges edges = tile::window_edges(k_len, draw(1) == 0 ? 0 : k_len - q_len,
+                                                 draw(3000) - 1, draw(1) == 0 ? 0 : draw(700) - 1);
+    const std::int32_t k_tile = 64 << draw(1);
+    const std::int32_t first = draw(q_len - 1);
+    const std::int32_t last = std::min(first + 127, q_len - 1);
+    const tile::TileRange keys = tile::key_tiles(edges, first, last, k_tile);
+    if (keys.begin >= keys.end) continue;
+    const tile::TileRange full = tile::full_key_tiles(edges, first, last, k_tile);
+    bool any = false;
+    for (std::int32_t key = keys.begin; key < keys.end; ++key) {
+      const bool is_full = edges.full(first, last, key * k_tile, (key + 1) * k_tile);
+      any = any || is_full;
+      ASSERT_EQ(is_full, full.begin <= key && key < full.end);
+    }
+    std::int32_t key = tile::start_key(full, keys.end);
+    ASSERT_EQ(any, full.begin <= key && key < full.end);
+    std::set<std::int32_t> seen;
+    for (std::int32_t left = keys.end - keys.begin; left > 0; --left) {
+      ASSERT_TRUE(seen.insert(key).second);
+      ASSERT_LE(keys.begin, key);
+      ASSERT_GT(keys.end, key);
+      key = tile::key_behind(key, keys.begin, keys.end);
+    }
+  }
+}
+
+// A causal window of 1024 keys in the middle of a sequence: seven tiles of nine are full.
+TEST(Schedule, NeighboursBeginWithTheSameKeys) {
+  const tile::Edges edges = tile::window_edges(16384, 0, 1023, 0);
+  std::set<std::int32_t> starts;
+  for (std::int32_t q_tile = 64; q_tile < 72; ++q_tile) {
+    const std::int32_t first = q_tile * 128;
+    const tile::TileRange full = tile::full_key_tiles(edges, first, first + 127, 128);
+    EXPECT_EQ(full.begin, q_tile - 7);
+    EXPECT_EQ(full.end, q_tile);
+    starts.insert(tile::start_key(full, q_tile + 1));
+  }
+  EXPECT_LE(starts.size(), 3u);
+}
+
 TEST(Schedule, TurnsCoverEveryIndexOnce) {
   for (const std::int32_t blocks : {1, 2, 7, 132}) {
     std::set<std::int32_t> seen;

@@ -32,6 +32,8 @@ struct KernelConfig {
   // A third place for K takes the memory through which rows of out would leave: they leave through
   // the place of their own Q.
   TILEWISE_INLINE constexpr bool out_through_q() const { return has_carriers() && k_stages == 3; }
+  // Tiles of queries begin with a tile of keys that no edge cuts.
+  TILEWISE_INLINE constexpr bool begins_full() const { return keeps && value_dim > 64; }
   TILEWISE_INLINE constexpr int q_bytes() const { return q_tile * head_dim * 2; }
   TILEWISE_INLINE constexpr int k_bytes() const { return k_tile * head_dim * 2; }
   TILEWISE_INLINE constexpr int v_bytes() const { return k_tile * value_dim * 2; }

@@ -29,11 +29,6 @@ class Consumer {
   static constexpr int kOut = kConfig.value_dim / 2;
   // Sums are closed beside the last product, where there are registers for what comes of it.
   static constexpr bool kCloseEarly = kOut <= 64;
-  // Rows are written beside the next scores but one, where out is small and two warpgroups have the
-  // registers. With as much of out as at D 128, the product that waits for it costs more. Measured
-  // of plain scores alone.
-  static constexpr bool kWriteLate =
-      kOut <= 32 && kConfig.warpgroups() == 2 && !kConfig.general && !kConfig.has_carriers();
   // K is free as soon as its scores have come, but to say so takes its time. Behind the maxima
   // there is some, where the products of a step take longer than they do: at D 64, S 2048, 437
   // TFLOP/s, not 411; at D 128, 569, not 579 (S 512).
@@ -46,9 +41,12 @@ class Consumer {
   // longer: at D 128, S 8192, 721 TFLOP/s, not 714. Where it takes no longer than the exponentials,
   // before it, so that the compiler leaves none of them for later: at D 64, S 16384, 584, not 544.
   static constexpr bool kLookLate = kOut > 32;
-  // Where weights may turn out too large, K is held until it is known that they are not.
-  template <bool kFirst>
-  static constexpr bool kHolds = kConfig.keeps && !kFirst;
+  // The steps of a product with V, and how many of them are asked for before the scores are waited
+  // for. The others follow among the exponentials, which begin earlier: at D 128 the last of eight,
+  // 1.01 times as fast at S 8192 (two 1.00, three 0.99, four 0.93: they come too late for the tensor
+  // cores); at D 64 the last four, S 1024 1.04, S 512 causal 1.01.
+  static constexpr int kCount = kConfig.k_tile / kSteps;
+  static constexpr int kAhead = kOut > 32 ? kCount - 1 : kCount - 4;
 
   __device__ Consumer(const Parameters& parameters, Shared<kConfig>& shared, int warpgroup)
       : parameters_(parameters), shared_(shared), warpgroup_(warpgroup) {
@@ -63,8 +61,8 @@ class Consumer {
     if (!open()) return;
     begin(f);
     for (;;) {
-      while (key_ > first_key_) {
-        --key_;
+      while (key_ != last_key_) {
+        key_ = behind(key_);
         step<false>(f, *tile_);
       }
       const Tile& before = *tile_;
@@ -73,10 +71,9 @@ class Consumer {
       if (!open()) break;
       step<true>(f, before);
     }
-    if (kWriteLate && unwritten_ != nullptr) write(f.out);
     wait_values();
-    multiply_values<false, false>(f.weights, f.out);
-    take_values(1, f.out);
+    multiply_values<false, false>(v_descriptor(), f.weights, f.out);
+    take_values(f.out);
     unwritten_ = &shared_.tiles[(slot_ - 1) % kTileSlots];
     close(*unwritten_, f.states);
     write(f.out);
@@ -90,23 +87,27 @@ class Consumer {
     tile::RowStates states;
   };
   struct Visible {
-    bool all;  // to every row of the warpgroup; else
+    bool plain;  // all is, and no row sees its first key
+    bool all;    // to every row of the warpgroup; else
     std::uint32_t bits[tile::kRowsPerLane];
   };
-  static_assert(!kWriteLate || !kConfig.out_through_q(), "By then the next Q may be there.");
   static_assert(kConfig.k_tile / 4 <= 32, "A lane's columns of a row are bits of one number.");
 
   // The first scores of all.
   __device__ __forceinline__ void begin(Fragments& f) {
     f.states.clear();
-    wait_full(shared_.barriers.k_full, k_place());
+    wait_full(shared_.barriers.k_full, k_);
     multiply_scores(f.scores);
-    const Visible visible = kConfig.general ? Visible{} : look();
+    const Visible visible = kConfig.general ? Visible{} : look<true>();
     ptx::wait_products<0>();
-    take_scores<true>(visible, f.scores);
-    const tile::Anchors anchors = raise<true>(f);
+    take_scores(f.scores);
+    if constexpr (!kFreeLate) free_keys();
+    apply_rules(visible, f.scores);
+    const tile::Anchors anchors = raise(f);
     if constexpr (kFreeLate) free_keys();
+    if constexpr (kConfig.begins_full()) limits_ = find_limits();
     tile::add(tile::weigh(f.scores, anchors, parameters_.unit), anchors, f.states);
+    if constexpr (kConfig.keeps) wait_next_keys<false>();
     tile::pack<kConfig.fp16>(f.scores, f.weights);
   }
 
@@ -114,75 +115,117 @@ class Consumer {
   // of queries; the product is the last of the tile `before`.
   template <bool kFirst>
   __device__ __forceinline__ void step(Fragments& f, const Tile& before) {
-    wait_full(shared_.barriers.k_full, k_place());
+    if constexpr (!kConfig.keeps) wait_full(shared_.barriers.k_full, k_);
     take_turn();
     multiply_scores(f.scores);
     // Beside the scores, before it is the turn of their exponentials:
-    const Visible visible = kConfig.general ? Visible{} : look();
-    if (kWriteLate && unwritten_ != nullptr) write(f.out);
-    wait_values();
-    multiply_values<true, kFirst && kSkipsHalf>(f.weights, f.out);
-    const tile::RowStates closing = f.states;
-    if constexpr (kFirst) {
-      if constexpr (kCloseEarly) close(before, closing);
-      f.states.clear();
+    const Visible visible = kConfig.general ? Visible{} : look<kFirst>();
+    if constexpr (kConfig.keeps && !kFirst) {
+      next_scores(visible, f);
+    } else {
+      other_scores<kFirst>(visible, f, before);
     }
+    tile::pack<kConfig.fp16>(f.scores, f.weights);
+  }
+
+  // In a kernel whose rows keep what exponents are taken against, those behind the first ones. K is
+  // held until it is known that no weights are too large.
+  __device__ __forceinline__ void next_scores(const Visible& visible, Fragments& f) {
+    wait_values();
+    const std::uint64_t v = v_descriptor();
+    begin_values(v, f.weights, f.out);
     ptx::wait_products<1>();
-    take_scores<kFirst>(visible, f.scores);
-    const tile::Anchors anchors = raise<kFirst>(f);
-    if constexpr (kFreeLate && !kHolds<kFirst>) free_keys();
-    tile::Totals totals;
-    // Rows of out that go no further than shared memory fill the gaps between exponentials, of
-    // which a warp may have one in eight cycles. By then the last product has come. General scores
-    // leave no registers for both.
-    constexpr bool kTogether = kFirst && kConfig.has_carriers() && kConfig.keeps;
-    if constexpr (kConfig.keeps && !kTogether)
-      totals = tile::weigh(f.scores, anchors, parameters_.unit);
-    // NOTE: a branch ends a basic block: in one block with the maxima or exponentials, ptxas 13.0
-    // waits for the products first, and they run beside nothing (D 128, S 8192: 609 TFLOP/s, not
-    // 650). Nobody has to come for the wait.
-    if constexpr (kHolds<kFirst> && !kLookLate) {
+    take_scores(f.scores);
+    // One branch for whatever is rare: each costs some 40 cycles of a step's 2070 (D 128, S 16384).
+    if (!visible.plain) {
+      hide(visible, f.scores);
+      if (tile::any_unseen(f.states)) tile::raise_unseen(tile::maxima_of(f.scores), f.states);
+    }
+    const tile::Anchors anchors = tile::anchors_of(f.states, parameters_.unit);
+    tile::Totals totals = weigh_beside_values(v, anchors, f);
+    if constexpr (kLookLate) {
+      wait_next_keys<true>();
+      take_values(f.out);
+      if (tile::have_grown<kConfig.fp16>(totals)) weigh_again(totals, f);
+      free_keys();
+    } else {
       if (tile::have_grown<kConfig.fp16>(totals)) {
         ptx::wait_products<0>();
         ptx::settle(f.out);
         weigh_again(totals, f);
       }
       free_keys();
+      wait_next_keys<false>();
+      take_values(f.out);
+    }
+    tile::add(totals, anchors, f.states);
+  }
+
+  // The first ones of a tile of queries, or any where maxima are taken of all.
+  template <bool kFirst>
+  __device__ __forceinline__ void other_scores(const Visible& visible, Fragments& f,
+                                               const Tile& before) {
+    wait_values();
+    multiply_values<true, kFirst && kSkipsHalf>(v_descriptor(), f.weights, f.out);
+    const tile::RowStates closing = f.states;
+    if constexpr (kFirst) {
+      if constexpr (kCloseEarly) close(before, closing);
+      f.states.clear();
+    }
+    ptx::wait_products<1>();
+    take_scores(f.scores);
+    if constexpr (!kFreeLate) free_keys();
+    apply_rules(visible, f.scores);
+    const tile::Anchors anchors = raise(f);
+    if constexpr (kFreeLate) free_keys();
+    if constexpr (kFirst && kConfig.begins_full()) limits_ = find_limits();
+    tile::Totals totals;
+    // Rows of out that go no further than shared memory fill the gaps between exponentials, of
+    // which a warp may have one in eight cycles. By then the last product has come. General scores
+    // leave no registers for both.
+    constexpr bool kTogether = kConfig.has_carriers() && kConfig.keeps;
+    if constexpr (kConfig.keeps && !kTogether)
+      totals = tile::weigh(f.scores, anchors, parameters_.unit);
+    if constexpr (kConfig.keeps) {
+      wait_next_keys<false>();
     } else {
       ptx::wait(ptx::shared_address(&shared_.barriers.open), 1);
     }
-    take_values(kHolds<kFirst> && kLookLate ? 1 : 2, f.out);
-    if constexpr (kHolds<kFirst> && kLookLate) {
-      if (tile::have_grown<kConfig.fp16>(totals)) weigh_again(totals, f);
-      free_keys();
-    }
+    take_values(f.out);
     if constexpr (kFirst) {
       if constexpr (!kCloseEarly) close(before, closing);
       unwritten_ = &before;
       if constexpr (kTogether) {
         totals = weigh_and_leave(f, anchors);
-      } else if constexpr (!kWriteLate) {
+      } else {
         write(f.out);
       }
       fresh_ = true;
-    } else if constexpr (!kConfig.keeps) {
+    } else {
       tile::rescale(f.out, anchors.factor);
     }
     if constexpr (!kConfig.keeps) totals = tile::weigh(f.scores, anchors, parameters_.unit);
     tile::add(totals, anchors, f.states);
-    tile::pack<kConfig.fp16>(f.scores, f.weights);
+  }
+
+  // NOTE: also ends a basic block, as it must: in one block with the maxima or exponentials, ptxas
+  // 13.0 waits for the products first, and they run beside nothing (D 128, S 8192: 609 TFLOP/s, not
+  // 650). Where the next keys are not waited for so early, a wait for nobody does the same. kHeld:
+  // those before them are not free yet.
+  template <bool kHeld>
+  __device__ __forceinline__ void wait_next_keys() {
+    Place<kConfig.k_stages> next = k_;
+    if constexpr (kHeld) next.advance();
+    wait_full(shared_.barriers.k_full, next);
   }
 
   // What exponents are taken against. In a kernel that keeps it, rows have it from the first scores
   // they see; of bf16 from some of them, since weights have the room.
-  template <bool kFirst>
   __device__ __forceinline__ tile::Anchors raise(Fragments& f) {
-    if constexpr (!kConfig.keeps || (kFirst && kConfig.fp16))
+    if constexpr (!kConfig.keeps || kConfig.fp16)
       return tile::raise(f.scores, f.states, parameters_.unit);
-    if constexpr (kFirst) tile::begin_rows(tile::some_maxima_of(f.scores), f.states);
-    // Who sees any key has seen one by the last tile of which all rows see all.
-    if ((kFirst || key_ >= full_end_ - 1) && tile::any_unseen(f.states))
-      tile::raise_unseen(tile::maxima_of(f.scores), f.states);
+    tile::begin_rows(tile::some_maxima_of(f.scores), f.states);
+    if (tile::any_unseen(f.states)) tile::raise_unseen(tile::maxima_of(f.scores), f.states);
     return tile::anchors_of(f.states, parameters_.unit);
   }
 
@@ -190,7 +233,7 @@ class Consumer {
   // large: their rows take maxima. By the warp alone, while it holds Q and K.
   __device__ __forceinline__ void weigh_again(tile::Totals& totals, Fragments& f) {
     const tile::Grown grown = tile::grown_rows<kConfig.fp16>(totals);
-    const Visible visible = look();
+    const Visible visible = look<false>();
     multiply_again<kConfig>(q_address(q_place().offset(kConfig.q_bytes())), k_address(), f.scores);
     hide(visible, f.scores);
     const tile::Anchors anchors =
@@ -282,12 +325,27 @@ class Consumer {
     wait_full(shared_.barriers.q_full[warpgroup_], q_place());
     tile_ = &shared_.tiles[slot_ % kTileSlots];
     if (uniform(tile_->index) < 0) return false;
-    first_key_ = uniform(tile_->first_key);
-    key_ = uniform(tile_->end_key) - 1;
+    first_key_ = last_key_ = uniform(tile_->first_key);
+    end_key_ = uniform(tile_->end_key);
+    end_used_ = uniform(tile_->used);
+    key_ = end_key_ - 1;
     full_begin_ = uniform(tile_->full_begin[warpgroup_]);
     full_end_ = uniform(tile_->full_end[warpgroup_]);
+    // Who sees any key has seen one by the last tile of which all rows see all.
+    unseen_ = full_end_ - 1;
+    if constexpr (kConfig.begins_full()) {
+      key_ = uniform(tile_->start_key);
+      if (key_ + 1 < end_key_) {
+        last_key_ = key_ + 1;
+        unseen_ = end_key_;
+      }
+    }
     if constexpr (kSkipsHalf) ends_high_ = uniform(tile_->ends_high[warpgroup_] ? 1 : 0) != 0;
     return true;
+  }
+
+  __device__ __forceinline__ std::int32_t behind(std::int32_t key) const {
+    return kConfig.begins_full() ? tile::key_behind(key, first_key_, end_key_) : key - 1;
   }
 
   // This lane's, for the output. NOTE: beside so much of out as at D 256 there are no registers in
@@ -309,21 +367,18 @@ class Consumer {
     return lane_places_of(parameters_.problem, warpgroup_, static_cast<int>(thread[0]), stage);
   }
 
-  // Of the tile of queries that is open; of the keys whose scores are next; of the values whose
-  // scores were last. NOTE: counted: ptxas 13.0 then knows that they are the same in all lanes and
-  // keeps descriptors in uniform registers. From places that advance, it computes them in every
-  // lane and puts some hundred instructions into the turn (D 64, S 16384: 453 TFLOP/s, not 478).
+  // Of the tile of queries that is open; of the values of the product that is next or under way.
+  // NOTE: ptxas 13.0 has to know that they are the same in all lanes, to keep descriptors in uniform
+  // registers: else some hundred instructions stand in the turn (D 64, S 16384: 453 TFLOP/s, not
+  // 478).
   __device__ __forceinline__ Place<kConfig.q_stages> q_place() const {
     return place_of<kConfig.q_stages>(slot_);
   }
   __device__ __forceinline__ Place<kConfig.q_stages> last_q_place() const {
     return place_of<kConfig.q_stages>(slot_ - 1);
   }
-  __device__ __forceinline__ Place<kConfig.k_stages> k_place() const {
-    return place_of<kConfig.k_stages>(step_);
-  }
   __device__ __forceinline__ Place<kConfig.v_stages> v_place() const {
-    return place_of<kConfig.v_stages>(step_ - 1);
+    return place_of<kConfig.v_stages>(products_);
   }
 
   // Where the warpgroup's rows of Q begin, in a place that lies so far in; and a tile of K.
@@ -332,7 +387,7 @@ class Consumer {
            static_cast<std::uint32_t>(warpgroup_ * tile::kRows * kConfig.head_dim * 2);
   }
   __device__ __forceinline__ std::uint32_t k_address() const {
-    return ptx::shared_address(shared_.k) + k_place().offset(kConfig.k_bytes());
+    return ptx::shared_address(shared_.k) + k_.offset(kConfig.k_bytes());
   }
 
   // scores (64, k_tile) = Q K^T, started.
@@ -352,24 +407,32 @@ class Consumer {
     ptx::commit_products();
   }
 
-  // out (64, Dv) += weights (64, k_tile) V, started. The next warpgroup gets its turn before the
-  // end: it takes as long to begin as the last steps take. kLast: of a tile of queries, and half of
-  // it may be left out.
-  template <bool kTurn, bool kLast>
-  __device__ __forceinline__ void multiply_values(const std::uint32_t (&weights)[kScores / 2],
-                                                  float (&out)[kOut]) {
-    const std::uint64_t v = tile::columns_descriptor(
+  // V of the scores that were last.
+  __device__ __forceinline__ std::uint64_t v_descriptor() const {
+    return tile::columns_descriptor(
         ptx::shared_address(shared_.v) + v_place().offset(kConfig.v_bytes()),
         kConfig.k_tile * tile::kPanelRowBytes);
-    constexpr int kCount = kConfig.k_tile / kSteps;
-    const auto multiply = [&](int begin, int end) {
+  }
+
+  // Steps [begin, end) of out (64, Dv) += weights (64, k_tile) V.
+  __device__ __forceinline__ void multiply_values(std::uint64_t v,
+                                                  const std::uint32_t (&weights)[kScores / 2],
+                                                  float (&out)[kOut], int begin, int end) const {
 #pragma unroll
-      for (int step = begin; step < end; ++step) {
-        ptx::Product<kConfig.value_dim>::template values<kConfig.fp16>(
-            out, weights + 4 * step, v + step * kSteps * tile::kPanelRowBytes / 16,
-            step > 0 || !fresh_);
-      }
-    };
+    for (int step = begin; step < end; ++step) {
+      ptx::Product<kConfig.value_dim>::template values<kConfig.fp16>(
+          out, weights + 4 * step, v + step * kSteps * tile::kPanelRowBytes / 16,
+          step > 0 || !fresh_);
+    }
+  }
+
+  // All of them, started. The next warpgroup gets its turn before the end: it takes as long to
+  // begin as the last steps take. kLast: of a tile of queries, and half of it may be left out.
+  template <bool kTurn, bool kLast>
+  __device__ __forceinline__ void multiply_values(std::uint64_t v,
+                                                  const std::uint32_t (&weights)[kScores / 2],
+                                                  float (&out)[kOut]) {
+    const auto multiply = [&](int begin, int end) { multiply_values(v, weights, out, begin, end); };
     if (!kLast || !skips_half_) {
       ptx::begin_products();
       multiply(0, kCount / 2);
@@ -382,29 +445,60 @@ class Consumer {
     fresh_ = false;
   }
 
+  // The steps of a product with V that are asked for before its exponentials, and the others beside
+  // them, one behind each part of the scores.
+  static constexpr int kTurnStep = kCount - kEarly;
+  __device__ __forceinline__ void begin_values(std::uint64_t v,
+                                               const std::uint32_t (&weights)[kScores / 2],
+                                               float (&out)[kOut]) {
+    ptx::begin_products();
+    multiply_values(v, weights, out, 0, kAhead < kTurnStep ? kAhead : kTurnStep);
+    if constexpr (kTurnStep <= kAhead) {
+      give_turn();
+      multiply_values(v, weights, out, kTurnStep, kAhead);
+    }
+    ptx::commit_products();
+    fresh_ = false;
+  }
+  __device__ __forceinline__ tile::Totals weigh_beside_values(std::uint64_t v,
+                                                              const tile::Anchors& anchors,
+                                                              Fragments& f) {
+    tile::Chains chains;
+#pragma unroll
+    for (int part = 0; part < kCount; ++part) {
+      tile::weigh(f.scores, part, kCount, anchors, parameters_.unit, chains);
+      const int step = kAhead + part;
+      if (step == kTurnStep && kAhead < kTurnStep) give_turn();
+      if (step < kCount) {
+        ptx::begin_products();
+        multiply_values(v, f.weights, f.out, step, step + 1);
+        ptx::commit_products();
+      }
+    }
+    return chains.totals();
+  }
+
   // Scores have come.
-  template <bool kFirst>
-  __device__ __forceinline__ void take_scores(const Visible& visible, float (&scores)[kScores]) {
+  __device__ __forceinline__ void take_scores(float (&scores)[kScores]) {
     ptx::settle(scores);
-    if constexpr (!kFreeLate && !kHolds<kFirst>) free_keys();
-    used_ = kFirst ? uniform(tile_->used) : kConfig.k_tile;
-    apply_rules(visible, scores);
+    used_ = key_ == end_key_ - 1 ? end_used_ : kConfig.k_tile;
   }
 
   // Of the scores that were last: K is free, and Q behind the last ones of a tile of queries, if
   // its rows of out need it no more.
   __device__ __forceinline__ void free_keys() {
-    release(shared_.barriers.k_empty[k_place().stage]);
-    ++step_;
-    if (!kConfig.out_through_q() && key_ == first_key_)
+    release(shared_.barriers.k_empty[k_.stage]);
+    k_.advance();
+    if (!kConfig.out_through_q() && key_ == last_key_)
       release(shared_.barriers.q_empty[warpgroup_][q_place().stage]);
   }
 
   // The product with V has come: its stage is free, and the registers of its weights.
-  __device__ __forceinline__ void take_values(std::uint32_t behind, float (&out)[kOut]) {
+  __device__ __forceinline__ void take_values(float (&out)[kOut]) {
     ptx::wait_products<0>();
     ptx::settle(out);
-    release(shared_.barriers.v_empty[place_of<kConfig.v_stages>(step_ - behind).stage]);
+    release(shared_.barriers.v_empty[v_place().stage]);
+    ++products_;
   }
 
   // Waits for the V of the scores that were last. The rows of another sequence, behind the end of
@@ -436,27 +530,47 @@ class Consumer {
     return tile_->row + warpgroup_ * tile::kRows + threadIdx.x % 128 / 32 * tile::kWarpRows;
   }
 
+  // Keys [begin, end) of the lane's rows, less the lane's column.
+  struct Limits {
+    std::int32_t begin[tile::kRowsPerLane];
+    std::int32_t end[tile::kRowsPerLane];
+  };
+  __device__ __forceinline__ Limits find_limits() const {
+    Limits limits;
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int which = 0; which < tile::kRowsPerLane; ++which) {
+      const std::int32_t row = own_row() + tile::lane_row(lane, which);
+      limits.begin[which] = tile_->edges.begin(row) - tile::lane_column(lane);
+      limits.end[which] = tile_->edges.end(row) - tile::lane_column(lane);
+    }
+    return limits;
+  }
+
   // What the lane's rows see of the tile of keys whose scores are being computed: the mask rule
-  // (math/mask_rule.h) as bits (tile/bands.h), while the tensor cores work.
+  // (math/mask_rule.h) as bits (tile/bands.h), while the tensor cores work. Where cut tiles come
+  // behind a full one, the limits have been found beside its exponentials.
+  template <bool kFirst>
   __device__ __forceinline__ Visible look() const {
     // Few tiles are cut by both edges.
     const bool begins = key_ < full_begin_;
     const bool ends = key_ >= full_end_;
-    Visible visible = {!begins && !ends, {~0u, ~0u}};
-    if (visible.all) return visible;
-    const int lane = threadIdx.x % 32;
-    const std::int32_t own = own_row() + tile::lane_row(lane, 0);
-    const tile::FragmentColumns before = {key_ * kConfig.k_tile, tile::lane_column(lane)};
-    const auto low_bits = [&](std::int32_t key) { return tile::low_bits(before(key)); };
+    const bool all = !begins && !ends;
+    Visible visible = {all && key_ < unseen_, all, {~0u, ~0u}};
+    if (all) return visible;
+    const Limits limits = kConfig.begins_full() && !kFirst ? limits_ : find_limits();
+    const auto low_bits = [&](std::int32_t limit) {
+      return tile::low_bits(tile::columns_before(limit - key_ * kConfig.k_tile, 0));
+    };
     if (ends) {
 #pragma unroll
       for (int which = 0; which < tile::kRowsPerLane; ++which)
-        visible.bits[which] = low_bits(tile_->edges.end(own + tile::lane_row(0, which)));
+        visible.bits[which] = low_bits(limits.end[which]);
     }
     if (begins) {
 #pragma unroll
       for (int which = 0; which < tile::kRowsPerLane; ++which)
-        visible.bits[which] &= ~low_bits(tile_->edges.begin(own + tile::lane_row(0, which)));
+        visible.bits[which] &= ~low_bits(limits.begin[which]);
     }
     return visible;
   }
@@ -473,7 +587,7 @@ class Consumer {
                                     key_ * kConfig.k_tile + tile::lane_row(lane, 0) -
                                     tile::lane_column(lane);
       tile::add_alibi<tile::FragmentLayout>(tile_->slope, distance, scores);
-      hide(look(), scores);
+      hide(look<true>(), scores);
     } else {
       hide(visible, scores);
     }
@@ -498,17 +612,23 @@ class Consumer {
   int warpgroup_;
   const Tile* tile_ = nullptr;  // whose scores are computed
   std::uint32_t slot_ = 0;      // its number
-  std::int32_t key_ = 0;        // the tile of keys, from the last to first_key_
+  std::int32_t key_ = 0;        // the tile of keys, as tile/schedule.h orders them
   std::int32_t first_key_ = 0;
+  std::int32_t end_key_ = 0;
+  Place<kConfig.k_stages> k_;    // its place
+  std::int32_t last_key_ = 0;    // comes last
+  std::int32_t unseen_ = 0;      // in tiles from here on rows may see their first key
   std::int32_t full_begin_ = 0;  // tiles of keys of which every row of this warpgroup sees all
   std::int32_t full_end_ = 0;
+  Limits limits_ = {};
   bool ends_high_ = false;           // the first half of tile first_key_ is not seen
   bool skips_half_ = false;          // nor is it of the tile before
-  std::int32_t used_ = 0;            // rows of V in the tile whose scores were last
+  std::int32_t end_used_ = 0;        // rows of V in tile end_key_ - 1
+  std::int32_t used_ = 0;            // and in the one whose scores were last
   const Tile* unwritten_ = nullptr;  // closed as closed_ says, its rows still in out
   Closed closed_ = {};
   bool fresh_ = true;       // out begins with the next product
-  std::uint32_t step_ = 0;  // tiles of keys whose scores are done
+  std::uint32_t products_ = 0;  // with V, done
 };
 
 }  // namespace tilewise::cuda::sm90

@@ -72,11 +72,16 @@ __device__ __forceinline__ void locate(const Finding& finding, const Sequences& 
   const tile::Edges edges =
       tile::window_edges(lengths.k_len, tile.diagonal, finding.window_left, finding.window_right);
   tile.edges = edges;
-  const tile::TileRange keys = tile::key_tiles(
-      edges, row, tile::lesser(row + kConfig.q_tile, lengths.q_len) - 1, kConfig.k_tile);
+  const std::int32_t last = tile::lesser(row + kConfig.q_tile, lengths.q_len) - 1;
+  const tile::TileRange keys = tile::key_tiles(edges, row, last, kConfig.k_tile);
   tile.empty = keys.begin >= keys.end;
   tile.first_key = tile.empty ? 0 : keys.begin;
   tile.end_key = tile.empty ? 1 : keys.end;
+  tile.start_key = tile.end_key - 1;
+  if constexpr (kConfig.begins_full()) {
+    const tile::TileRange full = tile::full_key_tiles(edges, row, last, kConfig.k_tile);
+    tile.start_key = tile::start_key(full, tile.end_key);
+  }
   tile.used = kConfig.k_tile;
   if (finding.open_end) tile.used = lengths.k_len - (keys.end - 1) * kConfig.k_tile;
   if (tile.empty) tile.used = 0;

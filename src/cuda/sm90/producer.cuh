@@ -5,6 +5,7 @@
 #include "cuda/ptx/copy.cuh"
 #include "cuda/sm90/shared.cuh"
 #include "cuda/tile/fragment.h"
+#include "cuda/tile/schedule.h"
 #include "cuda/tile/swizzle.h"
 
 namespace tilewise::cuda::sm90 {
@@ -29,8 +30,7 @@ __device__ __forceinline__ void copy_rows(unsigned char* to, const Source& from,
   }
 }
 
-// Tiles of keys go from the last to the first, so that the cut ones at the diagonal come first. K
-// is one tile ahead of V, as the consumers are, also from one tile of queries to the next: its
+// K is one tile ahead of V, as the consumers are, also from one tile of queries to the next: its
 // first K comes before the last V of the one before. So does its Q where there is a second place
 // for it; else Q would wait for the last scores, and V with it.
 template <KernelConfig kConfig>
@@ -43,7 +43,7 @@ class Producer {
     // The first tile is located, though not complete: what is asked for comes meanwhile.
     tile_ = &shared_.tiles[0];
     if (tile_->index >= 0) {
-      copy_k(*tile_, tile_->end_key - 1);
+      copy_k(*tile_, tile_->start_key);
       if constexpr (kHasQ) copy_q(*tile_);
     }
     if (!take()) return close();
@@ -51,29 +51,32 @@ class Producer {
 #pragma unroll 1
     for (;;) {
       const Tile& tile = *tile_;
-      const std::int32_t notice = tile::lesser(tile.end_key - 1, tile.first_key + kNotice);
-      if (notice == tile.end_key - 1) want();
+      std::int32_t key = tile.start_key;
+      std::int32_t left = tile.end_key - tile.first_key;
+      if (left <= kNotice) want();
 #pragma unroll 1
-      for (std::int32_t key = tile.end_key - 1; key > tile.first_key; --key) {
-        copy_k(tile, key - 1);
+      while (--left > 0) {
+        const std::int32_t behind = tile::key_behind(key, tile.first_key, tile.end_key);
+        copy_k(tile, behind);
         copy_v(tile, key);
-        if (key - 1 == notice) want();
+        key = behind;
+        if (left == kNotice) want();
       }
       const bool more = take();
-      if (more) copy_k(*tile_, tile_->end_key - 1);
+      if (more) copy_k(*tile_, tile_->start_key);
       if constexpr (kHasQ && kEarlyQ) {
         if (more) ask_q();
       }
-      copy_v(tile, tile.first_key);
+      copy_v(tile, key);
       if (!more) return close();
       if constexpr (kHasQ && !kEarlyQ) ask_q();
     }
   }
 
  private:
-  // So many tiles of keys before its last one a tile of queries has the next one described. Late:
-  // work that is taken early is not there for a block that would begin it sooner.
-  static constexpr std::int32_t kNotice = 3;
+  // With so many tiles of keys left a tile of queries has the next one described. Late: work that
+  // is taken early is not there for a block that would begin it sooner.
+  static constexpr std::int32_t kNotice = 4;
   static constexpr bool kHasQ = !kConfig.has_carriers();
   static constexpr bool kEarlyQ = kConfig.q_stages > 1;
 
@@ -89,8 +92,12 @@ class Producer {
     ptx::arrive(ptx::shared_address(&shared_.barriers.tile_wanted));
   }
 
-  // There is no more work.
+  // There is no more work: nor are there keys for which consumers wait behind their last ones.
   __device__ __forceinline__ void close() {
+    if constexpr (kConfig.keeps) {
+      wait_empty(shared_.barriers.k_empty, k_place_);
+      ptx::arrive(ptx::shared_address(&shared_.barriers.k_full[k_place_.stage]));
+    }
     if constexpr (kHasQ) {
 #pragma unroll 1
       for (int warpgroup = 0; warpgroup < kConfig.warpgroups(); ++warpgroup) {

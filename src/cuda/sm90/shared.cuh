@@ -30,8 +30,9 @@ struct Tile {
   std::int32_t q_len;
   std::int32_t k_start;
   std::int32_t row;        // of the sequence, the tile's first
-  std::int32_t first_key;  // tiles of keys [first_key, end_key)
+  std::int32_t first_key;  // tiles of keys [first_key, end_key), of which
   std::int32_t end_key;
+  std::int32_t start_key;  // this one comes first (tile/schedule.h)
   std::int32_t used;  // rows of V in tile end_key - 1; what lies behind is not to be multiplied
   bool empty;
   bool ends_high[kMostWarpgroups];  // a warpgroup sees nothing of the first half of tile first_key,

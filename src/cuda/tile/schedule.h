@@ -162,4 +162,27 @@ TILEWISE_INLINE TileRange key_tiles(const Edges& edges, std::int32_t first_row,
   return {begin / k_tile, (end + k_tile - 1) / k_tile};
 }
 
+// Tiles of keys of which all rows of a q tile see all.
+TILEWISE_INLINE TileRange full_key_tiles(const Edges& edges, std::int32_t first_row,
+                                         std::int32_t last_row, std::int32_t k_tile) {
+  const std::int32_t end = edges.end(first_row);
+  return {(edges.begin(last_row) + k_tile - 1) / k_tile, end > 0 ? end / k_tile : 0};
+}
+
+// The tile of keys that a q tile begins with, of those up to `end`: a full one, if there is one.
+// The first scores of a q tile take longest, and a cut tile would be more; and blocks that begin at
+// the same time begin with the same keys where their q tiles are neighbours: a number of tiles is
+// rounded down, to as much as stays within the full ones.
+TILEWISE_INLINE std::int32_t start_key(const TileRange& full, std::int32_t end) {
+  const std::int32_t last = lesser(full.end, end) - 1;
+  const std::int32_t count = last + 1 - full.begin;
+  if (count <= 0) return end - 1;
+  const std::int32_t step = count >= 8 ? 8 : count >= 4 ? 4 : count >= 2 ? 2 : 1;
+  return last & -step;
+}
+// The one that comes behind another: downwards to the first, then from the end on to what is left.
+TILEWISE_INLINE std::int32_t key_behind(std::int32_t key, std::int32_t first, std::int32_t end) {
+  return key > first ? key - 1 : end - 1;
+}
+
 }  // namespace tilewise::cuda::tile
