@@ -124,6 +124,7 @@ class Consumer {
       next_scores(visible, f);
     } else {
       other_scores<kFirst>(visible, f, before);
+      if constexpr (kConfig.keeps) wait_next_keys<false>();
     }
     tile::pack<kConfig.fp16>(f.scores, f.weights);
   }
@@ -186,11 +187,8 @@ class Consumer {
     constexpr bool kTogether = kConfig.has_carriers() && kConfig.keeps;
     if constexpr (kConfig.keeps && !kTogether)
       totals = tile::weigh(f.scores, anchors, parameters_.unit);
-    if constexpr (kConfig.keeps) {
-      wait_next_keys<false>();
-    } else {
-      ptx::wait(ptx::shared_address(&shared_.barriers.open), 1);
-    }
+    // For nobody: it ends a basic block (wait_next_keys()).
+    ptx::wait(ptx::shared_address(&shared_.barriers.open), 1);
     take_values(f.out);
     if constexpr (kFirst) {
       if constexpr (!kCloseEarly) close(before, closing);
@@ -208,10 +206,10 @@ class Consumer {
     tile::add(totals, anchors, f.states);
   }
 
-  // NOTE: also ends a basic block, as it must: in one block with the maxima or exponentials, ptxas
-  // 13.0 waits for the products first, and they run beside nothing (D 128, S 8192: 609 TFLOP/s, not
-  // 650). Where the next keys are not waited for so early, a wait for nobody does the same. kHeld:
-  // those before them are not free yet.
+  // Behind the exponentials: the next step has one thing less before its products. kHeld: those
+  // before them are not free yet. NOTE: a wait is a branch, and ends a basic block: in one block with
+  // the maxima or exponentials, ptxas 13.0 waits for the products first, and they run beside nothing
+  // (D 128, S 8192: 609 TFLOP/s, not 650).
   template <bool kHeld>
   __device__ __forceinline__ void wait_next_keys() {
     Place<kConfig.k_stages> next = k_;
