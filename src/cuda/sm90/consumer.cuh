@@ -43,8 +43,8 @@ class Consumer {
   static constexpr bool kLookLate = kOut > 32;
   // The steps of a product with V, and how many of them are asked for before the scores are waited
   // for. The others follow among the exponentials, which begin earlier: at D 128 the last of eight,
-  // 1.01 times as fast at S 8192 (two 1.00, three 0.99, four 0.93: they come too late for the tensor
-  // cores); at D 64 the last four, S 1024 1.04, S 512 causal 1.01.
+  // 1.01 times as fast at S 8192 (two 1.00, three 0.99, four 0.93: they come too late for the
+  // tensor cores); at D 64 the last four, S 1024 1.04, S 512 causal 1.01.
   static constexpr int kCount = kConfig.k_tile / kSteps;
   static constexpr int kAhead = kOut > 32 ? kCount - 1 : kCount - 4;
 
@@ -207,9 +207,9 @@ class Consumer {
   }
 
   // Behind the exponentials: the next step has one thing less before its products. kHeld: those
-  // before them are not free yet. NOTE: a wait is a branch, and ends a basic block: in one block with
-  // the maxima or exponentials, ptxas 13.0 waits for the products first, and they run beside nothing
-  // (D 128, S 8192: 609 TFLOP/s, not 650).
+  // before them are not free yet. NOTE: a wait is a branch, and ends a basic block: in one block
+  // with the maxima or exponentials, ptxas 13.0 waits for the products first, and they run beside
+  // nothing (D 128, S 8192: 609 TFLOP/s, not 650).
   template <bool kHeld>
   __device__ __forceinline__ void wait_next_keys() {
     Place<kConfig.k_stages> next = k_;
@@ -366,9 +366,9 @@ class Consumer {
   }
 
   // Of the tile of queries that is open; of the values of the product that is next or under way.
-  // NOTE: ptxas 13.0 has to know that they are the same in all lanes, to keep descriptors in uniform
-  // registers: else some hundred instructions stand in the turn (D 64, S 16384: 453 TFLOP/s, not
-  // 478).
+  // NOTE: ptxas 13.0 has to know that they are the same in all lanes, to keep descriptors in
+  // uniform registers: else some hundred instructions stand in the turn (D 64, S 16384: 453
+  // TFLOP/s, not 478).
   __device__ __forceinline__ Place<kConfig.q_stages> q_place() const {
     return place_of<kConfig.q_stages>(slot_);
   }
@@ -610,10 +610,10 @@ class Consumer {
   int warpgroup_;
   const Tile* tile_ = nullptr;  // whose scores are computed
   std::uint32_t slot_ = 0;      // its number
-  std::int32_t key_ = 0;        // the tile of keys, as tile/schedule.h orders them
+  std::int32_t key_ = 0;        // the tile of keys, as tile/schedule.h orders them,
+  Place<kConfig.k_stages> k_;   // and its place
   std::int32_t first_key_ = 0;
   std::int32_t end_key_ = 0;
-  Place<kConfig.k_stages> k_;    // its place
   std::int32_t last_key_ = 0;    // comes last
   std::int32_t unseen_ = 0;      // in tiles from here on rows may see their first key
   std::int32_t full_begin_ = 0;  // tiles of keys of which every row of this warpgroup sees all
@@ -625,7 +625,7 @@ class Consumer {
   std::int32_t used_ = 0;            // and in the one whose scores were last
   const Tile* unwritten_ = nullptr;  // closed as closed_ says, its rows still in out
   Closed closed_ = {};
-  bool fresh_ = true;       // out begins with the next product
+  bool fresh_ = true;           // out begins with the next product
   std::uint32_t products_ = 0;  // with V, done
 };
 
