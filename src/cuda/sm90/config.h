@@ -34,6 +34,29 @@ struct KernelConfig {
   TILEWISE_INLINE constexpr bool out_through_q() const { return has_carriers() && k_stages == 3; }
   // Tiles of queries begin with a tile of keys that no edge cuts.
   TILEWISE_INLINE constexpr bool begins_full() const { return keeps && value_dim > 64; }
+
+  // What consumers do when, and the measured reason.
+  //
+  // Sums are closed beside the last product, where there are registers for what comes of it.
+  TILEWISE_INLINE constexpr bool closes_early() const { return value_dim <= 128; }
+  // K is free as soon as its scores have come, but to say so takes its time. Behind the maxima
+  // there is some, where the products of a step take longer than they do: at D 64, S 2048, 437
+  // TFLOP/s, not 411; at D 128, 569, not 579 (S 512).
+  TILEWISE_INLINE constexpr bool frees_late() const { return value_dim <= 64; }
+  // Of the last tile of keys of a window, the half that the warpgroup does not see is not
+  // multiplied with V: at D 64, S 1024 causal, 394 TFLOP/s, not 387 (nor are there such branches
+  // where there is no window: S 512, 435, not 427). At D 128, S 512, 564, not 568.
+  TILEWISE_INLINE constexpr bool skips_half() const { return value_dim <= 64 && !general; }
+  // Whether weights have grown too large is looked at behind the wait for the product, which takes
+  // longer: at D 128, S 8192, 721 TFLOP/s, not 714. Where it takes no longer than the exponentials,
+  // before it, so that the compiler leaves none of them for later: at D 64, S 16384, 584, not 544.
+  TILEWISE_INLINE constexpr bool looks_late() const { return value_dim > 64; }
+  // The last steps of a product with V that are asked for among the exponentials, not before the
+  // scores are waited for: those begin earlier. At D 128 the last of eight, 1.01 times as fast at
+  // S 8192 (two 1.00, three 0.99, four 0.93: they come too late for the tensor cores); at D 64 the
+  // last four, S 1024 1.04, S 512 causal 1.01.
+  TILEWISE_INLINE constexpr int steps_beside() const { return value_dim > 64 ? 1 : 4; }
+
   TILEWISE_INLINE constexpr int q_bytes() const { return q_tile * head_dim * 2; }
   TILEWISE_INLINE constexpr int k_bytes() const { return k_tile * head_dim * 2; }
   TILEWISE_INLINE constexpr int v_bytes() const { return k_tile * value_dim * 2; }

@@ -27,26 +27,8 @@ class Consumer {
  public:
   static constexpr int kScores = kConfig.k_tile / 2;  // registers of a thread
   static constexpr int kOut = kConfig.value_dim / 2;
-  // Sums are closed beside the last product, where there are registers for what comes of it.
-  static constexpr bool kCloseEarly = kOut <= 64;
-  // K is free as soon as its scores have come, but to say so takes its time. Behind the maxima
-  // there is some, where the products of a step take longer than they do: at D 64, S 2048, 437
-  // TFLOP/s, not 411; at D 128, 569, not 579 (S 512).
-  static constexpr bool kFreeLate = kOut <= 32;
-  // Of the last tile of keys of a window, the half that the warpgroup does not see is not
-  // multiplied with V: at D 64, S 1024 causal, 394 TFLOP/s, not 387 (nor are there such branches
-  // where there is no window: S 512, 435, not 427). At D 128, S 512, 564, not 568.
-  static constexpr bool kSkipsHalf = kOut <= 32 && !kConfig.general;
-  // Whether weights have grown too large is looked at behind the wait for the product, which takes
-  // longer: at D 128, S 8192, 721 TFLOP/s, not 714. Where it takes no longer than the exponentials,
-  // before it, so that the compiler leaves none of them for later: at D 64, S 16384, 584, not 544.
-  static constexpr bool kLookLate = kOut > 32;
-  // The steps of a product with V, and how many of them are asked for before the scores are waited
-  // for. The others follow among the exponentials, which begin earlier: at D 128 the last of eight,
-  // 1.01 times as fast at S 8192 (two 1.00, three 0.99, four 0.93: they come too late for the
-  // tensor cores); at D 64 the last four, S 1024 1.04, S 512 causal 1.01.
-  static constexpr int kCount = kConfig.k_tile / kSteps;
-  static constexpr int kAhead = kOut > 32 ? kCount - 1 : kCount - 4;
+  static constexpr int kCount = kConfig.k_tile / kSteps;  // steps of a product with V
+  static constexpr int kAhead = kCount - kConfig.steps_beside();
 
   __device__ Consumer(const Parameters& parameters, Shared<kConfig>& shared, int warpgroup)
       : parameters_(parameters), shared_(shared), warpgroup_(warpgroup) {
@@ -101,10 +83,10 @@ class Consumer {
     const Visible visible = kConfig.general ? Visible{} : look<true>();
     ptx::wait_products<0>();
     take_scores(f.scores);
-    if constexpr (!kFreeLate) free_keys();
+    if constexpr (!kConfig.frees_late()) free_keys();
     apply_rules(visible, f.scores);
     const tile::Anchors anchors = raise(f);
-    if constexpr (kFreeLate) free_keys();
+    if constexpr (kConfig.frees_late()) free_keys();
     if constexpr (kConfig.begins_full()) limits_ = find_limits();
     tile::add(tile::weigh(f.scores, anchors, parameters_.unit), anchors, f.states);
     if constexpr (kConfig.keeps) wait_next_keys<false>();
@@ -144,7 +126,7 @@ class Consumer {
     }
     const tile::Anchors anchors = tile::anchors_of(f.states, parameters_.unit);
     tile::Totals totals = weigh_beside_values(v, anchors, f);
-    if constexpr (kLookLate) {
+    if constexpr (kConfig.looks_late()) {
       wait_next_keys<true>();
       take_values(f.out);
       if (tile::have_grown<kConfig.fp16>(totals)) weigh_again(totals, f);
@@ -167,18 +149,18 @@ class Consumer {
   __device__ __forceinline__ void other_scores(const Visible& visible, Fragments& f,
                                                const Tile& before) {
     wait_values();
-    multiply_values<true, kFirst && kSkipsHalf>(v_descriptor(), f.weights, f.out);
+    multiply_values<true, kFirst && kConfig.skips_half()>(v_descriptor(), f.weights, f.out);
     const tile::RowStates closing = f.states;
     if constexpr (kFirst) {
-      if constexpr (kCloseEarly) close(before, closing);
+      if constexpr (kConfig.closes_early()) close(before, closing);
       f.states.clear();
     }
     ptx::wait_products<1>();
     take_scores(f.scores);
-    if constexpr (!kFreeLate) free_keys();
+    if constexpr (!kConfig.frees_late()) free_keys();
     apply_rules(visible, f.scores);
     const tile::Anchors anchors = raise(f);
-    if constexpr (kFreeLate) free_keys();
+    if constexpr (kConfig.frees_late()) free_keys();
     if constexpr (kFirst && kConfig.begins_full()) limits_ = find_limits();
     tile::Totals totals;
     // Rows of out that go no further than shared memory fill the gaps between exponentials, of
@@ -191,7 +173,7 @@ class Consumer {
     ptx::wait(ptx::shared_address(&shared_.barriers.open), 1);
     take_values(f.out);
     if constexpr (kFirst) {
-      if constexpr (!kCloseEarly) close(before, closing);
+      if constexpr (!kConfig.closes_early()) close(before, closing);
       unwritten_ = &before;
       if constexpr (kTogether) {
         totals = weigh_and_leave(f, anchors);
@@ -338,7 +320,8 @@ class Consumer {
         unseen_ = end_key_;
       }
     }
-    if constexpr (kSkipsHalf) ends_high_ = uniform(tile_->ends_high[warpgroup_] ? 1 : 0) != 0;
+    if constexpr (kConfig.skips_half())
+      ends_high_ = uniform(tile_->ends_high[warpgroup_] ? 1 : 0) != 0;
     return true;
   }
 
@@ -412,49 +395,43 @@ class Consumer {
         kConfig.k_tile * tile::kPanelRowBytes);
   }
 
-  // Steps [begin, end) of out (64, Dv) += weights (64, k_tile) V.
+  // Steps [begin, end) of out (64, Dv) += weights (64, k_tile) V. The next warpgroup gets its turn
+  // before the end: it takes as long to begin as the last steps take.
+  template <bool kTurn = true>
   __device__ __forceinline__ void multiply_values(std::uint64_t v,
                                                   const std::uint32_t (&weights)[kScores / 2],
                                                   float (&out)[kOut], int begin, int end) const {
+    ptx::begin_products();
 #pragma unroll
     for (int step = begin; step < end; ++step) {
+      if (kTurn && step == kCount - kEarly) give_turn();
       ptx::Product<kConfig.value_dim>::template values<kConfig.fp16>(
           out, weights + 4 * step, v + step * kSteps * tile::kPanelRowBytes / 16,
           step > 0 || !fresh_);
     }
   }
 
-  // All of them, started. The next warpgroup gets its turn before the end: it takes as long to
-  // begin as the last steps take. kLast: of a tile of queries, and half of it may be left out.
+  // All of them, started. kLast: of a tile of queries, and half of it may be left out.
   template <bool kTurn, bool kLast>
   __device__ __forceinline__ void multiply_values(std::uint64_t v,
                                                   const std::uint32_t (&weights)[kScores / 2],
                                                   float (&out)[kOut]) {
-    const auto multiply = [&](int begin, int end) { multiply_values(v, weights, out, begin, end); };
-    if (!kLast || !skips_half_) {
-      ptx::begin_products();
-      multiply(0, kCount / 2);
+    if constexpr (kLast) {
+      if (!skips_half_) multiply_values<kTurn>(v, weights, out, 0, kCount / 2);
+      multiply_values<kTurn>(v, weights, out, kCount / 2, kCount);
+    } else {
+      multiply_values<kTurn>(v, weights, out, 0, kCount);
     }
-    if (kLast) ptx::begin_products();
-    multiply(kCount / 2, kCount - kEarly);
-    if (kTurn) give_turn();
-    multiply(kCount - kEarly, kCount);
     ptx::commit_products();
     fresh_ = false;
   }
 
   // The steps of a product with V that are asked for before its exponentials, and the others beside
   // them, one behind each part of the scores.
-  static constexpr int kTurnStep = kCount - kEarly;
   __device__ __forceinline__ void begin_values(std::uint64_t v,
                                                const std::uint32_t (&weights)[kScores / 2],
                                                float (&out)[kOut]) {
-    ptx::begin_products();
-    multiply_values(v, weights, out, 0, kAhead < kTurnStep ? kAhead : kTurnStep);
-    if constexpr (kTurnStep <= kAhead) {
-      give_turn();
-      multiply_values(v, weights, out, kTurnStep, kAhead);
-    }
+    multiply_values(v, weights, out, 0, kAhead);
     ptx::commit_products();
     fresh_ = false;
   }
@@ -465,13 +442,9 @@ class Consumer {
 #pragma unroll
     for (int part = 0; part < kCount; ++part) {
       tile::weigh(f.scores, part, kCount, anchors, parameters_.unit, chains);
-      const int step = kAhead + part;
-      if (step == kTurnStep && kAhead < kTurnStep) give_turn();
-      if (step < kCount) {
-        ptx::begin_products();
-        multiply_values(v, f.weights, f.out, step, step + 1);
-        ptx::commit_products();
-      }
+      if (kAhead + part >= kCount) continue;
+      multiply_values(v, f.weights, f.out, kAhead + part, kAhead + part + 1);
+      ptx::commit_products();
     }
     return chains.totals();
   }
@@ -519,7 +492,7 @@ class Consumer {
   // Warpgroups take turns: while one has its products in the tensor cores, the others compute
   // exponentials.
   __device__ __forceinline__ void take_turn() { ptx::sync_named(kTurnBarrier + warpgroup_, 256); }
-  __device__ __forceinline__ void give_turn() {
+  __device__ __forceinline__ void give_turn() const {
     ptx::arrive_named(kTurnBarrier + (warpgroup_ + 1) % kConfig.warpgroups(), 256);
   }
 
@@ -591,18 +564,9 @@ class Consumer {
     }
   }
 
+  // NOTE: beside as much of out as at D 256, by row costs a register more than there are.
   __device__ __forceinline__ static void hide(const Visible& visible, float (&scores)[kScores]) {
-    if (visible.all) return;
-    // Row by row: ptxas makes predicates of seven neighbouring bits at once (R2P), not of two.
-    // NOTE: beside as much of out as at D 256 that costs it a register more than there are.
-    constexpr bool kByRow = kOut <= 64;
-#pragma unroll
-    for (int i = 0; i < kScores; ++i) {
-      const int n = i % (kScores / 2);  // of a row
-      const int r = kByRow ? n / 2 * 4 + i / (kScores / 2) * 2 + n % 2 : i;
-      const std::uint32_t bit = 1u << tile::FragmentLayout::bit(r);
-      scores[r] = math::masked((visible.bits[tile::register_row(r)] & bit) != 0, scores[r]);
-    }
+    if (!visible.all) tile::hide<kOut <= 64>(visible.bits, scores);
   }
 
   const Parameters& parameters_;

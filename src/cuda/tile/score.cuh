@@ -53,6 +53,20 @@ struct FragmentLayout {
   TILEWISE_INLINE static constexpr int bit(int r) { return r / 4 * 2 + r % 2; }
 };
 
+// Hides scores whose bit is 0. kByRow: ptxas makes predicates of seven neighbouring bits at once
+// (R2P), not of two.
+template <bool kByRow, int kCount>
+__device__ __forceinline__ void hide(const std::uint32_t (&visible)[kRowsPerLane],
+                                     float (&scores)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const int n = i % (kCount / 2);  // of a row
+    const int r = kByRow ? n / 2 * 4 + i / (kCount / 2) * 2 + n % 2 : i;
+    const std::uint32_t bit = 1u << FragmentLayout::bit(r);
+    scores[r] = math::masked((visible[register_row(r)] & bit) != 0, scores[r]);
+  }
+}
+
 // Scale, or scale and softcap, of products, kTogether at a time: ptxas interleaves what is in one
 // block, but of many scores it may keep too much in registers. NOTE: the likely way is said, and
 // what is not lies elsewhere: on one H200, D 128, S 8192, softcap runs at 390 TFLOP/s, not 379, and
