@@ -52,9 +52,9 @@ struct KernelConfig {
   // before it, so that the compiler leaves none of them for later: at D 64, S 16384, 584, not 544.
   TILEWISE_INLINE constexpr bool looks_late() const { return value_dim > 64; }
   // The last steps of a product with V that are asked for among the exponentials, not before the
-  // scores are waited for: those begin earlier. At D 128 the last of eight, 1.01 times as fast at
-  // S 8192 (two 1.00, three 0.99, four 0.93: they come too late for the tensor cores); at D 64 the
-  // last four, S 1024 1.04, S 512 causal 1.01.
+  // scores are waited for: those begin earlier. At D 64, S 1024, 1.06 and causal 1.04 times as fast
+  // by cycles; at D 128, S 8192, 1.01 by time with one, 0.93 with four, which come too late for the
+  // tensor cores (bench/results/cuda/h200-sm90-cycles.txt).
   TILEWISE_INLINE constexpr int steps_beside() const { return value_dim > 64 ? 1 : 4; }
 
   TILEWISE_INLINE constexpr int q_bytes() const { return q_tile * head_dim * 2; }

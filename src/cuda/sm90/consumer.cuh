@@ -56,9 +56,9 @@ class Consumer {
     wait_values();
     multiply_values<false, false>(v_descriptor(), f.weights, f.out);
     take_values(f.out);
-    unwritten_ = &shared_.tiles[(slot_ - 1) % kTileSlots];
-    close(*unwritten_, f.states);
-    write(f.out);
+    const Tile& last = shared_.tiles[(slot_ - 1) % kTileSlots];
+    close(last, f.states);
+    write(last, f.out);
   }
 
  private:
@@ -82,11 +82,7 @@ class Consumer {
     multiply_scores(f.scores);
     const Visible visible = kConfig.general ? Visible{} : look<true>();
     ptx::wait_products<0>();
-    take_scores(f.scores);
-    if constexpr (!kConfig.frees_late()) free_keys();
-    apply_rules(visible, f.scores);
-    const tile::Anchors anchors = raise(f);
-    if constexpr (kConfig.frees_late()) free_keys();
+    const tile::Anchors anchors = take_and_raise(visible, f);
     if constexpr (kConfig.begins_full()) limits_ = find_limits();
     tile::add(tile::weigh(f.scores, anchors, parameters_.unit), anchors, f.states);
     if constexpr (kConfig.keeps) wait_next_keys<false>();
@@ -156,11 +152,7 @@ class Consumer {
       f.states.clear();
     }
     ptx::wait_products<1>();
-    take_scores(f.scores);
-    if constexpr (!kConfig.frees_late()) free_keys();
-    apply_rules(visible, f.scores);
-    const tile::Anchors anchors = raise(f);
-    if constexpr (kConfig.frees_late()) free_keys();
+    const tile::Anchors anchors = take_and_raise(visible, f);
     if constexpr (kFirst && kConfig.begins_full()) limits_ = find_limits();
     tile::Totals totals;
     // Rows of out that go no further than shared memory fill the gaps between exponentials, of
@@ -174,11 +166,10 @@ class Consumer {
     take_values(f.out);
     if constexpr (kFirst) {
       if constexpr (!kConfig.closes_early()) close(before, closing);
-      unwritten_ = &before;
       if constexpr (kTogether) {
-        totals = weigh_and_leave(f, anchors);
+        totals = weigh_and_leave(before, anchors, f);
       } else {
-        write(f.out);
+        write(before, f.out);
       }
       fresh_ = true;
     } else {
@@ -197,6 +188,16 @@ class Consumer {
     Place<kConfig.k_stages> next = k_;
     if constexpr (kHeld) next.advance();
     wait_full(shared_.barriers.k_full, next);
+  }
+
+  // Scores have come, and K is not held.
+  __device__ __forceinline__ tile::Anchors take_and_raise(const Visible& visible, Fragments& f) {
+    take_scores(f.scores);
+    if constexpr (!kConfig.frees_late()) free_keys();
+    apply_rules(visible, f.scores);
+    const tile::Anchors anchors = raise(f);
+    if constexpr (kConfig.frees_late()) free_keys();
+    return anchors;
   }
 
   // What exponents are taken against. In a kernel that keeps it, rows have it from the first scores
@@ -233,34 +234,33 @@ class Consumer {
     }
   }
 
-  // Writes the rows that are closed: of the tile of queries before the one that is open.
-  __device__ __forceinline__ void write(const float (&out)[kOut]) {
+  // Writes the rows of a tile of queries that is closed: of the one before that which is open.
+  __device__ __forceinline__ void write(const Tile& tile, const float (&out)[kOut]) {
     if constexpr (kConfig.has_carriers()) {
-      leave(out, [](int) { return 0u; });
+      leave(tile, out, [](int) { return 0u; });
     } else {
-      write_rows<kConfig>(parameters_, *unwritten_, lane_places(), out, closed_, shared_.last_mark);
+      write_rows<kConfig>(parameters_, tile, lane_places(), out, closed_, shared_.last_mark);
     }
-    unwritten_ = nullptr;
   }
 
   // The same beside the exponentials of a tile of scores.
-  __device__ __forceinline__ tile::Totals weigh_and_leave(Fragments& f,
-                                                          const tile::Anchors& anchors) {
+  __device__ __forceinline__ tile::Totals weigh_and_leave(const Tile& tile,
+                                                          const tile::Anchors& anchors,
+                                                          Fragments& f) {
     constexpr int kParts = kOut / 8;
     tile::Chains chains;
-    leave(f.out, [&](int part) {
+    leave(tile, f.out, [&](int part) {
       tile::weigh(f.scores, part, kParts, anchors, parameters_.unit, chains);
       return chains.bits() & parameters_.zero;
     });
-    unwritten_ = nullptr;
     return chains.totals();
   }
 
   // Leaves rows to the carrier, in the place of their Q or in that of all rows, once the carrier
   // has taken those before.
   template <class Beside>
-  __device__ __forceinline__ void leave(const float (&out)[kOut], const Beside& beside) {
-    const Tile& tile = *unwritten_;
+  __device__ __forceinline__ void leave(const Tile& tile, const float (&out)[kOut],
+                                        const Beside& beside) {
     const LanePlaces places = lane_places();
     std::uint32_t offset = 0;
     if constexpr (kConfig.out_through_q()) {
@@ -566,7 +566,7 @@ class Consumer {
 
   // NOTE: beside as much of out as at D 256, by row costs a register more than there are.
   __device__ __forceinline__ static void hide(const Visible& visible, float (&scores)[kScores]) {
-    if (!visible.all) tile::hide<kOut <= 64>(visible.bits, scores);
+    if (!visible.all) tile::hide<tile::FragmentLayout, kOut <= 64>(scores, visible.bits);
   }
 
   const Parameters& parameters_;
@@ -583,12 +583,11 @@ class Consumer {
   std::int32_t full_begin_ = 0;  // tiles of keys of which every row of this warpgroup sees all
   std::int32_t full_end_ = 0;
   Limits limits_ = {};
-  bool ends_high_ = false;           // the first half of tile first_key_ is not seen
-  bool skips_half_ = false;          // nor is it of the tile before
-  std::int32_t end_used_ = 0;        // rows of V in tile end_key_ - 1
-  std::int32_t used_ = 0;            // and in the one whose scores were last
-  const Tile* unwritten_ = nullptr;  // closed as closed_ says, its rows still in out
-  Closed closed_ = {};
+  bool ends_high_ = false;      // the first half of tile first_key_ is not seen
+  bool skips_half_ = false;     // nor is it of the tile before
+  std::int32_t end_used_ = 0;   // rows of V in tile end_key_ - 1
+  std::int32_t used_ = 0;       // and in the one whose scores were last
+  Closed closed_ = {};          // of the tile of queries whose rows are still in out
   bool fresh_ = true;           // out begins with the next product
   std::uint32_t products_ = 0;  // with V, done
 };

@@ -115,10 +115,9 @@ __device__ __forceinline__ void complete(const Parameters& parameters, Tile& til
     tile.ends_high[warpgroup] =
         tile.end_key - tile.first_key > 1 &&
         edges.begin(first) >= tile.first_key * kConfig.k_tile + kConfig.k_tile / 2;
-    const std::int32_t begin = edges.begin(last) + kConfig.k_tile - 1;
-    const std::int32_t end = edges.end(first);
-    tile.full_begin[warpgroup] = begin / kConfig.k_tile;
-    tile.full_end[warpgroup] = end > 0 ? end / kConfig.k_tile : 0;
+    const tile::TileRange full = tile::full_key_tiles(edges, first, last, kConfig.k_tile);
+    tile.full_begin[warpgroup] = full.begin;
+    tile.full_end[warpgroup] = full.end;
   }
 }
 

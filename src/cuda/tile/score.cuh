@@ -3,6 +3,8 @@
 // each is a pass of its own over the scores, so that what is absent costs one comparison.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/ptx/address.cuh"
 #include "cuda/tile/fragment.h"
 #include "cuda/tile/neighbours.h"
@@ -52,20 +54,6 @@ struct FragmentLayout {
   TILEWISE_INLINE static constexpr int column(int r) { return register_column(r); }
   TILEWISE_INLINE static constexpr int bit(int r) { return r / 4 * 2 + r % 2; }
 };
-
-// Hides scores whose bit is 0. kByRow: ptxas makes predicates of seven neighbouring bits at once
-// (R2P), not of two.
-template <bool kByRow, int kCount>
-__device__ __forceinline__ void hide(const std::uint32_t (&visible)[kRowsPerLane],
-                                     float (&scores)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    const int n = i % (kCount / 2);  // of a row
-    const int r = kByRow ? n / 2 * 4 + i / (kCount / 2) * 2 + n % 2 : i;
-    const std::uint32_t bit = 1u << FragmentLayout::bit(r);
-    scores[r] = math::masked((visible[register_row(r)] & bit) != 0, scores[r]);
-  }
-}
 
 // Scale, or scale and softcap, of products, kTogether at a time: ptxas interleaves what is in one
 // block, but of many scores it may keep too much in registers. NOTE: the likely way is said, and
@@ -215,11 +203,16 @@ __device__ __forceinline__ void apply_score_rule(const problem::Problem& problem
   add_alibi<Layout>(head.slope, row + head.diagonal - key, scores);
 }
 
-template <class Layout, int kCount>
+// kByRow: of a fragment, row by row: ptxas makes predicates of seven neighbouring bits at once
+// (R2P), not of two.
+template <class Layout, bool kByRow = false, int kCount>
 __device__ __forceinline__ void hide(float (&scores)[kCount],
                                      const std::uint32_t (&visible)[Layout::kRows]) {
+  static_assert(!kByRow || std::is_same_v<Layout, FragmentLayout>);
 #pragma unroll
-  for (int r = 0; r < kCount; ++r) {
+  for (int i = 0; i < kCount; ++i) {
+    const int n = i % (kCount / 2);  // of a row
+    const int r = kByRow ? n / 2 * 4 + i / (kCount / 2) * 2 + n % 2 : i;
     scores[r] = math::masked((visible[Layout::row(r)] >> Layout::bit(r) & 1) != 0, scores[r]);
   }
 }
