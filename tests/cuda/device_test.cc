@@ -122,6 +122,32 @@ TEST(Device, HopperKernelWalksOverManyTiles) {
   }
 }
 
+// Tiles of queries that are described four at a time: of four tiles of keys, of more, and under a
+// window, whose last tiles come from the counter. Heads of one tile: as many as fill some turns of
+// the blocks, one more, and one less. The windows fill those of a small device.
+TEST(Device, HopperKernelDescribesTilesAtOnce) {
+  cuda::DeviceInfo device;
+  if (!has_device() || cuda::find_device(0, &device) != TILEWISE_OK || device.major != 9)
+    GTEST_SKIP() << "no Hopper device";
+  const std::int64_t blocks = device.multiprocessors;
+  const std::int64_t few = std::min<std::int64_t>(blocks, 4);
+  const struct {
+    std::int64_t rows, keys, heads, dim, window;
+  } shapes[] = {{5, 500, blocks * 5, 64, -1},  {9, 500, blocks * 5 + 1, 128, -1},
+                {7, 520, blocks * 9, 128, -1}, {4, 450, blocks * 9 - 1, 64, -1},
+                {6, 250, blocks * 6, 256, -1}, {3, 700, blocks * 13 + 2, 64, -1},
+                {1300, 1300, few, 128, 512},   {1100, 1100, few + 2, 64, 512},
+                {2, 1200, blocks * 6, 64, -1}, {3, 390, blocks * 7, 192, -1}};
+  for (const auto& [rows, keys, heads, dim, window] : shapes) {
+    Case c = make_case(Operation::kForward, TILEWISE_BF16, {1, rows, keys, heads, 1, dim});
+    c.causal = window >= 0;
+    c.window_left = window;
+    verify::Judge judge(c);
+    const verify::Verdict verdict = judge.judge("cuda_sm90");
+    EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
+  }
+}
+
 // Batches that each block lists for itself, up to 28 sequences, and larger ones, for which a kernel
 // comes before: packed, and dense with keys that are left out.
 TEST(Device, HopperKernelListsSequences) {

@@ -1,7 +1,8 @@
-// The describer: one thread that finds the work of a block and tells the producer and the consumers
+// The describer: a thread that finds the work of a block and tells the producer and the consumers
 // what each tile of queries is, while the tiles before it are copied and computed. It takes a
 // microsecond or two, for divisions and the counter's answer, in which the producer would refill no
-// stage.
+// stage; and some 500 cycles of the consumers, beside which it runs (D 128). Where the next tiles
+// are known, as many lanes describe four of them at once, for the cycles of one.
 #pragma once
 
 #include "cuda/ptx/order.cuh"
@@ -12,9 +13,9 @@
 
 namespace tilewise::cuda::sm90 {
 
-// The work of a block, of `count`: two tiles of queries that are dealt out beforehand, then what
-// the counter says, which the first block has opened meanwhile. Each block asks until there is
-// none, in all as often as there is work behind the first turn.
+// The work of a block, of `count`: tiles of queries that are dealt out beforehand, two at least,
+// then what the counter says, which the first block has opened meanwhile. Each block asks until
+// there is none, in all as often as there is work behind the last turn but one that is dealt out.
 class Walk {
  public:
   // Once, before it is asked.
@@ -24,32 +25,40 @@ class Walk {
   // it before the third turn.
   __device__ __forceinline__ void open(const Parameters& parameters) const {
     Counter* const counter = parameters.counter;
-    const bool counts = counter != nullptr && count_ > static_cast<std::int32_t>(gridDim.x);
-    if (!counts || blockIdx.x != 0) return;
+    if (counter == nullptr || asked_for(parameters) <= 0 || blockIdx.x != 0) return;
     counter->taken = 0;
     ptx::store_release(&counter->launch, parameters.launch);
   }
 
-  // Of the next turn; count or more: there is none.
-  __device__ __forceinline__ std::int32_t next(const Parameters& parameters) {
-    const std::int32_t blocks = static_cast<std::int32_t>(gridDim.x);
+  // Of a turn; count or more: there is none. Behind those that are dealt out, turn by turn.
+  __device__ __forceinline__ std::int32_t index(const Parameters& parameters,
+                                                std::int32_t turn) const {
+    const std::int32_t dealt = parameters.finding.dealt;
+    if (turn < dealt) return dealt_index(turn);
     Counter* const counter = parameters.counter;
-    if (turn_ < kDealt || counter == nullptr)
-      return tile::static_index(static_cast<std::int32_t>(blockIdx.x), blocks, turn_++);
-    if (turn_ == kDealt) {
-      ++turn_;
+    if (turn == dealt) {
       while (ptx::load_acquire(&counter->launch) != parameters.launch) {
       }
     }
     const std::int32_t taken = static_cast<std::int32_t>(atomicAdd(&counter->taken, 1u));
-    if (taken + 1 == count_ - blocks) counter->launch = 0;
-    return kDealt * blocks + taken;
+    if (taken + 1 == asked_for(parameters)) counter->launch = 0;
+    return dealt * static_cast<std::int32_t>(gridDim.x) + taken;
   }
 
+  __device__ __forceinline__ bool holds(std::int32_t index) const { return index < count_; }
+  // Of a turn that is dealt out there is work.
+  __device__ __forceinline__ bool has(std::int32_t turn) const { return holds(dealt_index(turn)); }
+
  private:
-  static constexpr std::int32_t kDealt = 2;
+  __device__ __forceinline__ static std::int32_t dealt_index(std::int32_t turn) {
+    return tile::static_index(static_cast<std::int32_t>(blockIdx.x),
+                              static_cast<std::int32_t>(gridDim.x), turn);
+  }
+  __device__ __forceinline__ std::int32_t asked_for(const Parameters& parameters) const {
+    return count_ - (parameters.finding.dealt - 1) * static_cast<std::int32_t>(gridDim.x);
+  }
+
   std::int32_t count_ = 0;
-  std::int32_t turn_ = 0;
 };
 
 // Finds a tile, and writes down where the others will read it what the producer needs and what lies
@@ -121,7 +130,7 @@ __device__ __forceinline__ void complete(const Parameters& parameters, Tile& til
   }
 }
 
-// All tiles of the block, and behind them one that is none.
+// All tiles of the block, and behind them one that is none. By the first lanes of a warp.
 template <KernelConfig kConfig>
 class Describer {
  public:
@@ -131,22 +140,32 @@ class Describer {
   // Where the first one is, while the block's barriers are made: nobody is told, and its keys are
   // asked for before it is complete. Behind what lists the sequences, where they are listed.
   __device__ __forceinline__ void begin() {
-    count_ = parameters_.finding.count(sequences());
-    walk_.begin(count_);
-    locate_next();
+    walk_.begin(count());
+    find(0, walk_.index(parameters_, 0));
   }
 
-  // Says that the first one is there; the others each when the producer wants it.
+  // Says that the first one is there; the others when the producer wants them.
   __device__ __forceinline__ void run() {
+    const std::int32_t lane = static_cast<std::int32_t>(threadIdx.x % 32);
+    if (lane == 0) {
+      tell(0);
+      walk_.open(parameters_);
+    } else {
+      walk_.begin(count());
+    }
     Place<1> place;
-    complete_it();
-    walk_.open(parameters_);
+    bool more = walk_.has(0);
+    std::int32_t turn = 1;
 #pragma unroll 1
-    while (more_) {
+    while (more) {
+      const std::int32_t tiles = parameters_.finding.at_once(turn);
+      if (lane >= tiles) return;
       ptx::wait(ptx::shared_address(&shared_.barriers.tile_wanted), place.parity);
       place.advance();
-      locate_next();
-      complete_it();
+      const bool found = find(turn + lane, walk_.index(parameters_, turn + lane));
+      tell(turn + lane);
+      turn += tiles;
+      more = tiles > 1 ? walk_.has(turn - 1) : found;
     }
   }
 
@@ -154,27 +173,30 @@ class Describer {
   __device__ __forceinline__ Sequences sequences() const {
     return sequences_of(parameters_.finding, shared_.sequences);
   }
-  __device__ __forceinline__ Tile& tile() const { return shared_.tiles[tiles_ % kTileSlots]; }
-  __device__ __forceinline__ void locate_next() {
-    const std::int32_t index = walk_.next(parameters_);
-    more_ = index < count_;
-    if (more_) {
-      locate<kConfig>(parameters_.finding, sequences(), index, tile());
-    } else {
-      tile().index = -1;
-    }
+  __device__ __forceinline__ std::int32_t count() const {
+    return parameters_.finding.count(sequences());
   }
-  __device__ __forceinline__ void complete_it() {
-    if (more_) complete<kConfig>(parameters_, tile());
-    ptx::arrive(ptx::shared_address(&shared_.barriers.tile_full[tiles_++ % kTileSlots]));
+  __device__ __forceinline__ Tile& tile(std::int32_t turn) const {
+    return shared_.tiles[turn % kTileSlots];
+  }
+  // false: there is none.
+  __device__ __forceinline__ bool find(std::int32_t turn, std::int32_t index) {
+    const bool found = walk_.holds(index);
+    if (found) {
+      locate<kConfig>(parameters_.finding, sequences(), index, tile(turn));
+    } else {
+      tile(turn).index = -1;
+    }
+    return found;
+  }
+  __device__ __forceinline__ void tell(std::int32_t turn) {
+    if (tile(turn).index >= 0) complete<kConfig>(parameters_, tile(turn));
+    ptx::arrive(ptx::shared_address(&shared_.barriers.tile_full[turn % kTileSlots]));
   }
 
   const Parameters& parameters_;
   Shared<kConfig>& shared_;
-  std::int32_t count_ = 0;
   Walk walk_;
-  std::uint32_t tiles_ = 0;  // described
-  bool more_ = true;
 };
 
 }  // namespace tilewise::cuda::sm90

@@ -53,14 +53,14 @@ class Producer {
       const Tile& tile = *tile_;
       std::int32_t key = tile.start_key;
       std::int32_t left = tile.end_key - tile.first_key;
-      if (left <= kNotice) want();
+      if (left <= kNotice) want_next();
 #pragma unroll 1
       while (--left > 0) {
         const std::int32_t behind = tile::key_behind(key, tile.first_key, tile.end_key);
         copy_k(tile, behind);
         copy_v(tile, key);
         key = behind;
-        if (left == kNotice) want();
+        if (left == kNotice) want_next();
       }
       const bool more = take();
       if (more) copy_k(*tile_, tile_->start_key);
@@ -87,8 +87,10 @@ class Producer {
     tile_ = &shared_.tiles[place.stage];
     return tile_->index >= 0;
   }
-  // Has the next one described.
-  __device__ __forceinline__ void want() {
+  // Has the next one described, unless it was together with this one.
+  __device__ __forceinline__ void want_next() {
+    if (static_cast<std::int32_t>(tiles_) != wanted_) return;
+    wanted_ += parameters_.finding.at_once(wanted_);
     ptx::arrive(ptx::shared_address(&shared_.barriers.tile_wanted));
   }
 
@@ -170,7 +172,8 @@ class Producer {
   const Parameters& parameters_;
   Shared<kConfig>& shared_;
   const Tile* tile_ = nullptr;
-  std::uint32_t tiles_ = 0;  // taken
+  std::uint32_t tiles_ = 0;  // taken,
+  std::int32_t wanted_ = 1;  // and described, or to be
   Place<kConfig.k_stages> k_place_;
   Place<kConfig.v_stages> v_place_;
   Place<kConfig.q_stages> q_place_;

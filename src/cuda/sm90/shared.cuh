@@ -42,9 +42,9 @@ struct Tile {
   std::int32_t full_end[kMostWarpgroups];    // all
 };
 
-// Tiles are described ahead: when the producer is about to take one, consumers may still close the
-// fourth before it, or a carrier store it. The next ones are computed, waited for, or loaded into
-// the places of K.
+// Tiles are described ahead: when the producer wants the next one, consumers may still close the
+// fifth before it, or a carrier store the sixth, if each has one tile of keys. Where all have four,
+// a carrier may still store the fourth before it: then there is room for four together.
 inline constexpr int kTileSlots = 8;
 
 // Of a row, before a sink joins: max is in units of log 2.
