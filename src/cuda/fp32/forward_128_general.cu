@@ -2,9 +2,8 @@
 
 namespace tilewise::cuda::fp32 {
 
-extern const Instance kForward_128_general[2] = {
+extern const Instance kForward_128_general[1] = {
     table_instance<5>(),
-    table_instance<6>(),
 };
 
 }  // namespace tilewise::cuda::fp32

@@ -2,9 +2,8 @@
 
 namespace tilewise::cuda::fp32 {
 
-extern const Instance kForward_256[2] = {
+extern const Instance kForward_256[1] = {
     table_instance<7>(),
-    table_instance<8>(),
 };
 
 }  // namespace tilewise::cuda::fp32

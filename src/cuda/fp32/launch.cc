@@ -9,8 +9,9 @@ namespace tilewise::cuda::fp32 {
 
 // Rows of the table, as the files compile them.
 extern const Instance kForward_64[2], kForward_64_general[1];
-extern const Instance kForward_128[2], kForward_128_general[2];
-extern const Instance kForward_256[2], kForward_256_small[1], kForward_256_general[2];
+extern const Instance kForward_128[2], kForward_128_general[1], kForward_128_general_small[1];
+extern const Instance kForward_256[1], kForward_256_large[1], kForward_256_small[1];
+extern const Instance kForward_256_general[2];
 
 namespace {
 
@@ -22,11 +23,18 @@ int row_for(const Problem& problem, bool general) {
 }
 
 const Instance& instance_for(const Problem& problem, bool general) {
-  static const Instance* const kRows[kTileRows] = {
-      &kForward_64[0],          &kForward_64[1],          &kForward_64_general[0],
-      &kForward_128[0],         &kForward_128[1],         &kForward_128_general[0],
-      &kForward_128_general[1], &kForward_256[0],         &kForward_256[1],
-      &kForward_256_small[0],   &kForward_256_general[0], &kForward_256_general[1]};
+  static const Instance* const kRows[kTileRows] = {&kForward_64[0],
+                                                   &kForward_64[1],
+                                                   &kForward_64_general[0],
+                                                   &kForward_128[0],
+                                                   &kForward_128[1],
+                                                   &kForward_128_general[0],
+                                                   &kForward_128_general_small[0],
+                                                   &kForward_256[0],
+                                                   &kForward_256_large[0],
+                                                   &kForward_256_small[0],
+                                                   &kForward_256_general[0],
+                                                   &kForward_256_general[1]};
   return *kRows[row_for(problem, general)];
 }
 

@@ -2,11 +2,9 @@
 
 namespace tilewise::cuda::sm80 {
 
-extern const Instance kForward_fp16_256[4] = {
+extern const Instance kForward_fp16_256[2] = {
     table_instance<true, 7>(),
     table_instance<true, 8>(),
-    table_instance<true, 9>(),
-    table_instance<true, 10>(),
 };
 
 }  // namespace tilewise::cuda::sm80

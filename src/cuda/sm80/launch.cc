@@ -9,7 +9,8 @@ namespace tilewise::cuda::sm80 {
 extern const Instance kForward_bf16_64[3], kForward_fp16_64[3];
 extern const Instance kForward_bf16_128[2], kForward_fp16_128[2];
 extern const Instance kForward_bf16_192[2], kForward_fp16_192[2];
-extern const Instance kForward_bf16_256[4], kForward_fp16_256[4];
+extern const Instance kForward_bf16_256[2], kForward_fp16_256[2];
+extern const Instance kForward_bf16_256_short[2], kForward_fp16_256_short[2];
 extern const Instance kForward_bf16_general[2], kForward_fp16_general[2];
 
 namespace {
@@ -25,11 +26,11 @@ const Instance& instance_for(const Problem& problem, bool general) {
   static const Instance* const kRows[2][kTileRows] = {
       {&kForward_bf16_64[0], &kForward_bf16_64[1], &kForward_bf16_64[2], &kForward_bf16_128[0],
        &kForward_bf16_128[1], &kForward_bf16_192[0], &kForward_bf16_192[1], &kForward_bf16_256[0],
-       &kForward_bf16_256[1], &kForward_bf16_256[2], &kForward_bf16_256[3],
+       &kForward_bf16_256[1], &kForward_bf16_256_short[0], &kForward_bf16_256_short[1],
        &kForward_bf16_general[0], &kForward_bf16_general[1]},
       {&kForward_fp16_64[0], &kForward_fp16_64[1], &kForward_fp16_64[2], &kForward_fp16_128[0],
        &kForward_fp16_128[1], &kForward_fp16_192[0], &kForward_fp16_192[1], &kForward_fp16_256[0],
-       &kForward_fp16_256[1], &kForward_fp16_256[2], &kForward_fp16_256[3],
+       &kForward_fp16_256[1], &kForward_fp16_256_short[0], &kForward_fp16_256_short[1],
        &kForward_fp16_general[0], &kForward_fp16_general[1]}};
   return *kRows[problem.dtype == TILEWISE_FP16 ? 1 : 0][row_for(problem, general)];
 }
