@@ -246,6 +246,38 @@ TEST(Schedule, TurnsCoverEveryIndexOnce) {
   }
 }
 
+TEST(Schedule, TilesAtOnceAreDealtOutAndHaveKeys) {
+  EXPECT_EQ(tile::deal_all(4).at_once(1), tile::kMostAtOnce);
+  EXPECT_EQ(tile::deal_all(3).at_once(1), 1);
+  EXPECT_EQ(tile::Dealing{}.at_once(1), 1);
+  const struct {
+    std::int32_t rows, heads, left, q_tile, blocks, dealt, together;
+  } shapes[] = {{16384, 16, 1023, 128, 132, 13, 13},  // 14 turns of tiles that are alike, of 16
+                {1300, 4, 512, 128, 4, 7, 7},         // of 11: what the emulated device test takes
+                {1300, 4, 511, 128, 4, 7, 0},         // three tiles of keys and the own one
+                {16384, 16, 1023, 192, 132, 8, 8},   {1024, 16, 512, 128, 132, 2, 0},
+                {2048, 2, 2048, 128, 4, 2, 0},       {4096, 8, 1023, 128, 132, 2, 0}};
+  for (const auto& shape : shapes) {
+    const std::int32_t q_tiles = (shape.rows + shape.q_tile - 1) / shape.q_tile;
+    const Schedule schedule = {q_tiles, shape.heads, 1, shape.heads, 1};
+    const tile::Dealing dealing =
+        tile::deal_window(schedule, shape.q_tile, 128, shape.left, shape.blocks);
+    EXPECT_EQ(dealing.dealt, shape.dealt) << shape.rows << " " << shape.left;
+    EXPECT_EQ(dealing.together, shape.together) << shape.rows << " " << shape.left;
+    EXPECT_EQ(dealing.at_once(1), dealing.together > 0 ? tile::kMostAtOnce : 1);
+    EXPECT_EQ(dealing.at_once(std::max(dealing.together - tile::kMostAtOnce, 0) + 1), 1);
+    const tile::Edges edges = tile::window_edges(shape.rows, 0, shape.left, 0);
+    for (std::int32_t index = 0; index < dealing.together * shape.blocks; ++index) {
+      const std::int32_t row = schedule.work(index).q_tile * shape.q_tile;
+      const std::int32_t last = std::min(row + shape.q_tile, shape.rows) - 1;
+      const tile::TileRange keys = tile::key_tiles(edges, row, last, 128);
+      EXPECT_GE(keys.end - keys.begin, tile::kLeastKeys);
+    }
+  }
+  const Schedule sections = {128, 16, 1, 8, 2};
+  EXPECT_EQ(tile::deal_window(sections, 128, 128, 1023, 132).dealt, 2);
+}
+
 KernelConfig config_of(const TileRow& row, bool fp16, bool general) {
   return {.fp16 = fp16,
           .head_dim = row.head_dim,

@@ -2,7 +2,7 @@
 // what each tile of queries is, while the tiles before it are copied and computed. It takes a
 // microsecond or two, for divisions and the counter's answer, in which the producer would refill no
 // stage; and some 500 cycles of the consumers, beside which it runs (D 128). Where the next tiles
-// are known, as many lanes describe four of them at once, for the cycles of one.
+// are known, four lanes describe four of them at once, for the cycles of one.
 #pragma once
 
 #include "cuda/ptx/order.cuh"
@@ -33,7 +33,7 @@ class Walk {
   // Of a turn; count or more: there is none. Behind those that are dealt out, turn by turn.
   __device__ __forceinline__ std::int32_t index(const Parameters& parameters,
                                                 std::int32_t turn) const {
-    const std::int32_t dealt = parameters.finding.dealt;
+    const std::int32_t dealt = parameters.finding.dealing.dealt;
     if (turn < dealt) return dealt_index(turn);
     Counter* const counter = parameters.counter;
     if (turn == dealt) {
@@ -55,7 +55,7 @@ class Walk {
                               static_cast<std::int32_t>(gridDim.x), turn);
   }
   __device__ __forceinline__ std::int32_t asked_for(const Parameters& parameters) const {
-    return count_ - (parameters.finding.dealt - 1) * static_cast<std::int32_t>(gridDim.x);
+    return count_ - (parameters.finding.dealing.dealt - 1) * static_cast<std::int32_t>(gridDim.x);
   }
 
   std::int32_t count_ = 0;
@@ -158,7 +158,7 @@ class Describer {
     std::int32_t turn = 1;
 #pragma unroll 1
     while (more) {
-      const std::int32_t tiles = parameters_.finding.at_once(turn);
+      const std::int32_t tiles = parameters_.finding.dealing.at_once(turn);
       if (lane >= tiles) return;
       ptx::wait(ptx::shared_address(&shared_.barriers.tile_wanted), place.parity);
       place.advance();

@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(decode(kCode).threads(), 1)
       fill_gaps(parameters.problem, sequences_of(finding, shared.sequences).lengths,
                 static_cast<std::int32_t>(blockIdx.x) * 2 + warp - 2,
                 static_cast<std::int32_t>(gridDim.x) * 2);
-    } else if (warp == 1 && threadIdx.x % 32 < kMostAtOnce) {
+    } else if (warp == 1 && threadIdx.x % 32 < tile::kMostAtOnce) {
       describer.run();
     } else if (threadIdx.x == 0) {
       Producer<kConfig>(parameters, shared).run();

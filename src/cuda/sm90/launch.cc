@@ -240,30 +240,14 @@ void fill_finding(const Problem& problem, const Schedule& schedule, std::byte* w
   finding->packed = packed_schedule_of(problem, nullptr);
 }
 
-// Which turns of the blocks are dealt out beforehand. Where tiles are taken from a counter, those
-// of a window whose tiles see all of it: the first ones, and alike. The last turns are left to the
-// counter, and with them all short tiles.
-void deal(const Problem& problem, const KernelConfig& config, const Schedule& schedule,
-          std::int32_t blocks, Finding* finding) {
-  constexpr std::int64_t kAllTurns = std::int64_t{1} << 30;
-  constexpr std::int64_t kLeast = 2;
-  constexpr std::int64_t kCounted = 3;
-  const std::int64_t left = math::lesser(problem.window_left, problem.q_rows);
-  std::int64_t dealt = kLeast;
-  std::int64_t keys = 0;  // tiles of keys that each of their tiles has, at least
-  if (!counts(problem)) {
-    dealt = kAllTurns;
-    keys = left < 0 ? divided(problem.k_rows, config.k_tile) : 0;
-  } else if (left >= 0 && !needs_lengths(problem) && problem.q_rows == problem.k_rows &&
-             schedule.sections == 1) {
-    const std::int64_t alike = (schedule.q_tiles - divided(left, config.q_tile)) *
-                               std::int64_t{schedule.heads} * schedule.batch;
-    const std::int64_t turns = divided(schedule.count(), blocks);
-    dealt = math::greater(math::lesser(alike / blocks, turns - kCounted), kLeast);
-    keys = left / config.k_tile;
-  }
-  finding->dealt = static_cast<std::int32_t>(dealt);
-  finding->together = keys >= kLeastKeys ? finding->dealt : 0;
+tile::Dealing dealing_of(const Problem& problem, const KernelConfig& config,
+                         const Schedule& schedule, std::int32_t blocks) {
+  const std::int64_t left = problem.window_left;
+  if (!counts(problem))
+    return tile::deal_all(left < 0 ? divided(problem.k_rows, config.k_tile) : 0);
+  if (left < 0 || needs_lengths(problem) || problem.q_rows != problem.k_rows) return {};
+  return tile::deal_window(schedule, config.q_tile, config.k_tile,
+                           math::lesser(left, problem.q_rows), blocks);
 }
 
 void fill_parameters(const Problem& problem, const KernelConfig& config, std::byte* workspace,
@@ -352,7 +336,7 @@ problem::Status run(const Problem& problem, const problem::RunContext& context) 
   fill_finding(problem, schedule, workspace, &parameters.finding);
   std::int32_t blocks = device.multiprocessors;
   if (!problem.q_packed && schedule.count() < blocks) blocks = schedule.count();
-  deal(problem, instance.config, schedule, blocks, &parameters.finding);
+  parameters.finding.dealing = dealing_of(problem, instance.config, schedule, blocks);
   fill_parameters(problem, instance.config, workspace, &parameters);
   const problem::Status mapped = make_maps(problem, instance.config, &parameters);
   if (mapped != TILEWISE_OK) return mapped;

@@ -56,11 +56,6 @@ struct Counter {
   unsigned taken;
 };
 
-// So many tiles of queries may be described at once (describer.cuh), of so many tiles of keys at
-// least.
-inline constexpr std::int32_t kMostAtOnce = 4;
-inline constexpr std::int32_t kLeastKeys = 4;
-
 // What it takes to find a tile of queries and to ask for its Q and K. Side by side: a line of
 // constants comes from memory when it is first read, and the first tile of a block waits for each.
 struct alignas(64) Finding {
@@ -70,19 +65,14 @@ struct alignas(64) Finding {
   std::int32_t window_left;  // as the problem's, at most tile::kLongest
   std::int32_t window_right;
   tile::Divisor group;
-  std::int32_t dealt;     // turns of a block that are dealt out beforehand; others ask the counter
-  std::int32_t together;  // of them those whose tiles may be described at once
-  bool listed;            // each block lists its sequences; else they are
-  Sequences sequences;    // these, or
-  Lengths whole;          // this one
+  tile::Dealing dealing;
+  bool listed;                      // each block lists its sequences; else they are
+  Sequences sequences;              // these, or
+  Lengths whole;                    // this one
   tile::PreparedSchedule schedule;  // of dense queries
   PackedSchedule packed;            // of packed ones, but for its tile_starts
   Steps q_steps, k_steps;
 
-  // Tiles that are described at once, of which that of turn `turn` is the first.
-  TILEWISE_INLINE std::int32_t at_once(std::int32_t turn) const {
-    return turn + kMostAtOnce <= together ? kMostAtOnce : 1;
-  }
   TILEWISE_INLINE PackedSchedule packed_by(const std::int32_t* tile_starts) const {
     return {tile_starts, packed.heads, packed.batch, packed.longest_first};
   }

@@ -90,7 +90,7 @@ class Producer {
   // Has the next one described, unless it was together with this one.
   __device__ __forceinline__ void want_next() {
     if (static_cast<std::int32_t>(tiles_) != wanted_) return;
-    wanted_ += parameters_.finding.at_once(wanted_);
+    wanted_ += parameters_.finding.dealing.at_once(wanted_);
     ptx::arrive(ptx::shared_address(&shared_.barriers.tile_wanted));
   }
 

@@ -7,8 +7,8 @@
 
 namespace tilewise::cuda::tile {
 
-// All of a launch's work is numbered in 32 bits, with room for one more turn of all blocks: 64-bit
-// divisions are many instructions and registers, of which the describer has few.
+// All of a launch's work is numbered in 32 bits, with room for some more turns of all blocks:
+// 64-bit divisions are many instructions and registers, of which the describer has few.
 inline constexpr std::int64_t kMostWork = std::int64_t{1} << 30;
 
 TILEWISE_INLINE std::int32_t lesser(std::int32_t a, std::int32_t b) { return a < b ? a : b; }
@@ -114,6 +114,47 @@ TILEWISE_INLINE Schedule in_rounds(Schedule schedule, std::int32_t blocks, std::
 TILEWISE_INLINE std::int32_t static_index(std::int32_t block, std::int32_t blocks,
                                           std::int32_t turn) {
   return turn * blocks + (turn % 2 == 0 ? block : blocks - 1 - block);
+}
+
+// So many tiles of queries may be described at once (sm90/describer.cuh), of so many tiles of keys
+// at least.
+inline constexpr std::int32_t kMostAtOnce = 4;
+inline constexpr std::int32_t kLeastKeys = 4;
+
+// The turns of the blocks that are dealt out beforehand (static_index); others ask a counter.
+struct Dealing {
+  std::int32_t dealt = 2;     // turns, the least of them
+  std::int32_t together = 0;  // of them those whose tiles may be described at once
+
+  // Tiles that are described at once, of which that of turn `turn` is the first.
+  TILEWISE_INLINE std::int32_t at_once(std::int32_t turn) const {
+    return turn + kMostAtOnce <= together ? kMostAtOnce : 1;
+  }
+};
+
+// Nothing is counted; every tile has so many tiles of keys, at least.
+TILEWISE_INLINE Dealing deal_all(std::int64_t keys) {
+  constexpr std::int32_t kAllTurns = std::int32_t{1} << 30;
+  return {kAllTurns, keys >= kLeastKeys ? kAllTurns : 0};
+}
+
+// Under a window of `left` keys before the own one, where there are as many keys as queries: the
+// tiles that see all of it come first and are alike, if all heads are one section. The last turns
+// are counted, and with them all short tiles.
+TILEWISE_INLINE Dealing deal_window(const Schedule& schedule, std::int32_t q_tile,
+                                    std::int32_t k_tile, std::int64_t left, std::int32_t blocks) {
+  constexpr std::int64_t kCounted = 3;
+  Dealing dealing;
+  if (schedule.sections != 1) return dealing;
+  const std::int64_t shorter = (left + q_tile - 1) / q_tile;  // tiles of a head
+  const std::int64_t alike =
+      (schedule.q_tiles - shorter) * std::int64_t{schedule.heads} * schedule.batch;
+  const std::int64_t counted = (schedule.count() + blocks - 1) / blocks - kCounted;
+  const std::int64_t dealt = alike / blocks < counted ? alike / blocks : counted;
+  if (dealt > dealing.dealt) dealing.dealt = static_cast<std::int32_t>(dealt);
+  if (left / k_tile >= kLeastKeys && alike >= std::int64_t{dealing.dealt} * blocks)
+    dealing.together = dealing.dealt;
+  return dealing;
 }
 
 // Packed batches: tile_starts (B + 1) counts the q tiles of the sequences before each one.
