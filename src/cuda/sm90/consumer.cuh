@@ -97,8 +97,9 @@ class Consumer {
     take_turn();
     multiply_scores(f.scores);
     // Beside the scores, before it is the turn of their exponentials:
-    const Visible visible = kConfig.general ? Visible{} : look<kFirst>();
-    if constexpr (kConfig.keeps && !kFirst) {
+    constexpr bool kNext = kConfig.keeps && !kFirst;
+    const Visible visible = kConfig.general ? Visible{} : look<kFirst, kNext>();
+    if constexpr (kNext) {
       next_scores(visible, f);
     } else {
       other_scores<kFirst>(visible, f, before);
@@ -110,14 +111,14 @@ class Consumer {
   // In a kernel whose rows keep what exponents are taken against, those behind the first ones. K is
   // held until it is known that no weights are too large.
   __device__ __forceinline__ void next_scores(const Visible& visible, Fragments& f) {
-    wait_values();
+    wait_full(shared_.barriers.v_full, v_place());
     const std::uint64_t v = v_descriptor();
     begin_values(v, f.weights, f.out);
     ptx::wait_products<1>();
     take_scores(f.scores);
     // One branch for whatever is rare: each costs some 40 cycles of a step's 2070 (D 128, S 16384).
     if (!visible.plain) {
-      hide(visible, f.scores);
+      hide(visible, f.scores, kConfig.begins_full());
       if (tile::any_unseen(f.states)) tile::raise_unseen(tile::maxima_of(f.scores), f.states);
     }
     const tile::Anchors anchors = tile::anchors_of(f.states, parameters_.unit);
@@ -475,9 +476,10 @@ class Consumer {
   // Waits for the V of the scores that were last. The rows of another sequence, behind the end of
   // this one, become zeros: their weights are 0, but 0 * NaN is NaN. Every warpgroup writes the
   // same zeros.
-  __device__ __forceinline__ void wait_values() {
+  __device__ __forceinline__ bool has_others() const { return used_ < kConfig.k_tile; }
+  __device__ __forceinline__ void wait_values() const {
     wait_full(shared_.barriers.v_full, v_place());
-    if (used_ >= kConfig.k_tile) return;
+    if (!has_others()) return;
     unsigned char* const v = shared_.v[v_place().stage];
     constexpr int kRowChunks = tile::kPanelRowBytes / tile::kChunkBytes;
     for (int chunk = threadIdx.x % 128; chunk < kConfig.v_bytes() / tile::kChunkBytes;
@@ -520,15 +522,16 @@ class Consumer {
 
   // What the lane's rows see of the tile of keys whose scores are being computed: the mask rule
   // (math/mask_rule.h) as bits (tile/bands.h), while the tensor cores work. Where cut tiles come
-  // behind a full one, the limits have been found beside its exponentials.
-  template <bool kFirst>
+  // behind a full one, the limits have been found beside its exponentials. kValues: waits for V if
+  // it has rows of others: both are rare, and one branch.
+  template <bool kFirst, bool kValues = false>
   __device__ __forceinline__ Visible look() const {
-    // Few tiles are cut by both edges.
     const bool begins = key_ < full_begin_;
     const bool ends = key_ >= full_end_;
     const bool all = !begins && !ends;
     Visible visible = {all && key_ < unseen_, all, {~0u, ~0u}};
-    if (all) return visible;
+    const bool others = kValues && has_others();
+    if (static_cast<int>(all) & static_cast<int>(!others)) return visible;  // && is two branches
     const Limits limits = kConfig.begins_full() && !kFirst ? limits_ : find_limits();
     const auto low_bits = [&](std::int32_t limit) {
       return tile::low_bits(tile::columns_before(limit - key_ * kConfig.k_tile, 0));
@@ -543,6 +546,7 @@ class Consumer {
       for (int which = 0; which < tile::kRowsPerLane; ++which)
         visible.bits[which] &= ~low_bits(limits.begin[which]);
     }
+    if (others) wait_values();
     return visible;
   }
 
@@ -565,8 +569,9 @@ class Consumer {
   }
 
   // NOTE: beside as much of out as at D 256, by row costs a register more than there are.
-  __device__ __forceinline__ static void hide(const Visible& visible, float (&scores)[kScores]) {
-    if (!visible.all) tile::hide<tile::FragmentLayout, kOut <= 64>(scores, visible.bits);
+  __device__ __forceinline__ static void hide(const Visible& visible, float (&scores)[kScores],
+                                              bool always = false) {
+    if (always || !visible.all) tile::hide<tile::FragmentLayout, kOut <= 64>(scores, visible.bits);
   }
 
   const Parameters& parameters_;
