@@ -111,14 +111,14 @@ class Consumer {
   // In a kernel whose rows keep what exponents are taken against, those behind the first ones. K is
   // held until it is known that no weights are too large.
   __device__ __forceinline__ void next_scores(const Visible& visible, Fragments& f) {
-    wait_full(shared_.barriers.v_full, v_place());
+    wait_full(shared_.barriers.v_full, v_place());  // its rows of others: look()
     const std::uint64_t v = v_descriptor();
     begin_values(v, f.weights, f.out);
     ptx::wait_products<1>();
     take_scores(f.scores);
     // One branch for whatever is rare: each costs some 40 cycles of a step's 2070 (D 128, S 16384).
     if (!visible.plain) {
-      hide(visible, f.scores, kConfig.begins_full());
+      hide(visible, f.scores, kConfig.begins_full());  // D 64, S 1024 causal: 0.988
       if (tile::any_unseen(f.states)) tile::raise_unseen(tile::maxima_of(f.scores), f.states);
     }
     const tile::Anchors anchors = tile::anchors_of(f.states, parameters_.unit);
@@ -476,7 +476,6 @@ class Consumer {
   // Waits for the V of the scores that were last. The rows of another sequence, behind the end of
   // this one, become zeros: their weights are 0, but 0 * NaN is NaN. Every warpgroup writes the
   // same zeros.
-  __device__ __forceinline__ bool has_others() const { return used_ < kConfig.k_tile; }
   __device__ __forceinline__ void wait_values() const {
     wait_full(shared_.barriers.v_full, v_place());
     if (!has_others()) return;
@@ -490,6 +489,7 @@ class Consumer {
     ptx::fence_shared_for_async();
     ptx::sync_named(kClearBarrier + warpgroup_, 128);
   }
+  __device__ __forceinline__ bool has_others() const { return used_ < kConfig.k_tile; }
 
   // Warpgroups take turns: while one has its products in the tensor cores, the others compute
   // exponentials.
@@ -522,8 +522,8 @@ class Consumer {
 
   // What the lane's rows see of the tile of keys whose scores are being computed: the mask rule
   // (math/mask_rule.h) as bits (tile/bands.h), while the tensor cores work. Where cut tiles come
-  // behind a full one, the limits have been found beside its exponentials. kValues: waits for V if
-  // it has rows of others: both are rare, and one branch.
+  // behind a full one, the limits have been found beside its exponentials. kValues: and makes
+  // rows of others in V zeros: both are rare, and one branch.
   template <bool kFirst, bool kValues = false>
   __device__ __forceinline__ Visible look() const {
     const bool begins = key_ < full_begin_;
