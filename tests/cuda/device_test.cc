@@ -231,6 +231,57 @@ TEST(Device, HopperKernelTakesWindows) {
   }
 }
 
+// Rows begin with the maximum of some of the first scores. Here those are -inf, in a tile of keys
+// that all rows see whole; others are finite, or so small that their weights are nothing beside 1.
+// Cut tiles of keys come behind.
+TEST(Device, HopperKernelBeginsWithScoresOfMinusInfinity) {
+  cuda::DeviceInfo device;
+  if (!has_device() || cuda::find_device(0, &device) != TILEWISE_OK || device.major != 9)
+    GTEST_SKIP() << "no Hopper device";
+  constexpr std::int64_t kRow = 128;  // of Q, K
+  for (const std::int32_t dtype : {TILEWISE_BF16, TILEWISE_FP16}) {
+    for (const std::int64_t left : {std::int64_t{-1}, std::int64_t{300}}) {
+      for (const double most : {1.0, -40.0, -800.0}) {
+        Case c = make_case(Operation::kForward, dtype, {1, 700, 700, 1, 1, kRow});
+        c.causal = true;
+        c.window_left = left;
+        Instance instance(c);
+        // Column 0 of Q is 1: what K has there is added to a product.
+        const std::vector<double> q = values_of(instance.request().q);
+        const std::vector<double> k = values_of(instance.request().k);
+        set_elements(instance.request().q, [&](std::int64_t i) {
+          return i % kRow == 0 ? 1.0 : q[static_cast<std::size_t>(i)];
+        });
+        set_elements(instance.request().k, [&](std::int64_t i) {
+          if (i % kRow != 0) return k[static_cast<std::size_t>(i)];
+          const std::int64_t block = i / kRow % 128 / 8;
+          const bool begins = block == 0 || block == 5 || block == 10 || block == 15;
+          return begins ? -HUGE_VAL : most * std::sqrt(static_cast<double>(kRow));
+        });
+        ASSERT_EQ(run_kernel("cuda_reference", Operation::kForward, instance.request()),
+                  TILEWISE_OK);
+        const std::vector<double> expected = values_of(instance.request().out);
+        const std::vector<double> expected_lse = values_of(instance.request().lse);
+        verify::poison(instance.request().out);
+        verify::poison(instance.request().lse);
+        ASSERT_EQ(run_kernel("cuda_sm90", Operation::kForward, instance.request()), TILEWISE_OK);
+        const std::vector<double> got = values_of(instance.request().out);
+        const std::vector<double> lse = values_of(instance.request().lse);
+        for (std::size_t i = 0; i < got.size(); ++i) {
+          if (std::isnan(expected[i])) continue;
+          ASSERT_NEAR(got[i], expected[i], 0.02 * std::abs(expected[i]) + 1e-2)
+              << "most " << most << " left " << left << " row " << i / kRow;
+        }
+        for (std::size_t i = 0; i < lse.size(); ++i) {
+          if (expected_lse[i] == lse[i]) continue;  // -inf
+          ASSERT_NEAR(lse[i], expected_lse[i], 1e-5 * std::abs(expected_lse[i]) + 1e-4)
+              << "most " << most << " left " << left << " row " << i;
+        }
+      }
+    }
+  }
+}
+
 const char* ampere_kernel(std::int32_t dtype) {
   return dtype == TILEWISE_FP32 ? "cuda_fp32" : "cuda_sm80";
 }

@@ -45,6 +45,21 @@ __device__ __forceinline__ void wait(std::uint32_t barrier, std::uint32_t parity
       : "memory");
 }
 
+// mbarrier.test_wait.parity: whether that phase is complete. If so, acquires as wait() does.
+__device__ __forceinline__ bool test(std::uint32_t barrier, std::uint32_t parity) {
+  std::uint32_t complete;
+  asm volatile(
+      "{\n"
+      ".reg .pred complete;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 complete, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, complete;\n"
+      "}\n"
+      : "=r"(complete)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return complete != 0;
+}
+
 // barrier.sync: waits until `threads` threads have synced at or arrived at named barrier `name`.
 // Whole warps.
 __device__ __forceinline__ void sync_named(std::uint32_t name, std::uint32_t threads) {

@@ -28,6 +28,18 @@ __device__ __forceinline__ void copy_tile(std::uint32_t to, const void* map, std
       : "memory");
 }
 
+// cp.async.bulk.prefetch.tensor (9.7.9.27.3): the same box into L2 only, where it is to stay. One
+// thread; nobody waits for it.
+__device__ __forceinline__ void prefetch_tile(const void* map, std::int32_t column,
+                                              std::int32_t row, std::int32_t head,
+                                              std::int32_t batch, Keep keep) {
+  asm volatile(
+      "cp.async.bulk.prefetch.tensor.4d.L2.global.tile.L2::cache_hint [%0, {%1, %2, %3, %4}], "
+      "%5;" ::"l"(map),
+      "r"(column), "r"(row), "r"(head), "r"(batch), "l"(static_cast<std::uint64_t>(keep))
+      : "memory");
+}
+
 // cp.async.bulk.tensor the other way: the box from shared memory at `from`, of which what lies
 // outside of the tensor is left out. One thread, which then commits. What other threads wrote to
 // shared memory by ordinary stores needs fence_shared_for_async() before.

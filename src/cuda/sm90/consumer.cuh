@@ -1,7 +1,6 @@
 // A consumer: a warpgroup that computes 64 rows of a tile of queries. FlashAttention-3 (arXiv
 // 2407.08608), Algorithm 2: while the tensor cores multiply one tile of keys, the exponentials of
-// the next are computed, within the warpgroup (two products in flight) and between warpgroups (they
-// take turns at the tensor cores).
+// the next are computed, within the warpgroup (two products in flight) and between them (in turns).
 #pragma once
 
 #include "cuda/ptx/copy.cuh"
@@ -96,7 +95,6 @@ class Consumer {
     if constexpr (!kConfig.keeps) wait_full(shared_.barriers.k_full, k_);
     take_turn();
     multiply_scores(f.scores);
-    // Beside the scores, before it is the turn of their exponentials:
     constexpr bool kNext = kConfig.keeps && !kFirst;
     const Visible visible = kConfig.general ? Visible{} : look<kFirst, kNext>();
     if constexpr (kNext) {
@@ -156,14 +154,14 @@ class Consumer {
     const tile::Anchors anchors = take_and_raise(visible, f);
     if constexpr (kFirst && kConfig.begins_full()) limits_ = find_limits();
     tile::Totals totals;
-    // Rows of out that go no further than shared memory fill the gaps between exponentials, of
-    // which a warp may have one in eight cycles. By then the last product has come. General scores
-    // leave no registers for both.
+    // Rows of out on their way to shared memory fill the gaps between exponentials, of which a warp
+    // may have one in eight cycles. General scores leave no registers for both.
     constexpr bool kTogether = kConfig.has_carriers() && kConfig.keeps;
     if constexpr (kConfig.keeps && !kTogether)
       totals = tile::weigh(f.scores, anchors, parameters_.unit);
-    // For nobody: it ends a basic block (wait_next_keys()).
-    ptx::wait(ptx::shared_address(&shared_.barriers.open), 1);
+    // For nobody: it ends a basic block (wait_next_keys()), where no branch of raise() has.
+    if (!kFirst || !kConfig.begins_full() || kConfig.fp16)
+      ptx::wait(ptx::shared_address(&shared_.barriers.open), 1);
     take_values(f.out);
     if constexpr (kFirst) {
       if constexpr (!kConfig.closes_early()) close(before, closing);
@@ -196,17 +194,20 @@ class Consumer {
     take_scores(f.scores);
     if constexpr (!kConfig.frees_late()) free_keys();
     apply_rules(visible, f.scores);
-    const tile::Anchors anchors = raise(f);
+    const tile::Anchors anchors = raise(visible, f);
     if constexpr (kConfig.frees_late()) free_keys();
     return anchors;
   }
 
   // What exponents are taken against. In a kernel that keeps it, rows have it from the first scores
   // they see; of bf16 from some of them, since weights have the room.
-  __device__ __forceinline__ tile::Anchors raise(Fragments& f) {
+  __device__ __forceinline__ tile::Anchors raise(const Visible& visible, Fragments& f) {
     if constexpr (!kConfig.keeps || kConfig.fp16)
       return tile::raise(f.scores, f.states, parameters_.unit);
-    tile::begin_rows(tile::some_maxima_of(f.scores), f.states);
+    const tile::Maxima some = tile::some_maxima_of(f.scores);
+    if (kConfig.begins_full() && visible.all)
+      return tile::begin_full_rows(some, f.states, parameters_.unit);
+    tile::begin_rows(some, f.states);
     if (tile::any_unseen(f.states)) tile::raise_unseen(tile::maxima_of(f.scores), f.states);
     return tile::anchors_of(f.states, parameters_.unit);
   }
@@ -271,7 +272,7 @@ class Consumer {
     }
     const std::int32_t rows = tile.q_len - tile.row - places.row;
     bool redo = false;
-    // In any case where a branch would part rows from what is done beside them.
+    // In any case where a branch would part rows from what is beside them.
     if (kConfig.keeps || parameters_.wide_stores)
       redo = leave_wide<kConfig>(out, closed_.scale, places.put + offset, rows, beside);
     if (!parameters_.wide_stores) {
@@ -374,7 +375,7 @@ class Consumer {
 
   // scores (64, k_tile) = Q K^T, started.
   __device__ __forceinline__ void multiply_scores(float (&scores)[kScores]) {
-    // Steps move the address in a descriptor, which counts 16 bytes and never leaves its 14 bits.
+    // Steps move a descriptor's address, which counts 16 bytes and never leaves its 14 bits.
     const std::uint64_t q = tile::rows_descriptor(q_address(q_place().offset(kConfig.q_bytes())));
     const std::uint64_t k = tile::rows_descriptor(k_address());
     ptx::begin_products();
@@ -391,9 +392,8 @@ class Consumer {
 
   // V of the scores that were last.
   __device__ __forceinline__ std::uint64_t v_descriptor() const {
-    return tile::columns_descriptor(
-        ptx::shared_address(shared_.v) + v_place().offset(kConfig.v_bytes()),
-        kConfig.k_tile * tile::kPanelRowBytes);
+    const std::uint32_t v = ptx::shared_address(shared_.v) + v_place().offset(kConfig.v_bytes());
+    return tile::columns_descriptor(v, kConfig.k_tile * tile::kPanelRowBytes);
   }
 
   // Steps [begin, end) of out (64, Dv) += weights (64, k_tile) V. The next warpgroup gets its turn
@@ -473,9 +473,8 @@ class Consumer {
     ++products_;
   }
 
-  // Waits for the V of the scores that were last. The rows of another sequence, behind the end of
-  // this one, become zeros: their weights are 0, but 0 * NaN is NaN. Every warpgroup writes the
-  // same zeros.
+  // Waits for the V of the scores that were last. Rows of another sequence, behind this one's end,
+  // become zeros: their weights are 0, but 0 * NaN is NaN. Every warpgroup writes the same zeros.
   __device__ __forceinline__ void wait_values() const {
     wait_full(shared_.barriers.v_full, v_place());
     if (!has_others()) return;

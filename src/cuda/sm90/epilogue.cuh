@@ -230,13 +230,15 @@ __device__ __forceinline__ Closed scale_rows(const Parameters& parameters, const
 }
 
 // Whether a row of a sequence, of this sum, is left to the careful path.
-// kKeeps: maxima were looked for only where rows may see their first key. A row without one that
-// sees keys has begun with scores of -inf; what came behind them is not known.
+// A sum is 1 at least, or exponents had no room: scores beyond 2^30, or a row that took 0 for a
+// maximum (tile::begin_full_rows()). kKeeps: maxima were looked for only where rows may see their
+// first key. A row without one that sees keys has begun with scores of -inf; what came behind them
+// is not known.
 template <bool kKeeps>
 __device__ __forceinline__ bool must_redo(const Tile& tile, std::int32_t row, float max,
                                           float sum) {
   const bool none = max == -math::Limits<float>::kInfinity;
-  if (!none) return sum == 0;
+  if (!none) return sum < 0.5f;
   return kKeeps && tile.edges.begin(row) < tile.edges.end(row);
 }
 

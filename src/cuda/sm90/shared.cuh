@@ -162,6 +162,10 @@ __device__ __forceinline__ void wait_full(std::uint64_t (&full)[kMost],
                                           const Place<kStages>& place) {
   ptx::wait(ptx::shared_address(&full[place.stage]), place.parity);
 }
+template <int kStages, int kMost>
+__device__ __forceinline__ bool is_full(std::uint64_t (&full)[kMost], const Place<kStages>& place) {
+  return ptx::test(ptx::shared_address(&full[place.stage]), place.parity);
+}
 // The first time around, stages are empty without anybody having said so.
 template <int kStages, int kMost>
 __device__ __forceinline__ void wait_empty(std::uint64_t (&empty)[kMost],

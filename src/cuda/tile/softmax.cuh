@@ -131,6 +131,22 @@ __device__ __forceinline__ Anchors anchors_of(const RowStates& states, float uni
           {1.0f, 1.0f}};
 }
 
+// Rows that see all keys take them, too. Those of which the scores looked at were -inf take 0: what
+// becomes of them shows in their sums, which are 1 at least where the maximum is of a score
+// (sm90/epilogue.cuh).
+__device__ __forceinline__ Anchors begin_full_rows(const Maxima& maxima, RowStates& states,
+                                                   float unit) {
+  Anchors anchors;
+#pragma unroll
+  for (int which = 0; which < kRowsPerLane; ++which) {
+    const float max = math::anchor(maxima.row[which]);
+    states.row[which].max = max;
+    anchors.anchor[which] = max * unit;
+    anchors.factor[which] = 1.0f;
+  }
+  return anchors;
+}
+
 // This lane's part of the sums of a tile of weights.
 struct Totals {
   float row[kRowsPerLane];

@@ -74,6 +74,13 @@ void Barriers::wait(std::uint32_t address, std::uint32_t parity) {
   learn(known(), barrier.handover.passed);
 }
 
+bool Barriers::test(std::uint32_t address, std::uint32_t parity) {
+  const MBarrier& barrier = at(address, "mbarrier.test_wait");
+  const bool complete = barrier.parity != (parity & 1);
+  if (complete) learn(known(), barrier.handover.passed);
+  return complete;
+}
+
 void Barriers::check_copy(std::uint32_t address) {
   if (!at(address, "cp.async.bulk.tensor").fenced)
     fail("cp.async.bulk.tensor: no fence.mbarrier_init after mbarrier.init of address %u", address);

@@ -20,6 +20,7 @@ class Barriers {
   void fence_init();  // the copy engine may use what was initialised
   void arrive(std::uint32_t address, std::uint32_t expected_bytes);
   void wait(std::uint32_t address, std::uint32_t parity);
+  bool test(std::uint32_t address, std::uint32_t parity);
   // The barrier that a copy of `bytes` will tell that it has landed.
   void check_copy(std::uint32_t address);
   void complete(std::uint32_t address, std::uint32_t bytes);

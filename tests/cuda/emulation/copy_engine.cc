@@ -125,6 +125,9 @@ CUresult encode_tensor_map(CUtensorMap* map, CUtensorMapDataType, cuuint32_t ran
 }
 
 void CopyEngine::prefetch(const void* map) { map_at(map); }
+void CopyEngine::prefetch(const void* map, const Coordinates& first) {
+  check_box(map_at(map), first, 0);
+}
 
 void CopyEngine::copy(std::uint32_t to, const void* map, const Coordinates& first,
                       std::uint32_t barrier) {

@@ -50,6 +50,7 @@ class CopyEngine {
 
   // From a fiber.
   static void prefetch(const void* map);
+  static void prefetch(const void* map, const Coordinates& first);
   void copy(std::uint32_t to, const void* map, const Coordinates& first, std::uint32_t barrier);
 
   // Stores of the thread: to a map; those so far are a group; waits until such have read shared

@@ -52,6 +52,7 @@ inline int max(int a, int b) { return a < b ? b : a; }
 
 // ---- the block ----
 
+inline void __nanosleep(unsigned) {}
 inline void __syncthreads() { tilewise::emulation::meet_block(false); }
 inline int __syncthreads_or(int value) { return tilewise::emulation::meet_block(value != 0); }
 

@@ -18,6 +18,9 @@ inline void arrive_expecting(std::uint32_t barrier, std::uint32_t bytes) {
 inline void wait(std::uint32_t barrier, std::uint32_t parity) {
   emulation::block().barriers.wait(barrier, parity);
 }
+inline bool test(std::uint32_t barrier, std::uint32_t parity) {
+  return emulation::block().barriers.test(barrier, parity);
+}
 inline void sync_named(std::uint32_t name, std::uint32_t threads) {
   emulation::block().barriers.sync_named(name, threads);
 }

@@ -16,6 +16,11 @@ inline void copy_tile(std::uint32_t to, const void* map, std::int32_t column, st
   emulation::block().engine.copy(to, map, {column, row, head, batch}, barrier);
 }
 
+inline void prefetch_tile(const void* map, std::int32_t column, std::int32_t row, std::int32_t head,
+                          std::int32_t batch, Keep) {
+  emulation::CopyEngine::prefetch(map, {column, row, head, batch});
+}
+
 inline void store_tile(const void* map, std::int32_t column, std::int32_t row, std::int32_t head,
                        std::int32_t batch, std::uint32_t from) {
   emulation::block().engine.store(map, {column, row, head, batch}, from);
