@@ -36,6 +36,25 @@ TEST(Barriers, PhasesFollowEachOther) {
   }
 }
 
+// seen (3): whether a phase was over before its only thread arrived and behind, and the one before.
+void tested_kernel(unsigned* seen) {
+  init_room(1);
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  seen[0] = ptx::test(barrier_address(), 0);
+  ptx::arrive(barrier_address());
+  seen[1] = ptx::test(barrier_address(), 0);
+  seen[2] = ptx::test(barrier_address(), 1);
+}
+
+TEST(Barriers, AreTested) {
+  Numbers<unsigned> seen(3);
+  ASSERT_EQ(message_of(tested_kernel, kRoom, seen.data()), "");
+  EXPECT_EQ(seen[0], 0u);
+  EXPECT_EQ(seen[1], 1u);
+  EXPECT_EQ(seen[2], 0u);
+}
+
 // Warp 0 gives a value to warp 1 without waiting, twice.
 void handed_kernel(unsigned* seen) {
   init_room(1);

@@ -50,6 +50,22 @@ TEST(CopyEngine, BringsBoxesAndZerosFromOutside) {
   }
 }
 
+void prefetch_kernel(const void* map, Corner corner) {
+  if (threadIdx.x == 0) {
+    ptx::prefetch_tile(map, corner.column, corner.row, corner.head, corner.batch, ptx::Keep::kLong);
+  }
+}
+
+TEST(CopyEngine, PrefetchesByMaps) {
+  Numbers<Number> data(static_cast<std::size_t>(kTensor.count()));
+  CUtensorMap map;
+  ASSERT_EQ(encode(kTensor, data.data(), kBoxRows, &map), CUDA_SUCCESS);
+  EXPECT_EQ(message_of(prefetch_kernel, kRoom, &map, Corner{0, 100, 2, 1}), "");
+  map = {};
+  const std::string seen = message_of(prefetch_kernel, kRoom, &map, Corner{});
+  EXPECT_NE(seen.find("no tensor map"), std::string::npos) << seen;
+}
+
 TEST(CopyEngine, BytesLandWhenNobodyCanGoOn) {
   Numbers<Number> data(static_cast<std::size_t>(kTensor.count()));
   Numbers<unsigned char> to(kBoxRows * tile::kPanelRowBytes);
