@@ -29,7 +29,7 @@ class Carrier {
       wait_full(shared_.barriers.tile_full, described);
       more = tile(slot).index >= 0;
       if (!kConfig.out_through_q()) wait_empty(shared_.barriers.q_empty[warpgroup_], place(slot));
-      if (early && slot > 1) let_others(tile(slot - 1));
+      if (more && early && slot > 1) let_others(tile(slot - 1));
       if (more && slot > 0) bring(slot);
       admit(slot, more);
       for (std::uint32_t behind = kBehind; behind > (more ? kBehind - 1 : 0); --behind) {

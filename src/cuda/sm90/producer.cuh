@@ -196,9 +196,9 @@ class Producer {
   const Parameters& parameters_;
   Shared<kConfig>& shared_;
   const Tile* tile_ = nullptr;
-  std::int32_t foretelling_ = -1;
-  std::uint32_t tiles_ = 0;  // taken,
-  std::int32_t wanted_ = 1;  // and described, or to be
+  std::int32_t foretelling_ = -1;  // see foretelling()
+  std::uint32_t tiles_ = 0;        // taken,
+  std::int32_t wanted_ = 1;        // and described, or to be
   Place<kConfig.k_stages> k_place_;
   Place<kConfig.v_stages> v_place_;
   Place<kConfig.q_stages> q_place_;
