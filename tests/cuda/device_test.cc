@@ -122,6 +122,26 @@ TEST(Device, HopperKernelWalksOverManyTiles) {
   }
 }
 
+// Rows of out of another type than Q, which do not leave as boxes of 16-bit numbers: shapes with
+// carriers and without, a tile of queries and several.
+TEST(Device, HopperKernelWritesNarrowRows) {
+  cuda::DeviceInfo device;
+  if (!has_device() || cuda::find_device(0, &device) != TILEWISE_OK || device.major != 9)
+    GTEST_SKIP() << "no Hopper device";
+  const std::vector<std::vector<std::int64_t>> shapes = {
+      {1, 70, 300, 2, 1, 64}, {1, 300, 300, 2, 2, 128}, {1, 130, 200, 2, 1, 256}};
+  for (const std::vector<std::int64_t>& sizes : shapes) {
+    for (const std::int32_t dtype : {TILEWISE_BF16, TILEWISE_FP16}) {
+      Case c = make_case(Operation::kForward, dtype, sizes);
+      c.causal = dtype == TILEWISE_BF16;
+      c.output_dtype = TILEWISE_FP32;
+      verify::Judge judge(c);
+      const verify::Verdict verdict = judge.judge("cuda_sm90");
+      EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
+    }
+  }
+}
+
 // Tiles of queries that are described four at a time: of four tiles of keys, of more, and under a
 // window, whose last tiles come from the counter. Heads of one tile: as many as fill some turns of
 // the blocks, one more, and one less. The windows fill those of a small device.
