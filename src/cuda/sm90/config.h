@@ -56,11 +56,6 @@ struct KernelConfig {
   // by cycles; at D 128, S 8192, 1.01 by time with one, 0.93 with four, which come too late for the
   // tensor cores (bench/results/cuda/h200-sm90-cycles.txt).
   TILEWISE_INLINE constexpr int steps_beside() const { return value_dim > 64 ? 1 : 4; }
-  // Rows of out of another type, or that do not begin at multiples of 16 bytes, are for general
-  // kernels where plain ones would have their code amid the first step of a tile of queries. Cycles
-  // at D 128: S 512 and S 1024 causal 1.008, a window 1.004 (bench/results/cuda/
-  // h100-sm90-cycles.txt).
-  TILEWISE_INLINE constexpr bool stores_narrow() const { return general || !has_carriers(); }
 
   TILEWISE_INLINE constexpr int q_bytes() const { return q_tile * head_dim * 2; }
   TILEWISE_INLINE constexpr int k_bytes() const { return k_tile * head_dim * 2; }

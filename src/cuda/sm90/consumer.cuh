@@ -271,10 +271,11 @@ class Consumer {
       ptx::wait(ptx::shared_address(&shared_.barriers.out_empty[warpgroup_]), slot_ % 2);
     }
     const std::int32_t rows = tile.q_len - tile.row - places.row;
-    bool redo;
-    if (!kConfig.stores_narrow() || parameters_.wide_stores) {
+    bool redo = false;
+    // In any case where a branch would part rows from what is beside them.
+    if (kConfig.keeps || parameters_.wide_stores)
       redo = leave_wide<kConfig>(out, closed_.scale, places.put + offset, rows, beside);
-    } else {
+    if (!parameters_.wide_stores) {
       const std::uint32_t stage = (places.get + offset) & ~(tile::kSwizzleBytes - 1u);
       redo = store_narrow(
           out, closed_.scale, stage, rows,

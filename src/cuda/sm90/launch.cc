@@ -31,11 +31,6 @@ namespace {
 using problem::Checked;
 using problem::fail;
 
-// Rows of out take 16 bytes at a time.
-bool has_wide_out(const Problem& problem) {
-  return problem.out.dtype == problem.dtype && is_wide(problem.out, problem.value_dim);
-}
-
 // The plain kernel multiplies inside of the exponent, which needs a positive factor.
 bool is_general(const Problem& problem) {
   constexpr double kLeastScale = 1e-30;
@@ -67,13 +62,6 @@ const Instance& instance_for(const Problem& problem, bool general) {
   const int wide = row - kWideRow;
   if (general) return fp16 ? kForward_fp16_general_wide[wide] : kForward_bf16_general_wide[wide];
   return fp16 ? kForward_fp16_plain_wide[wide] : kForward_bf16_plain_wide[wide];
-}
-
-// For these scores, and these rows of out.
-const Instance& instance_for(const Problem& problem) {
-  const Instance& instance = instance_for(problem, is_general(problem));
-  const bool stores = has_wide_out(problem) || instance.config.stores_narrow();
-  return stores ? instance : instance_for(problem, true);
 }
 
 // A scale, and with it the kernel, may change from run to run of a plan: the worst of both.
@@ -278,7 +266,8 @@ void fill_parameters(const Problem& problem, const KernelConfig& config, std::by
   parameters->out_bytes = problem.out.dtype == TILEWISE_FP32 ? 4 : 2;
   parameters->out_step = 4 * problem.out.row * parameters->out_bytes;
   parameters->lse_step = 8 * problem.lse.row * std::int64_t{sizeof(float)};
-  parameters->wide_stores = has_wide_out(problem);
+  parameters->wide_stores =
+      problem.out.dtype == problem.dtype && is_wide(problem.out, problem.value_dim);
   parameters->mapped_stores =
       config.has_carriers() && parameters->wide_stores && has_map(rows_of_out(problem));
 }
@@ -324,7 +313,7 @@ std::int64_t workspace_bytes(const Problem& problem) {
 }
 
 double predicted_traffic(const Problem& problem) {
-  const KernelConfig& config = instance_for(problem).config;
+  const KernelConfig& config = instance_for(problem, is_general(problem)).config;
   return cuda::predicted_traffic(problem, {config.q_tile, config.k_tile});
 }
 
@@ -338,7 +327,7 @@ problem::Status run(const Problem& problem, const problem::RunContext& context) 
   DeviceInfo device;
   const problem::Status found = find_device(problem.device_index, &device);
   if (found != TILEWISE_OK) return found;
-  const Instance& instance = instance_for(problem);
+  const Instance& instance = instance_for(problem, is_general(problem));
   Parameters parameters = {};
   const Schedule schedule =
       tile::in_rounds(schedule_of(problem, instance.config.q_tile), device.multiprocessors,
