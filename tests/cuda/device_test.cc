@@ -17,6 +17,10 @@ namespace tilewise::tests {
 namespace {
 
 bool has_device() { return cuda::device_count() > 0; }
+bool has_hopper() {
+  cuda::DeviceInfo device;
+  return has_device() && cuda::find_device(0, &device) == TILEWISE_OK && device.major == 9;
+}
 
 // Makes every tensor of a request one of the device, without moving it: for planning only.
 tilewise_problem on_cuda(tilewise_problem request) {
@@ -66,9 +70,7 @@ TEST(Device, CpuKernelsRefuseItsTensors) {
 
 // What the Hopper kernel must take, so that its tests do not pass by refusing.
 TEST(Device, HopperKernelCoversWhatItSays) {
-  cuda::DeviceInfo device;
-  if (!has_device() || cuda::find_device(0, &device) != TILEWISE_OK || device.major != 9)
-    GTEST_SKIP() << "no Hopper device";
+  if (!has_hopper()) GTEST_SKIP() << "no Hopper device";
   for (const std::int32_t dtype : {TILEWISE_BF16, TILEWISE_FP16}) {
     for (const std::int64_t dim : {8, 40, 64, 72, 96, 128, 136, 192, 256}) {
       Case c = make_case(Operation::kForward, dtype, {2, 300, 500, 4, 2, dim});
@@ -90,9 +92,7 @@ TEST(Device, HopperKernelCoversWhatItSays) {
 // stages, sequences that end within a tile: every shape of the table, with and without the general
 // score rule.
 TEST(Device, HopperKernelWalksOverManyTiles) {
-  cuda::DeviceInfo device;
-  if (!has_device() || cuda::find_device(0, &device) != TILEWISE_OK || device.major != 9)
-    GTEST_SKIP() << "no Hopper device";
+  if (!has_hopper()) GTEST_SKIP() << "no Hopper device";
   const struct {
     std::vector<std::int64_t> sizes;
     std::int64_t value_dim;
@@ -125,9 +125,7 @@ TEST(Device, HopperKernelWalksOverManyTiles) {
 // Rows of out of another type than Q, which do not leave as boxes of 16-bit numbers: shapes with
 // carriers and without, a tile of queries and several.
 TEST(Device, HopperKernelWritesNarrowRows) {
-  cuda::DeviceInfo device;
-  if (!has_device() || cuda::find_device(0, &device) != TILEWISE_OK || device.major != 9)
-    GTEST_SKIP() << "no Hopper device";
+  if (!has_hopper()) GTEST_SKIP() << "no Hopper device";
   const std::vector<std::vector<std::int64_t>> shapes = {
       {1, 70, 300, 2, 1, 64}, {1, 300, 300, 2, 2, 128}, {1, 130, 200, 2, 1, 256}};
   for (const std::vector<std::int64_t>& sizes : shapes) {
@@ -146,9 +144,9 @@ TEST(Device, HopperKernelWritesNarrowRows) {
 // window, whose last tiles come from the counter. Heads of one tile: as many as fill some turns of
 // the blocks, one more, and one less. The windows fill those of a small device.
 TEST(Device, HopperKernelDescribesTilesAtOnce) {
+  if (!has_hopper()) GTEST_SKIP() << "no Hopper device";
   cuda::DeviceInfo device;
-  if (!has_device() || cuda::find_device(0, &device) != TILEWISE_OK || device.major != 9)
-    GTEST_SKIP() << "no Hopper device";
+  ASSERT_EQ(cuda::find_device(0, &device), TILEWISE_OK);
   const std::int64_t blocks = device.multiprocessors;
   const std::int64_t few = std::min<std::int64_t>(blocks, 4);
   const struct {
@@ -171,9 +169,7 @@ TEST(Device, HopperKernelDescribesTilesAtOnce) {
 // Batches that each block lists for itself, up to 28 sequences, and larger ones, for which a kernel
 // comes before: packed, and dense with keys that are left out.
 TEST(Device, HopperKernelListsSequences) {
-  cuda::DeviceInfo device;
-  if (!has_device() || cuda::find_device(0, &device) != TILEWISE_OK || device.major != 9)
-    GTEST_SKIP() << "no Hopper device";
+  if (!has_hopper()) GTEST_SKIP() << "no Hopper device";
   std::mt19937 random(std::random_device{}());
   const auto lengths = [&](std::int64_t count, std::int64_t most) {
     std::uniform_int_distribution<std::int64_t> any(-most / 3, most);  // a quarter of them are 0
@@ -223,9 +219,7 @@ std::int64_t written_workspace(const char* kernel, const tilewise_problem& reque
 // which writes marks to the workspace, is for numbers that are not finite: rows that see few keys,
 // none of those by which most rows begin, do without.
 TEST(Device, HopperKernelTakesWindows) {
-  cuda::DeviceInfo device;
-  if (!has_device() || cuda::find_device(0, &device) != TILEWISE_OK || device.major != 9)
-    GTEST_SKIP() << "no Hopper device";
+  if (!has_hopper()) GTEST_SKIP() << "no Hopper device";
   constexpr std::int64_t kCounterBytes = 16;
   for (const std::int64_t dim : {64, 128, 192}) {
     for (const auto& [left, right] : {std::pair{-1, -1},
@@ -255,9 +249,7 @@ TEST(Device, HopperKernelTakesWindows) {
 // that all rows see whole; others are finite, or so small that their weights are nothing beside 1.
 // Cut tiles of keys come behind.
 TEST(Device, HopperKernelBeginsWithScoresOfMinusInfinity) {
-  cuda::DeviceInfo device;
-  if (!has_device() || cuda::find_device(0, &device) != TILEWISE_OK || device.major != 9)
-    GTEST_SKIP() << "no Hopper device";
+  if (!has_hopper()) GTEST_SKIP() << "no Hopper device";
   constexpr std::int64_t kRow = 128;  // of Q, K
   for (const std::int32_t dtype : {TILEWISE_BF16, TILEWISE_FP16}) {
     for (const std::int64_t left : {std::int64_t{-1}, std::int64_t{300}}) {
