@@ -278,37 +278,83 @@ TEST(Schedule, TilesAtOnceAreDealtOutAndHaveKeys) {
   EXPECT_EQ(tile::deal_window(sections, 128, 128, 1023, 132).dealt, 2);
 }
 
-KernelConfig config_of(const TileRow& row, bool fp16, bool general) {
-  return {.fp16 = fp16,
-          .head_dim = row.head_dim,
-          .value_dim = row.value_dim,
-          .q_tile = row.q_tile,
-          .k_tile = row.k_tile,
-          .k_stages = row.k_stages,
-          .v_stages = row.v_stages,
-          .q_stages = row.q_stages,
-          .general = general,
-          .keeps = row.keeps};
+// A window that folds: what a row does not see of the first tile of keys it sees of the last one,
+// all of the others, and by halves what sm90/fold.cuh draws.
+TEST(Schedule, FoldedTilesOfKeysAreSeenAsOne) {
+  constexpr std::int32_t kTile = 128;
+  std::mt19937 random(std::random_device{}());
+  const auto draw = [&random](std::int32_t most) {
+    return static_cast<std::int32_t>(random() % static_cast<std::uint32_t>(most + 1));
+  };
+  int folded = 0;
+  for (int i = 0; i < 20000; ++i) {
+    const std::int32_t k_len = 1 + draw(3000);
+    const std::int32_t width = draw(3) == 0 ? draw(1500) : kTile * draw(12);
+    const std::int32_t right = draw(1) == 0 ? 0 : draw(300);
+    const std::int32_t diagonal = draw(1) == 0 ? kTile * (draw(10) - 5) : draw(600) - 300;
+    const tile::Edges edges = tile::window_edges(k_len, diagonal, width - 1 - right, right);
+    const std::int32_t row = draw(20) * kTile;
+    const std::int32_t rows = draw(3) == 0 ? 1 + draw(kTile - 1) : kTile;
+    const tile::TileRange keys = tile::key_tiles(edges, row, row + rows - 1, kTile);
+    if (!tile::is_folded(edges, row, keys, kTile)) continue;
+    ++folded;
+    const auto sees = [&](std::int32_t of, std::int32_t key) {
+      return edges.begin(row + of) <= key && key < edges.end(row + of);
+    };
+    for (std::int32_t of = 0; of < kTile; ++of) {
+      for (std::int32_t column = 0; column < kTile; ++column) {
+        const bool first = sees(of, keys.begin * kTile + column);
+        const bool last = sees(of, (keys.end - 1) * kTile + column);
+        ASSERT_NE(first, last);
+        if (of < kTile / 2 && column >= kTile / 2) {
+          ASSERT_TRUE(first);
+        }
+        if (of >= kTile / 2 && column < kTile / 2) {
+          ASSERT_TRUE(last);
+        }
+      }
+      ASSERT_TRUE(edges.full(row + of, row + of, (keys.begin + 1) * kTile, (keys.end - 1) * kTile));
+    }
+  }
+  EXPECT_GT(folded, 100);
+}
+
+// Every tile of queries of a causal window of 1024 keys but those that begin before the first key.
+TEST(Schedule, CausalWindowsFold) {
+  const tile::Edges edges = tile::window_edges(16384, 0, 1023, 0);
+  for (std::int32_t q_tile = 0; q_tile < 128; ++q_tile) {
+    const std::int32_t row = q_tile * 128;
+    const tile::TileRange keys = tile::key_tiles(edges, row, row + 127, 128);
+    EXPECT_EQ(tile::is_folded(edges, row, keys, 128), q_tile >= 8) << q_tile;
+  }
 }
 
 TEST(Config, NumbersStandForConfigurations) {
-  for (const TileRow& row : kTiles) {
+  std::set<std::uint64_t> codes;
+  std::vector<KernelConfig> configs = {folding(config_of(kFoldingRow, false, false))};
+  for (int row = 0; row < kTileRows; ++row) {
     for (const bool fp16 : {false, true}) {
-      for (const bool general : {false, true}) {
-        const KernelConfig config = config_of(row, fp16, general);
-        const KernelConfig back = decode(encode(config));
-        EXPECT_EQ(back.fp16, fp16);
-        EXPECT_EQ(back.general, general);
-        EXPECT_EQ(back.keeps, row.keeps);
-        EXPECT_EQ(back.head_dim, row.head_dim);
-        EXPECT_EQ(back.q_tile, row.q_tile);
-        EXPECT_EQ(back.k_tile, row.k_tile);
-        EXPECT_EQ(back.k_stages, row.k_stages);
-        EXPECT_EQ(back.v_stages, row.v_stages);
-        EXPECT_EQ(back.value_dim, row.value_dim);
-        EXPECT_EQ(back.q_stages, row.q_stages);
-      }
+      const KernelConfig plain = config_of(row, fp16, false);
+      configs.push_back(plain);
+      if (!plain.narrow) configs.push_back(narrow(plain));
+      if (general_row(row) == row) configs.push_back(config_of(row, fp16, true));
     }
+  }
+  for (const KernelConfig& config : configs) {
+    EXPECT_TRUE(codes.insert(encode(config)).second);
+    const KernelConfig back = decode(encode(config));
+    EXPECT_EQ(back.fp16, config.fp16);
+    EXPECT_EQ(back.general, config.general);
+    EXPECT_EQ(back.keeps, config.keeps);
+    EXPECT_EQ(back.folds, config.folds);
+    EXPECT_EQ(back.narrow, config.narrow);
+    EXPECT_EQ(back.head_dim, config.head_dim);
+    EXPECT_EQ(back.q_tile, config.q_tile);
+    EXPECT_EQ(back.k_tile, config.k_tile);
+    EXPECT_EQ(back.k_stages, config.k_stages);
+    EXPECT_EQ(back.v_stages, config.v_stages);
+    EXPECT_EQ(back.value_dim, config.value_dim);
+    EXPECT_EQ(back.q_stages, config.q_stages);
   }
 }
 
@@ -336,7 +382,7 @@ TEST(Config, TheFirstRowThatHoldsAProblemIsTaken) {
 TEST(Config, RegistersAddUp) {
   constexpr int kRegisters = 65536;
   for (const TileRow& row : kTiles) {
-    const KernelConfig config = config_of(row, false, false);
+    const KernelConfig config = config_of(static_cast<int>(&row - kTiles), false, false);
     const int at_entry = kRegisters / config.threads() / 8 * 8;
     const int used =
         128 * (config.producer_registers() + config.warpgroups() * config.consumer_registers());

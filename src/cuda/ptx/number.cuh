@@ -65,4 +65,19 @@ __device__ __forceinline__ std::uint32_t pack(float low, float high) {
   return result;
 }
 
+// prmt.b32 (9.7.9.7) of signs: both bytes of the low half become the sign of byte kByte of `low`,
+// those of the high half that of byte kByte of `high`.
+template <int kByte>
+__device__ __forceinline__ std::uint32_t spread_signs(std::uint32_t low, std::uint32_t high) {
+  static_assert(kByte >= 0 && kByte < 4);
+  constexpr std::uint32_t kSign = 8;  // in place of the byte itself
+  constexpr std::uint32_t kLow = kSign | kByte;
+  constexpr std::uint32_t kHigh = kSign | 4 | kByte;
+  std::uint32_t result;
+  asm("prmt.b32 %0, %1, %2, %3;"
+      : "=r"(result)
+      : "r"(low), "r"(high), "n"(kHigh << 12 | kHigh << 8 | kLow << 4 | kLow));
+  return result;
+}
+
 }  // namespace tilewise::cuda::ptx

@@ -11,12 +11,12 @@
 
 namespace tilewise::cuda::sm90 {
 
-// scores (16, k_tile) = Q K^T of the warp's rows, in the registers of wgmma (tile/fragment.h), by
+// scores (16, kKeys) = Q K^T of the warp's rows, in the registers of wgmma (tile/fragment.h), by
 // mma.sync: whole warps, with no product of the warpgroup under way. q, k: addresses in shared
-// memory, of the warpgroup's rows and of a tile of keys.
-template <KernelConfig kConfig>
+// memory, of the warpgroup's rows and of keys of a tile.
+template <KernelConfig kConfig, int kKeys>
 __device__ __forceinline__ void multiply_again(std::uint32_t q, std::uint32_t k,
-                                               float (&scores)[kConfig.k_tile / 2]) {
+                                               float (&scores)[kKeys / 2]) {
   using Panel = tile::RowTile<tile::kPanelColumns>;
   constexpr int kPanelSteps = tile::kPanelColumns / 16;
   // Found again each time: the loops have no register for it.
@@ -31,7 +31,7 @@ __device__ __forceinline__ void multiply_again(std::uint32_t q, std::uint32_t k,
   // In parts of the keys, for fewer operands at once.
   constexpr int kPart = 64;
 #pragma unroll
-  for (int first = 0; first < kConfig.k_tile; first += kPart) {
+  for (int first = 0; first < kKeys; first += kPart) {
 #pragma unroll 1
     for (int step = 0; step < kConfig.head_dim / 16; ++step) {
       const int panel = step / kPanelSteps;

@@ -64,7 +64,7 @@ class Carrier {
   __device__ __forceinline__ static void let_others(const Tile& before) {
     constexpr std::int32_t kManyKeys = 8;
     constexpr unsigned kGroups = 4, kNanoseconds = 700;
-    if (!kConfig.out_through_q() || before.end_key - before.first_key < kManyKeys) return;
+    if (!kConfig.out_through_q() || key_count<kConfig>(before) < kManyKeys) return;
     __nanosleep(blockIdx.x % kGroups * kNanoseconds);
   }
 

@@ -19,6 +19,8 @@ struct KernelConfig {
   int q_stages;   // and of Q: with two, the next tile's Q is there before this one is done
   bool general;   // scores need more than a positive scale: softcap, ALiBi, another scale
   bool keeps;     // rows keep the maximum of the first tile of keys while weights have room
+  bool folds;     // the two cut tiles of keys of a window are one step (fold.cuh)
+  bool narrow;    // rows of out may be of another type than Q, or not take 16 bytes at a time
 
   // That consume; one more produces.
   TILEWISE_INLINE constexpr int warpgroups() const { return q_tile / 64; }
@@ -70,7 +72,8 @@ TILEWISE_INLINE constexpr std::uint64_t encode(const KernelConfig& config) {
   for (const int part : parts) code = code << 9 | static_cast<std::uint64_t>(part);
   code = code << 8 |
          static_cast<std::uint64_t>(config.k_stages << 5 | config.v_stages << 2 | config.q_stages);
-  return code << 3 | static_cast<std::uint64_t>((config.keeps ? 4 : 0) | (config.general ? 2 : 0) |
+  return code << 5 | static_cast<std::uint64_t>((config.narrow ? 16 : 0) | (config.folds ? 8 : 0) |
+                                                (config.keeps ? 4 : 0) | (config.general ? 2 : 0) |
                                                 (config.fp16 ? 1 : 0));
 }
 TILEWISE_INLINE constexpr KernelConfig decode(std::uint64_t code) {
@@ -78,15 +81,17 @@ TILEWISE_INLINE constexpr KernelConfig decode(std::uint64_t code) {
     return static_cast<int>(code >> shift & mask);
   };
   return {.fp16 = part(0, 1) != 0,
-          .head_dim = part(38, 511),
-          .value_dim = part(29, 511),
-          .q_tile = part(20, 511),
-          .k_tile = part(11, 511),
-          .k_stages = part(8, 7),
-          .v_stages = part(5, 7),
-          .q_stages = part(3, 3),
+          .head_dim = part(40, 511),
+          .value_dim = part(31, 511),
+          .q_tile = part(22, 511),
+          .k_tile = part(13, 511),
+          .k_stages = part(10, 7),
+          .v_stages = part(7, 7),
+          .q_stages = part(5, 3),
           .general = part(1, 1) != 0,
-          .keeps = part(2, 1) != 0};
+          .keeps = part(2, 1) != 0,
+          .folds = part(3, 1) != 0,
+          .narrow = part(4, 1) != 0};
 }
 
 inline constexpr int kMostWarpgroups = 3;
@@ -127,6 +132,7 @@ inline constexpr TileRow kTiles[] = {
      "as many keys as shared memory holds twice (208 KB)"},
 };
 inline constexpr int kTileRows = 7;
+inline constexpr int kFoldingRow = 3;  // has a kernel that folds, too
 inline constexpr int kWideRow = 4;  // from here on in files of their own, for the compiler's sake
 
 // The row of the table for dimensions up to 256, sequences of so many keys, and rows that see so
@@ -139,6 +145,42 @@ constexpr int tile_row(std::int64_t head_dim, std::int64_t value_dim, std::int64
     ++row;
   }
   return row;
+}
+
+// The row whose shape general scores take. Softcap and ALiBi take registers, which three warpgroups
+// have not: the row before is for two. Where few keys are seen, the row behind does as well.
+constexpr int general_row(int row) {
+  if (kTiles[row].q_tile == 192) return row - 1;
+  return kTiles[row].most_seen == kAnyKeys ? row : row + 1;
+}
+
+// The kernel of a row of the table. The plain ones with carriers have no code for narrow rows,
+// amid which others leave (D 128: window of 1024 keys 1.015, S 512 causal 1.04 by time): those have
+// kernels of their own.
+constexpr KernelConfig config_of(int index, bool fp16, bool general) {
+  const TileRow row = kTiles[general ? general_row(index) : index];
+  KernelConfig config = {.fp16 = fp16,
+                         .head_dim = row.head_dim,
+                         .value_dim = row.value_dim,
+                         .q_tile = row.q_tile,
+                         .k_tile = row.k_tile,
+                         .k_stages = row.k_stages,
+                         .v_stages = row.v_stages,
+                         .q_stages = row.q_stages,
+                         .general = general,
+                         .keeps = row.keeps && !general,
+                         .folds = false,
+                         .narrow = true};
+  config.narrow = general || !config.has_carriers();
+  return config;
+}
+constexpr KernelConfig narrow(KernelConfig config) {
+  config.narrow = true;
+  return config;
+}
+constexpr KernelConfig folding(KernelConfig config) {
+  config.folds = true;
+  return config;
 }
 
 }  // namespace tilewise::cuda::sm90

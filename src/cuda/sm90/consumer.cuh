@@ -47,9 +47,7 @@ class Consumer {
         step<false>(f, *tile_);
       }
       const Tile& before = *tile_;
-      ++slot_;
-      skips_half_ = ends_high_;
-      if (!open()) break;
+      if (!close_and_open(f)) break;
       step<true>(f, before);
     }
     wait_values();
@@ -73,6 +71,18 @@ class Consumer {
     std::uint32_t bits[tile::kRowsPerLane];
   };
   static_assert(kConfig.k_tile / 4 <= 32, "A lane's columns of a row are bits of one number.");
+
+  // Behind all steps of a tile of queries but those that are folded: these, and the next tile.
+  __device__ __forceinline__ bool close_and_open(Fragments& f) {
+    if constexpr (kConfig.folds) {
+      if (folds_) return warpgroup_ == 0 ? fold<false>(f) : fold<true>(f);
+    }
+    ++slot_;
+    skips_half_ = ends_high_;
+    return open();
+  }
+  template <bool kSecond>
+  __device__ bool fold(Fragments& f);
 
   // The first scores of all.
   __device__ __forceinline__ void begin(Fragments& f) {
@@ -124,13 +134,13 @@ class Consumer {
     if constexpr (kConfig.looks_late()) {
       wait_next_keys<true>();
       take_values(f.out);
-      if (tile::have_grown<kConfig.fp16>(totals)) weigh_again(totals, f);
+      if (tile::have_grown<kConfig.fp16>(totals)) weigh_tile_again(totals, f);
       free_keys();
     } else {
       if (tile::have_grown<kConfig.fp16>(totals)) {
         ptx::wait_products<0>();
         ptx::settle(f.out);
-        weigh_again(totals, f);
+        weigh_tile_again(totals, f);
       }
       free_keys();
       wait_next_keys<false>();
@@ -159,9 +169,8 @@ class Consumer {
     constexpr bool kTogether = kConfig.has_carriers() && kConfig.keeps;
     if constexpr (kConfig.keeps && !kTogether)
       totals = tile::weigh(f.scores, anchors, parameters_.unit);
-    // For nobody: it ends a basic block (wait_next_keys()), where no branch of raise() has.
-    if (!kFirst || !kConfig.begins_full() || kConfig.fp16)
-      ptx::wait(ptx::shared_address(&shared_.barriers.open), 1);
+    // Where no branch of raise() has.
+    if (!kFirst || !kConfig.begins_full() || kConfig.fp16) end_block();
     take_values(f.out);
     if constexpr (kFirst) {
       if constexpr (!kConfig.closes_early()) close(before, closing);
@@ -189,6 +198,11 @@ class Consumer {
     wait_full(shared_.barriers.k_full, next);
   }
 
+  // For nobody: a wait that never waits.
+  __device__ __forceinline__ void end_block() const {
+    ptx::wait(ptx::shared_address(&shared_.barriers.open), 1);
+  }
+
   // Scores have come, and K is not held.
   __device__ __forceinline__ tile::Anchors take_and_raise(const Visible& visible, Fragments& f) {
     take_scores(f.scores);
@@ -214,11 +228,19 @@ class Consumer {
 
   // The scores of a tile of keys once more, since they have become weights, of which some are too
   // large: their rows take maxima. By the warp alone, while it holds Q and K.
-  __device__ __forceinline__ void weigh_again(tile::Totals& totals, Fragments& f) {
+  __device__ __forceinline__ void weigh_tile_again(tile::Totals& totals, Fragments& f) {
+    weigh_again(totals, f, [&] {
+      const Visible visible = look<false>();
+      multiply_again<kConfig, kConfig.k_tile>(q_address(q_place().offset(kConfig.q_bytes())),
+                                              k_address(), f.scores);
+      hide(visible, f.scores);
+    });
+  }
+  template <class Multiply>
+  __device__ __forceinline__ void weigh_again(tile::Totals& totals, Fragments& f,
+                                              const Multiply& multiply) {
     const tile::Grown grown = tile::grown_rows<kConfig.fp16>(totals);
-    const Visible visible = look<false>();
-    multiply_again<kConfig>(q_address(q_place().offset(kConfig.q_bytes())), k_address(), f.scores);
-    hide(visible, f.scores);
+    multiply();
     const tile::Anchors anchors =
         tile::raise_grown(grown, tile::maxima_of(f.scores), f.states, parameters_.unit);
     tile::scale(f.out, anchors.factor);
@@ -273,13 +295,16 @@ class Consumer {
     const std::int32_t rows = tile.q_len - tile.row - places.row;
     bool redo = false;
     // In any case where a branch would part rows from what is beside them.
-    if (kConfig.keeps || parameters_.wide_stores)
+    if (kConfig.keeps || !kConfig.narrow || parameters_.wide_stores)
       redo = leave_wide<kConfig>(out, closed_.scale, places.put + offset, rows, beside);
-    if (!parameters_.wide_stores) {
-      const std::uint32_t stage = (places.get + offset) & ~(tile::kSwizzleBytes - 1u);
-      redo = store_narrow(
-          out, closed_.scale, stage, rows,
-          tile.out + places.row * parameters_.problem.out.row * parameters_.out_bytes, parameters_);
+    if constexpr (kConfig.narrow) {
+      if (!parameters_.wide_stores) {
+        const std::uint32_t stage = (places.get + offset) & ~(tile::kSwizzleBytes - 1u);
+        redo = store_narrow(
+            out, closed_.scale, stage, rows,
+            tile.out + places.row * parameters_.problem.out.row * parameters_.out_bytes,
+            parameters_);
+      }
     }
     redo = __any_sync(~0u, redo);
     Leaving& leaving = shared_.leaving[warpgroup_];
@@ -306,7 +331,9 @@ class Consumer {
   __device__ __forceinline__ bool open() {
     wait_full(shared_.barriers.q_full[warpgroup_], q_place());
     tile_ = &shared_.tiles[slot_ % kTileSlots];
-    if (uniform(tile_->index) < 0) return false;
+    // One more branch would lie among products, if the one before folds.
+    const bool more = uniform(tile_->index) >= 0;
+    if (!kConfig.folds && !more) return false;
     first_key_ = last_key_ = uniform(tile_->first_key);
     end_key_ = uniform(tile_->end_key);
     end_used_ = uniform(tile_->used);
@@ -324,7 +351,8 @@ class Consumer {
     }
     if constexpr (kConfig.skips_half())
       ends_high_ = uniform(tile_->ends_high[warpgroup_] ? 1 : 0) != 0;
-    return true;
+    if constexpr (kConfig.folds) folds_ = uniform(tile_->seen == Seen::kFolded ? 1 : 0) != 0;
+    return more;
   }
 
   __device__ __forceinline__ std::int32_t behind(std::int32_t key) const {
@@ -375,15 +403,22 @@ class Consumer {
 
   // scores (64, k_tile) = Q K^T, started.
   __device__ __forceinline__ void multiply_scores(float (&scores)[kScores]) {
+    multiply_rows<kConfig.k_tile>(q_address(q_place().offset(kConfig.q_bytes())), k_address(),
+                                  scores);
+  }
+  // scores (64, kKeys) of keys of one tile.
+  template <int kKeys>
+  __device__ __forceinline__ void multiply_rows(std::uint32_t q_rows, std::uint32_t k_rows,
+                                                float (&scores)[kKeys / 2]) {
     // Steps move a descriptor's address, which counts 16 bytes and never leaves its 14 bits.
-    const std::uint64_t q = tile::rows_descriptor(q_address(q_place().offset(kConfig.q_bytes())));
-    const std::uint64_t k = tile::rows_descriptor(k_address());
+    const std::uint64_t q = tile::rows_descriptor(q_rows);
+    const std::uint64_t k = tile::rows_descriptor(k_rows);
     ptx::begin_products();
 #pragma unroll
     for (int step = 0; step < kConfig.head_dim / kSteps; ++step) {
       const int panel = step * kSteps / tile::kPanelColumns;
       const int byte = step * kSteps % tile::kPanelColumns * 2;
-      ptx::Product<kConfig.k_tile>::template scores<kConfig.fp16>(
+      ptx::Product<kKeys>::template scores<kConfig.fp16>(
           scores, q + (panel * tile::kRows * tile::kPanelRowBytes + byte) / 16,
           k + (panel * kConfig.k_tile * tile::kPanelRowBytes + byte) / 16, step > 0);
     }
@@ -468,6 +503,9 @@ class Consumer {
   // The product with V has come: its stage is free, and the registers of its weights.
   __device__ __forceinline__ void take_values(float (&out)[kOut]) {
     ptx::wait_products<0>();
+    free_values(out);
+  }
+  __device__ __forceinline__ void free_values(float (&out)[kOut]) {
     ptx::settle(out);
     release(shared_.barriers.v_empty[v_place().stage]);
     ++products_;
@@ -507,65 +545,15 @@ class Consumer {
     std::int32_t begin[tile::kRowsPerLane];
     std::int32_t end[tile::kRowsPerLane];
   };
-  __device__ __forceinline__ Limits find_limits() const {
-    Limits limits;
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int which = 0; which < tile::kRowsPerLane; ++which) {
-      const std::int32_t row = own_row() + tile::lane_row(lane, which);
-      limits.begin[which] = tile_->edges.begin(row) - tile::lane_column(lane);
-      limits.end[which] = tile_->edges.end(row) - tile::lane_column(lane);
-    }
-    return limits;
-  }
+  __device__ Limits find_limits() const;
 
-  // What the lane's rows see of the tile of keys whose scores are being computed: the mask rule
-  // (math/mask_rule.h) as bits (tile/bands.h), while the tensor cores work. Where cut tiles come
-  // behind a full one, the limits have been found beside its exponentials. kValues: and makes
-  // rows of others in V zeros: both are rare, and one branch.
+  // What they see of the tile of keys whose scores are being computed (look.cuh). kFirst: of the
+  // first one of a tile of queries. kValues: and makes rows of others in V zeros.
   template <bool kFirst, bool kValues = false>
-  __device__ __forceinline__ Visible look() const {
-    const bool begins = key_ < full_begin_;
-    const bool ends = key_ >= full_end_;
-    const bool all = !begins && !ends;
-    Visible visible = {all && key_ < unseen_, all, {~0u, ~0u}};
-    const bool others = kValues && has_others();
-    if (static_cast<int>(all) & static_cast<int>(!others)) return visible;  // && is two branches
-    const Limits limits = kConfig.begins_full() && !kFirst ? limits_ : find_limits();
-    const auto low_bits = [&](std::int32_t limit) {
-      return tile::low_bits(tile::columns_before(limit - key_ * kConfig.k_tile, 0));
-    };
-    if (ends) {
-#pragma unroll
-      for (int which = 0; which < tile::kRowsPerLane; ++which)
-        visible.bits[which] = low_bits(limits.end[which]);
-    }
-    if (begins) {
-#pragma unroll
-      for (int which = 0; which < tile::kRowsPerLane; ++which)
-        visible.bits[which] &= ~low_bits(limits.begin[which]);
-    }
-    if (others) wait_values();
-    return visible;
-  }
+  __device__ Visible look() const;
 
-  // From products to scores: score rule and mask. The score rule leaves no registers for what was
-  // found before it.
-  __device__ __forceinline__ void apply_rules(const Visible& visible, float (&scores)[kScores]) {
-    if constexpr (kConfig.general) {
-      // Beside 192 columns of Q there are no registers for all at once.
-      constexpr int kTogether = kConfig.head_dim == 192 ? 16 : kScores;
-      tile::scale_products<tile::Softcap, kTogether>(parameters_.scaling, scores);
-      const int lane = threadIdx.x % 32;
-      const std::int32_t distance = static_cast<std::int32_t>(own_row()) + tile_->diagonal -
-                                    key_ * kConfig.k_tile + tile::lane_row(lane, 0) -
-                                    tile::lane_column(lane);
-      tile::add_alibi<tile::FragmentLayout>(tile_->slope, distance, scores);
-      hide(look<true>(), scores);
-    } else {
-      hide(visible, scores);
-    }
-  }
+  // From products to scores: score rule and mask.
+  __device__ void apply_rules(const Visible& visible, float (&scores)[kScores]);
 
   // NOTE: beside as much of out as at D 256, by row costs a register more than there are.
   __device__ __forceinline__ static void hide(const Visible& visible, float (&scores)[kScores],
@@ -587,6 +575,7 @@ class Consumer {
   std::int32_t full_begin_ = 0;  // tiles of keys of which every row of this warpgroup sees all
   std::int32_t full_end_ = 0;
   Limits limits_ = {};
+  bool folds_ = false;          // Seen::kFolded
   bool ends_high_ = false;      // the first half of tile first_key_ is not seen
   bool skips_half_ = false;     // nor is it of the tile before
   std::int32_t end_used_ = 0;   // rows of V in tile end_key_ - 1

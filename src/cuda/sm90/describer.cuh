@@ -83,9 +83,10 @@ __device__ __forceinline__ void locate(const Finding& finding, const Sequences& 
   tile.edges = edges;
   const std::int32_t last = tile::lesser(row + kConfig.q_tile, lengths.q_len) - 1;
   const tile::TileRange keys = tile::key_tiles(edges, row, last, kConfig.k_tile);
-  tile.empty = keys.begin >= keys.end;
-  tile.first_key = tile.empty ? 0 : keys.begin;
-  tile.end_key = tile.empty ? 1 : keys.end;
+  const bool none = keys.begin >= keys.end;
+  tile.seen = none ? Seen::kNothing : Seen::kSome;
+  tile.first_key = none ? 0 : keys.begin;
+  tile.end_key = none ? 1 : keys.end;
   tile.start_key = tile.end_key - 1;
   if constexpr (kConfig.begins_full()) {
     const tile::TileRange full = tile::full_key_tiles(edges, row, last, kConfig.k_tile);
@@ -93,7 +94,14 @@ __device__ __forceinline__ void locate(const Finding& finding, const Sequences& 
   }
   tile.used = kConfig.k_tile;
   if (finding.open_end) tile.used = lengths.k_len - (keys.end - 1) * kConfig.k_tile;
-  if (tile.empty) tile.used = 0;
+  if (none) tile.used = 0;
+  if constexpr (kConfig.folds) {
+    if (tile.used == kConfig.k_tile && tile::is_folded(edges, row, keys, kConfig.k_tile)) {
+      tile.seen = Seen::kFolded;
+      ++tile.first_key;
+      --tile.end_key;
+    }
+  }
 }
 
 // The rest of what the consumers need.

@@ -9,7 +9,9 @@
 #include "cuda/sm90/carrier.cuh"
 #include "cuda/sm90/consumer.cuh"
 #include "cuda/sm90/describer.cuh"
+#include "cuda/sm90/fold.cuh"
 #include "cuda/sm90/gaps.cuh"
+#include "cuda/sm90/look.cuh"
 #include "cuda/sm90/producer.cuh"
 #include "cuda/sm90/repair.cuh"
 
@@ -89,28 +91,18 @@ struct Launch {
   static constexpr Instance instance() { return {kConfig, load, start}; }
 };
 
-// The row whose shape general scores take. Softcap and ALiBi take registers, which three warpgroups
-// have not: the row before is for two. Where few keys are seen, the row behind does as well.
-constexpr int general_row(int row) {
-  if (kTiles[row].q_tile == 192) return row - 1;
-  return kTiles[row].most_seen == kAnyKeys ? row : row + 1;
-}
-
-// The kernel of a row of the table.
+// Of a row of the table.
 template <bool kFp16, bool kGeneral, int kRow>
 constexpr Instance table_instance() {
-  constexpr TileRow row = kTiles[kGeneral ? general_row(kRow) : kRow];
-  constexpr KernelConfig kConfig = {.fp16 = kFp16,
-                                    .head_dim = row.head_dim,
-                                    .value_dim = row.value_dim,
-                                    .q_tile = row.q_tile,
-                                    .k_tile = row.k_tile,
-                                    .k_stages = row.k_stages,
-                                    .v_stages = row.v_stages,
-                                    .q_stages = row.q_stages,
-                                    .general = kGeneral,
-                                    .keeps = row.keeps && !kGeneral};
-  return Launch<kConfig>::instance();
+  return Launch<config_of(kRow, kFp16, kGeneral)>::instance();
+}
+template <bool kFp16, int kRow>
+constexpr Instance narrow_instance() {
+  return Launch<narrow(config_of(kRow, kFp16, false))>::instance();
+}
+template <bool kFp16>
+constexpr Instance window_instance() {
+  return Launch<folding(config_of(kFoldingRow, kFp16, false))>::instance();
 }
 
 }  // namespace tilewise::cuda::sm90

@@ -19,6 +19,10 @@ namespace tilewise::cuda::sm90 {
 
 extern const Instance kForward_bf16_plain[kWideRow];
 extern const Instance kForward_fp16_plain[kWideRow];
+extern const Instance kForward_bf16_narrow[kWideRow];
+extern const Instance kForward_fp16_narrow[kWideRow];
+extern const Instance kForward_bf16_window;
+extern const Instance kForward_fp16_window;
 extern const Instance kForward_bf16_plain_wide[kTileRows - kWideRow];
 extern const Instance kForward_fp16_plain_wide[kTileRows - kWideRow];
 extern const Instance kForward_bf16_general[kWideRow];
@@ -51,13 +55,29 @@ std::int64_t seen_keys(const Problem& problem) {
   return math::greater(0, edges.end(q_len / 2) - edges.begin(q_len / 2));
 }
 
+bool has_wide_out(const Problem& problem) {
+  return problem.out.dtype == problem.dtype && is_wide(problem.out, problem.value_dim);
+}
+
+// Both edges of a window cut tiles of keys along the same diagonal, for most rows of sequences of
+// the greatest lengths; for which, tile::is_folded() asks.
+bool folds(const Problem& problem, const KernelConfig& config) {
+  if (problem.window_left < 0 || problem.window_right < 0) return false;
+  const std::int64_t width = in_reach(problem.window_left) + in_reach(problem.window_right) + 1;
+  const std::int64_t diagonal = problem.top_left ? 0 : problem.max_k - problem.max_q;
+  return width % config.k_tile == 0 && width < problem.max_k && diagonal % config.k_tile == 0;
+}
+
 const Instance& instance_for(const Problem& problem, bool general) {
   const bool fp16 = problem.dtype == TILEWISE_FP16;
   const int row =
       tile_row(problem.head_dim, problem.value_dim, in_reach(problem.max_k), seen_keys(problem));
   if (row < kWideRow) {
     if (general) return fp16 ? kForward_fp16_general[row] : kForward_bf16_general[row];
-    return fp16 ? kForward_fp16_plain[row] : kForward_bf16_plain[row];
+    if (!has_wide_out(problem)) return fp16 ? kForward_fp16_narrow[row] : kForward_bf16_narrow[row];
+    const Instance& plain = fp16 ? kForward_fp16_plain[row] : kForward_bf16_plain[row];
+    if (row != kFoldingRow || !folds(problem, plain.config)) return plain;
+    return fp16 ? kForward_fp16_window : kForward_bf16_window;
   }
   const int wide = row - kWideRow;
   if (general) return fp16 ? kForward_fp16_general_wide[wide] : kForward_bf16_general_wide[wide];
@@ -266,8 +286,7 @@ void fill_parameters(const Problem& problem, const KernelConfig& config, std::by
   parameters->out_bytes = problem.out.dtype == TILEWISE_FP32 ? 4 : 2;
   parameters->out_step = 4 * problem.out.row * parameters->out_bytes;
   parameters->lse_step = 8 * problem.lse.row * std::int64_t{sizeof(float)};
-  parameters->wide_stores =
-      problem.out.dtype == problem.dtype && is_wide(problem.out, problem.value_dim);
+  parameters->wide_stores = has_wide_out(problem);
   parameters->mapped_stores =
       config.has_carriers() && parameters->wide_stores && has_map(rows_of_out(problem));
 }

@@ -52,11 +52,15 @@ class Producer {
     for (;;) {
       const Tile& tile = *tile_;
       std::int32_t key = tile.start_key;
-      std::int32_t left = tile.end_key - tile.first_key;
+      std::int32_t left = key_count<kConfig>(tile);
       if (left <= kNotice) want_next();
 #pragma unroll 1
       while (--left > 0) {
-        const std::int32_t behind = tile::key_behind(key, tile.first_key, tile.end_key);
+        std::int32_t behind = tile::key_behind(key, tile.first_key, tile.end_key);
+        if constexpr (kConfig.folds) {
+          if (tile.seen == Seen::kFolded && left <= 2)
+            behind = left == 2 ? tile.first_key - 1 : tile.end_key;
+        }
         copy_k(tile, behind);
         copy_v(tile, key);
         key = behind;
@@ -146,7 +150,7 @@ class Producer {
   __device__ __forceinline__ void copy_k(const Tile& tile, std::int32_t key) {
     wait_empty(shared_.barriers.k_empty, k_place_);
     std::uint64_t& full = shared_.barriers.k_full[k_place_.stage];
-    if (tile.empty) {
+    if (tile.seen == Seen::kNothing) {
       ptx::arrive(ptx::shared_address(&full));
     } else {
       ptx::arrive_expecting(ptx::shared_address(&full), kConfig.k_bytes());
@@ -182,7 +186,7 @@ class Producer {
   __device__ __forceinline__ void copy_v(const Tile& tile, std::int32_t key) {
     wait_empty(shared_.barriers.v_empty, v_place_);
     std::uint64_t& full = shared_.barriers.v_full[v_place_.stage];
-    if (tile.empty) {
+    if (tile.seen == Seen::kNothing) {
       ptx::arrive(ptx::shared_address(&full));
     } else {
       ptx::arrive_expecting(ptx::shared_address(&full), kConfig.v_bytes());

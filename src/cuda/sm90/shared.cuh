@@ -13,6 +13,11 @@
 
 namespace tilewise::cuda::sm90 {
 
+// What a tile of queries sees of keys. kFolded: behind its tiles of keys, of which it sees all,
+// come the one before and the one behind them, together (fold.cuh). One byte: with more, a tile
+// takes more of an address than ptxas has registers for.
+enum class Seen : std::uint8_t { kNothing, kSome, kFolded };
+
 // A tile of queries as the describer tells the producer and the consumers. Lengths and rows are
 // below 2^30. One that sees no keys has a tile of keys all the same, which nobody copies and
 // nothing of which is visible.
@@ -34,13 +39,20 @@ struct Tile {
   std::int32_t end_key;
   std::int32_t start_key;  // this one comes first (tile/schedule.h)
   std::int32_t used;  // rows of V in tile end_key - 1; what lies behind is not to be multiplied
-  bool empty;
+  Seen seen;
   bool ends_high[kMostWarpgroups];  // a warpgroup sees nothing of the first half of tile first_key,
                                     // which is not its only one
   tile::Edges edges;
   std::int32_t full_begin[kMostWarpgroups];  // tiles of keys of which every row of a warpgroup sees
   std::int32_t full_end[kMostWarpgroups];    // all
 };
+
+// Tiles of keys in all.
+template <KernelConfig kConfig>
+__device__ __forceinline__ std::int32_t key_count(const Tile& tile) {
+  const std::int32_t count = tile.end_key - tile.first_key;
+  return kConfig.folds && tile.seen == Seen::kFolded ? count + 2 : count;
+}
 
 // Tiles are described ahead: when the producer wants the next one, consumers may still close the
 // fifth before it, or a carrier store the sixth, if each has one tile of keys. Where all have four,

@@ -210,6 +210,19 @@ TILEWISE_INLINE TileRange full_key_tiles(const Edges& edges, std::int32_t first_
   return {(edges.begin(last_row) + k_tile - 1) / k_tile, end > 0 ? end / k_tile : 0};
 }
 
+// Whether the first and the last of the tiles of keys of a q tile are cut along the same diagonal,
+// and every row sees those of the last one that it does not see of the first; besides, in such
+// halves that a warpgroup's 64 rows are cut in one of each (sm90/fold.cuh). k_tile: rows of the
+// tile, too.
+TILEWISE_INLINE bool is_folded(const Edges& edges, std::int32_t row, const TileRange& keys,
+                               std::int32_t k_tile) {
+  if (edges.lower_slope != 1 || edges.upper_slope != 1 || keys.end - keys.begin < 3) return false;
+  const std::int32_t end = row + edges.upper_offset;
+  const std::int32_t hidden = row + edges.lower_offset - keys.begin * k_tile;
+  const std::int32_t seen = end - (keys.end - 1) * k_tile;
+  return hidden == seen && (hidden == 0 || hidden == 1) && end + k_tile - 1 <= edges.key_end;
+}
+
 // The tile of keys that a q tile begins with, of those up to `end`: a full one, if there is one.
 // The first scores of a q tile take longest, and a cut tile would be more; and blocks that begin at
 // the same time begin with the same keys where their q tiles are neighbours: a number of tiles is

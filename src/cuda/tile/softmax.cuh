@@ -152,6 +152,10 @@ struct Totals {
   float row[kRowsPerLane];
 };
 
+__device__ __forceinline__ Totals sum(const Totals& a, const Totals& b) {
+  return {{a.row[0] + b.row[0], a.row[1] + b.row[1]}};
+}
+
 // Scores become weights exp(score - max), all at once or part by part from the first on.
 //
 // The exponent is one fused product, score * unit - anchor, with the anchor rounded once: every

@@ -47,4 +47,12 @@ std::uint32_t multiply_add_pair(std::uint32_t a, std::uint32_t b, std::uint32_t 
   return half(0) | half(16);
 }
 
+template <int kByte>
+std::uint32_t spread_signs(std::uint32_t low, std::uint32_t high) {
+  const auto half = [](std::uint32_t word) -> std::uint32_t {
+    return (word >> (8 * kByte + 7) & 1) != 0 ? 0xFFFF : 0;
+  };
+  return half(low) | half(high) << 16;
+}
+
 }  // namespace tilewise::cuda::ptx
