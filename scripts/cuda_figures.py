@@ -66,8 +66,10 @@ def others_table(path: pathlib.Path) -> str:
             rows.append([other["row"], f"{packed:.0f}", f"{packed / dense:.2f} of the dense batch; mixed lengths {mixed:.0f}"])
         else:
             window, full = (other["tflops_of_visited"][who] for who in ("window", "full"))
+            alone = other["tflops_of_visited"].get("alone")  # files of before have that in place of the other
+            beside = f"; one call by itself {alone / full:.2f}" if alone else ""
             rows.append([other["row"], f"{window:.0f}", f"{window / full:.2f} of no mask, by visited area (visible / visited "
-                         f"{other['visible'] / other['visited']:.2f})"])
+                         f"{other['visible'] / other['visited']:.2f}){beside}"])
     return "\n".join(["", source(path, document, "docs"), *grid(["row", "Tilewise", ""], rows)]) + "\n"
 
 
