@@ -286,8 +286,10 @@ TEST(Device, HopperKernelFoldsScoresThatGrow) {
   constexpr std::int64_t kRow = 128;  // of Q, K
   const double unit = std::sqrt(static_cast<double>(kRow));
   for (const std::int32_t dtype : {TILEWISE_BF16, TILEWISE_FP16}) {
-    for (const auto& [from, to] :
+    for (const std::pair<int, int>& large :
          {std::pair{390, 768}, {450, 768}, {440, 441}, {0, 130}, {0, 200}, {250, 251}}) {
+      const std::int64_t from = large.first;  // a binding is nothing that lambdas may capture
+      const std::int64_t to = large.second;
       const double most = dtype == TILEWISE_BF16 ? 110 : 60;  // as exponents, 158 and 86
       Case c = make_case(Operation::kForward, dtype, {1, 768, 768, 1, 1, kRow});
       c.causal = true;
@@ -301,7 +303,7 @@ TEST(Device, HopperKernelFoldsScoresThatGrow) {
       });
       set_elements(instance.request().k, [&](std::int64_t i) {
         if (i % kRow != 0) return k[static_cast<std::size_t>(i)];
-        return from <= i / kRow && i / kRow < to ? most * unit : 0;
+        return from <= i / kRow && i / kRow < to ? most * unit : 0.0;
       });
       ASSERT_EQ(run_kernel("cuda_reference", Operation::kForward, instance.request()), TILEWISE_OK);
       const std::vector<double> expected = values_of(instance.request().out);
