@@ -132,6 +132,8 @@ inline constexpr TileRow kTiles[] = {
      "as many keys as shared memory holds twice (208 KB)"},
 };
 inline constexpr int kTileRows = 7;
+inline constexpr int kNarrowRows[] = {0, 2, 3};  // have kernels for narrow rows of out, too
+inline constexpr int kNarrowCount = 3;
 inline constexpr int kFoldingRow = 3;  // has a kernel that folds, too
 inline constexpr int kWideRow = 4;  // from here on in files of their own, for the compiler's sake
 

@@ -331,9 +331,12 @@ class Consumer {
   __device__ __forceinline__ bool open() {
     wait_full(shared_.barriers.q_full[warpgroup_], q_place());
     tile_ = &shared_.tiles[slot_ % kTileSlots];
-    // One more branch would lie among products, if the one before folds.
-    const bool more = uniform(tile_->index) >= 0;
-    if (!kConfig.folds && !more) return false;
+    bool more = true;
+    if constexpr (kConfig.folds) {
+      more = uniform(tile_->index) >= 0;  // a branch would lie among products of the tile before
+    } else if (uniform(tile_->index) < 0) {
+      return false;
+    }
     first_key_ = last_key_ = uniform(tile_->first_key);
     end_key_ = uniform(tile_->end_key);
     end_used_ = uniform(tile_->used);

@@ -3,10 +3,9 @@
 namespace tilewise::cuda::sm90 {
 
 extern const Instance kForward_fp16_narrow[] = {
-    narrow_instance<true, 0>(),
-    narrow_instance<true, 1>(),
-    narrow_instance<true, 2>(),
-    narrow_instance<true, 3>(),
+    narrow_instance<true, kNarrowRows[0]>(),
+    narrow_instance<true, kNarrowRows[1]>(),
+    narrow_instance<true, kNarrowRows[2]>(),
 };
 
 }  // namespace tilewise::cuda::sm90

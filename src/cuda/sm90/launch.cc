@@ -19,8 +19,8 @@ namespace tilewise::cuda::sm90 {
 
 extern const Instance kForward_bf16_plain[kWideRow];
 extern const Instance kForward_fp16_plain[kWideRow];
-extern const Instance kForward_bf16_narrow[kWideRow];
-extern const Instance kForward_fp16_narrow[kWideRow];
+extern const Instance kForward_bf16_narrow[kNarrowCount];
+extern const Instance kForward_fp16_narrow[kNarrowCount];
 extern const Instance kForward_bf16_window;
 extern const Instance kForward_fp16_window;
 extern const Instance kForward_bf16_plain_wide[kTileRows - kWideRow];
@@ -68,14 +68,20 @@ bool folds(const Problem& problem, const KernelConfig& config) {
   return width % config.k_tile == 0 && width < problem.max_k && diagonal % config.k_tile == 0;
 }
 
+const Instance& narrow_instance(int row, bool fp16) {
+  int i = 0;
+  while (kNarrowRows[i] != row) ++i;
+  return fp16 ? kForward_fp16_narrow[i] : kForward_bf16_narrow[i];
+}
+
 const Instance& instance_for(const Problem& problem, bool general) {
   const bool fp16 = problem.dtype == TILEWISE_FP16;
   const int row =
       tile_row(problem.head_dim, problem.value_dim, in_reach(problem.max_k), seen_keys(problem));
   if (row < kWideRow) {
     if (general) return fp16 ? kForward_fp16_general[row] : kForward_bf16_general[row];
-    if (!has_wide_out(problem)) return fp16 ? kForward_fp16_narrow[row] : kForward_bf16_narrow[row];
     const Instance& plain = fp16 ? kForward_fp16_plain[row] : kForward_bf16_plain[row];
+    if (!plain.config.narrow && !has_wide_out(problem)) return narrow_instance(row, fp16);
     if (row != kFoldingRow || !folds(problem, plain.config)) return plain;
     return fp16 ? kForward_fp16_window : kForward_bf16_window;
   }
