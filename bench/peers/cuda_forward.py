@@ -249,20 +249,16 @@ def packed_row(libraries, kernel, rounds, dim, causal):
 def window_row(libraries, kernel, rounds, length=16384, window=1024, tile=128):
     """A causal window of `window` keys beside no mask, per visited area."""
     q, k, v = inputs(TOKENS // length, length, 16, 16, 128, "bf16")
-    names = each(libraries, ("window", "full"))
-    plans = {name: Tilewise(library, q, k, v, what == "window", kernel, window=window - 1 if what == "window" else -1)
-             for name, (what, library) in names.items()}
     visible = sum(min(i + 1, window) for i in range(length))
     visited = sum(tile * tile * (t - max(t * tile - window + 1, 0) // tile + 1) for t in range(length // tile))
-    calls = {"window": length * length // visited, "full": 1, "alone": 1}
-    runs = {}
-    for name, (what, library) in each(libraries, calls).items():
-        plan = plans[name.replace("alone", "window")]
-        runs[name] = functools.partial(repeat, plan.run, calls[what])
-    seconds = medians(runs, rounds)
-    seconds = {name: time / calls[name.split()[-1]] for name, time in seconds.items()}
     area = {"window": visited, "full": length * length, "alone": visited}
-    rate = {name: 4 * WIDTH * (TOKENS // length) * area[name.split()[-1]] / time * 1e-12 for name, time in seconds.items()}
+    calls = {"window": length * length // visited, "full": 1, "alone": 1}
+    names = each(libraries, area)
+    plans = {name: Tilewise(library, q, k, v, what != "full", kernel, window=-1 if what == "full" else window - 1)
+             for name, (what, library) in names.items()}
+    seconds = medians({name: functools.partial(repeat, plans[name].run, calls[what]) for name, (what, _) in names.items()}, rounds)
+    seconds = {name: seconds[name] / calls[what] for name, (what, _) in names.items()}
+    rate = {name: 4 * WIDTH * (TOKENS // length) * area[what] / seconds[name] * 1e-12 for name, (what, _) in names.items()}
     print(f"{WINDOW:<32}" + "  ".join(f"{who} {r:.0f}" for who, r in rate.items()) + " per visited area"
           f"   {rate['window'] / rate['full']:.2f} (alone {rate['alone'] / rate['full']:.2f}); "
           f"visible / visited {visible / visited:.2f}", flush=True)

@@ -3,11 +3,10 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <random>
 #include <string>
+#include <vector>
 
 #include "cuda/devices.h"
 #include "registry/support.h"

@@ -11,7 +11,8 @@
 // So there is one tile of exponentials for two of keys, and three halves of scores, not four: those
 // of the tile of which a half is seen whole, and the cut half of the other one, in whose hidden
 // scores' place the seen ones of the other come. Their weights are then parted between the values
-// of both: those of the first tile are multiplied here, those of the last one by the step behind.
+// of both: those of the first tile are multiplied here, those of the last one by the step behind,
+// half of the first warpgroup's as zeros.
 #pragma once
 
 #include "cuda/sm90/consumer.cuh"

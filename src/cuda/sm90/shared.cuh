@@ -14,8 +14,8 @@
 namespace tilewise::cuda::sm90 {
 
 // What a tile of queries sees of keys. kFolded: behind its tiles of keys, of which it sees all,
-// come the one before and the one behind them, together (fold.cuh). One byte: with more, a tile
-// takes more of an address than ptxas has registers for.
+// come the one before and the one behind them, together (fold.cuh). One byte: where a
+// Tile takes more, ptxas spills.
 enum class Seen : std::uint8_t { kNothing, kSome, kFolded };
 
 // A tile of queries as the describer tells the producer and the consumers. Lengths and rows are
