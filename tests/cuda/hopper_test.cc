@@ -262,6 +262,7 @@ TEST(Device, HopperKernelFoldsWindows) {
   } shapes[] = {{900, 900, 128, 383, 0, TILEWISE_BOTTOM_RIGHT},
                 {700, 956, 128, 511, 0, TILEWISE_BOTTOM_RIGHT},
                 {640, 740, 128, 383, 0, TILEWISE_BOTTOM_RIGHT},
+                {700, 955, 128, 383, 0, TILEWISE_BOTTOM_RIGHT},
                 {700, 900, 104, 383, 0, TILEWISE_TOP_LEFT},
                 {800, 800, 128, 255, 128, TILEWISE_BOTTOM_RIGHT},
                 {900, 900, 128, 384, 127, TILEWISE_BOTTOM_RIGHT}};

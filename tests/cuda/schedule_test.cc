@@ -7,7 +7,6 @@
 #include <tuple>
 #include <vector>
 
-#include "cuda/sm90/config.h"
 #include "cuda/tile/schedule.h"
 
 namespace tilewise::cuda::sm90 {
@@ -326,70 +325,6 @@ TEST(Schedule, CausalWindowsFold) {
     const std::int32_t row = q_tile * 128;
     const tile::TileRange keys = tile::key_tiles(edges, row, row + 127, 128);
     EXPECT_EQ(tile::is_folded(edges, row, keys, 128), q_tile >= 8) << q_tile;
-  }
-}
-
-TEST(Config, NumbersStandForConfigurations) {
-  std::set<std::uint64_t> codes;
-  std::vector<KernelConfig> configs = {folding(config_of(kFoldingRow, false, false))};
-  for (int row = 0; row < kTileRows; ++row) {
-    for (const bool fp16 : {false, true}) {
-      const KernelConfig plain = config_of(row, fp16, false);
-      configs.push_back(plain);
-      const bool has_narrow = std::count(kNarrowRows, kNarrowRows + kNarrowCount, row) == 1;
-      EXPECT_EQ(has_narrow, !plain.narrow) << row;
-      if (has_narrow) configs.push_back(narrow(plain));
-      if (general_row(row) == row) configs.push_back(config_of(row, fp16, true));
-    }
-  }
-  for (const KernelConfig& config : configs) {
-    EXPECT_TRUE(codes.insert(encode(config)).second);
-    const KernelConfig back = decode(encode(config));
-    EXPECT_EQ(back.fp16, config.fp16);
-    EXPECT_EQ(back.general, config.general);
-    EXPECT_EQ(back.keeps, config.keeps);
-    EXPECT_EQ(back.folds, config.folds);
-    EXPECT_EQ(back.narrow, config.narrow);
-    EXPECT_EQ(back.head_dim, config.head_dim);
-    EXPECT_EQ(back.q_tile, config.q_tile);
-    EXPECT_EQ(back.k_tile, config.k_tile);
-    EXPECT_EQ(back.k_stages, config.k_stages);
-    EXPECT_EQ(back.v_stages, config.v_stages);
-    EXPECT_EQ(back.value_dim, config.value_dim);
-    EXPECT_EQ(back.q_stages, config.q_stages);
-  }
-}
-
-TEST(Config, TheFirstRowThatHoldsAProblemIsTaken) {
-  for (int dim = 8; dim <= 256; dim += 8) {
-    for (int value_dim = 8; value_dim <= 256; value_dim += 8) {
-      for (const std::int64_t keys : {1, 272, 273, 1024, 1025, 2048, 2049, 1 << 29}) {
-        for (const std::int64_t seen : {std::int64_t{0}, keys / 2, keys}) {
-          const TileRow& row = kTiles[tile_row(dim, value_dim, keys, seen)];
-          EXPECT_GE(row.head_dim, dim);
-          EXPECT_GE(row.value_dim, value_dim);
-          EXPECT_GE(row.most_keys, keys);
-          EXPECT_GE(row.most_seen, seen);
-        }
-      }
-    }
-  }
-  EXPECT_EQ(kTiles[tile_row(192, 128, 4096, 4096)].value_dim, 128);
-  EXPECT_EQ(kTiles[tile_row(64, 64, 512, 512)].q_tile, 128);
-  EXPECT_FALSE(kTiles[tile_row(128, 128, 512, 256)].keeps);
-  EXPECT_TRUE(kTiles[tile_row(128, 128, 512, 512)].keeps);
-}
-
-// What setmaxnreg hands out is what the block was given at its start.
-TEST(Config, RegistersAddUp) {
-  constexpr int kRegisters = 65536;
-  for (const TileRow& row : kTiles) {
-    const KernelConfig config = config_of(static_cast<int>(&row - kTiles), false, false);
-    const int at_entry = kRegisters / config.threads() / 8 * 8;
-    const int used =
-        128 * (config.producer_registers() + config.warpgroups() * config.consumer_registers());
-    EXPECT_LE(used, at_entry * config.threads());
-    EXPECT_EQ(tile_row(row.head_dim, row.value_dim, row.most_keys, row.most_seen), &row - kTiles);
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include "cuda/device.h"
 #include "cuda/sequences.cuh"
+#include "cuda/sm90/choice.h"
 #include "cuda/sm90/parameters.h"
 #include "cuda/sm90/tensor_map.h"
 #include "cuda/tile/fragment.h"
@@ -35,37 +36,8 @@ namespace {
 using problem::Checked;
 using problem::fail;
 
-// The plain kernel multiplies inside of the exponent, which needs a positive factor.
-bool is_general(const Problem& problem) {
-  constexpr double kLeastScale = 1e-30;
-  return problem.general_scores() || problem.scale < kLeastScale;
-}
-
-std::int32_t in_reach(std::int64_t x) {
-  return static_cast<std::int32_t>(math::lesser(x, tile::kLongest));
-}
-
-// Keys that the middle row of the longest sequence sees: under a causal mask, the mean of all.
-std::int64_t seen_keys(const Problem& problem) {
-  const std::int32_t k_len = in_reach(problem.max_k);
-  const std::int32_t q_len = in_reach(problem.max_q);
-  const tile::Edges edges =
-      tile::window_edges(k_len, problem.top_left ? 0 : k_len - q_len, in_reach(problem.window_left),
-                         in_reach(problem.window_right));
-  return math::greater(0, edges.end(q_len / 2) - edges.begin(q_len / 2));
-}
-
 bool has_wide_out(const Problem& problem) {
   return problem.out.dtype == problem.dtype && is_wide(problem.out, problem.value_dim);
-}
-
-// Both edges of a window cut tiles of keys along the same diagonal, for most rows of sequences of
-// the greatest lengths; for which, tile::is_folded() asks.
-bool folds(const Problem& problem, const KernelConfig& config) {
-  if (problem.window_left < 0 || problem.window_right < 0) return false;
-  const std::int64_t width = in_reach(problem.window_left) + in_reach(problem.window_right) + 1;
-  const std::int64_t diagonal = problem.top_left ? 0 : problem.max_k - problem.max_q;
-  return width % config.k_tile == 0 && width < problem.max_k && diagonal % config.k_tile == 0;
 }
 
 const Instance& narrow_instance(int row, bool fp16) {
@@ -76,18 +48,16 @@ const Instance& narrow_instance(int row, bool fp16) {
 
 const Instance& instance_for(const Problem& problem, bool general) {
   const bool fp16 = problem.dtype == TILEWISE_FP16;
-  const int row =
-      tile_row(problem.head_dim, problem.value_dim, in_reach(problem.max_k), seen_keys(problem));
-  if (row < kWideRow) {
-    if (general) return fp16 ? kForward_fp16_general[row] : kForward_bf16_general[row];
-    const Instance& plain = fp16 ? kForward_fp16_plain[row] : kForward_bf16_plain[row];
-    if (!plain.config.narrow && !has_wide_out(problem)) return narrow_instance(row, fp16);
-    if (row != kFoldingRow || !folds(problem, plain.config)) return plain;
-    return fp16 ? kForward_fp16_window : kForward_bf16_window;
+  const auto& [row, config] = choose(problem, general, has_wide_out(problem));
+  if (row >= kWideRow) {
+    const int wide = row - kWideRow;
+    if (general) return fp16 ? kForward_fp16_general_wide[wide] : kForward_bf16_general_wide[wide];
+    return fp16 ? kForward_fp16_plain_wide[wide] : kForward_bf16_plain_wide[wide];
   }
-  const int wide = row - kWideRow;
-  if (general) return fp16 ? kForward_fp16_general_wide[wide] : kForward_bf16_general_wide[wide];
-  return fp16 ? kForward_fp16_plain_wide[wide] : kForward_bf16_plain_wide[wide];
+  if (general) return fp16 ? kForward_fp16_general[row] : kForward_bf16_general[row];
+  if (config.folds) return fp16 ? kForward_fp16_window : kForward_bf16_window;
+  const Instance& plain = fp16 ? kForward_fp16_plain[row] : kForward_bf16_plain[row];
+  return config.narrow == plain.config.narrow ? plain : narrow_instance(row, fp16);
 }
 
 // A scale, and with it the kernel, may change from run to run of a plan: the worst of both.
