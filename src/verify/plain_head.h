@@ -1,6 +1,7 @@
 // Plain attention of one query head, row by row: the arithmetic behind verify/plain.h.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <type_traits>
@@ -57,6 +58,12 @@ class PlainHead {
     const std::size_t k_len = static_cast<std::size_t>(sequence.k_len);
     keys_ = gather(problem.k, sequence.k_len, kv_head_, sequence.k_start, problem.head_dim);
     values_ = gather(problem.v, sequence.k_len, kv_head_, sequence.k_start, problem.value_dim);
+    columns_.resize(keys_.size());
+    for (std::int64_t j = 0; j < sequence.k_len; ++j) {
+      for (std::int64_t c = 0; c < problem.head_dim; ++c)
+        columns_[at(c * sequence.k_len + j)] = keys_[at(j * problem.head_dim + c)];
+    }
+    products_.resize(k_len);
     visible_.resize(k_len);
     scores_.resize(k_len);
     slopes_.resize(k_len);
@@ -71,8 +78,9 @@ class PlainHead {
   void forward(std::int64_t row, T* out) {
     find_visible(row);
     const std::vector<T> query = gather_row(problem_.q, row, problem_.head_dim);
+    multiply(query.data());
     for (std::int64_t j = 0; j < sequence_.k_len; ++j) {
-      if (visible_[at(j)]) scores_[at(j)] = score(row, j, query.data());
+      if (visible_[at(j)]) scores_[at(j)] = score(row, j);
     }
     softmax();
     for (std::int64_t c = 0; c < problem_.value_dim; ++c) out[c] = T(0);
@@ -161,6 +169,35 @@ class PlainHead {
     return start;
   }
 
+  // products of a row with the keys that it may see: each summed as dot() does, some beside each
+  // other.
+  void multiply(const T* query) {
+    constexpr std::int64_t kBeside = 32;
+    const std::int64_t k_len = sequence_.k_len;
+    const std::int64_t dim = problem_.head_dim;
+    const std::int64_t first = summand(order_ & ~1, 0, dim);
+    for (std::int64_t begin = 0; begin < k_len; begin += kBeside) {
+      const std::int64_t count = math::lesser(kBeside, k_len - begin);
+      const auto seen = visible_.begin() + begin;
+      if (std::find(seen, seen + count, true) == seen + count) continue;
+      T sums[kBeside] = {};
+      const auto add = [&](std::int64_t c) {
+        const T* const column = columns_.data() + c * k_len + begin;
+        for (std::int64_t j = 0; j < count; ++j)
+          sums[j] = order_ % 2 == 0 ? sums[j] + query[c] * column[j]
+                                    : fused(query[c], column[j], sums[j]);
+      };
+      for (std::int64_t i = 0; i < dim; ++i) {
+        if (order_ % 2 == 0) {
+          add(i < dim - first ? first + i : i - (dim - first));
+        } else {
+          add(i < first ? first - 1 - i : dim - 1 - (i - first));
+        }
+      }
+      std::copy(sums, sums + count, products_.begin() + begin);
+    }
+  }
+
   // dP - delta. Where dP is not stored in between, one sum in the backwards order.
   T dprob_above_delta(std::int64_t row, std::int64_t key, const T* dout) const {
     const T* const value = values_.data() + key * problem_.value_dim;
@@ -211,9 +248,9 @@ class PlainHead {
     }
   }
 
-  T score(std::int64_t row, std::int64_t key, const T* query) {
-    const T* const key_row = keys_.data() + key * problem_.head_dim;
-    T score = static_cast<T>(problem_.scale) * dot(query, key_row, problem_.head_dim, T(0));
+  // Of the row that products_ are of.
+  T score(std::int64_t row, std::int64_t key) {
+    T score = static_cast<T>(problem_.scale) * products_[at(key)];
     slopes_[at(key)] = T(1);
     if (problem_.softcap > 0) {
       const T ratio = score / static_cast<T>(problem_.softcap);
@@ -270,8 +307,10 @@ class PlainHead {
   SumOrder order_;
   math::DropoutRule dropout_;
   std::vector<math::Band> bands_;
-  std::vector<T> keys_;    // (Sk, D)
-  std::vector<T> values_;  // (Sk, Dv)
+  std::vector<T> keys_;      // (Sk, D)
+  std::vector<T> columns_;   // (D, Sk): of the same
+  std::vector<T> values_;    // (Sk, Dv)
+  std::vector<T> products_;  // (Sk): of the row's query
   std::vector<bool> visible_;
   std::vector<T> scores_;   // (Sk); where not visible, scores and probs mean nothing
   std::vector<T> slopes_;   // (Sk): d score / d (scale * q.k)
