@@ -175,24 +175,17 @@ class PlainHead {
     constexpr std::int64_t kBeside = 32;
     const std::int64_t k_len = sequence_.k_len;
     const std::int64_t dim = problem_.head_dim;
-    const std::int64_t first = summand(order_ & ~1, 0, dim);
     for (std::int64_t begin = 0; begin < k_len; begin += kBeside) {
       const std::int64_t count = math::lesser(kBeside, k_len - begin);
       const auto seen = visible_.begin() + begin;
       if (std::find(seen, seen + count, true) == seen + count) continue;
       T sums[kBeside] = {};
-      const auto add = [&](std::int64_t c) {
+      for (std::int64_t i = 0; i < dim; ++i) {
+        const std::int64_t c = summand(order_, i, dim);
         const T* const column = columns_.data() + c * k_len + begin;
         for (std::int64_t j = 0; j < count; ++j)
           sums[j] = order_ % 2 == 0 ? sums[j] + query[c] * column[j]
                                     : fused(query[c], column[j], sums[j]);
-      };
-      for (std::int64_t i = 0; i < dim; ++i) {
-        if (order_ % 2 == 0) {
-          add(i < dim - first ? first + i : i - (dim - first));
-        } else {
-          add(i < first ? first - 1 - i : dim - 1 - (i - first));
-        }
       }
       std::copy(sums, sums + count, products_.begin() + begin);
     }
