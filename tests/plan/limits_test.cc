@@ -5,17 +5,21 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <optional>
 #include <thread>
 
+#include "cuda/runtime.h"
 #include "plan/pool.h"
 #include "problem/sample.h"
 #include "registry/support.h"
 #include "verify/cases.h"
+#include "verify/device_copy.h"
 
 namespace {
 
@@ -89,25 +93,34 @@ TEST(Reliability, T30_RunningAllocatesNothing) {
     const Case c = verify::random_case(operation, kDtypes[i / 2 % 4], random);
     Instance instance(c);
     give_forward_results(instance);
-    for (const Kernel* kernel : runnable_kernels(operation)) {
+    for (const Kernel* kernel : runnable_kernels(operation, c.dtype)) {
+      std::optional<verify::DeviceCopy> copy;
+      std::optional<verify::DeviceMemory> memory;
+      if (kernel->device == TILEWISE_CUDA) copy.emplace(operation, instance.request());
+      const tilewise_problem& request = copy ? copy->request() : instance.request();
       plan::Options options;
       options.kernel = kernel->name;
       plan::Plan plan;
-      ASSERT_EQ(plan::make_plan(operation, instance.request(), options, &plan), TILEWISE_OK);
+      ASSERT_EQ(plan::make_plan(operation, request, options, &plan), TILEWISE_OK)
+          << problem::message();
       const verify::Memory workspace(static_cast<std::size_t>(plan.workspace_bytes));
+      if (copy) memory.emplace(0, std::max<std::int64_t>(plan.workspace_bytes, 1));
       plan::RunOptions run;
-      run.workspace = workspace.data();
+      run.workspace = copy ? memory->data() : workspace.data();
       run.workspace_bytes = workspace.bytes();
-      ASSERT_EQ(plan::run_plan(plan, instance.request(), run), TILEWISE_OK);  // starts the pool
+      ASSERT_EQ(plan::run_plan(plan, request, run), TILEWISE_OK);  // starts the pool
       problem::Status status;
       long count;
       {
         const Counted counted;
-        status = plan::run_plan(plan, instance.request(), run);
+        status = plan::run_plan(plan, request, run);
         count = Counted::count();
       }
       EXPECT_EQ(status, TILEWISE_OK);
       EXPECT_EQ(count, 0) << kernel->name << ": " << describe(c);
+      if (copy) {
+        EXPECT_EQ(cuda::synchronise(0, nullptr), TILEWISE_OK);
+      }
     }
   }
 }

@@ -134,7 +134,7 @@ TEST(Pool, T20_ManyThreadsRunOnePlan) {
     c.causal = true;
     Instance first(c);
     give_forward_results(first);
-    for (const Kernel* kernel : runnable_kernels(operation)) {
+    for (const Kernel* kernel : host_kernels(operation)) {
       const auto expected = run_for_bits(kernel->name, first);
       plan::Options options;
       options.kernel = kernel->name;
