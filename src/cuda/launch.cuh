@@ -25,11 +25,22 @@ cudaError_t launch(void (*kernel)(Given...), const Grid& grid, cudaStream_t stre
   return cudaGetLastError();
 }
 
-// The same for a kernel that may begin while the one before it ends: it waits for that by
-// ptx/succession.cuh before it reads or writes memory.
+// Drivers before 12.3 refuse such launches while a graph is captured.
+inline bool allows_early_launches() {
+  static const bool allows = [] {
+    constexpr int kFirst = 12030;
+    int version = 0;
+    return cudaDriverGetVersion(&version) == cudaSuccess && version >= kFirst;
+  }();
+  return allows;
+}
+
+// The same for a kernel that may begin while the one before it ends: each of its threads waits for
+// that by ptx/succession.cuh before it reads or writes memory.
 template <class... Given>
 cudaError_t launch_early(void (*kernel)(Given...), const Grid& grid, cudaStream_t stream,
                          const std::type_identity_t<Given>&... arguments) {
+  if (!allows_early_launches()) return launch(kernel, grid, stream, arguments...);
   cudaLaunchAttribute early = {};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;

@@ -135,7 +135,8 @@ inline constexpr int kTileRows = 7;
 inline constexpr int kNarrowRows[] = {0, 2, 3};  // have kernels for narrow rows of out, too
 inline constexpr int kNarrowCount = 3;
 inline constexpr int kFoldingRow = 3;  // has a kernel that folds, too
-inline constexpr int kWideRow = 4;  // from here on in files of their own, for the compiler's sake
+inline constexpr int kWideRow = 4;     // rows 0 to 2, 3, and those from here on are in files of
+                                       // their own, for the compiler's sake
 
 // The row of the table for dimensions up to 256, sequences of so many keys, and rows that see so
 // many of them: the first that holds them.

@@ -39,12 +39,15 @@ __global__ void __launch_bounds__(decode(kCode).threads(), 1)
     shared.last_mark = 0;
   }
   const Finding& finding = parameters.finding;
-  if (finding.sequences.lengths != nullptr) ptx::wait_for_kernel_before();
   if (threadIdx.x / 32 == 1) {
+    if (finding.listed || finding.sequences.lengths != nullptr) ptx::wait_for_kernel_before();
     if (finding.listed) list_sequences(parameters.problem, kConfig.q_tile, shared.sequences);
     if (threadIdx.x == 32) describer.begin();
   }
   __syncthreads();
+  // Up to here beside the end of the kernel before. The next one may come as soon as there is room.
+  if (threadIdx.x == 0) ptx::admit_next_kernel();
+  ptx::wait_for_kernel_before();
   if (warpgroup == 0) {
     ptx::give_up_registers<kConfig.producer_registers()>();
     const std::int32_t warp = static_cast<std::int32_t>(threadIdx.x) / 32;
@@ -81,12 +84,8 @@ struct Launch {
 
   static cudaError_t load() { return cuda::load(forward_kernel<encode(kConfig)>, kBytes); }
   static cudaError_t start(const Parameters& parameters, int blocks, cudaStream_t stream) {
-    constexpr auto kKernel = forward_kernel<encode(kConfig)>;
-    const Grid grid = {blocks, kConfig.threads(), kBytes};
-    // Behind the kernel that fills lengths, the only one that admits this one before its end.
-    return parameters.finding.sequences.lengths != nullptr
-               ? launch_early(kKernel, grid, stream, parameters)
-               : launch(kKernel, grid, stream, parameters);
+    return launch_early(forward_kernel<encode(kConfig)>, {blocks, kConfig.threads(), kBytes},
+                        stream, parameters);
   }
   static constexpr Instance instance() { return {kConfig, load, start}; }
 };
@@ -101,7 +100,7 @@ constexpr Instance narrow_instance() {
   return Launch<narrow(config_of(kRow, kFp16, false))>::instance();
 }
 template <bool kFp16>
-constexpr Instance window_instance() {
+constexpr Instance folding_instance() {
   return Launch<folding(config_of(kFoldingRow, kFp16, false))>::instance();
 }
 

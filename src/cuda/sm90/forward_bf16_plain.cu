@@ -6,7 +6,6 @@ extern const Instance kForward_bf16_plain[] = {
     table_instance<false, false, 0>(),
     table_instance<false, false, 1>(),
     table_instance<false, false, 2>(),
-    table_instance<false, false, 3>(),
 };
 
 }  // namespace tilewise::cuda::sm90

@@ -6,7 +6,6 @@ extern const Instance kForward_fp16_plain[] = {
     table_instance<true, false, 0>(),
     table_instance<true, false, 1>(),
     table_instance<true, false, 2>(),
-    table_instance<true, false, 3>(),
 };
 
 }  // namespace tilewise::cuda::sm90

@@ -18,12 +18,12 @@
 
 namespace tilewise::cuda::sm90 {
 
-extern const Instance kForward_bf16_plain[kWideRow];
-extern const Instance kForward_fp16_plain[kWideRow];
+extern const Instance kForward_bf16_plain[kFoldingRow];
+extern const Instance kForward_fp16_plain[kFoldingRow];
 extern const Instance kForward_bf16_narrow[kNarrowCount];
 extern const Instance kForward_fp16_narrow[kNarrowCount];
-extern const Instance kForward_bf16_window;
-extern const Instance kForward_fp16_window;
+extern const Instance kForward_bf16_long[2];  // of row kFoldingRow: the second one folds
+extern const Instance kForward_fp16_long[2];
 extern const Instance kForward_bf16_plain_wide[kTileRows - kWideRow];
 extern const Instance kForward_fp16_plain_wide[kTileRows - kWideRow];
 extern const Instance kForward_bf16_general[kWideRow];
@@ -46,6 +46,11 @@ const Instance& narrow_instance(int row, bool fp16) {
   return fp16 ? kForward_fp16_narrow[i] : kForward_bf16_narrow[i];
 }
 
+const Instance& plain_instance(int row, bool fp16) {
+  if (row == kFoldingRow) return fp16 ? kForward_fp16_long[0] : kForward_bf16_long[0];
+  return fp16 ? kForward_fp16_plain[row] : kForward_bf16_plain[row];
+}
+
 const Instance& instance_for(const Problem& problem, bool general) {
   const bool fp16 = problem.dtype == TILEWISE_FP16;
   const auto& [row, config] = choose(problem, general, has_wide_out(problem));
@@ -55,8 +60,8 @@ const Instance& instance_for(const Problem& problem, bool general) {
     return fp16 ? kForward_fp16_plain_wide[wide] : kForward_bf16_plain_wide[wide];
   }
   if (general) return fp16 ? kForward_fp16_general[row] : kForward_bf16_general[row];
-  if (config.folds) return fp16 ? kForward_fp16_window : kForward_bf16_window;
-  const Instance& plain = fp16 ? kForward_fp16_plain[row] : kForward_bf16_plain[row];
+  if (config.folds) return fp16 ? kForward_fp16_long[1] : kForward_bf16_long[1];
+  const Instance& plain = plain_instance(row, fp16);
   return config.narrow == plain.config.narrow ? plain : narrow_instance(row, fp16);
 }
 

@@ -12,6 +12,7 @@ __global__ void __launch_bounds__(kScanThreads)
                    Lengths* lengths /* (B) */, std::int32_t* tile_starts /* (B + 1) */) {
   __shared__ std::int64_t warps[kScanWarps];
   ptx::admit_next_kernel();
+  ptx::wait_for_kernel_before();
   const Problem& problem = parameters.problem;
   std::int64_t carry = 0;
   visit_sequences(problem, warps, [&](const Sequence& sequence) {
@@ -28,9 +29,9 @@ __global__ void __launch_bounds__(kScanThreads)
 cudaError_t load_support() { return load(prepare_kernel); }
 
 cudaError_t start_prepare(const Parameters& parameters, int q_tile, cudaStream_t stream) {
-  return launch(prepare_kernel, {1, kScanThreads}, stream, parameters, q_tile,
-                const_cast<Lengths*>(parameters.finding.sequences.lengths),
-                const_cast<std::int32_t*>(parameters.finding.sequences.tile_starts));
+  return launch_early(prepare_kernel, {1, kScanThreads}, stream, parameters, q_tile,
+                      const_cast<Lengths*>(parameters.finding.sequences.lengths),
+                      const_cast<std::int32_t*>(parameters.finding.sequences.tile_starts));
 }
 
 }  // namespace tilewise::cuda::sm90

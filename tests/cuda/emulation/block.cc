@@ -54,6 +54,8 @@ void resume(int number) {
   Thread& own = thread();
   if (!own.fiber->resume()) return;
   own.state = State::kReturned;
+  if (!own.follows && m.failure.empty())
+    record("thread " + std::to_string(number) + " ended without griddepcontrol.wait");
   // Those of its warp may have waited for nobody else: one of them looks again.
   const int first = number / kWarpThreads * kWarpThreads;
   b.warps[static_cast<std::size_t>(first / kWarpThreads)].alive &= ~(1u << number % kWarpThreads);
@@ -165,6 +167,7 @@ void begin_block(Block& b, std::int64_t number) {
     if (own.fiber == nullptr) own.fiber = std::make_unique<Fiber>(static_cast<std::size_t>(t));
     own.fiber->begin(m.launch.body, m.launch.argument);
     own.state = State::kReady;
+    own.follows = !m.launch.early;
     b.warps[static_cast<std::size_t>(t / kWarpThreads)].alive |= 1u << t % kWarpThreads;
   }
 }
@@ -272,6 +275,12 @@ void fail(const char* format, ...) {
   va_end(arguments);
   record(std::string(text) + " (thread " + std::to_string(threadIdx.x) + ")");
   while (true) thread().fiber->suspend();
+}
+
+void follow_kernel_before() { thread().follows = true; }
+
+void check_follows(const char* what) {
+  if (!thread().follows) fail("%s before griddepcontrol.wait", what);
 }
 
 int poison() { return machine().poison; }

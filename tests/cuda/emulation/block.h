@@ -38,6 +38,13 @@ void meet_blocks();
 // The block fails here and now, and with it the launch; does not come back.
 [[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
+// griddepcontrol.wait. Each thread of a kernel that may begin early comes here, and asks for
+// nothing of the device's memory before it does.
+void follow_kernel_before();
+
+// Fails where `what` comes before that.
+void check_follows(const char* what);
+
 // Every byte of memory that nobody has written yet.
 int poison();
 
@@ -58,6 +65,7 @@ struct Launch {
   std::size_t shared_bytes;
   void (*body)(void* argument);  // of each thread
   void* argument;
+  bool early = false;  // may begin before the kernel before has ended
 };
 
 // Blocks that run at the same time where they wait for each other: one for each multiprocessor.

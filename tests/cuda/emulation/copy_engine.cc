@@ -126,11 +126,13 @@ CUresult encode_tensor_map(CUtensorMap* map, CUtensorMapDataType, cuuint32_t ran
 
 void CopyEngine::prefetch(const void* map) { map_at(map); }
 void CopyEngine::prefetch(const void* map, const Coordinates& first) {
+  check_follows("cp.async.bulk.prefetch.tensor");
   check_box(map_at(map), first, 0);
 }
 
 void CopyEngine::copy(std::uint32_t to, const void* map, const Coordinates& first,
                       std::uint32_t barrier) {
+  check_follows("cp.async.bulk.tensor");
   const TensorMap& from = map_at(map);
   check_box(from, first, to);
   block().barriers.check_copy(barrier);
@@ -139,6 +141,7 @@ void CopyEngine::copy(std::uint32_t to, const void* map, const Coordinates& firs
 }
 
 void CopyEngine::store(const void* map, const Coordinates& first, std::uint32_t from) {
+  check_follows("cp.async.bulk.tensor");
   const TensorMap& to = map_at(map);
   check_box(to, first, from);
   static_cast<void>(block().shared.async_at(from, to.box_bytes(), "cp.async.bulk.tensor"));

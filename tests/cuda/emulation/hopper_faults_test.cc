@@ -4,6 +4,7 @@
 #include <string>
 
 #include "cuda/emulation/hopper_support.h"
+#include "cuda/ptx/succession.cuh"
 #include "cuda/ptx/wgmma.cuh"
 
 namespace tilewise::cuda {
@@ -142,6 +143,41 @@ TEST(Hopper, FaultsAreNamed) {
     EXPECT_NE(seen.find(message), std::string::npos) << seen << ", not: " << message;
     // The next launch knows nothing of it.
     EXPECT_EQ(message_of(faulty_kernel, kRoom, Fault::kNone, &maps[0]), "");
+  }
+}
+
+enum class Haste { kNone, kPrefetches, kStores, kNeverWaits };
+
+// Begins before the kernel before has ended, and asks for memory too early.
+void hasty_kernel(Haste haste, const CUtensorMap* map) {
+  const bool first = threadIdx.x == 0;
+  ptx::prefetch_map(map);
+  if (first && haste == Haste::kPrefetches) ptx::prefetch_tile(map, 0, 0, 0, 0, ptx::Keep::kLong);
+  if (first && haste == Haste::kStores)
+    ptx::store_tile(map, 0, 0, 0, 0, ptx::shared_address(room().boxes[0]));
+  if (threadIdx.x == 77 && haste == Haste::kNeverWaits) return;
+  ptx::wait_for_kernel_before();
+  if (first) ptx::prefetch_tile(map, 0, 0, 0, 0, ptx::Keep::kLong);
+}
+
+TEST(Hopper, KernelsThatBeginEarlyWait) {
+  const struct {
+    Haste haste;
+    const char* message;
+  } cases[] = {{Haste::kPrefetches, "before griddepcontrol.wait"},
+               {Haste::kStores, "before griddepcontrol.wait"},
+               {Haste::kNeverWaits, "thread 77 ended without griddepcontrol.wait"}};
+  Numbers<Number> data(64 * kPanel);
+  CUtensorMap map = {};
+  ASSERT_EQ(encode({1, 1, 64, kPanel}, data.data(), kBoxRows, &map), CUDA_SUCCESS);
+  for (const auto& [haste, message] : cases) {
+    const std::string seen = message_of(launch_early(hasty_kernel, kRoom, nullptr, haste, &map));
+    EXPECT_NE(seen.find(message), std::string::npos) << seen << ", not: " << message;
+    EXPECT_EQ(message_of(launch_early(hasty_kernel, kRoom, nullptr, Haste::kNone, &map)), "");
+    // In a kernel that is launched behind the end of the one before nothing of it is wrong.
+    if (haste != Haste::kStores) {
+      EXPECT_EQ(message_of(hasty_kernel, kRoom, haste, &map), "");
+    }
   }
 }
 

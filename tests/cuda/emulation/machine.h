@@ -30,6 +30,7 @@ struct Thread {
   const void* object = nullptr;  // that it waits for, as it is to be reported
   const char* waits = nullptr;
   std::uint32_t number = 0;
+  bool follows = true;  // the kernel before has ended
 };
 
 // By lanes.

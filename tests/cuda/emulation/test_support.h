@@ -10,12 +10,15 @@
 
 namespace tilewise::cuda {
 
+inline std::string message_of(cudaError_t error) {
+  return error == cudaSuccess ? "" : cudaGetErrorString(error);
+}
+
 // What was wrong with a launch; empty if nothing was.
 template <class... Given>
 std::string message_of(void (*kernel)(Given...), const Grid& grid,
                        const std::type_identity_t<Given>&... arguments) {
-  const cudaError_t error = launch(kernel, grid, nullptr, arguments...);
-  return error == cudaSuccess ? "" : cudaGetErrorString(error);
+  return message_of(launch(kernel, grid, nullptr, arguments...));
 }
 
 // Memory of the device, for `count` numbers.
