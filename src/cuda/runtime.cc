@@ -49,11 +49,14 @@ Status synchronise(std::int32_t device, void* stream) {
 
 Status check_address(std::int32_t device, const char* name, const void* address) {
   if (address == nullptr) return TILEWISE_OK;
+  const CurrentDevice current(device);  // whose address of pinned memory is asked for
+  if (current.status() != TILEWISE_OK) return current.status();
   cudaPointerAttributes attributes = {};
   const Status status =
       check(cudaPointerGetAttributes(&attributes, address), "asking what an address is");
   if (status != TILEWISE_OK) return status;
-  if (attributes.devicePointer == nullptr) {
+  // Of another device's memory there is none, if this one cannot reach it.
+  if (attributes.type != cudaMemoryTypeDevice && attributes.devicePointer == nullptr) {
     return problem::fail(
         TILEWISE_INVALID_ARGUMENT,
         "%s: %p is not memory of a CUDA device, but the tensor's device is cuda:%d", name, address,
