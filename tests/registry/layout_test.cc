@@ -130,7 +130,10 @@ TEST(Reliability, T09_StridesBeyond32Bits) {
           far.*member = spread(far.*member, axis);
           ASSERT_NE((far.*member).data, nullptr) << "no address space for the test";
         }
-        for (const Kernel* kernel : runnable_kernels(operation, dtype)) {
+        std::vector<const Kernel*> kernels = runnable_kernels(operation, dtype);
+        const auto partial = partial_kernels(operation, far);
+        kernels.insert(kernels.end(), partial.begin(), partial.end());
+        for (const Kernel* kernel : kernels) {
           const auto expected = run_for_bits(kernel->name, instance);
           ASSERT_EQ(run_kernel(kernel->name, operation, far), TILEWISE_OK) << problem::message();
           EXPECT_EQ(output_bits(operation, far), expected) << kernel->name << ", axis " << axis;

@@ -108,6 +108,21 @@ std::vector<const Kernel*> host_kernels(Operation operation) {
   return kernels;
 }
 
+std::vector<const Kernel*> partial_kernels(Operation operation, const tilewise_problem& request) {
+  std::vector<const Kernel*> taking;
+  if (cuda::device_count() == 0) return taking;
+  const verify::DeviceCopy copy(operation, request);
+  for (const Kernel* kernel : plan::kernels(operation)) {
+    if (!is_asked_for(*kernel) || !is_partial(*kernel)) continue;
+    plan::Options options;
+    options.kernel = kernel->name;
+    plan::Plan plan;
+    if (plan::make_plan(operation, copy.request(), options, &plan) == TILEWISE_OK)
+      taking.push_back(kernel);
+  }
+  return taking;
+}
+
 void expect_all_pass(const Case& description, const verify::Judge::Edit& edit) {
   verify::Judge judge(description, edit);
   for (const Kernel* kernel : plan::kernels(description.operation)) {

@@ -55,6 +55,9 @@ std::vector<const Kernel*> runnable_kernels(Operation operation,
 // Those of them that take tensors of the host.
 std::vector<const Kernel*> host_kernels(Operation operation);
 
+// Partial kernels that take this request.
+std::vector<const Kernel*> partial_kernels(Operation operation, const tilewise_problem& request);
+
 // The judge's verdict on every kernel of the case's operation is "passed".
 void expect_all_pass(const Case& description, const verify::Judge::Edit& edit = {});
 
