@@ -51,7 +51,8 @@ const char* below_flash2(const Problem&, const Machine&) {
 
 constinit const Kernel kForwardSm90 = {
     "cuda_sm90",
-    "FlashAttention-3 on Hopper: TMA, wgmma, warp specialisation; bf16 and fp16, D up to 256",
+    "FlashAttention-3 on Hopper: TMA, wgmma, warp specialisation; bf16 and fp16, D up to 256; "
+    "beside NaN rows may be rounded anew",
     [](const Problem& problem, const Machine&) { return sm90::supports(problem); },
     [](const Problem& problem, std::int64_t) { return sm90::workspace_bytes(problem); },
     sm90::run,
@@ -91,7 +92,7 @@ constinit const Kernel kForwardFp32 = {
 constinit const Kernel kForwardFlash1 = {
     "cuda_flash1",
     "FlashAttention-1: a block for each head, out renormalised in memory; bf16 and fp16, D up to "
-    "128",
+    "128; beside NaN rows may be rounded anew",
     [](const Problem& problem, const Machine&) { return ladder::supports_flash1(problem); },
     [](const Problem& problem, std::int64_t) { return ladder::workspace_of_flash1(problem); },
     ladder::run_flash1,
@@ -106,7 +107,8 @@ constinit const Kernel kForwardFlash1 = {
 
 constinit const Kernel kForwardStandard = {
     "cuda_standard",
-    "S and P in memory, three kernels: attention as the formula has it; bf16 and fp16, D up to 128",
+    "S and P in memory, three kernels: attention as the formula has it; bf16 and fp16, D up to "
+    "128; beside NaN rows may be rounded anew",
     [](const Problem& problem, const Machine&) { return ladder::supports_standard(problem); },
     [](const Problem& problem, std::int64_t) { return ladder::workspace_of_standard(problem); },
     ladder::run_standard,

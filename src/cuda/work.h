@@ -15,6 +15,12 @@ inline constexpr std::int64_t kAlignment = 16;  // bytes, that a thread moves at
 // (cmake/TilewiseCuda.cmake).
 Status check_device(const problem::Problem& problem);
 
+// Which kernel takes a problem may depend on its longest sequence, and with the kernel the order of
+// a row's sums. Not in a packed batch whose rows are to have the same bits whatever is beside them.
+inline bool may_ask_for_longest(const problem::Problem& problem) {
+  return !problem.batch_invariant || !(problem.q_packed || problem.k_packed);
+}
+
 // a / b, rounded up.
 inline std::int64_t divided(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 

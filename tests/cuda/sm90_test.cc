@@ -144,6 +144,27 @@ TEST(Choice, WindowsThatFoldTakeTheKernelThatDoes) {
   EXPECT_FALSE(folds(other));
 }
 
+// Of a packed batch whose rows must not depend on each other, whatever the longest sequence is.
+TEST(Choice, BatchInvariantPackedBatchesTakeOneKernel) {
+  for (const std::int64_t dim : {64, 128, 192, 256}) {
+    std::vector<std::uint64_t> invariant;
+    std::vector<std::uint64_t> others;
+    for (const std::int64_t length : {1, 100, 500, 1025, 4096}) {
+      for (const std::int64_t left : {-1, 127, 1023}) {
+        problem::Problem p = window(length, length, left, 0);
+        p.head_dim = p.value_dim = dim;
+        others.push_back(encode(choose(p, false, true).config));
+        p.q_packed = p.k_packed = p.batch_invariant = true;
+        invariant.push_back(encode(choose(p, false, true).config));
+      }
+    }
+    EXPECT_EQ(std::count(invariant.begin(), invariant.end(), invariant[0]), 15) << dim;
+    if (dim <= 128) {
+      EXPECT_NE(std::count(others.begin(), others.end(), others[0]), 15) << dim;
+    }
+  }
+}
+
 // Every tile folds that can where the kernel is chosen that does, and none where it is not.
 TEST(Choice, TilesFoldWhereItIsChosen) {
   std::mt19937 random(std::random_device{}());

@@ -134,7 +134,7 @@ TEST(Reliability, T02_FullyMaskedRows) {
         give_forward_results(instance);
         const std::vector<double> plain_lse = lse_without_sink(instance);
         EXPECT_GT(std::count(plain_lse.begin(), plain_lse.end(), -kInfinity), 0) << describe(c);
-        for (const Kernel* kernel : runnable_kernels(operation, dtype)) {
+        for (const Kernel* kernel : kernels_for(instance)) {
           run_for_bits(kernel->name, instance);
           EXPECT_EQ(count_wrong_empty_rows(instance, plain_lse), 0)
               << kernel->name << ": " << describe(c);
@@ -280,7 +280,7 @@ TEST(Reliability, T05_LargestInputs) {
       set_elements(request.q, [&](std::int64_t i) { return sign(i) * largest; });
       set_elements(request.k, [&](std::int64_t i) { return sign(i / 24) * largest; });
       give_forward_results(instance);
-      for (const Kernel* kernel : runnable_kernels(operation, dtype)) {
+      for (const Kernel* kernel : kernels_for(instance)) {
         run_for_bits(kernel->name, instance);
         for (const auto member : {&tilewise_problem::out, &tilewise_problem::lse,
                                   &tilewise_problem::dq, &tilewise_problem::dv}) {

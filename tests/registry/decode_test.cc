@@ -231,7 +231,7 @@ TEST(Decode, StridesChangeNoBit) {
     transposed.storage = verify::Storage::kTransposed;
     Instance instance(c);
     Instance other(transposed);
-    for (const Kernel* kernel : runnable_kernels(Operation::kForward, dtype)) {
+    for (const Kernel* kernel : kernels_for(other)) {
       const auto expected = run_for_bits(kernel->name, instance);
       EXPECT_EQ(run_for_bits(kernel->name, other), expected) << kernel->name << ": " << describe(c);
     }
@@ -248,7 +248,7 @@ TEST(Decode, PackedBesideLongerSequences) {
   c.used = {1300, 900, 1025, 700, 1300, 512};
   expect_all_pass(c);
   Instance together(c);
-  for (const Kernel* kernel : runnable_kernels(Operation::kForward, TILEWISE_BF16)) {
+  for (const Kernel* kernel : kernels_for(together)) {
     run_for_bits(kernel->name, together);
     const auto all = tensor_bits(together.request().out);
     std::int64_t row = 0;

@@ -138,7 +138,7 @@ TEST(Reliability, T17_BatchInvariance) {
       c.causal = shape.q_len > 1;
       Instance instance(c);
       give_forward_results(instance);
-      for (const Kernel* kernel : runnable_kernels(operation, TILEWISE_BF16)) {
+      for (const Kernel* kernel : kernels_for(instance)) {
         const auto expected = run_for_bits(kernel->name, instance);
         for (const std::int64_t size : {1, 2, 5}) {
           instance.prepare(operation);
@@ -161,40 +161,58 @@ TEST(Reliability, T17_BatchInvariance) {
   }
 }
 
-// One long sequence beside short ones in a packed batch.
+// A sequence's rows, of (T, H, D) tensors.
+struct Rows {
+  std::int64_t first, count;
+};
+void copy_rows(const tilewise_tensor& from, Rows rows, const tilewise_tensor& to) {
+  const std::vector<double> values = values_of(from);
+  const std::int64_t skip = rows.first * from.shape[1] * from.shape[2];
+  set_elements(to, [&](std::int64_t i) { return values[static_cast<std::size_t>(skip + i)]; });
+}
+std::vector<std::uint64_t> bits_of(const tilewise_tensor& tensor, Rows rows) {
+  const std::vector<std::uint64_t> all = tensor_bits(tensor);
+  const std::int64_t row = tensor.shape[1] * tensor.shape[2];
+  const auto begin = all.begin() + rows.first * row;
+  return {begin, begin + rows.count * row};
+}
+
+// Sequences of a packed batch, short and long, each alone: kernels are not chosen by what else
+// there is.
 TEST(Reliability, T17_PackedNeighboursChangeNothing) {
   TILEWISE_TRACE_SEED();
-  Case alone = make_case(Operation::kForward, TILEWISE_FP32, {1, 0, 0, 2, 1, 32});
-  alone.q_packed = alone.k_packed = alone.batch_invariant = alone.causal = true;
-  alone.q_lengths = {150};
-  alone.k_lengths = {700};
-  Case beside = alone;
-  beside.batch = 3;
-  beside.q_lengths = {33, 150, 5};
-  beside.k_lengths = {40, 700, 1};
-  Instance one(alone);
-  Instance three(beside);
-  const auto copy_rows = [](const tilewise_tensor& from, const tilewise_tensor& to,
-                            std::int64_t first) {
-    const std::vector<double> values = values_of(from);
-    const std::size_t skip = static_cast<std::size_t>(first * to.shape[1] * to.shape[2]);
-    set_elements(to, [&](std::int64_t i) {
-      const std::size_t n = static_cast<std::size_t>(i);
-      return n >= skip && n - skip < values.size() ? values[n - skip] : 0.5;
-    });
-  };
-  copy_rows(one.request().q, three.request().q, 33);
-  copy_rows(one.request().k, three.request().k, 40);
-  copy_rows(one.request().v, three.request().v, 40);
-  for (const Kernel* kernel : runnable_kernels(Operation::kForward)) {
-    run_for_bits(kernel->name, one);
-    run_for_bits(kernel->name, three);
-    const auto expected = tensor_bits(one.request().out);
-    const auto all = tensor_bits(three.request().out);
-    const std::ptrdiff_t first = 33 * 2 * 32;
-    const std::vector<std::uint64_t> rows(
-        all.begin() + first, all.begin() + first + static_cast<std::ptrdiff_t>(expected.size()));
-    EXPECT_EQ(rows, expected) << kernel->name;
+  const Rows q_rows[] = {{0, 33}, {33, 60}, {93, 5}};
+  const Rows k_rows[] = {{0, 40}, {40, 300}, {340, 2100}};
+  const struct {
+    std::int64_t dim, window;
+  } shapes[] = {{32, -1}, {128, -1}, {128, 127}, {200, -1}};
+  for (const std::int32_t dtype : kDtypes) {
+    for (const auto& [dim, window] : shapes) {
+      Case all = make_case(Operation::kForward, dtype, {3, 0, 0, 2, 1, dim});
+      all.q_packed = all.k_packed = all.batch_invariant = all.causal = true;
+      all.window_left = window;
+      for (std::size_t s = 0; s < 3; ++s) {
+        all.q_lengths.push_back(q_rows[s].count);
+        all.k_lengths.push_back(k_rows[s].count);
+      }
+      Instance together(all);
+      for (const Kernel* kernel : kernels_for(together)) {
+        run_for_bits(kernel->name, together);
+        for (std::size_t s = 0; s < 3; ++s) {
+          Case one = all;
+          one.batch = 1;
+          one.q_lengths = {q_rows[s].count};
+          one.k_lengths = {k_rows[s].count};
+          Instance alone(one);
+          copy_rows(together.request().q, q_rows[s], alone.request().q);
+          copy_rows(together.request().k, k_rows[s], alone.request().k);
+          copy_rows(together.request().v, k_rows[s], alone.request().v);
+          run_for_bits(kernel->name, alone);
+          EXPECT_EQ(bits_of(together.request().out, q_rows[s]), tensor_bits(alone.request().out))
+              << kernel->name << ": " << describe(one);
+        }
+      }
+    }
   }
 }
 

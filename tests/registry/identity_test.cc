@@ -25,7 +25,7 @@ TEST(Identity, ProbabilitiesSumToOne) {
   for (const std::int32_t dtype : kDtypes) {
     Instance instance(sample_case(Operation::kForward, dtype));
     set_elements(instance.request().v, [](std::int64_t) { return 1.0; });
-    for (const Kernel* kernel : runnable_kernels(Operation::kForward, dtype)) {
+    for (const Kernel* kernel : kernels_for(instance)) {
       run_for_bits(kernel->name, instance);
       // The two sums over 150 keys may round differently.
       const double limit = 2 * verify::ulp(dtype, 1) + (dtype == TILEWISE_FP64 ? 2e-15 : 1e-6);
@@ -45,7 +45,7 @@ TEST(Identity, OutputsStayBetweenTheValues) {
     Instance instance(c);
     double largest = 0;
     for (const double x : values_of(instance.request().v)) largest = std::max(largest, std::abs(x));
-    for (const Kernel* kernel : runnable_kernels(Operation::kForward, dtype)) {
+    for (const Kernel* kernel : kernels_for(instance)) {
       run_for_bits(kernel->name, instance);
       for (const double x : values_of(instance.request().out)) {
         ASSERT_LE(std::abs(x), largest * (1 + 1e-6) + verify::ulp(dtype, largest)) << kernel->name;

@@ -70,6 +70,22 @@ void poison_unseen(const Isolation& isolation, const tilewise_problem& request) 
   }
 }
 
+// The same number, or of a kernel that computes rows anew where NaN has spoilt 16 of them, and not
+// in the order of its own sums (docs/cuda.md), the same but for the rounding of its inputs' type.
+bool holds(const Kernel& kernel, double x, double expected) {
+  if (x == expected) return true;
+  return is_partial(kernel) && std::abs(x - expected) <= 1e-2 + 0.02 * std::abs(expected);
+}
+
+std::int64_t count_other(const Kernel& kernel, const tilewise_tensor& tensor,
+                         const std::vector<double>& expected) {
+  const std::vector<double> values = values_of(tensor);
+  std::int64_t other = 0;
+  for (std::size_t i = 0; i < values.size(); ++i)
+    other += holds(kernel, values[i], expected[i]) ? 0 : 1;
+  return other;
+}
+
 TEST(Reliability, T04_UnseenKeysReachNothing) {
   TILEWISE_TRACE_SEED();
   for (const Operation operation : kOperations) {
@@ -82,10 +98,18 @@ TEST(Reliability, T04_UnseenKeysReachNothing) {
         give_forward_results(clean);
         give_forward_results(poisoned);
         poison_unseen(isolation, poisoned.request());
-        for (const Kernel* kernel : runnable_kernels(operation, dtype)) {
+        for (const Kernel* kernel : kernels_for(clean)) {
           const auto expected = run_for_bits(kernel->name, clean);
-          EXPECT_EQ(run_for_bits(kernel->name, poisoned), expected)
-              << kernel->name << ": " << describe(isolation.description);
+          const auto bits = run_for_bits(kernel->name, poisoned);
+          if (!is_partial(*kernel)) {
+            EXPECT_EQ(bits, expected) << kernel->name << ": " << describe(isolation.description);
+          }
+          for (const auto member : {&tilewise_problem::out, &tilewise_problem::lse}) {
+            EXPECT_EQ(count_other(*kernel, poisoned.request().*member,
+                                  values_of(clean.request().*member)),
+                      0)
+                << kernel->name << ": " << describe(isolation.description);
+          }
         }
       }
     }
@@ -104,7 +128,7 @@ TEST(Reliability, T04_SeenNaNReachesItsRows) {
     const tilewise_tensor& k = poisoned.request().k;
     const std::int64_t offset = k.strides[0] + kKey * k.strides[1];  // batch 1, kv head 0
     verify::write_element(k, offset + 5, std::nan(""));
-    for (const Kernel* kernel : runnable_kernels(Operation::kForward, dtype)) {
+    for (const Kernel* kernel : kernels_for(clean)) {
       run_for_bits(kernel->name, clean);
       run_for_bits(kernel->name, poisoned);
       const auto sees = [&](const RowIndex& at) {
@@ -115,7 +139,7 @@ TEST(Reliability, T04_SeenNaNReachesItsRows) {
       for (std::size_t i = 0; i < out.size(); ++i) {
         const RowIndex at =
             row_index(clean.request().out, TILEWISE_BSHD, static_cast<std::int64_t>(i));
-        ASSERT_TRUE(sees(at) ? std::isnan(out[i]) : out[i] == expected[i])
+        ASSERT_TRUE(sees(at) ? std::isnan(out[i]) : holds(*kernel, out[i], expected[i]))
             << kernel->name << " row " << at.row << ": " << describe(c);
       }
       const std::vector<double> expected_lse = values_of(clean.request().lse);
@@ -123,7 +147,7 @@ TEST(Reliability, T04_SeenNaNReachesItsRows) {
       for (std::size_t i = 0; i < lse.size(); ++i) {
         const std::int64_t n = static_cast<std::int64_t>(i);
         const RowIndex at = {n / 280, n % 70, n / 70 % 4, 0};
-        ASSERT_TRUE(sees(at) ? std::isnan(lse[i]) : lse[i] == expected_lse[i])
+        ASSERT_TRUE(sees(at) ? std::isnan(lse[i]) : holds(*kernel, lse[i], expected_lse[i]))
             << kernel->name << " row " << at.row << ": " << describe(c);
       }
     }
@@ -152,8 +176,8 @@ TEST(Reliability, T04_SeenValueReachesItsColumn) {
 TEST(Reliability, T04_NaNQueryStaysInItsRow) {
   TILEWISE_TRACE_SEED();
   constexpr std::int64_t kRow = 21;
-  for (const Operation operation : kOperations) {
-    Case c = make_case(operation, TILEWISE_FP32, {1, 50, 66, 2, 2, 24});
+  for (const auto& [operation, dtype] : kOperationsOfTwoWidths) {
+    Case c = make_case(operation, dtype, {1, 50, 66, 2, 2, 24});
     c.window_left = 4;
     c.window_right = 0;
     Instance clean(c);
@@ -164,7 +188,7 @@ TEST(Reliability, T04_NaNQueryStaysInItsRow) {
     give_forward_results(poisoned);
     const bool forward = operation == Operation::kForward;
     const auto rows_of = forward ? &tilewise_problem::out : &tilewise_problem::dq;
-    for (const Kernel* kernel : runnable_kernels(operation)) {
+    for (const Kernel* kernel : kernels_for(clean)) {
       run_for_bits(kernel->name, clean);
       run_for_bits(kernel->name, poisoned);
       const auto compare = [&](tilewise_tensor tilewise_problem::*member, std::int64_t first,
@@ -175,7 +199,7 @@ TEST(Reliability, T04_NaNQueryStaysInItsRow) {
           const RowIndex at =
               row_index(clean.request().*member, TILEWISE_BSHD, static_cast<std::int64_t>(i));
           const bool spoilt = at.head == 0 && at.row >= first && at.row <= last;
-          ASSERT_TRUE(spoilt ? std::isnan(result[i]) : result[i] == expected[i])
+          ASSERT_TRUE(spoilt ? std::isnan(result[i]) : holds(*kernel, result[i], expected[i]))
               << kernel->name << " row " << at.row << ": " << describe(c);
         }
       };
@@ -277,7 +301,7 @@ TEST(Reliability, T06_PoisonedMemory) {
         const Case c = verify::random_case(operation, dtype, random);
         Instance instance(c);
         give_forward_results(instance);
-        for (const Kernel* kernel : runnable_kernels(operation, dtype)) {
+        for (const Kernel* kernel : kernels_for(instance)) {
           const auto expected = run_for_bits(kernel->name, instance, {nullptr, 0, 0});
           for (const int fill : {0xFF, 0x7F, 0x3C}) {
             EXPECT_EQ(run_for_bits(kernel->name, instance, {nullptr, 0, fill}), expected)

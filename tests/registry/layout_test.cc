@@ -20,10 +20,10 @@ TEST(Reliability, T08_DegenerateSizes) {
   const std::vector<std::int64_t> kSizes[] = {
       {0, 5, 7, 2, 1, 8}, {2, 0, 7, 2, 1, 8}, {2, 5, 0, 2, 1, 8}, {2, 0, 0, 2, 1, 8},
       {2, 5, 7, 0, 0, 8}, {0, 0, 0, 0, 0, 8}, {2, 5, 7, 0, 3, 8}, {1, 1, 1, 1, 1, 1}};
-  for (const Operation operation : kOperations) {
+  for (const auto& [operation, dtype] : kOperationsOfTwoWidths) {
     for (const auto& sizes : kSizes) {
       for (const bool packed : {false, true}) {
-        Case c = make_case(operation, TILEWISE_FP32, sizes);
+        Case c = make_case(operation, dtype, sizes);
         c.q_packed = c.k_packed = packed;
         if (packed) c.q_lengths.assign(static_cast<std::size_t>(c.batch), c.q_len);
         if (packed) c.k_lengths.assign(static_cast<std::size_t>(c.batch), c.k_len);
@@ -36,7 +36,7 @@ TEST(Reliability, T08_DegenerateSizes) {
             (request.*named.member).data = nullptr;  // nothing there to point to
           }
         }
-        for (const Kernel* kernel : runnable_kernels(operation)) {
+        for (const Kernel* kernel : kernels_for(operation, dtype, request)) {
           instance.prepare(operation);
           ASSERT_EQ(run_kernel(kernel->name, operation, request), TILEWISE_OK)
               << kernel->name << ": " << problem::message() << describe(c);
@@ -130,10 +130,7 @@ TEST(Reliability, T09_StridesBeyond32Bits) {
           far.*member = spread(far.*member, axis);
           ASSERT_NE((far.*member).data, nullptr) << "no address space for the test";
         }
-        std::vector<const Kernel*> kernels = runnable_kernels(operation, dtype);
-        const auto partial = partial_kernels(operation, far);
-        kernels.insert(kernels.end(), partial.begin(), partial.end());
-        for (const Kernel* kernel : kernels) {
+        for (const Kernel* kernel : kernels_for(operation, dtype, far)) {
           const auto expected = run_for_bits(kernel->name, instance);
           ASSERT_EQ(run_kernel(kernel->name, operation, far), TILEWISE_OK) << problem::message();
           EXPECT_EQ(output_bits(operation, far), expected) << kernel->name << ", axis " << axis;
@@ -288,7 +285,7 @@ TEST(Reliability, T11_LayoutsAndStridesChangeNoBit) {
         Instance other(c);
         copy_inputs(plain, other);
         give_forward_results(other);
-        for (const Kernel* kernel : runnable_kernels(operation, dtype)) {
+        for (const Kernel* kernel : kernels_for(other)) {
           run_for_bits(kernel->name, plain);
           run_for_bits(kernel->name, other);
           EXPECT_EQ(results_by_meaning(other), results_by_meaning(plain))
@@ -302,8 +299,8 @@ TEST(Reliability, T11_LayoutsAndStridesChangeNoBit) {
 // Stride 0: K, V and dO expanded over batch and heads equal their copies.
 TEST(Reliability, T11_ExpandedInputsEqualTheirCopies) {
   TILEWISE_TRACE_SEED();
-  for (const Operation operation : kOperations) {
-    Case c = make_case(operation, TILEWISE_FP32, {3, 40, 50, 4, 2, 24});
+  for (const auto& [operation, dtype] : kOperationsOfTwoWidths) {
+    Case c = make_case(operation, dtype, {3, 40, 50, 4, 2, 24});
     Instance instance(c);
     const std::vector<tilewise_tensor tilewise_problem::*> members = {
         &tilewise_problem::k, &tilewise_problem::v, &tilewise_problem::dout};
@@ -321,7 +318,7 @@ TEST(Reliability, T11_ExpandedInputsEqualTheirCopies) {
       (expanded.*member).strides[0] = 0;
       (expanded.*member).strides[2] = 0;
     }
-    for (const Kernel* kernel : runnable_kernels(operation)) {
+    for (const Kernel* kernel : kernels_for(operation, dtype, expanded)) {
       const auto expected = run_for_bits(kernel->name, instance);
       instance.prepare(operation);
       ASSERT_EQ(run_kernel(kernel->name, operation, expanded), TILEWISE_OK) << problem::message();

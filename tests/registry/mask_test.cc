@@ -149,7 +149,7 @@ void check_visibility(const Case& c) {
     const RowIndex at = row_index(v, TILEWISE_BSHD, number);
     return at.row == at.column ? 1.0 : 0.0;
   });
-  for (const Kernel* kernel : runnable_kernels(c.operation)) {
+  for (const Kernel* kernel : kernels_for(instance)) {
     run_for_bits(kernel->name, instance);
     expect_visibility(c, instance.request(), kernel->name);
     expect_pair_count(c, instance.request(), kernel->name);
@@ -158,9 +158,16 @@ void check_visibility(const Case& c) {
   }
 }
 
-Case mask_case(std::int64_t q_len, std::int64_t k_len) {
-  Case c = make_case(Operation::kForward, TILEWISE_FP32, {2, q_len, k_len, 2, 1, 4});
-  c.value_dim = k_len;
+// A column of out for each key, in eights, as some kernels have them.
+std::int64_t columns_for(std::int64_t keys) {
+  return std::max<std::int64_t>(1, (keys + 7) / 8) * 8;
+}
+
+Case mask_case(std::int64_t q_len, std::int64_t k_len, Random& random) {
+  const std::int32_t dtype =
+      random.pick<std::int32_t>({TILEWISE_FP32, TILEWISE_BF16, TILEWISE_FP16});
+  Case c = make_case(Operation::kForward, dtype, {2, q_len, k_len, 2, 1, 8});
+  c.value_dim = columns_for(k_len);
   return c;
 }
 
@@ -171,14 +178,14 @@ void pick_packing(Case& c, Random& random) {
     c.q_lengths.push_back(random.between(0, 40));
     c.k_lengths.push_back(random.between(0, 40));
   }
-  c.value_dim = std::max<std::int64_t>(1, verify::key_tokens(c));
+  c.value_dim = columns_for(verify::key_tokens(c));
 }
 
 TEST(Reliability, T10_CausalAndWindowAgainstBruteForce) {
   TILEWISE_TRACE_SEED();
   Random random(run_seed());
   for (int step = 0; step < 60; ++step) {
-    Case c = mask_case(random.between(1, 70), random.between(1, 70));
+    Case c = mask_case(random.between(1, 70), random.between(1, 70), random);
     c.causal = random.chance(0.5);
     c.alignment = random.pick<std::int32_t>({TILEWISE_BOTTOM_RIGHT, TILEWISE_TOP_LEFT});
     if (random.chance(0.7)) c.window_left = random.between(-1, 40);
@@ -194,7 +201,7 @@ TEST(Reliability, T10_SlicesAgainstBruteForce) {
   TILEWISE_TRACE_SEED();
   Random random(run_seed() + 1);
   for (int step = 0; step < 60; ++step) {
-    Case c = mask_case(random.between(1, 90), random.between(1, 90));
+    Case c = mask_case(random.between(1, 90), random.between(1, 90), random);
     c.q_packed = c.k_packed = step % 3 == 0;
     if (c.q_packed) c.batch = 1;
     c.slice_heads = random.chance(0.5);
@@ -240,7 +247,7 @@ TEST(Reliability, T10_Identities) {
         Instance instance(c);
         give_forward_results(instance);
         std::vector<std::vector<std::uint64_t>> bits;
-        for (const Kernel* kernel : runnable_kernels(operation, TILEWISE_BF16)) {
+        for (const Kernel* kernel : kernels_for(instance)) {
           bits.push_back(run_for_bits(kernel->name, instance));
         }
         if (expected.empty()) expected = bits;

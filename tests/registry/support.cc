@@ -108,8 +108,9 @@ std::vector<const Kernel*> host_kernels(Operation operation) {
   return kernels;
 }
 
-std::vector<const Kernel*> partial_kernels(Operation operation, const tilewise_problem& request) {
-  std::vector<const Kernel*> taking;
+std::vector<const Kernel*> kernels_for(Operation operation, std::int32_t dtype,
+                                       const tilewise_problem& request) {
+  std::vector<const Kernel*> taking = runnable_kernels(operation, dtype);
   if (cuda::device_count() == 0) return taking;
   const verify::DeviceCopy copy(operation, request);
   for (const Kernel* kernel : plan::kernels(operation)) {
@@ -121,6 +122,11 @@ std::vector<const Kernel*> partial_kernels(Operation operation, const tilewise_p
       taking.push_back(kernel);
   }
   return taking;
+}
+
+std::vector<const Kernel*> kernels_for(const Instance& instance) {
+  const Case& c = instance.description();
+  return kernels_for(c.operation, c.dtype, instance.request());
 }
 
 void expect_all_pass(const Case& description, const verify::Judge::Edit& edit) {

@@ -27,6 +27,16 @@ inline constexpr Operation kOperations[] = {Operation::kForward, Operation::kBac
 inline constexpr std::int32_t kDtypes[] = {TILEWISE_FP64, TILEWISE_FP32, TILEWISE_BF16,
                                            TILEWISE_FP16};
 
+// For what kernels of 16-bit inputs and others do in ways of their own.
+struct Work {
+  Operation operation;
+  std::int32_t dtype;
+};
+inline constexpr Work kOperationsOfTwoWidths[] = {{Operation::kForward, TILEWISE_FP32},
+                                                  {Operation::kForward, TILEWISE_BF16},
+                                                  {Operation::kBackward, TILEWISE_FP32},
+                                                  {Operation::kBackward, TILEWISE_BF16}};
+
 // The seed of this run: $TILEWISE_TEST_SEED, or a fresh one. Failures print it.
 std::uint64_t run_seed();
 
@@ -55,8 +65,10 @@ std::vector<const Kernel*> runnable_kernels(Operation operation,
 // Those of them that take tensors of the host.
 std::vector<const Kernel*> host_kernels(Operation operation);
 
-// Partial kernels that take this request.
-std::vector<const Kernel*> partial_kernels(Operation operation, const tilewise_problem& request);
+// runnable_kernels(), and the partial ones that take this request (of tensors of the dtype).
+std::vector<const Kernel*> kernels_for(Operation operation, std::int32_t dtype,
+                                       const tilewise_problem& request);
+std::vector<const Kernel*> kernels_for(const Instance& instance);
 
 // The judge's verdict on every kernel of the case's operation is "passed".
 void expect_all_pass(const Case& description, const verify::Judge::Edit& edit = {});

@@ -169,14 +169,7 @@ void expect_climb_stays_in_its_row(std::int32_t dtype, const ClimbSize& size,
   Instance without(c);
   set_climb(with.request(), steep);
   set_climb(without.request(), gentle);
-  std::vector<const Kernel*> kernels = runnable_kernels(Operation::kForward, dtype);
-  for (const Kernel* kernel : plan::kernels(Operation::kForward)) {
-    const bool takes_it =
-        is_partial(*kernel) && cuda::device_count() > 0 &&
-        run_kernel(kernel->name, Operation::kForward, with.request()) == TILEWISE_OK;
-    if (takes_it) kernels.push_back(kernel);
-  }
-  for (const Kernel* kernel : kernels) {
+  for (const Kernel* kernel : kernels_for(with)) {
     run_for_bits(kernel->name, with);
     run_for_bits(kernel->name, without);
     for (const auto member : {&tilewise_problem::out, &tilewise_problem::lse}) {

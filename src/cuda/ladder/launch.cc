@@ -138,6 +138,10 @@ problem::Status run_flash1(const Problem& problem, const problem::RunContext& co
 problem::Status supports_standard(const Problem& problem) {
   const problem::Status status = check_problem(problem, standard_q_tile);
   if (status != TILEWISE_OK) return status;
+  if (!may_ask_for_longest(problem)) {
+    return fail(TILEWISE_UNSUPPORTED,
+                "batch_invariant of a packed batch: rows of S are as long as the longest sequence");
+  }
   const Checked rows = rows_of(problem);
   if (rows.valid && rows.value <= kMostScoreRows) return TILEWISE_OK;
   return fail(TILEWISE_UNSUPPORTED, "S has more than %lld rows",

@@ -18,8 +18,9 @@ namespace {
 using problem::fail;
 
 int row_for(const Problem& problem, bool general) {
+  constexpr std::int64_t kMany = std::int64_t{1} << 62;
   return tile_row(math::greater(problem.head_dim, problem.value_dim), general,
-                  shared_bytes(problem), problem.max_k);
+                  shared_bytes(problem), may_ask_for_longest(problem) ? problem.max_k : kMany);
 }
 
 const Instance& instance_for(const Problem& problem, bool general) {

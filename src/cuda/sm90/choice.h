@@ -3,6 +3,7 @@
 
 #include "cuda/sm90/config.h"
 #include "cuda/tile/schedule.h"
+#include "cuda/work.h"
 #include "problem/problem.h"
 
 namespace tilewise::cuda::sm90 {
@@ -48,11 +49,13 @@ struct Choice {
 // general: is_general(), or what may become of it. wide_out: rows of out are of the type of Q, and
 // take 16 bytes at a time.
 inline Choice choose(const problem::Problem& problem, bool general, bool wide_out) {
+  const bool asks = may_ask_for_longest(problem);
   const int row =
-      tile_row(problem.head_dim, problem.value_dim, in_reach(problem.max_k), seen_keys(problem));
+      tile_row(problem.head_dim, problem.value_dim, asks ? in_reach(problem.max_k) : kAnyKeys,
+               asks ? seen_keys(problem) : std::int64_t{kAnyKeys});
   const KernelConfig config = config_of(row, problem.dtype == TILEWISE_FP16, general);
   if (!config.narrow && !wide_out) return {row, narrow(config)};
-  if (row == kFoldingRow && !general && folds(problem, config.k_tile))
+  if (row == kFoldingRow && asks && !general && folds(problem, config.k_tile))
     return {row, folding(config)};
   return {row, config};
 }
