@@ -186,8 +186,9 @@ TEST(Reliability, T04_SeenValueReachesItsColumn) {
 TEST(Reliability, T04_NaNQueryStaysInItsRow) {
   TILEWISE_TRACE_SEED();
   constexpr std::int64_t kRow = 21;
-  for (const auto& [operation, dtype] : kOperationsOfTwoWidths) {
-    Case c = make_case(operation, dtype, {1, 50, 66, 2, 2, 24});
+  for (const Work& work : kOperationsOfTwoWidths) {
+    const Operation operation = work.operation;
+    Case c = make_case(operation, work.dtype, {1, 50, 66, 2, 2, 24});
     c.window_left = 4;
     c.window_right = 0;
     Instance clean(c);
