@@ -14,6 +14,7 @@
 #include "format.h"
 #include "inputs.h"
 #include "machine.h"
+#include "math/integer.h"
 #include "problem/sequence.h"
 #include "progress.h"
 
@@ -37,7 +38,7 @@ double visible_pairs(const problem::Problem& problem) {
     problem::sequence_bands(problem, sequence, 0, &band);
     for (std::int64_t row = 0; row < sequence.q_len; ++row) {
       const math::KeyRange keys = math::visible_keys(band, row);
-      pairs += static_cast<double>(math::greater(keys.end - math::greater(keys.begin, 0), 0));
+      pairs += static_cast<double>(math::max(keys.end - math::max(keys.begin, 0), 0));
     }
   }
   return pairs * static_cast<double>(problem.heads);

@@ -9,6 +9,7 @@
 #include "cpu/accumulate.h"
 #include "cpu/forward_parts.h"
 #include "cpu/schedule.h"
+#include "math/integer.h"
 #include "math/softmax_state.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
@@ -195,10 +196,10 @@ TILEWISE_INLINE math::KeyRange rows_of_keys(const HeadContext& context, std::int
   for (std::int64_t s = 0; s < context.band_count; ++s) {
     const math::KeyRange of_band = math::tile_rows(context.bands[s], first, first + count);
     if (of_band.begin >= of_band.end) continue;
-    range.begin = math::lesser(range.begin, of_band.begin);
-    range.end = math::greater(range.end, of_band.end);
+    range.begin = math::min(range.begin, of_band.begin);
+    range.end = math::max(range.end, of_band.end);
   }
-  return {math::greater(range.begin, 0), math::lesser(range.end, context.sequence.q_len)};
+  return {math::max(range.begin, 0), math::min(range.end, context.sequence.q_len)};
 }
 
 TILEWISE_INLINE std::int64_t row_bytes(const View& view, std::int64_t width) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cpu/backward.h"
+#include "math/integer.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
@@ -33,8 +34,8 @@ struct BiasTiles {
 template <int kWidth>
 TILEWISE_INLINE BiasTiles bias_tiles(const Problem& problem) {
   const std::int64_t* const shape = problem.bias_shape;
-  const std::int64_t rows = divide_up(shape[2], kWidth);
-  const std::int64_t columns = divide_up(shape[3], kGradientTile);
+  const std::int64_t rows = math::ceil_div(shape[2], kWidth);
+  const std::int64_t columns = math::ceil_div(shape[3], kGradientTile);
   return {rows, columns, shape[0] * shape[1] * rows * columns};
 }
 
@@ -42,7 +43,7 @@ TILEWISE_INLINE BiasTiles bias_tiles(const Problem& problem) {
 TILEWISE_INLINE math::KeyRange broadcast_range(std::int64_t extent, std::int64_t full,
                                                std::int64_t index, std::int64_t step) {
   if (extent == 1) return {0, full};
-  return {index * step, math::lesser(index * step + step, full)};
+  return {index * step, math::min(index * step + step, full)};
 }
 
 // Packs rows of Q (with the sign of the scale) and dO.
@@ -91,16 +92,16 @@ template <class T, int kColumns>
 void add_bias_head(const HeadContext& context, const View& delta, math::KeyRange rows,
                    math::KeyRange keys, const BiasScratch<T>& scratch) {
   constexpr int kWidth = kColumns * Vec<T>::kLanes;
-  rows.end = math::lesser(rows.end, context.sequence.q_len);
+  rows.end = math::min(rows.end, context.sequence.q_len);
   for (std::int64_t first = rows.begin; first < rows.end; first += kWidth) {
-    const std::int64_t lanes = math::lesser(kWidth, rows.end - first);
+    const std::int64_t lanes = math::min(kWidth, rows.end - first);
     const math::KeyRange seen = keys_of_rows(context, first, lanes);
-    const std::int64_t end = math::lesser(keys.end, seen.end);
+    const std::int64_t end = math::min(keys.end, seen.end);
     if (keys.begin >= end || seen.begin >= keys.end) continue;
     pack_query_panel<T, kWidth>(context, first, lanes, scratch.q_panel, scratch.dout_panel);
     for (std::int64_t tile = keys.begin; tile < end; tile += kGradientTile) {
       add_bias_tile<T, kColumns>(context, delta, {first, first + lanes},
-                                 {tile, math::lesser(tile + kGradientTile, end)}, scratch);
+                                 {tile, math::min(tile + kGradientTile, end)}, scratch);
     }
   }
 }

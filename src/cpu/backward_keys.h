@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cpu/query_gradient.h"
+#include "math/integer.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
@@ -77,7 +78,7 @@ TILEWISE_INLINE RowBlock query_rows(const HeadContext& context, const View& view
           context.sequence.batch,
           context.head,
           context.sequence.q_start + rows.begin,
-          math::greater(rows.end - rows.begin, 0),
+          math::max(rows.end - rows.begin, 0),
           width};
 }
 
@@ -182,14 +183,15 @@ void visit_query_tile(const HeadContext& context, const KeyBlock& block, math::K
   constexpr int kWidth = kColumns * Vec<E>::kLanes;
   QueryTile<E> tile = load_query_tile(context, rows, next, pass.careful, scratch.gradient);
   for (Ahead& ahead : tile.ahead)
-    ahead.share_out(divide_up(block.keys, kWidth) * divide_up(rows.end - rows.begin, kProductRows));
+    ahead.share_out(math::ceil_div(block.keys, kWidth) *
+                    math::ceil_div(rows.end - rows.begin, kProductRows));
   PanelRun visited = {0, 0};
   for (std::int64_t panel = 0; panel * kWidth < block.keys; ++panel) {
     const std::int64_t lane0 = block.first + panel * kWidth;
-    const std::int64_t lanes = math::lesser(kWidth, block.keys - panel * kWidth);
+    const std::int64_t lanes = math::min(kWidth, block.keys - panel * kWidth);
     const math::KeyRange own = rows_of_keys(context, lane0, lanes);
-    const std::int64_t t0 = whole_operands<E>(math::greater(own.begin, rows.begin));
-    const Frame frame = {lane0, lanes, t0, math::lesser(own.end, rows.end) - t0};
+    const std::int64_t t0 = whole_operands<E>(math::max(own.begin, rows.begin));
+    const Frame frame = {lane0, lanes, t0, math::min(own.end, rows.end) - t0};
     if (frame.t_count <= 0) continue;
     const TileClass tile_class = classify(context, Lanes::kKeys, frame);
     if (tile_class == TileClass::kEmpty) continue;
@@ -217,7 +219,7 @@ void visit_queries(const RunContext& run, const KeyBlock& block, const KeyPass<S
       row_bytes(problem.q, problem.head_dim) + row_bytes(problem.dout, problem.value_dim);
   const std::int64_t dq_bytes =
       pass.adds_to_dq() ? pass.query_gradient.row * static_cast<std::int64_t>(sizeof(T)) : 0;
-  const std::int64_t tiles = divide_up(block.sequence.q_len, kGradientTile);
+  const std::int64_t tiles = math::ceil_div(block.sequence.q_len, kGradientTile);
   for (std::int64_t g = 0; g < problem.group; ++g) {
     HeadContext context = {&problem, block.sequence, block.kv_head * problem.group + g,
                            scratch.gradient.bands, 0};
@@ -226,14 +228,14 @@ void visit_queries(const RunContext& run, const KeyBlock& block, const KeyPass<S
     const math::KeyRange rows = rows_of_keys(context, block.first, block.keys);
     for (std::int64_t tile = rows.begin / kGradientTile * kGradientTile; tile < rows.end;
          tile += kGradientTile) {
-      const math::KeyRange own = {whole_operands<E>(math::greater(tile, rows.begin)),
-                                  math::lesser(tile + kGradientTile, rows.end)};
+      const math::KeyRange own = {whole_operands<E>(math::max(tile, rows.begin)),
+                                  math::min(tile + kGradientTile, rows.end)};
       const std::int64_t position = g * tiles + tile / kGradientTile;
       if (pass.adds_to_dq()) block.turn.wait(position);
-      const math::KeyRange next = {own.end, math::lesser(own.end + kGradientTile, rows.end)};
+      const math::KeyRange next = {own.end, math::min(own.end + kGradientTile, rows.end)};
       visit_query_tile<E, kColumns>(context, block, own, next, pass, scratch);
       if (pass.adds_to_dq()) block.turn.pass(position);
-      const std::int64_t seen = own.end - math::greater(tile, rows.begin);
+      const std::int64_t seen = own.end - math::max(tile, rows.begin);
       count_traffic(run, seen * (bytes + dq_bytes), seen * dq_bytes);
     }
   }
@@ -249,7 +251,7 @@ void load_keys(const KeyBlock& block, const KeyScratch<E>& scratch) {
   const Problem& problem = *block.problem;
   for (std::int64_t panel = 0; panel * kWidth < block.keys; ++panel) {
     const std::int64_t row = block.sequence.k_start + block.first + panel * kWidth;
-    const std::int64_t lanes = math::lesser(kWidth, block.keys - panel * kWidth);
+    const std::int64_t lanes = math::min(kWidth, block.keys - panel * kWidth);
     const std::int64_t at_d = panel * operands<E>(problem.head_dim) * kWidth;
     const std::int64_t at_v = panel * operands<E>(problem.value_dim) * kWidth;
     pack_panel<E, kWidth>(
@@ -270,7 +272,7 @@ bool key_gradients_are_finite(const KeyBlock& block, const KeyScratch<E>& scratc
   using T = SumOf<E>;
   const Problem& problem = *block.problem;
   for (std::int64_t panel = 0; panel * kWidth < block.keys; ++panel) {
-    const std::int64_t lanes = math::lesser(kWidth, block.keys - panel * kWidth);
+    const std::int64_t lanes = math::min(kWidth, block.keys - panel * kWidth);
     const T* const dk = scratch.dk_panels + panel * gradient_panel<kWidth>(problem.head_dim);
     const T* const dv = scratch.dv_panels + panel * gradient_panel<kWidth>(problem.value_dim);
     if (!all_finite<T, kWidth>(dk, problem.head_dim, lanes) ||
@@ -293,7 +295,7 @@ void store_key_gradients(const KeyBlock& block, const KeyScratch<E>& scratch) {
   }
   for (std::int64_t panel = 0; panel * kWidth < block.keys; ++panel) {
     const std::int64_t row = block.sequence.k_start + block.first + panel * kWidth;
-    const std::int64_t lanes = math::lesser(kWidth, block.keys - panel * kWidth);
+    const std::int64_t lanes = math::min(kWidth, block.keys - panel * kWidth);
     if (problem.dk.present()) {
       unpack_panel<T, kWidth>(
           {&problem.dk, block.sequence.batch, block.kv_head, row, lanes, problem.head_dim}, scale,

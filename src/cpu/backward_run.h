@@ -3,6 +3,7 @@
 
 #include "cpu/backward_bias.h"
 #include "cpu/backward_keys.h"
+#include "math/integer.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
@@ -61,8 +62,8 @@ std::int64_t backward_scratch_bytes(const Problem& problem, std::int64_t panels)
   Arena bias(nullptr);
   if (needs_key_sweep(problem)) Keys::take(problem, panels, keys);
   if (problem.dbias.present()) take_bias_scratch<T, kWidth>(problem, bias);
-  if (keys.used() < 0 || bias.used() < 0) return -1;
-  return math::greater(keys.used(), bias.used());
+  if (keys.bytes() < 0 || bias.bytes() < 0) return -1;
+  return math::max(keys.bytes(), bias.bytes());
 }
 
 // Room for dQ in the arithmetic type, and for one progress number per block of keys.
@@ -70,7 +71,7 @@ template <class T, int kWidth>
 QueryGradient<T> take_query_gradient(const Problem& problem, std::int64_t panels, Arena& arena) {
   if (!problem.dq.present()) return {nullptr, 0, 0, 0, nullptr};
   const std::int64_t batches = problem.q_packed ? 1 : problem.batch;
-  const std::int64_t blocks_of_rows = divide_up(problem.k_rows, panels * kWidth);
+  const std::int64_t blocks_of_rows = math::ceil_div(problem.k_rows, panels * kWidth);
   const std::int64_t blocks =
       problem.k_packed ? problem.batch + blocks_of_rows : problem.batch * blocks_of_rows;
   QueryGradient<T> gradient;
@@ -97,7 +98,7 @@ BackwardWorkspace<T, Keys> take_backward(const Problem& problem, std::int64_t co
   workspace.delta.batch = problem.q_packed ? 0 : problem.heads * problem.q_rows;
   workspace.delta.head = problem.q_rows;
   workspace.delta.row = 1;
-  const std::int64_t of_head = divide_up(problem.max_k, kWidth);
+  const std::int64_t of_head = math::ceil_div(problem.max_k, kWidth);
   workspace.panels = even_panels(of_head, choose_panels(problem.batch * problem.kv_heads, of_head,
                                                         {1, Keys::kMostPanels}, concurrency));
   workspace.query_gradient = take_query_gradient<T, kWidth>(problem, workspace.panels, arena);
@@ -115,7 +116,7 @@ template <class T, int kColumns, class Keys = WideKeys<T, kColumns>>
 std::int64_t backward_workspace(const Problem& problem, std::int64_t concurrency) {
   Arena arena(nullptr);
   take_backward<T, kColumns * Vec<T>::kLanes, Keys>(problem, concurrency, arena);
-  return arena.used();
+  return arena.bytes();
 }
 
 // Calls body(context, first, count) for blocks of query rows of every sequence and head.
@@ -126,7 +127,7 @@ void sweep_rows(const Problem& problem, const RunContext& run, const Shared& sha
     const Item item = item_at(problem, shared, problem.heads, Side::kQueries, number);
     const HeadContext context = {&problem, shared.sequences[item.batch], item.head, nullptr, 0};
     const std::int64_t first = item.block * kRowBlock;
-    body(context, first, math::lesser(kRowBlock, context.sequence.q_len - first));
+    body(context, first, math::min(kRowBlock, context.sequence.q_len - first));
   };
   share_items(run, shared.next, blocks * problem.heads, item_body);
 }
@@ -189,7 +190,7 @@ void sweep_keys(const Problem& problem, const RunContext& run,
         ordered && item.block > 0 ? gradient.progress + number - problem.kv_heads : nullptr};
     KeyBlock block = {
         &problem, shared.sequences[item.batch], item.head, item.block * panels * kWidth, 0, turn};
-    block.keys = math::lesser(panels * kWidth, block.sequence.k_len - block.first);
+    block.keys = math::min(panels * kWidth, block.sequence.k_len - block.first);
     const KeyPass<T> pass = {false, true, workspace.delta, gradient};
     Keys::run(run, block, pass, workspace.packed, scratch);
   };

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "cpu/decode_merge.h"
+#include "math/integer.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
@@ -19,11 +20,11 @@ TILEWISE_INLINE DecodeRange decode_item_keys(const Problem& problem, const Seque
   const std::int64_t first = item.heads_number * range.heads.group * range.heads.kv_heads;
   range.context = {&problem, sequences[item.batch], first, nullptr, 0};
   range.heads.kv_heads =
-      math::lesser(range.heads.kv_heads, (problem.heads - first) / range.heads.group);
+      math::min(range.heads.kv_heads, (problem.heads - first) / range.heads.group);
   const math::KeyRange keys = decode_range(problem, range.context.sequence);
   const std::int64_t length = split_length(keys.end - keys.begin);
   range.keys.begin = keys.begin + item.split * length;
-  range.keys.end = math::lesser(range.keys.begin + length, keys.end);
+  range.keys.end = math::min(range.keys.begin + length, keys.end);
   return range;
 }
 
@@ -99,12 +100,12 @@ std::int64_t decode_workspace(const Problem& problem, std::int64_t concurrency) 
   take_decode_shared<T>(problem, shared);
   Arena own(nullptr);
   take_decode_scratch<T>(problem, own);
-  const std::int64_t workers = multiply_sizes(own.used(), concurrency);
-  if (shared.used() < 0 || workers < 0) return -1;
+  const std::int64_t workers = multiply_sizes(own.bytes(), concurrency);
+  if (shared.bytes() < 0 || workers < 0) return -1;
   Arena all(nullptr);
-  all.take<char>(shared.used());
+  all.take<char>(shared.bytes());
   all.take<char>(workers);
-  return all.used();
+  return all.bytes();
 }
 
 template <class T>
@@ -112,14 +113,14 @@ Status run_decode(const Problem& problem, const RunContext& run) {
   Arena arena(run.workspace);
   const Shared shared = take_shared(problem, arena);
   const DecodeShared<T> decode = take_decode_shared<T>(problem, arena);
-  char* const scratch_base = static_cast<char*>(run.workspace) + arena.used();
+  char* const scratch_base = static_cast<char*>(run.workspace) + arena.bytes();
   Arena measure(nullptr);
   take_decode_scratch<T>(problem, measure);
   problem::fill_sequences(problem, shared.sequences);
   problem::fill_unowned_rows(problem, shared.sequences);
   const std::int64_t items = number_decode_items(problem, shared.sequences, decode);
   auto start = [&](std::int64_t worker) {
-    Arena own(scratch_base + worker * measure.used());
+    Arena own(scratch_base + worker * measure.bytes());
     return [&, scratch = take_decode_scratch<T>(problem, own)](std::int64_t number,
                                                                std::int64_t following) mutable {
       decode_item(problem, run, shared.sequences, decode, number, following, scratch);

@@ -5,6 +5,7 @@
 
 #include "cpu/decode_product.h"
 #include "cpu/schedule.h"
+#include "math/integer.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
@@ -32,11 +33,12 @@ TILEWISE_INLINE bool all_decoded(const Problem& problem) {
 }
 
 TILEWISE_INLINE std::int64_t split_length(std::int64_t keys) {
-  const std::int64_t length = divide_up(divide_up(keys, kMostSplits), kLeastSplit) * kLeastSplit;
-  return math::greater(length, kLeastSplit);
+  const std::int64_t length =
+      math::ceil_div(math::ceil_div(keys, kMostSplits), kLeastSplit) * kLeastSplit;
+  return math::max(length, kLeastSplit);
 }
 TILEWISE_INLINE std::int64_t split_count(std::int64_t keys) {
-  return math::greater(divide_up(keys, split_length(keys)), 1);
+  return math::max(math::ceil_div(keys, split_length(keys)), 1);
 }
 
 // The keys that are cut into splits: all that any query may see. Slices are not looked through.
@@ -60,13 +62,12 @@ struct DecodeHeads {
 TILEWISE_INLINE DecodeHeads decode_heads(const Problem& problem) {
   if (problem.slices.present() && problem.slices.columns == 6) return {1, 1, problem.heads};
   const std::int64_t row_bytes =
-      math::greater(problem.head_dim, problem.value_dim) * problem::dtype_size(problem.dtype);
+      math::max(problem.head_dim, problem.value_dim) * problem::dtype_size(problem.dtype);
   const bool side_by_side = problem.k.head < problem.k.row && problem.v.head < problem.v.row;
-  const std::int64_t kv_heads = side_by_side
-                                    ? math::clamp(kTogetherBytes / math::greater(row_bytes, 1), 1,
-                                                  math::greater(problem.kv_heads, 1))
-                                    : 1;
-  return {problem.group, kv_heads, divide_up(problem.kv_heads, kv_heads)};
+  const std::int64_t kv_heads = side_by_side ? math::clamp(kTogetherBytes / math::max(row_bytes, 1),
+                                                           1, math::max(problem.kv_heads, 1))
+                                             : 1;
+  return {problem.group, kv_heads, math::ceil_div(problem.kv_heads, kv_heads)};
 }
 
 // a * b, or -1 if a is, or if it exceeds int64.
@@ -78,11 +79,11 @@ TILEWISE_INLINE std::int64_t multiply_sizes(std::int64_t a, std::int64_t b) {
 // Rows of states that the planned shapes can need at most: one for each query, head and split, of
 // sequences that have several splits.
 TILEWISE_INLINE std::int64_t most_states(const Problem& problem) {
-  const std::int64_t splits = math::lesser(kMostSplits, divide_up(problem.max_k, kLeastSplit));
+  const std::int64_t splits = math::min(kMostSplits, math::ceil_div(problem.max_k, kLeastSplit));
   if (!may_decode(problem) || splits < 2) return 0;
-  const std::int64_t queries = math::lesser(problem.max_q, kMostDecodeQueries);
+  const std::int64_t queries = math::min(problem.max_q, kMostDecodeQueries);
   std::int64_t rows = multiply_sizes(problem.batch, queries);
-  if (problem.q_packed) rows = math::lesser(rows < 0 ? problem.q_rows : rows, problem.q_rows);
+  if (problem.q_packed) rows = math::min(rows < 0 ? problem.q_rows : rows, problem.q_rows);
   rows = multiply_sizes(rows, splits);
   if (problem.k_packed) {
     // Sequences of n > 1 splits have more than (n - 1) * kLeastSplit >= n * kLeastSplit / 2 keys.
@@ -95,7 +96,8 @@ TILEWISE_INLINE std::int64_t most_states(const Problem& problem) {
 // Items that the planned shapes can have at most.
 TILEWISE_INLINE std::int64_t most_items(const Problem& problem) {
   if (!may_decode(problem)) return 0;
-  const std::int64_t splits = math::clamp(divide_up(problem.max_k, kLeastSplit), 1, kMostSplits);
+  const std::int64_t splits =
+      math::clamp(math::ceil_div(problem.max_k, kLeastSplit), 1, kMostSplits);
   std::int64_t count = multiply_sizes(problem.batch, splits);
   // Sequences of n > 1 splits have at least n * kLeastSplit / 2 keys.
   const std::int64_t of_keys = problem.batch + problem.k_rows / (kLeastSplit / 2);

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "cpu/operand.h"
+#include "math/integer.h"
 #include "math/mask_rule.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
@@ -28,7 +29,7 @@ struct Padded {
 
   TILEWISE_INLINE std::int64_t whole() const { return width / kLanes * kLanes; }
   TILEWISE_INLINE bool has_rest() const { return width % kLanes != 0; }
-  TILEWISE_INLINE std::int64_t size() const { return (width + kLanes - 1) / kLanes * kLanes; }
+  TILEWISE_INLINE std::int64_t size() const { return math::round_up(width, kLanes); }
   // Lanes of the last register that the one before it does not hold.
   TILEWISE_INLINE Mask<T> fresh() const {
     return Vec<T>(static_cast<T>(size() - width)) <= Vec<T>::iota();
@@ -37,7 +38,7 @@ struct Padded {
 
 template <class T>
 TILEWISE_INLINE Padded<T> padded(std::int64_t width) {
-  return {math::greater(width, Vec<T>::kLanes)};
+  return {math::max(width, Vec<T>::kLanes)};
 }
 
 // ---- sums over lanes ----
@@ -100,8 +101,8 @@ class ReadAhead {
         rows_(rows),
         bytes_(bytes),
         gap_(stride - bytes) {
-    const std::int64_t lines = rows * ((bytes + Ahead::kLine - 1) / Ahead::kLine);
-    rate_ = static_cast<int>((lines * kWhole + steps - 1) / math::greater(steps, 1));
+    const std::int64_t lines = rows * (math::ceil_div(bytes, Ahead::kLine));
+    rate_ = static_cast<int>((lines * kWhole + steps - 1) / math::max(steps, 1));
   }
 
   TILEWISE_INLINE void step() {

@@ -3,6 +3,7 @@
 
 #include "cpu/decode_plan.h"
 #include "cpu/decode_step.h"
+#include "math/integer.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
@@ -10,7 +11,7 @@ template <class T>
 DecodeScratch<T> take_decode_scratch(const Problem& problem, Arena& arena) {
   if (!may_decode(problem)) return {};
   const DecodeHeads heads = decode_heads(problem);
-  const std::int64_t queries = math::lesser(problem.max_q, kMostDecodeQueries);
+  const std::int64_t queries = math::min(problem.max_q, kMostDecodeQueries);
   const std::int64_t rows = multiply_sizes(heads.group * heads.kv_heads, queries);
   const std::int64_t d_size = padded<T>(problem.head_dim).size();
   const std::int64_t v_size = padded<T>(problem.value_dim).size();
@@ -26,7 +27,7 @@ DecodeScratch<T> take_decode_scratch(const Problem& problem, Arena& arena) {
   scratch.rescale = arena.take<T>(rows);
   scratch.scores = arena.take<T>(scores);
   scratch.keep = arena.take<T>(problem.dropout_p > 0 ? queries * kDecodeKeys : 0);
-  scratch.staged = arena.take<T>(kDecodeKeys * math::greater(d_size, v_size));
+  scratch.staged = arena.take<T>(kDecodeKeys * math::max(d_size, v_size));
   scratch.mask.low = arena.take<T>(kMostDecodeQueries);
   scratch.mask.high = arena.take<T>(kMostDecodeQueries);
   scratch.mask.visible = arena.take<std::uint8_t>(kMostDecodeQueries * kDecodeKeys);
@@ -118,7 +119,7 @@ TILEWISE_INLINE ReadAhead read_ahead(const View& view, const DecodeRange& range,
   constexpr std::int64_t kSize = sizeof(S);
   const std::int64_t heads = range.heads.kv_heads;
   const std::int64_t row_bytes = ((heads - 1) * view.head + width) * kSize;
-  const std::int64_t rows = math::greater(count, 0);
+  const std::int64_t rows = math::max(count, 0);
   const Rows<S> first = cache_rows<S>(view, range, 0, rows > 0 ? key : 0);
   return {first.data, rows, row_bytes, first.stride * kSize, steps};
 }
@@ -133,7 +134,7 @@ TILEWISE_INLINE ReadAhead read_keys_ahead(const DecodeRange& range, const Decode
   const DecodeRange& in = last ? *range.following : range;
   const std::int64_t first = last ? in.keys.begin : next;
   return read_ahead<S>(problem.k, in, problem.head_dim, first,
-                       math::lesser(kDecodeKeys, in.keys.end - first), steps);
+                       math::min(kDecodeKeys, in.keys.end - first), steps);
 }
 
 // One block of keys: the scores of all heads while V comes in, then the outputs of all heads while
@@ -188,7 +189,7 @@ void decode_keys(const DecodeRange& range, bool careful, const DecodeScratch<T>&
   DecodeBlock block = {range.context, range.heads.group, range.context.sequence.q_len, 0, 0,
                        careful};
   for (block.first = range.keys.begin; block.first < range.keys.end; block.first += block.keys) {
-    block.keys = math::lesser(kDecodeKeys, range.keys.end - block.first);
+    block.keys = math::min(kDecodeKeys, range.keys.end - block.first);
     decode_block<T, S>(range, block, scratch);
   }
 }

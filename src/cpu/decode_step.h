@@ -5,6 +5,7 @@
 
 #include "cpu/accumulate.h"
 #include "cpu/decode_product.h"
+#include "math/integer.h"
 #include "math/softmax_state.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
@@ -79,7 +80,7 @@ void score_rows(Rows<S> k, std::int64_t count, const T* queries, Padded<T> row, 
   constexpr int kKeys = kDecodeSums / kRows;
   for (std::int64_t j = 0; j < count; j += kKeys) {
     const S* keys[kKeys];  // beyond the last it is repeated
-    for (int i = 0; i < kKeys; ++i) keys[i] = k.data + math::lesser(j + i, count - 1) * k.stride;
+    for (int i = 0; i < kKeys; ++i) keys[i] = k.data + math::min(j + i, count - 1) * k.stride;
 #if defined(__AVX512BF16__)
     if constexpr (std::is_same_v<T, float> && std::is_same_v<S, math::BFloat16>) {
       if (scores_by_pairs<T, S>(row.width)) {
@@ -114,7 +115,7 @@ TILEWISE_INLINE std::int64_t score_steps(std::int64_t keys, std::int64_t rows, s
       pairs ? width / kPairColumns : padded<T>(width).whole() / Vec<T>::kLanes;
   const auto pass = [&](int pass_rows) {
     const int at_once = kDecodeSums / pass_rows;
-    return divide_up(keys, at_once) * columns * (pairs ? at_once : load_steps<T, S>(at_once));
+    return math::ceil_div(keys, at_once) * columns * (pairs ? at_once : load_steps<T, S>(at_once));
   };
   return sum_over_passes(rows, pass) + rows * kFoldSteps;
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cpu/backward_run.h"
+#include "math/integer.h"
 
 #if TILEWISE_HAS_DOTS
 
@@ -44,7 +45,7 @@ void add_kept_gradients(const HeadContext& context, math::KeyRange rows, PanelRu
   const QueryGradient<float>& gradient = pass.query_gradient;
   const std::int64_t stride = scratch.panels * kWidth / 2;
   const std::int64_t first = run.begin * kWidth;
-  const std::int64_t depth = operands<E>(math::lesser(run.end * kWidth, keys) - first);
+  const std::int64_t depth = operands<E>(math::min(run.end * kWidth, keys) - first);
   float* const dq = gradient.at(context, rows.begin);
   wide_product<E, Left::kRowsOnto>(
       {scratch.gradient_rows + first / 2, stride}, rows.end - rows.begin,

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "cpu/half_rows.h"
+#include "math/integer.h"
 
 #if TILEWISE_HAS_DOTS
 
@@ -63,7 +64,7 @@ void pack_panel(const RowBlock& rows, float factor, E* panel) {
         square[i] = Vec<E>(typename Vec<E>::Native(_mm512_xor_si512(halves, sign)));
       }
       transpose(square);
-      for (std::int64_t i = 0; i < math::lesser(16, words - c); ++i)
+      for (std::int64_t i = 0; i < math::min(16, words - c); ++i)
         square[i].store(panel + (c + i) * kWidth + lane0);
     }
   }
@@ -88,7 +89,7 @@ PackedColumns<E> pack_columns(const RowBlock& rows, E* data, std::uint8_t* odd) 
       const __m256i blocks[4] = {
           _mm512_castsi512_si256(pairs.low), _mm512_extracti64x4_epi64(pairs.low, 1),
           _mm512_castsi512_si256(pairs.high), _mm512_extracti64x4_epi64(pairs.high, 1)};
-      for (std::int64_t i = 0; i < math::lesser(4, (width - c) / kProductRows); ++i) {
+      for (std::int64_t i = 0; i < math::min(4, (width - c) / kProductRows); ++i) {
         _mm256_storeu_si256(
             reinterpret_cast<__m256i*>(to + (c / kProductRows + i) * kPackedBlock<E>), blocks[i]);
       }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cpu/forward_parts.h"
+#include "math/integer.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
@@ -88,10 +89,10 @@ template <class E, int kWidth>
 TILEWISE_INLINE Frame panel_frame(const QueryBlock& block, std::int64_t panel,
                                   math::KeyRange keys) {
   const std::int64_t lane0 = block.first + panel * kWidth;
-  const std::int64_t lanes = math::lesser(kWidth, block.rows - panel * kWidth);
+  const std::int64_t lanes = math::min(kWidth, block.rows - panel * kWidth);
   const math::KeyRange own = keys_of_rows(block.context, lane0, lanes);
-  const std::int64_t t0 = whole_operands<E>(math::greater(own.begin, keys.begin));
-  return {lane0, lanes, t0, math::lesser(own.end, keys.end) - t0};
+  const std::int64_t t0 = whole_operands<E>(math::max(own.begin, keys.begin));
+  return {lane0, lanes, t0, math::min(own.end, keys.end) - t0};
 }
 
 // All panels of a block meet a k tile.
@@ -104,9 +105,9 @@ void visit_key_tile(const QueryBlock& block, math::KeyRange keys, KeyTile<E>& ti
   std::int64_t visits = 0;
   for (std::int64_t panel = 0; panel * kWidth < block.rows; ++panel)
     visits += panel_frame<E, kWidth>(block, panel, keys).t_count > 0 ? 1 : 0;
-  visits = math::greater(visits, 1);
-  tile.ahead[0].share_out(visits * divide_up(keys.end - keys.begin, kProductRows));
-  tile.ahead[1].share_out(visits * divide_up(problem.value_dim, kProductRows));
+  visits = math::max(visits, 1);
+  tile.ahead[0].share_out(visits * math::ceil_div(keys.end - keys.begin, kProductRows));
+  tile.ahead[1].share_out(visits * math::ceil_div(problem.value_dim, kProductRows));
   for (std::int64_t panel = 0; panel * kWidth < block.rows; ++panel) {
     const Frame frame = panel_frame<E, kWidth>(block, panel, keys);
     if (frame.t_count <= 0) continue;
@@ -114,7 +115,7 @@ void visit_key_tile(const QueryBlock& block, math::KeyRange keys, KeyTile<E>& ti
     if (tile_class == TileClass::kEmpty) continue;
     if (tile.last) {  // the outputs are stored next: their lines must be here for that
       tile.ahead[0] = ahead_of(panel_rows(problem.out, block, panel, kWidth, problem.value_dim));
-      tile.ahead[0].share_out(divide_up(frame.t_count, kProductRows));
+      tile.ahead[0].share_out(math::ceil_div(frame.t_count, kProductRows));
     }
     with_columns<E, kColumns>(frame.lane_count, [&](auto columns) {
       forward_tile<E, kColumns, decltype(columns)::kCount>(context, frame, tile_class, tile, panel,
@@ -134,8 +135,8 @@ void visit_keys(const RunContext& run, const QueryBlock& block, bool careful,
   const std::int64_t key_bytes = problem.head_dim * problem::dtype_size(problem.k.dtype) +
                                  problem.value_dim * problem::dtype_size(problem.v.dtype);
   for (std::int64_t first = keys.begin / kKeyTile * kKeyTile; first < keys.end; first += kKeyTile) {
-    const math::KeyRange range = {whole_operands<E>(math::greater(first, keys.begin)),
-                                  math::lesser(first + kKeyTile, keys.end)};
+    const math::KeyRange range = {whole_operands<E>(math::max(first, keys.begin)),
+                                  math::min(first + kKeyTile, keys.end)};
     KeyTile<E> tile = load_key_tile(block.context, range, keys.end, careful, scratch);
     count_traffic(run, (range.end - range.begin) * key_bytes, 0);
     visit_key_tile<E, kColumns>(block, range, tile, scratch);

@@ -5,6 +5,7 @@
 
 #include "cpu/accumulate.h"
 #include "cpu/schedule.h"
+#include "math/integer.h"
 #include "math/softmax_state.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
@@ -124,10 +125,10 @@ TILEWISE_INLINE math::KeyRange keys_of_rows(const HeadContext& context, std::int
   for (std::int64_t s = 0; s < context.band_count; ++s) {
     const math::KeyRange of_band = math::tile_keys(context.bands[s], first, first + rows);
     if (of_band.begin >= of_band.end) continue;
-    range.begin = math::lesser(range.begin, of_band.begin);
-    range.end = math::greater(range.end, of_band.end);
+    range.begin = math::min(range.begin, of_band.begin);
+    range.end = math::max(range.end, of_band.end);
   }
-  return {math::greater(range.begin, 0), math::lesser(range.end, context.sequence.k_len)};
+  return {math::max(range.begin, 0), math::min(range.end, context.sequence.k_len)};
 }
 
 // The keys that all of them see through one band, that which shows the most.
@@ -144,7 +145,7 @@ TILEWISE_INLINE math::KeyRange common_keys_of_rows(const HeadContext& context, s
 // The keys that a block visits.
 TILEWISE_INLINE math::KeyRange keys_of_block(const QueryBlock& block) {
   const math::KeyRange keys = keys_of_rows(block.context, block.first, block.rows);
-  return {math::greater(keys.begin, block.keys.begin), math::lesser(keys.end, block.keys.end)};
+  return {math::max(keys.begin, block.keys.begin), math::min(keys.end, block.keys.end)};
 }
 
 // Rows of a query-side tensor that are one panel of a block.
@@ -154,7 +155,7 @@ TILEWISE_INLINE RowBlock panel_rows(const View& view, const QueryBlock& block, s
           block.context.sequence.batch,
           block.context.head,
           block.context.sequence.q_start + block.first + panel * lanes,
-          math::lesser(lanes, block.rows - panel * lanes),
+          math::min(lanes, block.rows - panel * lanes),
           width};
 }
 
@@ -202,7 +203,7 @@ void store_outputs(const QueryBlock& block, const ForwardScratch<E>& scratch) {
                      : -math::Limits<T>::kInfinity;
   for (std::int64_t panel = 0; panel * kWidth < block.rows; ++panel) {
     const std::int64_t row = context.sequence.q_start + block.first + panel * kWidth;
-    const std::int64_t lanes = math::lesser(kWidth, block.rows - panel * kWidth);
+    const std::int64_t lanes = math::min(kWidth, block.rows - panel * kWidth);
     T scale[kWidth] = {};
     const T natural = ScoreUnits<T>(problem).natural;
     for (std::int64_t lane = 0; lane < lanes; ++lane) {
@@ -231,7 +232,7 @@ void scale_kept(const QueryBlock& block, const ForwardScratch<E>& scratch) {
   const Problem& problem = *block.context.problem;
   if (problem.dropout_p == 0) return;
   const Vec<T> factor(kept_factor<T>(problem));
-  const std::int64_t count = divide_up(block.rows, kWidth) * scratch.out_panel;
+  const std::int64_t count = math::ceil_div(block.rows, kWidth) * scratch.out_panel;
   for (std::int64_t i = 0; i < count; i += Vec<T>::kLanes) {
     T* const at = scratch.out_panels + i;
     (Vec<T>::load(at) * factor).store(at);
@@ -242,7 +243,7 @@ template <class E, int kWidth>
 bool block_is_finite(const QueryBlock& block, const ForwardScratch<E>& scratch) {
   const std::int64_t value_dim = block.context.problem->value_dim;
   for (std::int64_t panel = 0; panel * kWidth < block.rows; ++panel) {
-    const std::int64_t lanes = math::lesser(kWidth, block.rows - panel * kWidth);
+    const std::int64_t lanes = math::min(kWidth, block.rows - panel * kWidth);
     if (!all_finite<SumOf<E>, kWidth>(scratch.out_panels + panel * scratch.out_panel, value_dim,
                                       lanes))
       return false;

@@ -5,6 +5,7 @@
 #include "cpu/forward.h"
 #include "cpu/forward_split.h"
 #include "cpu/pair_forward.h"
+#include "math/integer.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
@@ -21,7 +22,7 @@ struct BlockSize {
 template <class Body>
 TILEWISE_INLINE BlockSize block_size(const Problem& problem, PanelLimits limits,
                                      std::int64_t concurrency) {
-  const std::int64_t of_head = divide_up(problem.max_q, Body::kWidth);
+  const std::int64_t of_head = math::ceil_div(problem.max_q, Body::kWidth);
   const std::int64_t items =
       problem.batch * problem.heads * planned_splits(problem, Body::kSplitKeys);
   const std::int64_t panels = choose_panels(items, of_head, limits, concurrency);
@@ -102,7 +103,8 @@ std::int64_t number_forward_blocks(const Problem& problem, const Shared& shared,
   shared.blocks_before[0] = 0;
   for (std::int64_t b = 0; b < problem.batch; ++b) {
     const Sequence& sequence = shared.sequences[b];
-    const std::int64_t blocks = is_decoded(sequence) ? 0 : divide_up(sequence.q_len, block_rows);
+    const std::int64_t blocks =
+        is_decoded(sequence) ? 0 : math::ceil_div(sequence.q_len, block_rows);
     shared.blocks_before[b + 1] =
         shared.blocks_before[b] +
         blocks * forward_splits(problem, sequence, Body::kSplitKeys).count;
@@ -141,13 +143,13 @@ std::int64_t forward_workspace(const Problem& problem, std::int64_t concurrency)
   Body::take(problem, concurrency, own);
   take_decode_scratch<typename Body::Number>(problem, own);
   Arena all(nullptr);
-  all.take<char>(shared.used());
+  all.take<char>(shared.bytes());
   std::int64_t workers = 0;
-  if (shared.used() < 0 || own.used() < 0 ||
-      __builtin_mul_overflow(own.used(), concurrency, &workers))
+  if (shared.bytes() < 0 || own.bytes() < 0 ||
+      __builtin_mul_overflow(own.bytes(), concurrency, &workers))
     return -1;
   all.take<char>(workers);
-  return all.used();
+  return all.bytes();
 }
 
 template <class Body>
@@ -164,7 +166,7 @@ TILEWISE_INLINE void whole_block(const RunContext& run, const QueryBlock& block,
   for (std::int64_t at = (block.rows - 1) / rows * rows; at >= 0; at -= rows) {
     QueryBlock part = block;
     part.first += at;
-    part.rows = math::lesser(rows, block.rows - at);
+    part.rows = math::min(rows, block.rows - at);
     body.compute(run, part);
     end_block(run, part, body);
   }
@@ -185,7 +187,7 @@ void forward_item(const Problem& problem, const RunContext& run, const ForwardSh
   const std::int64_t block_number = item.block / splits.count;
   const std::int64_t split = item.block % splits.count;
   block.first = block_number * shared.block_rows;
-  block.rows = math::lesser(shared.block_rows, sequence.q_len - block.first);
+  block.rows = math::min(shared.block_rows, sequence.q_len - block.first);
   block.keys = keys_of_split(splits, split);
   block.keys = keys_of_block(block);
   body.count_traffic(run, block);
@@ -205,7 +207,7 @@ Status run_forward(const Problem& problem, const RunContext& run) {
   Arena arena(run.workspace);
   const auto shared = ForwardShared<Body>::take(problem, run.concurrency, arena);
   const Sequence* const sequences = shared.blocks.sequences;
-  char* const scratch_base = static_cast<char*>(run.workspace) + arena.used();
+  char* const scratch_base = static_cast<char*>(run.workspace) + arena.bytes();
   Arena measure(nullptr);
   Body::take(problem, run.concurrency, measure);
   take_decode_scratch<T>(problem, measure);
@@ -217,11 +219,11 @@ Status run_forward(const Problem& problem, const RunContext& run) {
   const std::int64_t decode_items = number_decode_items(problem, sequences, shared.decode);
   number_runs(problem, shared.blocks, shared.runs, blocks, decode_items);
   for (std::int64_t worker = 0; worker < run.concurrency; ++worker) {
-    Arena own(scratch_base + worker * measure.used());
+    Arena own(scratch_base + worker * measure.bytes());
     Body::take(problem, run.concurrency, own).forget();
   }
   auto body = [&](std::int64_t worker, std::int64_t number) {
-    Arena own(scratch_base + worker * measure.used());
+    Arena own(scratch_base + worker * measure.bytes());
     const Body worker_body = Body::take(problem, run.concurrency, own);
     DecodeScratch<T> decode_scratch = take_decode_scratch<T>(problem, own);
     if (number < blocks) return forward_item(problem, run, shared, number, worker_body);

@@ -6,6 +6,7 @@
 
 #include "cpu/decode_plan.h"
 #include "cpu/forward_parts.h"
+#include "math/integer.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
@@ -26,7 +27,7 @@ TILEWISE_INLINE std::int64_t most_splits(const Problem& problem, std::int64_t q_
                                          std::int64_t tiles) {
   const std::int64_t rows = problem.heads * q_len;  // all lie in memory: no overflow
   if (problem.q_packed || rows == 0) return 1;
-  return math::clamp(kEnoughRows / rows, 1, math::greater(tiles, 1));
+  return math::clamp(kEnoughRows / rows, 1, math::max(tiles, 1));
 }
 
 // split_keys: a split has a multiple of it.
@@ -34,11 +35,11 @@ TILEWISE_INLINE ForwardSplits forward_splits(const Problem& problem, const Seque
                                              std::int64_t split_keys) {
   const math::KeyRange keys = decode_range(problem, sequence);
   const std::int64_t begin = keys.begin / split_keys * split_keys;
-  const std::int64_t tiles = divide_up(keys.end - begin, split_keys);
+  const std::int64_t tiles = math::ceil_div(keys.end - begin, split_keys);
   const std::int64_t most = most_splits(problem, sequence.q_len, tiles);
   if (most == 1) return {0, sequence.k_len, 1};
-  const std::int64_t of_split = divide_up(tiles, most);
-  return {begin, of_split * split_keys, divide_up(tiles, of_split)};
+  const std::int64_t of_split = math::ceil_div(tiles, most);
+  return {begin, of_split * split_keys, math::ceil_div(tiles, of_split)};
 }
 
 TILEWISE_INLINE math::KeyRange keys_of_split(const ForwardSplits& splits, std::int64_t split) {
@@ -48,7 +49,7 @@ TILEWISE_INLINE math::KeyRange keys_of_split(const ForwardSplits& splits, std::i
 
 // Splits of a sequence of the planned shape: max_q queries, and at most max_k keys.
 TILEWISE_INLINE std::int64_t planned_splits(const Problem& problem, std::int64_t split_keys) {
-  return most_splits(problem, problem.max_q, divide_up(problem.max_k, split_keys));
+  return most_splits(problem, problem.max_q, math::ceil_div(problem.max_k, split_keys));
 }
 
 // What all workers share. Without splits there is nothing of it.
@@ -68,8 +69,8 @@ auto take_split_shared(const Problem& problem, const Body& body, Arena& arena) {
   using T = typename Body::Number;
   SplitShared<T> shared = {};
   shared.splits = planned_splits(problem, Body::kSplitKeys);
-  shared.blocks = divide_up(problem.max_q, body.rows);
-  shared.panels = divide_up(problem.max_q, Body::kWidth);
+  shared.blocks = math::ceil_div(problem.max_q, body.rows);
+  shared.panels = math::ceil_div(problem.max_q, Body::kWidth);
   const std::int64_t heads = shared.splits > 1 ? problem.batch * problem.heads : 0;
   const std::int64_t panels = heads * shared.panels * shared.splits;
   shared.pending = arena.take<std::int64_t>(heads * shared.blocks);

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "cpu/product.h"
+#include "math/integer.h"
 #include "math/number.h"
 #include "problem/problem.h"
 
@@ -258,7 +259,7 @@ void unpack_panel(const RowBlock& rows, const T* factor, const T* panel) {
     S* const base = static_cast<S*>(rows.view->data) + start;
     for (std::int64_t lane0 = 0; lane0 < rows.count; lane0 += kLanes) {
       const Vec<T> factors = Vec<T>::load(factor + lane0);
-      const std::int64_t lanes = math::lesser(kLanes, rows.count - lane0);
+      const std::int64_t lanes = math::min(kLanes, rows.count - lane0);
       for (std::int64_t c = 0; c < rows.width; c += kLanes) {
         Vec<T> square[kLanes];
         for (int i = 0; i < kLanes; ++i) {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "cpu/pair_key_tile.h"
+#include "math/integer.h"
 
 #if TILEWISE_HAS_TILES
 
@@ -32,8 +33,8 @@ TILEWISE_INLINE void load_tile_statistics(const HeadContext& context, const Pair
   statistics.lse = scratch.lse + begin;
   statistics.delta = scratch.delta + begin;
   const std::int64_t count = tile.end - tile.first - begin;
-  load_row_statistics(context, delta, tile.first + begin, count, round_up(count, kBlockQueries),
-                      statistics);
+  load_row_statistics(context, delta, tile.first + begin, count,
+                      math::round_up(count, kBlockQueries), statistics);
   for (; group * kBlockQueries < tile.end - tile.first; ++group) {
     std::int64_t at = group * kBlockQueries;
     bool usual = units.plain && context.problem->dropout_p == 0 &&
@@ -59,10 +60,10 @@ TILEWISE_INLINE std::int64_t panels_of_tile(const HeadContext& context, const Ke
     frame.panel = panel;
     frame.first_visit = scratch.visited[panel] == 0;
     frame.lane0 = block.first + panel * kPairWidth;
-    frame.lanes = math::lesser(kPairWidth, block.keys - panel * kPairWidth);
+    frame.lanes = math::min(kPairWidth, block.keys - panel * kPairWidth);
     const math::KeyRange own = rows_of_keys(context, frame.lane0, frame.lanes);
-    frame.first_group = math::greater(own.begin - tile.first, 0) / kBlockQueries;
-    frame.end_group = divide_up(math::lesser(own.end, tile.end) - tile.first, kBlockQueries);
+    frame.first_group = math::max(own.begin - tile.first, 0) / kBlockQueries;
+    frame.end_group = math::ceil_div(math::min(own.end, tile.end) - tile.first, kBlockQueries);
     if (own.end > tile.first && frame.first_group < frame.end_group) frames[count++] = frame;
   }
   return count;
@@ -90,7 +91,7 @@ TILEWISE_INLINE void visit_tile_in_pairs(const HeadContext& context, const KeyBl
   const std::int64_t count = panels_of_tile(context, block, tile, frames, scratch);
   std::int64_t first_group = kTileGroups<kTerms>;
   for (std::int64_t p = 0; p < count; ++p)
-    first_group = math::lesser(first_group, frames[p].first_group);
+    first_group = math::min(first_group, frames[p].first_group);
   if (count > 0) load_tile_statistics<kTerms>(context, tile, first_group, pass.delta, scratch);
   const auto meet = pair_key_tile_of<kTerms>(scratch.head_dim + scratch.value_dim);
   for (std::int64_t p = 0; p < count; ++p) {
@@ -115,14 +116,14 @@ TILEWISE_INLINE void visit_queries_in_pairs(const RunContext& run, const KeyBloc
   const std::int64_t bytes = (problem.head_dim + problem.value_dim) * 2 * kCopies;
   const std::int64_t dq_bytes = pass.adds_to_dq() ? pass.query_gradient.row * 4 : 0;
   // Turns are counted in the tiles of backward_keys.h, which may compute the block before.
-  const std::int64_t turns = divide_up(block.sequence.q_len, kGradientTile);
+  const std::int64_t turns = math::ceil_div(block.sequence.q_len, kGradientTile);
   for (std::int64_t g = 0; g < problem.group; ++g) {
     HeadContext context = {&problem, block.sequence, block.kv_head * problem.group + g, bands, 0};
     context.band_count = problem::sequence_bands(problem, block.sequence, context.head, bands);
     const math::KeyRange rows = rows_of_keys(context, block.first, block.keys);
     for (std::int64_t first = rows.begin / kQueries * kQueries; first < rows.end;
          first += kQueries) {
-      const std::int64_t end = math::lesser(first + kQueries, rows.end);
+      const std::int64_t end = math::min(first + kQueries, rows.end);
       const std::int64_t group = packed.group_at(context, first);
       const std::int64_t at = group * kBlockQueries * kTerms;
       const PairQueryTile tile = {first,
@@ -134,8 +135,8 @@ TILEWISE_INLINE void visit_queries_in_pairs(const RunContext& run, const KeyBloc
                                   packed.odd + group};
       visit_tile_in_pairs<kTerms>(context, block, tile, pass, g * turns + (end - 1) / kGradientTile,
                                   scratch);
-      count_traffic(run, (end - math::greater(first, rows.begin)) * (bytes + dq_bytes),
-                    (end - math::greater(first, rows.begin)) * dq_bytes);
+      count_traffic(run, (end - math::max(first, rows.begin)) * (bytes + dq_bytes),
+                    (end - math::max(first, rows.begin)) * dq_bytes);
     }
   }
   if (pass.adds_to_dq()) {
@@ -150,7 +151,7 @@ TILEWISE_INLINE void load_pair_keys(const KeyBlock& block, const PairKeyScratch&
   const Problem& problem = *block.problem;
   for (std::int64_t panel = 0; panel * kPairWidth < block.keys; ++panel) {
     const std::int64_t row = block.sequence.k_start + block.first + panel * kPairWidth;
-    const std::int64_t lanes = math::lesser(kPairWidth, block.keys - panel * kPairWidth);
+    const std::int64_t lanes = math::min(kPairWidth, block.keys - panel * kPairWidth);
     const RowBlock k = {&problem.k, block.sequence.batch, block.kv_head, row,
                         lanes,      problem.head_dim};
     const RowBlock v = {&problem.v, block.sequence.batch, block.kv_head, row,
@@ -187,7 +188,7 @@ __attribute__((noinline)) inline bool odd_key_is_seen(const KeyBlock& block, std
   const GradientScratch<float>& general = scratch.plain.gradient;
   float* const scores = scratch.blocks;
   const std::int64_t lane0 = block.first + panel * kPairWidth;
-  const std::int64_t lanes = math::lesser(kPairWidth, block.keys - panel * kPairWidth);
+  const std::int64_t lanes = math::min(kPairWidth, block.keys - panel * kPairWidth);
   for (std::int64_t g = 0; g < problem.group; ++g) {
     HeadContext context = {&problem, block.sequence, block.kv_head * problem.group + g,
                            general.bands, 0};
@@ -195,7 +196,7 @@ __attribute__((noinline)) inline bool odd_key_is_seen(const KeyBlock& block, std
         problem::sequence_bands(problem, block.sequence, context.head, general.bands);
     const math::KeyRange rows = rows_of_keys(context, lane0, lanes);
     for (std::int64_t row = rows.begin; row < rows.end; row += kBlockQueries) {
-      const Frame frame = {lane0, lanes, row, math::lesser(kBlockQueries, rows.end - row)};
+      const Frame frame = {lane0, lanes, row, math::min(kBlockQueries, rows.end - row)};
       const TileClass tile_class = classify(context, Lanes::kKeys, frame);
       if (tile_class == TileClass::kEmpty) continue;
       for (std::int64_t i = 0; i < frame.t_count * kPairWidth; ++i) scores[i] = 0;
@@ -239,7 +240,7 @@ TILEWISE_INLINE void for_each_gradient(const KeyBlock& block, const PairKeyScrat
   const Problem& problem = *block.problem;
   for (std::int64_t panel = 0; panel * kPairWidth < block.keys; ++panel) {
     const std::int64_t row = block.sequence.k_start + block.first + panel * kPairWidth;
-    const std::int64_t lanes = math::lesser(kPairWidth, block.keys - panel * kPairWidth);
+    const std::int64_t lanes = math::min(kPairWidth, block.keys - panel * kPairWidth);
     body(RowBlock{&problem.dk, block.sequence.batch, block.kv_head, row, lanes, problem.head_dim},
          static_cast<float>(problem.scale),
          scratch.dk_panels + panel * scratch.head_dim * kPairWidth);

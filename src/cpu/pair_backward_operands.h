@@ -4,6 +4,7 @@
 
 #include "cpu/backward_run.h"
 #include "cpu/pair_gradient.h"
+#include "math/integer.h"
 
 #if TILEWISE_HAS_TILES
 
@@ -42,13 +43,14 @@ struct PackedQueries {
 };
 
 TILEWISE_INLINE std::int64_t padded_pairs(std::int64_t width) {
-  return round_up(width, kTileDepth);
+  return math::round_up(width, kTileDepth);
 }
 
 template <int kTerms>
 TILEWISE_INLINE PackedQueries take_packed_queries(const Problem& problem, Arena& arena) {
   PackedQueries packed = {};
-  packed.groups = divide_up(problem.q_rows, kBlockQueries) + (problem.q_packed ? problem.batch : 0);
+  packed.groups =
+      math::ceil_div(problem.q_rows, kBlockQueries) + (problem.q_packed ? problem.batch : 0);
   const std::int64_t batches = problem.q_packed ? 1 : problem.batch;
   std::int64_t rows = 0;
   if (__builtin_mul_overflow(batches * problem.heads * kBlockQueries, packed.groups, &rows))
@@ -89,7 +91,7 @@ TILEWISE_INLINE void pack_queries(const HeadContext& context, std::int64_t first
     const std::int64_t group = packed.group_at(context, i);
     const std::int64_t at = group * kBlockQueries * kTerms;
     const std::int64_t row = context.sequence.q_start + i;
-    const std::int64_t rows = math::lesser(kBlockQueries, first + count - i);
+    const std::int64_t rows = math::min(kBlockQueries, first + count - i);
     const std::int64_t at_d = at * padded_pairs(problem.head_dim);
     const std::int64_t at_v = at * padded_pairs(problem.value_dim);
     const RowBlock q = {&problem.q, context.sequence.batch, context.head, row,
@@ -107,7 +109,8 @@ TILEWISE_INLINE void pack_queries(const HeadContext& context, std::int64_t first
 }
 
 // words[column / 32][n][column % 32] = rows n and n + 16 of a column: the right operand of dQ,
-// whose left one has keys n and n + 16 in a word.  words is (round_up(width, 32) / 32, 16, 32)
+// whose left one has keys n and n + 16 in a word.  words is (math::round_up(width, 32) / 32, 16,
+// 32)
 template <Term kTerm>
 TILEWISE_INLINE void pack_key_words(const RowBlock& rows, const std::uint8_t* left_out,
                                     std::uint32_t* words) {

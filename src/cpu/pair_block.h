@@ -4,6 +4,7 @@
 
 #include "cpu/pair_odd.h"
 #include "cpu/pair_softmax.h"
+#include "math/integer.h"
 
 #if TILEWISE_HAS_TILES
 
@@ -54,8 +55,8 @@ struct PairBlocking {
 // kTerms: 1 for bf16, 2 for fp16
 template <int kTerms>
 PairBlocking pair_blocking(const Problem& problem) {
-  const std::int64_t head_dim = round_up(problem.head_dim, kTileDepth);
-  const std::int64_t value_dim = round_up(problem.value_dim, kTileRows);
+  const std::int64_t head_dim = math::round_up(problem.head_dim, kTileDepth);
+  const std::int64_t value_dim = math::round_up(problem.value_dim, kTileRows);
   const std::int64_t of_tile = kPairKeys * (head_dim + value_dim) * kTerms * 2;
   const std::int64_t of_panel = kPairWidth * (head_dim * kTerms * 2 + value_dim * 4);
   const std::int64_t tiles = math::clamp(kPackedBytes / of_tile, 1, kMostPackedTiles);
@@ -67,8 +68,8 @@ PairBlocking pair_blocking(const Problem& problem) {
 template <int kTerms>
 PairScratch take_pair_scratch(const Problem& problem, std::int64_t panels, Arena& arena) {
   PairScratch scratch;
-  scratch.head_dim = round_up(problem.head_dim, kTileDepth);
-  scratch.value_dim = round_up(problem.value_dim, kTileRows);
+  scratch.head_dim = math::round_up(problem.head_dim, kTileDepth);
+  scratch.value_dim = math::round_up(problem.value_dim, kTileRows);
   scratch.slots = pair_blocking<kTerms>(problem).tiles;
   scratch.plain = take_row_scratch<float, kPairWidth>(problem, panels, scratch.value_dim, arena);
   scratch.q_pairs = arena.take<std::uint32_t>(kTerms * panels * scratch.head_dim / 2 * kPairWidth);
@@ -123,7 +124,7 @@ TILEWISE_INLINE std::uint32_t* block_pairs(std::int64_t number, const PairScratc
 // Block `number` of the frame.
 TILEWISE_INLINE Frame block_frame(const PairFrame& frame, std::int64_t number) {
   const std::int64_t key = frame.tile + (frame.first_block + number) * kBlockKeys;
-  return {frame.lane0, frame.lanes, key, math::lesser(frame.end - key, kBlockKeys)};
+  return {frame.lane0, frame.lanes, key, math::min(frame.end - key, kBlockKeys)};
 }
 
 // The score rule and the mask. False if no row sees a key of the block: its weights are 0.

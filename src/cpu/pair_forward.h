@@ -7,6 +7,7 @@
 
 #include "cpu/pair_block.h"
 #include "cpu/pair_terms.h"
+#include "math/integer.h"
 
 #if TILEWISE_HAS_TILES
 
@@ -187,18 +188,18 @@ TILEWISE_INLINE PairFrame panel_frame(const QueryBlock& block, std::int64_t pane
   const HeadContext& context = block.context;
   PairFrame frame = {};
   frame.lane0 = block.first + panel * kPairWidth;
-  frame.lanes = math::lesser(kPairWidth, block.rows - panel * kPairWidth);
+  frame.lanes = math::min(kPairWidth, block.rows - panel * kPairWidth);
   frame.panel = panel;
   frame.tile = tile;
   const math::KeyRange own = keys_of_rows(context, frame.lane0, frame.lanes);
-  frame.end = math::lesser(own.end, tile + count);
-  frame.first_block = math::greater(own.begin - tile, 0) / kBlockKeys;
-  frame.blocks = divide_up(frame.end - tile, kBlockKeys) - frame.first_block;
+  frame.end = math::min(own.end, tile + count);
+  frame.first_block = math::max(own.begin - tile, 0) / kBlockKeys;
+  frame.blocks = math::ceil_div(frame.end - tile, kBlockKeys) - frame.first_block;
   const std::int64_t first = tile + frame.first_block * kBlockKeys;
   if (!ScoreUnits<float>(*context.problem).plain) return frame;
   const math::KeyRange common = common_keys_of_rows(context, frame.lane0, frame.lanes);
-  frame.plain_begin = divide_up(math::greater(common.begin - first, 0), kBlockKeys);
-  frame.plain_end = math::greater(math::lesser(common.end, frame.end) - first, 0) / kBlockKeys;
+  frame.plain_begin = math::ceil_div(math::max(common.begin - first, 0), kBlockKeys);
+  frame.plain_end = math::max(math::min(common.end, frame.end) - first, 0) / kBlockKeys;
   return frame;
 }
 
@@ -224,7 +225,7 @@ TILEWISE_INLINE void visit_keys_in_pairs(const QueryBlock& block, bool careful,
   static_assert(kMostPairPanels <= 64, "a bit each");
   for (std::int64_t tile = keys.begin / kPairKeys * kPairKeys; tile < keys.end; tile += kPairKeys) {
     // All that any part of the block sees, so that it is packed once.
-    const std::int64_t count = math::lesser(tile + kPairKeys, block.keys.end) - tile;
+    const std::int64_t count = math::min(tile + kPairKeys, block.keys.end) - tile;
     const std::int64_t slot = pack_tile<kTerms>(block.context, tile, count, careful, scratch);
     for (std::int64_t panel = 0; panel * kPairWidth < block.rows; ++panel) {
       PairFrame frame = panel_frame(block, panel, tile, count);
@@ -288,7 +289,7 @@ TILEWISE_INLINE void count_block_traffic(const RunContext& run, const QueryBlock
   const Problem& problem = *block.context.problem;
   const math::KeyRange keys = keys_of_block(block);
   count_traffic(run,
-                math::greater(keys.end - keys.begin / kPairKeys * kPairKeys, 0) *
+                math::max(keys.end - keys.begin / kPairKeys * kPairKeys, 0) *
                     (problem.head_dim + problem.value_dim) * 2,
                 0);
   count_query_traffic(run, block);

@@ -10,6 +10,7 @@
 
 #include "cpu/pair_backward_operands.h"
 #include "cpu/pair_terms.h"
+#include "math/integer.h"
 
 #if TILEWISE_HAS_TILES
 
@@ -45,7 +46,7 @@ TILEWISE_INLINE void ask_for_part(const PanelFrame& frame, const std::uint16_t* 
   constexpr std::int64_t kPage = 4096;
   constexpr int kLines = 12;
   if (!frame.first_of_tile) return;
-  const std::int64_t pages = divide_up(numbers * 2, kPage);
+  const std::int64_t pages = math::ceil_div(numbers * 2, kPage);
   Ahead(part, pages, kLines * Ahead::kLine, kPage).ask(kLines * static_cast<int>(pages));
 }
 
@@ -76,7 +77,7 @@ TILEWISE_INLINE void begin_gradients(const HeadContext& context, const PairQuery
   constexpr int kTerms = Slices::kTerms;
   const GradientBlock block = gradient_block<kTerms>(frame, group, scratch);
   const std::int64_t row = tile.first + group * kBlockQueries;
-  const Frame at = {frame.lane0, frame.lanes, row, math::lesser(kBlockQueries, tile.end - row)};
+  const Frame at = {frame.lane0, frame.lanes, row, math::min(kBlockQueries, tile.end - row)};
   if (scratch.usual[group] && frame.lanes == kPairWidth &&
       classify(context, Lanes::kKeys, at) == TileClass::kFull) {
     slices.begin(block);

@@ -10,14 +10,11 @@
 #include "cpu/half_rows.h"
 #include "cpu/operand.h"
 #include "cpu/tile_unit.h"
+#include "math/integer.h"
 
 #if TILEWISE_HAS_TILES
 
 namespace tilewise::cpu::TILEWISE_TARGET {
-
-TILEWISE_INLINE std::int64_t round_up(std::int64_t n, std::int64_t to) {
-  return (n + to - 1) / to * to;
-}
 
 // What of a number is meant: a bf16 as it is, or one of the two bf16 whose sum an fp16 is. The high
 // one is the nearest; 11 bits less 8 leave 3 for the low one, and fp16's least denormal, 2^-24, is
@@ -94,7 +91,7 @@ template <Term kTerm>
 TILEWISE_INLINE void gather_rows(const RowBlock& rows, std::int64_t first, std::int64_t c,
                                  const std::uint8_t* left_out, __m512i sign, Gathered& to) {
   const std::uint16_t* const base = half_rows(rows);
-  const std::int64_t width = math::lesser(round_up(rows.width - c, 32), kGatherWidth);
+  const std::int64_t width = math::min(math::round_up(rows.width - c, 32), kGatherWidth);
   for (std::int64_t r = 0; r < kGatherRows; ++r) {
     const bool there = first + r < rows.count && (left_out == nullptr || left_out[first + r] == 0);
     for (std::int64_t i = 0; i < width; i += 32) {
@@ -161,7 +158,7 @@ TILEWISE_INLINE void transpose_pairs(const std::uint16_t* from, std::uint32_t* t
 
 // panel[pair][lane] = columns 2 * pair and 2 * pair + 1 of a row, their signs flipped if asked;
 // lanes from rows.count on are 0, and those that `left_out` (if given) marks.  panel is
-// (round_up(width, 32) / 2, kWidth)
+// (math::round_up(width, 32) / 2, kWidth)
 template <int kWidth, Term kTerm = Term::kWhole>
 void pack_pairs(const RowBlock& rows, bool negative, const std::uint8_t* left_out,
                 std::uint32_t* panel) {
@@ -170,7 +167,7 @@ void pack_pairs(const RowBlock& rows, bool negative, const std::uint8_t* left_ou
   Gathered gathered;
   for (std::int64_t c0 = 0; c0 < rows.width; c0 += kGatherWidth) {
     gather_rows<kTerm>(rows, 0, c0, left_out, sign, gathered);
-    const std::int64_t width = math::lesser(round_up(rows.width - c0, 32), kGatherWidth);
+    const std::int64_t width = math::min(math::round_up(rows.width - c0, 32), kGatherWidth);
     for (std::int64_t c = 0; c < width; c += 8) {
       std::uint32_t* const to = panel + (c0 + c) / 2 * kWidth;
       transpose_pairs(gathered.rows + c, to, kWidth);
@@ -180,12 +177,13 @@ void pack_pairs(const RowBlock& rows, bool negative, const std::uint8_t* left_ou
 }
 
 // tiles[row / 16][column / 32] of a matrix for the left operand, zeros beyond its end: rows up to
-// the next multiple of 32.  tiles is (round_up(count, 32) / 16, round_up(width, 32) / 32, 16, 32)
+// the next multiple of 32.  tiles is (math::round_up(count, 32) / 16, math::round_up(width, 32) /
+// 32, 16, 32)
 template <Term kTerm = Term::kWhole>
 TILEWISE_INLINE void pack_row_tiles(const RowBlock& rows, std::uint16_t* tiles) {
   const std::uint16_t* const base = half_rows(rows);
-  const std::int64_t across = round_up(rows.width, kTileDepth) / kTileDepth;
-  for (std::int64_t r = 0; r < round_up(rows.count, kTileDepth); ++r) {
+  const std::int64_t across = math::round_up(rows.width, kTileDepth) / kTileDepth;
+  for (std::int64_t r = 0; r < math::round_up(rows.count, kTileDepth); ++r) {
     std::uint16_t* const to =
         tiles + r / kTileRows * across * kTileElements + r % kTileRows * kTileDepth;
     ask_for_later_row(base + r * rows.view->row, rows.view->row, rows.width);
@@ -199,8 +197,8 @@ TILEWISE_INLINE void pack_row_tiles(const RowBlock& rows, std::uint16_t* tiles) 
 }
 
 // tiles[column / 16][row / 32] of the transposed matrix, zeros beyond its ends, and in place of the
-// rows that `left_out` (if given) marks.  tiles is (round_up(width, 16) / 16, `across`, 16, 32), of
-// which round_up(count, 32) / 32 are written
+// rows that `left_out` (if given) marks.  tiles is (math::round_up(width, 16) / 16, `across`, 16,
+// 32), of which math::round_up(count, 32) / 32 are written
 template <Term kTerm = Term::kWhole>
 void pack_column_tiles(const RowBlock& rows, std::int64_t across, const std::uint8_t* left_out,
                        std::uint16_t* tiles) {
@@ -208,7 +206,8 @@ void pack_column_tiles(const RowBlock& rows, std::int64_t across, const std::uin
   for (std::int64_t r = 0; r < rows.count; r += kGatherRows) {
     for (std::int64_t c0 = 0; c0 < rows.width; c0 += kGatherWidth) {
       gather_rows<kTerm>(rows, r, c0, left_out, _mm512_setzero_si512(), gathered);
-      const std::int64_t width = math::lesser(round_up(rows.width - c0, kTileRows), kGatherWidth);
+      const std::int64_t width =
+          math::min(math::round_up(rows.width - c0, kTileRows), kGatherWidth);
       for (std::int64_t c = 0; c < width; c += 8) {
         std::uint16_t* const tile =
             tiles + ((c0 + c) / kTileRows * across + r / kTileDepth) * kTileElements;

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "cpu/simd.h"
+#include "math/integer.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
@@ -32,7 +33,7 @@ inline constexpr std::int64_t kPackedBlock =
     (kMostPackedRows / Operand<E>::kNumbers + 2) * kProductRows;
 
 TILEWISE_INLINE std::int64_t whole_product_rows(std::int64_t rows) {
-  return (rows + kProductRows - 1) / kProductRows * kProductRows;
+  return math::round_up(rows, kProductRows);
 }
 
 template <class E>
@@ -64,8 +65,8 @@ class Ahead {
 
   // Every ask_share() asks for one of `shares` equal parts.
   TILEWISE_INLINE void share_out(std::int64_t shares) {
-    const std::int64_t lines = rows_ * ((bytes_ + kLine - 1) / kLine);
-    share_ = static_cast<int>((lines + shares - 1) / shares);
+    const std::int64_t lines = rows_ * (math::ceil_div(bytes_, kLine));
+    share_ = static_cast<int>(math::ceil_div(lines, shares));
   }
   TILEWISE_INLINE void ask_share() { ask(share_); }
 

@@ -6,6 +6,7 @@
 #include <sched.h>
 
 #include "cpu/backward.h"
+#include "math/integer.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
@@ -29,7 +30,7 @@ template <class T>
 TILEWISE_INLINE std::int64_t padded_head_dim(const Problem& problem) {
   // The matrix unit adds blocks of 32 columns.
   constexpr std::int64_t kLanes = TILEWISE_HAS_TILES ? 32 : Vec<T>::kLanes;
-  return divide_up(problem.head_dim, kLanes) * kLanes;
+  return math::ceil_div(problem.head_dim, kLanes) * kLanes;
 }
 
 // A block's place in the order of those that add to the same rows. Blocks are taken in that order,
@@ -142,7 +143,7 @@ void add_query_gradient(const HeadContext& context, const Frame& frame,
     wide_product<T>(
         {scratch.tile.gradients + t * kWidth + first, kWidth}, rows,
         {key_rows + first * gradient.row, gradient.row, dq + t * gradient.row, gradient.row},
-        gradient.row / kLanes, math::lesser(to * kLanes, frame.lane_count) - first);
+        gradient.row / kLanes, math::min(to * kLanes, frame.lane_count) - first);
   });
   if (all_finite) return;
   add_unusual_keys<T, kWidth>(context, frame, scratch.tile.gradients, scratch.careful.seen, dq,

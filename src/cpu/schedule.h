@@ -4,18 +4,19 @@
 // changes what is computed.
 #pragma once
 
-#include "cpu/arena.h"
+#include "math/integer.h"
+#include "problem/arena.h"
 #include "problem/kernel.h"
 #include "problem/sequence.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
+using problem::Arena;
+
 using problem::Problem;
 using problem::RunContext;
 using problem::Sequence;
 using problem::Traffic;
-
-TILEWISE_INLINE std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 // What all workers share, at the start of the workspace.
 struct Shared {
@@ -47,15 +48,15 @@ TILEWISE_INLINE std::int64_t choose_panels(std::int64_t heads, std::int64_t pane
   std::int64_t panels = limits.most;
   if (concurrency > 1) {
     const std::int64_t all = heads * panels_of_head;
-    const std::int64_t fewest = math::lesser(limits.fewest, all / (2 * concurrency));
-    panels = math::lesser(panels, math::greater(fewest, all / (4 * concurrency)));
+    const std::int64_t fewest = math::min(limits.fewest, all / (2 * concurrency));
+    panels = math::min(panels, math::max(fewest, all / (4 * concurrency)));
   }
-  return math::clamp(panels_of_head, 1, math::greater(panels, 1));
+  return math::clamp(panels_of_head, 1, math::max(panels, 1));
 }
 // The same number of blocks of `panels` panels or fewer, of one size.
 TILEWISE_INLINE std::int64_t even_panels(std::int64_t panels_of_head, std::int64_t panels) {
-  const std::int64_t blocks = divide_up(panels_of_head, panels);
-  return blocks == 0 ? 1 : divide_up(panels_of_head, blocks);
+  const std::int64_t blocks = math::ceil_div(panels_of_head, panels);
+  return blocks == 0 ? 1 : math::ceil_div(panels_of_head, blocks);
 }
 
 enum class Side { kQueries, kKeys };
@@ -68,7 +69,7 @@ TILEWISE_INLINE std::int64_t number_blocks(const Problem& problem, const Shared&
   for (std::int64_t b = 0; b < problem.batch; ++b) {
     const std::int64_t length =
         side == Side::kQueries ? shared.sequences[b].q_len : shared.sequences[b].k_len;
-    shared.blocks_before[b + 1] = shared.blocks_before[b] + divide_up(length, block_rows);
+    shared.blocks_before[b + 1] = shared.blocks_before[b] + math::ceil_div(length, block_rows);
   }
   return shared.blocks_before[problem.batch];
 }
@@ -107,7 +108,7 @@ void share_items(const RunContext& context, std::int64_t* next, std::int64_t cou
       body(index, number);
     }
   };
-  problem::parallel_for(*context.executor, math::lesser(context.concurrency, count), worker);
+  problem::parallel_for(*context.executor, math::min(context.concurrency, count), worker);
 }
 
 // Blocks of queries, numbered by item_at(), in runs: the heads of `pairs` pairs of a sequence and a
@@ -123,8 +124,8 @@ inline constexpr std::int64_t kMostRuns = 256;
 TILEWISE_INLINE Runs take_runs(const Problem& problem, Arena& arena) {
   Runs runs = {};
   const std::int64_t pairs = problem.batch * problem.kv_heads;
-  runs.pairs = math::greater(divide_up(pairs, kMostRuns), 1);
-  runs.count = divide_up(pairs, runs.pairs);
+  runs.pairs = math::max(math::ceil_div(pairs, kMostRuns), 1);
+  runs.count = math::ceil_div(pairs, runs.pairs);
   runs.first = arena.take<std::int64_t>(runs.count + 2);
   runs.next = arena.take<std::int64_t>(runs.count + 1);
   return runs;
@@ -150,7 +151,7 @@ TILEWISE_INLINE void number_runs(const Problem& problem, const Shared& shared, c
 template <class Body>
 void share_runs(const RunContext& context, const Runs& runs, Body& body) {
   const std::int64_t numbers = runs.first[runs.count + 1];
-  const std::int64_t workers = math::lesser(context.concurrency, numbers);
+  const std::int64_t workers = math::min(context.concurrency, numbers);
   auto worker = [&](std::int64_t index) {
     std::int64_t run = 0;
     while (runs.first[run + 1] <= index * numbers / workers) ++run;
@@ -173,14 +174,14 @@ template <class Start>
 void share_items_ahead(const RunContext& context, std::int64_t* next, std::int64_t count,
                        Start& start) {
   *next = 0;
-  const std::int64_t workers = math::lesser(context.concurrency, count);
+  const std::int64_t workers = math::min(context.concurrency, count);
   auto worker = [&](std::int64_t index) {
     auto body = start(index);
     const auto take = [&] { return __atomic_fetch_add(next, 1, __ATOMIC_RELAXED); };
     for (std::int64_t number = take(); number < count;) {
       const bool early = number + 2 * workers < count;
       const std::int64_t following = early ? take() : count;
-      body(number, math::lesser(following, count));
+      body(number, math::min(following, count));
       number = early ? following : take();
     }
   };

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cpu/operand.h"
+#include "math/integer.h"
 #include "math/mask_rule.h"
 #include "math/philox.h"
 #include "math/score_rule.h"
@@ -204,8 +205,8 @@ void apply_union(const HeadContext& context, const Frame& frame, std::uint8_t* v
   for (std::int64_t s = 0; s < context.band_count; ++s) {
     for (std::int64_t i = rows.begin; i < rows.end; ++i) {
       const math::KeyRange range = math::visible_keys(context.bands[s], i);
-      for (std::int64_t j = math::greater(range.begin, keys.begin);
-           j < math::lesser(range.end, keys.end); ++j) {
+      for (std::int64_t j = math::max(range.begin, keys.begin); j < math::min(range.end, keys.end);
+           ++j) {
         const bool queries = kLanesAre == Lanes::kQueries;
         visible[queries ? (j - keys.begin) * kWidth + i - rows.begin
                         : (i - rows.begin) * kWidth + j - keys.begin] = 1;
@@ -300,8 +301,8 @@ void fill_dropout(const HeadContext& context, const Frame& frame, T kept, T* kee
   for (std::int64_t i = rows.begin; i < rows.end; ++i) {
     for (std::int64_t group = keys.begin / 4; group * 4 < keys.end; ++group) {
       const math::Philox4 words = math::dropout_words(rule, head_index, i, group);
-      for (std::int64_t j = math::greater(group * 4, keys.begin);
-           j < math::lesser(group * 4 + 4, keys.end); ++j) {
+      for (std::int64_t j = math::max(group * 4, keys.begin);
+           j < math::min(group * 4 + 4, keys.end); ++j) {
         const std::int64_t at = kLanesAre == Lanes::kQueries
                                     ? (j - keys.begin) * kWidth + i - rows.begin
                                     : (i - rows.begin) * kWidth + j - keys.begin;

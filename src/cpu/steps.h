@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cpu/score_step.h"
+#include "math/integer.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
@@ -38,14 +39,14 @@ Steps<kColumns> find_steps(const HeadContext& context, const Frame& frame, TileC
   steps.level = false;
   for (int n = 0; n < kColumns; ++n) {
     const std::int64_t first = frame.lane0 + n * kLanes;
-    const std::int64_t end = math::lesser(first + kLanes, frame.lane0 + frame.lane_count);
+    const std::int64_t end = math::min(first + kLanes, frame.lane0 + frame.lane_count);
     const math::KeyRange seen = kLanesAre == Lanes::kQueries
                                     ? math::tile_keys(context.bands[0], first, end)
                                     : math::tile_rows(context.bands[0], first, end);
     steps.begin[n] =
         math::clamp(seen.begin - frame.t0, 0, frame.t_count) / kProductRows * kProductRows;
-    steps.end[n] = math::lesser(
-        whole_product_rows(math::clamp(seen.end - frame.t0, 0, frame.t_count)), frame.t_count);
+    steps.end[n] = math::min(whole_product_rows(math::clamp(seen.end - frame.t0, 0, frame.t_count)),
+                             frame.t_count);
     if (n > 0 && (steps.begin[n] < steps.begin[n - 1] || steps.end[n] < steps.end[n - 1]))
       return level;
   }
@@ -63,8 +64,8 @@ TILEWISE_INLINE void for_each_run(const Steps<kColumns>& steps, std::int64_t t_c
     for (int n = 0; n < kColumns; ++n) {
       if (steps.end[n] <= t) from = n + 1;
       if (steps.begin[n] <= t) to = n + 1;
-      if (steps.begin[n] > t) next = math::lesser(next, steps.begin[n]);
-      if (steps.end[n] > t) next = math::lesser(next, steps.end[n]);
+      if (steps.begin[n] > t) next = math::min(next, steps.begin[n]);
+      if (steps.end[n] > t) next = math::min(next, steps.end[n]);
     }
     f(t, next - t, from, to);
   }

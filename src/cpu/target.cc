@@ -2,6 +2,7 @@
 // flags set by CMakeLists.txt.
 #include "cpu/kernels.h"
 #include "cpu/traffic.h"
+#include "math/integer.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 namespace {
@@ -40,11 +41,11 @@ Status forward(const Problem& problem, const RunContext& run) {
                            [&](auto body) { return run_forward<decltype(body)>(problem, run); });
 }
 std::int64_t workspace_of_backward(const Problem& problem, std::int64_t concurrency) {
-  return TILEWISE_CALL(backward_workspace, problem, math::greater(problem.max_q, problem.max_k),
+  return TILEWISE_CALL(backward_workspace, problem, math::max(problem.max_q, problem.max_k),
                        concurrency);
 }
 Status backward(const Problem& problem, const RunContext& run) {
-  return TILEWISE_CALL(run_backward, problem, math::greater(problem.max_q, problem.max_k), run);
+  return TILEWISE_CALL(run_backward, problem, math::max(problem.max_q, problem.max_k), run);
 }
 
 double traffic_of_forward(const Problem& problem, std::int64_t concurrency) {
@@ -52,7 +53,7 @@ double traffic_of_forward(const Problem& problem, std::int64_t concurrency) {
       problem, [&](auto body) { return forward_traffic<decltype(body)>(problem, concurrency); });
 }
 double traffic_of_backward(const Problem& problem, std::int64_t concurrency) {
-  return TILEWISE_CALL(backward_traffic, problem, math::greater(problem.max_q, problem.max_k),
+  return TILEWISE_CALL(backward_traffic, problem, math::max(problem.max_q, problem.max_k),
                        concurrency);
 }
 

@@ -10,6 +10,7 @@
 
 #include "cpu/backward_run.h"
 #include "cpu/forward_run.h"
+#include "math/integer.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
@@ -45,9 +46,8 @@ TILEWISE_INLINE double keys_visited(const DenseShape& shape, std::int64_t rows, 
   const std::int64_t q_len = shape.context.sequence.q_len;
   std::int64_t total = 0;
   for (std::int64_t first = 0; first < q_len; first += rows) {
-    const math::KeyRange keys =
-        keys_of_rows(shape.context, first, math::lesser(rows, q_len - first));
-    total += math::greater(keys.end - keys.begin / grid * grid, 0);
+    const math::KeyRange keys = keys_of_rows(shape.context, first, math::min(rows, q_len - first));
+    total += math::max(keys.end - keys.begin / grid * grid, 0);
   }
   return static_cast<double>(total);
 }
@@ -57,9 +57,8 @@ TILEWISE_INLINE double rows_visited(const DenseShape& shape, std::int64_t keys) 
   const std::int64_t k_len = shape.context.sequence.k_len;
   std::int64_t total = 0;
   for (std::int64_t first = 0; first < k_len; first += keys) {
-    const math::KeyRange rows =
-        rows_of_keys(shape.context, first, math::lesser(keys, k_len - first));
-    total += math::greater(rows.end - rows.begin, 0);
+    const math::KeyRange rows = rows_of_keys(shape.context, first, math::min(keys, k_len - first));
+    total += math::max(rows.end - rows.begin, 0);
   }
   return static_cast<double>(total);
 }

@@ -4,6 +4,7 @@
 #include "cuda/load.h"
 #include "cuda/reference_row.cuh"
 #include "cuda/sequences.cuh"
+#include "math/integer.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -34,7 +35,7 @@ cudaError_t run_reference(const Problem& problem, const Sequence* table, cudaStr
   if (filled != cudaSuccess) return filled;
   const std::int64_t rows = (problem.q_packed ? 1 : problem.batch) * problem.heads * problem.q_rows;
   if (rows == 0 || problem.batch == 0) return cudaSuccess;
-  return launch(reference_kernel, {math::lesser(rows, kMostBlocks), kRowThreads}, stream, problem,
+  return launch(reference_kernel, {math::min(rows, kMostBlocks), kRowThreads}, stream, problem,
                 table, rows);
 }
 

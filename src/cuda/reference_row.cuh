@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/element.cuh"
+#include "math/integer.h"
 #include "math/philox.h"
 #include "math/score_rule.h"
 #include "math/softmax_state.h"
@@ -44,7 +45,7 @@ struct Row {
     const math::Band band = math::window_band(sequence.q_len, sequence.k_len, sequence.diagonal,
                                               problem.window_left, problem.window_right);
     const math::KeyRange range = math::visible_keys(band, row);
-    return {math::greater(range.begin, 0), range.end};
+    return {math::max(range.begin, 0), range.end};
   }
 
   __device__ bool in_slice(std::int64_t s, std::int64_t key) const {
@@ -155,7 +156,7 @@ __device__ math::SoftmaxState<double> attend(const Row& row, std::int64_t column
     scores[team.thread()] =
         score == minus_infinity ? -1 : weight * (key < keys.end ? row.dropout_factor(key) : 0);
     team.sync();
-    const std::int64_t count = math::lesser(kRowThreads, keys.end - begin);
+    const std::int64_t count = math::min(kRowThreads, keys.end - begin);
     for (int c = 0; c < kRowColumns; ++c) {
       const std::int64_t column = column_begin + team.thread() + kRowThreads * c;
       if (column >= problem.value_dim) break;

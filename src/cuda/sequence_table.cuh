@@ -3,6 +3,7 @@
 
 #include "cuda/block_scan.cuh"
 #include "cuda/sequences.cuh"
+#include "math/integer.h"
 #include "math/scalar.h"
 
 namespace tilewise::cuda {
@@ -17,7 +18,7 @@ struct Extent {
 __device__ inline Extent packed_extent(const problem::IndexView& starts, std::int64_t b,
                                        std::int64_t rows, std::int64_t most, std::int64_t start) {
   const std::int64_t end = math::clamp(starts.at(b + 1), start, rows);
-  return {start, math::lesser(end - start, most)};
+  return {start, math::min(end - start, most)};
 }
 
 // Where a list says that sequence `b` starts, in the tensor; 0 without a list or a sequence.
@@ -28,7 +29,7 @@ __device__ inline std::int64_t given_start(const Problem& problem, const problem
 }
 
 // The starts so far, of which the largest counts.
-__device__ inline std::int64_t later(std::int64_t a, std::int64_t b) { return math::greater(a, b); }
+__device__ inline std::int64_t later(std::int64_t a, std::int64_t b) { return math::max(a, b); }
 
 // Sequence `b`, given where its sides start. Beyond the last one there are such of no length.
 __device__ inline Sequence started_sequence(const Problem& problem, std::int64_t b,

@@ -3,6 +3,7 @@
 #include "cuda/element.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/sequence_table.cuh"
+#include "math/integer.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -42,8 +43,8 @@ cudaError_t fill_unowned(const Problem& problem, const Sequence* table, cudaStre
   constexpr int kRowsPerBlock = 8;
   constexpr std::int64_t kMostBlocks = 1 << 16;
   if (!problem.q_packed || problem.q_rows == 0) return cudaSuccess;
-  const std::int64_t blocks = (problem.q_rows + kRowsPerBlock - 1) / kRowsPerBlock;
-  return launch(unowned_kernel, {math::lesser(blocks, kMostBlocks), 32 * kRowsPerBlock}, stream,
+  const std::int64_t blocks = math::ceil_div(problem.q_rows, kRowsPerBlock);
+  return launch(unowned_kernel, {math::min(blocks, kMostBlocks), 32 * kRowsPerBlock}, stream,
                 problem, table);
 }
 

@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "math/integer.h"
 #include "problem/sequence.h"
 
 namespace tilewise::cuda {

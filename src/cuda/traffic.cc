@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "cuda/tile/bands.h"
+#include "math/integer.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -55,14 +56,14 @@ void count_traffic(const Problem& problem, const tile::Schedule& schedule, TileS
   const std::int32_t keys = static_cast<std::int32_t>(problem.k_rows);
   for (std::int32_t index = 0; index < schedule.count(); ++index) {
     const std::int32_t first = schedule.work(index).q_tile * tiles.q_rows;
-    const std::int32_t end = tile::smaller(first + tiles.q_rows, rows);
+    const std::int32_t end = math::min(first + tiles.q_rows, rows);
     traffic->read_bytes += (end - first) * q_bytes(problem);
     traffic->written_bytes += (end - first) * out_bytes(problem);
     const tile::Range seen = tile::keys_of(band, first, end - 1);
     if (seen.begin >= seen.end) continue;
     for (std::int32_t key = seen.begin / tiles.k_rows * tiles.k_rows; key < seen.end;
          key += tiles.k_rows) {
-      traffic->read_bytes += (tile::smaller(key + tiles.k_rows, keys) - key) * key_bytes(problem);
+      traffic->read_bytes += (math::min(key + tiles.k_rows, keys) - key) * key_bytes(problem);
     }
   }
 }
@@ -73,10 +74,10 @@ double predicted_traffic(const Problem& problem, TileSizes tiles) {
   std::int64_t keys = 0;  // over the tiles of queries of a head
   for (std::int64_t row = 0; row < problem.q_rows; row += tiles.q_rows) {
     const math::KeyRange seen =
-        math::tile_keys(band, row, math::lesser(row + tiles.q_rows, problem.q_rows));
+        math::tile_keys(band, row, math::min(row + tiles.q_rows, problem.q_rows));
     if (seen.begin >= seen.end) continue;
-    const std::int64_t last = (seen.end + tiles.k_rows - 1) / tiles.k_rows * tiles.k_rows;
-    keys += math::lesser(last, problem.k_rows) - seen.begin / tiles.k_rows * tiles.k_rows;
+    const std::int64_t last = math::round_up(seen.end, tiles.k_rows);
+    keys += math::min(last, problem.k_rows) - seen.begin / tiles.k_rows * tiles.k_rows;
   }
   return heads_of(problem) * (static_cast<double>(problem.q_rows) *
                                   static_cast<double>(q_bytes(problem) + out_bytes(problem)) +
@@ -85,7 +86,7 @@ double predicted_traffic(const Problem& problem, TileSizes tiles) {
 
 std::int64_t value_stride(const Problem& problem) {
   constexpr std::int64_t kChunk = 8;
-  return (problem.value_dim + kChunk - 1) / kChunk * kChunk;
+  return math::round_up(problem.value_dim, kChunk);
 }
 
 void count_flash1_traffic(const Problem& problem, TileSizes tiles, problem::Traffic* traffic) {
@@ -98,7 +99,7 @@ void count_flash1_traffic(const Problem& problem, TileSizes tiles, problem::Traf
   for (std::int32_t key = 0; key < keys; key += tiles.k_rows) {
     bool visited = false;
     for (std::int32_t first = 0; first < rows; first += tiles.q_rows) {
-      const std::int32_t end = tile::smaller(first + tiles.q_rows, rows);
+      const std::int32_t end = math::min(first + tiles.q_rows, rows);
       const tile::Range seen = tile::keys_of(band, first, end - 1);
       if (seen.begin >= seen.end || seen.end <= key || seen.begin >= key + tiles.k_rows) continue;
       visited = true;
@@ -108,7 +109,7 @@ void count_flash1_traffic(const Problem& problem, TileSizes tiles, problem::Traf
         head.written_bytes += (end - first) * partial_bytes(problem);
     }
     if (visited)
-      head.read_bytes += (tile::smaller(key + tiles.k_rows, keys) - key) * key_bytes(problem);
+      head.read_bytes += (math::min(key + tiles.k_rows, keys) - key) * key_bytes(problem);
   }
   add_heads(problem, head, traffic);
 }
@@ -121,16 +122,16 @@ double predicted_flash1_traffic(const Problem& problem, TileSizes tiles) {
   std::int64_t keys = 0;        // that come at all
   std::int64_t covered = 0;     // all visited keys lie before
   for (std::int64_t row = 0; row < problem.q_rows; row += tiles.q_rows) {
-    const std::int64_t end = math::lesser(row + tiles.q_rows, problem.q_rows);
+    const std::int64_t end = math::min(row + tiles.q_rows, problem.q_rows);
     const math::KeyRange seen = math::tile_keys(band, row, end);
     if (seen.begin >= seen.end) continue;
     const std::int64_t first = seen.begin / tiles.k_rows;
     const std::int64_t last = (seen.end - 1) / tiles.k_rows;
     q_passes += (end - row) * (last + 1 - first);
     out_passes += (end - row) * (last - first);
-    const std::int64_t from = math::greater(first * tiles.k_rows, covered);
-    covered = math::greater(math::lesser((last + 1) * tiles.k_rows, problem.k_rows), covered);
-    keys += math::greater(covered - from, 0);
+    const std::int64_t from = math::max(first * tiles.k_rows, covered);
+    covered = math::max(math::min((last + 1) * tiles.k_rows, problem.k_rows), covered);
+    keys += math::max(covered - from, 0);
   }
   return heads_of(problem) *
          (static_cast<double>(problem.q_rows) * static_cast<double>(out_bytes(problem)) +
@@ -145,11 +146,11 @@ void count_standard_traffic(const Problem& problem, TileSizes tiles, problem::Tr
   constexpr std::int64_t kProbBytes = 2;
   problem::Traffic head;
   for (std::int64_t first = 0; first < problem.q_rows; first += tiles.q_rows) {
-    const std::int64_t rows = math::lesser(tiles.q_rows, problem.q_rows - first);
+    const std::int64_t rows = math::min(tiles.q_rows, problem.q_rows - first);
     head.read_bytes += problem.k_rows > 0 ? rows * q_bytes(problem) : 0;
     head.written_bytes += rows * out_bytes(problem);
     for (std::int64_t key = 0; key < problem.k_rows; key += tiles.k_rows) {
-      head.read_bytes += math::lesser(tiles.k_rows, problem.k_rows - key) * key_bytes(problem);
+      head.read_bytes += math::min(tiles.k_rows, problem.k_rows - key) * key_bytes(problem);
       head.written_bytes += rows * tiles.k_rows * (kScoreBytes + kProbBytes);
       head.read_bytes += rows * tiles.k_rows * (2 * kScoreBytes + kProbBytes);
     }

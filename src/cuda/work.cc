@@ -20,29 +20,30 @@ Status check_device(const Problem& problem) {
 bool has_diagonal(const Problem& problem) { return problem.window_right >= 0; }
 
 Checked most_work(const Problem& problem, std::int64_t q_tile) {
-  const Checked of_rows{divided(problem.q_rows, q_tile)};
+  const Checked of_rows{math::ceil_div(problem.q_rows, q_tile)};
   const Checked batch{problem.batch};
   return (problem.q_packed ? of_rows + batch : of_rows * batch) * Checked{problem.heads};
 }
 
 tile::Schedule schedule_of(const Problem& problem, int q_tile) {
   constexpr std::int64_t kSectionBytes = std::int64_t{32} << 20;  // of the H200's 50 MB
-  tile::Schedule schedule = {static_cast<std::int32_t>(divided(problem.q_rows, q_tile)),
+  tile::Schedule schedule = {static_cast<std::int32_t>(math::ceil_div(problem.q_rows, q_tile)),
                              static_cast<std::int32_t>(problem.heads),
                              static_cast<std::int32_t>(problem.batch), 0, 0};
   if (!has_diagonal(problem)) return schedule;
   std::int64_t keys = problem.k_rows;  // that a query sees
   if (problem.window_left >= 0) {
-    keys = math::lesser(keys, math::lesser(keys, problem.window_left) +
-                                  math::lesser(keys, problem.window_right) + 1);
+    keys = math::min(
+        keys, math::min(keys, problem.window_left) + math::min(keys, problem.window_right) + 1);
   }
-  const std::int64_t head_bytes = math::greater(
+  const std::int64_t head_bytes = math::max(
       keys * (problem.head_dim + problem.value_dim) * problem::dtype_size(problem.dtype), 1);
   const std::int64_t section =
-      math::greater(kSectionBytes / head_bytes, 1) * math::greater(problem.group, 1);
+      math::max(kSectionBytes / head_bytes, 1) * math::max(problem.group, 1);
   const std::int64_t heads = problem.heads * problem.batch;
-  schedule.section = static_cast<std::int32_t>(math::lesser(section, heads));
-  if (heads > 0) schedule.sections = static_cast<std::int32_t>(divided(heads, schedule.section));
+  schedule.section = static_cast<std::int32_t>(math::min(section, heads));
+  if (heads > 0)
+    schedule.sections = static_cast<std::int32_t>(math::ceil_div(heads, schedule.section));
   return schedule;
 }
 
@@ -57,12 +58,6 @@ bool is_wide(const problem::View& view, std::int64_t columns) {
     if (stride % elements != 0) return false;
   }
   return reinterpret_cast<std::uintptr_t>(view.data) % kAlignment == 0;
-}
-
-Checked Places::take(Checked count) {
-  const Checked offset = bytes_;
-  bytes_ = bytes_ + Checked{divided(count.value, kAlignment), count.valid} * Checked{kAlignment};
-  return offset;
 }
 
 }  // namespace tilewise::cuda

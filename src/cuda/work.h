@@ -4,6 +4,7 @@
 
 #include "cuda/runtime.h"
 #include "cuda/tile/schedule.h"
+#include "problem/arena.h"
 #include "problem/checked.h"
 #include "problem/problem.h"
 
@@ -21,9 +22,6 @@ inline bool may_ask_for_longest(const problem::Problem& problem) {
   return !problem.batch_invariant || !(problem.q_packed || problem.k_packed);
 }
 
-// a / b, rounded up.
-inline std::int64_t divided(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
 // Queries see nothing behind some diagonal: those near a sequence's beginning see fewer keys than
 // others.
 bool has_diagonal(const problem::Problem& problem);
@@ -40,16 +38,5 @@ tile::PackedSchedule packed_schedule_of(const problem::Problem& problem, const v
 
 // Rows that begin at multiples of 16 bytes and are as long.
 bool is_wide(const problem::View& view, std::int64_t columns);
-
-// Parts of a workspace, one behind the other.
-class Places {
- public:
-  // The byte where `count` more bytes lie.
-  problem::Checked take(problem::Checked count);
-  problem::Checked bytes() const { return bytes_; }
-
- private:
-  problem::Checked bytes_{0};
-};
 
 }  // namespace tilewise::cuda

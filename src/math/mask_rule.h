@@ -5,6 +5,7 @@
 #pragma once
 
 #include "math/config.h"
+#include "math/integer.h"
 
 namespace tilewise::math {
 
@@ -27,17 +28,11 @@ struct Band {
   std::int64_t upper_offset;
 };
 
-TILEWISE_INLINE std::int64_t lesser(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
-TILEWISE_INLINE std::int64_t greater(std::int64_t a, std::int64_t b) { return a > b ? a : b; }
-TILEWISE_INLINE std::int64_t clamp(std::int64_t x, std::int64_t low, std::int64_t high) {
-  return x < low ? low : (x > high ? high : x);
-}
-
 // The keys that `row` sees through the band.
 TILEWISE_INLINE KeyRange visible_keys(const Band& band, std::int64_t row) {
   if (row < band.row_begin || row >= band.row_end) return {0, 0};
-  return {greater(band.key_begin, band.lower_slope * row + band.lower_offset),
-          lesser(band.key_end, band.upper_slope * row + band.upper_offset)};
+  return {math::max(band.key_begin, band.lower_slope * row + band.lower_offset),
+          math::min(band.key_end, band.upper_slope * row + band.upper_offset)};
 }
 
 TILEWISE_INLINE Band full_band(std::int64_t q_len, std::int64_t k_len) {
@@ -53,11 +48,11 @@ TILEWISE_INLINE Band window_band(std::int64_t q_len, std::int64_t k_len, std::in
       q_len + k_len;  // a wider window sees everything; clamped so that sums cannot overflow
   if (left >= 0) {
     band.lower_slope = 1;
-    band.lower_offset = diagonal - lesser(left, span);
+    band.lower_offset = diagonal - math::min(left, span);
   }
   if (right >= 0) {
     band.upper_slope = 1;
-    band.upper_offset = diagonal + lesser(right, span) + 1;
+    band.upper_offset = diagonal + math::min(right, span) + 1;
   }
   return band;
 }
@@ -79,7 +74,7 @@ TILEWISE_INLINE Band slice_band(const std::int64_t* slice, std::int64_t max_q, s
   const std::int64_t k0 = clamp(slice[2], 0, max_k);
   const std::int64_t k1 = clamp(slice[3], k0, max_k);
   const std::int64_t kind = slice[4];
-  Band band = {q0, q1, k0, lesser(k1, k_len), 0, k0, 0, k1};
+  Band band = {q0, q1, k0, math::min(k1, k_len), 0, k0, 0, k1};
   if (kind < kSliceFull || kind > kSliceBand) band.row_end = band.row_begin;
   if (kind & 1) {  // j - k0 <= (i - q0) + d
     band.upper_slope = 1;
@@ -98,8 +93,8 @@ enum class TileClass { kEmpty, kFull, kPartial };
 // monotone in the row, so the first and the last row decide.
 TILEWISE_INLINE TileClass classify(const Band& band, std::int64_t row_begin, std::int64_t row_end,
                                    std::int64_t key_begin, std::int64_t key_end) {
-  const std::int64_t first = greater(row_begin, band.row_begin);
-  const std::int64_t last = lesser(row_end, band.row_end) - 1;
+  const std::int64_t first = math::max(row_begin, band.row_begin);
+  const std::int64_t last = math::min(row_end, band.row_end) - 1;
   if (first > last || key_begin >= key_end) return TileClass::kEmpty;
   const KeyRange of_first = visible_keys(band, first);
   const KeyRange of_last = visible_keys(band, last);
@@ -111,8 +106,8 @@ TILEWISE_INLINE TileClass classify(const Band& band, std::int64_t row_begin, std
 
 // The keys that any row of [row_begin, row_end) may see: the range of k tiles worth visiting.
 TILEWISE_INLINE KeyRange tile_keys(const Band& band, std::int64_t row_begin, std::int64_t row_end) {
-  const std::int64_t first = greater(row_begin, band.row_begin);
-  const std::int64_t last = lesser(row_end, band.row_end) - 1;
+  const std::int64_t first = math::max(row_begin, band.row_begin);
+  const std::int64_t last = math::min(row_end, band.row_end) - 1;
   if (first > last) return {0, 0};
   return {visible_keys(band, first).begin, visible_keys(band, last).end};
 }
@@ -129,9 +124,9 @@ TILEWISE_INLINE KeyRange common_keys(const Band& band, std::int64_t row_begin,
 TILEWISE_INLINE KeyRange tile_rows(const Band& band, std::int64_t key_begin, std::int64_t key_end) {
   std::int64_t first = band.row_begin;
   std::int64_t last = band.row_end;
-  if (greater(key_begin, band.key_begin) >= lesser(key_end, band.key_end)) return {0, 0};
-  if (band.upper_slope) first = greater(first, key_begin - band.upper_offset + 1);
-  if (band.lower_slope) last = lesser(last, key_end - band.lower_offset);
+  if (math::max(key_begin, band.key_begin) >= math::min(key_end, band.key_end)) return {0, 0};
+  if (band.upper_slope) first = math::max(first, key_begin - band.upper_offset + 1);
+  if (band.lower_slope) last = math::min(last, key_end - band.lower_offset);
   if (!band.upper_slope && band.upper_offset <= key_begin) return {0, 0};
   if (!band.lower_slope && band.lower_offset >= key_end) return {0, 0};
   return {first, last};

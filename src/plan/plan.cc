@@ -8,6 +8,7 @@
 
 #include "cpu/targets.h"
 #include "cuda/runtime.h"
+#include "math/integer.h"
 #include "plan/pool.h"
 #include "plan/registry.h"
 #include "problem/tensors.h"
@@ -170,7 +171,7 @@ class OwnWorkspace {
       return;
     }
     constexpr std::size_t kAlignment = problem::kWorkspaceAlignment;
-    memory_ = std::aligned_alloc(kAlignment, (bytes_ + kAlignment - 1) / kAlignment * kAlignment);
+    memory_ = std::aligned_alloc(kAlignment, math::round_up(bytes_, kAlignment));
     if (memory_ == nullptr) {
       status_ = fail(TILEWISE_NO_MEMORY, "%s: no memory for a workspace of %zu bytes",
                      plan.kernel->name, bytes_);

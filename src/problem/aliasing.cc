@@ -2,6 +2,7 @@
 // element.
 #include <cstdint>
 
+#include "math/integer.h"
 #include "problem/tensors.h"
 #include "problem/validate.h"
 
@@ -83,8 +84,8 @@ bool reaches(const Region& a, const Region& b, const int* order, int depth, std:
   const std::int64_t target = stride > 0 ? distance : -distance;
   const std::int64_t most = (stride > 0 ? a : b).sizes[d] - 1;
   const std::int64_t least = -((stride > 0 ? b : a).sizes[d] - 1);
-  const std::int64_t first = math::greater(least, (target - reach) / magnitude(stride) - 1);
-  const std::int64_t last = math::lesser(most, (target + reach) / magnitude(stride) + 1);
+  const std::int64_t first = math::max(least, (target - reach) / magnitude(stride) - 1);
+  const std::int64_t last = math::min(most, (target + reach) / magnitude(stride) + 1);
   if (last - first > kMostDigits) return false;
   for (std::int64_t digit = first; digit <= last; ++digit) {
     const std::int64_t rest = target - digit * magnitude(stride);
@@ -149,7 +150,7 @@ bool shares_own_elements(const tilewise_tensor& tensor) {
     const int d = order[depth];
     if (region.strides[d] == 0) continue;
     const std::int64_t reach = reach_below(region, region, order, depth + 1) / 2;
-    const std::int64_t within = math::lesser(region.sizes[d] - 1, kMostDigits);
+    const std::int64_t within = math::min(region.sizes[d] - 1, kMostDigits);
     for (std::int64_t steps = 1; steps <= within; ++steps) {
       if (steps * magnitude(region.strides[d]) > reach) break;
       if (reaches(region, region, order, depth + 1, steps * region.strides[d])) return true;

@@ -1,7 +1,7 @@
 // Integer arithmetic on sizes that come from outside: overflow is an answer, not a wrap.
 #pragma once
 
-#include <cstdint>
+#include "math/config.h"
 
 namespace tilewise::problem {
 
@@ -11,14 +11,14 @@ struct Checked {
   bool valid = true;
 };
 
-inline Checked operator*(Checked a, Checked b) {
+TILEWISE_INLINE Checked operator*(Checked a, Checked b) {
   Checked result;
   const bool overflow = __builtin_mul_overflow(a.value, b.value, &result.value);
   result.valid = a.valid && b.valid && !overflow;
   return result;
 }
 
-inline Checked operator+(Checked a, Checked b) {
+TILEWISE_INLINE Checked operator+(Checked a, Checked b) {
   Checked result;
   const bool overflow = __builtin_add_overflow(a.value, b.value, &result.value);
   result.valid = a.valid && b.valid && !overflow;

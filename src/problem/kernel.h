@@ -4,6 +4,7 @@
 
 #include <cstddef>
 
+#include "problem/arena.h"
 #include "problem/problem.h"
 #include "problem/status.h"
 
@@ -31,7 +32,6 @@ struct RunContext {
   Traffic* traffic = nullptr;  // counts if set
 };
 
-inline constexpr std::size_t kWorkspaceAlignment = 64;
 inline constexpr std::int64_t kDefaultSramBytes = std::int64_t{192} * 1024;
 
 struct Kernel {

@@ -20,7 +20,7 @@ Extent packed_extent(const IndexView& cu_seqlens, std::int64_t b, std::int64_t p
                      std::int64_t rows, std::int64_t max_length) {
   const std::int64_t start = clamp(cu_seqlens.at(b), previous_end, rows);
   const std::int64_t end = clamp(cu_seqlens.at(b + 1), start, rows);
-  return {start, math::lesser(end - start, max_length), end};
+  return {start, math::min(end - start, max_length), end};
 }
 
 void fill_row(const View& view, std::int64_t offset, std::int64_t count, double value) {
@@ -107,7 +107,7 @@ void fill_unowned_rows(const Problem& problem, const Sequence* table) {
 }
 
 std::int64_t max_bands(const Problem& problem) {
-  return problem.slices.present() ? math::greater(problem.slices.count, 1) : 1;
+  return problem.slices.present() ? math::max(problem.slices.count, 1) : 1;
 }
 
 std::int64_t sequence_bands(const Problem& problem, const Sequence& sequence, std::int64_t head,

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "math/integer.h"
 #include "problem/checked.h"
 #include "problem/tensor_checks.h"
 #include "problem/tensors.h"
@@ -303,10 +304,10 @@ Status read_sequences(const tilewise_problem& request, Problem* problem) {
   problem->max_q = problem->q_rows;
   problem->max_k = problem->k_rows;
   if (present(request.cu_seqlens_q) && request.max_seqlen_q >= 0) {
-    problem->max_q = math::lesser(request.max_seqlen_q, problem->q_rows);
+    problem->max_q = math::min(request.max_seqlen_q, problem->q_rows);
   }
   if (present(request.cu_seqlens_k) && request.max_seqlen_k >= 0) {
-    problem->max_k = math::lesser(request.max_seqlen_k, problem->k_rows);
+    problem->max_k = math::min(request.max_seqlen_k, problem->k_rows);
   }
   // The counts that kernels form: work items, statistics, row and key numbers.
   const Checked rows = Checked{problem->q_rows} + Checked{problem->k_rows} + Checked{1};

@@ -4,10 +4,14 @@
 // one number. The same for every rung.
 #pragma once
 
-#include "reference/arena.h"
+#include "math/integer.h"
+#include "problem/arena.h"
 #include "reference/head.h"
 
 namespace tilewise::reference {
+
+using problem::Arena;
+using problem::Checked;
 
 inline constexpr std::int64_t kGradientColumns = 256;  // columns of dbias that an item owns
 
@@ -35,7 +39,7 @@ struct GradientBuffers {
 };
 
 inline std::int64_t bias_column_blocks(const problem::Problem& problem) {
-  return (problem.bias_shape[3] + kGradientColumns - 1) / kGradientColumns;
+  return math::ceil_div(problem.bias_shape[3], kGradientColumns);
 }
 inline std::int64_t bias_items(const problem::Problem& problem) {
   if (!problem.dbias.present()) return 0;
@@ -91,7 +95,7 @@ struct GradientWorker {
     const std::int64_t first_column = item % blocks * kGradientColumns;
     const std::int64_t index[3] = {item / blocks / shape[2] / shape[1],
                                    item / blocks / shape[2] % shape[1], item / blocks % shape[2]};
-    const std::int64_t columns = math::lesser(kGradientColumns, shape[3] - first_column);
+    const std::int64_t columns = math::min(kGradientColumns, shape[3] - first_column);
     set_zero(buffers.sums, columns);
     const KeyRange batches = owned(shape[0], index[0], problem.batch);
     const KeyRange heads = owned(shape[1], index[1], problem.heads);
@@ -112,7 +116,7 @@ struct GradientWorker {
     return extent == 1 ? KeyRange{0, full} : KeyRange{index, index + 1};
   }
   static KeyRange clipped(KeyRange range, std::int64_t length) {
-    return {range.begin, math::lesser(range.end, length)};
+    return {range.begin, math::min(range.end, length)};
   }
 
   void add_head(const problem::Sequence& sequence, std::int64_t head_number, KeyRange rows,
@@ -122,13 +126,13 @@ struct GradientWorker {
                                 memory.counter());
     const bool broadcast = problem.bias_shape[3] == 1;
     const std::int64_t last_column =
-        broadcast ? sequence.k_len : math::lesser(first_column + columns, sequence.k_len);
+        broadcast ? sequence.k_len : math::min(first_column + columns, sequence.k_len);
     for (std::int64_t row = rows.begin; row < rows.end; ++row) {
       memory.load(problem.q, {sequence.batch, head_number, sequence.q_start + row, 1},
                   problem.head_dim, buffers.query);
       const RowPlace place = load_row_place(sequence, head_number, row);
       for (std::int64_t j = first_column; j < last_column; j += kGradientColumns) {
-        const KeyRange keys = {j, math::lesser(j + kGradientColumns, last_column)};
+        const KeyRange keys = {j, math::min(j + kGradientColumns, last_column)};
         head.mark_visible(row, keys);
         add_keys(head, place, keys, broadcast ? nullptr : buffers.sums + (j - first_column));
       }

@@ -3,6 +3,7 @@
 // problem.
 #pragma once
 
+#include "math/integer.h"
 #include "math/philox.h"
 #include "math/score_rule.h"
 #include "math/softmax_state.h"
@@ -65,8 +66,8 @@ class Head {
     std::memset(mask_.visible, 0, static_cast<std::size_t>(keys.end - keys.begin));
     for (std::int64_t b = 0; b < mask_.band_count; ++b) {
       const KeyRange seen = math::visible_keys(mask_.bands[b], row);
-      const std::int64_t begin = math::greater(seen.begin, keys.begin);
-      const std::int64_t end = math::lesser(seen.end, keys.end);
+      const std::int64_t begin = math::max(seen.begin, keys.begin);
+      const std::int64_t end = math::min(seen.end, keys.end);
       if (begin < end)
         std::memset(mask_.visible + (begin - keys.begin), 1, static_cast<std::size_t>(end - begin));
     }

@@ -2,6 +2,7 @@
 // of a row in one pass over its scores, each score a state (score, 1) that is merged into the
 // row's; a second pass forms P V from recomputed scores. No S is stored (Rabe and Staats, arXiv
 // 2112.05682: O(1) memory per row), but every query reads every key again.
+#include "math/integer.h"
 #include "reference/rung.h"
 
 namespace tilewise::reference {
@@ -52,7 +53,7 @@ void for_each_score(const Group<T, Counter>& group, const Head<T, Counter>& head
                     const RowBuffers<T>& b, const Function& function) {
   const Problem& problem = group.problem;
   for (std::int64_t first = 0; first < group.k_len(); first += kKeysAtOnce) {
-    const KeyRange keys = {first, math::lesser(first + kKeysAtOnce, group.k_len())};
+    const KeyRange keys = {first, math::min(first + kKeysAtOnce, group.k_len())};
     head.mark_visible(row, keys);
     for (std::int64_t j = keys.begin; j < keys.end; ++j) {
       if (!head.visible(keys, j)) continue;

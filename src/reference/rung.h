@@ -15,13 +15,17 @@
 
 #include <atomic>
 
-#include "reference/arena.h"
+#include "math/integer.h"
+#include "problem/arena.h"
 #include "reference/bias_gradient.h"
 #include "reference/group.h"
 #include "reference/kernels.h"
 #include "reference/traffic.h"
 
 namespace tilewise::reference {
+
+using problem::Arena;
+using problem::Checked;
 
 using problem::Problem;
 using problem::RunContext;
@@ -86,11 +90,10 @@ std::int64_t workspace_bytes_of(const Problem& problem, std::int64_t concurrency
   Arena table(nullptr);
   table.take<Sequence>(Checked{problem.batch});
   const Checked groups = slot_bytes<GroupSlot<Rung, T>>(problem) *
-                         Checked{math::lesser(concurrency, group_items(problem))};
+                         Checked{math::min(concurrency, group_items(problem))};
   const Checked gradients = slot_bytes<GradientSlot<T>>(problem) *
-                            Checked{math::lesser(concurrency, gradient_items(problem))};
-  const Checked slots = {math::greater(groups.value, gradients.value),
-                         groups.valid && gradients.valid};
+                            Checked{math::min(concurrency, gradient_items(problem))};
+  const Checked slots = {math::max(groups.value, gradients.value), groups.valid && gradients.valid};
   const Checked total = table.used() + slots;
   return total.valid ? total.value : -1;
 }
@@ -104,7 +107,7 @@ void for_each_item(const RunContext& context, std::int64_t items, const Function
     for (std::int64_t item = next.fetch_add(1); item < items; item = next.fetch_add(1))
       function(slot, item);
   };
-  problem::parallel_for(*context.executor, math::lesser(context.concurrency, items), worker);
+  problem::parallel_for(*context.executor, math::min(context.concurrency, items), worker);
 }
 
 inline void report(const CountTraffic& counter, problem::Traffic* traffic) {

@@ -2,6 +2,7 @@
 // in slow memory between steps.
 #pragma once
 
+#include "math/integer.h"
 #include "reference/rung.h"
 #include "reference/traffic.h"
 
@@ -29,8 +30,8 @@ struct TileBuffers {
   static TileBuffers carve(const Problem& problem, TileSizes tiles, Arena& arena) {
     const Checked head_dim = {problem.head_dim};
     const Checked value_dim = {problem.value_dim};
-    const Checked q_rows = {math::lesser(tiles.q_rows, problem.max_q)};
-    const Checked k_rows = {math::lesser(tiles.k_rows, problem.max_k)};
+    const Checked q_rows = {math::min(tiles.q_rows, problem.max_q)};
+    const Checked k_rows = {math::min(tiles.k_rows, problem.max_k)};
     const bool backward = problem.operation == problem::Operation::kBackward;
     const Checked backward_q = {backward ? q_rows.value : 0};
     const Checked backward_k = {backward ? k_rows.value : 0};
@@ -63,7 +64,7 @@ inline std::int64_t max_sram_elements(const Problem& problem) {
 template <class Function>
 void for_each_tile(std::int64_t length, std::int64_t size, const Function& function) {
   for (std::int64_t first = 0; first < length; first += size) {
-    function(KeyRange{first, math::lesser(first + size, length)});
+    function(KeyRange{first, math::min(first + size, length)});
   }
 }
 

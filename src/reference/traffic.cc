@@ -3,17 +3,16 @@
 #include <cmath>
 #include <limits>
 
+#include "math/integer.h"
 #include "problem/kernel.h"
 
 namespace tilewise::reference {
 namespace {
 
-using math::greater;
 using math::KeyRange;
-using math::lesser;
+using math::max;
+using math::min;
 using problem::Operation;
-
-std::int64_t divide_up(std::int64_t a, std::int64_t b) { return a / b + (a % b != 0); }
 
 math::Band band_of(const AttentionShape& shape) {
   const std::int64_t diagonal = shape.top_left ? 0 : shape.k_len - shape.q_len;
@@ -30,7 +29,7 @@ double visible_pairs(const AttentionShape& shape) {
   double pairs = 0;
   for (std::int64_t row = 0; row < shape.q_len; ++row) {
     const KeyRange seen = math::visible_keys(band, row);
-    pairs += static_cast<double>(greater(0, seen.end - seen.begin));
+    pairs += static_cast<double>(math::max(0, seen.end - seen.begin));
   }
   return pairs;
 }
@@ -45,15 +44,15 @@ TileVisits visits(const AttentionShape& shape, TileSizes tiles) {
   const math::Band band = band_of(shape);
   TileVisits total;
   for (std::int64_t row = 0; row < shape.q_len; row += tiles.q_rows) {
-    const std::int64_t end = lesser(row + tiles.q_rows, shape.q_len);
+    const std::int64_t end = math::min(row + tiles.q_rows, shape.q_len);
     const KeyRange seen = math::tile_keys(band, row, end);
     if (seen.begin >= shape.k_len || seen.end <= 0) continue;
-    const std::int64_t first = greater(0, seen.begin) / tiles.k_rows;
-    const std::int64_t last = divide_up(lesser(seen.end, shape.k_len), tiles.k_rows);
+    const std::int64_t first = math::max(0, seen.begin) / tiles.k_rows;
+    const std::int64_t last = math::ceil_div(math::min(seen.end, shape.k_len), tiles.k_rows);
     if (first >= last) continue;
     total.rows += static_cast<double>(end - row) * static_cast<double>(last - first);
     total.keys +=
-        static_cast<double>(lesser(last * tiles.k_rows, shape.k_len) - first * tiles.k_rows);
+        static_cast<double>(math::min(last * tiles.k_rows, shape.k_len) - first * tiles.k_rows);
   }
   return total;
 }
@@ -182,15 +181,15 @@ const char* algorithm_name(Algorithm algorithm) {
 }
 
 TileSizes flash1_tiles(std::int64_t sram_elements, std::int64_t head_dim, std::int64_t value_dim) {
-  const std::int64_t rows = greater(1, divide_up(sram_elements, 2 * (head_dim + value_dim)));
-  return {lesser(rows, head_dim), rows};
+  const std::int64_t rows = math::max(1, math::ceil_div(sram_elements, 2 * (head_dim + value_dim)));
+  return {math::min(rows, head_dim), rows};
 }
 
 TileSizes flash2_tiles(std::int64_t sram_elements, std::int64_t head_dim, std::int64_t value_dim) {
   // The positive root of rows^2 + 2 (D + Dv) rows = M.
   const double half = static_cast<double>(head_dim) + static_cast<double>(value_dim);
   const double root = std::sqrt(half * half + static_cast<double>(sram_elements)) - half;
-  std::int64_t rows = greater(1, static_cast<std::int64_t>(root));
+  std::int64_t rows = math::max(1, static_cast<std::int64_t>(root));
   if (rows >= 16) rows -= rows % 16;
   return {rows, rows};
 }

@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "math/integer.h"
 #include "math/number.h"
 #include "math/philox.h"
 #include "problem/sequence.h"
@@ -176,7 +177,7 @@ class PlainHead {
     const std::int64_t k_len = sequence_.k_len;
     const std::int64_t dim = problem_.head_dim;
     for (std::int64_t begin = 0; begin < k_len; begin += kBeside) {
-      const std::int64_t count = math::lesser(kBeside, k_len - begin);
+      const std::int64_t count = math::min(kBeside, k_len - begin);
       const auto seen = visible_.begin() + begin;
       if (std::find(seen, seen + count, true) == seen + count) continue;
       T sums[kBeside] = {};
@@ -232,7 +233,7 @@ class PlainHead {
     visible_.assign(visible_.size(), false);
     for (const math::Band& band : bands_) {
       const math::KeyRange keys = math::visible_keys(band, row);
-      for (std::int64_t j = math::greater(keys.begin, 0); j < keys.end; ++j) visible_[at(j)] = true;
+      for (std::int64_t j = math::max(keys.begin, 0); j < keys.end; ++j) visible_[at(j)] = true;
     }
     if (!problem_.mask.present()) return;
     const std::uint8_t* const mask = static_cast<const std::uint8_t*>(problem_.mask.data);

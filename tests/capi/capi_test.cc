@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "math/integer.h"
 #include "problem/sample.h"
 
 namespace tilewise::tests {
@@ -105,7 +106,7 @@ TEST(CApi, UnknownOperation) {
 // A struct of a newer header: accepted if what this library does not know of is zero.
 TEST(CApi, StructSizes) {
   Sample sample;
-  std::vector<unsigned char> larger(sizeof(tilewise_problem) + 48, 0);
+  std::vector<unsigned char> math::max(sizeof(tilewise_problem) + 48, 0);
   const auto forward_with_size = [&](std::size_t size) {
     sample.request.struct_size = size;
     std::memcpy(larger.data(), &sample.request, sizeof(tilewise_problem));

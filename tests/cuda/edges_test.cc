@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "cuda/tile/schedule.h"
+#include "math/integer.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -47,8 +48,8 @@ std::int32_t visible_pairs(const math::Band& band, std::int32_t row_begin, std::
   std::int64_t pairs = 0;
   for (std::int32_t row = row_begin; row < row_end; ++row) {
     const math::KeyRange keys = math::visible_keys(band, row);
-    const std::int64_t begin = math::greater(math::greater(keys.begin, 0), key_begin);
-    pairs += math::greater(math::lesser(keys.end, key_end) - begin, 0);
+    const std::int64_t begin = math::max(math::max(keys.begin, 0), key_begin);
+    pairs += math::max(math::min(keys.end, key_end) - begin, 0);
   }
   return static_cast<std::int32_t>(pairs);
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cuda/tile/schedule.h"
+#include "math/integer.h"
 
 namespace tilewise::cuda::sm90 {
 namespace {
@@ -62,7 +63,7 @@ TEST(Schedule, PreparedDivisionsGiveTheSameWork) {
     for (const std::int32_t heads : {1, 6, 16}) {
       for (const std::int32_t section : {0, 1, 4, 5}) {
         compare({q_tiles, heads, kBatch, section,
-                 section > 0 ? (heads * kBatch + section - 1) / section : 0});
+                 section > 0 ? math::ceil_div(heads * kBatch, section) : 0});
       }
       // The last section is wider than the others.
       compare(tile::in_rounds({q_tiles, heads, kBatch, heads * kBatch, 1}, 8, 1));
@@ -72,7 +73,7 @@ TEST(Schedule, PreparedDivisionsGiveTheSameWork) {
 
 TEST(Schedule, DenseWorkIsNumberedOnce) {
   for (const std::int32_t section : {0, 1, 2, 5, 12}) {
-    const Schedule schedule = {7, 4, 3, section, section > 0 ? (12 + section - 1) / section : 0};
+    const Schedule schedule = {7, 4, 3, section, section > 0 ? math::ceil_div(12, section) : 0};
     std::set<Key> seen;
     for (std::int32_t i = 0; i < schedule.count(); ++i) {
       const Work work = schedule.work(i);
@@ -257,7 +258,7 @@ TEST(Schedule, TilesAtOnceAreDealtOutAndHaveKeys) {
                 {16384, 16, 1023, 192, 132, 8, 8},   {1024, 16, 512, 128, 132, 2, 0},
                 {2048, 2, 2048, 128, 4, 2, 0},       {4096, 8, 1023, 128, 132, 2, 0}};
   for (const auto& shape : shapes) {
-    const std::int32_t q_tiles = (shape.rows + shape.q_tile - 1) / shape.q_tile;
+    const std::int32_t q_tiles = math::ceil_div(shape.rows, shape.q_tile);
     const Schedule schedule = {q_tiles, shape.heads, 1, shape.heads, 1};
     const tile::Dealing dealing =
         tile::deal_window(schedule, shape.q_tile, 128, shape.left, shape.blocks);

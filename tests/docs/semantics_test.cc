@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "math/integer.h"
 #include "math/mask_rule.h"
 
 namespace tilewise::tests {
@@ -75,7 +76,7 @@ std::string drawn(const std::string& caption) {
     std::string row(static_cast<std::size_t>(keys), '.');
     for (const math::Band& band : bands) {
       const math::KeyRange seen = math::visible_keys(band, i);
-      for (std::int64_t j = math::greater(seen.begin, 0); j < math::lesser(seen.end, keys); ++j)
+      for (std::int64_t j = math::max(seen.begin, 0); j < math::min(seen.end, keys); ++j)
         row[static_cast<std::size_t>(j)] = '#';
     }
     text += row + "\n";

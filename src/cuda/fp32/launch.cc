@@ -4,6 +4,7 @@
 #include "cuda/fp32/parameters.h"
 #include "cuda/sm80/frame.h"
 #include "cuda/traffic.h"
+#include "math/integer.h"
 
 namespace tilewise::cuda::fp32 {
 
@@ -18,7 +19,7 @@ namespace {
 using problem::fail;
 
 int row_for(const Problem& problem, bool general) {
-  return tile_row(math::greater(problem.head_dim, problem.value_dim), general,
+  return tile_row(math::max(problem.head_dim, problem.value_dim), general,
                   sm80::shared_bytes(problem));
 }
 

@@ -9,6 +9,7 @@
 #include "cuda/load.h"
 #include "cuda/sm80/epilogue.cuh"
 #include "cuda/sm80/tile_step.cuh"
+#include "math/integer.h"
 
 namespace tilewise::cuda::ladder {
 
@@ -61,7 +62,7 @@ class Flash1 : public sm80::TileStep<kConfig> {
     return static_cast<std::int32_t>(tile_.sequence.k_len);
   }
   __device__ __forceinline__ std::int32_t last_row(std::int32_t query) const {
-    return tile::smaller((query + 1) * kConfig.q_tile(), queries()) - 1;
+    return math::min((query + 1) * kConfig.q_tile(), queries()) - 1;
   }
 
   // Tiles of keys that some row of a tile of queries sees: there is one band, none between them is
@@ -70,7 +71,7 @@ class Flash1 : public sm80::TileStep<kConfig> {
     const tile::Range keys =
         tile::keys_of(shared_.mask.bands[0], query * kConfig.q_tile(), last_row(query));
     if (keys.begin >= keys.end) return {0, 0};
-    return {keys.begin / kConfig.k_tile, (keys.end + kConfig.k_tile - 1) / kConfig.k_tile};
+    return {keys.begin / kConfig.k_tile, math::ceil_div(keys.end, kConfig.k_tile)};
   }
 
   // The first tile of queries from `query` on that sees some of tile `key`. -1: none.

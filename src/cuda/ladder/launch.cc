@@ -4,6 +4,7 @@
 #include "cuda/ladder/parameters.h"
 #include "cuda/sm80/frame.h"
 #include "cuda/traffic.h"
+#include "math/integer.h"
 
 namespace tilewise::cuda::ladder {
 
@@ -16,7 +17,7 @@ using problem::Checked;
 using problem::fail;
 
 int row_for(const Problem& problem, bool) {
-  return tile_row(math::greater(problem.head_dim, problem.value_dim), sm80::shared_bytes(problem));
+  return tile_row(math::max(problem.head_dim, problem.value_dim), sm80::shared_bytes(problem));
 }
 
 const TileRow& flash1_tile(const Problem& problem) { return kFlash1Tiles[row_for(problem, false)]; }
@@ -62,14 +63,14 @@ Checked rows_of(const Problem& problem) {
 }
 std::int64_t score_stride(const Problem& problem) {
   const std::int64_t k_tile = standard_tile(problem).k_tile;
-  return divided(problem.max_k, k_tile) * k_tile;
+  return math::ceil_div(problem.max_k, k_tile) * k_tile;
 }
 
 struct Flash1Workspace : sm80::Workspace {
   explicit Flash1Workspace(const Problem& problem)
       : Workspace(problem, {flash1_q_tile(problem, false)}),
-        out(take(rows_of(problem) * Checked{value_stride(problem)} * Checked{4}).value),
-        states(take(rows_of(problem) * Checked{8}).value) {}
+        out(reserve(rows_of(problem) * Checked{value_stride(problem)} * Checked{4}).value),
+        states(reserve(rows_of(problem) * Checked{8}).value) {}
 
   std::int64_t out;
   std::int64_t states;
@@ -77,16 +78,12 @@ struct Flash1Workspace : sm80::Workspace {
 struct StandardWorkspace : sm80::Workspace {
   explicit StandardWorkspace(const Problem& problem)
       : Workspace(problem, {standard_q_tile(problem, false)}),
-        scores(take(rows_of(problem) * Checked{score_stride(problem)} * Checked{4}).value),
-        probs(take(rows_of(problem) * Checked{score_stride(problem)} * Checked{2}).value) {}
+        scores(reserve(rows_of(problem) * Checked{score_stride(problem)} * Checked{4}).value),
+        probs(reserve(rows_of(problem) * Checked{score_stride(problem)} * Checked{2}).value) {}
 
   std::int64_t scores;
   std::int64_t probs;
 };
-
-std::int64_t bytes_of(const Places& places) {
-  return places.bytes().valid ? places.bytes().value : -1;
-}
 
 template <class T>
 T* at(void* workspace, std::int64_t byte) {
@@ -108,7 +105,7 @@ problem::Status prepare_flash1(const Problem& problem) {
 }
 
 std::int64_t workspace_of_flash1(const Problem& problem) {
-  return bytes_of(Flash1Workspace(problem));
+  return Flash1Workspace(problem).bytes();
 }
 
 double predicted_traffic_of_flash1(const Problem& problem) {
@@ -157,7 +154,7 @@ problem::Status prepare_standard(const Problem& problem) {
 }
 
 std::int64_t workspace_of_standard(const Problem& problem) {
-  return bytes_of(StandardWorkspace(problem));
+  return StandardWorkspace(problem).bytes();
 }
 
 double predicted_traffic_of_standard(const Problem& problem) {

@@ -4,6 +4,7 @@
 #include "cuda/load.h"
 #include "cuda/ptx/number.cuh"
 #include "cuda/sequences.cuh"
+#include "math/integer.h"
 #include "math/philox.h"
 #include "math/softmax_state.h"
 
@@ -106,7 +107,7 @@ __global__ void __launch_bounds__(kMostThreads)
                                   ? owner_of(problem, parameters.tiles.table, place)
                                   : sequence_at(problem, parameters.tiles.table, batch);
     if (!owns(sequence, place)) continue;
-    const std::int32_t tiles = (static_cast<std::int32_t>(sequence.k_len) + k_tile - 1) / k_tile;
+    const std::int32_t tiles = math::ceil_div(static_cast<std::int32_t>(sequence.k_len), k_tile);
     const Row row = {sequence, head, place - sequence.q_start, number, tiles * k_tile};
     const math::SoftmaxState<float> state =
         state_of(parameters.scores + number * parameters.score_stride, row.columns, warps);
@@ -129,7 +130,7 @@ cudaError_t start_softmax(const Parameters& parameters, int k_tile, cudaStream_t
   const Problem& problem = parameters.tiles.problem;
   const std::int64_t rows = (problem.q_packed ? 1 : problem.batch) * problem.heads * problem.q_rows;
   const int threads = parameters.score_stride <= kShortRow ? kFewThreads : kMostThreads;
-  return launch(softmax_kernel, {math::lesser(rows, kMostBlocks), threads}, stream, parameters,
+  return launch(softmax_kernel, {math::min(rows, kMostBlocks), threads}, stream, parameters,
                 static_cast<std::int32_t>(rows), k_tile);
 }
 

@@ -4,6 +4,7 @@
 
 #include "cuda/sequences.cuh"
 #include "cuda/tile/fragment.h"
+#include "math/integer.h"
 
 namespace tilewise::cuda::sm80 {
 using problem::Checked;
@@ -11,7 +12,7 @@ using problem::fail;
 
 problem::Status check_work(const Problem& problem, int q_tile) {
   const Checked work = most_work(problem, q_tile);
-  const std::int64_t longest = math::greater(problem.q_rows, problem.k_rows);
+  const std::int64_t longest = math::max(problem.q_rows, problem.k_rows);
   if (longest > tile::kMostRows || !work.valid || work.value > tile::kMostWork) {
     return fail(TILEWISE_UNSUPPORTED, "more than %lld rows or %lld tiles of queries",
                 static_cast<long long>(tile::kMostRows), static_cast<long long>(tile::kMostWork));
@@ -22,7 +23,7 @@ problem::Status check_work(const Problem& problem, int q_tile) {
 problem::Status check_tiles(const Problem& problem, std::int64_t most_columns, int least_bytes,
                             int (*row_for)(const Problem&, bool),
                             int (*q_tile_for)(const Problem&, bool)) {
-  if (math::greater(problem.head_dim, problem.value_dim) > most_columns) {
+  if (math::max(problem.head_dim, problem.value_dim) > most_columns) {
     return fail(TILEWISE_UNSUPPORTED, "D is %lld and Dv is %lld, must be at most %lld",
                 static_cast<long long>(problem.head_dim), static_cast<long long>(problem.value_dim),
                 static_cast<long long>(most_columns));
@@ -45,7 +46,7 @@ std::int64_t shared_bytes(const Problem& problem) {
   }();
   DeviceInfo device;
   if (find_device(problem.device_index, &device) != TILEWISE_OK) return 0;
-  return math::lesser(device.shared_bytes, most);
+  return math::min(device.shared_bytes, most);
 }
 
 bool is_general(const Problem& problem) {
@@ -54,15 +55,15 @@ bool is_general(const Problem& problem) {
 }
 
 Workspace::Workspace(const Problem& problem, std::initializer_list<int> q_tiles) {
-  table = take(Checked{table_bytes(problem)}).value;
-  tile_starts = take(Checked{problem.q_packed ? (problem.batch + 1) * 4 : 0}).value;
-  bands = take(Checked{problem.slices.count} * Checked{sizeof(tile::Band)}).value;
+  table = reserve(Checked{table_bytes(problem)}).value;
+  tile_starts = reserve(Checked{problem.q_packed ? (problem.batch + 1) * 4 : 0}).value;
+  bands = reserve(Checked{problem.slices.count} * Checked{sizeof(tile::Band)}).value;
   Checked most;
   for (const int q_tile : q_tiles) {
     const Checked rows = most_work(problem, q_tile) * Checked{q_tile / tile::kWarpRows};
-    most = {math::greater(most.value, rows.value), most.valid && rows.valid};
+    most = {math::max(most.value, rows.value), most.valid && rows.valid};
   }
-  marks = take(most * Checked{sizeof(std::uint16_t)}).value;
+  marks = reserve(most * Checked{sizeof(std::uint16_t)}).value;
 }
 
 Parameters parameters_for(const Problem& problem, int q_tile, bool general, const Workspace& places,
@@ -77,9 +78,9 @@ Parameters parameters_for(const Problem& problem, int q_tile, bool general, cons
   parameters.bands = reinterpret_cast<const tile::Band*>(bytes + places.bands);
   parameters.marks = reinterpret_cast<std::uint16_t*>(bytes + places.marks);
   parameters.window_left =
-      static_cast<std::int32_t>(math::lesser(problem.window_left, tile::kLongest));
+      static_cast<std::int32_t>(math::min(problem.window_left, tile::kLongest));
   parameters.window_right =
-      static_cast<std::int32_t>(math::lesser(problem.window_right, tile::kLongest));
+      static_cast<std::int32_t>(math::min(problem.window_right, tile::kLongest));
   parameters.unit = static_cast<float>((general ? 1.0 : problem.scale) * math::kLog2E);
   parameters.scaling = tile::scaling_of(problem.scale, problem.softcap);
   parameters.neighbours = tile::neighbours_of(problem);

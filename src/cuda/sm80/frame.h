@@ -29,7 +29,7 @@ std::int64_t shared_bytes(const Problem& problem);
 bool is_general(const Problem& problem);
 
 // The parts of the workspace.
-class Workspace : public Places {
+class Workspace : public problem::Arena {
  public:
   // For kernels of any of these sizes of tiles: the scale, which a plan does not know, may call for
   // one or the other.

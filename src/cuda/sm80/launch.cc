@@ -2,6 +2,7 @@
 
 #include "cuda/sm80/frame.h"
 #include "cuda/traffic.h"
+#include "math/integer.h"
 
 namespace tilewise::cuda::sm80 {
 
@@ -19,8 +20,8 @@ using problem::fail;
 
 int row_for(const Problem& problem, bool general) {
   constexpr std::int64_t kMany = std::int64_t{1} << 62;
-  return tile_row(math::greater(problem.head_dim, problem.value_dim), general,
-                  shared_bytes(problem), may_ask_for_longest(problem) ? problem.max_k : kMany);
+  return tile_row(math::max(problem.head_dim, problem.value_dim), general, shared_bytes(problem),
+                  may_ask_for_longest(problem) ? problem.max_k : kMany);
 }
 
 const Instance& instance_for(const Problem& problem, bool general) {
@@ -70,7 +71,7 @@ problem::Status prepare(const Problem& problem) {
 }
 
 std::int64_t workspace_bytes(const Problem& problem) {
-  const problem::Checked bytes = workspace_for(problem).bytes();
+  const problem::Checked bytes = workspace_for(problem).used();
   return bytes.valid ? bytes.value : -1;
 }
 

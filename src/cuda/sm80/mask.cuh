@@ -6,6 +6,7 @@
 #include "cuda/sm80/parameters.h"
 #include "cuda/sm80/shared.cuh"
 #include "cuda/tile/edges.h"
+#include "math/integer.h"
 
 namespace tilewise::cuda::sm80 {
 
@@ -35,7 +36,7 @@ class Mask {
 
   // The last tile that is not empty, or -1. Whole warps, as all that follows.
   __device__ __forceinline__ std::int32_t last() const {
-    return before(table_.tiles, (table_.keys.end + kTile - 1) / kTile);
+    return before(table_.tiles, math::ceil_div(table_.keys.end, kTile));
   }
 
   // The next tile that is not empty before tile `key`; -1: there is no more. tiles: the table's, or
@@ -102,7 +103,7 @@ class Mask {
       table_.keys = keys;
       take_tiles(full_of(band));
     }
-    return (keys.end + kTile - 1) / kTile - 1;
+    return math::ceil_div(keys.end, kTile) - 1;
   }
 
   __device__ __forceinline__ tile::Range full_of(const tile::Band& band) const {
@@ -137,7 +138,7 @@ class Mask {
 
   __device__ __forceinline__ void take_tiles(const tile::Range& full) {
     table_.no_full = false;
-    table_.tiles = {table_.keys.begin / kTile, (full.begin + kTile - 1) / kTile, full.end / kTile,
+    table_.tiles = {table_.keys.begin / kTile, math::ceil_div(full.begin, kTile), full.end / kTile,
                     table_.count == 1};
   }
 

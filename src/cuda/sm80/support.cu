@@ -7,6 +7,7 @@
 #include "cuda/sequences.cuh"
 #include "cuda/sm80/parameters.h"
 #include "cuda/tile/fragment.h"
+#include "math/integer.h"
 
 namespace tilewise::cuda::sm80 {
 namespace {
@@ -21,7 +22,7 @@ __global__ void __launch_bounds__(kScanThreads)
     const std::int64_t b = first + threadIdx.x;
     const bool inside = b < problem.batch;
     const std::int64_t rows = inside ? sequence_at(problem, parameters.table, b).q_len : 0;
-    const std::int64_t end = running((rows + q_tile - 1) / q_tile, warps, carry,
+    const std::int64_t end = running(math::ceil_div(rows, q_tile), warps, carry,
                                      [](std::int64_t a, std::int64_t c) { return a + c; });
     if (inside) tile_starts[b + 1] = static_cast<std::int32_t>(end);
   }
@@ -88,7 +89,7 @@ cudaError_t start_tile_starts(const Parameters& parameters, int q_tile, cudaStre
 
 cudaError_t start_bands(const Parameters& parameters, cudaStream_t stream) {
   constexpr int kThreads = 128;
-  const std::int64_t blocks = (parameters.problem.slices.count + kThreads - 1) / kThreads;
+  const std::int64_t blocks = math::ceil_div(parameters.problem.slices.count, kThreads);
   if (blocks == 0) return cudaSuccess;
   return launch(bands_kernel, {blocks, kThreads}, stream, parameters,
                 const_cast<tile::Band*>(parameters.bands));

@@ -4,6 +4,7 @@
 #include "cuda/sequences.cuh"
 #include "cuda/sm80/shared.cuh"
 #include "cuda/tile/fragment.h"
+#include "math/integer.h"
 
 namespace tilewise::cuda::sm80 {
 
@@ -24,7 +25,7 @@ __device__ __forceinline__ void describe_tile(const Parameters& parameters, cons
   const Sequence sequence = sequence_at(problem, parameters.table, work.batch);
   tile.head = work.head;
   tile.first = work.q_tile * q_tile;
-  tile.last = tile::smaller(tile.first + q_tile, static_cast<std::int32_t>(sequence.q_len)) - 1;
+  tile.last = math::min(tile.first + q_tile, static_cast<std::int32_t>(sequence.q_len)) - 1;
   tile.sequence = sequence;
   const std::int64_t q_batch = problem.q_packed ? 0 : sequence.batch;
   const std::int64_t k_batch = problem.k_packed ? 0 : sequence.batch;

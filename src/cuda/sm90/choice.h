@@ -4,13 +4,14 @@
 #include "cuda/sm90/config.h"
 #include "cuda/tile/schedule.h"
 #include "cuda/work.h"
+#include "math/integer.h"
 #include "problem/problem.h"
 
 namespace tilewise::cuda::sm90 {
 
 // Numbers of keys and of rows as kernels count them.
 inline std::int32_t in_reach(std::int64_t x) {
-  return static_cast<std::int32_t>(math::lesser(x, tile::kLongest));
+  return static_cast<std::int32_t>(math::min(x, tile::kLongest));
 }
 
 // The plain kernel multiplies inside of the exponent, which needs a positive factor.
@@ -26,7 +27,7 @@ inline std::int64_t seen_keys(const problem::Problem& problem) {
   const tile::Edges edges =
       tile::window_edges(k_len, problem.top_left ? 0 : k_len - q_len, in_reach(problem.window_left),
                          in_reach(problem.window_right));
-  return math::greater(0, edges.end(q_len / 2) - edges.begin(q_len / 2));
+  return math::max(0, edges.end(q_len / 2) - edges.begin(q_len / 2));
 }
 
 // Both edges of a window cut tiles of keys along the same diagonal, one that tile::is_folded()

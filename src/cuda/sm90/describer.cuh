@@ -10,6 +10,7 @@
 #include "cuda/sm90/shared.cuh"
 #include "cuda/tile/fragment.h"
 #include "cuda/tile/score.cuh"
+#include "math/integer.h"
 
 namespace tilewise::cuda::sm90 {
 
@@ -81,7 +82,7 @@ __device__ __forceinline__ void locate(const Finding& finding, const Sequences& 
   const tile::Edges edges =
       tile::window_edges(lengths.k_len, tile.diagonal, finding.window_left, finding.window_right);
   tile.edges = edges;
-  const std::int32_t last = tile::lesser(row + kConfig.q_tile, lengths.q_len) - 1;
+  const std::int32_t last = math::min(row + kConfig.q_tile, lengths.q_len) - 1;
   const tile::TileRange keys = tile::key_tiles(edges, row, last, kConfig.k_tile);
   const bool none = keys.begin >= keys.end;
   tile.seen = none ? Seen::kNothing : Seen::kSome;
@@ -128,7 +129,7 @@ __device__ __forceinline__ void complete(const Parameters& parameters, Tile& til
 #pragma unroll 1
   for (int warpgroup = 0; warpgroup < kConfig.warpgroups(); ++warpgroup) {
     const std::int32_t first = row + warpgroup * tile::kRows;
-    const std::int32_t last = tile::lesser(first + tile::kRows, tile.q_len) - 1;
+    const std::int32_t last = math::min(first + tile::kRows, tile.q_len) - 1;
     tile.ends_high[warpgroup] =
         tile.end_key - tile.first_key > 1 &&
         edges.begin(first) >= tile.first_key * kConfig.k_tile + kConfig.k_tile / 2;

@@ -14,6 +14,7 @@
 #include "cuda/traffic.h"
 #include "cuda/work.h"
 #include "math/config.h"
+#include "math/integer.h"
 #include "math/philox.h"
 
 namespace tilewise::cuda::sm90 {
@@ -104,7 +105,7 @@ std::uint64_t launch_number() {
 }
 
 // The parts of the workspace.
-struct Workspace : Places {
+struct Workspace : problem::Arena {
   std::int64_t lengths = 0;
   std::int64_t tile_starts = 0;
   std::int64_t counter = 0;
@@ -112,10 +113,10 @@ struct Workspace : Places {
 
   explicit Workspace(const Problem& problem) {
     const bool listed = has_kernel_before(problem);
-    lengths = take(Checked{listed ? problem.batch : 0} * Checked{sizeof(Lengths)}).value;
-    tile_starts = take(Checked{listed ? (problem.batch + 1) * 4 : 0}).value;
-    counter = take(Checked{counts(problem) ? std::int64_t{sizeof(Counter)} : 0}).value;
-    marks = take(Most(problem).warps * Checked{sizeof(*Parameters::marks)}).value;
+    lengths = reserve(Checked{listed ? problem.batch : 0} * Checked{sizeof(Lengths)}).value;
+    tile_starts = reserve(Checked{listed ? (problem.batch + 1) * 4 : 0}).value;
+    counter = reserve(Checked{counts(problem) ? std::int64_t{sizeof(Counter)} : 0}).value;
+    marks = reserve(Most(problem).warps * Checked{sizeof(*Parameters::marks)}).value;
   }
 };
 
@@ -179,14 +180,14 @@ problem::Status check_options(const Problem& problem) {
 problem::Status check_sizes(const Problem& problem) {
   constexpr std::int64_t kMostColumns = 256;
   constexpr std::int64_t kColumnStep = 8;
-  const std::int64_t widest = math::greater(problem.head_dim, problem.value_dim);
+  const std::int64_t widest = math::max(problem.head_dim, problem.value_dim);
   if (widest > kMostColumns || problem.head_dim % kColumnStep != 0 ||
       problem.value_dim % kColumnStep != 0) {
     return fail(TILEWISE_UNSUPPORTED, "D is %lld and Dv is %lld, must be multiples of 8 up to 256",
                 static_cast<long long>(problem.head_dim),
                 static_cast<long long>(problem.value_dim));
   }
-  const std::int64_t longest = math::greater(problem.q_rows, problem.k_rows);
+  const std::int64_t longest = math::max(problem.q_rows, problem.k_rows);
   const Checked work = Most(problem).work;
   if (longest > tile::kLongest || !work.valid || work.value > tile::kMostWork) {
     return fail(TILEWISE_UNSUPPORTED, "more than %d rows or %lld tiles of queries", tile::kLongest,
@@ -245,10 +246,10 @@ tile::Dealing dealing_of(const Problem& problem, const KernelConfig& config,
                          const Schedule& schedule, std::int32_t blocks) {
   const std::int64_t left = problem.window_left;
   if (!counts(problem))
-    return tile::deal_all(left < 0 ? divided(problem.k_rows, config.k_tile) : 0);
+    return tile::deal_all(left < 0 ? math::ceil_div(problem.k_rows, config.k_tile) : 0);
   if (left < 0 || needs_lengths(problem) || problem.q_rows != problem.k_rows) return {};
-  return tile::deal_window(schedule, config.q_tile, config.k_tile,
-                           math::lesser(left, problem.q_rows), blocks);
+  return tile::deal_window(schedule, config.q_tile, config.k_tile, math::min(left, problem.q_rows),
+                           blocks);
 }
 
 void fill_parameters(const Problem& problem, const KernelConfig& config, std::byte* workspace,
@@ -308,7 +309,7 @@ problem::Status prepare(const Problem& problem) {
 }
 
 std::int64_t workspace_bytes(const Problem& problem) {
-  const Checked bytes = Workspace(problem).bytes();
+  const Checked bytes = Workspace(problem).used();
   return bytes.valid ? bytes.value : -1;
 }
 

@@ -7,6 +7,7 @@
 #include "cuda/sequences.cuh"
 #include "cuda/sm90/parameters.h"
 #include "cuda/tile/fragment.h"
+#include "math/integer.h"
 
 namespace tilewise::cuda::sm90 {
 
@@ -48,7 +49,7 @@ inline __device__ __noinline__ void repair(const Parameters& parameters, Sequenc
                                lengths.q_len, lengths.k_start,
                                lengths.k_len, problem.top_left ? 0 : lengths.k_len - lengths.q_len};
     const std::int64_t row = std::int64_t{work.q_tile} * q_tile + warp % warps * tile::kWarpRows;
-    const std::int64_t end = math::lesser(row + tile::kWarpRows, sequence.q_len);
+    const std::int64_t end = math::min(row + tile::kWarpRows, sequence.q_len);
     for (std::int64_t r = row; r < end; ++r) {
       compute_row({problem, sequence, work.head, r}, team);
     }

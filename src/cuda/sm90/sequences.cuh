@@ -3,6 +3,7 @@
 
 #include "cuda/sequence_table.cuh"
 #include "cuda/sm90/parameters.h"
+#include "math/integer.h"
 
 namespace tilewise::cuda::sm90 {
 
@@ -12,7 +13,7 @@ __device__ inline Lengths lengths_of(const Sequence& sequence) {
 }
 
 __device__ inline std::int64_t tiles_of(const Sequence& sequence, std::int32_t q_tile) {
-  return (sequence.q_len + q_tile - 1) / q_tile;
+  return math::ceil_div(sequence.q_len, q_tile);
 }
 
 __device__ inline std::int64_t sum(std::int64_t a, std::int64_t b) { return a + b; }

@@ -3,6 +3,7 @@
 // Plain functions of host and device.
 #pragma once
 
+#include "math/integer.h"
 #include "math/mask_rule.h"
 
 namespace tilewise::cuda::tile {
@@ -41,9 +42,6 @@ TILEWISE_INLINE Band narrow_band(const math::Band& band, std::int64_t head) {
           cut(band.upper_slope), cut(band.upper_offset), static_cast<std::int32_t>(head)};
 }
 
-TILEWISE_INLINE std::int32_t smaller(std::int32_t a, std::int32_t b) { return a < b ? a : b; }
-TILEWISE_INLINE std::int32_t larger(std::int32_t a, std::int32_t b) { return a > b ? a : b; }
-
 struct Range {
   std::int32_t begin;
   std::int32_t end;
@@ -51,8 +49,8 @@ struct Range {
 
 // Keys that some row of first .. last sees through the band; empty if end <= begin.
 TILEWISE_INLINE Range keys_of(const Band& band, std::int32_t first, std::int32_t last) {
-  const std::int32_t from = larger(first, band.row_begin);
-  const std::int32_t to = smaller(last, band.row_end - 1);
+  const std::int32_t from = math::max(first, band.row_begin);
+  const std::int32_t to = math::min(last, band.row_end - 1);
   if (from > to) return {0, 0};
   return {band.begin(from), band.end(to)};
 }
@@ -74,7 +72,7 @@ TILEWISE_INLINE TileClass classify(const Band& band, std::int32_t first, std::in
 // `lane_column` on), how many lie before column x. Bit n of a row's visibility stands for the
 // lane's n-th column.
 TILEWISE_INLINE std::int32_t columns_before(std::int32_t x, std::int32_t lane_column) {
-  const auto y = static_cast<std::uint32_t>(larger(smaller(x - lane_column, 128), 0));
+  const auto y = static_cast<std::uint32_t>(math::max(math::min(x - lane_column, 128), 0));
   return static_cast<std::int32_t>(y / 8 * 2 + (y % 8 < 2 ? y % 8 : 2));
 }
 // count: at most 32.
@@ -97,7 +95,7 @@ struct AdjacentColumns {
   std::int32_t count;
 
   TILEWISE_INLINE std::int32_t operator()(std::int32_t key) const {
-    return key <= first ? 0 : smaller(key - first, count);
+    return key <= first ? 0 : math::min(key - first, count);
   }
 };
 

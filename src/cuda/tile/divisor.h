@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "math/config.h"
+#include "math/integer.h"
 
 namespace tilewise::cuda::tile {
 
@@ -18,7 +19,7 @@ class Divisor {
   explicit Divisor(std::int32_t value) : value_(value) {
     const auto divisor = static_cast<std::uint32_t>(value);
     if (divisor > 1) shift_ += 32 - static_cast<std::uint32_t>(__builtin_clz(divisor - 1));
-    factor_ = static_cast<std::uint32_t>(((std::uint64_t{1} << shift_) + divisor - 1) / divisor);
+    factor_ = static_cast<std::uint32_t>(math::ceil_div((std::uint64_t{1} << shift_), divisor));
   }
 
   TILEWISE_INLINE std::int32_t value() const { return value_; }

@@ -4,14 +4,13 @@
 
 #include "cuda/tile/divisor.h"
 #include "cuda/tile/edges.h"
+#include "math/integer.h"
 
 namespace tilewise::cuda::tile {
 
 // All of a launch's work is numbered in 32 bits, with room for some more turns of all blocks:
 // 64-bit divisions are many instructions and registers, of which the describer has few.
 inline constexpr std::int64_t kMostWork = std::int64_t{1} << 30;
-
-TILEWISE_INLINE std::int32_t lesser(std::int32_t a, std::int32_t b) { return a < b ? a : b; }
 
 // A tile of queries of one head of one sequence.
 struct Work {
@@ -55,7 +54,7 @@ struct Schedule {
     std::int32_t row = index / by_tiles;  // (batch, head)
     std::int32_t tile = index % by_tiles;
     if (section > 0) {
-      const std::int32_t at = lesser(index / by_section_tiles, sections - 1);
+      const std::int32_t at = math::min(index / by_section_tiles, sections - 1);
       const std::int32_t first = at * section;
       const std::int32_t inside = index - first * q_tiles;
       const D by_wide = at == sections - 1 ? by_last_section : by_section;
@@ -98,11 +97,11 @@ class PreparedSchedule {
 TILEWISE_INLINE Schedule in_rounds(Schedule schedule, std::int32_t blocks, std::int32_t group) {
   constexpr std::int32_t kLastRounds = 6;
   if (schedule.section == 0 || schedule.q_tiles == 0) return schedule;
-  const std::int32_t heads = (blocks / 2 + schedule.q_tiles - 1) / schedule.q_tiles;
-  const std::int32_t round = (heads + group - 1) / group * group;
+  const std::int32_t heads = math::ceil_div(blocks / 2, schedule.q_tiles);
+  const std::int32_t round = math::round_up(heads, group);
   if (round >= schedule.section) return schedule;
   const std::int32_t most = heads == 1 ? schedule.section : kLastRounds;
-  const std::int32_t last = lesser(most, schedule.section / round);  // rounds
+  const std::int32_t last = math::min(most, schedule.section / round);  // rounds
   const std::int32_t rounds = schedule.heads * schedule.batch / round;
   schedule.section = round;
   schedule.sections = rounds > last ? rounds - last + 1 : 1;
@@ -146,10 +145,10 @@ TILEWISE_INLINE Dealing deal_window(const Schedule& schedule, std::int32_t q_til
   constexpr std::int64_t kCounted = 3;
   Dealing dealing;
   if (schedule.sections != 1) return dealing;
-  const std::int64_t shorter = (left + q_tile - 1) / q_tile;  // tiles of a head
+  const std::int64_t shorter = math::ceil_div(left, q_tile);  // tiles of a head
   const std::int64_t alike =
       (schedule.q_tiles - shorter) * std::int64_t{schedule.heads} * schedule.batch;
-  const std::int64_t counted = (schedule.count() + blocks - 1) / blocks - kCounted;
+  const std::int64_t counted = math::ceil_div(schedule.count(), blocks) - kCounted;
   const std::int64_t dealt = alike / blocks < counted ? alike / blocks : counted;
   if (dealt > dealing.dealt) dealing.dealt = static_cast<std::int32_t>(dealt);
   if (left / k_tile >= kLeastKeys && alike >= std::int64_t{dealing.dealt} * blocks)
@@ -200,14 +199,14 @@ TILEWISE_INLINE TileRange key_tiles(const Edges& edges, std::int32_t first_row,
   const std::int32_t begin = edges.begin(first_row);
   const std::int32_t end = edges.end(last_row);
   if (begin >= end || first_row > last_row) return {0, 0};
-  return {begin / k_tile, (end + k_tile - 1) / k_tile};
+  return {begin / k_tile, math::ceil_div(end, k_tile)};
 }
 
 // Tiles of keys of which all rows of a q tile see all.
 TILEWISE_INLINE TileRange full_key_tiles(const Edges& edges, std::int32_t first_row,
                                          std::int32_t last_row, std::int32_t k_tile) {
   const std::int32_t end = edges.end(first_row);
-  return {(edges.begin(last_row) + k_tile - 1) / k_tile, end > 0 ? end / k_tile : 0};
+  return {math::ceil_div(edges.begin(last_row), k_tile), end > 0 ? end / k_tile : 0};
 }
 
 // Whether the first and the last of the tiles of keys of a q tile are cut along the same diagonal,
@@ -228,7 +227,7 @@ TILEWISE_INLINE bool is_folded(const Edges& edges, std::int32_t row, const TileR
 // the same time begin with the same keys where their q tiles are neighbours: a number of tiles is
 // rounded down, to as much as stays within the full ones.
 TILEWISE_INLINE std::int32_t start_key(const TileRange& full, std::int32_t end) {
-  const std::int32_t last = lesser(full.end, end) - 1;
+  const std::int32_t last = math::min(full.end, end) - 1;
   const std::int32_t count = last + 1 - full.begin;
   if (count <= 0) return end - 1;
   const std::int32_t step = count >= 8 ? 8 : count >= 4 ? 4 : count >= 2 ? 2 : 1;

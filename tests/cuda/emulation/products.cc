@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "cuda/emulation/machine.h"
+#include "math/integer.h"
 
 namespace tilewise::emulation {
 namespace {
@@ -34,7 +35,7 @@ bool same_but_registers(const Product& a, const Product& b) {
 Products::Warpgroup& Products::own() {
   if (warpgroups_.empty()) {
     const int threads = machine().launch.threads;
-    warpgroups_.resize(static_cast<std::size_t>((threads + kGroupThreads - 1) / kGroupThreads));
+    warpgroups_.resize(static_cast<std::size_t>(math::ceil_div(threads, kGroupThreads)));
   }
   return warpgroups_[threadIdx.x / kGroupThreads];
 }

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "cuda/emulation/block.h"
+#include "math/integer.h"
 
 namespace tilewise::emulation {
 namespace {
@@ -24,7 +25,7 @@ void SharedMemory::begin(std::size_t bytes) {
   std::memset(memory_.data(), kGuard, memory_.size());
   std::memset(data_, poison(), bytes);
   async_.assign(bytes, static_cast<unsigned char>(poison()));
-  parts_.assign((bytes + kPartBytes - 1) / kPartBytes, {});
+  parts_.assign(math::ceil_div(bytes, kPartBytes), {});
   fenced_ = false;
 }
 
