@@ -1,4 +1,4 @@
-// The numbers inside cu_seqlens, seqused_k and slices.
+// Checks the numbers inside cu_seqlens, seqused_k and slices.
 #include "problem/tensor_checks.h"
 #include "problem/validate.h"
 
