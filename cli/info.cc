@@ -1,4 +1,4 @@
-// tilewise info: what this build can do on this machine.
+// tilewise info: prints what this build can do on this machine.
 #include <fmt/format.h>
 
 #include <memory>
@@ -47,7 +47,7 @@ json tile_json(const char* kernel, const cuda::sm80::TileRow& row) {
           {"reason", row.reason}};
 }
 
-// The tables that choose tiles, with the reason for each row.
+// Returns the tables that choose tiles, with the reason for each row.
 json list_tiles() {
   json rows = json::array();
   for (const cuda::sm90::TileRow& row : cuda::sm90::kTiles) {
@@ -114,10 +114,10 @@ int run(const Flags& flags) {
 }  // namespace
 
 Command add_info(CLI::App& program) {
-  const auto flags =
-      std::make_shared<Flags>(program, "info", "version, compiler, targets, CPU features, kernels");
-  flags->add_switch("json", "as JSON on stdout");
-  flags->add_switch("kernels", "the tables that choose the tiles of the CUDA kernels, and why");
+  const auto flags = std::make_shared<Flags>(program, "info",
+                                             "print version, compiler, instruction sets, kernels");
+  flags->add_switch("json", "print the description as JSON");
+  flags->add_switch("kernels", "print the tile sizes of the CUDA kernels, and their reasons");
   flags->set_footer("Example: tilewise info --json");
   return {flags, [flags] { return run(*flags); }};
 }

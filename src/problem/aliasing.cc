@@ -48,13 +48,12 @@ std::int64_t magnitude(std::int64_t x) { return x < 0 ? -x : x; }
 // Sorts the dimensions of the region by falling stride.
 void sort_dimensions(const Region& region, int order[kDimensions]) {
   for (int d = 0; d < kDimensions; ++d) {
-    int place = d;
-    while (place > 0 &&
-           magnitude(region.strides[order[place - 1]]) < magnitude(region.strides[d])) {
-      order[place] = order[place - 1];
-      --place;
+    int slot = d;
+    while (slot > 0 && magnitude(region.strides[order[slot - 1]]) < magnitude(region.strides[d])) {
+      order[slot] = order[slot - 1];
+      --slot;
     }
-    order[place] = d;
+    order[slot] = d;
   }
 }
 

@@ -200,7 +200,7 @@ Status read_sizes(const tilewise_problem& request, Problem* problem) {
   const Sides v = sides_of(request.v, request.layout);
   if (v.batch != k.batch || v.rows != k.rows || v.heads != k.heads) {
     return fail(TILEWISE_INVALID_ARGUMENT,
-                "v: shape is %s, must be that of k %s but for the last dimension",
+                "v: shape is %s, must be that of k %s except for the last dimension",
                 shape_text(request.v.rank, request.v.shape).text,
                 shape_text(request.k.rank, request.k.shape).text);
   }
@@ -241,8 +241,10 @@ Status read_side(const char* name, const tilewise_tensor& cu_seqlens, bool packe
                 "%s: given for a dense tensor (rank 4); packed is rank 3", name);
   }
   if (present(cu_seqlens) && has_slices) {
-    return fail(TILEWISE_INVALID_ARGUMENT,
-                "%s: slices of packed tensors are of the whole token axis and exclude it", name);
+    return fail(
+        TILEWISE_INVALID_ARGUMENT,
+        "%s: cannot be given with slices of packed tensors, which refer to the whole token axis",
+        name);
   }
   if (packed && !has_slices && !present(cu_seqlens)) {
     return fail(TILEWISE_INVALID_ARGUMENT, "%s: missing, but the tensor is packed (rank 3)", name);
