@@ -1,6 +1,7 @@
 # tilewise_test(NAME SOURCES file... [LIBS target...] [LABELS label...] [ARGS arg...] [TIMEOUT seconds])
 #
-# A GoogleTest program: each of its tests is a test of ctest, named NAME.Suite.Test. It may include the headers of src/.
+# A GoogleTest program: each of its tests is a test of ctest, named NAME.Suite.Test. It may include the headers of src/ and
+# tests/.
 # Labels: "matrix" (registry x cases; run again for each forced CPU target), "threads" (run under the thread sanitizer;
 # all that its preset builds), "slow" (over 10 s; scripts/test leaves it to .ci/run).
 function(tilewise_test name)
@@ -13,6 +14,7 @@ function(tilewise_test name)
   endif()
   add_executable(${name} ${test_SOURCES})
   target_link_libraries(${name} PRIVATE tilewise_internal ${test_LIBS} GTest::gtest_main)
+  target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}/tests")
   if("threads" IN_LIST test_LABELS)
     add_dependencies(thread_tests ${name})
   endif()

@@ -165,7 +165,7 @@ class Workspace {
 struct PlanOptions {
   std::string kernel;      // forced by name; empty: the library's choice
   std::string cpu_target;  // forced instruction set; empty: the best of this machine
-  // of the executors that the plan will run on; 0: the default pool's
+  // That of the executors that the plan will run on; 0: that of the default pool.
   std::int32_t max_concurrency = 0;
 };
 

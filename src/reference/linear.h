@@ -20,7 +20,7 @@ struct Pack {
   }
 };
 
-// partial sums, in packs; several hide the latency of an addition
+// Partial sums, each of one pack: several hide the latency of an addition.
 inline constexpr std::int64_t kPartialSums = 4;
 
 // Returns the sum of pack_term(i) over the packs of `count` elements, plus term(i) over the

@@ -104,7 +104,7 @@ TEST_F(Run, TopLeftIsNotBottomRight) {
   EXPECT_NE(bytes_of(read("o.npy")), bytes_of(sample.out));
 }
 
-TEST_F(Run, SafetensorsInAndOut) {
+TEST_F(Run, SafetensorsAreReadAndWritten) {
   Sample sample;
   sample.compute();
   io::write_safetensors(

@@ -120,7 +120,7 @@ TEST(Docs, TestsThatAreNamedExist) {
   EXPECT_GE(count, 20);
 }
 
-TEST(Docs, PicturesOfMasks) {
+TEST(Docs, PicturesOfMasksAreWhatTheMaskRuleDraws) {
   const std::vector<Picture> pictures =
       pictures_of(std::string(TILEWISE_SOURCE_DIR) + "/docs/semantics.md");
   EXPECT_GE(pictures.size(), 8u);

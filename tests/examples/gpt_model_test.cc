@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <filesystem>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -12,6 +11,7 @@
 #include "io/safetensors.h"
 #include "model.h"
 #include "random.h"
+#include "support/seed.h"
 
 namespace gpt {
 namespace {
@@ -50,8 +50,8 @@ class ModelGradient : public testing::TestWithParam<const char*> {};
 // u. The error of the difference is about h^2 times the third derivative, plus 1e-16 / h from
 // rounding.
 TEST_P(ModelGradient, AgreesWithFiniteDifferences) {
-  const std::uint64_t seed = std::random_device{}();
-  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  const std::uint64_t seed = tilewise::tests::run_seed();
+  TILEWISE_TRACE_SEED();
   Random random(seed);
   const ModelConfig config = tiny_config();
   const Compute compute(2);

@@ -6,11 +6,11 @@
 
 #include <cmath>
 #include <limits>
-#include <random>
 #include <type_traits>
 #include <vector>
 
 #include "random.h"
+#include "support/seed.h"
 
 namespace gpt {
 namespace {
@@ -98,8 +98,8 @@ using Types = testing::Types<float, double>;
 TYPED_TEST_SUITE(MatrixProductTest, Types);
 
 TYPED_TEST(MatrixProductTest, AgreesWithLongDoubleOnEveryTarget) {
-  const std::uint64_t seed = std::random_device{}();
-  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  const std::uint64_t seed = tilewise::tests::run_seed();
+  TILEWISE_TRACE_SEED();
   Random random(seed);
   const std::vector<TileKernel<TypeParam>> kernels = tile_kernels<TypeParam>();
   ASSERT_FALSE(kernels.empty());

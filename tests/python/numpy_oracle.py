@@ -1,5 +1,4 @@
 """Every kernel of libtilewise.so against numpy formulas. Usage: numpy_oracle.py LIBTILEWISE.SO"""
-import os
 import sys
 
 import numpy as np
@@ -113,7 +112,7 @@ def check_case(lib, case):
 
 
 def main():
-    seed = int(os.environ.get("TILEWISE_TEST_SEED") or np.random.SeedSequence().entropy % 2**32)
+    seed = tw.run_seed()
     rng = np.random.default_rng(seed)
     lib = tw.Library(sys.argv[1])
     failed = 0

@@ -83,7 +83,7 @@ void for_each_run(const Case& c, const std::function<void(const tilewise_problem
   }
 }
 
-TEST(NotFinite, VisibleNaNKeyReachesExactlyTheRowsThatSeeIt) {
+TEST(NonFinite, VisibleNaNKeyReachesExactlyTheRowsThatSeeIt) {
   Case c = square_case();
   c.causal = true;
   for (const std::int64_t key : {0, 4, 8}) {
@@ -98,7 +98,7 @@ TEST(NotFinite, VisibleNaNKeyReachesExactlyTheRowsThatSeeIt) {
   }
 }
 
-TEST(NotFinite, NaNStaysWhenALargerScoreFollows) {
+TEST(NonFinite, NaNStaysWhenALargerScoreFollows) {
   Case c = square_case();
   for_each_run(
       c,
@@ -117,7 +117,7 @@ TEST(NotFinite, NaNStaysWhenALargerScoreFollows) {
       });
 }
 
-TEST(NotFinite, NaNValueOfVanishingProbabilityShowsInOutAlone) {
+TEST(NonFinite, NaNValueOfVanishingProbabilityShowsInOutAlone) {
   const Case c = square_case();
   for_each_run(
       c,
@@ -135,7 +135,7 @@ TEST(NotFinite, NaNValueOfVanishingProbabilityShowsInOutAlone) {
       });
 }
 
-TEST(NotFinite, MaskedKeysReachNothing) {
+TEST(NonFinite, MaskedKeysReachNothing) {
   for (const double poison : {kNaN, kInfinity, -kInfinity}) {
     Case boolean = square_case();
     boolean.mask = {true, 1, {true, true, true, true}};
@@ -170,7 +170,7 @@ TEST(NotFinite, MaskedKeysReachNothing) {
   }
 }
 
-TEST(NotFinite, KeysBeyondTheEndReachNothing) {
+TEST(NonFinite, KeysBeyondTheEndReachNothing) {
   Case c = square_case();
   c.used = {5};
   for_each_run(
@@ -191,7 +191,7 @@ TEST(NotFinite, KeysBeyondTheEndReachNothing) {
       });
 }
 
-TEST(NotFinite, QueryAndItsGradientReachOnlyTheirRowAndItsKeys) {
+TEST(NonFinite, QueryAndItsGradientReachOnlyTheirRowAndItsKeys) {
   Case c = square_case();
   c.causal = true;
   for_each_run(
@@ -212,7 +212,7 @@ TEST(NotFinite, QueryAndItsGradientReachOnlyTheirRowAndItsKeys) {
       });
 }
 
-TEST(NotFinite, InfiniteScoreGivesNaN) {
+TEST(NonFinite, InfiniteScoreGivesNaN) {
   Case c = square_case();
   c.bias = {true, 2, {true, true, true, true}};
   for_each_run(
@@ -224,7 +224,7 @@ TEST(NotFinite, InfiniteScoreGivesNaN) {
       });
 }
 
-TEST(Empty, RowsWithoutKeys) {
+TEST(Empty, RowsWithoutKeysGiveZeroAndMinusInfinity) {
   Case c = square_case();
   c.causal = true;
   c.q_len = 12;  // bottom-right: the first three rows see nothing
@@ -241,7 +241,7 @@ TEST(Empty, RowsWithoutKeys) {
       });
 }
 
-TEST(Empty, RowsWithoutKeysAndASink) {
+TEST(Empty, RowsWithoutKeysHaveTheLseOfTheSink) {
   Case c = square_case();
   c.k_len = 0;
   c.sink = true;

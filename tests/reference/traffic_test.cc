@@ -36,7 +36,7 @@ const reference::TensorTraffic& row(const Prediction& prediction, const std::str
 }
 
 // N = 4096, D = 128, one head, 2 bytes.
-TEST(Traffic, StandardAttentionOfThePaper) {
+TEST(Traffic, StandardAttentionMovesWhatThePaperSays) {
   const Prediction p = predict(Algorithm::kThreePass, Operation::kForward, square(4096, 128, 2),
                                problem::kDefaultSramBytes);
   for (const char* name : {"q", "k", "v"}) {
@@ -84,7 +84,7 @@ TEST(Traffic, Flash2ReadsKeysOncePerQueryTile) {
 }
 
 // The table of docs/ladder.md, whole MiB.
-TEST(Traffic, TableOfTheDocumentation) {
+TEST(Traffic, TheTableOfTheDocumentationIsRight) {
   const double expected[][2] = {{132, 332}, {12290, 24580}, {68, 114}, {60, 122}};
   const double intensities[][2] = {{62.1, 61.7}, {1.0, 0.8}, {120.5, 179.6}, {136.5, 167.9}};
   for (std::size_t i = 0; i < std::size(kAlgorithms); ++i) {
@@ -162,7 +162,7 @@ std::vector<Case> traffic_cases() {
   return cases;
 }
 
-TEST(Traffic, CountedIsPredicted) {
+TEST(Traffic, CountedTrafficEqualsThePrediction) {
   for (Case c : traffic_cases()) {
     for (const Operation operation : {Operation::kForward, Operation::kBackward}) {
       c.operation = operation;
