@@ -1,4 +1,5 @@
-// Wrong flags and files: exit code 2, one line that says what and why, and nothing written.
+// Wrong flags and files give exit code 2 and one line that says what is wrong and why; nothing is
+// written.
 #include <algorithm>
 #include <fstream>
 
@@ -22,7 +23,7 @@ class BadInput : public Cli {
     std::ofstream(path("o.npy")) << "an old result";
   }
 
-  // The message must contain every one of `words`.
+  // Expects that the message contains every one of `words`.
   void expect_refusal(const std::string& arguments, const std::vector<std::string>& words) const {
     const auto before = contents();
     const Outcome outcome = run(arguments);
@@ -135,7 +136,7 @@ TEST_F(BadInput, UnreadableFilesAreRefused) {
   expect_refusal("run --in q.safetensors --q q.npy --save s.safetensors", {"--q", "q.safetensors"});
 }
 
-// Every file or none: an output that cannot be written takes the others with it.
+// If one output cannot be written, none is.
 TEST_F(BadInput, OneUnwritableOutputPreventsAllOfThem) {
   expect_run_refusal("--lse nowhere/l.npy", {"nowhere/l.npy"});
   expect_run_refusal("--save nowhere/s.safetensors", {"nowhere/s.safetensors"});

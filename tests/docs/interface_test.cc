@@ -1,5 +1,6 @@
 // The C++ code of README.md and docs/interface.md. The parts between "snippet: NAME" and "end of
-// snippet" stand there word for word (scripts/check-docs); here they are compiled, run and checked.
+// snippet" are quoted there word for word (scripts/check-docs checks this); here they are compiled,
+// run and checked.
 #include <gtest/gtest.h>
 #include <tilewise/tilewise.hpp>
 
@@ -38,7 +39,7 @@ struct Layer {
   }
 };
 
-// Row 0 of a causal layer sees key 0 only.
+// Expects that row 0 of a causal layer sees key 0 only.
 void expect_first_row_is_first_value(const Layer& layer) {
   for (std::size_t c = 0; c < dim; ++c) EXPECT_FLOAT_EQ(layer.out[c], layer.v[c]);
 }

@@ -36,7 +36,7 @@ double mean_of_ten(std::vector<double>::const_iterator first) {
   return std::accumulate(first, first + 10, 0.0) / 10;
 }
 
-// The claim of the library: tiling changes where numbers lie, not what is learned.
+// This is the claim of the library: tiling changes where numbers are stored, not what is learned.
 TEST(Train, FiftyStepsInFp64AgreeBetweenStandardAndTiled) {
   const std::uint64_t seed = tilewise::tests::run_seed();
   TILEWISE_TRACE_SEED();

@@ -1,5 +1,5 @@
-// The matrix products of examples/gpt against long double sums, for every instruction set of this
-// machine.
+// Compares the matrix products of examples/gpt with long double sums, for every instruction set of
+// this machine.
 #include "matmul.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ struct Operand {
   Matrix<T> view;
 };
 
-// A random matrix with rows that lie 3 elements further apart than they must, or columns that do.
+// A random matrix whose rows, or columns, are 3 elements further apart than necessary.
 template <class T>
 Operand<T> make_operand(std::int64_t rows, std::int64_t columns, bool is_transposed,
                         Random& random) {
@@ -39,7 +39,8 @@ Matrix<const T> read_only(const Matrix<T>& m) {
   return {m.data, m.rows, m.columns, m.row_stride, m.column_stride};
 }
 
-// Every element within the error of a sum of K products, and the gaps between rows untouched.
+// Expects that every element is within the error of a sum of K products, and that the gaps between
+// rows are untouched.
 template <class T>
 void expect_product(const Operand<T>& a, const Operand<T>& b, const std::vector<T>& before,
                     const Operand<T>& c, Store store) {

@@ -126,7 +126,8 @@ std::vector<HostileFile> hostile_numbers() {
   };
 }
 
-// As long as a header may be, wrong at its very end, made of what the parser is slowest at.
+// Returns headers that are as long as allowed, wrong only at the end, and made of what the parser
+// is slowest at.
 std::vector<HostileFile> hostile_giants() {
   constexpr std::size_t most = kMaxSafetensorsHeader;
   const auto filled = [](std::string start, const std::function<std::string(int)>& part,
