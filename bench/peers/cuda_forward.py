@@ -132,7 +132,7 @@ def products(dtype):
 
 def multiply_adds(chains=16, steps=4096):
     """As many fp32 multiply-adds as the card can do, and their flops."""
-    import cupy  # here: only the rows in fp32 need it
+    import cupy  # imported here: only the rows in fp32 need it
     source = """
     extern "C" __global__ void chains(float x, float y, float* out) {
       float sum[%d];
@@ -149,7 +149,7 @@ def multiply_adds(chains=16, steps=4096):
     blocks, threads = 8 * torch.cuda.get_device_properties(0).multi_processor_count, 256
     out = cupy.zeros(1, dtype=cupy.float32)
     arguments = (cupy.float32(0.999), cupy.float32(0.001), out)
-    # On CuPy's default stream, which is torch's too.
+    # The kernel runs on CuPy's default stream, which is also torch's.
     return lambda: kernel((blocks,), (threads,), arguments), 2 * blocks * threads * chains * steps
 
 
@@ -170,7 +170,8 @@ def plain(q, k, v, causal, dtype):
 
 def compare(libraries, dtype, dim, length, causal, kernel):
     """The largest error of each against fp64; raises if ours is over twice that of plain attention in `dtype`."""
-    kv_heads = 4 if "efficient" in RIVALS[dtype] else 2  # which knows no groups of heads
+    # The memory-efficient back end does not support groups of heads.
+    kv_heads = 4 if "efficient" in RIVALS[dtype] else 2
     q, k, v = inputs(2, length, 4, kv_heads, dim, dtype)
     exact, lse = plain(q, k, v, causal, torch.float64)
     error = lambda x: (x.double() - exact).abs().max().item()

@@ -42,7 +42,7 @@ def moved_bytes(tables, kernel, dim, length, causal):
     q_tile, k_tile = tile_of(tables, kernel, dim, length)
     rows = [min(q_tile, length - first) for first in range(0, length, q_tile)]
     ends = [first + count if causal else length for first, count in zip(range(0, length, q_tile), rows)]
-    visits = [math.ceil(end / k_tile) for end in ends]  # tiles of keys of each tile of queries
+    visits = [math.ceil(end / k_tile) for end in ends]  # key tiles that each query tile visits
     keys = 2 * dim * ELEMENT  # of K and V
     if kernel == "cuda_standard":
         scores = length * math.ceil(length / k_tile) * k_tile * (3 * SCORE + 2 * PROB)
@@ -100,7 +100,7 @@ def main():
         for length in options.lengths:
             for causal in (False, True):
                 row = measure(library, tables, dim, length, causal, options.rounds)
-                torch.cuda.empty_cache()  # S and P of the next length are of another size
+                torch.cuda.empty_cache()  # S and P of the next length have another size
                 results.append(row)
                 rates = list(row["tflops"].values())
                 print(f"{row['row']:<24}" + "".join(f"{rate:>10.1f}" for rate in rates) + "   "

@@ -2,7 +2,7 @@
 from dataclasses import dataclass
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-BACKWARD_FACTOR = 2.5  # five matrix products of the forward's two
+BACKWARD_FACTOR = 2.5  # five matrix products instead of the forward's two
 
 
 @dataclass(frozen=True)
@@ -13,7 +13,8 @@ class Row:
     dtype: str
     shape: tuple  # (B, Sq, Sk, H, Hk, D)
     causal: bool = False
-    layout: str = "bshd"  # of the caches of decode; elsewhere each contender takes the order it likes best
+    # The layout of the caches of decode; in other rows each contender uses the order that suits it best.
+    layout: str = "bshd"
     one_call: bool = False  # Tilewise without a plan
     quick: bool = False  # part of --quick
 

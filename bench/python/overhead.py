@@ -24,7 +24,7 @@ import numpy as np
 import tilewise
 
 ROUNDS, CALLS = 60, 1000
-CALLS_ON_CUDA = 50  # fewer than the device's queue holds, or a call would wait for one before it
+CALLS_ON_CUDA = 50  # fewer than the device's queue holds, or a call would wait for an earlier one
 SHAPE = (1, 1, 1, 8)  # (B, S, H, D)
 
 

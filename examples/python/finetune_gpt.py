@@ -19,8 +19,8 @@ import transformers
 
 import tilewise.transformers
 
-LENGTH = 256  # bytes of a document; the last one of a file is shorter
-ROW = 8  # documents in a row
+LENGTH = 256  # bytes of a document; the last document of a file is shorter
+ROW = 8  # documents in one row of tokens
 
 
 def make_model() -> transformers.LlamaForCausalLM:

@@ -1,9 +1,9 @@
-// What XLA calls for tilewise.jax: forward and backward, on the CPU and on CUDA.
+// The handlers that XLA calls for tilewise.jax: forward and backward, on the CPU and on CUDA.
 //
-// The names of the operands come as attributes, "q k v mask" and "out lse", so that one handler
-// takes whatever a call has. Under vmap every operand has more dimensions in front, each of the
-// mapped size or 1: a larger batch where the operands' strides can say so, else the handler runs
-// the problem once for each of their indices.
+// The names of the operands are attributes, "q k v mask" and "out lse", so that one handler accepts
+// all operands of a call. Under vmap every operand has mapped dimensions first, each of the mapped
+// size or 1. If the strides of the operands can express it, the handler runs one problem with a
+// larger batch; otherwise it runs the problem once for each index.
 #include <tilewise/tilewise.h>
 
 #include <algorithm>
@@ -62,7 +62,7 @@ std::int32_t dtype_of(ffi::DataType type) {
     case ffi::DataType::PRED:
       return TILEWISE_BOOL;
     default:
-      return 0;  // which the library refuses
+      return 0;  // the library refuses it
   }
 }
 
@@ -70,8 +70,9 @@ ffi::Error invalid(const std::string& message) {
   return ffi::Error(ffi::ErrorCode::kInvalidArgument, message);
 }
 
-// XLA calls with denormals flushed to zero, on its threads but not on the library's: a result would
-// depend on who computes it. Within this scope floating point is as the language has it.
+// XLA calls with denormals flushed to zero, on its own threads but not on those of the library, so
+// a result would depend on the thread that computes it. Within this scope floating point follows
+// the language.
 class DefaultFloatingPoint {
  public:
   DefaultFloatingPoint() {
@@ -85,8 +86,8 @@ class DefaultFloatingPoint {
   std::fenv_t before_;
 };
 
-// Where a call runs.
-struct Place {
+// The device and the stream of a call.
+struct Location {
   std::int32_t device = TILEWISE_CPU;
   std::int32_t index = 0;
   void* stream = nullptr;
@@ -94,7 +95,7 @@ struct Place {
 
 class Call {
  public:
-  Call(const Attributes& attributes, const Place& place) : place_(place) {
+  Call(const Attributes& attributes, const Location& location) : location_(location) {
     tilewise_problem_init(&problem_);
     problem_.causal = static_cast<std::int32_t>(attributes.causal);
     problem_.window_left = attributes.window_left;
@@ -112,7 +113,7 @@ class Call {
     problem_.dropout_offset = static_cast<std::uint64_t>(attributes.dropout_offset);
   }
 
-  // The first operand is one whose dimensions in front count for all.
+  // The first operand is one whose mapped dimensions hold for all.
   ffi::Error add(std::string_view name, const ffi::AnyBuffer& buffer, std::size_t mapped_rank) {
     for (const Field& field : kFields) {
       if (field.name != name) continue;
@@ -124,8 +125,8 @@ class Call {
       operand.tensor =
           tilewise_contiguous(buffer.untyped_data(), dtype_of(buffer.element_type()),
                               static_cast<std::int32_t>(rank), sizes.begin() + mapped_rank);
-      operand.tensor.device = place_.device;
-      operand.tensor.device_index = place_.index;
+      operand.tensor.device = location_.device;
+      operand.tensor.device_index = location_.index;
       operand.bytes = ffi::ByteWidth(buffer.element_type());
       for (std::size_t d = 0; d < rank; ++d)
         operand.bytes *= static_cast<std::size_t>(operand.tensor.shape[d]);
@@ -169,9 +170,9 @@ class Call {
   ffi::Error run_one(decltype(&tilewise_forward) work) {
     tilewise_executor executor;
     tilewise_executor_init(&executor);
-    executor.stream = place_.stream;
+    executor.stream = location_.stream;
     const tilewise_status status =
-        work(&problem_, place_.device == TILEWISE_CUDA ? &executor : nullptr);
+        work(&problem_, location_.device == TILEWISE_CUDA ? &executor : nullptr);
     switch (status) {
       case TILEWISE_OK:
         return ffi::Error::Success();
@@ -187,11 +188,11 @@ class Call {
   }
 
   tilewise_problem problem_;
-  Place place_;
+  Location location_;
   std::vector<Operand> operands_;
 };
 
-// Takes the next name off "q k v".
+// Removes and returns the first name of "q k v".
 std::string_view next_name(std::string_view* names) {
   const std::size_t end = std::min(names->find(' '), names->size());
   const std::string_view name = names->substr(0, end);
@@ -199,12 +200,12 @@ std::string_view next_name(std::string_view* names) {
   return name;
 }
 
-ffi::Error run(decltype(&tilewise_forward) work, const Attributes& attributes, const Place& place,
+ffi::Error run(decltype(&tilewise_forward) work, const Attributes& attributes, const Location& location,
                ffi::RemainingArgs inputs, ffi::RemainingRets outputs) {
   const DefaultFloatingPoint scope;
-  Call call(attributes, place);
+  Call call(attributes, location);
   std::size_t mapped_rank = 0;
-  std::string_view names = attributes.inputs;  // q is the first
+  std::string_view names = attributes.inputs;  // the first one is q
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const auto buffer = inputs.get<ffi::AnyBuffer>(i);
     if (!buffer) return buffer.error();

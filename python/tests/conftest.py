@@ -12,13 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX leaves PyTorch its part of a device
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX then leaves memory of a device to PyTorch
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1] / "tests/python"))  # formulas.py: attention in float64, from the semantics
-sys.path.insert(0, str(HERE / "support"))  # not this folder: it would stand for a torch or jax that is not installed
+sys.path.insert(0, str(HERE / "support"))  # not this folder: it would replace a torch or jax that is not installed
 
-# ---- frameworks: a suite is skipped, with the reason, where one that it needs is not installed --------------------
+# ---- frameworks: a suite is skipped, with the reason, if a framework that it needs is not installed
+# -------------------
 
 NEEDS = {
     "compat": {"torch": "PyTorch"},

@@ -30,7 +30,7 @@ class Options(TensorOptions, total=False):
     causal: Optional[bool]
     window_size: Optional[Sequence[Optional[int]]]  # (left, right), inclusive; -1 or None: no bound
     window: Optional[Sequence[Optional[int]]]  # another name of window_size
-    softmax_scale: Optional[float]  # default 1/sqrt(D)
+    softmax_scale: Optional[float]  # default: 1/sqrt(D)
     softcap: Optional[float]
     dropout_p: Optional[float]
     dropout_seed: Optional[int]
@@ -43,7 +43,7 @@ class Options(TensorOptions, total=False):
     alignment: Optional[Literal["bottom_right", "top_left"]]  # of the diagonal
 
 
-# What a call without options gets.
+# The options of a call without options.
 DEFAULTS: dict[str, Any] = {
     "causal": False,
     "window_size": (-1, -1),

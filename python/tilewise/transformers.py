@@ -41,10 +41,10 @@ def register() -> None:
 
 # ---- masks ----------------------------------------------------------------------------------------------------------
 #
-# What the mask function returns goes through the model to attention_forward below. It is one of
-#   None                   the module's structure alone: causal or not, its sliding window
-#   (B, 1, 1, Sk) bool     keys that are not padding, besides the structure
-#   (N + 1) int64          packed sequences: their starts in the flattened batch and the end, besides the structure
+# The result of the mask function goes through the model to attention_forward below. It is one of
+#   None                   only the structure that the module states: causal or not, its sliding window
+#   (B, 1, 1, Sk) bool     keys that are not padding, in addition to the structure
+#   (N + 1) int64          packed sequences: their starts in the flattened batch and the end, in addition to the structure
 #   (B, 1, Sq, Sk) bool    the whole mask; with one query, (B, 1, 1, Sk) is the whole mask too
 
 
@@ -61,7 +61,7 @@ def attention_mask_for(
     """The mask function that transformers calls once for a forward pass. attention_mask (B, Sk): True is a token."""
     aligned = isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length
     starts, inner = _packed_starts(mask_function)
-    # A mask's contents are not known in a trace.
+    # The contents of a mask are not known in a trace.
     tracing = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
     if aligned and not tracing and _is_structure(inner):
         if starts is not None:

@@ -94,7 +94,7 @@ class MutatedProblem {
   bool stays_inside() const {
     for (const problem::NamedTensor& named : problem::kTensors) {
       const tilewise_tensor& tensor = problem_.*named.member;
-      // refused without being read
+      // These are refused without being read.
       if (tensor.rank < 0 || tensor.rank > TILEWISE_MAX_RANK) continue;
       if (tensor.data == nullptr) continue;
       __int128 low = 0;

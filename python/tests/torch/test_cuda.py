@@ -205,7 +205,8 @@ def test_no_copy_of_q_k_v() -> None:
         assert grown < q.nbytes / 4
 
 
-# ---- behind scaled_dot_product_attention ----------------------------------------------------------------------------
+# ---- scaled_dot_product_attention
+# -------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -319,7 +320,7 @@ def test_sdpa_leaves_the_rest_to_pytorch(case: str, seed: int, runs: list) -> No
     results = []
     for context in (torch.enable_grad, tilewise.torch.sdpa):
         torch.manual_seed(seed)
-        with sdpa_kernel(back_ends), context():  # without cuDNN, which PyTorch asks first where we are not enabled
+        with sdpa_kernel(back_ends), context():  # without cuDNN, which PyTorch prefers where we are not enabled
             results.append(THEIRS[case](q))
     assert torch.equal(*results) and runs == []
 

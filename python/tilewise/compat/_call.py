@@ -58,7 +58,7 @@ def dense(
         return out
     if not seeds:
         return out, lse, q.new_empty(0)
-    # P is what attention gives for values that are the unit vectors.
+    # P is the attention output for values that are the unit vectors.
     columns = k.shape[1]
     unit = torch.eye(columns, dtype=q.dtype, device=q.device)[None, :, None]
     unit = unit.expand(k.shape[0], columns, k.shape[2], columns)

@@ -127,7 +127,7 @@ class Call:
     def _grow(self, check_options: Callable[[], Any]) -> None:
         """Rotates q and k, whose sequences begin at `first`, and writes k and v behind what the cache holds; before that
         comes everything that may be refused."""
-        if self.is_known and self.cu_seqlens_q is not None:  # before positions are made of them
+        if self.is_known and self.cu_seqlens_q is not None:  # before positions are computed from them
             _contents.check(_contents.starts("cu_seqlens_q", self.cu_seqlens_q, self.q.shape[0]))
         if self.k is None or self.v is None:  # neither is there
             self._check_contents([])
@@ -137,9 +137,10 @@ class Call:
         k, sequence, place = tokens_of(self.k.detach(), self.cu_seqlens_k_new)
         v, _, _ = tokens_of(self.v.detach(), self.cu_seqlens_k_new)
         cos, sin = self.rotary
-        positions: list[Tensor] = []  # of q and of k
+        positions: list[Tensor] = []  # positions of q and of k
         if cos is not None:
-            # Under a causal mask or a window queries stand behind each other, else all of them at the cache's end.
+            # Under a causal mask or a window the queries have consecutive positions; otherwise all of them are at the
+            # cache's end.
             q, owner, offset = tokens_of(self.q, self.cu_seqlens_q)
             positions = [self.first[owner] + (offset if self.rotates_queries else 0), self.first[sequence] + place]
         self._check_contents(positions)

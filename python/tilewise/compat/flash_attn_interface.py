@@ -85,7 +85,7 @@ def flash_attn_combine(
 
     Returns out (B, S, H, D) and lse (B, S, H), fp32. A part without keys has the log-sum-exp -inf.
     """
-    # A softmax over the parts: one query for each row, whose scores are the parts' log-sum-exps.
+    # This is a softmax over the parts: one query for each row, whose scores are the parts' log-sum-exps.
     parts, *shape, width = out_partial.shape
     values = out_partial.float().reshape(parts, -1, width).transpose(0, 1)[:, :, None]  # (rows, parts, 1, D)
     scores = lse_partial.float().reshape(parts, -1).transpose(0, 1)[:, None, None]  # (rows, 1, 1, parts)

@@ -7,7 +7,7 @@ import torch
 from tilewise.torch._meta import GRADIENTS
 from tilewise.torch._schema import BACKWARD, FORWARD, FORWARD_NAMES, LAST_SHARED, TENSORS, without_defaults
 
-# Where forward's arguments that have a gradient are, and those that would need one and have none.
+# The positions of forward's arguments that have a gradient, and of those that would need one but have none.
 _DIFFERENTIABLE = {name: FORWARD_NAMES.index(name) for name in GRADIENTS}
 _WITHOUT_GRADIENT = {name: FORWARD_NAMES.index(name) for name in ("alibi_slopes",)}
 
@@ -86,7 +86,7 @@ def forward(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
         with torch._C._AutoDispatchBelowAutograd():  # as in _call
             return FORWARD(*without_defaults(args))
     if transform is not None or torch._C._is_any_autocast_enabled():
-        return FORWARD(*args)  # what these change comes before autograd
+        return FORWARD(*args)  # the dispatch keys that these change come before autograd
     return _Attention.apply(*(args[position] for position in _DIFFERENTIABLE.values()), args)
 
 
@@ -103,7 +103,8 @@ def _refuse_derivative(transform: Any, args: tuple[Any, ...]) -> None:
         raise NotImplementedError("tilewise: attention has no forward-mode derivative (jvp); backward it has")
 
 
-# ---- the operators, for graphs and for who calls them -----------------------------------------------------------------
+# ---- the operators, for graphs and for direct calls
+# --------------------------------------------------------------------
 
 
 def _backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[Any, ...]:
