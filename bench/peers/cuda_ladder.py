@@ -6,8 +6,8 @@ Usage: bench/peers/cuda_ladder.py LIBTILEWISE TILEWISE [--out FILE.json] [--roun
 TILEWISE is the command line of the same build. Each row: bf16, B*S = 16384 tokens, H*D = 2048, random normal inputs. The
 kernels take turns, every run between two events on one stream that is never empty; the figure is the median. Before that, the
 results of each are compared with attention in fp64 (cuda_forward.py). Flops: 4 B H S S D, half of it under a causal mask.
-Extra memory is what the plan asks for. Bytes between memory and tiles are the closed forms of src/cuda/traffic.h, with the
-tiles of `tilewise info --kernels`; for one length they are held against what `tilewise compare` counts.
+Extra memory is the workspace of the plan. Bytes between memory and tiles are the closed forms of src/cuda/traffic.h, with the
+tiles of `tilewise info --kernels`; for one length they are compared with what `tilewise compare` counts.
 """
 import argparse
 import json
@@ -38,7 +38,7 @@ def tile_of(tables, kernel, dim, length):
 
 
 def moved_bytes(tables, kernel, dim, length, causal):
-    """Of one head."""
+    """Returns the bytes of one head."""
     q_tile, k_tile = tile_of(tables, kernel, dim, length)
     rows = [min(q_tile, length - first) for first in range(0, length, q_tile)]
     ends = [first + count if causal else length for first, count in zip(range(0, length, q_tile), rows)]

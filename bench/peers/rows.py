@@ -1,4 +1,4 @@
-"""What is measured: the rows, their useful flops and the bytes they must read."""
+"""The rows that are measured, their useful flops and the bytes they must read."""
 from dataclasses import dataclass
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -19,7 +19,7 @@ class Row:
     quick: bool = False  # part of --quick
 
     def visible_pairs(self):
-        """Query-key pairs that the mask leaves, over all heads."""
+        """Returns the query-key pairs that the mask lets through, over all heads."""
         batch, queries, keys, heads, _, _ = self.shape
         if not self.causal:
             return batch * heads * queries * keys
@@ -77,7 +77,7 @@ def decodes():
 
 
 def overheads():
-    """What a call costs: one query and one key of one number, and no queries at all."""
+    """Rows for the cost of a call: one query and one key of one number, and no queries at all."""
     rows = []
     for words, shape in (("smallest", (1, 1, 1, 1, 1, 1)), ("empty", (1, 0, 0, 1, 1, 64))):
         for one_call in (False, True):

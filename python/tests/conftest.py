@@ -1,4 +1,4 @@
-"""What all suites share: what they need, fresh random numbers, and the formulas of tests/python."""
+"""Shared by all suites: their requirements, random numbers, and the formulas of tests/python."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Suite(pytest.Dir):
 
 
 def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """pytest asks for every folder of tests."""
+    """Called by pytest for every folder of tests."""
     is_suite = path.parent == HERE and path.name in NEEDS
     return _Suite.from_parent(parent, path=path) if is_suite else None
 
@@ -52,7 +52,7 @@ SEED = int(np.random.SeedSequence().generate_state(1)[0]) if GIVEN == "random" e
 
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
-    """Of the run and of the test: a test alone draws what it draws among the others."""
+    """Depends on the run and on the test: a test draws the same numbers alone as among the others."""
     return (SEED + zlib.crc32(request.node.name.encode())) % 2**32
 
 

@@ -25,7 +25,7 @@ __version__: str = _core.version
 
 
 def info() -> str:
-    """What this build can do on this machine: the text of `tilewise info` and of `python -m tilewise`."""
+    """Returns what this build can do on this machine: the text of `tilewise info` and of `python -m tilewise`."""
     return _core.info()
 
 

@@ -12,7 +12,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class TensorOptions(TypedDict, total=False):
-    """Those that are arrays."""
+    """The options that are arrays."""
 
     mask: Optional[Array]  # bool, broadcasts from the right to (B, H, Sq, Sk); True is visible
     bias: Optional[Array]  # q's dtype or float32, broadcasts to (B, H, Sq, Sk)
@@ -25,7 +25,7 @@ class TensorOptions(TypedDict, total=False):
 
 
 class Options(TensorOptions, total=False):
-    """All of them. None stands for the default."""
+    """All options. None means the default."""
 
     causal: Optional[bool]
     window_size: Optional[Sequence[Optional[int]]]  # (left, right), inclusive; -1 or None: no bound

@@ -62,7 +62,7 @@ class _Static(NamedTuple):
 
 
 def _attributes(static: _Static, inputs: Sequence[str], outputs: Sequence[str], rank_q: int) -> dict[str, Any]:
-    """What the handler reads, in the types that it reads."""
+    """Returns the attributes of the handler, in the types that it reads."""
     options = {**DEFAULTS, **dict(static.options)}
     left, right = (-1 if side is None else int(side) for side in options["window_size"])
     scale, lengths = options["softmax_scale"], [options["max_seqlen_q"], options["max_seqlen_k"]]

@@ -29,7 +29,7 @@ std::vector<HostileFile> hostile_headers() {
       {"space first", safetensors_file(" {}", 0), "does not begin with {"},
       {"open", safetensors_file("{", 0), "not valid JSON"},
       {"two objects", safetensors_file("{}{}", 0), "not valid JSON"},
-      {"text behind a zero byte", safetensors_file(std::string("{}\0{}", 5), 0), "zero byte"},
+      {"text after a zero byte", safetensors_file(std::string("{}\0{}", 5), 0), "zero byte"},
       {"comment", safetensors_file("{/**/}", 0), "not valid JSON"},
       {"trailing comma", safetensors_file("{\"q\":{},}", 0), "field dtype is missing"},
       {"not UTF-8", safetensors_file("{\"\xff\":{}}", 0), "not valid JSON"},

@@ -67,7 +67,7 @@ def fill_problem(lib, case, results):
 
 
 def empty_results(case, expected):
-    """Arrays of NaN with the dtypes that the library asks for."""
+    """Returns arrays of NaN with the dtypes that the library requires."""
     dtype = case["q"].dtype
     statistics = np.float64 if dtype == np.float64 else np.float32
     dtypes = {"lse": statistics, "dsink": statistics}

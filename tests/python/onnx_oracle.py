@@ -68,7 +68,7 @@ def random_case(rng, opset, dtype):
 
 
 def tilewise_problem(lib, feeds, attributes, cache):
-    """The same question to Tilewise. Returns the problem, its output and what must stay alive."""
+    """Makes the same problem for Tilewise. Returns the problem, its output and what must stay alive."""
     arrays = {"q": feeds["Q"], "k": feeds["K"], "v": feeds["V"]}
     if cache == "past":
         arrays["k"] = np.concatenate((feeds["past_key"], feeds["K"]), axis=2)

@@ -1,4 +1,4 @@
-"""flash_attn_with_kvcache beside the definition: what it writes, what it reads, what it refuses."""
+"""Compares flash_attn_with_kvcache with the definition: what it writes, what it reads, what it refuses."""
 
 import subprocess
 import sys

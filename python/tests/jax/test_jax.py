@@ -41,7 +41,7 @@ def assert_near(result: Any, expected: Any, tolerance: float = CLOSE) -> None:
 
 
 def options(rng: np.random.Generator, shape: str) -> dict[str, dict[str, Any]]:
-    """Of jax.nn.dot_product_attention; no row is left without a key, where the two differ by design."""
+    """Options of jax.nn.dot_product_attention. No row is left without a key, where the two differ by design."""
     batch, rows, keys, heads, _, _ = SHAPES[shape]
     mask = rng.random((batch, 1, rows, keys)) < 0.6
     mask[..., 0] = True
@@ -114,7 +114,7 @@ def test_bits_of_the_numpy_functions(option: str, dtype: str, rng: np.random.Gen
 
 
 def test_slices_and_float64(seed: int) -> None:
-    """In an interpreter of its own: jax_enable_x64 is for the whole process."""
+    """Runs in an interpreter of its own, because jax_enable_x64 holds for the whole process."""
     script = f"""
 import sys
 sys.path[:0] = [{str(Path(__file__).parents[1] / "support")!r}, {str(Path(__file__).parents[3] / "tests/python")!r}]

@@ -1,4 +1,4 @@
-"""What PyTorch asks of an operator: schema, tracing, strides, autograd, autocast, compile; and what is refused."""
+"""Tests what PyTorch requires of an operator: schema, tracing, strides, autograd, autocast, compile; and refusals."""
 
 import contextlib
 

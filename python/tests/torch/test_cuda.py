@@ -353,7 +353,7 @@ STORES = ["rows", "cache_batch_idx", "cache_leftpad", "block_table"]
 @pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize("store", STORES)
 def test_with_kvcache(store: str, interleaved: bool) -> None:
-    """What the CPU does with the same cache, which test_kvcache.py holds against the definition."""
+    """The CPU's result with the same cache, which test_kvcache.py compares with the definition."""
     keywords = {"cache_seqlens": torch.tensor([5, 40, 17], dtype=torch.int32), "causal": True}
     if store == "block_table":
         cache = [torch.randn(15, 16, 2, 64, dtype=torch.bfloat16) for _ in range(2)]

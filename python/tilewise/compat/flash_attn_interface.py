@@ -64,7 +64,7 @@ def flash_attn_with_kvcache(
     scheduler_metadata: Tensor | None = None, num_splits: int = 0, pack_gqa: bool | None = None, sm_margin: int = 0,
     return_softmax_lse: bool = False,
 ) -> Result:  # fmt: skip
-    """As flash-attn 2's, with packed queries (cu_seqlens_q) and packed new keys (cu_seqlens_k_new) too. No gradient."""
+    """That of flash-attn 2, also with packed queries (cu_seqlens_q) and new keys (cu_seqlens_k_new). No gradient."""
     refuse(
         qv=qv is not None, q_descale=q_descale is not None, k_descale=k_descale is not None,
         v_descale=v_descale is not None, attention_chunk=attention_chunk != 0,

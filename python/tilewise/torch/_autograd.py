@@ -29,7 +29,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor
 def _gradients(
     ctx: Any, wanted: list[str], dout: torch.Tensor | None, dlse: torch.Tensor | None
 ) -> dict[str, torch.Tensor]:
-    """Of the arguments that `wanted` names; none if neither result was used."""
+    """Returns the gradients of the arguments that `wanted` names; none if neither result was used."""
     if dout is None and dlse is None:
         return {}
     *tensors, out, lse = ctx.saved_tensors
@@ -44,7 +44,7 @@ def _gradients(
 
 
 def _call(operator: Any, *args: Any, **kwargs: Any) -> Any:
-    """The operator; where no gradient can be asked for, past PyTorch's autograd layer, which takes 4 us to say so."""
+    """Calls the operator; where no gradient can be requested, without PyTorch's autograd layer, which takes 4 us."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return operator(*args, **kwargs)
     with torch._C._AutoDispatchBelowAutograd():
@@ -69,7 +69,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        """In the order of forward's arguments."""
+        """Returns the gradients in the order of forward's arguments."""
         wanted = [name for name, is_needed in zip(GRADIENTS, ctx.needs_input_grad, strict=False) if is_needed]
         found = _gradients(ctx, wanted, *gradients)
         return (*(found.get(name) for name in GRADIENTS), None)
@@ -91,7 +91,7 @@ def forward(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _refuse_derivative(transform: Any, args: tuple[Any, ...]) -> None:
-    """What PyTorch would leave out of its result without a word, or with one about its own classes."""
+    """Refuses what PyTorch would leave out of its result silently, or with a message about its own classes."""
     if transform is not None and transform.key() == torch._C._functorch.TransformType.Grad:
         raise NotImplementedError("tilewise: torch.func.grad cannot pass attention; torch.autograd.grad can")
     has_tangent = (

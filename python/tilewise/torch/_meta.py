@@ -1,4 +1,4 @@
-"""What the operators return, in shapes, strides and dtypes only: for tracing and torch.compile."""
+"""The shapes, strides and dtypes of what the operators return, for tracing and torch.compile."""
 
 from typing import Any
 

@@ -19,7 +19,7 @@ LAST_SHARED = FORWARD_NAMES.index("batch_invariant") + 1
 
 
 def without_defaults(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """forward's arguments, those behind `causal` left out if they are the defaults: PyTorch takes 2 us to read them."""
+    """Returns forward's arguments, without those after `causal` if they are defaults: PyTorch takes 2 us to read them."""
     return args[:FEW] if args[FEW:] == _REST else args
 
 

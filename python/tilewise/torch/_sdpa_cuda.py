@@ -112,7 +112,7 @@ def _forward(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _is_ours(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
-    """What the fast kernels cover: 16-bit, and head dimensions that are multiples of 8 up to 128."""
+    """Returns whether a fast kernel covers it: 16-bit, and head dimensions that are multiples of 8 up to 128."""
     dtype, dim, value_dim = query.dtype, query.shape[-1], value.shape[-1]
     return (
         (dtype is torch.bfloat16 or dtype is torch.float16)
@@ -128,7 +128,7 @@ def _is_ours(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> boo
 
 
 def _no_dropout(query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What PyTorch returns besides: room for the generator's state and offset, which nothing reads, an empty mask."""
+    """PyTorch's other results: memory for the generator's state and offset, which nothing reads, an empty mask."""
     return (
         query.new_empty((2,), dtype=torch.uint64),
         query.new_empty((), dtype=torch.uint64),
