@@ -108,7 +108,7 @@ std::int32_t device_flag(const Flags& flags) {
   if (!flags.given("device")) return -1;
   cuda::DeviceInfo info;
   if (device == TILEWISE_CUDA && cuda::find_device(0, &info) != TILEWISE_OK)
-    throw UsageError(fmt::format("--device: {}; the cpu works", problem::message()));
+    throw UsageError(fmt::format("--device: {}; use --device cpu", problem::message()));
   return device;
 }
 

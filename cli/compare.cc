@@ -217,7 +217,7 @@ int run(const Flags& flags) {
   if (backward && !inputs.has("dout")) throw UsageError("--dout: missing, --op backward needs it");
   const Executor executor(flags);
   if (backward && executor.on_cuda())
-    throw UsageError("--op: is backward, but no kernel of cuda is; the cpu works");
+    throw UsageError("--op: is backward, but cuda has no backward kernel; use --device cpu");
   const auto kernels = chosen_kernels(flags, operation, executor.on_cuda());
   add_outputs(Operation::kForward, inputs);
   Runner forward(Operation::kForward, inputs.problem, "", executor);  // backward reads its results

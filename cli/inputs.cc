@@ -152,7 +152,7 @@ void add_option_flags(Flags& flags) {
   flags.add_switch_with_value("causal", "true",
                               "a query sees no later key; =top-left counts from the first key");
   flags.add_value("align", "bottom-right|top-left",
-                  "corner that causal, window and ALiBi start from");
+                  "corner that causal, window and ALiBi start from; default bottom-right");
   flags.add_value("window", "L,R", "a query sees keys i+d-L to i+d+R; -1 is unbounded");
   flags.add_value("scale", "X", "factor of the scores; default 1/sqrt(D)");
   flags.add_value("softcap", "X", "scores become X tanh(score / X); 0 is off");

@@ -165,8 +165,8 @@ int run(const Arguments& arguments) {
   print_attention_memory(config, options, compute);
   std::printf(
       "\n  workspace: the larger of forward and backward, as the plans state it\n"
-      "  probabilities: what textbook training keeps of each layer until its backward pass\n"
-      "  LSE: what is kept instead\n");
+      "  probabilities: what textbook training stores of each layer until its backward pass\n"
+      "  LSE: what is stored instead\n");
 
   std::printf("\nText from the model trained with tiled attention\n\n");
   print_generated(config, tiled.parameters, options.seed, compute);
