@@ -37,7 +37,7 @@ constexpr InputFile kInputFiles[] = {
     {"slices", "slices", "the whole mask as int64 rows q0 q1 k0 k1 kind [head]"},
 };
 
-// In the order of TILEWISE_FP64...
+// The order is that of the constants TILEWISE_FP64...
 const std::vector<std::string> kDtypes = {"fp64", "fp32", "bf16", "fp16"};
 const std::vector<std::string> kAlignments = {"bottom-right", "top-left"};
 

@@ -18,8 +18,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1] / "tests/python"))  # formulas.py: attention in float64, from the semantics
 sys.path.insert(0, str(HERE / "support"))  # not this folder: it would replace a torch or jax that is not installed
 
-# ---- frameworks: a suite is skipped, with the reason, if a framework that it needs is not installed
-# -------------------
+# ---- frameworks: a suite is skipped, with the reason, if a framework that it needs is not installed ---------------
 
 NEEDS = {
     "compat": {"torch": "PyTorch"},

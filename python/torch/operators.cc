@@ -219,8 +219,7 @@ void check_rank(const char* name, const tilewise_tensor& tensor) {
             .c_str());
 }
 
-// ---- forward
-// --------------------------------------------------------------------------------------
+// ---- forward ------------------------------------------------------------------------------------
 
 Owned allocate_lse(const tilewise_tensor& q, bool bhsd) {
   const bool packed = q.rank == 3;
@@ -262,8 +261,7 @@ void forward(Value* stack, std::uint64_t, std::uint64_t) {
   stack[1] = to_value(std::move(lse));
 }
 
-// ---- backward
-// -------------------------------------------------------------------------------------
+// ---- backward -----------------------------------------------------------------------------------
 
 struct Given {  // the tensors that only backward has
   Owned dout, dlse, q, k, v, out, lse;
@@ -348,8 +346,7 @@ void backward(Value* stack, std::uint64_t, std::uint64_t) {
   stack[4] = to_value(std::move(gradients.dsink));
 }
 
-// ---- registration
-// ---------------------------------------------------------------------------------
+// ---- registration -------------------------------------------------------------------------------
 
 // Values are written as in the binaries of PyTorch 2.10, which later versions can read.
 constexpr std::uint64_t kWrittenFor = (std::uint64_t{2} << 56) | (std::uint64_t{10} << 48);

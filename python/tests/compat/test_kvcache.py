@@ -144,8 +144,7 @@ def test_kvcache_with_packed_queries_and_keys() -> None:
         torch.testing.assert_close(out[rows].double(), wanted[0], **CLOSE)
 
 
-# ---- caches that are read in place
-# ------------------------------------------------------------------------------------
+# ---- caches that are read in place --------------------------------------------------------------------------------
 
 
 def chosen_rows(kind: str) -> list[int]:
@@ -222,8 +221,7 @@ def test_what_is_copied(way: str, least: int, most: int) -> None:
     assert least <= int(done.stdout) <= most
 
 
-# ---- refusals
-# ---------------------------------------------------------------------------------------------------------
+# ---- refusals -----------------------------------------------------------------------------------------------------
 
 NEW = {"k": torch.ones(2, 1, 2, 16), "v": torch.ones(2, 1, 2, 16), "cache_seqlens": 3}
 ROTARY = {"rotary_cos": torch.ones(3, 8), "rotary_sin": torch.ones(5, 8)}

@@ -205,8 +205,7 @@ def test_no_copy_of_q_k_v() -> None:
         assert grown < q.nbytes / 4
 
 
-# ---- scaled_dot_product_attention
-# -------------------------------------------------------------------------------------
+# ---- scaled_dot_product_attention ---------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -103,8 +103,7 @@ def _refuse_derivative(transform: Any, args: tuple[Any, ...]) -> None:
         raise NotImplementedError("tilewise: attention has no forward-mode derivative (jvp); backward it has")
 
 
-# ---- the operators, for graphs and for direct calls
-# --------------------------------------------------------------------
+# ---- the operators, for graphs and for direct calls ---------------------------------------------------------------
 
 
 def _backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[Any, ...]:
