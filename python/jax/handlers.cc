@@ -87,7 +87,7 @@ class DefaultFloatingPoint {
 };
 
 // The device and the stream of a call.
-struct Location {
+struct Place {
   std::int32_t device = TILEWISE_CPU;
   std::int32_t index = 0;
   void* stream = nullptr;
@@ -95,7 +95,7 @@ struct Location {
 
 class Call {
  public:
-  Call(const Attributes& attributes, const Location& location) : location_(location) {
+  Call(const Attributes& attributes, const Place& place) : place_(place) {
     tilewise_problem_init(&problem_);
     problem_.causal = static_cast<std::int32_t>(attributes.causal);
     problem_.window_left = attributes.window_left;
@@ -125,8 +125,8 @@ class Call {
       operand.tensor =
           tilewise_contiguous(buffer.untyped_data(), dtype_of(buffer.element_type()),
                               static_cast<std::int32_t>(rank), sizes.begin() + mapped_rank);
-      operand.tensor.device = location_.device;
-      operand.tensor.device_index = location_.index;
+      operand.tensor.device = place_.device;
+      operand.tensor.device_index = place_.index;
       operand.bytes = ffi::ByteWidth(buffer.element_type());
       for (std::size_t d = 0; d < rank; ++d)
         operand.bytes *= static_cast<std::size_t>(operand.tensor.shape[d]);
@@ -170,9 +170,9 @@ class Call {
   ffi::Error run_one(decltype(&tilewise_forward) work) {
     tilewise_executor executor;
     tilewise_executor_init(&executor);
-    executor.stream = location_.stream;
+    executor.stream = place_.stream;
     const tilewise_status status =
-        work(&problem_, location_.device == TILEWISE_CUDA ? &executor : nullptr);
+        work(&problem_, place_.device == TILEWISE_CUDA ? &executor : nullptr);
     switch (status) {
       case TILEWISE_OK:
         return ffi::Error::Success();
@@ -188,7 +188,7 @@ class Call {
   }
 
   tilewise_problem problem_;
-  Location location_;
+  Place place_;
   std::vector<Operand> operands_;
 };
 
@@ -200,10 +200,10 @@ std::string_view next_name(std::string_view* names) {
   return name;
 }
 
-ffi::Error run(decltype(&tilewise_forward) work, const Attributes& attributes,
-               const Location& location, ffi::RemainingArgs inputs, ffi::RemainingRets outputs) {
+ffi::Error run(decltype(&tilewise_forward) work, const Attributes& attributes, const Place& place,
+               ffi::RemainingArgs inputs, ffi::RemainingRets outputs) {
   const DefaultFloatingPoint scope;
-  Call call(attributes, location);
+  Call call(attributes, place);
   std::size_t mapped_rank = 0;
   std::string_view names = attributes.inputs;  // the first one is q
   for (std::size_t i = 0; i < inputs.size(); ++i) {
