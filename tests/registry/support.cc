@@ -8,7 +8,7 @@
 #include <random>
 #include <thread>
 
-#include "cuda/runtime.h"
+#include "cuda/host/runtime.h"
 #include "problem/tensors.h"
 #include "verify/device_copy.h"
 #include "verify/oracle.h"
