@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "cuda/runtime.h"
+#include "cuda/host/runtime.h"
 #include "flags.h"
 #include "plan/plan.h"
 #include "plan/pool.h"

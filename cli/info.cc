@@ -5,10 +5,10 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
-#include "cuda/fp32/config.h"
+#include "cuda/forward/fp32/config.h"
+#include "cuda/forward/sm80/config.h"
+#include "cuda/forward/sm90/config.h"
 #include "cuda/ladder/config.h"
-#include "cuda/sm80/config.h"
-#include "cuda/sm90/config.h"
 #include "machine.h"
 #include "plan/description.h"
 

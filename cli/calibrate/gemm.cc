@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "cuda/runtime.h"
+#include "cuda/host/runtime.h"
 #include "math/number.h"
 #include "verify/device_copy.h"
 #include "verify/random.h"

@@ -1,7 +1,7 @@
 // A build without CUDA: no device, and every request says so.
 #include <cmath>
 
-#include "cuda/runtime.h"
+#include "cuda/host/runtime.h"
 
 namespace tilewise::cuda {
 namespace {

@@ -2,14 +2,14 @@
 
 #include <limits>
 
-#include "cuda/device.h"
-#include "cuda/fp32/launch.h"
+#include "cuda/forward/fp32/launch.h"
+#include "cuda/forward/sm80/launch.h"
+#include "cuda/forward/sm90/launch.h"
+#include "cuda/host/device.h"
+#include "cuda/host/scheduling.h"
+#include "cuda/host/sequences.cuh"
 #include "cuda/ladder/launch.h"
-#include "cuda/reference.cuh"
-#include "cuda/sequences.cuh"
-#include "cuda/sm80/launch.h"
-#include "cuda/sm90/launch.h"
-#include "cuda/work.h"
+#include "cuda/oracle/reference.cuh"
 
 namespace tilewise::cuda {
 namespace {

@@ -1,7 +1,7 @@
 #include "plan/description.h"
 
 #include "cpu/targets.h"
-#include "cuda/runtime.h"
+#include "cuda/host/runtime.h"
 #include "plan/registry.h"
 
 namespace tilewise::plan {

@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "cpu/targets.h"
-#include "cuda/runtime.h"
+#include "cuda/host/runtime.h"
 #include "math/integer.h"
 #include "plan/pool.h"
 #include "plan/registry.h"

@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "cuda/runtime.h"
+#include "cuda/host/runtime.h"
 #include "problem/tensors.h"
 
 namespace tilewise::verify {

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "cuda/runtime.h"
+#include "cuda/host/runtime.h"
 #include "plan/pool.h"
 #include "plan/registry.h"
 #include "problem/tensors.h"

@@ -64,17 +64,17 @@ const char* ampere_kernel(std::int32_t dtype) {
   return dtype == TILEWISE_FP32 ? "cuda_fp32" : "cuda_sm80";
 }
 
-// Sizes that fill no tile, with and without the general score rule, in 16 bits and in fp32.
+// Sizes that fill no tile, with and without the score_mod score rule, in 16 bits and in fp32.
 TEST(Device, AmpereKernelsTakeEveryHeadDimension) {
   if (!has_device()) GTEST_SKIP() << "no device";
   for (const std::int32_t dtype : {TILEWISE_BF16, TILEWISE_FP16, TILEWISE_FP32}) {
     for (const std::int64_t dim : {1, 33, 40, 64, 72, 80, 96, 112, 128, 160, 192, 224, 256}) {
-      for (const bool general : {false, true}) {
+      for (const bool score_mod : {false, true}) {
         Case c = make_case(Operation::kForward, dtype, {1, 200, 333, 4, 2, dim});
         c.causal = dim % 3 != 0;
         c.value_dim = dim % 5 == 0 ? 256 - dim + 1 : dim;
-        c.dropout_p = general ? 0.2 : 0;
-        c.softcap = general ? 4 : 0;
+        c.dropout_p = score_mod ? 0.2 : 0;
+        c.softcap = score_mod ? 4 : 0;
         c.output_dtype = dim % 2 == 0 ? TILEWISE_FP32 : 0;
         verify::Judge judge(c);
         const verify::Verdict verdict = judge.judge(ampere_kernel(dtype));
@@ -211,13 +211,13 @@ TEST(Device, StandardRefusesMoreRowsThanItNumbers) {
   if (!has_device()) GTEST_SKIP() << "no device";
   const Instance instance(make_case(Operation::kForward, TILEWISE_BF16, {1, 1, 1, 1, 1, 1}));
   tilewise_problem request = on_cuda(instance.request());
-  constexpr std::int64_t kLongest = (std::int64_t{1} << 29) - 1;
+  constexpr std::int64_t kMaxLength = (std::int64_t{1} << 29) - 1;
   for (const std::int64_t batch : {4, 5}) {
     for (const auto member : {&tilewise_problem::q, &tilewise_problem::out}) {
-      (request.*member).shape[1] = kLongest;
-      (request.*member).strides[0] = kLongest;
+      (request.*member).shape[1] = kMaxLength;
+      (request.*member).strides[0] = kMaxLength;
     }
-    request.lse.shape[2] = request.lse.strides[0] = request.lse.strides[1] = kLongest;
+    request.lse.shape[2] = request.lse.strides[0] = request.lse.strides[1] = kMaxLength;
     for (const auto member : {&tilewise_problem::q, &tilewise_problem::k, &tilewise_problem::v,
                               &tilewise_problem::out, &tilewise_problem::lse}) {
       (request.*member).shape[0] = batch;

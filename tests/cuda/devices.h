@@ -1,7 +1,7 @@
 // What GPUs the tests find.
 #pragma once
 
-#include "cuda/runtime.h"
+#include "cuda/host/runtime.h"
 
 namespace tilewise::tests {
 

@@ -1,7 +1,7 @@
 // The 32-bit form of the mask rule against math/mask_rule.h, on every window of small sequences.
 #include <gtest/gtest.h>
 
-#include "cuda/tile/schedule.h"
+#include "cuda/tile/scheduler.h"
 #include "math/integer.h"
 
 namespace tilewise::cuda {
@@ -16,8 +16,8 @@ void for_each_shape(Function check) {
   for (const std::int32_t q_len : {1, 7, 20}) {
     for (const std::int32_t k_len : {0, 1, 9, 20, 33}) {
       for (const std::int32_t diagonal : {0, k_len - q_len}) {
-        for (const std::int32_t left : {-1, 0, 3, 40, tile::kLongest}) {
-          for (const std::int32_t right : {-1, 0, 2, 40, tile::kLongest}) {
+        for (const std::int32_t left : {-1, 0, 3, 40, tile::kMaxLength}) {
+          for (const std::int32_t right : {-1, 0, 2, 40, tile::kMaxLength}) {
             check(Shape{q_len, k_len, diagonal, left, right});
           }
         }
@@ -26,9 +26,9 @@ void for_each_shape(Function check) {
   }
 }
 
-TEST(Edges, AreTheBandOfTheMaskRule) {
+TEST(WindowBand, AreTheBandOfTheMaskRule) {
   for_each_shape([](const Shape& s) {
-    const tile::Edges edges = tile::window_edges(s.k_len, s.diagonal, s.left, s.right);
+    const tile::WindowBand edges = tile::window_band(s.k_len, s.diagonal, s.left, s.right);
     const math::Band band = math::window_band(s.q_len, s.k_len, s.diagonal, s.left, s.right);
     for (std::int32_t row = 0; row < s.q_len; ++row) {
       const math::KeyRange keys = math::visible_keys(band, row);
@@ -54,11 +54,11 @@ std::int32_t visible_pairs(const math::Band& band, std::int32_t row_begin, std::
   return static_cast<std::int32_t>(pairs);
 }
 
-TEST(Edges, TilesAreVisitedIfAnythingIsVisibleAndFullIfAllIs) {
+TEST(WindowBand, TilesAreVisitedIfAnythingIsVisibleAndFullIfAllIs) {
   constexpr std::int32_t kRows = 4;
   constexpr std::int32_t kKeys = 8;
   for_each_shape([](const Shape& s) {
-    const tile::Edges edges = tile::window_edges(s.k_len, s.diagonal, s.left, s.right);
+    const tile::WindowBand edges = tile::window_band(s.k_len, s.diagonal, s.left, s.right);
     const math::Band band = math::window_band(s.q_len, s.k_len, s.diagonal, s.left, s.right);
     for (std::int32_t row = 0; row < s.q_len; row += kRows) {
       const std::int32_t end = row + kRows < s.q_len ? row + kRows : s.q_len;

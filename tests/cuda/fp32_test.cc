@@ -5,8 +5,8 @@
 #include <set>
 #include <utility>
 
-#include "cuda/fp32/config.h"
-#include "cuda/fp32/layout.h"
+#include "cuda/forward/fp32/kernel_table.h"
+#include "cuda/forward/fp32/layout.h"
 
 namespace tilewise::cuda::fp32 {
 namespace {
@@ -41,7 +41,7 @@ TEST(Fp32Layout, KeysOfALaneFollowEachOther) {
 
 // The 16 bytes that 8 lanes ask for at once lie in 8 different groups of banks.
 TEST(Fp32Layout, AQuarterOfAWarpTouchesEveryBankOnce) {
-  for (const TileRow& row : kTiles) {
+  for (const TileRow& row : kKernels) {
     const KernelConfig config = row.config();
     for (int first = 0; first < 32; first += 8) {
       for (int n = 0; n < config.thread_keys(); ++n) {
@@ -60,33 +60,19 @@ TEST(Fp32Layout, AQuarterOfAWarpTouchesEveryBankOnce) {
   }
 }
 
-TEST(Fp32Config, NumbersStandForConfigurations) {
-  std::set<std::uint32_t> codes;
-  for (const TileRow& row : kTiles) {
-    const KernelConfig config = row.config();
-    const KernelConfig back = decode(encode(config));
-    EXPECT_TRUE(codes.insert(encode(config)).second);
-    EXPECT_EQ(back.general, config.general);
-    EXPECT_EQ(back.columns, config.columns);
-    EXPECT_EQ(back.warps, config.warps);
-    EXPECT_EQ(back.k_tile, config.k_tile);
-    EXPECT_EQ(back.blocks, config.blocks);
-  }
-}
-
 TEST(Fp32Config, ARowServes) {
-  for (std::int64_t columns = 1; columns <= kMostColumns; ++columns) {
-    for (const bool general : {false, true}) {
+  for (std::int64_t columns = 1; columns <= kMaxColumns; ++columns) {
+    for (const bool score_mod : {false, true}) {
       for (const std::int64_t bytes : {kSmall, kLarge, kHuge}) {
-        const int row = tile_row(columns, general, bytes);
+        const int row = tile_row(columns, score_mod, bytes);
         ASSERT_GE(row, 0) << columns;
-        EXPECT_GE(kTiles[row].columns, columns);
-        EXPECT_LE(kTiles[row].shared_bytes, bytes);
-        EXPECT_EQ(kTiles[row].general, general);
+        EXPECT_GE(kKernels[row].columns, columns);
+        EXPECT_LE(kKernels[row].shared_bytes, bytes);
+        EXPECT_EQ(kKernels[row].score_mod, score_mod);
       }
     }
   }
-  EXPECT_EQ(tile_row(kMostColumns + 1, false, kHuge), -1);
+  EXPECT_EQ(tile_row(kMaxColumns + 1, false, kHuge), -1);
   EXPECT_EQ(tile_row(64, false, kSmall - 1), -1);
 }
 

@@ -37,8 +37,8 @@ TEST(Device, HopperKernelCoversWhatItSays) {
 }
 
 // Several tiles of queries for each multiprocessor of a small device, more tiles of keys than
-// stages, sequences that end within a tile: every shape of the table, with and without the general
-// score rule.
+// stages, sequences that end within a tile: every shape of the table, with and without the
+// score_mod score rule.
 TEST(Device, HopperKernelWalksOverManyTiles) {
   if (!has_hopper()) GTEST_SKIP() << "no Hopper device";
   const struct {
@@ -49,14 +49,14 @@ TEST(Device, HopperKernelWalksOverManyTiles) {
                 {{3, 0, 0, 4, 2, 128}, 128, true},      {{1, 600, 400, 4, 1, 128}, 128, false},
                 {{1, 300, 400, 2, 2, 192}, 128, false}, {{1, 200, 300, 3, 1, 256}, 256, false},
                 {{2, 500, 900, 2, 1, 128}, 96, false},  {{1, 200, 1400, 2, 1, 160}, 128, false}};
-  bool general = false;
+  bool score_mod = false;
   for (const auto& [sizes, value_dim, packed] : shapes) {
-    general = !general;
+    score_mod = !score_mod;
     for (const bool causal : {false, true}) {
       Case c = make_case(Operation::kForward, TILEWISE_BF16, sizes);
       c.value_dim = value_dim;
       c.causal = causal;
-      if (causal == general) c.softcap = 4;
+      if (causal == score_mod) c.softcap = 4;
       if (packed) {
         c.q_packed = c.k_packed = true;
         c.q_lengths = {150, 0, 290};
@@ -145,7 +145,8 @@ TEST(Device, HopperKernelListsSequences) {
   }
 }
 
-// Of a workspace: what remains written behind a launch that leaves no row to the careful path.
+// Of a workspace: what remains written behind a launch that leaves no row to the non_finite_pass
+// path.
 constexpr std::int64_t kCounterBytes = 16;
 
 // Bytes of a workspace full of 0xFF that a kernel has written.
@@ -166,9 +167,9 @@ std::int64_t written_workspace(const char* kernel, const tilewise_problem& reque
   return std::count_if(bytes.begin(), bytes.end(), [](unsigned char b) { return b != 0xFF; });
 }
 
-// Windows that begin in either half of a tile of keys, and such of few keys. The careful path,
-// which writes marks to the workspace, is for numbers that are not finite: rows that see few keys,
-// none of those by which most rows begin, do without.
+// Windows that begin in either half of a tile of keys, and such of few keys. The non_finite_pass
+// path, which writes marks to the workspace, is for numbers that are not finite: rows that see few
+// keys, none of those by which most rows begin, do without.
 TEST(Device, HopperKernelTakesWindows) {
   if (!has_hopper()) GTEST_SKIP() << "no Hopper device";
   for (const std::int64_t dim : {64, 128, 192}) {
@@ -219,7 +220,7 @@ void expect_as_reference(Instance& instance, const std::string& what) {
 }
 
 // Rows begin with the maximum of some of the first scores. Here those are -inf, in a tile of keys
-// that all rows see whole; others are finite, or so small that their weights are nothing beside 1.
+// that all rows see whole; others are finite, or so small that their probs are nothing beside 1.
 // Cut tiles of keys come behind.
 TEST(Device, HopperKernelBeginsWithScoresOfMinusInfinity) {
   if (!has_hopper()) GTEST_SKIP() << "no Hopper device";
@@ -288,13 +289,13 @@ TEST(Device, HopperKernelFoldsWindows) {
   EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
 }
 
-// Some keys have scores so much larger that weights of them have no room: in each of the parts of a
-// folded step, which begins with others. Their rows take maxima, and are not left to the careful
-// path; to rows that do not see them they must not show.
+// Some keys have scores so much larger that probs of them have no room: in each of the parts of a
+// folded step, which begins with others. Their rows take maxima, and are not left to the
+// non_finite_pass path; to rows that do not see them they must not show.
 TEST(Device, HopperKernelFoldsScoresThatGrow) {
   if (!has_hopper()) GTEST_SKIP() << "no Hopper device";
   constexpr std::int64_t kRow = 128;  // of Q, K
-  const double unit = std::sqrt(static_cast<double>(kRow));
+  const double scale_log2 = std::sqrt(static_cast<double>(kRow));
   for (const std::int32_t dtype : {TILEWISE_BF16, TILEWISE_FP16}) {
     for (const std::pair<int, int>& large :
          {std::pair{390, 768}, {450, 768}, {440, 441}, {0, 130}, {0, 200}, {250, 251}}) {
@@ -313,7 +314,7 @@ TEST(Device, HopperKernelFoldsScoresThatGrow) {
       });
       set_elements(instance.request().k, [&](std::int64_t i) {
         if (i % kRow != 0) return k[static_cast<std::size_t>(i)];
-        return from <= i / kRow && i / kRow < to ? most * unit : 0.0;
+        return from <= i / kRow && i / kRow < to ? most * scale_log2 : 0.0;
       });
       const std::string what = "keys " + std::to_string(from) + " to " + std::to_string(to);
       expect_as_reference(instance, what);

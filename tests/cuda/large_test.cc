@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cuda/devices.h"
-#include "cuda/runtime.h"
+#include "cuda/host/runtime.h"
 #include "registry/support.h"
 #include "verify/device_copy.h"
 
@@ -147,7 +147,7 @@ struct Inputs {
   }
 };
 
-// Elements that differ by more than the rounding of weights and results in bf16 explains.
+// Elements that differ by more than the rounding of probs and results in bf16 explains.
 std::int64_t differing(const std::vector<double>& a, const std::vector<double>& b) {
   std::int64_t count = 0;
   for (std::size_t i = 0; i < a.size(); ++i)

@@ -7,20 +7,20 @@
 #include <tuple>
 #include <vector>
 
-#include "cuda/tile/schedule.h"
+#include "cuda/tile/scheduler.h"
 #include "math/integer.h"
 
 namespace tilewise::cuda::sm90 {
 namespace {
 
+using tile::FastSchedule;
 using tile::PackedSchedule;
-using tile::PreparedSchedule;
 using tile::Schedule;
-using tile::static_index;
-using tile::Work;
+using tile::static_tile;
+using tile::TileCoord;
 using Key = std::tuple<std::int32_t, std::int32_t, std::int32_t>;
 
-TEST(Divisor, IsDivision) {
+TEST(FastDivmod, IsDivision) {
   constexpr std::int32_t kMost = 2147483647;
   std::mt19937 random(std::random_device{}());
   std::vector<std::int32_t> values = {
@@ -30,7 +30,7 @@ TEST(Divisor, IsDivision) {
   for (int i = 0; i < 1000; ++i)
     values.push_back(std::max(1, static_cast<std::int32_t>(random() >> (1 + i % 31))));
   for (const std::int32_t value : values) {
-    const tile::Divisor divisor(value);
+    const tile::FastDivmod divisor(value);
     EXPECT_EQ(divisor.value(), value);
     // Beside multiples of the divisor, where a quotient is lost first.
     std::vector<std::int32_t> dividends = {0, 1, value - 1, value, kMost / value * value, kMost};
@@ -48,11 +48,11 @@ TEST(Divisor, IsDivision) {
 
 TEST(Schedule, PreparedDivisionsGiveTheSameWork) {
   const auto compare = [](const Schedule& schedule) {
-    const PreparedSchedule prepared(schedule);
+    const FastSchedule prepared(schedule);
     ASSERT_EQ(prepared.count(), schedule.count());
     for (std::int32_t i = 0; i < schedule.count(); ++i) {
-      const Work work = schedule.work(i);
-      const Work same = prepared.work(i);
+      const TileCoord work = schedule.tile_coord(i);
+      const TileCoord same = prepared.tile_coord(i);
       ASSERT_EQ(same.batch, work.batch);
       ASSERT_EQ(same.head, work.head);
       ASSERT_EQ(same.q_tile, work.q_tile);
@@ -61,29 +61,29 @@ TEST(Schedule, PreparedDivisionsGiveTheSameWork) {
   constexpr std::int32_t kBatch = 3;
   for (const std::int32_t q_tiles : {1, 3, 128}) {
     for (const std::int32_t heads : {1, 6, 16}) {
-      for (const std::int32_t section : {0, 1, 4, 5}) {
-        compare({q_tiles, heads, kBatch, section,
-                 section > 0 ? math::ceil_div(heads * kBatch, section) : 0});
+      for (const std::int32_t swizzle : {0, 1, 4, 5}) {
+        compare({q_tiles, heads, kBatch, swizzle,
+                 swizzle > 0 ? math::ceil_div(heads * kBatch, swizzle) : 0});
       }
-      // The last section is wider than the others.
-      compare(tile::in_rounds({q_tiles, heads, kBatch, heads * kBatch, 1}, 8, 1));
+      // The last swizzle is wider than the others.
+      compare(tile::with_small_swizzle({q_tiles, heads, kBatch, heads * kBatch, 1}, 8, 1));
     }
   }
 }
 
 TEST(Schedule, DenseWorkIsNumberedOnce) {
-  for (const std::int32_t section : {0, 1, 2, 5, 12}) {
-    const Schedule schedule = {7, 4, 3, section, section > 0 ? math::ceil_div(12, section) : 0};
+  for (const std::int32_t swizzle : {0, 1, 2, 5, 12}) {
+    const Schedule schedule = {7, 4, 3, swizzle, swizzle > 0 ? math::ceil_div(12, swizzle) : 0};
     std::set<Key> seen;
     for (std::int32_t i = 0; i < schedule.count(); ++i) {
-      const Work work = schedule.work(i);
+      const TileCoord work = schedule.tile_coord(i);
       EXPECT_GE(work.batch, 0);
       EXPECT_LT(work.batch, 3);
       EXPECT_LT(work.head, 4);
       EXPECT_GE(work.q_tile, 0);
       EXPECT_LT(work.q_tile, 7);
       EXPECT_TRUE(seen.emplace(work.batch, work.head, work.q_tile).second)
-          << "section " << section << " index " << i;
+          << "swizzle " << swizzle << " index " << i;
     }
     EXPECT_EQ(seen.size(), 7u * 4 * 3);
   }
@@ -92,10 +92,10 @@ TEST(Schedule, DenseWorkIsNumberedOnce) {
 TEST(Schedule, SectionsTakeTheLongestFirst) {
   const Schedule schedule = {6, 4, 2, 3, 3};
   for (std::int32_t i = 1; i < 3 * 6; ++i) {
-    EXPECT_LE(schedule.work(i).q_tile, schedule.work(i - 1).q_tile);
+    EXPECT_LE(schedule.tile_coord(i).q_tile, schedule.tile_coord(i - 1).q_tile);
   }
-  EXPECT_EQ(schedule.work(0).q_tile, 5);
-  EXPECT_EQ(schedule.work(3 * 6).q_tile, 5);  // the next section begins
+  EXPECT_EQ(schedule.tile_coord(0).q_tile, 5);
+  EXPECT_EQ(schedule.tile_coord(3 * 6).q_tile, 5);  // the next swizzle begins
 }
 
 TEST(Schedule, RoundsAreASmallSectionEachButForTheLast) {
@@ -103,21 +103,22 @@ TEST(Schedule, RoundsAreASmallSectionEachButForTheLast) {
     for (const std::int32_t group : {1, 4}) {
       for (const std::int32_t batch : {1, 3, 9}) {
         const Schedule whole = {q_tiles, 16, batch, 16 * batch, 1};
-        const Schedule schedule = tile::in_rounds(whole, 132, group);
-        EXPECT_EQ(schedule.section % group, 0);
+        const Schedule schedule = tile::with_small_swizzle(whole, 132, group);
+        EXPECT_EQ(schedule.swizzle % group, 0);
         std::set<Key> seen;
         for (std::int32_t i = 0; i < schedule.count(); ++i) {
-          const Work work = schedule.work(i);
+          const TileCoord work = schedule.tile_coord(i);
           EXPECT_TRUE(seen.emplace(work.batch, work.head, work.q_tile).second);
           EXPECT_LT(work.q_tile, q_tiles);
           EXPECT_LT(work.batch, batch);
         }
         EXPECT_EQ(static_cast<std::int32_t>(seen.size()), schedule.count());
-        if (schedule.section == whole.section) continue;
-        EXPECT_GE(schedule.section * q_tiles, 66);
-        const std::int32_t last = 16 * batch - (schedule.sections - 1) * schedule.section;  // heads
-        EXPECT_TRUE(schedule.sections == 1 || last < 7 * schedule.section);
-        EXPECT_GE(last, schedule.section);
+        if (schedule.swizzle == whole.swizzle) continue;
+        EXPECT_GE(schedule.swizzle * q_tiles, 66);
+        const std::int32_t last =
+            16 * batch - (schedule.swizzle_groups - 1) * schedule.swizzle;  // heads
+        EXPECT_TRUE(schedule.swizzle_groups == 1 || last < 7 * schedule.swizzle);
+        EXPECT_GE(last, schedule.swizzle);
       }
     }
   }
@@ -141,12 +142,12 @@ double time_of(const std::vector<int>& keys_of_work, int blocks) {
 TEST(Schedule, ShortTilesOfAWindowFillTheEnd) {
   constexpr int kBlocks = 132;
   constexpr std::int32_t kTile = 128;
-  const tile::Edges edges = tile::window_edges(16384, 0, 1023, 0);
-  const Schedule schedule = tile::in_rounds({128, 16, 1, 16, 1}, kBlocks, 1);
+  const tile::WindowBand edges = tile::window_band(16384, 0, 1023, 0);
+  const Schedule schedule = tile::with_small_swizzle({128, 16, 1, 16, 1}, kBlocks, 1);
   std::vector<int> keys_of_work;
   double sum = 0;
   for (std::int32_t i = 0; i < schedule.count(); ++i) {
-    const std::int32_t row = schedule.work(i).q_tile * kTile;
+    const std::int32_t row = schedule.tile_coord(i).q_tile * kTile;
     const tile::TileRange keys = tile::key_tiles(edges, row, row + kTile - 1, kTile);
     keys_of_work.push_back(keys.end - keys.begin);
     sum += keys_of_work.back() + 1;
@@ -160,7 +161,7 @@ TEST(Schedule, PackedWorkIsNumberedOnce) {
     const PackedSchedule schedule = {starts.data(), 5, 6, longest_first};
     std::set<Key> seen;
     for (std::int32_t i = 0; i < schedule.count(); ++i) {
-      const Work work = schedule.work(i);
+      const TileCoord work = schedule.tile_coord(i);
       const std::size_t b = static_cast<std::size_t>(work.batch);
       EXPECT_LT(work.q_tile, starts[b + 1] - starts[b]);
       EXPECT_TRUE(seen.emplace(work.batch, work.head, work.q_tile).second);
@@ -174,12 +175,12 @@ TEST(Schedule, TilesOfAHeadFollowItsFirst) {
   const std::vector<std::int32_t> starts = {0, 0, 3, 4, 4, 9, 9};
   const PackedSchedule packed = {starts.data(), 5, 6, false};
   for (std::int32_t i = 0; i < packed.count(); ++i) {
-    const Work work = packed.work(i);
+    const TileCoord work = packed.tile_coord(i);
     EXPECT_EQ(packed.first(work.batch, work.head) + work.q_tile, i);
   }
   const Schedule dense = {7, 4, 3, 0, 0};
   for (std::int32_t i = 0; i < dense.count(); ++i) {
-    const Work work = dense.work(i);
+    const TileCoord work = dense.tile_coord(i);
     EXPECT_EQ(dense.first(work.batch, work.head) + work.q_tile, i);
   }
 }
@@ -193,8 +194,8 @@ TEST(Schedule, TilesOfKeysComeOnceBehindAFullOne) {
   for (int i = 0; i < 20000; ++i) {
     const std::int32_t k_len = 1 + draw(3000);
     const std::int32_t q_len = 1 + draw(3000);
-    const tile::Edges edges = tile::window_edges(k_len, draw(1) == 0 ? 0 : k_len - q_len,
-                                                 draw(3000) - 1, draw(1) == 0 ? 0 : draw(700) - 1);
+    const tile::WindowBand edges = tile::window_band(
+        k_len, draw(1) == 0 ? 0 : k_len - q_len, draw(3000) - 1, draw(1) == 0 ? 0 : draw(700) - 1);
     const std::int32_t k_tile = 64 << draw(1);
     const std::int32_t first = draw(q_len - 1);
     const std::int32_t last = std::min(first + 127, q_len - 1);
@@ -214,14 +215,14 @@ TEST(Schedule, TilesOfKeysComeOnceBehindAFullOne) {
       ASSERT_TRUE(seen.insert(key).second);
       ASSERT_LE(keys.begin, key);
       ASSERT_GT(keys.end, key);
-      key = tile::key_behind(key, keys.begin, keys.end);
+      key = tile::next_key_tile(key, keys.begin, keys.end);
     }
   }
 }
 
 // A causal window of 1024 keys in the middle of a sequence: seven tiles of nine are full.
 TEST(Schedule, NeighboursBeginWithTheSameKeys) {
-  const tile::Edges edges = tile::window_edges(16384, 0, 1023, 0);
+  const tile::WindowBand edges = tile::window_band(16384, 0, 1023, 0);
   std::set<std::int32_t> starts;
   for (std::int32_t q_tile = 64; q_tile < 72; ++q_tile) {
     const std::int32_t first = q_tile * 128;
@@ -238,7 +239,7 @@ TEST(Schedule, TurnsCoverEveryIndexOnce) {
     std::set<std::int32_t> seen;
     for (std::int32_t block = 0; block < blocks; ++block) {
       for (std::int32_t turn = 0; turn < 5; ++turn) {
-        EXPECT_TRUE(seen.insert(static_index(block, blocks, turn)).second);
+        EXPECT_TRUE(seen.insert(static_tile(block, blocks, turn)).second);
       }
     }
     EXPECT_EQ(static_cast<std::int32_t>(seen.size()), 5 * blocks);
@@ -247,9 +248,9 @@ TEST(Schedule, TurnsCoverEveryIndexOnce) {
 }
 
 TEST(Schedule, TilesAtOnceAreDealtOutAndHaveKeys) {
-  EXPECT_EQ(tile::deal_all(4).at_once(1), tile::kMostAtOnce);
-  EXPECT_EQ(tile::deal_all(3).at_once(1), 1);
-  EXPECT_EQ(tile::Dealing{}.at_once(1), 1);
+  EXPECT_EQ(tile::all_rounds_static(4).batched_tiles(1), tile::kMaxBatchedTiles);
+  EXPECT_EQ(tile::all_rounds_static(3).batched_tiles(1), 1);
+  EXPECT_EQ(tile::StaticRounds{}.batched_tiles(1), 1);
   const struct {
     std::int32_t rows, heads, left, q_tile, blocks, dealt, together;
   } shapes[] = {{16384, 16, 1023, 128, 132, 13, 13},  // 14 turns of tiles that are alike, of 16
@@ -260,22 +261,25 @@ TEST(Schedule, TilesAtOnceAreDealtOutAndHaveKeys) {
   for (const auto& shape : shapes) {
     const std::int32_t q_tiles = math::ceil_div(shape.rows, shape.q_tile);
     const Schedule schedule = {q_tiles, shape.heads, 1, shape.heads, 1};
-    const tile::Dealing dealing =
-        tile::deal_window(schedule, shape.q_tile, 128, shape.left, shape.blocks);
-    EXPECT_EQ(dealing.dealt, shape.dealt) << shape.rows << " " << shape.left;
-    EXPECT_EQ(dealing.together, shape.together) << shape.rows << " " << shape.left;
-    EXPECT_EQ(dealing.at_once(1), dealing.together > 0 ? tile::kMostAtOnce : 1);
-    EXPECT_EQ(dealing.at_once(std::max(dealing.together - tile::kMostAtOnce, 0) + 1), 1);
-    const tile::Edges edges = tile::window_edges(shape.rows, 0, shape.left, 0);
-    for (std::int32_t index = 0; index < dealing.together * shape.blocks; ++index) {
-      const std::int32_t row = schedule.work(index).q_tile * shape.q_tile;
+    const tile::StaticRounds static_rounds =
+        tile::static_window_rounds(schedule, shape.q_tile, 128, shape.left, shape.blocks);
+    EXPECT_EQ(static_rounds.count, shape.dealt) << shape.rows << " " << shape.left;
+    EXPECT_EQ(static_rounds.batched, shape.together) << shape.rows << " " << shape.left;
+    EXPECT_EQ(static_rounds.batched_tiles(1),
+              static_rounds.batched > 0 ? tile::kMaxBatchedTiles : 1);
+    EXPECT_EQ(static_rounds.batched_tiles(
+                  std::max(static_rounds.batched - tile::kMaxBatchedTiles, 0) + 1),
+              1);
+    const tile::WindowBand edges = tile::window_band(shape.rows, 0, shape.left, 0);
+    for (std::int32_t index = 0; index < static_rounds.batched * shape.blocks; ++index) {
+      const std::int32_t row = schedule.tile_coord(index).q_tile * shape.q_tile;
       const std::int32_t last = std::min(row + shape.q_tile, shape.rows) - 1;
       const tile::TileRange keys = tile::key_tiles(edges, row, last, 128);
       EXPECT_GE(keys.end - keys.begin, tile::kLeastKeys);
     }
   }
-  const Schedule sections = {128, 16, 1, 8, 2};
-  EXPECT_EQ(tile::deal_window(sections, 128, 128, 1023, 132).dealt, 2);
+  const Schedule swizzle_groups = {128, 16, 1, 8, 2};
+  EXPECT_EQ(tile::static_window_rounds(swizzle_groups, 128, 128, 1023, 132).count, 2);
 }
 
 // A window that folds: what a row does not see of the first tile of keys it sees of the last one,
@@ -292,11 +296,11 @@ TEST(Schedule, FoldedTilesOfKeysAreSeenAsOne) {
     const std::int32_t width = draw(3) == 0 ? draw(1500) : kTile * draw(12);
     const std::int32_t right = draw(1) == 0 ? 0 : draw(300);
     const std::int32_t diagonal = draw(1) == 0 ? kTile * (draw(10) - 5) : draw(600) - 300;
-    const tile::Edges edges = tile::window_edges(k_len, diagonal, width - 1 - right, right);
+    const tile::WindowBand edges = tile::window_band(k_len, diagonal, width - 1 - right, right);
     const std::int32_t row = draw(20) * kTile;
     const std::int32_t rows = draw(3) == 0 ? 1 + draw(kTile - 1) : kTile;
     const tile::TileRange keys = tile::key_tiles(edges, row, row + rows - 1, kTile);
-    if (!tile::is_folded(edges, row, keys, kTile)) continue;
+    if (!tile::has_fused_edges(edges, row, keys, kTile)) continue;
     ++folded;
     const auto sees = [&](std::int32_t of, std::int32_t key) {
       return edges.begin(row + of) <= key && key < edges.end(row + of);
@@ -321,11 +325,11 @@ TEST(Schedule, FoldedTilesOfKeysAreSeenAsOne) {
 
 // Every tile of queries of a causal window of 1024 keys but those that begin before the first key.
 TEST(Schedule, CausalWindowsFold) {
-  const tile::Edges edges = tile::window_edges(16384, 0, 1023, 0);
+  const tile::WindowBand edges = tile::window_band(16384, 0, 1023, 0);
   for (std::int32_t q_tile = 0; q_tile < 128; ++q_tile) {
     const std::int32_t row = q_tile * 128;
     const tile::TileRange keys = tile::key_tiles(edges, row, row + 127, 128);
-    EXPECT_EQ(tile::is_folded(edges, row, keys, 128), q_tile >= 8) << q_tile;
+    EXPECT_EQ(tile::has_fused_edges(edges, row, keys, 128), q_tile >= 8) << q_tile;
   }
 }
 

@@ -7,12 +7,12 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/ladder/config.h"
-#include "cuda/sm80/config.h"
+#include "cuda/forward/sm80/kernel_table.h"
+#include "cuda/ladder/kernel_table.h"
 #include "cuda/tile/bands.h"
 #include "cuda/tile/fragment.h"
-#include "cuda/tile/neighbours.h"
-#include "cuda/tile/rows.h"
+#include "cuda/tile/ldmatrix_tile.h"
+#include "cuda/tile/pair_loads.h"
 #include "math/mask_rule.h"
 #include "verify/random.h"
 
@@ -24,7 +24,7 @@ namespace {
 template <int kColumns>
 void expect_bijection() {
   constexpr int kRows = 24;
-  using Tile = tile::RowTile<kColumns>;
+  using Tile = tile::LdmatrixTile<kColumns>;
   std::set<std::int32_t> seen;
   for (int row = 0; row < kRows; ++row) {
     for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
@@ -48,7 +48,7 @@ TEST(Rows, EachChunkHasItsPlace) {
 
 template <int kColumns>
 void expect_all_banks() {
-  using Tile = tile::RowTile<kColumns>;
+  using Tile = tile::LdmatrixTile<kColumns>;
   for (int row = 0; row < 16; row += 8) {
     for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
       std::set<std::int32_t> groups;
@@ -70,7 +70,7 @@ TEST(Rows, AChunkOfEightRowsTouchesEveryGroupOfBanks) {
 
 template <int kColumns>
 void expect_steps() {
-  using Tile = tile::RowTile<kColumns>;
+  using Tile = tile::LdmatrixTile<kColumns>;
   for (std::int32_t lane = 0; lane < 32; ++lane) {
     const std::pair<std::int32_t, std::int32_t> starts[] = {
         {tile::lane_row_first(lane), tile::lane_chunk_first(lane)},
@@ -188,74 +188,46 @@ TEST(Bands, ColumnsOfALane) {
 
 // ---- sm80/config.h ----
 
-std::vector<sm80::TileRow> all_rows() {
-  std::vector<sm80::TileRow> rows(std::begin(sm80::kTiles), std::end(sm80::kTiles));
-  rows.insert(rows.end(), std::begin(ladder::kFlash1Tiles), std::end(ladder::kFlash1Tiles));
-  rows.insert(rows.end(), std::begin(ladder::kStandardTiles), std::end(ladder::kStandardTiles));
-  return rows;
-}
-
-TEST(Sm80Config, NumbersStandForConfigurations) {
-  std::set<std::uint32_t> codes;
-  for (const sm80::TileRow& row : all_rows()) {
-    for (const bool fp16 : {false, true}) {
-      const sm80::KernelConfig config = row.config(fp16);
-      const sm80::KernelConfig back = sm80::decode(sm80::encode(config));
-      EXPECT_TRUE(codes.insert(sm80::encode(config)).second);
-      EXPECT_EQ(back.fp16, fp16);
-      EXPECT_EQ(back.general, row.general);
-      EXPECT_EQ(back.columns, row.columns);
-      EXPECT_EQ(back.warps, row.warps);
-      EXPECT_EQ(back.row_parts, row.row_parts);
-      EXPECT_EQ(back.k_tile, row.k_tile);
-      EXPECT_EQ(back.stages, row.stages);
-      EXPECT_EQ(back.q_registers, row.q_registers);
-      EXPECT_EQ(back.paired, row.paired);
-      EXPECT_EQ(back.blocks, row.blocks);
-    }
-  }
-}
-
 // Every head dimension has a kernel in 99 KB; more memory never gives a narrower one.
 TEST(Sm80Config, ARowServes) {
-  for (std::int64_t columns = 1; columns <= sm80::kMostColumns; ++columns) {
-    for (const bool general : {false, true}) {
+  for (std::int64_t columns = 1; columns <= sm80::kMaxColumns; ++columns) {
+    for (const bool score_mod : {false, true}) {
       for (const std::int64_t bytes : {sm80::kSmall, sm80::kLarge, sm80::kHuge}) {
-        for (const std::int64_t keys : {0, sm80::kLong - 1, sm80::kLong}) {
-          const int row = sm80::tile_row(columns, general, bytes, keys);
+        for (const std::int64_t keys : {0, sm80::kLongKeys - 1, sm80::kLongKeys}) {
+          const int row = sm80::tile_row(columns, score_mod, bytes, keys);
           ASSERT_GE(row, 0) << columns;
-          EXPECT_GE(sm80::kTiles[row].columns, columns);
-          EXPECT_LE(sm80::kTiles[row].shared_bytes, bytes);
-          EXPECT_LE(sm80::kTiles[row].least_keys, keys);
-          EXPECT_EQ(sm80::kTiles[row].general, general);
+          EXPECT_GE(sm80::kKernels[row].columns, columns);
+          EXPECT_LE(sm80::kKernels[row].shared_bytes, bytes);
+          EXPECT_LE(sm80::kKernels[row].least_keys, keys);
+          EXPECT_EQ(sm80::kKernels[row].score_mod, score_mod);
         }
       }
     }
   }
-  EXPECT_EQ(sm80::tile_row(sm80::kMostColumns + 1, false, sm80::kLarge, 1), -1);
+  EXPECT_EQ(sm80::tile_row(sm80::kMaxColumns + 1, false, sm80::kLarge, 1), -1);
   EXPECT_EQ(sm80::tile_row(64, false, sm80::kSmall - 1, 1), -1);
   // Eight warps for long sequences, four for short ones; pairs where there is room for what they
   // exchange.
   const auto row_of = [](std::int64_t bytes, std::int64_t keys) {
-    return sm80::kTiles[sm80::tile_row(256, false, bytes, keys)];
+    return sm80::kKernels[sm80::tile_row(256, false, bytes, keys)];
   };
   for (const std::int64_t bytes : {sm80::kLarge, sm80::kHuge}) {
-    EXPECT_EQ(row_of(bytes, sm80::kLong).warps, 8);
-    EXPECT_TRUE(row_of(bytes, sm80::kLong).paired);
-    EXPECT_EQ(row_of(bytes, sm80::kLong - 1).warps, 4);
-    EXPECT_EQ(row_of(bytes, sm80::kLong - 1).paired, bytes == sm80::kHuge);
+    EXPECT_EQ(row_of(bytes, sm80::kLongKeys).warps, 8);
+    EXPECT_TRUE(row_of(bytes, sm80::kLongKeys).paired);
+    EXPECT_EQ(row_of(bytes, sm80::kLongKeys - 1).warps, 4);
+    EXPECT_EQ(row_of(bytes, sm80::kLongKeys - 1).paired, bytes == sm80::kHuge);
   }
 }
 
 // The ladder has the same rows for every device.
 TEST(LadderConfig, ARowServes) {
-  for (std::int64_t columns = 1; columns <= ladder::kMostColumns; ++columns) {
+  for (std::int64_t columns = 1; columns <= ladder::kMaxColumns; ++columns) {
     const int row = ladder::tile_row(columns, sm80::kSmall);
     ASSERT_GE(row, 0) << columns;
-    EXPECT_GE(ladder::kFlash1Tiles[row].columns, columns);
-    EXPECT_GE(ladder::kStandardTiles[row].columns, columns);
+    EXPECT_GE(ladder::kFlash1Kernels[row].columns, columns);
+    EXPECT_GE(ladder::kStandardKernels[row].columns, columns);
   }
-  EXPECT_EQ(ladder::tile_row(ladder::kMostColumns + 1, sm80::kLarge), -1);
+  EXPECT_EQ(ladder::tile_row(ladder::kMaxColumns + 1, sm80::kLarge), -1);
   EXPECT_EQ(ladder::tile_row(64, sm80::kSmall - 1), -1);
 }
 
@@ -264,7 +236,7 @@ TEST(Sm80, ColumnsAreReadInPairsWhereTheyLieSo) {
   alignas(16) static float numbers[4];
   const auto has = [](std::int32_t dtype, const void* data, std::int64_t batch, std::int64_t head,
                       std::int64_t row, std::int64_t column) {
-    return tile::has_neighbours({const_cast<void*>(data), dtype, batch, head, row, column});
+    return tile::can_load_pairs({const_cast<void*>(data), dtype, batch, head, row, column});
   };
   const char* const bytes = reinterpret_cast<const char*>(numbers);
   EXPECT_TRUE(has(TILEWISE_FP32, numbers, 0, 4, 2, 1));
@@ -278,7 +250,7 @@ TEST(Sm80, ColumnsAreReadInPairsWhereTheyLieSo) {
   EXPECT_FALSE(has(TILEWISE_FP32, numbers, 7, 4, 2, 1));
   EXPECT_FALSE(has(TILEWISE_FP32, numbers, 0, 4, 2, 2));
   EXPECT_FALSE(has(TILEWISE_FP32, numbers, 0, 4, 2, 0));
-  EXPECT_FALSE(tile::has_neighbours({}));
+  EXPECT_FALSE(tile::can_load_pairs({}));
 }
 
 }  // namespace

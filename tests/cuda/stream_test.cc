@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/runtime.h"
+#include "cuda/host/runtime.h"
 #include "registry/support.h"
 #include "verify/device_copy.h"
 

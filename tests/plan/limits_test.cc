@@ -14,7 +14,7 @@
 #include <optional>
 #include <thread>
 
-#include "cuda/runtime.h"
+#include "cuda/host/runtime.h"
 #include "plan/pool.h"
 #include "problem/sample.h"
 #include "registry/support.h"

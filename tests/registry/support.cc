@@ -7,7 +7,7 @@
 #include <numeric>
 #include <thread>
 
-#include "cuda/runtime.h"
+#include "cuda/host/runtime.h"
 #include "problem/tensors.h"
 #include "verify/device_copy.h"
 #include "verify/oracle.h"

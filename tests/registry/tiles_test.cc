@@ -5,7 +5,7 @@
 #include <iterator>
 #include <limits>
 
-#include "cuda/runtime.h"
+#include "cuda/host/runtime.h"
 #include "registry/support.h"
 
 namespace tilewise::tests {

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <string>
 
-#include "cuda/runtime.h"
+#include "cuda/host/runtime.h"
 #include "registry/support.h"
 #include "verify/device_copy.h"
 #include "verify/tensor.h"

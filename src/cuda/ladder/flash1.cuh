@@ -3,10 +3,10 @@
 // pair of tiles; out there is always right for the keys seen so far.
 #pragma once
 
-#include "cuda/ladder/config.h"
+#include "cuda/host/launch.cuh"
+#include "cuda/host/load.h"
+#include "cuda/ladder/kernel_table.h"
 #include "cuda/ladder/parameters.h"
-#include "cuda/launch.cuh"
-#include "cuda/load.h"
 #include "cuda/sm80/epilogue.cuh"
 #include "cuda/sm80/tile_step.cuh"
 #include "math/integer.h"
@@ -25,7 +25,7 @@ class Flash1 : public sm80::TileStep<kConfig> {
   // The tile is described as the head's first one.
   __device__ __forceinline__ void run() {
     if (threadIdx.x < 32) mask_.gather();
-    if (threadIdx.x == 0) shared_.careful = false;
+    if (threadIdx.x == 0) shared_.non_finite_pass = false;
     __syncthreads();
     const std::int32_t first_index = tile_.index;
     close_unseen(first_index);
@@ -89,7 +89,7 @@ class Flash1 : public sm80::TileStep<kConfig> {
       sm80::load_tile<kConfig.q_tile(), kConfig.columns, kConfig.threads()>(
           tile_.q, query * kConfig.q_tile(), shared_.q);
     }
-    ptx::commit_copies();
+    ptx::cp_async_commit();
   }
 
   // The tile is that of `query`, and what was fetched is there.
@@ -100,7 +100,7 @@ class Flash1 : public sm80::TileStep<kConfig> {
       shared_.tile.first = query * kConfig.q_tile();
       shared_.tile.last = last_row(query);
     }
-    ptx::wait_copies<0>();
+    ptx::cp_async_wait<0>();
     __syncthreads();
   }
 
@@ -152,12 +152,12 @@ class Flash1 : public sm80::TileStep<kConfig> {
   // The tile of queries has seen all of its keys.
   __device__ __forceinline__ void close() {
     sm80::Epilogue<kConfig> epilogue(parameters_, shared_, out_, states_);
-    const bool spoilt = __syncthreads_or(epilogue.is_spoilt());
-    if (spoilt) this->be_careful();
+    const bool spoilt = __syncthreads_or(epilogue.has_non_finite());
+    if (spoilt) this->begin_non_finite_pass();
     epilogue.finish();
     if (!spoilt) return;
     __syncthreads();
-    if (threadIdx.x == 0) shared_.careful = false;
+    if (threadIdx.x == 0) shared_.non_finite_pass = false;
   }
 
   // Calls function(which, pointer to out, pointer to the state) for those of the lane's rows that
@@ -229,11 +229,12 @@ class Flash1 : public sm80::TileStep<kConfig> {
   const Parameters& given_;
 };
 
-// kCode stands for a configuration (sm80::encode()). A block for each head of each sequence.
-template <std::uint32_t kCode>
-__global__ void __launch_bounds__(sm80::decode(kCode).threads(), sm80::decode(kCode).blocks)
+// A block for each head of each sequence. The row and the type stand for the configuration.
+template <int kRow, bool kFp16>
+__global__ void __launch_bounds__(kFlash1Kernels[kRow].config(kFp16).threads(),
+                                  kFlash1Kernels[kRow].config(kFp16).blocks)
     flash1_forward_kernel(const __grid_constant__ Parameters parameters) {
-  constexpr KernelConfig kConfig = sm80::decode(kCode);
+  constexpr KernelConfig kConfig = kFlash1Kernels[kRow].config(kFp16);
   auto& shared = *reinterpret_cast<sm80::Shared<kConfig>*>(dynamic_shared());
   if (threadIdx.x == 0) {
     const sm80::Parameters& tiles = parameters.tiles;
@@ -248,21 +249,22 @@ __global__ void __launch_bounds__(sm80::decode(kCode).threads(), sm80::decode(kC
   Flash1<kConfig>(parameters, shared).run();
 }
 
-template <bool kFp16, int kRow>
-struct Flash1Launch {
-  static constexpr KernelConfig kConfig = kFlash1Tiles[kRow].config(kFp16);
-  static constexpr int kBytes = sizeof(sm80::Shared<kConfig>);
-  static_assert(kBytes <= kFlash1Tiles[kRow].shared_bytes,
-                "A row of the table fits the shared memory that it is for.");
+template <int kRow, bool kFp16>
+inline constexpr int kFlash1Bytes = sizeof(sm80::Shared<kFlash1Kernels[kRow].config(kFp16)>);
 
-  static cudaError_t load() {
-    return cuda::load(flash1_forward_kernel<sm80::encode(kConfig)>, kBytes);
-  }
-  static cudaError_t start(const Parameters& parameters, std::int64_t blocks, cudaStream_t stream) {
-    return launch(flash1_forward_kernel<sm80::encode(kConfig)>, {blocks, kConfig.threads(), kBytes},
-                  stream, parameters);
-  }
-  static constexpr Flash1Instance instance() { return {load, start}; }
-};
+template <int kRow, bool kFp16>
+cudaError_t Flash1Kernel<kRow, kFp16>::load() {
+  static_assert(kFlash1Bytes<kRow, kFp16> <= kFlash1Kernels[kRow].shared_bytes,
+                "A row of the table fits the shared memory that it is for.");
+  return cuda::load(flash1_forward_kernel<kRow, kFp16>, kFlash1Bytes<kRow, kFp16>);
+}
+
+template <int kRow, bool kFp16>
+cudaError_t Flash1Kernel<kRow, kFp16>::start(const Parameters& parameters, std::int64_t blocks,
+                                             cudaStream_t stream) {
+  constexpr int kThreads = kFlash1Kernels[kRow].config(kFp16).threads();
+  return launch(flash1_forward_kernel<kRow, kFp16>, {blocks, kThreads, kFlash1Bytes<kRow, kFp16>},
+                stream, parameters);
+}
 
 }  // namespace tilewise::cuda::ladder

@@ -1,15 +1,15 @@
 #include "cuda/ladder/launch.h"
 
-#include "cuda/ladder/config.h"
+#include <array>
+#include <utility>
+
+#include "cuda/host/traffic.h"
+#include "cuda/ladder/kernel_table.h"
 #include "cuda/ladder/parameters.h"
-#include "cuda/sm80/frame.h"
-#include "cuda/traffic.h"
+#include "cuda/sm80/host.h"
 #include "math/integer.h"
 
 namespace tilewise::cuda::ladder {
-
-extern const Flash1Instance kFlash1_bf16[2], kFlash1_fp16[2];
-extern const StandardInstance kStandard_bf16[2], kStandard_fp16[2];
 
 namespace {
 
@@ -20,17 +20,45 @@ int row_for(const Problem& problem, bool) {
   return tile_row(math::max(problem.head_dim, problem.value_dim), sm80::shared_bytes(problem));
 }
 
-const TileRow& flash1_tile(const Problem& problem) { return kFlash1Tiles[row_for(problem, false)]; }
+const TileRow& flash1_tile(const Problem& problem) {
+  return kFlash1Kernels[row_for(problem, false)];
+}
 const TileRow& standard_tile(const Problem& problem) {
-  return kStandardTiles[row_for(problem, false)];
+  return kStandardKernels[row_for(problem, false)];
+}
+using Start = cudaError_t (*)(const Parameters& parameters, std::int64_t blocks,
+                              cudaStream_t stream);
+struct Flash1Instance {
+  sm80::Load load;
+  Start start;
+};
+struct StandardInstance {
+  sm80::Load load;
+  Start start_scores;
+  Start start_values;
+};
+
+std::size_t instance_index(const Problem& problem) {
+  return static_cast<std::size_t>(2 * row_for(problem, false) +
+                                  (problem.dtype == TILEWISE_FP16 ? 1 : 0));
 }
 const Flash1Instance& flash1_instance(const Problem& problem) {
-  const int row = row_for(problem, false);
-  return problem.dtype == TILEWISE_FP16 ? kFlash1_fp16[row] : kFlash1_bf16[row];
+  static constexpr auto kInstances = []<std::size_t... kIndex>(std::index_sequence<kIndex...>) {
+    return std::array{Flash1Instance{Flash1Kernel<kIndex / 2, kIndex % 2 != 0>::load,
+                                     Flash1Kernel<kIndex / 2, kIndex % 2 != 0>::start}...};
+  }
+  (std::make_index_sequence<2 * kKernelRows>());
+  return kInstances[instance_index(problem)];
 }
 const StandardInstance& standard_instance(const Problem& problem) {
-  const int row = row_for(problem, false);
-  return problem.dtype == TILEWISE_FP16 ? kStandard_fp16[row] : kStandard_bf16[row];
+  static constexpr auto kInstances = []<std::size_t... kIndex>(std::index_sequence<kIndex...>) {
+    return std::array{
+        StandardInstance{StandardKernel<kIndex / 2, kIndex % 2 != 0>::load,
+                         StandardKernel<kIndex / 2, kIndex % 2 != 0>::start_scores,
+                         StandardKernel<kIndex / 2, kIndex % 2 != 0>::start_values}...};
+  }
+  (std::make_index_sequence<2 * kKernelRows>());
+  return kInstances[instance_index(problem)];
 }
 int flash1_q_tile(const Problem& problem, bool) {
   return flash1_tile(problem).config(false).q_tile();
@@ -45,7 +73,7 @@ problem::Status check_problem(const Problem& problem, int (*q_tile_for)(const Pr
   if (device != TILEWISE_OK) return device;
   if (problem.dtype != TILEWISE_BF16 && problem.dtype != TILEWISE_FP16)
     return fail(TILEWISE_UNSUPPORTED, "q, k and v are not bf16 or fp16");
-  return sm80::check_tiles(problem, kMostColumns, sm80::kSmall, row_for, q_tile_for);
+  return sm80::check_tiles(problem, kMaxColumns, sm80::kSmall, row_for, q_tile_for);
 }
 
 // Loads what `load` does, then what stands around it.
@@ -119,7 +147,7 @@ problem::Status run_flash1(const Problem& problem, const problem::RunContext& co
   Parameters parameters = {};
   // The scores get their scale, whatever its sign, before the exponent.
   parameters.tiles = sm80::parameters_for(problem, q_tile, true, places, context.workspace);
-  parameters.tiles.schedule.section = 0;
+  parameters.tiles.schedule.swizzle = 0;
   parameters.tiles.packed.longest_first = false;
   parameters.out = at<float>(context.workspace, places.out);
   parameters.states = at<float>(context.workspace, places.states);

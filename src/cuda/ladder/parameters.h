@@ -27,18 +27,22 @@ struct Parameters {
   }
 };
 
-using Start = cudaError_t (*)(const Parameters& parameters, std::int64_t blocks,
-                              cudaStream_t stream);
-
-// A compiled kernel, or the two of the standard algorithm that multiply.
-struct Flash1Instance {
-  sm80::Load load;
-  Start start;
+// The compiled kernels: a row of a table and a type each. Each is instantiated in a source file
+// that CMakeLists.txt makes.
+template <int kRow, bool kFp16>
+struct Flash1Kernel {
+  static cudaError_t load();
+  // blocks: one for each head of each sequence
+  static cudaError_t start(const Parameters& parameters, std::int64_t blocks, cudaStream_t stream);
 };
-struct StandardInstance {
-  sm80::Load load;
-  Start start_scores;
-  Start start_values;
+// The two products of standard attention. blocks: one for each tile of queries
+template <int kRow, bool kFp16>
+struct StandardKernel {
+  static cudaError_t load();
+  static cudaError_t start_scores(const Parameters& parameters, std::int64_t blocks,
+                                  cudaStream_t stream);
+  static cudaError_t start_values(const Parameters& parameters, std::int64_t blocks,
+                                  cudaStream_t stream);
 };
 
 // Probabilities and lse from scores, a row at a time. Rows are numbered in 32 bits: at 64 keys, S

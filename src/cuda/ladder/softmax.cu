@@ -1,9 +1,9 @@
-// P = softmax(S), a block for each row; the row is read twice, for its state and for its weights.
+// P = softmax(S), a block for each row; the row is read twice, for its state and for its probs.
+#include "cuda/host/launch.cuh"
+#include "cuda/host/load.h"
+#include "cuda/host/sequences.cuh"
 #include "cuda/ladder/parameters.h"
-#include "cuda/launch.cuh"
-#include "cuda/load.h"
-#include "cuda/ptx/number.cuh"
-#include "cuda/sequences.cuh"
+#include "cuda/ptx/arithmetic.cuh"
 #include "math/integer.h"
 #include "math/philox.h"
 #include "math/softmax_state.h"
@@ -64,7 +64,7 @@ __device__ void write_probs(const Parameters& parameters, const Row& row, float 
                             float scale) {
   const Problem& problem = parameters.tiles.problem;
   const float* const scores = parameters.scores + row.number * parameters.score_stride;
-  std::uint16_t* const probs = parameters.probs + row.number * parameters.score_stride;
+  std::uint16_t* const row_probs = parameters.probs + row.number * parameters.score_stride;
   const math::DropoutRule rule =
       math::dropout_rule(problem.dropout_p, problem.dropout_seed, problem.dropout_offset);
   const std::int64_t head_index = row.sequence.batch * problem.heads + row.head;
@@ -72,22 +72,22 @@ __device__ void write_probs(const Parameters& parameters, const Row& row, float 
   const std::int32_t step = 4 * static_cast<std::int32_t>(blockDim.x);
   for (std::int32_t c = 4 * threadIdx.x; c < row.columns; c += step) {
     const float4 four = *reinterpret_cast<const float4*>(scores + c);
-    float weights[4] = {weight_of(four.x, anchor), weight_of(four.y, anchor),
-                        weight_of(four.z, anchor), weight_of(four.w, anchor)};
-    for (float& weight : weights) weight *= scale;
+    float probs[4] = {weight_of(four.x, anchor), weight_of(four.y, anchor),
+                      weight_of(four.z, anchor), weight_of(four.w, anchor)};
+    for (float& prob : probs) prob *= scale;
     if (problem.dropout_p > 0) {
       const math::Philox4 words = math::dropout_words(rule, head_index, row.row, c / 4);
       for (int i = 0; i < 4; ++i) {
-        if (words.word[i] < rule.threshold) weights[i] = 0;
+        if (words.word[i] < rule.threshold) probs[i] = 0;
       }
     }
     const bool fp16 = problem.dtype == TILEWISE_FP16;
     std::uint32_t pairs[2];
     for (int i = 0; i < 2; ++i) {
-      pairs[i] = fp16 ? ptx::pack<true>(weights[2 * i], weights[2 * i + 1])
-                      : ptx::pack<false>(weights[2 * i], weights[2 * i + 1]);
+      pairs[i] = fp16 ? ptx::pack<true>(probs[2 * i], probs[2 * i + 1])
+                      : ptx::pack<false>(probs[2 * i], probs[2 * i + 1]);
     }
-    *reinterpret_cast<uint2*>(probs + c) = make_uint2(pairs[0], pairs[1]);
+    *reinterpret_cast<uint2*>(row_probs + c) = make_uint2(pairs[0], pairs[1]);
   }
 }
 

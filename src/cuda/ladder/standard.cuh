@@ -3,10 +3,10 @@
 // products; a block has a tile of queries and walks over all keys, visible or not.
 #pragma once
 
-#include "cuda/ladder/config.h"
+#include "cuda/host/launch.cuh"
+#include "cuda/host/load.h"
+#include "cuda/ladder/kernel_table.h"
 #include "cuda/ladder/parameters.h"
-#include "cuda/launch.cuh"
-#include "cuda/load.h"
 #include "cuda/sm80/epilogue.cuh"
 #include "cuda/sm80/tile_step.cuh"
 
@@ -28,15 +28,15 @@ class Scores : public sm80::TileStep<kConfig> {
     sm80::load_tile<kConfig.q_tile(), kConfig.columns, kConfig.threads()>(tile_.q, tile_.first,
                                                                           shared_.q);
     this->load_k(0, 0);
-    ptx::commit_copies();
+    ptx::cp_async_commit();
     if (threadIdx.x < 32) mask_.gather();
-    if (threadIdx.x == 0) shared_.careful = false;
+    if (threadIdx.x == 0) shared_.non_finite_pass = false;
     for (std::int32_t key = 0; key * kConfig.k_tile < keys; ++key) {
       const int stage = key % 2;
-      ptx::wait_copies<0>();
+      ptx::cp_async_wait<0>();
       __syncthreads();
       if ((key + 1) * kConfig.k_tile < keys) this->load_k(key + 1, stage ^ 1);
-      ptx::commit_copies();
+      ptx::cp_async_commit();
       float scores[1][kScores];
       this->multiply_scores(stage, scores);
       this->apply_rules(key, mask_.kind(shared_.mask.tiles, key), scores);
@@ -73,7 +73,7 @@ template <KernelConfig kConfig>
 class Values : public sm80::TileStep<kConfig> {
  public:
   using Step = sm80::TileStep<kConfig>;
-  using ProbLayout = tile::RowTile<kConfig.k_tile>;
+  using ProbLayout = tile::LdmatrixTile<kConfig.k_tile>;
   static_assert(kConfig.stages == 2 && Step::kParts == 1, "As the loop is written.");
   static_assert(kConfig.q_tile() == kConfig.columns, "A tile of P is as large as one of K.");
 
@@ -82,17 +82,17 @@ class Values : public sm80::TileStep<kConfig> {
 
   __device__ __forceinline__ void run() {
     const std::int32_t keys = static_cast<std::int32_t>(tile_.sequence.k_len);
-    if (threadIdx.x == 0) shared_.careful = false;
+    if (threadIdx.x == 0) shared_.non_finite_pass = false;
     this->clear();
     load(0);
     for (std::int32_t key = 0; key * kConfig.k_tile < keys; ++key) {
       const int stage = key % 2;
-      ptx::wait_copies<0>();
+      ptx::cp_async_wait<0>();
       __syncthreads();
       if ((key + 1) * kConfig.k_tile < keys) load(key + 1);
       multiply(stage);
     }
-    ptx::wait_copies<0>();
+    ptx::cp_async_wait<0>();
     __syncthreads();
     close();
   }
@@ -118,7 +118,7 @@ class Values : public sm80::TileStep<kConfig> {
                                                                            shared_.k[key % 2]);
       this->load_v(key, key % 2);
     }
-    ptx::commit_copies();
+    ptx::cp_async_commit();
   }
 
   // out += P V
@@ -131,7 +131,7 @@ class Values : public sm80::TileStep<kConfig> {
 #pragma unroll 1
     for (int step = 0; step < kKeySteps; ++step) {
       std::uint32_t a[4];
-      ptx::load_matrices(a, tile::step_address<kConfig.k_tile>(probs, step));
+      ptx::ldmatrix_x4(a, tile::step_address<kConfig.k_tile>(probs, step));
 #pragma unroll
       for (int n = 0; n < kSteps; ++n) this->multiply_block(values, step, n, a, 4);
     }
@@ -141,7 +141,7 @@ class Values : public sm80::TileStep<kConfig> {
   __device__ __forceinline__ void close() {
     for (math::SoftmaxState<float>& state : states_[0].row) state = {0, 1};
     sm80::Epilogue<kConfig> epilogue(parameters_, shared_, out_, states_);
-    if (__syncthreads_or(epilogue.is_spoilt())) this->be_careful();
+    if (__syncthreads_or(epilogue.has_non_finite())) this->begin_non_finite_pass();
     const float scales[1][tile::kRowsPerLane] = {{1, 1}};
     epilogue.store(scales);
     epilogue.mark(scales);
@@ -150,10 +150,9 @@ class Values : public sm80::TileStep<kConfig> {
   const Parameters& given_;
 };
 
-// A block for each tile of queries. kCode stands for a configuration (sm80::encode()).
-template <std::uint32_t kCode, template <KernelConfig> class Product>
+// A block for each tile of queries. The row and the type stand for the configuration.
+template <KernelConfig kConfig, template <KernelConfig> class Product>
 __device__ __forceinline__ void run_product(const Parameters& parameters) {
-  constexpr KernelConfig kConfig = sm80::decode(kCode);
   auto& shared = *reinterpret_cast<sm80::Shared<kConfig>*>(dynamic_shared());
   const sm80::Parameters& tiles = parameters.tiles;
   const std::int32_t index = static_cast<std::int32_t>(blockIdx.x);
@@ -162,40 +161,45 @@ __device__ __forceinline__ void run_product(const Parameters& parameters) {
   __syncthreads();
   Product<kConfig>(parameters, shared).run();
 }
-template <std::uint32_t kCode>
-__global__ void __launch_bounds__(sm80::decode(kCode).threads(), sm80::decode(kCode).blocks)
+template <int kRow, bool kFp16>
+__global__ void __launch_bounds__(kStandardKernels[kRow].config(kFp16).threads(),
+                                  kStandardKernels[kRow].config(kFp16).blocks)
     scores_forward_kernel(const __grid_constant__ Parameters parameters) {
-  run_product<kCode, Scores>(parameters);
+  run_product<kStandardKernels[kRow].config(kFp16), Scores>(parameters);
 }
-template <std::uint32_t kCode>
-__global__ void __launch_bounds__(sm80::decode(kCode).threads(), sm80::decode(kCode).blocks)
+template <int kRow, bool kFp16>
+__global__ void __launch_bounds__(kStandardKernels[kRow].config(kFp16).threads(),
+                                  kStandardKernels[kRow].config(kFp16).blocks)
     values_forward_kernel(const __grid_constant__ Parameters parameters) {
-  run_product<kCode, Values>(parameters);
+  run_product<kStandardKernels[kRow].config(kFp16), Values>(parameters);
 }
 
-template <bool kFp16, int kRow>
-struct StandardLaunch {
-  static constexpr KernelConfig kConfig = kStandardTiles[kRow].config(kFp16);
-  static constexpr std::uint32_t kCode = sm80::encode(kConfig);
-  static constexpr int kBytes = sizeof(sm80::Shared<kConfig>);
-  static_assert(kBytes <= kStandardTiles[kRow].shared_bytes,
-                "A row of the table fits the shared memory that it is for.");
+template <int kRow, bool kFp16>
+inline constexpr int kStandardBytes = sizeof(sm80::Shared<kStandardKernels[kRow].config(kFp16)>);
 
-  static cudaError_t load() {
-    const cudaError_t error = cuda::load(scores_forward_kernel<kCode>, kBytes);
-    return error == cudaSuccess ? cuda::load(values_forward_kernel<kCode>, kBytes) : error;
-  }
-  static cudaError_t start_scores(const Parameters& parameters, std::int64_t blocks,
-                                  cudaStream_t stream) {
-    return launch(scores_forward_kernel<kCode>, {blocks, kConfig.threads(), kBytes}, stream,
-                  parameters);
-  }
-  static cudaError_t start_values(const Parameters& parameters, std::int64_t blocks,
-                                  cudaStream_t stream) {
-    return launch(values_forward_kernel<kCode>, {blocks, kConfig.threads(), kBytes}, stream,
-                  parameters);
-  }
-  static constexpr StandardInstance instance() { return {load, start_scores, start_values}; }
-};
+template <int kRow, bool kFp16>
+cudaError_t StandardKernel<kRow, kFp16>::load() {
+  constexpr int kBytes = kStandardBytes<kRow, kFp16>;
+  static_assert(kBytes <= kStandardKernels[kRow].shared_bytes,
+                "A row of the table fits the shared memory that it is for.");
+  const cudaError_t error = cuda::load(scores_forward_kernel<kRow, kFp16>, kBytes);
+  return error == cudaSuccess ? cuda::load(values_forward_kernel<kRow, kFp16>, kBytes) : error;
+}
+
+template <int kRow, bool kFp16>
+cudaError_t StandardKernel<kRow, kFp16>::start_scores(const Parameters& parameters,
+                                                      std::int64_t blocks, cudaStream_t stream) {
+  constexpr int kThreads = kStandardKernels[kRow].config(kFp16).threads();
+  return launch(scores_forward_kernel<kRow, kFp16>, {blocks, kThreads, kStandardBytes<kRow, kFp16>},
+                stream, parameters);
+}
+
+template <int kRow, bool kFp16>
+cudaError_t StandardKernel<kRow, kFp16>::start_values(const Parameters& parameters,
+                                                      std::int64_t blocks, cudaStream_t stream) {
+  constexpr int kThreads = kStandardKernels[kRow].config(kFp16).threads();
+  return launch(values_forward_kernel<kRow, kFp16>, {blocks, kThreads, kStandardBytes<kRow, kFp16>},
+                stream, parameters);
+}
 
 }  // namespace tilewise::cuda::ladder

@@ -11,8 +11,8 @@ namespace tilewise::cuda::ptx {
 // d: 4 registers; a: 4; b: 2, of lane l the rows 2 (l % 4), + 1 (+ 8 in the second) of column l
 // / 4.
 template <bool kFp16>
-__device__ __forceinline__ void multiply(float* d, const std::uint32_t* a, std::uint32_t b0,
-                                         std::uint32_t b1) {
+__device__ __forceinline__ void mma_m16n8k16(float* d, const std::uint32_t* a, std::uint32_t b0,
+                                             std::uint32_t b1) {
   if constexpr (kFp16) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
         "{%0,%1,%2,%3};"

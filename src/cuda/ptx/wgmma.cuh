@@ -4,8 +4,8 @@
 // Order: begin() before the first product, and again whenever registers of an operand were written
 // by other instructions; any number of products; commit(); wait<n>() until at most n committed
 // groups are unfinished. Between a product and that wait nobody touches its registers, nor
-// overwrites its shared memory. The compiler does not know that the results come late: settle()
-// keeps it from moving reads of them before the wait.
+// overwrites its shared memory. The compiler does not know that the results come late:
+// fence_operand() keeps it from moving reads of them before the wait.
 #pragma once
 
 #include <cstdint>
@@ -13,28 +13,28 @@
 namespace tilewise::cuda::ptx {
 
 // wgmma.fence (9.7.15.7.1)
-__device__ __forceinline__ void begin_products() {
+__device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 // wgmma.commit_group (9.7.15.7.2)
-__device__ __forceinline__ void commit_products() {
+__device__ __forceinline__ void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 // wgmma.wait_group (9.7.15.7.3)
 template <int kGroups>
-__device__ __forceinline__ void wait_products() {
+__device__ __forceinline__ void wgmma_wait() {
   static_assert(kGroups >= 0 && kGroups <= 7, "wgmma.wait_group takes 0 to 7 groups.");
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory");
 }
 
 template <int kCount>
-__device__ __forceinline__ void settle(float (&registers)[kCount]) {
+__device__ __forceinline__ void fence_operand(float (&registers)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
 
 template <int kCount>
-__device__ __forceinline__ void settle(std::uint32_t (&registers)[kCount]) {
+__device__ __forceinline__ void fence_operand(std::uint32_t (&registers)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(registers[i])::"memory");
 }
@@ -63,38 +63,38 @@ __device__ __forceinline__ void settle(std::uint32_t (&registers)[kCount]) {
 //   values:  d (+)= A B, A (64, 16) in registers, B (16, N) in shared memory, rows contiguous
 // a, b: descriptors of tile/descriptor.cuh. `add` false: the sum starts here.
 template <int kWidth>
-struct Product;
+struct Wgmma;
 
-#define TILEWISE_PRODUCT(WIDTH, REGISTERS, A, B, C, D, E, F, ...)                                \
-  template <>                                                                                    \
-  struct Product<WIDTH> {                                                                        \
-    template <bool kFp16>                                                                        \
-    static __device__ __forceinline__ void scores(float (&d)[WIDTH / 2], std::uint64_t a,        \
-                                                  std::uint64_t b, bool add) {                   \
-      if constexpr (kFp16) {                                                                     \
-        TILEWISE_SCORES(WIDTH, "f16", REGISTERS, A, B, C, __VA_ARGS__);                          \
-      } else {                                                                                   \
-        TILEWISE_SCORES(WIDTH, "bf16", REGISTERS, A, B, C, __VA_ARGS__);                         \
-      }                                                                                          \
-    }                                                                                            \
-    template <bool kFp16>                                                                        \
-    static __device__ __forceinline__ void values(float (&d)[WIDTH / 2], const std::uint32_t* a, \
-                                                  std::uint64_t b, bool add) {                   \
-      if constexpr (kFp16) {                                                                     \
-        TILEWISE_VALUES(WIDTH, "f16", REGISTERS, A, B, C, D, E, F, __VA_ARGS__);                 \
-      } else {                                                                                   \
-        TILEWISE_VALUES(WIDTH, "bf16", REGISTERS, A, B, C, D, E, F, __VA_ARGS__);                \
-      }                                                                                          \
-    }                                                                                            \
+#define TILEWISE_WGMMA(WIDTH, REGISTERS, A, B, C, D, E, F, ...)                              \
+  template <>                                                                                \
+  struct Wgmma<WIDTH> {                                                                      \
+    template <bool kFp16>                                                                    \
+    static __device__ __forceinline__ void ss(float (&d)[WIDTH / 2], std::uint64_t a,        \
+                                              std::uint64_t b, bool add) {                   \
+      if constexpr (kFp16) {                                                                 \
+        TILEWISE_WGMMA_SS(WIDTH, "f16", REGISTERS, A, B, C, __VA_ARGS__);                    \
+      } else {                                                                               \
+        TILEWISE_WGMMA_SS(WIDTH, "bf16", REGISTERS, A, B, C, __VA_ARGS__);                   \
+      }                                                                                      \
+    }                                                                                        \
+    template <bool kFp16>                                                                    \
+    static __device__ __forceinline__ void rs(float (&d)[WIDTH / 2], const std::uint32_t* a, \
+                                              std::uint64_t b, bool add) {                   \
+      if constexpr (kFp16) {                                                                 \
+        TILEWISE_WGMMA_RS(WIDTH, "f16", REGISTERS, A, B, C, D, E, F, __VA_ARGS__);           \
+      } else {                                                                               \
+        TILEWISE_WGMMA_RS(WIDTH, "bf16", REGISTERS, A, B, C, D, E, F, __VA_ARGS__);          \
+      }                                                                                      \
+    }                                                                                        \
   };
-#define TILEWISE_SCORES(WIDTH, TYPE, REGISTERS, A, B, C, ...)                                      \
+#define TILEWISE_WGMMA_SS(WIDTH, TYPE, REGISTERS, A, B, C, ...)                                    \
   asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #C                                         \
                ", 0;\n"                                                                            \
                "wgmma.mma_async.sync.aligned.m64n" #WIDTH "k16.f32." TYPE "." TYPE "\n{" REGISTERS \
                "}, %" #A ", %" #B ", add, 1, 1, 0, 0;\n}\n"                                        \
                : __VA_ARGS__                                                                       \
                : "l"(a), "l"(b), "r"(static_cast<std::int32_t>(add)))
-#define TILEWISE_VALUES(WIDTH, TYPE, REGISTERS, A, B, C, D, E, F, ...)                             \
+#define TILEWISE_WGMMA_RS(WIDTH, TYPE, REGISTERS, A, B, C, D, E, F, ...)                           \
   asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #F                                         \
                ", 0;\n"                                                                            \
                "wgmma.mma_async.sync.aligned.m64n" #WIDTH "k16.f32." TYPE "." TYPE "\n{" REGISTERS \
@@ -103,16 +103,16 @@ struct Product;
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                               \
                  "r"(static_cast<std::int32_t>(add)))
 
-TILEWISE_PRODUCT(64, TILEWISE_R0, 32, 33, 34, 35, 36, 37, TILEWISE_D32(d, 0))
-TILEWISE_PRODUCT(128, TILEWISE_R0 "," TILEWISE_R32, 64, 65, 66, 67, 68, 69, TILEWISE_D32(d, 0),
-                 TILEWISE_D32(d, 32))
-TILEWISE_PRODUCT(256, TILEWISE_R0 "," TILEWISE_R32 "," TILEWISE_R64 "," TILEWISE_R96, 128, 129, 130,
-                 131, 132, 133, TILEWISE_D32(d, 0), TILEWISE_D32(d, 32), TILEWISE_D32(d, 64),
-                 TILEWISE_D32(d, 96))
+TILEWISE_WGMMA(64, TILEWISE_R0, 32, 33, 34, 35, 36, 37, TILEWISE_D32(d, 0))
+TILEWISE_WGMMA(128, TILEWISE_R0 "," TILEWISE_R32, 64, 65, 66, 67, 68, 69, TILEWISE_D32(d, 0),
+               TILEWISE_D32(d, 32))
+TILEWISE_WGMMA(256, TILEWISE_R0 "," TILEWISE_R32 "," TILEWISE_R64 "," TILEWISE_R96, 128, 129, 130,
+               131, 132, 133, TILEWISE_D32(d, 0), TILEWISE_D32(d, 32), TILEWISE_D32(d, 64),
+               TILEWISE_D32(d, 96))
 
-#undef TILEWISE_PRODUCT
-#undef TILEWISE_SCORES
-#undef TILEWISE_VALUES
+#undef TILEWISE_WGMMA
+#undef TILEWISE_WGMMA_SS
+#undef TILEWISE_WGMMA_RS
 #undef TILEWISE_D8
 #undef TILEWISE_D32
 #undef TILEWISE_R0

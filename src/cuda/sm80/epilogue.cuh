@@ -1,12 +1,12 @@
 // The end of a tile: rows are closed, written, and marked where the fast path could not do them.
 #pragma once
 
-#include "cuda/ptx/store.cuh"
-#include "cuda/sm80/pair.cuh"
+#include "cuda/ptx/global_store.cuh"
 #include "cuda/sm80/parameters.h"
-#include "cuda/sm80/work.cuh"
-#include "cuda/tile/finish.cuh"
-#include "cuda/tile/rows.h"
+#include "cuda/sm80/warp_pair.cuh"
+#include "cuda/sm80/work_tile.cuh"
+#include "cuda/tile/finalise.cuh"
+#include "cuda/tile/ldmatrix_tile.h"
 
 namespace tilewise::cuda::sm80 {
 
@@ -17,7 +17,7 @@ class Epilogue {
   static constexpr bool kPaired = kConfig.paired;
   static constexpr int kColumns = kConfig.columns / kConfig.column_parts();  // of the warp
   static constexpr int kOut = kColumns / 2;
-  using Layout = tile::RowTile<kConfig.columns>;
+  using Layout = tile::LdmatrixTile<kConfig.columns>;
 
   // out and states: of the lane's rows
   __device__ __forceinline__ Epilogue(const Parameters& parameters, Shared<kConfig>& shared,
@@ -25,8 +25,9 @@ class Epilogue {
       : parameters_(parameters), shared_(shared), tile_(shared.tile), out_(out), states_(states) {}
 
   // Closes the sums; whether something of this lane is not finite, or a row that saw keys has no
-  // weight. Without the scale, which may bring back into range what is not: the careful pass looks.
-  __device__ __forceinline__ bool is_spoilt() {
+  // prob. Without the scale, which may bring back into range what is not: the non_finite_pass pass
+  // looks.
+  __device__ __forceinline__ bool has_non_finite() {
     close_sums();
     float total = 0;
 #pragma unroll
@@ -66,26 +67,26 @@ class Epilogue {
     }
   }
 
-  // Rows for the repair kernel; there are none but after a careful pass.
+  // Rows for the repair kernel; there are none but after a non_finite_pass pass.
   __device__ __forceinline__ void mark(const float (&scales)[kParts][tile::kRowsPerLane]) {
     const int lane = threadIdx.x % 32;
     std::uint32_t marks[kParts] = {};
-    const bool careful = shared_.careful;
-    if (careful) {
+    const bool non_finite_pass = shared_.non_finite_pass;
+    if (non_finite_pass) {
 #pragma unroll
       for (int i = 0; i < kParts * tile::kRowsPerLane; ++i) {
         const int row = i / 2 * 16 + tile::lane_row(lane, i % 2);
-        const bool bad = (shared_.seen[threadIdx.x] >> i & 1) != 0 ||
-                         shared_.bad_row[first_row() + row] != 0 ||
-                         tile::is_out_of_range(out_[i / 2], i % 2, scales[i / 2][i % 2],
-                                               states_[i / 2].row[i % 2]);
-        if (bad && is_inside(row)) marks[i / 2] |= 1u << row % 16;
+        const bool non_finite = (shared_.seen[threadIdx.x] >> i & 1) != 0 ||
+                                shared_.non_finite_row[first_row() + row] != 0 ||
+                                tile::is_non_finite(out_[i / 2], i % 2, scales[i / 2][i % 2],
+                                                    states_[i / 2].row[i % 2]);
+        if (non_finite && is_inside(row)) marks[i / 2] |= 1u << row % 16;
       }
     }
 #pragma unroll
     for (int part = 0; part < kParts; ++part) marks[part] = __reduce_or_sync(~0u, marks[part]);
     if constexpr (kPaired) {
-      if (careful) join(marks);
+      if (non_finite_pass) join(marks);
     }
     if (lane != 0 || column_part<kConfig>() != 0) return;
     // Not by first_row(), which would stay in a register from before the loops on.
@@ -135,7 +136,7 @@ class Epilogue {
   // find it again.
   __device__ __forceinline__ static int first_row() {
     if constexpr (kParts == 2) return warp_row<kConfig>();
-    return static_cast<int>(ptx::kept(threadIdx.x) / 32) * 16;
+    return static_cast<int>(ptx::opaque(threadIdx.x) / 32) * 16;
   }
 
   __device__ __forceinline__ static int first_column() { return column_part<kConfig>() * kColumns; }
@@ -152,15 +153,15 @@ class Epilogue {
     for (int i = 1; i < kRows; ++i) {
       if (own == i) state = states_[i / 2].row[i % 2];
     }
-    const float rounding = tile::rounding_of(state.max, parameters_.unit);
-    state.max *= parameters_.unit;
+    const float rounding = tile::anchor_rounding_of(state.max, parameters_.scale_log2);
+    state.max *= parameters_.scale_log2;
     float sink = -math::Limits<float>::kInfinity;
     if (problem.sink.present()) {
       sink = static_cast<const float*>(problem.sink.data)[problem.sink.offset(0, tile_.head, 0)];
     }
-    math::Finalised<float> closed = tile::close_row(state, sink);
+    math::Finalised<float> closed = tile::finalise_row(state, sink);
     closed.scale *= rounding;
-    if (kConfig.general && problem.dropout_p > 0)
+    if (kConfig.score_mod && problem.dropout_p > 0)
       closed.scale *= static_cast<float>(1 / (1 - problem.dropout_p));
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
@@ -258,7 +259,7 @@ class Epilogue {
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
         if (step * 4 < rows_left && group * 64 < columns_left)
-          ptx::store_chunk(to + group * 64, chunks[step][group]);
+          ptx::st_global_v4(to + group * 64, chunks[step][group]);
       }
     }
   }

@@ -3,11 +3,11 @@
 
 #include <cuda_runtime_api.h>
 
-#include "cuda/sm80/config.h"
+#include "cuda/sm80/kernel_config.h"
 #include "cuda/tile/bands.h"
-#include "cuda/tile/neighbours.h"
-#include "cuda/tile/scaling.h"
-#include "cuda/tile/schedule.h"
+#include "cuda/tile/pair_loads.h"
+#include "cuda/tile/scheduler.h"
+#include "cuda/tile/score_scaling.h"
 #include "problem/sequence.h"
 
 namespace tilewise::cuda::sm80 {
@@ -16,7 +16,7 @@ using problem::Problem;
 using problem::Sequence;
 using tile::PackedSchedule;
 using tile::Schedule;
-using tile::Work;
+using tile::TileCoord;
 
 // Tensors that can be moved 16 bytes at a time.
 struct Wide {
@@ -30,16 +30,16 @@ struct Whole {
 
 struct Parameters {
   Problem problem;
-  const Sequence* table;     // (B), nullptr for dense batches
-  Schedule schedule;         // of dense queries
-  PackedSchedule packed;     // of packed ones
-  const tile::Band* bands;   // (slices)
-  std::uint16_t* marks;      // (work, q_tile / 16): rows for the careful path, a bit for each
-  std::int32_t window_left;  // as problem's, at most tile::kLongest
+  const Sequence* table;    // (B), nullptr for dense batches
+  Schedule schedule;        // of dense queries
+  PackedSchedule packed;    // of packed ones
+  const tile::Band* bands;  // (slices)
+  std::uint16_t* marks;  // (work, q_tile / 16): rows for the non_finite_pass path, a bit for each
+  std::int32_t window_left;  // as problem's, at most tile::kMaxLength
   std::int32_t window_right;
-  float unit;  // what a unit of a score is worth as an exponent of 2
-  tile::Scaling scaling;
-  tile::Neighbours neighbours;
+  float scale_log2;  // what a scale_log2 of a score is worth as an exponent of 2
+  tile::ScoreScaling scaling;
+  tile::PairLoads pair_loads;
   Wide wide;
   Whole whole;
 };
@@ -48,11 +48,12 @@ using Start = cudaError_t (*)(const Parameters& parameters, std::int64_t blocks,
                               cudaStream_t stream);
 using Load = cudaError_t (*)();
 
-// A compiled kernel.
-struct Instance {
-  KernelConfig config;
-  Load load;
-  Start start;
+// A compiled forward kernel: a row of the table and a type. Each is instantiated in a source file
+// that CMakeLists.txt makes.
+template <int kRow, bool kFp16>
+struct ForwardKernel {
+  static cudaError_t load();
+  static cudaError_t start(const Parameters& parameters, std::int64_t blocks, cudaStream_t stream);
 };
 
 // What stands around the kernels, on the current device.
@@ -64,7 +65,7 @@ cudaError_t start_tile_starts(const Parameters& parameters, int q_tile, cudaStre
 // Fills bands (slices).
 cudaError_t start_bands(const Parameters& parameters, cudaStream_t stream);
 
-// Computes the marked rows by the careful path (cuda/reference_row.cuh).
+// Computes the marked rows by the non_finite_pass path (cuda/reference_row.cuh).
 cudaError_t start_repair(const Parameters& parameters, int q_tile, int blocks, cudaStream_t stream);
 
 }  // namespace tilewise::cuda::sm80

@@ -4,11 +4,11 @@
 #include "cuda/ptx/address.cuh"
 #include "cuda/sm80/parameters.h"
 #include "cuda/tile/bands.h"
-#include "cuda/tile/rows.h"
+#include "cuda/tile/ldmatrix_tile.h"
 
 namespace tilewise::cuda::sm80 {
 
-inline constexpr int kMostBands = 32;  // of a tile, in shared memory: one for each lane
+inline constexpr int kMaxBands = 32;  // of a tile, in shared memory: one for each lane
 
 // Rows of a tensor, from the first row of a sequence on.
 template <class Element>
@@ -47,9 +47,9 @@ struct alignas(16) TileRanges {
 
 // The structured mask of the tile.
 struct MaskTable {
-  tile::Band bands[kMostBands];
+  tile::Band bands[kMaxBands];
   std::int32_t count;  // of the bands that touch the tile, or of all that there are:
-  bool in_memory;      // more than kMostBands touch it, they stay where they are
+  bool in_memory;      // more than kMaxBands touch it, they stay where they are
   tile::Range keys;    // that some row sees
   bool no_full;        // full tiles are taken for partial ones
   TileRanges tiles;    // full ones only where there is one band
@@ -66,8 +66,8 @@ template <KernelConfig kConfig>
 struct alignas(16) Exchange {
   // Of a warp's rows, lane by lane: lane l has row l % 4 of the four of its quad.
   float rows[kConfig.warps][32];
-  // A tile's weights of the warp's keys, as operands of 16 keys and 16 rows.
-  uint4 weights[kConfig.warps][kConfig.k_tile / 32 * kConfig.row_parts][32];
+  // A tile's probs of the warp's keys, as operands of 16 keys and 16 rows.
+  uint4 probs[kConfig.warps][kConfig.k_tile / 32 * kConfig.row_parts][32];
 };
 struct NoExchange {};
 
@@ -82,12 +82,12 @@ struct Shared {
   Tile tile;
   MaskTable mask;
   From from[kKeepsFrom ? kConfig.threads() : 1];
-  // The careful pass: rows of Q and keys with an operand that is not finite; of each thread, a bit
-  // for each of its rows that saw one.
-  bool careful;
+  // The non_finite_pass pass: rows of Q and keys with an operand that is not finite; of each
+  // thread, a bit for each of its rows that saw one.
+  bool non_finite_pass;
   std::uint8_t seen[kConfig.threads()];
-  std::uint8_t bad_row[kConfig.q_tile()];
-  std::uint8_t bad_key[kConfig.k_tile];
+  std::uint8_t non_finite_row[kConfig.q_tile()];
+  std::uint8_t non_finite_key[kConfig.k_tile];
   std::conditional_t<kConfig.paired, Exchange<kConfig>, NoExchange> exchange;
 };
 

@@ -8,7 +8,7 @@
 
 namespace tilewise::cuda::tile {
 
-inline constexpr std::int64_t kMostRows = (std::int64_t{1} << 29) - 1;  // of a sequence
+inline constexpr std::int64_t kMaxRows = (std::int64_t{1} << 29) - 1;  // of a sequence
 
 struct Band {
   std::int32_t row_begin;

@@ -1,8 +1,8 @@
 // cap * tanh(score / cap), from products: scores before their scale.
 #pragma once
 
-#include "cuda/ptx/number.cuh"
-#include "cuda/tile/scaling.h"
+#include "cuda/ptx/arithmetic.cuh"
+#include "cuda/tile/score_scaling.h"
 #include "math/score_rule.h"
 
 namespace tilewise::cuda::tile {
@@ -10,25 +10,25 @@ namespace tilewise::cuda::tile {
 // To the rounding of fp32.
 struct ExactSoftcap {
   static constexpr bool kTwoForms = false;  // ShortSoftcap stands for it where that serves
-  Scaling scaling;
+  ScoreScaling scaling;
 
   __device__ __forceinline__ float operator()(float product) const {
     return math::softcapped(product * scaling.scale, scaling.cap);
   }
 };
 
-// For inputs of 16 bits, whose weights become 16 bits, and caps as they are in use (15 to 50):
+// For inputs of 16 bits, whose probs become 16 bits, and caps as they are in use (15 to 50):
 // tanh(y) = (e - 1) / (e + 1) with e = exp(2 y), an exponential, a reciprocal and five operations.
 // The relative error of e, 2^-22.5, is one of up to cap * 2^-23; others add up to 2^-21 of the
 // score.
 class ShortSoftcap {
  public:
-  __device__ __forceinline__ explicit ShortSoftcap(const Scaling& scaling)
+  __device__ __forceinline__ explicit ShortSoftcap(const ScoreScaling& scaling)
       : unit_(scaling.short_unit), cap_(scaling.cap) {}
 
   // NaN for NaN.
   __device__ __forceinline__ float operator()(float product) const {
-    const float e = ptx::exp2_approx(ptx::lesser_or_nan(product * unit_, kMost));
+    const float e = ptx::exp2_approx(ptx::min_nan(product * unit_, kMost));
     return __fmaf_rn(cap_, e, -cap_) * ptx::reciprocal_approx(e + 1);
   }
 
@@ -46,7 +46,7 @@ class ShortSoftcap {
 class Softcap {
  public:
   static constexpr bool kTwoForms = true;
-  __device__ __forceinline__ explicit Softcap(const Scaling& scaling) : scale_(scaling.scale) {
+  __device__ __forceinline__ explicit Softcap(const ScoreScaling& scaling) : scale_(scaling.scale) {
     // Beyond, the end of the numbers would be near; nobody sees such scores.
     const float within = fminf(fmaxf(scaling.cap, 0x1p-100f), 0x1p120f);
     const float size = fabsf(scale_);
@@ -56,7 +56,7 @@ class Softcap {
 
   // NaN for NaN.
   __device__ __forceinline__ float operator()(float product) const {
-    const float x = ptx::greater_or_nan(-bound_, ptx::lesser_or_nan(product, bound_));
+    const float x = ptx::max_nan(-bound_, ptx::min_nan(product, bound_));
     const float y = x * unit_;
     const float z = y * y;
     float above = __fmaf_rn(1.17330244e-05f * scale_, z, 2.97909546e-03f * scale_);

@@ -125,16 +125,18 @@ Barriers::Named& Barriers::come(std::uint32_t name, std::uint32_t threads) {
   return named;
 }
 
-void Barriers::sync_named(std::uint32_t name, std::uint32_t threads) {
+void Barriers::named_barrier_sync(std::uint32_t name, std::uint32_t threads) {
   const std::uint64_t before = name < kNames ? named_[name].completed : 0;
   const Named& named = come(name, threads);
   while (named.completed == before) wait_for(&named, "waits at named barrier", name);
   learn(known(), named.handover.passed);
 }
 
-void Barriers::arrive_named(std::uint32_t name, std::uint32_t threads) { come(name, threads); }
+void Barriers::named_barrier_arrive(std::uint32_t name, std::uint32_t threads) {
+  come(name, threads);
+}
 
-void Barriers::give_up_registers(int count) {
+void Barriers::setmaxnreg_dec(int count) {
   int& own = registers_[threadIdx.x];
   if (count > own) fail("setmaxnreg.dec: to %d from %d registers", count, own);
   free_registers_ += own - count;
@@ -142,7 +144,7 @@ void Barriers::give_up_registers(int count) {
   wake(&free_registers_);
 }
 
-void Barriers::take_registers(int count) {
+void Barriers::setmaxnreg_inc(int count) {
   int& own = registers_[threadIdx.x];
   if (count < own) fail("setmaxnreg.inc: to %d from %d registers", count, own);
   while (free_registers_ < count - own)

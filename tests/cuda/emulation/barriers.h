@@ -25,13 +25,13 @@ class Barriers {
   void check_copy(std::uint32_t address);
   void complete(std::uint32_t address, std::uint32_t bytes);
 
-  void sync_named(std::uint32_t name, std::uint32_t threads);
-  void arrive_named(std::uint32_t name, std::uint32_t threads);
+  void named_barrier_sync(std::uint32_t name, std::uint32_t threads);
+  void named_barrier_arrive(std::uint32_t name, std::uint32_t threads);
   // All threads of the block have met.
   void meet();
 
-  void give_up_registers(int count);
-  void take_registers(int count);
+  void setmaxnreg_dec(int count);
+  void setmaxnreg_inc(int count);
 
  private:
   static constexpr int kNames = 16;

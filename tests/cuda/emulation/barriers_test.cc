@@ -4,8 +4,8 @@
 #include <string>
 
 #include "cuda/emulation/hopper_support.h"
-#include "cuda/ptx/order.cuh"
-#include "cuda/ptx/registers.cuh"
+#include "cuda/ptx/memory_order.cuh"
+#include "cuda/ptx/setmaxnreg.cuh"
 
 namespace tilewise::cuda {
 namespace {
@@ -19,13 +19,13 @@ void phases_kernel(int phases, unsigned* seen) {
   __syncthreads();
   for (int phase = 0; phase < phases; ++phase) {
     ++count;
-    ptx::arrive(barrier_address());
-    ptx::wait(barrier_address(), static_cast<std::uint32_t>(phase % 2));
+    ptx::mbarrier_arrive(barrier_address());
+    ptx::mbarrier_wait(barrier_address(), static_cast<std::uint32_t>(phase % 2));
     if (phase == phases - 1) seen[threadIdx.x] = count;
-    ptx::sync_named(3, 128);
+    ptx::named_barrier_sync(3, 128);
   }
-  ptx::wait(barrier_address(), static_cast<std::uint32_t>((phases - 1) % 2));
-  ptx::wait(barrier_address(), static_cast<std::uint32_t>((phases - 1) % 2));  // still is
+  ptx::mbarrier_wait(barrier_address(), static_cast<std::uint32_t>((phases - 1) % 2));
+  ptx::mbarrier_wait(barrier_address(), static_cast<std::uint32_t>((phases - 1) % 2));  // still is
 }
 
 TEST(Barriers, PhasesFollowEachOther) {
@@ -41,10 +41,10 @@ void tested_kernel(unsigned* seen) {
   init_room(1);
   __syncthreads();
   if (threadIdx.x != 0) return;
-  seen[0] = ptx::test(barrier_address(), 0);
-  ptx::arrive(barrier_address());
-  seen[1] = ptx::test(barrier_address(), 0);
-  seen[2] = ptx::test(barrier_address(), 1);
+  seen[0] = ptx::mbarrier_test(barrier_address(), 0);
+  ptx::mbarrier_arrive(barrier_address());
+  seen[1] = ptx::mbarrier_test(barrier_address(), 0);
+  seen[2] = ptx::mbarrier_test(barrier_address(), 1);
 }
 
 TEST(Barriers, AreTested) {
@@ -61,9 +61,9 @@ void handed_kernel(unsigned* seen) {
   unsigned& value = *reinterpret_cast<unsigned*>(room().boxes[0]);
   if (threadIdx.x < 32) {
     value = 7;
-    ptx::arrive_named(1, 64);
+    ptx::named_barrier_arrive(1, 64);
   } else if (threadIdx.x < 64) {
-    ptx::sync_named(1, 64);
+    ptx::named_barrier_sync(1, 64);
     seen[threadIdx.x % 32] = value;
   }
 }
@@ -82,14 +82,14 @@ void partners_kernel(Between between) {
   init_room(64);
   const std::uint32_t own = threadIdx.x / 32;
   for (int time = 0; time < 2; ++time) {
-    ptx::arrive_named(1 + own, 64);
-    ptx::sync_named(1 + (own ^ 1), 64);
+    ptx::named_barrier_arrive(1 + own, 64);
+    ptx::named_barrier_sync(1 + (own ^ 1), 64);
     if (time == 1 || between == Between::kNothing) continue;
-    if (between == Between::kNamed) ptx::sync_named(3, 64);
+    if (between == Between::kNamed) ptx::named_barrier_sync(3, 64);
     if (between == Between::kBlock) __syncthreads();
     if (between != Between::kMBarrier) continue;
-    ptx::arrive(barrier_address());
-    ptx::wait(barrier_address(), 0);
+    ptx::mbarrier_arrive(barrier_address());
+    ptx::mbarrier_wait(barrier_address(), 0);
   }
 }
 
@@ -106,9 +106,9 @@ TEST(Barriers, NamedOnesAreOverBeforeTheyAreUsedAgain) {
 template <int kGiven, int kTaken>
 void registers_kernel() {
   if (threadIdx.x < 128) {
-    ptx::give_up_registers<kGiven>();
+    ptx::setmaxnreg_dec<kGiven>();
   } else {
-    ptx::take_registers<kTaken>();
+    ptx::setmaxnreg_inc<kTaken>();
   }
 }
 

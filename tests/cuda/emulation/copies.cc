@@ -24,9 +24,9 @@ void begin_copy(std::uint32_t to, const void* from, std::uint32_t bytes) {
   queue.copies.push_back({place, from, bytes, queue.group});
 }
 
-void commit_copies() { ++own_queue().group; }
+void cp_async_commit() { ++own_queue().group; }
 
-void wait_copies(int groups) {
+void cp_async_wait(int groups) {
   CopyQueue& queue = own_queue();
   const auto stays = [&](const CopyQueue::Copy& copy) {
     return copy.group >= queue.group - groups;

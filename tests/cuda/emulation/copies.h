@@ -29,9 +29,9 @@ using CopyQueues = std::array<CopyQueue, kMostThreads>;
 void begin_copy(std::uint32_t to, const void* from, std::uint32_t bytes);
 
 // The copies since the last call become a group.
-void commit_copies();
+void cp_async_commit();
 
 // All groups land but the last `groups`.
-void wait_copies(int groups);
+void cp_async_wait(int groups);
 
 }  // namespace tilewise::emulation

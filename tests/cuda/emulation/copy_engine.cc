@@ -154,7 +154,7 @@ void CopyEngine::commit() {
   for (Store& store : stores_) store.committed |= store.thread == machine().running;
 }
 
-void CopyEngine::wait_stores(bool read_only) {
+void CopyEngine::tma_store_wait(bool read_only) {
   const int own = machine().running;
   const auto is_awaited = [&](const Store& store) {
     return store.thread == own && store.committed && (store.numbers.empty() || !read_only);

@@ -57,7 +57,7 @@ class CopyEngine {
   // memory, or also written.
   void store(const void* map, const Coordinates& first, std::uint32_t from);
   void commit();
-  void wait_stores(bool read_only);
+  void tma_store_wait(bool read_only);
 
   // Lands one copy, the last or any, or takes a store a step further; false: there is none.
   bool go_on();

@@ -19,13 +19,13 @@ void box_kernel(const CUtensorMap* map, Corner corner, bool waits, unsigned char
   init_room(1);
   constexpr int kBytes = sizeof(room().boxes[0]);
   if (threadIdx.x == 0) {
-    ptx::arrive_expecting(barrier_address(), kBytes);
-    ptx::copy_tile(ptx::shared_address(room().boxes[0]), map, corner.column, corner.row,
-                   corner.head, corner.batch, barrier_address(), ptx::Keep::kLong);
+    ptx::mbarrier_arrive_expect_tx(barrier_address(), kBytes);
+    ptx::tma_load(ptx::shared_address(room().boxes[0]), map, corner.column, corner.row, corner.head,
+                  corner.batch, barrier_address(), ptx::L2Hint::kEvictLast);
   }
-  if (waits) ptx::wait(barrier_address(), 0);
+  if (waits) ptx::mbarrier_wait(barrier_address(), 0);
   for (int i = static_cast<int>(threadIdx.x); i < kBytes; i += 128) to[i] = room().boxes[0][i];
-  ptx::wait(barrier_address(), 0);
+  ptx::mbarrier_wait(barrier_address(), 0);
 }
 
 TEST(CopyEngine, BringsBoxesAndZerosFromOutside) {
@@ -52,7 +52,8 @@ TEST(CopyEngine, BringsBoxesAndZerosFromOutside) {
 
 void prefetch_kernel(const void* map, Corner corner) {
   if (threadIdx.x == 0) {
-    ptx::prefetch_tile(map, corner.column, corner.row, corner.head, corner.batch, ptx::Keep::kLong);
+    ptx::tma_prefetch(map, corner.column, corner.row, corner.head, corner.batch,
+                      ptx::L2Hint::kEvictLast);
   }
 }
 
@@ -86,13 +87,13 @@ void store_kernel(const CUtensorMap* map, Corner corner, Number first) {
     std::memcpy(room().boxes[0] + tile::swizzled(i / kPanel, i % kPanel * 2), &number,
                 sizeof(number));
   }
-  ptx::fence_shared_for_async();
+  ptx::fence_proxy_async();
   __syncthreads();
   if (threadIdx.x != 0) return;
-  ptx::store_tile(map, corner.column, corner.row, corner.head, corner.batch,
-                  ptx::shared_address(room().boxes[0]));
-  ptx::commit_stores();
-  ptx::wait_stores_read();
+  ptx::tma_store(map, corner.column, corner.row, corner.head, corner.batch,
+                 ptx::shared_address(room().boxes[0]));
+  ptx::tma_store_commit();
+  ptx::tma_store_wait_read();
 }
 
 TEST(CopyEngine, StoresBoxesAndNothingOutside) {

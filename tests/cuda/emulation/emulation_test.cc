@@ -5,12 +5,12 @@
 #include <string>
 
 #include "cuda/emulation/test_support.h"
-#include "cuda/load.h"
+#include "cuda/host/load.h"
 #include "cuda/ptx/address.cuh"
-#include "cuda/ptx/async_copy.cuh"
-#include "cuda/ptx/matrix_load.cuh"
+#include "cuda/ptx/arithmetic.cuh"
+#include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/ldmatrix.cuh"
 #include "cuda/ptx/mma.cuh"
-#include "cuda/ptx/number.cuh"
 
 namespace tilewise::cuda {
 namespace {
@@ -53,15 +53,15 @@ void product_kernel(const std::uint16_t* a, const std::uint16_t* b, float* d) {
   __syncwarp();
   std::uint32_t left[4];
   std::uint32_t right[4];
-  ptx::load_matrices(left, ptx::shared_address(tiles + lane % 16 * 16 + lane / 16 * 8));
+  ptx::ldmatrix_x4(left, ptx::shared_address(tiles + lane % 16 * 16 + lane / 16 * 8));
   if (kTransposed) {
-    ptx::load_transposed(right, ptx::shared_address(tiles + 256 + lane % 16 * 8));
+    ptx::ldmatrix_x4_trans(right, ptx::shared_address(tiles + 256 + lane % 16 * 8));
   } else {
-    ptx::load_matrices(right, ptx::shared_address(tiles + 256 + lane % 8 * 16 + lane / 8 % 2 * 8));
+    ptx::ldmatrix_x4(right, ptx::shared_address(tiles + 256 + lane % 8 * 16 + lane / 8 % 2 * 8));
   }
   float own[4];
   for (int i = 0; i < 4; ++i) own[i] = d[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2];
-  ptx::multiply<kFp16>(own, left, right[0], right[1]);
+  ptx::mma_m16n8k16<kFp16>(own, left, right[0], right[1]);
   for (int i = 0; i < 4; ++i) d[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = own[i];
 }
 
@@ -110,11 +110,11 @@ TEST(Emulation, RoundsToNearestEven) {
 void copy_kernel(const float* from /* (8) */, int waited, float* seen) {
   auto* const to = reinterpret_cast<float*>(dynamic_shared());
   for (int group = 0; group < 2; ++group) {
-    ptx::copy_chunk(ptx::shared_address(to + 4 * group), from + 4 * group);
-    ptx::commit_copies();
+    ptx::cp_async_16(ptx::shared_address(to + 4 * group), from + 4 * group);
+    ptx::cp_async_commit();
   }
-  if (waited == 1) ptx::wait_copies<1>();
-  if (waited == 2) ptx::wait_copies<0>();
+  if (waited == 1) ptx::cp_async_wait<1>();
+  if (waited == 2) ptx::cp_async_wait<0>();
   for (int group = 0; group < 2; ++group) seen[group] = to[4 * group + 3];
 }
 
@@ -148,9 +148,9 @@ TEST(Emulation, AMissingBarrierShows) {
   Numbers<float> seen(128);
   for (const bool waits : {false, true}) {
     ASSERT_EQ(message_of(neighbour_kernel, kBlock, waits, seen.data()), "");
-    int bad = 0;
-    for (std::size_t t = 0; t < 128; ++t) bad += seen[t] != 1.0f ? 1 : 0;
-    EXPECT_EQ(bad > 0, !waits);
+    int non_finite = 0;
+    for (std::size_t t = 0; t < 128; ++t) non_finite += seen[t] != 1.0f ? 1 : 0;
+    EXPECT_EQ(non_finite > 0, !waits);
   }
 }
 
@@ -176,8 +176,8 @@ void faulty_kernel(Fault fault) {
   if (fault == Fault::kOtherCollective) t % 2 == 0 ? __syncwarp() : (void)__any_sync(~0u, 1);
   if (fault == Fault::kLanesMissing && t % 32 != 9) __syncwarp();
   if (fault == Fault::kNotInMask) __syncwarp(1);
-  if (fault == Fault::kOutside) ptx::load_matrices(registers, first + 4096 - 16 * (t % 32 - 1));
-  if (fault == Fault::kUnaligned) ptx::load_matrices(registers, first + 8);
+  if (fault == Fault::kOutside) ptx::ldmatrix_x4(registers, first + 4096 - 16 * (t % 32 - 1));
+  if (fault == Fault::kUnaligned) ptx::ldmatrix_x4(registers, first + 8);
   if (fault == Fault::kNotShared) ptx::shared_address(&t);
   if (fault == Fault::kWritesBehind && t == 0) dynamic_shared()[4096] = 0;
   __syncthreads();

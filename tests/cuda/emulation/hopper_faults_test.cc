@@ -4,7 +4,7 @@
 #include <string>
 
 #include "cuda/emulation/hopper_support.h"
-#include "cuda/ptx/succession.cuh"
+#include "cuda/ptx/pdl.cuh"
 #include "cuda/ptx/wgmma.cuh"
 
 namespace tilewise::cuda {
@@ -46,61 +46,61 @@ void faulty_kernel(Fault fault, const CUtensorMap* map) {
   const std::uint32_t barrier = barrier_address();
   const std::uint32_t box = ptx::shared_address(room().boxes[0]);
   if (t == 0) {
-    ptx::init_barrier(barrier, 1);
-    if (!is(Fault::kBarrierNotFenced)) ptx::fence_barrier_init();
+    ptx::mbarrier_init(barrier, 1);
+    if (!is(Fault::kBarrierNotFenced)) ptx::fence_mbarrier_init();
   }
   __syncthreads();
-  if (is(Fault::kNoSuchBarrier)) ptx::arrive(barrier + 8);
+  if (is(Fault::kNoSuchBarrier)) ptx::mbarrier_arrive(barrier + 8);
   if (is(Fault::kWritesToBarrier)) room().barrier = 1;
-  if (is(Fault::kNamedForOthers)) ptx::sync_named(1, t < 64 ? 128 : 96);
-  if (is(Fault::kNamedOfSome) && t >= 32) ptx::sync_named(1, 128);
+  if (is(Fault::kNamedForOthers)) ptx::named_barrier_sync(1, t < 64 ? 128 : 96);
+  if (is(Fault::kNamedOfSome) && t >= 32) ptx::named_barrier_sync(1, 128);
   constexpr std::uint32_t kBoxBytes = sizeof(room().boxes[0]);
   const auto copy = [&](int which) {
-    ptx::copy_tile(
+    ptx::tma_load(
         box + static_cast<std::uint32_t>(which) * kBoxBytes + (is(Fault::kCopyNotAligned) ? 64 : 0),
         is(Fault::kNoMap) ? map + 1 : map, 0, is(Fault::kCopyFromNowhere) ? 60 : 0, 0, 0, barrier,
-        ptx::Keep::kBriefly);
+        ptx::L2Hint::kEvictFirst);
   };
   if (t == 0) {
-    ptx::arrive_expecting(barrier, 4 * kBoxBytes + (is(Fault::kWrongBytes) ? 16 : 0));
+    ptx::mbarrier_arrive_expect_tx(barrier, 4 * kBoxBytes + (is(Fault::kWrongBytes) ? 16 : 0));
     for (int which = 0; which < 4; ++which) copy(which);
-    if (is(Fault::kArrivesTwice)) ptx::arrive(barrier);
+    if (is(Fault::kArrivesTwice)) ptx::mbarrier_arrive(barrier);
   }
   __syncthreads();
   if (is(Fault::kEndsBeforeCopy)) return;
-  if (!is(Fault::kProductBeforeCopy)) ptx::wait(barrier, 0);
-  if (is(Fault::kWaitsForEver)) ptx::wait(barrier, 1);
+  if (!is(Fault::kProductBeforeCopy)) ptx::mbarrier_wait(barrier, 0);
+  if (is(Fault::kWaitsForEver)) ptx::mbarrier_wait(barrier, 1);
 
   float sums[32];
-  std::uint32_t weights[4] = {};
-  if (!is(Fault::kNoProductFence)) ptx::begin_products();
+  std::uint32_t probs[4] = {};
+  if (!is(Fault::kNoProductFence)) ptx::wgmma_fence();
   std::uint64_t rows = tile::rows_descriptor(box);
   if (is(Fault::kOtherDescriptor) && t == 77) rows += 2;
   if (is(Fault::kOtherLayout)) rows |= std::uint64_t{1} << 63;
   if (is(Fault::kWarpMissing) && t >= 96) return;
-  ptx::Product<64>::scores<false>(sums, rows, tile::rows_descriptor(box), false);
-  ptx::Product<64>::values<false>(sums, weights, tile::columns_descriptor(box, 1024), true);
-  ptx::commit_products();
+  ptx::Wgmma<64>::scores<false>(sums, rows, tile::rows_descriptor(box), false);
+  ptx::Wgmma<64>::values<false>(sums, probs, tile::columns_descriptor(box, 1024), true);
+  ptx::wgmma_commit();
   if (is(Fault::kEndsBeforeProduct)) return;
-  if (is(Fault::kSumsTooEarly)) ptx::settle(sums);
+  if (is(Fault::kSumsTooEarly)) ptx::fence_operand(sums);
   if (is(Fault::kSumsWritten)) sums[5] = 0;
-  if (is(Fault::kOperandWritten) && t == 9) weights[2] = 1;
+  if (is(Fault::kOperandWritten) && t == 9) probs[2] = 1;
   if (is(Fault::kProductBesideCopy) && t == 0) {
-    ptx::arrive_expecting(barrier, kBoxBytes);
+    ptx::mbarrier_arrive_expect_tx(barrier, kBoxBytes);
     copy(2);
   }
-  ptx::wait_products<0>();
-  ptx::settle(sums);
-  if (is(Fault::kProductBesideCopy)) ptx::wait(barrier, 1);
+  ptx::wgmma_wait<0>();
+  ptx::fence_operand(sums);
+  if (is(Fault::kProductBesideCopy)) ptx::mbarrier_wait(barrier, 1);
 
   __syncthreads();
   if (t != 0) return;
   room().boxes[0][5] ^= 1;
-  if (!is(Fault::kStoreNotFenced)) ptx::fence_shared_for_async();
-  ptx::store_tile(map, 0, 0, 0, 0, box);
-  ptx::commit_stores();
+  if (!is(Fault::kStoreNotFenced)) ptx::fence_proxy_async();
+  ptx::tma_store(map, 0, 0, 0, 0, box);
+  ptx::tma_store_commit();
   if (is(Fault::kStoreOverwritten)) room().boxes[0][5] ^= 1;
-  if (!is(Fault::kEndsBeforeStore)) ptx::wait_stores_read();
+  if (!is(Fault::kEndsBeforeStore)) ptx::tma_store_wait_read();
 }
 
 TEST(Hopper, FaultsAreNamed) {
@@ -151,13 +151,14 @@ enum class Haste { kNone, kPrefetches, kStores, kNeverWaits };
 // Begins before the kernel before has ended, and asks for memory too early.
 void hasty_kernel(Haste haste, const CUtensorMap* map) {
   const bool first = threadIdx.x == 0;
-  ptx::prefetch_map(map);
-  if (first && haste == Haste::kPrefetches) ptx::prefetch_tile(map, 0, 0, 0, 0, ptx::Keep::kLong);
+  ptx::prefetch_tensormap(map);
+  if (first && haste == Haste::kPrefetches)
+    ptx::tma_prefetch(map, 0, 0, 0, 0, ptx::L2Hint::kEvictLast);
   if (first && haste == Haste::kStores)
-    ptx::store_tile(map, 0, 0, 0, 0, ptx::shared_address(room().boxes[0]));
+    ptx::tma_store(map, 0, 0, 0, 0, ptx::shared_address(room().boxes[0]));
   if (threadIdx.x == 77 && haste == Haste::kNeverWaits) return;
-  ptx::wait_for_kernel_before();
-  if (first) ptx::prefetch_tile(map, 0, 0, 0, 0, ptx::Keep::kLong);
+  ptx::wait_for_dependency();
+  if (first) ptx::tma_prefetch(map, 0, 0, 0, 0, ptx::L2Hint::kEvictLast);
 }
 
 TEST(Hopper, KernelsThatBeginEarlyWait) {

@@ -9,8 +9,8 @@
 #include "cuda/emulation/copy_engine.h"
 #include "cuda/emulation/test_support.h"
 #include "cuda/ptx/address.cuh"
-#include "cuda/ptx/barrier.cuh"
-#include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/tma.cuh"
 #include "cuda/tile/swizzle.h"
 
 namespace tilewise::cuda {
@@ -62,8 +62,8 @@ inline std::uint32_t barrier_address() { return ptx::shared_address(&room().barr
 
 inline void init_room(std::uint32_t arrivals) {
   if (threadIdx.x == 0) {
-    ptx::init_barrier(barrier_address(), arrivals);
-    ptx::fence_barrier_init();
+    ptx::mbarrier_init(barrier_address(), arrivals);
+    ptx::fence_mbarrier_init();
   }
   __syncthreads();
 }

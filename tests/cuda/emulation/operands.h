@@ -8,7 +8,7 @@ namespace tilewise::emulation {
 
 inline constexpr int kProductRows = 64;
 inline constexpr int kProductSteps = 16;  // of the summed dimension
-inline constexpr int kMostColumns = 256;
+inline constexpr int kMaxColumns = 256;
 
 // A part of shared memory that an operand lies in, and its number of changes when it was read.
 struct ReadPart {

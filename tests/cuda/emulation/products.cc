@@ -113,7 +113,7 @@ void Products::start(Warpgroup& warpgroup, Group& group, std::size_t which) {
     read_rows(product.left_descriptor, kProductRows, product.fp16, left, kProductSteps, 1,
               group.read);
   }
-  float right[kProductSteps * kMostColumns];
+  float right[kProductSteps * kMaxColumns];
   if (product.left != nullptr) {
     read_columns(product.right_descriptor, product.width, product.fp16, right, group.read);
   } else {

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "cuda/emulation/hopper_support.h"
-#include "cuda/ptx/number.cuh"
+#include "cuda/ptx/arithmetic.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/tile/fragment.h"
 
@@ -28,49 +28,49 @@ void product_kernel(const Number* left_numbers, const CUtensorMap* left, const C
   const std::uint32_t right_address = ptx::shared_address(shared.right);
   const std::uint32_t left_address = ptx::shared_address(shared.left);
   if (threadIdx.x == 0) {
-    ptx::init_barrier(barrier, 1);
-    ptx::fence_barrier_init();
-    ptx::arrive_expecting(barrier, sizeof(shared.left) + sizeof(shared.right));
-    ptx::copy_tile(left_address, left, 0, 0, 0, 0, barrier, ptx::Keep::kLong);
+    ptx::mbarrier_init(barrier, 1);
+    ptx::fence_mbarrier_init();
+    ptx::mbarrier_arrive_expect_tx(barrier, sizeof(shared.left) + sizeof(shared.right));
+    ptx::tma_load(left_address, left, 0, 0, 0, 0, barrier, ptx::L2Hint::kEvictLast);
     if (kValues) {
       for (int panel = 0; panel < kWidth / kPanel; ++panel) {
-        ptx::copy_tile(ptx::shared_address(shared.right + panel * 64 * tile::kPanelRowBytes), right,
-                       panel * kPanel, 0, 0, 0, barrier, ptx::Keep::kLong);
+        ptx::tma_load(ptx::shared_address(shared.right + panel * 64 * tile::kPanelRowBytes), right,
+                      panel * kPanel, 0, 0, 0, barrier, ptx::L2Hint::kEvictLast);
       }
     } else {
-      ptx::copy_tile(right_address, right, 0, 0, 0, 0, barrier, ptx::Keep::kLong);
+      ptx::tma_load(right_address, right, 0, 0, 0, 0, barrier, ptx::L2Hint::kEvictLast);
     }
   }
   __syncthreads();
-  ptx::wait(barrier, 0);
+  ptx::mbarrier_wait(barrier, 0);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int first = static_cast<int>(threadIdx.x) / 32 * tile::kWarpRows;
   const auto row_of = [&](int r) { return first + tile::lane_row(lane, tile::register_row(r)); };
   const auto column_of = [&](int r) { return tile::lane_column(lane) + tile::register_column(r); };
-  std::uint32_t weights[16];
+  std::uint32_t probs[16];
   for (int i = 0; i < 16; ++i) {
     const Number* const pair = left_numbers + row_of(2 * i) * 64 + column_of(2 * i);
-    weights[i] = pair[0] | static_cast<std::uint32_t>(pair[1]) << 16;
+    probs[i] = pair[0] | static_cast<std::uint32_t>(pair[1]) << 16;
   }
   float sums[kWidth / 2];
-  ptx::begin_products();
+  ptx::wgmma_fence();
   for (int step = 0; step < 4; ++step) {
     if (kValues) {
-      ptx::Product<kWidth>::template values<kFp16>(
-          sums, weights + 4 * step,
+      ptx::Wgmma<kWidth>::template rs<kFp16>(
+          sums, probs + 4 * step,
           tile::columns_descriptor(right_address, 64 * tile::kPanelRowBytes) +
               static_cast<std::uint64_t>(step * 16 * tile::kPanelRowBytes / 16),
           step > 0);
     } else {
       const auto offset = static_cast<std::uint64_t>(step * 2);
-      ptx::Product<kWidth>::template scores<kFp16>(
-          sums, tile::rows_descriptor(left_address) + offset,
-          tile::rows_descriptor(right_address) + offset, step > 0);
+      ptx::Wgmma<kWidth>::template ss<kFp16>(sums, tile::rows_descriptor(left_address) + offset,
+                                             tile::rows_descriptor(right_address) + offset,
+                                             step > 0);
     }
   }
-  ptx::commit_products();
-  ptx::wait_products<0>();
-  ptx::settle(sums);
+  ptx::wgmma_commit();
+  ptx::wgmma_wait<0>();
+  ptx::fence_operand(sums);
   for (int r = 0; r < kWidth / 2; ++r) to[row_of(r) * kWidth + column_of(r)] = sums[r];
 }
 
@@ -119,14 +119,14 @@ TEST(Products, MultiplyWhatDescriptorsSay) {
 void cleared_kernel(bool fences, bool waits, float* to) {
   unsigned char* const boxes = room().boxes[0];
   for (std::size_t i = threadIdx.x; i < sizeof(room().boxes); i += 128) boxes[i] = 0;
-  if (fences) ptx::fence_shared_for_async();
-  if (waits) ptx::sync_named(2, 128);
+  if (fences) ptx::fence_proxy_async();
+  if (waits) ptx::named_barrier_sync(2, 128);
   float sums[32];
   const std::uint64_t rows = tile::rows_descriptor(ptx::shared_address(boxes));
-  ptx::begin_products();
-  ptx::Product<64>::scores<false>(sums, rows, rows, false);
-  ptx::commit_products();
-  ptx::wait_products<0>();
+  ptx::wgmma_fence();
+  ptx::Wgmma<64>::scores<false>(sums, rows, rows, false);
+  ptx::wgmma_commit();
+  ptx::wgmma_wait<0>();
   to[threadIdx.x] = sums[0];
 }
 

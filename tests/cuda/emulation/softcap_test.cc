@@ -18,7 +18,7 @@ double capped(double product, float scale, float cap) {
 TEST(Softcap, IsAsExactAsItSays) {
   for (const float cap : {1e-3f, 1.0f, 30.0f, 50.0f, 1e4f, 1e30f}) {
     for (const float scale : {0.125f, 0.0883883476f, -1.0f, 3e-6f}) {
-      const Softcap softcap(scaling_of(scale, cap));
+      const Softcap softcap(score_scaling_of(scale, cap));
       for (double exponent = -30; exponent < 20; exponent += 0.0007) {
         const auto product = static_cast<float>(std::exp2(exponent) * cap / scale);
         const double expected = capped(product, scale, cap);
@@ -33,7 +33,7 @@ TEST(Softcap, IsAsExactAsItSays) {
 TEST(Softcap, TheShortFormIsAsExactAsItSays) {
   for (const float cap : {0x1p-6f, 1.0f, 30.0f, 50.0f, 64.0f}) {
     for (const float scale : {0.125f, 0.0883883476f, -1.0f, 3e-6f}) {
-      const Scaling scaling = scaling_of(scale, cap);
+      const ScoreScaling scaling = score_scaling_of(scale, cap);
       ASSERT_NE(scaling.short_unit, 0);
       const ShortSoftcap softcap(scaling);
       for (double exponent = -30; exponent < 20; exponent += 0.0007) {
@@ -56,18 +56,18 @@ TEST(Softcap, TheShortFormIsAsExactAsItSays) {
 }
 
 TEST(Softcap, TheShortFormIsForCapsInUse) {
-  EXPECT_EQ(scaling_of(0.125, 64.5).short_unit, 0);
-  EXPECT_EQ(scaling_of(0.125, 0x1p-7).short_unit, 0);
-  EXPECT_EQ(scaling_of(0.125, 0).short_unit, 0);
-  EXPECT_EQ(scaling_of(0.125, 0).cap, 0);
-  EXPECT_GT(scaling_of(0.125, 1e-60).cap, 0);
-  EXPECT_EQ(scaling_of(1e30, 30).short_unit, 0);
-  EXPECT_EQ(scaling_of(1e-30, 30).short_unit, 0);
-  EXPECT_EQ(scaling_of(std::nan(""), 30).short_unit, 0);
+  EXPECT_EQ(score_scaling_of(0.125, 64.5).short_unit, 0);
+  EXPECT_EQ(score_scaling_of(0.125, 0x1p-7).short_unit, 0);
+  EXPECT_EQ(score_scaling_of(0.125, 0).short_unit, 0);
+  EXPECT_EQ(score_scaling_of(0.125, 0).cap, 0);
+  EXPECT_GT(score_scaling_of(0.125, 1e-60).cap, 0);
+  EXPECT_EQ(score_scaling_of(1e30, 30).short_unit, 0);
+  EXPECT_EQ(score_scaling_of(1e-30, 30).short_unit, 0);
+  EXPECT_EQ(score_scaling_of(std::nan(""), 30).short_unit, 0);
 }
 
 TEST(Softcap, FarAboveTheScoresItChangesNothing) {
-  const Softcap softcap(scaling_of(0.125, 1e10));
+  const Softcap softcap(score_scaling_of(0.125, 1e10));
   for (float product = 1e-20f; product < 1e4f; product *= 1.7f)
     EXPECT_EQ(softcap(product), product * 0.125f);
 }
@@ -75,7 +75,7 @@ TEST(Softcap, FarAboveTheScoresItChangesNothing) {
 TEST(Softcap, TakesAnyNumber) {
   for (const float scale : {0.125f, -0.125f}) {
     for (const float cap : {1e-42f, 1e-30f, 2.0f, 1e35f}) {
-      const Softcap softcap(scaling_of(scale, cap));
+      const Softcap softcap(score_scaling_of(scale, cap));
       EXPECT_TRUE(std::isnan(softcap(std::nanf(""))));
       EXPECT_EQ(softcap(0.0f), 0.0f);
       for (const float product : {kInfinity, -kInfinity, 3e38f}) {
@@ -84,7 +84,7 @@ TEST(Softcap, TakesAnyNumber) {
       }
     }
   }
-  const Softcap none(scaling_of(0, 30));
+  const Softcap none(score_scaling_of(0, 30));
   EXPECT_EQ(none(1e30f), 0.0f);
 }
 

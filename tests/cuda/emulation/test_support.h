@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "cuda/emulation/memory.h"
-#include "cuda/launch.cuh"
+#include "cuda/host/launch.cuh"
 
 namespace tilewise::cuda {
 

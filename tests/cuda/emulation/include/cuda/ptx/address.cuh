@@ -9,9 +9,9 @@ namespace tilewise::cuda::ptx {
 
 inline std::uint32_t shared_address(const void* pointer) { return emulation::to_shared(pointer); }
 
-inline std::uint32_t kept(std::uint32_t x) { return x; }
+inline std::uint32_t opaque(std::uint32_t x) { return x; }
 template <class T>
-T& kept(T& x) {
+T& opaque(T& x) {
   return x;
 }
 

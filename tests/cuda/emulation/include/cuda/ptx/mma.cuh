@@ -55,7 +55,7 @@ void perform_multiply(const emulation::Requests& requests) {
 }
 
 template <bool kFp16>
-void multiply(float* d, const std::uint32_t* a, std::uint32_t b0, std::uint32_t b1) {
+void mma_m16n8k16(float* d, const std::uint32_t* a, std::uint32_t b0, std::uint32_t b1) {
   Multiply own = {d, a, {b0, b1}};
   emulation::meet_warp(~0u, perform_multiply<kFp16>, &own);
 }

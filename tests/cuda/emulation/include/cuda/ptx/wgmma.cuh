@@ -7,30 +7,30 @@
 
 namespace tilewise::cuda::ptx {
 
-inline void begin_products() { emulation::block().products.fence(); }
-inline void commit_products() { emulation::block().products.commit(); }
+inline void wgmma_fence() { emulation::block().products.fence(); }
+inline void wgmma_commit() { emulation::block().products.commit(); }
 template <int kGroups>
-void wait_products() {
+void wgmma_wait() {
   emulation::block().products.wait(kGroups);
 }
 
 template <int kCount>
-void settle(float (&registers)[kCount]) {
+void fence_operand(float (&registers)[kCount]) {
   emulation::block().products.check_settled(registers);
 }
 template <int kCount>
-void settle(std::uint32_t (&)[kCount]) {}
+void fence_operand(std::uint32_t (&)[kCount]) {}
 
 template <int kWidth>
-struct Product {
-  static_assert(kWidth % 32 == 0 && kWidth <= emulation::kMostColumns);
+struct Wgmma {
+  static_assert(kWidth % 32 == 0 && kWidth <= emulation::kMaxColumns);
 
   template <bool kFp16>
-  static void scores(float (&d)[kWidth / 2], std::uint64_t a, std::uint64_t b, bool add) {
+  static void ss(float (&d)[kWidth / 2], std::uint64_t a, std::uint64_t b, bool add) {
     emulation::block().products.add({kWidth, kFp16, add, d, nullptr, a, b});
   }
   template <bool kFp16>
-  static void values(float (&d)[kWidth / 2], const std::uint32_t* a, std::uint64_t b, bool add) {
+  static void rs(float (&d)[kWidth / 2], const std::uint32_t* a, std::uint64_t b, bool add) {
     emulation::block().products.add({kWidth, kFp16, add, d, a, 0, b});
   }
 };

@@ -1,0 +1,100 @@
+#include "cuda/forward/sm80/launch.h"
+
+#include <array>
+#include <utility>
+
+#include "cuda/forward/sm80/kernel_table.h"
+#include "cuda/host/traffic.h"
+#include "cuda/sm80/host.h"
+#include "math/integer.h"
+
+namespace tilewise::cuda::sm80 {
+
+namespace {
+
+using problem::fail;
+
+int row_for(const Problem& problem, bool score_mod) {
+  constexpr std::int64_t kMany = std::int64_t{1} << 62;
+  return tile_row(math::max(problem.head_dim, problem.value_dim), score_mod, shared_bytes(problem),
+                  may_ask_for_longest(problem) ? problem.max_k : kMany);
+}
+
+struct Instance {
+  KernelConfig config;
+  Load load;
+  Start start;
+};
+
+template <std::size_t... kIndex>
+constexpr std::array<Instance, sizeof...(kIndex)> make_instances(std::index_sequence<kIndex...>) {
+  return {{{kKernels[kIndex / 2].config(kIndex % 2 != 0),
+            ForwardKernel<kIndex / 2, kIndex % 2 != 0>::load,
+            ForwardKernel<kIndex / 2, kIndex % 2 != 0>::start}...}};
+}
+
+const Instance& instance_for(const Problem& problem, bool score_mod) {
+  static constexpr auto kInstances = make_instances(std::make_index_sequence<2 * kKernelRows>());
+  const int row = row_for(problem, score_mod);
+  return kInstances[static_cast<std::size_t>(2 * row + (problem.dtype == TILEWISE_FP16 ? 1 : 0))];
+}
+
+int q_tile_for(const Problem& problem, bool score_mod) {
+  return kKernels[row_for(problem, score_mod)].config(false).q_tile();
+}
+
+TileSizes tiles_for(const Problem& problem, bool score_mod) {
+  return {q_tile_for(problem, score_mod), kKernels[row_for(problem, score_mod)].k_tile};
+}
+
+Workspace workspace_for(const Problem& problem) {
+  return Workspace(problem, {q_tile_for(problem, false), q_tile_for(problem, true)});
+}
+
+}  // namespace
+
+problem::Status supports(const Problem& problem) {
+  const problem::Status device = check_device(problem);
+  if (device != TILEWISE_OK) return device;
+  if (problem.dtype != TILEWISE_BF16 && problem.dtype != TILEWISE_FP16)
+    return fail(TILEWISE_UNSUPPORTED, "q, k and v are not bf16 or fp16");
+  return check_tiles(problem, kMaxColumns, kSmall, row_for, q_tile_for);
+}
+
+problem::Status prepare(const Problem& problem) {
+  const CurrentDevice current(problem.device_index);
+  if (current.status() != TILEWISE_OK) return current.status();
+  for (const bool score_mod : {false, true}) {
+    const problem::Status loaded =
+        check(instance_for(problem, score_mod).load(), "loading cuda_sm80");
+    if (loaded != TILEWISE_OK) return loaded;
+  }
+  return check(load_support(), "loading cuda_sm80");
+}
+
+std::int64_t workspace_bytes(const Problem& problem) {
+  const problem::Checked bytes = workspace_for(problem).used();
+  return bytes.valid ? bytes.value : -1;
+}
+
+double predicted_traffic(const Problem& problem) {
+  return cuda::predicted_traffic(problem, tiles_for(problem, needs_score_mod(problem)));
+}
+
+problem::Status run(const Problem& problem, const problem::RunContext& context) {
+  if (problem.heads == 0 || problem.q_rows == 0) return TILEWISE_OK;
+  const bool score_mod = needs_score_mod(problem);
+  const Instance& instance = instance_for(problem, score_mod);
+  const int q_tile = instance.config.q_tile();
+  Parameters parameters =
+      parameters_for(problem, q_tile, score_mod, workspace_for(problem), context.workspace);
+  parameters.whole = {parameters.wide.k && problem.head_dim == instance.config.columns,
+                      parameters.wide.v && problem.value_dim == instance.config.columns};
+  count_traffic(problem, parameters.schedule, tiles_for(problem, score_mod), context.traffic);
+  return run_tiles(parameters, q_tile, context.executor->stream, "starting cuda_sm80",
+                   [&](std::int64_t blocks, cudaStream_t stream) {
+                     return instance.start(parameters, blocks, stream);
+                   });
+}
+
+}  // namespace tilewise::cuda::sm80

@@ -1,0 +1,75 @@
+// The configuration of a Hopper forward kernel: one constexpr value that every part of it reads.
+// kernel_table.h lists those that are compiled.
+#pragma once
+
+#include <cstdint>
+
+#include "math/config.h"
+
+namespace tilewise::cuda::sm90 {
+
+struct KernelConfig {
+  bool fp16;      // else bf16
+  int head_dim;   // D is padded to it: a multiple of 64
+  int value_dim;  // Dv is padded to it: a multiple of 64
+  int q_tile;     // queries of a block: 64 for each consumer warpgroup
+  int k_tile;     // keys of a stage
+  int k_stages;
+  int v_stages;
+  int q_stages;        // two: the next tile's Q arrives while this one is computed
+  bool score_mod;      // softcap, ALiBi, or a scale that is not positive
+  bool lazy_max;       // rows keep the maximum of the first key tile until a prob overflows
+  bool fused_edges;    // the two cut key tiles of a window are one step (fused_edges.cuh)
+  bool scalar_stores;  // out may be of another type than Q, or take fewer than 16 bytes at a time
+
+  TILEWISE_INLINE constexpr int consumers() const { return q_tile / 64; }  // warpgroups
+  // One more warpgroup holds the scheduler, producer and epilogue warps.
+  TILEWISE_INLINE constexpr int threads() const { return 128 * (consumers() + 1); }
+  // 65536 registers, in the multiples of 8 that setmaxnreg takes.
+  TILEWISE_INLINE constexpr int producer_registers() const { return consumers() == 2 ? 40 : 32; }
+  TILEWISE_INLINE constexpr int consumer_registers() const { return consumers() == 2 ? 232 : 160; }
+  // The first warpgroup has two warps to spare: with two stages of Q, one for each consumer
+  // warpgroup loads Q and stores out.
+  TILEWISE_INLINE constexpr bool has_epilogue_warps() const {
+    return consumers() == 2 && q_stages == 2;
+  }
+  // A third stage of K takes the memory in which out would be staged: out is staged in the place of
+  // its own Q.
+  TILEWISE_INLINE constexpr bool stages_out_in_q() const {
+    return has_epilogue_warps() && k_stages == 3;
+  }
+  // A query tile starts with a key tile that no edge cuts, where there is one.
+  TILEWISE_INLINE constexpr bool starts_full() const { return lazy_max && value_dim > 64; }
+
+  // The order of operations in a step, and the measured reason.
+  //
+  // Row sums are finalised during the last product with V, where registers can hold the results.
+  TILEWISE_INLINE constexpr bool finalises_early() const { return value_dim <= 128; }
+  // A stage of K is free as soon as its scores have arrived, but the arrival takes time. After the
+  // maxima there is some, where the products of a step take longer than they do: D 64, S 2048: 437
+  // TFLOP/s, before the maxima 411; D 128, S 512: 569, before 579.
+  TILEWISE_INLINE constexpr bool releases_k_late() const { return value_dim <= 64; }
+  // The last key tile of a window that begins in a warpgroup's second half: the first half is not
+  // multiplied with V. D 64, S 1024 causal: 394 TFLOP/s, with it 387. D 128, S 512: 564, with it
+  // 568.
+  TILEWISE_INLINE constexpr bool skips_half() const { return value_dim <= 64 && !score_mod; }
+  // Overflow is checked after the wait for PV where PV takes longer than the exponentials: D 128, S
+  // 8192: 721 TFLOP/s, before it 714. Elsewhere before it, so that the compiler leaves no
+  // exponential for later: D 64, S 16384: 584, after it 544.
+  TILEWISE_INLINE constexpr bool checks_overflow_late() const { return value_dim > 64; }
+  // The last steps of PV are issued among the exponentials, not before the wait for QK: scores
+  // arrive earlier. D 64, S 1024: 1.06 times as fast by cycles, causal 1.04; D 128, S 8192: 1.01 by
+  // time with one step, 0.93 with four, which reach the tensor cores too late
+  // (bench/results/cuda/h200-sm90-cycles.txt).
+  TILEWISE_INLINE constexpr int late_pv_steps() const { return value_dim > 64 ? 1 : 4; }
+
+  TILEWISE_INLINE constexpr int q_bytes() const { return q_tile * head_dim * 2; }
+  TILEWISE_INLINE constexpr int k_bytes() const { return k_tile * head_dim * 2; }
+  TILEWISE_INLINE constexpr int v_bytes() const { return k_tile * value_dim * 2; }
+};
+
+inline constexpr int kMaxConsumers = 3;
+inline constexpr int kMaxStages = 4;
+inline constexpr int kMaxQStages = 2;
+
+}  // namespace tilewise::cuda::sm90

@@ -1,0 +1,98 @@
+// The Hopper forward kernel: one block per multiprocessor, which walks over tiles of queries. Its
+// first warpgroup produces, the others consume.
+#pragma once
+
+#include "cuda/forward/sm90/consumer.cuh"
+#include "cuda/forward/sm90/epilogue_warp.cuh"
+#include "cuda/forward/sm90/fused_edges.cuh"
+#include "cuda/forward/sm90/mask.cuh"
+#include "cuda/forward/sm90/producer.cuh"
+#include "cuda/forward/sm90/scheduler_warp.cuh"
+#include "cuda/forward/sm90/zero_unowned_rows.cuh"
+#include "cuda/host/launch.cuh"
+#include "cuda/host/load.h"
+#include "cuda/non_finite/recompute_rows.cuh"
+#include "cuda/ptx/pdl.cuh"
+#include "cuda/ptx/setmaxnreg.cuh"
+
+namespace tilewise::cuda::sm90 {
+
+// Threads that have to do with rows of out: consumers and carriers.
+template <KernelConfig kConfig>
+inline constexpr std::uint32_t kEpilogueThreads =
+    (kConfig.has_epilogue_warps() ? 160 : 128) * kConfig.consumers();
+
+// The kernel of a row of the table. nvcc 13 gives a kernel whose template parameter is a struct a
+// name that does not compile, so the row stands for it.
+template <int kRow, bool kFp16>
+__global__ void __launch_bounds__(kKernels[kRow].config(kFp16).threads(), 1)
+    forward_kernel(const __grid_constant__ Parameters parameters) {
+  constexpr KernelConfig kConfig = kKernels[kRow].config(kFp16);
+  Shared<kConfig>& shared = *reinterpret_cast<Shared<kConfig>*>(dynamic_shared());
+  Scheduler<kConfig> scheduler_warp(parameters, shared);
+  const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
+  if (threadIdx.x == 0) {
+    ptx::prefetch_tensormap(&parameters.q);
+    ptx::prefetch_tensormap(&parameters.k);
+    ptx::prefetch_tensormap(&parameters.v);
+    if constexpr (kConfig.has_epilogue_warps()) ptx::prefetch_tensormap(&parameters.out);
+    init_barriers<kConfig>(shared.barriers);
+    shared.last_flagged = 0;
+  }
+  const SchedulerParams& scheduler = parameters.scheduler;
+  if (threadIdx.x / 32 == 1) {
+    if (scheduler.listed || scheduler.sequences.lengths != nullptr) ptx::wait_for_dependency();
+    if (scheduler.listed) list_sequences(parameters.problem, kConfig.q_tile, shared.sequences);
+    if (threadIdx.x == 32) scheduler_warp.begin();
+  }
+  __syncthreads();
+  // Up to here beside the end of the kernel before. The next one may come as soon as there is room.
+  if (threadIdx.x == 0) ptx::launch_dependents();
+  ptx::wait_for_dependency();
+  if (warpgroup == 0) {
+    ptx::setmaxnreg_dec<kConfig.producer_registers()>();
+    const std::int32_t warp = static_cast<std::int32_t>(threadIdx.x) / 32;
+    if (warp > 1) {
+      if constexpr (kConfig.has_epilogue_warps()) {
+        EpilogueWarp<kConfig>(parameters, shared, warp - 2).run();
+        ptx::named_barrier_arrive(kRecomputeBarrier, kEpilogueThreads<kConfig>);
+      }
+      zero_unowned_rows(parameters.problem, sequences_of(scheduler, shared.sequences).lengths,
+                        static_cast<std::int32_t>(blockIdx.x) * 2 + warp - 2,
+                        static_cast<std::int32_t>(gridDim.x) * 2);
+    } else if (warp == 1 && threadIdx.x % 32 < tile::kMaxBatchedTiles) {
+      scheduler_warp.run();
+    } else if (threadIdx.x == 0) {
+      Producer<kConfig>(parameters, shared).run();
+    }
+  } else {
+    ptx::setmaxnreg_inc<kConfig.consumer_registers()>();
+    Consumer<kConfig>(parameters, shared, warpgroup - 1).run();
+    ptx::named_barrier_sync(kRecomputeBarrier, kEpilogueThreads<kConfig>);
+    if (shared.last_flagged != 0) {
+      // Where K was: nothing is copied any more.
+      RowMemory* const memory = reinterpret_cast<RowMemory*>(shared.k[0]) + (warpgroup - 1);
+      recompute_flagged_rows(parameters, sequences_of(scheduler, shared.sequences), kConfig.q_tile,
+                             kConfig.consumers(), shared.last_flagged, memory, warpgroup - 1);
+    }
+  }
+}
+
+template <int kRow, bool kFp16>
+inline constexpr int kSharedBytes = sizeof(Shared<kKernels[kRow].config(kFp16)>);
+
+template <int kRow, bool kFp16>
+cudaError_t ForwardKernel<kRow, kFp16>::load() {
+  static_assert(kSharedBytes<kRow, kFp16> <= 227 * 1024, "A block has 227 KB of shared memory.");
+  return cuda::load(forward_kernel<kRow, kFp16>, kSharedBytes<kRow, kFp16>);
+}
+
+template <int kRow, bool kFp16>
+cudaError_t ForwardKernel<kRow, kFp16>::start(const Parameters& parameters, int blocks,
+                                              cudaStream_t stream) {
+  constexpr int kThreads = kKernels[kRow].config(kFp16).threads();
+  return launch_early(forward_kernel<kRow, kFp16>, {blocks, kThreads, kSharedBytes<kRow, kFp16>},
+                      stream, parameters);
+}
+
+}  // namespace tilewise::cuda::sm90

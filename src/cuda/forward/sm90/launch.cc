@@ -1,0 +1,338 @@
+#include "cuda/forward/sm90/launch.h"
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <initializer_list>
+#include <utility>
+
+#include "cuda/forward/sm90/parameters.h"
+#include "cuda/forward/sm90/select.h"
+#include "cuda/host/device.h"
+#include "cuda/host/scheduling.h"
+#include "cuda/host/sequences.cuh"
+#include "cuda/host/tensor_map.h"
+#include "cuda/host/traffic.h"
+#include "cuda/tile/fragment.h"
+#include "math/config.h"
+#include "math/integer.h"
+#include "math/philox.h"
+
+namespace tilewise::cuda::sm90 {
+
+namespace {
+
+using problem::Checked;
+using problem::fail;
+
+bool has_vector_out(const Problem& problem) {
+  return problem.out.dtype == problem.dtype && is_wide(problem.out, problem.value_dim);
+}
+
+struct Instance {
+  KernelConfig config;
+  cudaError_t (*load)();
+  cudaError_t (*start)(const Parameters& parameters, int blocks, cudaStream_t stream);
+};
+
+template <std::size_t... kIndex>
+constexpr std::array<Instance, sizeof...(kIndex)> make_instances(std::index_sequence<kIndex...>) {
+  return {{{kKernels[kIndex / 2].config(kIndex % 2 != 0),
+            ForwardKernel<kIndex / 2, kIndex % 2 != 0>::load,
+            ForwardKernel<kIndex / 2, kIndex % 2 != 0>::start}...}};
+}
+
+const Instance& instance_for(const Problem& problem, bool score_mod) {
+  static constexpr auto kInstances = make_instances(std::make_index_sequence<2 * kKernelRows>());
+  const int row = select_kernel(problem, score_mod, has_vector_out(problem));
+  return kInstances[static_cast<std::size_t>(2 * row + (problem.dtype == TILEWISE_FP16 ? 1 : 0))];
+}
+
+// A scale, and with it the kernel, may change from run to run of a plan: the worst of both.
+struct MaxTiles {
+  Checked work = Checked{0};
+  Checked warps = Checked{0};
+
+  explicit MaxTiles(const Problem& problem) {
+    for (const bool score_mod : {false, true}) {
+      const std::int64_t q_tile = instance_for(problem, score_mod).config.q_tile;
+      const Checked own = max_tiles(problem, q_tile);
+      const Checked own_warps = own * Checked{q_tile / tile::kWarpRows};
+      if (work.valid && (!own.valid || own.value > work.value)) work = own;
+      if (warps.valid && (!own_warps.valid || own_warps.value > warps.value)) warps = own_warps;
+    }
+  }
+};
+
+bool needs_lengths(const Problem& problem) {
+  return has_table(problem) || problem.seqused_k.present();
+}
+// Of more sequences than a block lists, a kernel before does.
+bool has_kernel_before(const Problem& problem) {
+  return needs_lengths(problem) && problem.batch > kMaxListed;
+}
+
+// Tiles of very different lengths are taken from a counter, others in turns fixed beforehand.
+bool schedules_dynamically(const Problem& problem) {
+  return has_diagonal(problem) || needs_lengths(problem);
+}
+
+// Of a launch: no other has it in this process, and hardly any word of memory that has been
+// something else. Never 0.
+std::uint64_t launch_number() {
+  static std::atomic<std::uint64_t> last{[] {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch().count();
+    const math::Philox4 words = math::philox_4x32_10({}, static_cast<std::uint64_t>(now));
+    return std::uint64_t{words.word[0]} << 32 | words.word[1];
+  }()};
+  return last.fetch_add(2, std::memory_order_relaxed) | 1;
+}
+
+// The parts of the workspace.
+struct Workspace : problem::Arena {
+  std::int64_t lengths = 0;
+  std::int64_t tile_starts = 0;
+  std::int64_t counter = 0;
+  std::int64_t flags = 0;
+
+  explicit Workspace(const Problem& problem) {
+    const bool listed = has_kernel_before(problem);
+    lengths = reserve(Checked{listed ? problem.batch : 0} * Checked{sizeof(SequenceLengths)}).value;
+    tile_starts = reserve(Checked{listed ? (problem.batch + 1) * 4 : 0}).value;
+    counter =
+        reserve(Checked{schedules_dynamically(problem) ? std::int64_t{sizeof(TileCounter)} : 0})
+            .value;
+    flags = reserve(MaxTiles(problem).warps * Checked{sizeof(*Parameters::flags)}).value;
+  }
+};
+
+Rows rows_of_q(const Problem& problem) {
+  return {"q",           problem.q,      problem.q_packed ? 1 : problem.batch,
+          problem.heads, problem.q_rows, problem.head_dim};
+}
+Rows rows_of_k(const Problem& problem) {
+  return {"k",
+          problem.k,
+          problem.k_packed ? 1 : problem.batch,
+          problem.kv_heads,
+          problem.k_rows,
+          problem.head_dim};
+}
+Rows rows_of_v(const Problem& problem) {
+  return {"v",
+          problem.v,
+          problem.k_packed ? 1 : problem.batch,
+          problem.kv_heads,
+          problem.k_rows,
+          problem.value_dim};
+}
+
+Rows rows_of_out(const Problem& problem) {
+  return {"out",         problem.out,    problem.q_packed ? 1 : problem.batch,
+          problem.heads, problem.q_rows, problem.value_dim};
+}
+
+problem::Status check_strides(const Problem& problem) {
+  for (const Rows& rows : {rows_of_q(problem), rows_of_k(problem), rows_of_v(problem)}) {
+    const problem::Status status = check_map(rows);
+    if (status != TILEWISE_OK) return status;
+  }
+  return TILEWISE_OK;
+}
+
+problem::Status check_hopper(std::int32_t index) {
+  DeviceInfo device;
+  const problem::Status found = find_device(index, &device);
+  if (found != TILEWISE_OK) return found;
+  if (device.major == 9 && device.minor == 0) return find_encoder();
+  return fail(TILEWISE_UNSUPPORTED, "%s has compute capability %d.%d, this kernel is for 9.0",
+              device.name, device.major, device.minor);
+}
+
+problem::Status check_options(const Problem& problem) {
+  const struct {
+    const char* name;
+    bool given;
+  } options[] = {{"mask", problem.mask.present()},
+                 {"bias", problem.bias.present()},
+                 {"slices", problem.slices.present()},
+                 {"dropout_p", problem.dropout_p > 0}};
+  for (const auto& [name, given] : options) {
+    if (given) return fail(TILEWISE_UNSUPPORTED, "%s is given", name);
+  }
+  return TILEWISE_OK;
+}
+
+problem::Status check_sizes(const Problem& problem) {
+  constexpr std::int64_t kMaxColumns = 256;
+  constexpr std::int64_t kColumnStep = 8;
+  const std::int64_t widest = math::max(problem.head_dim, problem.value_dim);
+  if (widest > kMaxColumns || problem.head_dim % kColumnStep != 0 ||
+      problem.value_dim % kColumnStep != 0) {
+    return fail(TILEWISE_UNSUPPORTED, "D is %lld and Dv is %lld, must be multiples of 8 up to 256",
+                static_cast<long long>(problem.head_dim),
+                static_cast<long long>(problem.value_dim));
+  }
+  const std::int64_t longest = math::max(problem.q_rows, problem.k_rows);
+  const Checked work = MaxTiles(problem).work;
+  if (longest > tile::kMaxLength || !work.valid || work.value > tile::kMaxTiles) {
+    return fail(TILEWISE_UNSUPPORTED, "more than %d rows or %lld tiles of queries",
+                tile::kMaxLength, static_cast<long long>(tile::kMaxTiles));
+  }
+  return TILEWISE_OK;
+}
+
+problem::Status make_maps(const Problem& problem, const KernelConfig& config,
+                          Parameters* parameters) {
+  TensorMap map;
+  const problem::Status q = make_map(rows_of_q(problem), tile::kRows, config.fp16, &map);
+  if (q != TILEWISE_OK) return q;
+  parameters->q = parameters->k = parameters->v = parameters->out = map.map;
+  parameters->scheduler.q_coords = parameters->scheduler.k_coords = parameters->v_coords =
+      map.steps;
+  if (parameters->tma_stores) {
+    const problem::Status out = make_map(rows_of_out(problem), tile::kRows, config.fp16, &map);
+    if (out != TILEWISE_OK) return out;
+    parameters->out = map.map;
+    parameters->out_coords = map.steps;
+  }
+  if (problem.k_rows == 0) return TILEWISE_OK;  // nobody asks for a tile of them
+  const problem::Status k = make_map(rows_of_k(problem), config.k_tile, config.fp16, &map);
+  if (k != TILEWISE_OK) return k;
+  parameters->k = map.map;
+  parameters->scheduler.k_coords = map.steps;
+  const problem::Status v = make_map(rows_of_v(problem), config.k_tile, config.fp16, &map);
+  if (v != TILEWISE_OK) return v;
+  parameters->v = map.map;
+  parameters->v_coords = map.steps;
+  return TILEWISE_OK;
+}
+
+// schedule: of dense queries.
+void fill_scheduler(const Problem& problem, const Schedule& schedule, std::byte* workspace,
+                    SchedulerParams* scheduler) {
+  const Workspace places(problem);
+  scheduler->q_packed = problem.q_packed;
+  scheduler->top_left = problem.top_left;
+  scheduler->open_end = problem.k_packed || problem.seqused_k.present();
+  scheduler->window_left = clamped_length(problem.window_left);
+  scheduler->window_right = clamped_length(problem.window_right);
+  scheduler->group = tile::FastDivmod(static_cast<std::int32_t>(problem.group));
+  scheduler->listed = needs_lengths(problem) && !has_kernel_before(problem);
+  if (has_kernel_before(problem)) {
+    scheduler->sequences = {reinterpret_cast<const SequenceLengths*>(workspace + places.lengths),
+                            reinterpret_cast<const std::int32_t*>(workspace + places.tile_starts)};
+  }
+  scheduler->whole = {0, static_cast<std::int32_t>(problem.q_rows), 0,
+                      static_cast<std::int32_t>(problem.k_rows)};
+  if (!problem.q_packed) scheduler->schedule = tile::FastSchedule(schedule);
+  scheduler->packed = packed_schedule_of(problem, nullptr);
+}
+
+tile::StaticRounds static_rounds_of(const Problem& problem, const KernelConfig& config,
+                                    const Schedule& schedule, std::int32_t blocks) {
+  const std::int64_t left = problem.window_left;
+  if (!schedules_dynamically(problem))
+    return tile::all_rounds_static(left < 0 ? math::ceil_div(problem.k_rows, config.k_tile) : 0);
+  if (left < 0 || needs_lengths(problem) || problem.q_rows != problem.k_rows) return {};
+  return tile::static_window_rounds(schedule, config.q_tile, config.k_tile,
+                                    math::min(left, problem.q_rows), blocks);
+}
+
+void fill_parameters(const Problem& problem, const KernelConfig& config, std::byte* workspace,
+                     Parameters* parameters) {
+  const Workspace places(problem);
+  const double scale = config.score_mod ? 1.0 : problem.scale;
+  parameters->problem = problem;
+  if (schedules_dynamically(problem)) {
+    parameters->counter = reinterpret_cast<TileCounter*>(workspace + places.counter);
+    parameters->launch = launch_number();
+  }
+  parameters->flags = reinterpret_cast<unsigned long long*>(workspace + places.flags);
+  parameters->scale_log2 = static_cast<float>(scale * math::kLog2E);
+  parameters->scaling = tile::score_scaling_of(problem.scale, problem.softcap);
+  parameters->ln2 = static_cast<float>(math::kLn2);
+  parameters->out_bytes = problem.out.dtype == TILEWISE_FP32 ? 4 : 2;
+  parameters->out_step = 4 * problem.out.row * parameters->out_bytes;
+  parameters->lse_step = 8 * problem.lse.row * std::int64_t{sizeof(float)};
+  parameters->vector_stores = has_vector_out(problem);
+  parameters->tma_stores =
+      config.has_epilogue_warps() && parameters->vector_stores && has_map(rows_of_out(problem));
+}
+
+// Every launch in the order of the stream; nothing waits.
+cudaError_t start(const Parameters& parameters, const Instance& instance, int blocks,
+                  cudaStream_t stream) {
+  const SchedulerParams& scheduler = parameters.scheduler;
+  if (scheduler.sequences.lengths != nullptr) {
+    const cudaError_t error = start_prepare(parameters, instance.config.q_tile, stream);
+    if (error != cudaSuccess) return error;
+  }
+  return instance.start(parameters, blocks, stream);
+}
+
+}  // namespace
+
+problem::Status supports(const Problem& problem) {
+  const problem::Status device = check_hopper(problem.device_index);
+  if (device != TILEWISE_OK) return device;
+  if (problem.dtype != TILEWISE_BF16 && problem.dtype != TILEWISE_FP16)
+    return fail(TILEWISE_UNSUPPORTED, "q, k and v are not bf16 or fp16");
+  const problem::Status options = check_options(problem);
+  if (options != TILEWISE_OK) return options;
+  const problem::Status sizes = check_sizes(problem);
+  return sizes != TILEWISE_OK ? sizes : check_strides(problem);
+}
+
+problem::Status prepare(const Problem& problem) {
+  const CurrentDevice current(problem.device_index);
+  if (current.status() != TILEWISE_OK) return current.status();
+  for (const bool score_mod : {false, true}) {
+    const problem::Status loaded =
+        check(instance_for(problem, score_mod).load(), "loading cuda_sm90");
+    if (loaded != TILEWISE_OK) return loaded;
+  }
+  return check(load_support(), "loading cuda_sm90");
+}
+
+std::int64_t workspace_bytes(const Problem& problem) {
+  const Checked bytes = Workspace(problem).used();
+  return bytes.valid ? bytes.value : -1;
+}
+
+double predicted_traffic(const Problem& problem) {
+  const KernelConfig& config = instance_for(problem, needs_score_mod(problem)).config;
+  return cuda::predicted_traffic(problem, {config.q_tile, config.k_tile});
+}
+
+problem::Status run(const Problem& problem, const problem::RunContext& context) {
+  if (problem.batch == 0 && !problem.q_packed) return TILEWISE_OK;
+  if (problem.heads == 0 || problem.q_rows == 0) return TILEWISE_OK;
+  const problem::Status strides = check_strides(problem);
+  if (strides != TILEWISE_OK) return strides;
+  const CurrentDevice current(problem.device_index);
+  if (current.status() != TILEWISE_OK) return current.status();
+  DeviceInfo device;
+  const problem::Status found = find_device(problem.device_index, &device);
+  if (found != TILEWISE_OK) return found;
+  const Instance& instance = instance_for(problem, needs_score_mod(problem));
+  Parameters parameters = {};
+  const Schedule schedule =
+      tile::with_small_swizzle(schedule_of(problem, instance.config.q_tile), device.multiprocessors,
+                               static_cast<std::int32_t>(problem.group));
+  auto* const workspace = static_cast<std::byte*>(context.workspace);
+  fill_scheduler(problem, schedule, workspace, &parameters.scheduler);
+  std::int32_t blocks = device.multiprocessors;
+  if (!problem.q_packed && schedule.count() < blocks) blocks = schedule.count();
+  parameters.scheduler.static_rounds = static_rounds_of(problem, instance.config, schedule, blocks);
+  fill_parameters(problem, instance.config, workspace, &parameters);
+  const problem::Status mapped = make_maps(problem, instance.config, &parameters);
+  if (mapped != TILEWISE_OK) return mapped;
+  count_traffic(problem, schedule, {instance.config.q_tile, instance.config.k_tile},
+                context.traffic);
+  return check(start(parameters, instance, blocks, stream_of(context.executor->stream)),
+               "starting cuda_sm90");
+}
+
+}  // namespace tilewise::cuda::sm90

@@ -1,0 +1,115 @@
+#include "cuda/host/tensor_map.h"
+
+#include "cuda/host/device.h"
+#include "cuda/tile/swizzle.h"
+
+namespace tilewise::cuda::sm90 {
+namespace {
+
+using problem::fail;
+
+constexpr std::int64_t kAlignment = 16;  // bytes, of the address and of strides
+constexpr std::int64_t kElement = 2;
+constexpr std::int64_t kMostStride = std::int64_t{1} << 40;
+constexpr std::int64_t kMostSize = (std::int64_t{1} << 31) - 1;
+
+using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
+                            const cuuint64_t*, const cuuint32_t*, const cuuint32_t*,
+                            CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
+                            CUtensorMapFloatOOBfill);
+
+struct Encoder {
+  Encode function = nullptr;
+  Encoder() {
+    constexpr unsigned kVersion = 12000;
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+    const cudaError_t error = cudaGetDriverEntryPointByVersion(
+        "cuTensorMapEncodeTiled", &found, kVersion, cudaEnableDefault, &result);
+    if (error != cudaSuccess) static_cast<void>(cudaGetLastError());
+    if (error == cudaSuccess && result == cudaDriverEntryPointSuccess)
+      function = reinterpret_cast<Encode>(found);
+  }
+};
+
+const Encoder& encoder() {
+  static const Encoder found;
+  return found;
+}
+
+long long printable(std::int64_t x) { return static_cast<long long>(x); }
+
+// A dimension of more than one.
+bool takes_stride(std::int64_t stride, bool is_row) {
+  return stride >= (is_row ? 1 : 0) && stride * kElement % kAlignment == 0 &&
+         stride < kMostStride / kElement;
+}
+
+}  // namespace
+
+problem::Status find_encoder() {
+  if (encoder().function != nullptr) return TILEWISE_OK;
+  return fail(TILEWISE_UNSUPPORTED, "cuda: the driver has no cuTensorMapEncodeTiled");
+}
+
+problem::Status check_map(const Rows& tensor) {
+  const struct {
+    const char* dimension;
+    std::int64_t size;
+    std::int64_t stride;
+  } dimensions[] = {{"row", tensor.rows, tensor.view.row},
+                    {"head", tensor.heads, tensor.view.head},
+                    {"batch", tensor.batch, tensor.view.batch}};
+  for (const auto& [dimension, size, stride] : dimensions) {
+    if (size > kMostSize) {
+      return fail(TILEWISE_UNSUPPORTED, "%s: %lld %ss, the copy engine takes %lld", tensor.name,
+                  printable(size), dimension, printable(kMostSize));
+    }
+    if (size > 1 && !takes_stride(stride, dimension == dimensions[0].dimension)) {
+      return fail(TILEWISE_UNSUPPORTED,
+                  "%s: %s stride is %lld elements, the copy engine needs a multiple of %lld",
+                  tensor.name, dimension, printable(stride), printable(kAlignment / kElement));
+    }
+  }
+  return TILEWISE_OK;
+}
+
+bool has_map(const Rows& tensor) {
+  const auto takes = [](std::int64_t size, std::int64_t stride, bool is_row) {
+    return size <= kMostSize && (size <= 1 || takes_stride(stride, is_row));
+  };
+  return takes(tensor.rows, tensor.view.row, true) &&
+         takes(tensor.heads, tensor.view.head, false) &&
+         takes(tensor.batch, tensor.view.batch, false);
+}
+
+problem::Status make_map(const Rows& tensor, int tile_rows, bool fp16, TensorMap* map) {
+  if (reinterpret_cast<std::uintptr_t>(tensor.view.data) % kAlignment != 0) {
+    return fail(TILEWISE_INVALID_ARGUMENT, "%s: address is %p, cuda_sm90 needs a multiple of %lld",
+                tensor.name, tensor.view.data, printable(kAlignment));
+  }
+  const auto in_map = [](std::int64_t size, std::int64_t stride) {
+    return static_cast<cuuint64_t>(stride > 0 && size > 0 ? size : 1);
+  };
+  const auto bytes = [](std::int64_t stride) {
+    return static_cast<cuuint64_t>(stride > 0 ? stride * kElement : kAlignment);
+  };
+  const problem::View& view = tensor.view;
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(tensor.columns),
+                              in_map(tensor.rows, view.row), in_map(tensor.heads, view.head),
+                              in_map(tensor.batch, view.batch)};
+  const cuuint64_t strides[] = {bytes(view.row), bytes(view.head), bytes(view.batch)};
+  const cuuint32_t box[] = {tile::kPanelColumns, static_cast<cuuint32_t>(tile_rows), 1, 1};
+  const cuuint32_t steps[] = {1, 1, 1, 1};
+  map->steps = {sizes[2] > 1 ? 1 : 0, sizes[3] > 1 ? 1 : 0};
+  const CUresult result = encoder().function(
+      &map->map, fp16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4,
+      view.data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result == CUDA_SUCCESS) return TILEWISE_OK;
+  return fail(TILEWISE_DEVICE_ERROR, "%s: the driver refuses a tensor map (error %d)", tensor.name,
+              static_cast<int>(result));
+}
+
+}  // namespace tilewise::cuda::sm90

@@ -1,0 +1,173 @@
+#include "cuda/host/traffic.h"
+
+#include <cmath>
+#include <limits>
+
+#include "cuda/tile/bands.h"
+#include "math/integer.h"
+
+namespace tilewise::cuda {
+namespace {
+
+using problem::Problem;
+
+math::Band band_of(const Problem& problem) {
+  const std::int64_t diagonal = problem.top_left ? 0 : problem.k_rows - problem.q_rows;
+  return math::window_band(problem.q_rows, problem.k_rows, diagonal, problem.window_left,
+                           problem.window_right);
+}
+
+// Not where the traffic depends on what is in the tensors, which the host cannot read, or bias and
+// mask add to it.
+bool has_closed_form(const Problem& problem) {
+  return !problem.q_packed && !problem.k_packed && !problem.slices.present() &&
+         !problem.seqused_k.present() && !problem.mask.present() && !problem.bias.present();
+}
+
+// Of a query: its row of Q and of out. Of a key: its rows of K and V.
+std::int64_t q_bytes(const Problem& problem) {
+  return problem.head_dim * problem::dtype_size(problem.dtype);
+}
+std::int64_t out_bytes(const Problem& problem) {
+  return problem.value_dim * problem::dtype_size(problem.out.dtype);
+}
+std::int64_t key_bytes(const Problem& problem) {
+  return (problem.head_dim + problem.value_dim) * problem::dtype_size(problem.dtype);
+}
+// Of a query in FlashAttention-1: its row of out between two tiles of keys.
+std::int64_t partial_bytes(const Problem& problem) { return value_stride(problem) * 4; }
+
+double heads_of(const Problem& problem) {
+  return static_cast<double>(problem.batch) * static_cast<double>(problem.heads);
+}
+
+void add_heads(const Problem& problem, const problem::Traffic& head, problem::Traffic* traffic) {
+  traffic->read_bytes += problem.batch * problem.heads * head.read_bytes;
+  traffic->written_bytes += problem.batch * problem.heads * head.written_bytes;
+}
+
+}  // namespace
+
+void count_traffic(const Problem& problem, const tile::Schedule& schedule, TileSizes tiles,
+                   problem::Traffic* traffic) {
+  if (traffic == nullptr || !has_closed_form(problem)) return;
+  const tile::Band band = tile::narrow_band(band_of(problem), -1);
+  const std::int32_t rows = static_cast<std::int32_t>(problem.q_rows);
+  const std::int32_t keys = static_cast<std::int32_t>(problem.k_rows);
+  for (std::int32_t index = 0; index < schedule.count(); ++index) {
+    const std::int32_t first = schedule.tile_coord(index).q_tile * tiles.q_rows;
+    const std::int32_t end = math::min(first + tiles.q_rows, rows);
+    traffic->read_bytes += (end - first) * q_bytes(problem);
+    traffic->written_bytes += (end - first) * out_bytes(problem);
+    const tile::Range seen = tile::keys_of(band, first, end - 1);
+    if (seen.begin >= seen.end) continue;
+    for (std::int32_t key = seen.begin / tiles.k_rows * tiles.k_rows; key < seen.end;
+         key += tiles.k_rows) {
+      traffic->read_bytes += (math::min(key + tiles.k_rows, keys) - key) * key_bytes(problem);
+    }
+  }
+}
+
+double predicted_traffic(const Problem& problem, TileSizes tiles) {
+  if (!has_closed_form(problem)) return std::numeric_limits<double>::quiet_NaN();
+  const math::Band band = band_of(problem);
+  std::int64_t keys = 0;  // over the tiles of queries of a head
+  for (std::int64_t row = 0; row < problem.q_rows; row += tiles.q_rows) {
+    const math::KeyRange seen =
+        math::tile_keys(band, row, math::min(row + tiles.q_rows, problem.q_rows));
+    if (seen.begin >= seen.end) continue;
+    const std::int64_t last = math::round_up(seen.end, tiles.k_rows);
+    keys += math::min(last, problem.k_rows) - seen.begin / tiles.k_rows * tiles.k_rows;
+  }
+  return heads_of(problem) * (static_cast<double>(problem.q_rows) *
+                                  static_cast<double>(q_bytes(problem) + out_bytes(problem)) +
+                              static_cast<double>(keys) * static_cast<double>(key_bytes(problem)));
+}
+
+std::int64_t value_stride(const Problem& problem) {
+  constexpr std::int64_t kChunk = 8;
+  return math::round_up(problem.value_dim, kChunk);
+}
+
+void count_flash1_traffic(const Problem& problem, TileSizes tiles, problem::Traffic* traffic) {
+  if (traffic == nullptr || !has_closed_form(problem)) return;
+  const tile::Band band = tile::narrow_band(band_of(problem), -1);
+  const std::int32_t rows = static_cast<std::int32_t>(problem.q_rows);
+  const std::int32_t keys = static_cast<std::int32_t>(problem.k_rows);
+  problem::Traffic head;
+  head.written_bytes = rows * out_bytes(problem);
+  for (std::int32_t key = 0; key < keys; key += tiles.k_rows) {
+    bool visited = false;
+    for (std::int32_t first = 0; first < rows; first += tiles.q_rows) {
+      const std::int32_t end = math::min(first + tiles.q_rows, rows);
+      const tile::Range seen = tile::keys_of(band, first, end - 1);
+      if (seen.begin >= seen.end || seen.end <= key || seen.begin >= key + tiles.k_rows) continue;
+      visited = true;
+      head.read_bytes += (end - first) * q_bytes(problem);
+      if (seen.begin < key) head.read_bytes += (end - first) * partial_bytes(problem);
+      if (seen.end > key + tiles.k_rows)
+        head.written_bytes += (end - first) * partial_bytes(problem);
+    }
+    if (visited)
+      head.read_bytes += (math::min(key + tiles.k_rows, keys) - key) * key_bytes(problem);
+  }
+  add_heads(problem, head, traffic);
+}
+
+double predicted_flash1_traffic(const Problem& problem, TileSizes tiles) {
+  if (!has_closed_form(problem)) return std::numeric_limits<double>::quiet_NaN();
+  const math::Band band = band_of(problem);
+  std::int64_t q_passes = 0;    // rows of Q that come for a tile of keys
+  std::int64_t out_passes = 0;  // rows of out that wait for another one
+  std::int64_t keys = 0;        // that come at all
+  std::int64_t covered = 0;     // all visited keys lie before
+  for (std::int64_t row = 0; row < problem.q_rows; row += tiles.q_rows) {
+    const std::int64_t end = math::min(row + tiles.q_rows, problem.q_rows);
+    const math::KeyRange seen = math::tile_keys(band, row, end);
+    if (seen.begin >= seen.end) continue;
+    const std::int64_t first = seen.begin / tiles.k_rows;
+    const std::int64_t last = (seen.end - 1) / tiles.k_rows;
+    q_passes += (end - row) * (last + 1 - first);
+    out_passes += (end - row) * (last - first);
+    const std::int64_t from = math::max(first * tiles.k_rows, covered);
+    covered = math::max(math::min((last + 1) * tiles.k_rows, problem.k_rows), covered);
+    keys += math::max(covered - from, 0);
+  }
+  return heads_of(problem) *
+         (static_cast<double>(problem.q_rows) * static_cast<double>(out_bytes(problem)) +
+          static_cast<double>(q_passes) * static_cast<double>(q_bytes(problem)) +
+          2 * static_cast<double>(out_passes) * static_cast<double>(partial_bytes(problem)) +
+          static_cast<double>(keys) * static_cast<double>(key_bytes(problem)));
+}
+
+void count_standard_traffic(const Problem& problem, TileSizes tiles, problem::Traffic* traffic) {
+  if (traffic == nullptr || !has_closed_form(problem)) return;
+  constexpr std::int64_t kScoreBytes = 4;
+  constexpr std::int64_t kProbBytes = 2;
+  problem::Traffic head;
+  for (std::int64_t first = 0; first < problem.q_rows; first += tiles.q_rows) {
+    const std::int64_t rows = math::min(tiles.q_rows, problem.q_rows - first);
+    head.read_bytes += problem.k_rows > 0 ? rows * q_bytes(problem) : 0;
+    head.written_bytes += rows * out_bytes(problem);
+    for (std::int64_t key = 0; key < problem.k_rows; key += tiles.k_rows) {
+      head.read_bytes += math::min(tiles.k_rows, problem.k_rows - key) * key_bytes(problem);
+      head.written_bytes += rows * tiles.k_rows * (kScoreBytes + kProbBytes);
+      head.read_bytes += rows * tiles.k_rows * (2 * kScoreBytes + kProbBytes);
+    }
+  }
+  add_heads(problem, head, traffic);
+}
+
+double predicted_standard_traffic(const Problem& problem, TileSizes tiles) {
+  if (!has_closed_form(problem)) return std::numeric_limits<double>::quiet_NaN();
+  const double rows = static_cast<double>(problem.q_rows);
+  const double keys = static_cast<double>(problem.k_rows);
+  const double q_tiles = std::ceil(rows / tiles.q_rows);
+  const double columns = std::ceil(keys / tiles.k_rows) * tiles.k_rows;
+  const double q_row = static_cast<double>(problem.k_rows > 0 ? q_bytes(problem) : 0);
+  return heads_of(problem) *
+         (rows * (q_row + static_cast<double>(out_bytes(problem))) +
+          q_tiles * keys * static_cast<double>(key_bytes(problem)) + rows * columns * 16);
+}
+
+}  // namespace tilewise::cuda

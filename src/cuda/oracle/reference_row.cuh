@@ -1,0 +1,197 @@
+// One row of attention by one block, in double, with every option of the semantics: the slow oracle
+// of the device, and the non_finite_pass path of the fast kernels.
+#pragma once
+
+#include "cuda/tile/element.cuh"
+#include "math/integer.h"
+#include "math/philox.h"
+#include "math/score_rule.h"
+#include "math/softmax_state.h"
+#include "problem/sequence.h"
+
+namespace tilewise::cuda {
+
+using problem::Problem;
+using problem::Sequence;
+
+inline constexpr int kRowThreads = 128;  // of a block: as many keys at a time
+inline constexpr int kRowColumns = 4;    // of out in a thread's registers; more take another pass
+
+struct RowMemory {
+  double scores[kRowThreads];  // then the probs of these keys
+  double warps[kRowThreads / 32];
+};
+
+// The kRowThreads that compute a row, and their memory: a whole block.
+struct RowBlock {
+  RowMemory& memory;
+
+  __device__ int thread() const { return static_cast<int>(threadIdx.x); }
+  __device__ void sync() const { __syncthreads(); }
+};
+
+// A row of a query head, and what it sees.
+struct Row {
+  const Problem& problem;
+  const Sequence& sequence;
+  std::int64_t head;
+  std::int64_t row;  // in the sequence
+
+  __device__ std::int64_t batch_of(bool packed) const { return packed ? 0 : sequence.batch; }
+
+  // Without slices, all that is visible.
+  __device__ math::KeyRange keys() const {
+    if (problem.slices.present()) return {0, sequence.k_len};
+    const math::Band band = math::window_band(sequence.q_len, sequence.k_len, sequence.diagonal,
+                                              problem.window_left, problem.window_right);
+    const math::KeyRange range = math::visible_keys(band, row);
+    return {math::max(range.begin, 0), range.end};
+  }
+
+  __device__ bool in_slice(std::int64_t s, std::int64_t key) const {
+    const problem::IndexView& slices = problem.slices;
+    const std::int64_t slice_head = slices.columns == 6 ? slices.at(s, 5) : -1;
+    if (slice_head != -1 && slice_head != head) return false;
+    std::int64_t slice[5];
+    for (int c = 0; c < 5; ++c) slice[c] = slices.at(s, c);
+    const math::KeyRange range = math::visible_keys(
+        math::slice_band(slice, problem.q_rows, problem.k_rows, sequence.k_len), row);
+    return key >= range.begin && key < range.end;
+  }
+
+  __device__ bool visible(std::int64_t key) const {
+    if (problem.mask.present()) {
+      const std::int64_t offset = problem.mask.offset(sequence.batch, head, row, key);
+      if (static_cast<const std::uint8_t*>(problem.mask.data)[offset] == 0) return false;
+    }
+    if (!problem.slices.present()) return true;
+    for (std::int64_t s = 0; s < problem.slices.count; ++s) {
+      if (in_slice(s, key)) return true;
+    }
+    return false;
+  }
+
+  __device__ double product(std::int64_t key) const {
+    const std::int64_t q =
+        problem.q.offset(batch_of(problem.q_packed), head, sequence.q_start + row);
+    const std::int64_t k =
+        problem.k.offset(batch_of(problem.k_packed), head / problem.group, sequence.k_start + key);
+    double sum = 0;
+    for (std::int64_t c = 0; c < problem.head_dim; ++c) {
+      sum += read_element(problem.q, q + c) * read_element(problem.k, k + c);
+    }
+    return sum;
+  }
+
+  // -inf if the key is masked: nothing of it is read then.
+  __device__ double score(std::int64_t key) const {
+    if (!visible(key)) return -math::Limits<double>::kInfinity;
+    double score = problem.scale * product(key);
+    if (problem.softcap > 0) score = math::softcapped(score, problem.softcap);
+    if (problem.bias.present()) {
+      score += read_element(problem.bias, problem.bias.offset(sequence.batch, head, row, key));
+    }
+    if (problem.alibi_slopes.present()) {
+      const std::int64_t place = problem.alibi_slopes.offset(sequence.batch, head, 0);
+      const double distance = static_cast<double>(row + sequence.diagonal - key);
+      score += math::alibi(read_element(problem.alibi_slopes, place), distance);
+    }
+    return score;
+  }
+
+  __device__ double dropout_factor(std::int64_t key) const {
+    if (problem.dropout_p == 0) return 1;
+    const math::DropoutRule rule =
+        math::dropout_rule(problem.dropout_p, problem.dropout_seed, problem.dropout_offset);
+    const std::int64_t index = sequence.batch * problem.heads + head;
+    return math::dropout_keeps(rule, index, row, key) ? rule.keep_scale : 0;
+  }
+
+  __device__ double sink() const {
+    if (!problem.sink.present()) return -math::Limits<double>::kInfinity;
+    return read_element(problem.sink, problem.sink.offset(0, head, 0));
+  }
+};
+
+// The largest (or the sum) of a number of each thread. Every thread gets it.
+template <bool kMaximum, class Team>
+__device__ double reduce(double x, const Team& team) {
+  for (int step = 16; step > 0; step /= 2) {
+    const double other = __shfl_xor_sync(~0u, x, step);
+    x = kMaximum ? math::maximum(other, x) : x + other;
+  }
+  double(&warps)[kRowThreads / 32] = team.memory.warps;
+  team.sync();
+  if (team.thread() % 32 == 0) warps[team.thread() / 32] = x;
+  team.sync();
+  x = warps[0];
+  for (int w = 1; w < kRowThreads / 32; ++w) {
+    x = kMaximum ? math::maximum(warps[w], x) : x + warps[w];
+  }
+  return x;
+}
+
+// Online softmax over kRowThreads keys at a time: a thread scores one key, then adds the weighted
+// values to columns column_begin + thread + kRowThreads * c of out.
+//   out (kRowColumns)
+template <class Team>
+__device__ math::SoftmaxState<double> attend(const Row& row, std::int64_t column_begin,
+                                             const Team& team, double* out) {
+  const Problem& problem = row.problem;
+  double(&scores)[kRowThreads] = team.memory.scores;
+  const math::KeyRange keys = row.keys();
+  const std::int64_t v = problem.v.offset(row.batch_of(problem.k_packed), row.head / problem.group,
+                                          row.sequence.k_start);
+  math::SoftmaxState<double> state = math::empty_state<double>();
+  for (int c = 0; c < kRowColumns; ++c) out[c] = 0;
+  for (std::int64_t begin = keys.begin; begin < keys.end; begin += kRowThreads) {
+    const std::int64_t key = begin + team.thread();
+    const double minus_infinity = -math::Limits<double>::kInfinity;
+    const double score = key < keys.end ? row.score(key) : minus_infinity;
+    const double max = math::maximum(reduce<true>(score, team), state.max);
+    const double prob = math::weight(score, math::anchor(max));
+    const double factor = math::weight(state.max, math::anchor(max));
+    state = {max, math::combine(factor, state.sum) + reduce<false>(prob, team)};
+    // A masked key is marked: the prob 0 of a visible one meets its value, which may be NaN.
+    scores[team.thread()] =
+        score == minus_infinity ? -1 : prob * (key < keys.end ? row.dropout_factor(key) : 0);
+    team.sync();
+    const std::int64_t count = math::min(kRowThreads, keys.end - begin);
+    for (int c = 0; c < kRowColumns; ++c) {
+      const std::int64_t column = column_begin + team.thread() + kRowThreads * c;
+      if (column >= problem.value_dim) break;
+      double sum = factor * out[c];
+      for (std::int64_t j = 0; j < count; ++j) {
+        if (scores[j] < 0) continue;
+        sum += scores[j] * read_element(problem.v, v + (begin + j) * problem.v.row + column);
+      }
+      out[c] = sum;
+    }
+    team.sync();
+  }
+  return state;
+}
+
+// out and lse of a row, by all threads of a team.
+template <class Team>
+__device__ void compute_row(const Row& row, const Team& team) {
+  const Problem& problem = row.problem;
+  const std::int64_t batch = row.batch_of(problem.q_packed);
+  const std::int64_t place = row.sequence.q_start + row.row;
+  for (std::int64_t first = 0; first < problem.value_dim; first += kRowThreads * kRowColumns) {
+    double out[kRowColumns];
+    const math::SoftmaxState<double> state = attend(row, first, team, out);
+    const math::Finalised<double> closed = math::finalise(state, row.sink());
+    for (int c = 0; c < kRowColumns; ++c) {
+      const std::int64_t column = first + team.thread() + kRowThreads * c;
+      if (column >= problem.value_dim) break;
+      write_element(problem.out, problem.out.offset(batch, row.head, place, column),
+                    out[c] * closed.scale);
+    }
+    if (first == 0 && team.thread() == 0 && problem.lse.present()) {
+      write_element(problem.lse, problem.lse.offset(batch, row.head, place), closed.lse);
+    }
+  }
+}
+
+}  // namespace tilewise::cuda

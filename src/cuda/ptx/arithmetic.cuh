@@ -1,0 +1,82 @@
+// Arithmetic that C++ has no word for. Any thread.
+#pragma once
+
+#include <cstdint>
+
+namespace tilewise::cuda::ptx {
+
+// ex2.approx.ftz.f32 (PTX ISA 9.7.3.21): 2^x with a relative error of at most 2^-22.5; results
+// below 2^-126 are 0, NaN stays NaN.
+__device__ __forceinline__ float exp2_approx(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+// rcp.approx.ftz.f32 (9.7.3.15): 1 / x with an error of at most 1 ulp.
+__device__ __forceinline__ float reciprocal_approx(float x) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+// min.NaN.f32, max.NaN.f32 (9.7.3.11, 9.7.3.12), sm_80 and later: NaN if either is NaN.
+__device__ __forceinline__ float min_nan(float a, float b) {
+  float result;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+__device__ __forceinline__ float max_nan(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+
+// lg2.approx.ftz.f32 (9.7.3.20): log2(x) with an error of at most 2^-22, relative beyond (0.5, 2).
+__device__ __forceinline__ float log2_approx(float x) {
+  float result;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+// fma.rn.bf16x2, fma.rn.f16x2 (9.7.4.4): a * b + c in both halves.
+template <bool kFp16>
+__device__ __forceinline__ std::uint32_t fma_x2(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+  std::uint32_t result;
+  if constexpr (kFp16) {
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+  } else {
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+  }
+  return result;
+}
+
+// cvt.rn.bf16x2.f32, cvt.rn.f16x2.f32 (9.7.9.22): two floats rounded to nearest even, `low` in the
+// low half.
+template <bool kFp16>
+__device__ __forceinline__ std::uint32_t pack(float low, float high) {
+  std::uint32_t result;
+  if constexpr (kFp16) {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
+  }
+  return result;
+}
+
+// prmt.b32 (9.7.9.7) of signs: both bytes of the low half become the sign of byte kByte of `low`,
+// those of the high half that of byte kByte of `high`.
+template <int kByte>
+__device__ __forceinline__ std::uint32_t spread_signs(std::uint32_t low, std::uint32_t high) {
+  static_assert(kByte >= 0 && kByte < 4);
+  constexpr std::uint32_t kSign = 8;  // in place of the byte itself
+  constexpr std::uint32_t kLow = kSign | kByte;
+  constexpr std::uint32_t kHigh = kSign | 4 | kByte;
+  std::uint32_t result;
+  asm("prmt.b32 %0, %1, %2, %3;"
+      : "=r"(result)
+      : "r"(low), "r"(high), "n"(kHigh << 12 | kHigh << 8 | kLow << 4 | kLow));
+  return result;
+}
+
+}  // namespace tilewise::cuda::ptx

@@ -1,0 +1,103 @@
+// What stands around the kernels: tile numbers of packed batches and bands of slices before them,
+// the non_finite_pass path behind them.
+#include "cuda/host/launch.cuh"
+#include "cuda/host/load.h"
+#include "cuda/host/sequences.cuh"
+#include "cuda/oracle/reference_row.cuh"
+#include "cuda/sm80/parameters.h"
+#include "cuda/tile/block_scan.cuh"
+#include "cuda/tile/fragment.h"
+#include "math/integer.h"
+
+namespace tilewise::cuda::sm80 {
+namespace {
+
+__global__ void __launch_bounds__(kScanThreads)
+    tile_starts_kernel(const __grid_constant__ Parameters parameters, std::int32_t q_tile,
+                       std::int32_t* tile_starts /* (B + 1) */) {
+  __shared__ std::int64_t warps[kScanWarps];
+  const Problem& problem = parameters.problem;
+  std::int64_t carry = 0;
+  for (std::int64_t first = 0; first < problem.batch; first += kScanThreads) {
+    const std::int64_t b = first + threadIdx.x;
+    const bool inside = b < problem.batch;
+    const std::int64_t rows = inside ? sequence_at(problem, parameters.table, b).q_len : 0;
+    const std::int64_t end = running(math::ceil_div(rows, q_tile), warps, carry,
+                                     [](std::int64_t a, std::int64_t c) { return a + c; });
+    if (inside) tile_starts[b + 1] = static_cast<std::int32_t>(end);
+  }
+  if (threadIdx.x == 0) tile_starts[0] = 0;
+}
+
+__global__ void bands_kernel(const __grid_constant__ Parameters parameters,
+                             tile::Band* bands /* (slices) */) {
+  const Problem& problem = parameters.problem;
+  const std::int64_t s = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (s >= problem.slices.count) return;
+  std::int64_t slice[5];
+  for (int c = 0; c < 5; ++c) slice[c] = problem.slices.at(s, c);
+  // Only heads that exist are looked for.
+  const std::int64_t head = problem.slices.columns == 6 ? problem.slices.at(s, 5) : -1;
+  bands[s] =
+      tile::narrow_band(math::slice_band(slice, problem.q_rows, problem.k_rows, problem.k_rows),
+                        math::clamp(head, -2, problem.heads));
+}
+
+// A block looks at the marks of kRowThreads times 16 rows at a time and computes those rows whose
+// bits are set.
+__global__ void __launch_bounds__(kRowThreads)
+    repair_kernel(const __grid_constant__ Parameters parameters, std::int32_t q_tile) {
+  __shared__ RowMemory shared;
+  __shared__ std::uint32_t marks[kRowThreads];
+  const Problem& problem = parameters.problem;
+  const std::int64_t parts = q_tile / tile::kWarpRows;  // of a tile
+  const std::int64_t count =
+      parts * (problem.q_packed ? parameters.packed.count() : parameters.schedule.count());
+  const std::int64_t stride = std::int64_t{gridDim.x} * kRowThreads;
+  for (std::int64_t first = std::int64_t{blockIdx.x} * kRowThreads; first < count;
+       first += stride) {
+    const std::int64_t own = first + threadIdx.x;
+    marks[threadIdx.x] = own < count ? parameters.marks[own] : 0;
+    if (__syncthreads_or(marks[threadIdx.x] != 0) == 0) continue;
+    for (std::int64_t i = 0; i < kRowThreads; ++i) {
+      const std::int32_t index = static_cast<std::int32_t>((first + i) / parts);
+      for (std::uint32_t left = marks[i]; left != 0; left &= left - 1) {
+        const TileCoord work = problem.q_packed ? parameters.packed.tile_coord(index)
+                                                : parameters.schedule.tile_coord(index);
+        const Sequence sequence = sequence_at(problem, parameters.table, work.batch);
+        const std::int64_t row = std::int64_t{work.q_tile} * q_tile +
+                                 (first + i) % parts * tile::kWarpRows + __ffs(left) - 1;
+        compute_row({problem, sequence, work.head, row}, RowBlock{shared});
+      }
+    }
+    __syncthreads();
+  }
+}
+
+}  // namespace
+
+cudaError_t load_support() {
+  cudaError_t error = load(tile_starts_kernel);
+  if (error == cudaSuccess) error = load(bands_kernel);
+  return error == cudaSuccess ? load(repair_kernel) : error;
+}
+
+cudaError_t start_tile_starts(const Parameters& parameters, int q_tile, cudaStream_t stream) {
+  return launch(tile_starts_kernel, {1, kScanThreads}, stream, parameters, q_tile,
+                const_cast<std::int32_t*>(parameters.packed.tile_starts));
+}
+
+cudaError_t start_bands(const Parameters& parameters, cudaStream_t stream) {
+  constexpr int kThreads = 128;
+  const std::int64_t blocks = math::ceil_div(parameters.problem.slices.count, kThreads);
+  if (blocks == 0) return cudaSuccess;
+  return launch(bands_kernel, {blocks, kThreads}, stream, parameters,
+                const_cast<tile::Band*>(parameters.bands));
+}
+
+cudaError_t start_repair(const Parameters& parameters, int q_tile, int blocks,
+                         cudaStream_t stream) {
+  return launch(repair_kernel, {blocks, kRowThreads}, stream, parameters, q_tile);
+}
+
+}  // namespace tilewise::cuda::sm80

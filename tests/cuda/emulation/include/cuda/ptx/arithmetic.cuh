@@ -1,0 +1,58 @@
+// src/cuda/ptx/arithmetic.cuh for the emulation. What PTX leaves open within an error is here the
+// rounded result.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "math/number.h"
+
+namespace tilewise::cuda::ptx {
+
+// Numbers below 2^-126 as zero, with their sign.
+inline float flushed(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; }
+
+inline float exp2_approx(float x) { return flushed(std::exp2(flushed(x))); }
+
+inline float reciprocal_approx(float x) { return flushed(1 / flushed(x)); }
+inline float min_nan(float a, float b) {
+  return std::isnan(a) || std::isnan(b) ? std::nanf("") : std::fmin(a, b);
+}
+inline float max_nan(float a, float b) {
+  return std::isnan(a) || std::isnan(b) ? std::nanf("") : std::fmax(a, b);
+}
+inline float log2_approx(float x) { return std::log2(flushed(x)); }
+
+// A NaN becomes the one of all bits set but the sign.
+template <bool kFp16>
+std::uint32_t pack(float low, float high) {
+  const auto rounded = [](float x) -> std::uint32_t {
+    if (std::isnan(x)) return 0x7FFF;
+    return kFp16 ? math::to_float16(x).bits : math::to_bfloat16(x).bits;
+  };
+  return rounded(low) | rounded(high) << 16;
+}
+
+template <bool kFp16>
+std::uint32_t fma_x2(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+  const auto half = [&](unsigned shift) -> std::uint32_t {
+    const auto number = [shift](std::uint32_t pair) {
+      const auto bits = static_cast<std::uint16_t>(pair >> shift);
+      return kFp16 ? math::load<double>(math::Float16{bits})
+                   : math::load<double>(math::BFloat16{bits});
+    };
+    const double sum = std::fma(number(a), number(b), number(c));
+    return pack<kFp16>(math::to_odd_float(sum), 0) << shift;
+  };
+  return half(0) | half(16);
+}
+
+template <int kByte>
+std::uint32_t spread_signs(std::uint32_t low, std::uint32_t high) {
+  const auto half = [](std::uint32_t word) -> std::uint32_t {
+    return (word >> (8 * kByte + 7) & 1) != 0 ? 0xFFFF : 0;
+  };
+  return half(low) | half(high) << 16;
+}
+
+}  // namespace tilewise::cuda::ptx

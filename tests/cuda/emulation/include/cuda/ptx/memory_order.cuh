@@ -1,0 +1,21 @@
+// src/cuda/ptx/memory_order.cuh for the emulation, where every write is seen at once. Who acquires
+// a number may wait for another block to release it: that one has its turn first.
+#pragma once
+
+#include "cuda/emulation/block.h"
+
+namespace tilewise::cuda::ptx {
+
+inline void store_release(unsigned long long* to, unsigned long long x) {
+  emulation::check_follows("st.release");
+  *to = x;
+  emulation::meet_blocks();
+}
+
+inline unsigned long long load_acquire(const unsigned long long* from) {
+  emulation::check_follows("ld.acquire");
+  emulation::meet_blocks();
+  return *from;
+}
+
+}  // namespace tilewise::cuda::ptx
