@@ -1,4 +1,4 @@
-// The scores of a warp once more, when the product of the warpgroup is over.
+// The scores of a warp once more, after the product of the warpgroup.
 #pragma once
 
 #include "cuda/forward/sm90/config.h"
@@ -11,15 +11,15 @@
 
 namespace tilewise::cuda::sm90 {
 
-// scores (16, kKeys) = Q K^T of the warp's rows, in the registers of wgmma (tile/fragment.h), by
-// mma.sync: whole warps, with no product of the warpgroup under way. q, k: addresses in shared
-// memory, of the warpgroup's rows and of keys of a tile.
+// scores (16, kKeys) = Q K^T of the warp's rows by mma.sync, in the registers that wgmma uses
+// (tile/fragment.h), with the same bits. Whole warps, with no product of the warpgroup in flight.
+// q, k: shared addresses of the warpgroup's rows, and of keys of a tile.
 template <KernelConfig kConfig, int kKeys>
 __device__ __forceinline__ void recompute_scores(std::uint32_t q, std::uint32_t k,
                                                  float (&scores)[kKeys / 2]) {
   using Panel = tile::LdmatrixTile<tile::kPanelColumns>;
   constexpr int kPanelSteps = tile::kPanelColumns / 16;
-  // Found again each time: the loops have no register for it.
+  // Derived again each time: the loops have no register for it.
   const int thread = static_cast<int>(ptx::opaque(threadIdx.x)) % 128;
   const int lane = thread % 32;
   const int warp = thread / 32;
@@ -28,10 +28,10 @@ __device__ __forceinline__ void recompute_scores(std::uint32_t q, std::uint32_t 
   k += Panel::place(tile::lane_row_second(lane), tile::lane_chunk_second(lane));
 #pragma unroll
   for (float& score : scores) score = 0;
-  // In parts of the keys, for fewer operands at once.
-  constexpr int kPart = 64;
+  // 64 keys at a time, for fewer operands at once.
+  constexpr int kKeysAtOnce = 64;
 #pragma unroll
-  for (int first = 0; first < kKeys; first += kPart) {
+  for (int first = 0; first < kKeys; first += kKeysAtOnce) {
 #pragma unroll 1
     for (int step = 0; step < kConfig.head_dim / 16; ++step) {
       const int panel = step / kPanelSteps;
@@ -41,7 +41,7 @@ __device__ __forceinline__ void recompute_scores(std::uint32_t q, std::uint32_t 
       const std::uint32_t keys = tile::step_address<tile::kPanelColumns>(k, step % kPanelSteps) +
                                  panel * kConfig.k_tile * tile::kPanelRowBytes;
 #pragma unroll
-      for (int key = first; key < first + kPart; key += 16) {
+      for (int key = first; key < first + kKeysAtOnce; key += 16) {
         std::uint32_t b[4];
         ptx::ldmatrix_x4(b, keys + key * tile::kPanelRowBytes);
         ptx::mma_m16n8k16<kConfig.fp16>(&scores[key / 2], a, b[0], b[1]);
