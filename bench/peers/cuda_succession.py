@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures forward on one GPU among other kernels of its stream (PDL), for several builds in turns.
 
-Usage: bench/peers/cuda_pdl.py LIBTILEWISE --beside NAME=LIBTILEWISE... [--rounds N] [--out FILE.json]
+Usage: bench/peers/cuda_succession.py LIBTILEWISE --beside NAME=LIBTILEWISE... [--rounds N] [--out FILE.json]
 
 Each build runs, between two events: one call by itself; fourteen calls, one after another; eight calls, each after a product
 of (4096, 2048) by (2048, 2048) in bf16; eight calls, each after an addition to a million floats. The figure is the median of
