@@ -1,7 +1,7 @@
 // The calibration loops in one instruction set; compiled once for each, like src/cpu/target.cc.
 #include "calibrate/loops.h"
-#include "cpu/simd.h"
-#include "cpu/tile_unit.h"
+#include "cpu/amx/tile_product.h"
+#include "cpu/simd/vector.h"
 
 namespace tilewise::calibrate::TILEWISE_TARGET {
 namespace {
@@ -46,7 +46,7 @@ double read_memory(const void* memory, std::int64_t bytes) {
   return read_block(static_cast<const float*>(memory), bytes / 4);
 }
 
-#if TILEWISE_HAS_TILES
+#if TILEWISE_HAS_AMX
 // Four sums, as a kernel has them; no operand is loaded.
 double tile_products(std::int64_t iterations) {
   cpu::TILEWISE_TARGET::configure_tiles();
@@ -66,9 +66,9 @@ double tile_products(std::int64_t iterations) {
   return 0;
 }
 constexpr PeakLoops::Arithmetic kBf16 = {tile_products, 4 * 2 * 16 * 16 * 32};
-#elif TILEWISE_HAS_DOTS
+#elif TILEWISE_HAS_AVX512_BF16
 double dot_chains(std::int64_t iterations) {
-  using cpu::TILEWISE_TARGET::Pair;
+  using Pair = cpu::TILEWISE_TARGET::Bf16Pair;
   Vec<float> sums[kChains];
   for (int c = 0; c < kChains; ++c) sums[c] = Vec<float>(static_cast<float>(c));
   const Vec<Pair> factor(Pair{0x3F003F00});  // 0.5, 0.5

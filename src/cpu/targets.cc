@@ -100,7 +100,7 @@ const Target kTargets[] = {
     {nullptr, nullptr, nullptr, nullptr},
 };
 
-bool dots_are_fast() {
+bool bf16_dot_is_fast() {
 #if defined(__x86_64__)
   return __builtin_cpu_is("amd") != 0;
 #else

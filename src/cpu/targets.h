@@ -14,7 +14,7 @@ struct Target {
 extern const Target kTargets[];
 
 // Whether a product of bf16 pairs (AVX512-BF16) takes no longer than a multiply-add of floats.
-bool dots_are_fast();
+bool bf16_dot_is_fast();
 
 const Target* find_target(const char* name);  // nullptr if there is none of that name
 

@@ -17,10 +17,10 @@
 #define __AVX512BW__ 1
 #define __AVX512DQ__ 1
 #define __AVX512VL__ 1
-#ifdef TILEWISE_EMULATED_DOTS
+#ifdef TILEWISE_EMULATED_AVX512_BF16
 #define __AVX512BF16__ 1
 #endif
-#ifdef TILEWISE_EMULATED_TILES
+#ifdef TILEWISE_EMULATED_AMX
 #define __AMX_BF16__ 1
 #endif
 

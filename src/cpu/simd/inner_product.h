@@ -1,0 +1,31 @@
+// Inner product.
+#pragma once
+
+#include "cpu/simd/conversion.h"
+
+namespace tilewise::cpu::TILEWISE_TARGET {
+
+// sum of a[c] * b[c], in kPartialSums interleaved sums that are added up at the end: one serial sum
+// would wait for each addition.
+template <class T, class A, class B>
+TILEWISE_INLINE T inner_product(const A* a, const B* b, std::int64_t count) {
+  constexpr int kPartialSums = 16;
+  constexpr int kLanes = Vec<T>::kLanes;
+  Vec<T> sums[kPartialSums / kLanes];
+  for (Vec<T>& x : sums) x = Vec<T>(T(0));
+  std::int64_t c = 0;
+  for (; c + kPartialSums <= count; c += kPartialSums) {
+    for (int i = 0; i < kPartialSums; i += kLanes) {
+      sums[i / kLanes] =
+          sums[i / kLanes] + load_converted<T>(a + c + i) * load_converted<T>(b + c + i);
+    }
+  }
+  T partial[kPartialSums];
+  for (int i = 0; i < kPartialSums; i += kLanes) sums[i / kLanes].store(partial + i);
+  for (; c < count; ++c) partial[0] += math::load<T>(a[c]) * math::load<T>(b[c]);
+  T sum = T(0);
+  for (int i = 0; i < kPartialSums; ++i) sum += partial[i];
+  return sum;
+}
+
+}  // namespace tilewise::cpu::TILEWISE_TARGET
