@@ -13,7 +13,7 @@ using problem::Problem;
 using problem::RunContext;
 using problem::Status;
 
-// Only the machine can be in the way.
+// Every problem is supported; only the machine, or a forced target, can rule a kernel out.
 Status supports(const char* name, const Machine& machine) {
   const Target* const forced =
       machine.cpu_target != nullptr ? find_target(machine.cpu_target) : nullptr;
@@ -40,15 +40,16 @@ Status supports_amx(const Problem& problem, const Machine& machine) {
   return supports("amx", machine);
 }
 
-// A Xeon with AMX takes four times as long for vdpbf16ps, which does two multiply-adds a lane, as
-// for one multiply-add of floats; Zen 4 and 5 do both at one rate.
+// A Xeon with AMX takes four times as long for vdpbf16ps, which does two multiply-adds per lane, as
+// for one multiply-add of floats. Zen 4 and 5 issue both at the same rate.
 const char* slower_bf16_dot(const Problem&, const Machine& machine) {
   if (machine.cpu_target != nullptr || bf16_dot_is_fast()) return nullptr;
   return "this processor multiplies floats faster than pairs of bf16";
 }
 
-// fp16 in two terms packs 32 rows at a time, four copies of each: few rows do not repay it. Packed
-// sequences have no say in it: the bits of a row must not depend on the lengths of others.
+// fp16 in two terms packs 32 rows at a time, and four copies of each, which few rows do not repay.
+// Packed sequences do not count here: the bits of a row must not depend on the lengths of other
+// sequences.
 const char* slower_fp16_terms(const Problem& problem, const Machine& machine) {
   constexpr std::int64_t kFewRows = 64;
   if (machine.cpu_target != nullptr || problem.dtype != TILEWISE_FP16 || problem.q_packed ||
@@ -58,8 +59,8 @@ const char* slower_fp16_terms(const Problem& problem, const Machine& machine) {
 }
 #endif
 
-// TargetKernels of another instruction set are reached through pointers only: nothing of them is
-// compiled here.
+// The kernels of other instruction sets are reached through pointers only, so that none of their
+// code is compiled here.
 template <const TargetKernels& kTarget>
 constexpr Kernel forward_kernel(const char* name, const char* description,
                                 Status (*supported)(const Problem&, const Machine&),

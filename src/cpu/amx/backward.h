@@ -1,9 +1,9 @@
-// The backward pass for bf16 and fp16 on the matrix unit: the sweep over keys of backward_keys.h,
-// with its five products in bf16 pairs and fp32 sums (amx_key_tile.h).
+// The backward pass of bf16 and fp16 on AMX: the sweep over keys of backward/main_loop.h, with its
+// five products as tile products of bf16 and fp32 sums (backward_tile.h).
 //
-// The unit's products take every row for every key. Keys that are not finite take part as zeros as
-// long as no query sees one; else their block is computed by backward_keys.h, and so are, again, dK
-// and dV that are not finite.
+// The tile products take every row for every key. Keys that are not finite enter them as zeros as
+// long as no query sees them. Otherwise the block is computed by backward/main_loop.h, as are dK
+// and dV (again) if they turn out not to be finite.
 #pragma once
 
 #include "cpu/amx/backward_tile.h"
@@ -14,7 +14,7 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// LSE and delta of the tile's rows from group `group` on.
+// Loads LSE and delta of the tile's rows, from group `group` on.
 template <int kTerms>
 TILEWISE_INLINE void load_tile_statistics(const HeadContext& context, const AmxQueryTile& tile,
                                           std::int64_t group, const View& delta,
@@ -22,8 +22,8 @@ TILEWISE_INLINE void load_tile_statistics(const HeadContext& context, const AmxQ
   const ScoreScaling<float> scaling(*context.problem);
   const Vec<float> scale_log2 = scaling.scale_log2().factor;
   const Vec<float> shift(math::log2(kProbScale));
-  // Rounded, the product of LSE and unit is off by 2^-12 at most, in all probabilities of a row. In
-  // two terms it is not rounded.
+  // The product of LSE and scale_log2 is rounded, and then off by at most 2^-12, in all
+  // probabilities of a row. With two terms it is not rounded.
   const float infinity = math::Limits<float>::kInfinity;
   const Vec<float> most(kTerms == 2 ? infinity : 0x1p12f);
   const auto below = [](Vec<float> x, Vec<float> limit) {
@@ -51,7 +51,7 @@ TILEWISE_INLINE void load_tile_statistics(const HeadContext& context, const AmxQ
   }
 }
 
-// The panels of the block that rows of the tile see. Returns how many.
+// Finds the panels of the block that rows of the tile see. Returns their number.
 TILEWISE_INLINE std::int64_t panels_of_tile(const HeadContext& context, const KeyBlock& block,
                                             const AmxQueryTile& tile, KeyPanelBounds* panels,
                                             const AmxBackwardScratch& scratch) {
@@ -70,17 +70,17 @@ TILEWISE_INLINE std::int64_t panels_of_tile(const HeadContext& context, const Ke
   return count;
 }
 
-// The kernel of a number of products in S and dP.
+// The kernel for a number of columns in the products of S and dP.
 template <int kTerms>
-TILEWISE_INLINE auto amx_key_tile_of(std::int64_t columns) {
+TILEWISE_INLINE auto amx_backward_tile_for(std::int64_t columns) {
   if constexpr (kTerms == 2) {
-    return columns >= 256   ? amx_key_tile<SlicePlan{1, 8, 2, true}>
-           : columns >= 128 ? amx_key_tile<SlicePlan{1, 4, 2, true}>
-                            : amx_key_tile<SlicePlan{1, 2, 2, true}>;
+    return columns >= 256   ? amx_backward_tile<SlicePlan{1, 8, 2, true}>
+           : columns >= 128 ? amx_backward_tile<SlicePlan{1, 4, 2, true}>
+                            : amx_backward_tile<SlicePlan{1, 2, 2, true}>;
   } else {
-    return columns >= 256   ? amx_key_tile<SlicePlan{1, 2, 1, false}>
-           : columns >= 128 ? amx_key_tile<SlicePlan{1, 1, 1, false}>
-                            : amx_key_tile<SlicePlan{2, 1, 1, false}>;
+    return columns >= 256   ? amx_backward_tile<SlicePlan{1, 2, 1, false}>
+           : columns >= 128 ? amx_backward_tile<SlicePlan{1, 1, 1, false}>
+                            : amx_backward_tile<SlicePlan{2, 1, 1, false}>;
   }
 }
 
@@ -94,16 +94,16 @@ TILEWISE_INLINE void amx_visit_tile(const HeadContext& context, const KeyBlock& 
   for (std::int64_t p = 0; p < count; ++p)
     first_group = math::min(first_group, panels[p].first_group);
   if (count > 0) load_tile_statistics<kTerms>(context, tile, first_group, pass.delta, scratch);
-  const auto run_tile = amx_key_tile_of<kTerms>(scratch.head_dim + scratch.value_dim);
+  const auto run_tile = amx_backward_tile_for<kTerms>(scratch.head_dim + scratch.value_dim);
   for (std::int64_t p = 0; p < count; ++p) {
     panels[p].first_of_tile = p == 0;
     run_tile(context, tile, panels[p], scratch);
     scratch.visited[panels[p].panel] = 1;
   }
   if (!pass.adds_to_dq()) return;
-  block.turn.wait(position);
+  block.order.wait(position);
   if (count > 0) add_tile_to_dq<kTerms>(context, tile, panels, count, pass.query_gradient, scratch);
-  block.turn.pass(position);
+  block.order.arrive(position);
 }
 
 template <int kTerms>
@@ -116,7 +116,8 @@ TILEWISE_INLINE void amx_visit_queries(const RunContext& run, const KeyBlock& bl
   constexpr int kCopies = 2 * kTerms;  // rows and columns
   const std::int64_t bytes = (problem.head_dim + problem.value_dim) * 2 * kCopies;
   const std::int64_t dq_bytes = pass.adds_to_dq() ? pass.query_gradient.row * 4 : 0;
-  // Turns are counted in the tiles of backward_keys.h, which may compute the block before.
+  // Positions are counted in the tiles of backward/main_loop.h, which may compute the block before
+  // this one.
   const std::int64_t positions = math::ceil_div(block.sequence.q_len, kGradientTile);
   for (std::int64_t g = 0; g < problem.group; ++g) {
     HeadContext context = {&problem, block.sequence, block.kv_head * problem.group + g, bands, 0};
@@ -141,8 +142,8 @@ TILEWISE_INLINE void amx_visit_queries(const RunContext& run, const KeyBlock& bl
     }
   }
   if (pass.adds_to_dq()) {
-    block.turn.wait(problem.group * positions - 1);
-    block.turn.pass(problem.group * positions - 1);
+    block.order.wait(problem.group * positions - 1);
+    block.order.arrive(problem.group * positions - 1);
   }
 }
 
@@ -171,7 +172,7 @@ TILEWISE_INLINE void amx_load_keys(const KeyBlock& block, const AmxBackwardScrat
   for (std::int64_t panel = 0; panel < scratch.panels; ++panel) scratch.visited[panel] = 0;
 }
 
-// Panels that no query sees.
+// Sets dK and dV of the panels that no query sees to zero.
 TILEWISE_INLINE void clear_unvisited_panels(const AmxBackwardScratch& scratch) {
   for (std::int64_t panel = 0; panel < scratch.panels; ++panel) {
     if (scratch.visited[panel] != 0) continue;
@@ -182,7 +183,7 @@ TILEWISE_INLINE void clear_unvisited_panels(const AmxBackwardScratch& scratch) {
   }
 }
 
-// True if a query sees a key of the panel that `odd` marks.
+// Returns true if a query sees a key of the panel that is flagged as not finite.
 __attribute__((noinline)) inline bool non_finite_key_is_seen(const KeyBlock& block,
                                                              std::int64_t panel,
                                                              const std::uint8_t* non_finite,
@@ -215,7 +216,7 @@ __attribute__((noinline)) inline bool non_finite_key_is_seen(const KeyBlock& blo
   return false;
 }
 
-// Marks the keys that are not finite. False if a query sees one.
+// Flags the keys that are not finite. Returns false if a query sees one of them.
 template <int kTerms>
 TILEWISE_INLINE bool flag_non_finite_keys(const KeyBlock& block,
                                           const AmxBackwardScratch& scratch) {
@@ -238,7 +239,7 @@ TILEWISE_INLINE bool flag_non_finite_keys(const KeyBlock& block,
   return true;
 }
 
-// Calls body(panel of sums, gradient, width, scale, rows) for dK and dV of every panel.
+// Calls function(rows of the gradient, scale, panel of sums) for dK and dV of every panel.
 template <class Function>
 TILEWISE_INLINE void for_each_gradient(const KeyBlock& block, const AmxBackwardScratch& scratch,
                                        Function run_item) {
@@ -256,7 +257,7 @@ TILEWISE_INLINE void for_each_gradient(const KeyBlock& block, const AmxBackwardS
   }
 }
 
-// Rows that will be stored: asked for while their sums are checked.
+// Prefetches rows that are stored next, while their sums are checked.
 TILEWISE_INLINE void prefetch_rows(const RowBlock& rows) {
   const std::int64_t size = problem::dtype_size(rows.view->dtype);
   const char* const base = static_cast<const char*>(rows.view->data) +
@@ -265,7 +266,7 @@ TILEWISE_INLINE void prefetch_rows(const RowBlock& rows) {
     prefetch_row(base, r * rows.view->row * size, rows.width * size);
 }
 
-// The products of the block on the unit. False if dK or dV are not finite.
+// Computes the block by tile products. Returns false if dK or dV are not finite.
 template <int kTerms>
 TILEWISE_INLINE bool amx_key_block(const RunContext& run, const KeyBlock& block,
                                    const KeyPass<float>& pass, const PackedQueries& packed,
@@ -294,7 +295,9 @@ TILEWISE_INLINE bool amx_key_block(const RunContext& run, const KeyBlock& block,
   return true;
 }
 
-// How a worker computes blocks of keys, for backward_run.h.  kTerms: 1 for bf16, 2 for fp16
+// The policy of AMX for backward/run.h: how a worker computes a block of keys.
+//
+// kTerms: 1 for bf16, 2 for fp16
 template <int kTerms>
 struct AmxBackward {
   using Scratch = AmxBackwardScratch;
@@ -312,7 +315,7 @@ struct AmxBackward {
   static Scratch take(const Problem& problem, std::int64_t panels, Arena& arena) {
     return take_amx_backward_scratch<kTerms>(problem, panels, arena);
   }
-  // A row of dO times one of O.
+  // The inner product of a row of dO and one of O.
   template <class Dout, class Out>
   static float inner_product(const Dout* dout, const Out* out, std::int64_t width) {
     using Half = std::conditional_t<kTerms == 1, math::BFloat16, math::Float16>;
@@ -327,7 +330,7 @@ struct AmxBackward {
                   const Packed& packed, const Scratch& scratch) {
     if (flag_non_finite_keys<kTerms>(block, scratch)) {
       if (amx_key_block<kTerms>(context, block, pass, packed, scratch)) return;
-      pass.slow_path = true;  // dQ has been added
+      pass.slow_path = true;  // dQ has been added already
     }
     key_block<float, kPanelRegisters>(context, block, pass, scratch.fallback);
   }

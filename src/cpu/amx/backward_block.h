@@ -1,9 +1,10 @@
-// One block of 32 queries x 32 keys of the backward pass in bf16 pairs, between its products: from
-// scores and dP to P and dS, in one bf16 or the sum of two (fp16), as the operands of the products
-// after it. Lanes are keys.
+// One block of 32 queries x 32 keys of the backward pass, between its tile products: scores and dP
+// become P and dS, rounded to one bf16 or to the sum of two (fp16), as operands of the products
+// after it. SIMD lanes are keys.
 //
-// Where every query sees every key and products are the scores, in slices under the tile products;
-// else by the steps of backward.h, on the same arrays.
+// Where every query sees every key and the products are the scores, the work is cut in slices that
+// overlap with tile products. Otherwise it takes the steps of backward/recompute.h on the same
+// arrays.
 #pragma once
 
 #include "cpu/amx/exp2.h"
@@ -17,10 +18,10 @@
 namespace tilewise::cpu::TILEWISE_TARGET {
 
 inline constexpr std::int64_t kBlockQueries = 32;
-// Words from a block's P or dS in pairs to what their rounding left, where that is kept.
+// Distance, in words, from P or dS of a block in pairs to the low terms, where these are kept.
 inline constexpr std::int64_t kLowPairs = kBlockQueries / 2 * kAmxWidth;
 
-// Where a block is, and where its P and dS go.
+// The arrays of a block.
 struct GradientBlock {
   float* scores;                  // (kBlockQueries, kAmxWidth)
   float* dprobs;                  // (kBlockQueries, kAmxWidth)
@@ -28,19 +29,19 @@ struct GradientBlock {
   const float* delta;             // (kBlockQueries)
   std::uint32_t* prob_pairs;      // (terms, kBlockQueries / 2, kAmxWidth): words of two queries
   std::uint32_t* gradient_pairs;  // (terms, kBlockQueries / 2, kAmxWidth)
-  std::uint32_t* gradient_rows;   // two tiles of 16 queries, words of keys n and n + 16, per term
-  std::int64_t tiles_apart;       // words from one to the other
+  std::uint32_t* gradient_rows;   // two tiles of 16 queries; words of keys n and n + 16; per term
+  std::int64_t tiles_apart;       // words from one tile to the other
 };
 
-// Two queries x 32 keys of P and dS.
+// P or dS of two queries x 32 keys.
 struct QueryPair {
   Vec<float> even[2];
   Vec<float> odd[2];
 };
 
-// A score of a block where exponents are usual (load_tile_statistics()). One term: `exponent` is
-// LSE in units of log 2 and log2(kProbScale), and the probability is right to 4e-6. Two: it is
-// LSE, and the probability is that of all other kernels.
+// The probability of a score on the fast path (load_tile_statistics()). With one term, `exponent`
+// is LSE in units of log 2, plus log2(kProbScale), and the relative error of the probability is
+// 4e-6. With two terms, `exponent` is LSE, and the probability is that of all other kernels.
 template <int kTerms>
 TILEWISE_INLINE Vec<float> fast_probability(Vec<float> score, Vec<float> exponent,
                                             const math::ExponentUnit<Vec<float>>& scale_log2) {
@@ -48,7 +49,8 @@ TILEWISE_INLINE Vec<float> fast_probability(Vec<float> score, Vec<float> exponen
   return amx_exp2(multiply_subtract(score, scale_log2.factor, exponent));
 }
 
-// kPlan: pairs of queries to go with the products. A block has 16.
+// The vector work of a block in slices. kPlan: pairs of queries per tile product; a block has 16
+// pairs.
 template <SlicePlan kPlan>
 class GradientSlices {
  public:
@@ -72,7 +74,7 @@ class GradientSlices {
   TILEWISE_INLINE void drain() {
     while (left_ != 0) probs_of_queries();
   }
-  // For P and dS that are made already.
+  // Stores P and dS of two queries that have been computed.
   TILEWISE_INLINE void store(const QueryPair& probs, const QueryPair& gradients) {
     store_term(probs, gradients, 0);
     if constexpr (kTerms == 2) store_term(remainder_of(probs), remainder_of(gradients), 1);
@@ -136,15 +138,18 @@ class GradientSlices {
   Bf16Rounder rounder_;
 };
 
-// Rounding by integer addition would carry a NaN of all ones into zero.
+// Replaces every NaN by one whose bits do not carry: rounding by integer addition would turn a NaN
+// of all ones into zero.
 TILEWISE_INLINE Vec<float> short_nan(const float* from) {
   const __m512 x = _mm512_loadu_ps(from);
   return Vec<float>(Vec<float>::Native(_mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q),
                                                           _mm512_set1_ps(__builtin_nanf("")))));
 }
 
-// The block by the score rule, the mask and dropout.  scratch: its lse and delta start at the
-// frame's first row; has_non_finite: some may not be finite
+// A block with score modifications, mask or dropout.
+//
+// scratch: its lse and delta start at the first row of `bounds`; has_non_finite: some queries may
+// not be finite
 template <int kTerms>
 __attribute__((noinline)) inline void masked_block_gradients(const HeadContext& context,
                                                              const TileBounds& bounds,

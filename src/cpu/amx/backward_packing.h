@@ -1,5 +1,5 @@
-// What the backward pass in bf16 pairs packs: Q and dO once for all, K and V for a block of keys.
-// In one term, bf16, or two, fp16.
+// The packed operands of the backward pass on AMX: Q and dO, packed once for all blocks, and K and
+// V of a block of keys. Numbers have one term (bf16) or two (fp16).
 #pragma once
 
 #include "cpu/amx/backward_block.h"
@@ -10,29 +10,29 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// Queries of a tile: the sums of dK and dV are loaded and stored once for so many. P and dS in
-// pairs are 32 KB each.
+// Queries of a tile, for which the sums of dK and dV are loaded and stored once. P and dS in pairs
+// take 32 KB each.
 template <int kTerms>
 inline constexpr std::int64_t kAmxQueries = 512 / kTerms;
 template <int kTerms>
 inline constexpr std::int64_t kTileGroups = kAmxQueries<kTerms> / kBlockQueries;
-// Panels of keys that share a pass over the queries: the fp32 sums of dQ are loaded and stored once
-// for them. dS of 32 queries and all of them is 32 KB.
+// Panels of keys that share a pass over the queries, for which the fp32 sums of dQ are loaded and
+// stored once. dS of 32 queries and all of these keys takes 32 KB.
 template <int kTerms>
 inline constexpr std::int64_t kMostAmxKeyPanels = 16 / kTerms;
 
-// Q and dO as left operands, groups of 32 queries: rows for the scores and dP, columns for dK and
-// dV. As many bytes as one copy in fp32 for every term.
+// Q and dO as left operands, in groups of 32 queries: rows for S and dP, columns for dK and dV.
+// Every term takes as many bytes as one copy in fp32.
 struct PackedQueries {
   std::uint16_t* q_rows;        // (B, H, groups, terms, 2, padded D / 32, 16, 32)
   std::uint16_t* q_columns;     // (B, H, groups, terms, padded D / 16, 16, 32)
   std::uint16_t* dout_rows;     // (B, H, groups, terms, 2, padded Dv / 32, 16, 32)
   std::uint16_t* dout_columns;  // (B, H, groups, terms, padded Dv / 16, 16, 32)
-  std::uint8_t* non_finite;     // (B, H, groups): 1 where Q or dO is not finite, in two terms
+  std::uint8_t* non_finite;     // (B, H, groups): 1 where Q or dO is not finite; only for two terms
   std::int64_t groups;          // of one head
 
-  // The group that row `first` of the sequence begins. Packed sequences begin with one of their
-  // own.
+  // The group that begins with row `first` of the sequence. Every packed sequence begins a group of
+  // its own.
   TILEWISE_INLINE std::int64_t group_at(const HeadContext& context, std::int64_t first) const {
     const Problem& problem = *context.problem;
     const std::int64_t batch = problem.q_packed ? 0 : context.sequence.batch;
@@ -68,7 +68,7 @@ TILEWISE_INLINE PackedQueries take_packed_queries(const Problem& problem, Arena&
   return packed;
 }
 
-// One group of 32 rows, both ways.
+// Packs one group of 32 rows, as rows and as columns.
 template <int kTerms>
 TILEWISE_INLINE void pack_group(const RowBlock& rows, std::uint16_t* row_tiles,
                                 std::uint16_t* column_tiles) {
@@ -77,7 +77,8 @@ TILEWISE_INLINE void pack_group(const RowBlock& rows, std::uint16_t* row_tiles,
     constexpr Term kTerm = decltype(term)::value;
     std::uint16_t* const columns = column_tiles + number * kBlockQueries * padded;
     pack_row_tiles<kTerm>(rows, row_tiles + number * kBlockQueries * padded);
-    // Columns come in blocks of 32: the second half of the last one may lie beyond the matrix.
+    // Columns come in blocks of 32, so that the second half of the last block may lie after the end
+    // of the matrix.
     __builtin_memset(columns + (padded - kTileRows) * kTileDepth, 0, kTileElements * 2);
     pack_column_tiles<kTerm>(rows, 1, nullptr, columns);
   });
@@ -108,9 +109,10 @@ TILEWISE_INLINE void pack_queries(const HeadContext& context, std::int64_t first
   }
 }
 
-// words[column / 32][n][column % 32] = rows n and n + 16 of a column: the right operand of dQ,
-// whose left one has keys n and n + 16 in a word.  words is (math::round_up(width, 32) / 32, 16,
-// 32)
+// words[column / 32][n][column % 32] = rows n and n + 16 of a column. It is the right operand of
+// dQ, whose left operand has keys n and n + 16 in a word.
+//
+// words: (round_up(width, 32) / 32, 16, 32)
 template <Term kTerm>
 TILEWISE_INLINE void pack_key_words(const RowBlock& rows, const std::uint8_t* zeroed,
                                     std::uint32_t* words) {
@@ -137,7 +139,7 @@ TILEWISE_INLINE void pack_key_words(const RowBlock& rows, const std::uint8_t* ze
 }
 
 struct AmxBackwardScratch {
-  KeyScratch<float> fallback;     // for what the unit cannot do
+  KeyScratch<float> fallback;     // for blocks that tile products cannot compute
   float* dk_panels;               // (panels, padded D, kAmxWidth)
   float* dv_panels;               // (panels, padded Dv, kAmxWidth)
   std::uint32_t* k_pairs;         // (panels, terms, padded D / 2, kAmxWidth), with the scale's sign
@@ -147,11 +149,11 @@ struct AmxBackwardScratch {
   std::uint32_t* prob_pairs;      // (kTileGroups, terms, kBlockQueries / 2, kAmxWidth)
   std::uint32_t* gradient_pairs;  // (kTileGroups, terms, kBlockQueries / 2, kAmxWidth)
   std::uint32_t* gradient_rows;   // (kAmxQueries / 16, panels, terms, 16, 16)
-  float* lse;                     // (kAmxQueries), in the units of the scores
+  float* lse;                     // (kAmxQueries), in the representation of the scores
   float* delta;                   // (kAmxQueries)
   float* exponents;               // (kAmxQueries): see fast_probability()
   std::uint8_t* non_finite_keys;  // (2, panels, kAmxWidth): 1 where K (or V) is not finite
-  bool* fast_path;                // (kTileGroups): numbers that slices may take
+  bool* fast_path;                // (kTileGroups): 1 where a whole block may be computed in slices
   std::uint8_t* visited;          // (panels): 1 once a query has seen it
   float* last_rows;               // (kBlockQueries, padded D): dQ of the last rows
   std::int64_t head_dim;          // padded

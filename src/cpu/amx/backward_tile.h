@@ -1,11 +1,13 @@
-// The five products of the backward pass in bf16 pairs: a panel of 32 keys meets a tile of queries
-// in blocks of 32: scores and dP, and under the products of the next block P and dS, in slices
-// (pair_gradient.h). Then dV and dK are one product each over all the tile's queries, and once all
-// panels have been there, dQ is one over all their keys.
+// The five products of the backward pass on AMX. A panel of 32 keys visits a tile of queries in
+// blocks of 32: S and dP are computed block by block, and P and dS of a block in slices that
+// overlap with the products of the next block (backward_block.h). Then dV and dK are one product
+// each over all queries of the tile. After all panels have visited the tile, dQ is one product over
+// all their keys.
 //
-// Two terms, fp16: scores take all four products of terms, and so are those of the forward pass: a
-// row of scores of thousands keeps its probabilities. So does dP: in rows of few keys its
-// difference with delta is all rounding. dV, dK and dQ take three.
+// With two terms (fp16), scores take all four products of terms, and so are those of the forward
+// pass; therefore a row with scores of thousands keeps its probabilities. dP takes all four as
+// well, because in rows of few keys its difference from delta consists of rounding errors. dV, dK
+// and dQ take three.
 #pragma once
 
 #include "cpu/amx/backward_packing.h"
@@ -16,7 +18,7 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// A tile of queries of one head: groups of 32, counted from its first row.
+// A tile of queries of one head, in groups of 32, counted from the tile's first row.
 struct AmxQueryTile {
   std::int64_t first;  // row of the sequence
   std::int64_t end;    // of the rows that see the block
@@ -24,7 +26,7 @@ struct AmxQueryTile {
   const std::uint16_t* q_columns;
   const std::uint16_t* dout_rows;
   const std::uint16_t* dout_columns;
-  const std::uint8_t* non_finite;  // of groups, in two terms
+  const std::uint8_t* non_finite;  // of the groups; only for two terms
 };
 
 // The groups of a tile that see a panel of keys.
@@ -35,12 +37,13 @@ struct KeyPanelBounds {
   std::int64_t first_group;
   std::int64_t end_group;
   bool first_visit;    // dK and dV start from zero
-  bool first_of_tile;  // no panel of the block has been there: the tile is beyond the L2
+  bool first_of_tile;  // no other panel of the block has visited the tile, which is therefore not
+                       // in the L2
 };
 
-// Asks for what the next group brings, at the first visit of a tile: the first lines of each page.
-// The hardware goes on within a page. 20 or 32 lines gained half as much as 12: they take the
-// buffers that loads wait in.
+// Prefetches the first 12 lines of each page of the next group's operands, at the first visit of a
+// tile. The hardware continues within a page. 20 or 32 lines gained half as much, because they take
+// the buffers that loads wait in.
 TILEWISE_INLINE void prefetch_first_lines(const KeyPanelBounds& bounds, const std::uint16_t* part,
                                           std::int64_t numbers) {
   constexpr std::int64_t kPage = 4096;
@@ -51,7 +54,7 @@ TILEWISE_INLINE void prefetch_first_lines(const KeyPanelBounds& bounds, const st
       .prefetch(kLines * static_cast<int>(pages));
 }
 
-// ---- one block: S, dP and what becomes of them ----
+// ---- one block: S and dP, then P and dS ----
 
 template <int kTerms>
 TILEWISE_INLINE GradientBlock gradient_block(const KeyPanelBounds& bounds, std::int64_t group,
@@ -70,7 +73,7 @@ TILEWISE_INLINE GradientBlock gradient_block(const KeyPanelBounds& bounds, std::
           scratch.panels * kTileWords};
 }
 
-// S and dP of the group are in memory.
+// Starts P and dS of a group, whose S and dP are in memory.
 template <class Slices>
 TILEWISE_INLINE void begin_gradients(const HeadContext& context, const AmxQueryTile& tile,
                                      const KeyPanelBounds& bounds, std::int64_t group,
@@ -91,7 +94,7 @@ TILEWISE_INLINE void begin_gradients(const HeadContext& context, const AmxQueryT
                                  general);
 }
 
-// Rows of Q times keys, or of dO times values: in steps of 32 columns.
+// Rows of Q times keys, or rows of dO times values, in steps of 32 columns.
 struct RowProduct {
   const std::uint16_t* rows;
   const std::uint32_t* pairs;
@@ -106,7 +109,7 @@ struct RowProduct {
   }
 };
 
-// All but what begin_block() has done.
+// The rest of a product after begin_block().
 template <TermProducts kProducts, class Slices>
 TILEWISE_INLINE void add_steps(const RowProduct& product, Slices& slices) {
   add_other_terms<kProducts>(product.operands(0), product.low(), slices);
@@ -115,8 +118,8 @@ TILEWISE_INLINE void add_steps(const RowProduct& product, Slices& slices) {
     add_terms<kProducts>(product.operands(t), product.low(), slices);
 }
 
-// S = Q K^T and dP = dO V^T of every group, and P and dS of all but the last. Returns where the
-// last one's dP, still in the tile registers, belongs.
+// S = Q K^T and dP = dO V^T of every group, and P and dS of all groups but the last. Returns the
+// address of the last group's dP, which is still in the tile registers.
 template <class Slices>
 TILEWISE_INLINE float* score_groups(const HeadContext& context, const AmxQueryTile& tile,
                                     const KeyPanelBounds& bounds, const AmxBackwardScratch& scratch,
@@ -152,13 +155,13 @@ TILEWISE_INLINE float* score_groups(const HeadContext& context, const AmxQueryTi
 
 // ---- dV and dK ----
 
-// sums += columns * pairs over the groups of a tile, 32 rows of the sums at a time.
+// sums += columns * pairs over the groups of a tile, for 32 rows of the sums at a time.
 template <int kTerms>
 struct ColumnProduct {
   static constexpr TermProducts kProducts = kNearProducts<kTerms>;
 
   const std::uint16_t* columns;  // dO^T or Q^T of the tile
-  std::int64_t rows;             // of them
+  std::int64_t rows;             // of the sums
   const std::uint32_t* pairs;
   float* sums;
 
@@ -167,7 +170,7 @@ struct ColumnProduct {
     return {top, top + kTileElements, pairs + group * kTerms * kLowPairs, kAmxStride};
   }
   TILEWISE_INLINE TermDistance low() const { return {rows * kBlockQueries, kLowPairs}; }
-  // Returns where they belong.
+  // Returns the address of the block of sums.
   template <class Slices>
   TILEWISE_INLINE float* begin(const KeyPanelBounds& bounds, std::int64_t row, float* pending,
                                Slices& slices) const {
@@ -187,8 +190,8 @@ struct ColumnProduct {
   }
 };
 
-// Over all groups of the frame, from `row` on. Returns where the last rows, still in the tile
-// registers, belong.
+// The product over all groups of the panel's bounds, from `row` on. Returns the address of the last
+// rows, which are still in the tile registers.
 template <int kTerms>
 TILEWISE_INLINE float* add_columns(const KeyPanelBounds& bounds,
                                    const ColumnProduct<kTerms>& product, std::int64_t row,
@@ -208,8 +211,8 @@ TILEWISE_INLINE float* add_columns(const KeyPanelBounds& bounds,
   return pending;
 }
 
-// The first 32 rows of dV, with the last group's P and dS under them: `pending` says where its dP
-// belongs.
+// The first 32 rows of dV, overlapped with P and dS of the last group. `pending` is the address of
+// that group's dP.
 template <class Slices>
 TILEWISE_INLINE float* begin_columns(const HeadContext& context, const AmxQueryTile& tile,
                                      const KeyPanelBounds& bounds,
@@ -227,12 +230,14 @@ TILEWISE_INLINE float* begin_columns(const HeadContext& context, const AmxQueryT
   return to;
 }
 
-// A panel of keys meets a tile of queries: its part of dV and dK, and dS for dQ.
-// kPlan: so that the 16 pairs of queries of a block end with its products
+// A panel of keys and a tile of queries: the panel's part of dV and dK, and dS for dQ.
+//
+// kPlan: chosen so that the 16 pairs of queries of a block end with its products
 template <SlicePlan kPlan>
-__attribute__((noinline)) void amx_key_tile(const HeadContext& context, const AmxQueryTile& tile,
-                                            const KeyPanelBounds& bounds,
-                                            const AmxBackwardScratch& scratch) {
+__attribute__((noinline)) void amx_backward_tile(const HeadContext& context,
+                                                 const AmxQueryTile& tile,
+                                                 const KeyPanelBounds& bounds,
+                                                 const AmxBackwardScratch& scratch) {
   const Problem& problem = *context.problem;
   constexpr int kTerms = kPlan.terms;
   const ColumnProduct<kTerms> dv = {
@@ -243,7 +248,7 @@ __attribute__((noinline)) void amx_key_tile(const HeadContext& context, const Am
       scratch.dk_panels + bounds.panel * scratch.head_dim * kAmxWidth};
   GradientSlices<kPlan> slices(ScoreScaling<float>(problem).scale_log2());
   float* pending = score_groups(context, tile, bounds, scratch, slices);
-  // With few groups, there are not enough products in 32 rows of dV.
+  // With few groups, 32 rows of dV do not have enough products to overlap with.
   constexpr std::int64_t kFew = kTerms == 2 ? 4 : 8;
   std::int64_t done = 0;
   if (problem.dv.present() && bounds.end_group - bounds.first_group >= kFew) {
@@ -263,7 +268,7 @@ __attribute__((noinline)) void amx_key_tile(const HeadContext& context, const Am
 
 // ---- dQ ----
 
-// Asks for memory after every step.
+// Prefetches after every step of a product.
 class PrefetchSlices {
  public:
   TILEWISE_INLINE explicit PrefetchSlices(const Prefetcher& prefetcher) : prefetcher_(prefetcher) {}
@@ -276,9 +281,11 @@ class PrefetchSlices {
   Prefetcher prefetcher_;
 };
 
-// sums += dS K of one group, over the panels that it sees. Keys stream, as right operands; the
-// group's dS stays in the L1 for all columns.  stride: bytes of a row of the sums; slices: under
-// the products. Returns where the last columns, still in the tile registers, belong.
+// sums += dS K of one group, over the panels that it sees. Keys stream as right operands; dS of the
+// group stays in the L1 for all columns. Returns the address of the last columns, which are still
+// in the tile registers.
+//
+// stride: bytes of a row of the sums; slices: overlapped with the products
 template <int kTerms>
 TILEWISE_INLINE float* add_group_to_dq(std::int64_t group, const KeyPanelBounds* panels,
                                        std::int64_t count, float* sums, std::int64_t stride,
@@ -322,7 +329,7 @@ TILEWISE_INLINE void add_tile_to_dq(const HeadContext& context, const AmxQueryTi
   std::int64_t row = tile.first;
   for (; row + kBlockQueries <= context.sequence.q_len && row < tile.end; row += kBlockQueries) {
     float* const sums = gradient.at(context, row);
-    // The next group's sums come from beyond the L2.
+    // The sums of the next group are not in the L2.
     Prefetcher prefetcher(sums + kBlockQueries * gradient.row, 1, kBlockQueries * stride, 0);
     prefetcher.spread_over(count * scratch.head_dim / 32);
     pending = add_group_to_dq<kTerms>((row - tile.first) / kBlockQueries, panels, count, sums,
@@ -330,8 +337,9 @@ TILEWISE_INLINE void add_tile_to_dq(const HeadContext& context, const AmxQueryTi
   }
   if (pending != nullptr) store_block(pending, stride);
   if (row >= tile.end) return;
-  // Fewer than 32 rows: the next ones are another sequence's. Sums go on from where they are, as
-  // above: how many panels go together must not show.
+  // Fewer than 32 rows are left, and the next rows belong to another sequence. The sums start from
+  // what is stored, as above, so that the number of panels that are added together does not change
+  // a bit.
   float* const sums = gradient.at(context, row);
   const std::int64_t count_left = (context.sequence.q_len - row) * gradient.row;
   for (std::int64_t i = 0; i < kBlockQueries * gradient.row; ++i)

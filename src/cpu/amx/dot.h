@@ -1,4 +1,5 @@
-// Dot.
+// The inner product of two rows of bf16 or fp16, in the order in which AMX adds them. With one key,
+// delta must equal dP bit by bit (backward/delta.h).
 #pragma once
 
 #include "cpu/amx/packing.h"
@@ -7,8 +8,8 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// sum + the products of 32 numbers, in the order of the unit: those of even and those of odd number
-// each in a sum of their own, and then both added to the whole. Products of bf16 are exact.
+// Adds the products of 32 numbers to a sum, in the order of TDPBF16PS: those of even and those of
+// odd index each in a sum of their own, and then both to the whole. Products of bf16 are exact.
 TILEWISE_INLINE float add_tile_products(__m512i left, __m512i right, float sum) {
   const auto low = [](__m512i words) { return __m512(_mm512_slli_epi32(words, 16)); };
   const auto high = [](__m512i words) {
@@ -26,7 +27,7 @@ TILEWISE_INLINE float add_tile_products(__m512i left, __m512i right, float sum) 
   return sum + (even + odd);
 }
 
-// sum of a[c] * b[c], step by step and term by term as dP adds them (pair_terms.h).
+// Sum of a[c] * b[c], in the order of steps and terms in which dP adds them (fp16_terms.h).
 template <int kTerms>
 TILEWISE_INLINE float amx_inner_product(const std::uint16_t* a, const std::uint16_t* b,
                                         std::int64_t width) {

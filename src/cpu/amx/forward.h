@@ -1,8 +1,9 @@
-// The forward pass for bf16 on the matrix unit: forward.h's blocks and panels, with both products
-// in bf16 pairs and fp32 sums. A panel of 32 queries meets a tile of keys in two steps: block by
-// block of 32 keys, scores and their softmax, which leaves weights in bf16; then one product of all
-// these weights with V. The softmax of a block runs in slices under the products of the next one:
-// the unit works while the vector ports do.
+// The forward pass of bf16 and fp16 on AMX: the blocks and panels of forward/main_loop.h, with both
+// products as tile products of bf16 and fp32 sums. A panel of 32 queries visits a tile of 512 keys
+// in two steps. First come scores and softmax, block by block of 32 keys, which leave probabilities
+// in bf16; then one product of all these probabilities with V. The softmax of a block is cut in
+// slices that overlap with the products of the next block, so that the tile unit and the vector
+// ports work at the same time.
 #pragma once
 
 #include "cpu/amx/forward_block.h"
@@ -14,8 +15,8 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// The rows of V that are not finite took part as zeros: each is added to the lanes that see it, and
-// to no others.
+// The rows of V that are not finite entered the product as zeros; each is now added to the lanes
+// that see it, and to no others.
 template <int kTerms>
 TILEWISE_INLINE void add_non_finite_values(const HeadContext& context, const AmxPanelBounds& bounds,
                                            float* out, const AmxForwardScratch& scratch) {
@@ -42,10 +43,11 @@ TILEWISE_INLINE void add_non_finite_values(const HeadContext& context, const Amx
   }
 }
 
-// ---- a panel and its part of a tile ----
+// ---- one panel and its part of a tile of keys ----
 
-// Scores of all blocks, and the weights of all but the last. Returns where the last one's scores,
-// still in the tile registers, belong. In two terms, all four products of terms are taken: exact.
+// Scores of all blocks, and probabilities of all blocks but the last. Returns the address of the
+// last block's scores, which are still in the tile registers. With two terms, all four products of
+// terms are computed, which is exact.
 template <int kSteps, class Slices>
 TILEWISE_INLINE float* score_blocks(const HeadContext& context, const AmxPanelBounds& bounds,
                                     const AmxForwardScratch& scratch, Slices& slices) {
@@ -74,9 +76,9 @@ TILEWISE_INLINE float* score_blocks(const HeadContext& context, const AmxPanelBo
   return pending;
 }
 
-// out += V^T P^T, over all keys of the frame, 32 rows at a time. The last block's weights are made
-// under the first rows, if `pending` says where its scores belong. In two terms, three products:
-// that of both low ones is below 2^-16 of the whole.
+// out += V^T P^T over all keys of the bounds, for 32 rows at a time. The probabilities of the last
+// block overlap with the first rows, if `pending` is the address of its scores. With two terms,
+// three products of terms are computed: that of both low terms is below 2^-16 of the whole.
 template <class Slices>
 TILEWISE_INLINE void output_blocks(const HeadContext& context, const AmxPanelBounds& bounds,
                                    float* pending, const AmxForwardScratch& scratch,
@@ -98,7 +100,8 @@ TILEWISE_INLINE void output_blocks(const HeadContext& context, const AmxPanelBou
   if (pending != nullptr) {
     const std::int64_t last = bounds.blocks - 1;
     begin_block(first_operands<kProducts>(operands(0), low), sums(), pending, kAmxStride, slices);
-    // Before weights may be scaled: those of the first block are in the tile registers.
+    // This must come before probabilities may be rescaled: the sums with those of the first block
+    // are in the tile registers.
     add_other_terms<kProducts>(operands(0), low, slices);
     end_probs(context, bounds, last - 1, out, scratch, slices);
     begin_probs(context, bounds, last, scratch, slices);
@@ -126,21 +129,22 @@ TILEWISE_INLINE void output_blocks(const HeadContext& context, const AmxPanelBou
   store_flat_block(out, kAmxStride);
 }
 
-// kSteps: of a block of scores, 32 columns each; 0: any number. A block has four products a step
-// (and four steps in two terms), and in them its 16 pairs of keys.
+// The slices for a block of scores of kSteps steps of 32 columns (0: any number). A step has four
+// products (two terms: four steps each), and a block has 16 pairs of keys.
 template <int kSteps, int kTerms, bool kExact>
 constexpr SlicePlan slice_plan() {
   if (kTerms == 2) return {1, kSteps + (kSteps == 0 ? 1 : 0), 2, kExact};
   return {kSteps == 0 ? 2 : 4 / kSteps, 1, 1, kExact};
 }
 template <int kSteps, int kTerms, bool kExact>
-__attribute__((noinline)) void amx_tile(const HeadContext& context, const AmxPanelBounds& bounds,
-                                        const AmxForwardScratch& scratch) {
+__attribute__((noinline)) void amx_forward_tile(const HeadContext& context,
+                                                const AmxPanelBounds& bounds,
+                                                const AmxForwardScratch& scratch) {
   constexpr SlicePlan kPlan = slice_plan<kSteps, kTerms, kExact>();
   ProbSlices<kPlan> slices(ScoreScaling<float>(*context.problem).scale_log2().factor);
   float* pending = score_blocks<kSteps>(context, bounds, scratch, slices);
   const std::int64_t last = bounds.blocks - 1;
-  // With few blocks, there are not enough products in 32 rows of the output.
+  // With few blocks, 32 rows of the output do not have enough products to overlap with.
   constexpr std::int64_t kFew = 16 / (4 * kPlan.pairs) + 2;
   if (bounds.blocks < kFew || scratch.value_dim < kBlockRows) {
     store_block(pending, kAmxStride);
@@ -156,7 +160,7 @@ __attribute__((noinline)) void amx_tile(const HeadContext& context, const AmxPan
 
 // ---- all panels of a block of queries ----
 
-// Packs keys [first, first + count) of K and V, unless they are. Returns their slot.
+// Packs keys [first, first + count) of K and V, unless they are packed already. Returns their slot.
 template <int kTerms>
 TILEWISE_INLINE std::int64_t pack_tile(const HeadContext& context, std::int64_t first,
                                        std::int64_t count, bool slow_path,
@@ -205,14 +209,14 @@ TILEWISE_INLINE AmxPanelBounds panel_bounds(const QueryBlock& block, std::int64_
   return bounds;
 }
 
-// The kernel of a head dimension of so many steps; fp16 has none for one.
+// The kernel for a head dimension of `steps` steps; fp16 has none for one step.
 template <int kTerms, bool kExact>
-TILEWISE_INLINE auto amx_tile_of(std::int64_t steps) {
+TILEWISE_INLINE auto amx_forward_tile_for(std::int64_t steps) {
   constexpr int kOne = kTerms == 1 ? 1 : 0;
-  return steps == 4   ? amx_tile<4, kTerms, kExact>
-         : steps == 2 ? amx_tile<2, kTerms, kExact>
-         : steps == 1 ? amx_tile<kOne, kTerms, kExact>
-                      : amx_tile<0, kTerms, kExact>;
+  return steps == 4   ? amx_forward_tile<4, kTerms, kExact>
+         : steps == 2 ? amx_forward_tile<2, kTerms, kExact>
+         : steps == 1 ? amx_forward_tile<kOne, kTerms, kExact>
+                      : amx_forward_tile<0, kTerms, kExact>;
 }
 
 template <int kTerms>
@@ -221,12 +225,13 @@ TILEWISE_INLINE void amx_visit_keys(const QueryBlock& block, bool slow_path,
   const math::KeyRange keys = keys_of_block(block);
   const Problem& problem = *block.context.problem;
   const std::int64_t steps = scratch.head_dim / kTileDepth;
-  const auto visit = problem.out.dtype == TILEWISE_FP32 ? amx_tile_of<kTerms, true>(steps)
-                                                        : amx_tile_of<kTerms, false>(steps);
-  std::uint64_t begun = 0;  // panels that have met keys
+  const auto visit = problem.out.dtype == TILEWISE_FP32
+                         ? amx_forward_tile_for<kTerms, true>(steps)
+                         : amx_forward_tile_for<kTerms, false>(steps);
+  std::uint64_t begun = 0;  // bit p: panel p has visited keys
   static_assert(kMostAmxPanels <= 64, "a bit each");
   for (std::int64_t tile = keys.begin / kAmxKeys * kAmxKeys; tile < keys.end; tile += kAmxKeys) {
-    // All that any part of the block sees, so that it is packed once.
+    // All keys that any part of the block sees, so that they are packed once.
     const std::int64_t count = math::min(tile + kAmxKeys, block.keys.end) - tile;
     const std::int64_t slot = pack_tile<kTerms>(block.context, tile, count, slow_path, scratch);
     for (std::int64_t panel = 0; panel * kAmxWidth < block.rows; ++panel) {
@@ -259,8 +264,8 @@ TILEWISE_INLINE void amx_load_queries(const QueryBlock& block, const AmxForwardS
   }
 }
 
-// Weights carry a factor that store_outputs() does not know, sums and outputs alike: it goes into
-// the maximum. What dropout left gets its factor.
+// Sums and outputs both contain the factor kProbScale, which store_outputs() does not know; it is
+// moved into the maximum. Probabilities that dropout kept get their factor.
 TILEWISE_INLINE void amx_finalise_rows(const QueryBlock& block, const AmxForwardScratch& scratch) {
   const Problem& problem = *block.context.problem;
   const float shift =
@@ -269,11 +274,12 @@ TILEWISE_INLINE void amx_finalise_rows(const QueryBlock& block, const AmxForward
   apply_dropout_scale<float, kAmxWidth>(block, scratch.base);
 }
 
-// The states of a block's rows, left in the scratch.
+// Computes the states of the rows of a block; they stay in the scratch.
 template <int kTerms>
 TILEWISE_INLINE void amx_forward_block(const QueryBlock& block, const AmxForwardScratch& scratch) {
-  // The unit flushes denormals. Weights that are some would take the exponential's instruction ten
-  // times as long; the thread's mode comes back before the outputs are stored.
+  // Tile products flush denormals. Denormal probabilities would make the exponential's instruction
+  // ten times as slow, so that they are flushed too. The mode of the thread is restored before the
+  // outputs are stored.
   const unsigned mode = _mm_getcsr();
   for (bool slow_path = false;; slow_path = true) {
     amx_load_queries<kTerms>(block, scratch);
@@ -286,7 +292,7 @@ TILEWISE_INLINE void amx_forward_block(const QueryBlock& block, const AmxForward
   }
 }
 
-// K and V are counted for every block, if from their packed copy.
+// K and V are counted for every block, even if it reads their packed copy.
 TILEWISE_INLINE void count_block_traffic(const RunContext& run, const QueryBlock& block) {
   const Problem& problem = *block.context.problem;
   const math::KeyRange keys = keys_of_block(block);
@@ -297,14 +303,15 @@ TILEWISE_INLINE void count_block_traffic(const RunContext& run, const QueryBlock
   count_query_traffic(run, block);
 }
 
-// bf16 (one term) and fp16 (two) on the matrix unit.
+// The policy of AMX, for bf16 (one term) and fp16 (two terms).
 template <int kTerms>
 struct AmxForward {
   using Number = float;
   using Factor = float;
   static constexpr int kWidth = kAmxWidth;
   static constexpr std::int64_t kKeyGrid = kAmxKeys;
-  static constexpr std::int64_t kSplitKeys = 4 * kAmxKeys;  // they are faster here: see SimdForward
+  static constexpr std::int64_t kSplitKeys =
+      4 * kAmxKeys;  // the products take less time than those of SimdForward
   AmxForwardScratch scratch;
   std::int64_t rows;
 
@@ -314,7 +321,7 @@ struct AmxForward {
     return {take_amx_forward_scratch<kTerms>(problem, size.panels, arena), size.rows};
   }
   const ForwardScratch<float>& state() const { return scratch.base; }
-  // The workspace is garbage at first: nothing is packed.
+  // The workspace is garbage at first: no slot is packed.
   void reset() const {
     for (std::int64_t s = 0; s < scratch.slots; ++s) scratch.packed[s].batch = -1;
   }
@@ -322,8 +329,8 @@ struct AmxForward {
     amx_forward_block<kTerms>(block, scratch);
   }
   void finalise(const QueryBlock& block) const { amx_finalise_rows(block, scratch); }
-  // Where all keys stay packed, a panel meets them at one go: its Q, its sums and its end are in
-  // the L1 and the L2.
+  // Where all keys stay packed, a panel visits all of them before the next panel begins, so that
+  // its Q, its sums and the end of its rows stay in the L1 and the L2.
   std::int64_t rows_at_once(const QueryBlock& block) const {
     return block.context.sequence.k_len <= scratch.slots * kAmxKeys ? kAmxWidth : block.rows;
   }

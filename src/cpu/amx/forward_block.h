@@ -1,5 +1,5 @@
-// One block of 32 keys of the forward pass in bf16 pairs: from the scores of a panel of 32 queries
-// to weights; and what a worker needs for it.
+// One block of 32 keys of the forward pass on AMX, from the scores of a panel of 32 queries to
+// probabilities; and the scratch of a worker.
 #pragma once
 
 #include "cpu/amx/non_finite.h"
@@ -14,11 +14,12 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// A worker keeps the tiles of K and V that it has packed, up to so much of its L2, for the next
-// block of the same keys. Where these are more, it keeps one, and the L2 is for panels: a tile is
-// packed once for all panels of a block (1.18 times as fast at 8192 keys as 16 panels and 1 MB).
-// Packing it costs what the products of 2.4 panels cost with it (docs/matrix-unit.md): a block has
-// kFewestAmxPanels where that leaves enough blocks.
+// A worker keeps the tiles of K and V that it has packed, up to kPackedBytes of its L2, for the
+// next block of queries on the same keys. If the keys take more, it keeps one tile, and the L2 is
+// for panels: a tile is then packed once for all panels of a block (1.18 times as fast at 8192 keys
+// as 16 panels and 1 MB). Packing a tile costs as much as the products of 2.4 panels with it
+// (docs/matrix-unit.md), so that a block has kFewestAmxPanels panels as long as that leaves enough
+// blocks.
 inline constexpr std::int64_t kPackedBytes = std::int64_t{1} << 20;
 inline constexpr std::int64_t kMostPackedTiles = 8;
 inline constexpr std::int64_t kPanelBytes = std::int64_t{5} << 18;
@@ -26,9 +27,9 @@ inline constexpr std::int64_t kFewAmxPanels = 16;
 inline constexpr std::int64_t kMostAmxPanels = 48;
 inline constexpr std::int64_t kFewestAmxPanels = 4;
 
-// Which keys a slot holds, packed.
+// The keys that are packed in a slot.
 struct PackedTile {
-  std::int64_t batch;  // -1: nothing
+  std::int64_t batch;  // -1: none
   std::int64_t kv_head;
   std::int64_t first;
   std::int64_t count;
@@ -45,18 +46,18 @@ struct AmxForwardScratch {
   std::uint32_t* probs;             // (terms, kAmxKeys / 2, kAmxWidth)
   float* scores;                    // (2, kBlockKeys, kAmxWidth)
   float* differences;               // (kBlockKeys, kAmxWidth)
-  std::uint8_t* seen;               // (kAmxKeys, kAmxWidth), in a careful pass
+  std::uint8_t* seen;               // (kAmxKeys, kAmxWidth), on the slow path
   std::int64_t slots;
   std::int64_t head_dim;   // padded
   std::int64_t value_dim;  // padded
 };
 
-// What of the L2 goes to keys, and what to queries.
+// How the L2 is divided between keys and queries.
 struct AmxBlocking {
-  std::int64_t tiles;  // packed, of K and V
+  std::int64_t tiles;  // packed tiles of K and V
   PanelLimits panels;  // of a block
 };
-// kTerms: 1 for bf16, 2 for fp16
+// kTerms: 1 for bf16, 2 for fp16.
 template <int kTerms>
 AmxBlocking amx_blocking(const Problem& problem) {
   const std::int64_t head_dim = math::round_up(problem.head_dim, kTileDepth);
@@ -90,7 +91,7 @@ AmxForwardScratch take_amx_forward_scratch(const Problem& problem, std::int64_t 
   return scratch;
 }
 
-// One panel and the part of a tile that it sees: whole blocks of keys.
+// One panel, and the part of a tile of keys that it sees, in whole blocks.
 struct AmxPanelBounds {
   std::int64_t lane0;
   std::int64_t lanes;
@@ -101,8 +102,8 @@ struct AmxPanelBounds {
   std::int64_t blocks;
   std::int64_t end;  // of the keys that the panel sees in the tile
   bool slow_path;
-  bool first_visit;  // the panel has no sums of its output yet: what lies there is garbage
-  // Blocks whose every key every row sees, and whose products are the scores.
+  bool first_visit;  // the output of the panel has no sums yet: its memory is garbage
+  // The blocks in which every row sees every key, and whose products are the scores.
   std::int64_t unmasked_begin;
   std::int64_t unmasked_end;
 };
@@ -117,7 +118,7 @@ TILEWISE_INLINE Anchors panel_anchors(std::int64_t panel, const AmxForwardScratc
   return {scratch.base.max + panel * kAmxWidth, scratch.differences};
 }
 
-// ---- one block of 32 keys: from scores to weights ----
+// ---- one block of 32 keys: from scores to probabilities ----
 
 TILEWISE_INLINE float* block_scores(std::int64_t number, const AmxForwardScratch& scratch) {
   return scratch.scores + number % 2 * kBlockKeys * kAmxWidth;
@@ -125,13 +126,14 @@ TILEWISE_INLINE float* block_scores(std::int64_t number, const AmxForwardScratch
 TILEWISE_INLINE std::uint32_t* block_pairs(std::int64_t number, const AmxForwardScratch& scratch) {
   return scratch.probs + number * kBlockKeys / 2 * kAmxWidth;
 }
-// Block `number` of the frame.
+// The bounds of block `number`.
 TILEWISE_INLINE TileBounds block_bounds(const AmxPanelBounds& bounds, std::int64_t number) {
   const std::int64_t key = bounds.tile + (bounds.first_block + number) * kBlockKeys;
   return {bounds.lane0, bounds.lanes, key, math::min(bounds.end - key, kBlockKeys)};
 }
 
-// The score rule and the mask. False if no row sees a key of the block: its weights are 0.
+// Applies score modifications and the mask. Returns false if no row sees a key of the block; its
+// probabilities are then 0.
 template <int kTerms>
 __attribute__((noinline)) inline bool apply_block_score_mod(const HeadContext& context,
                                                             const AmxPanelBounds& bounds,
@@ -157,7 +159,8 @@ __attribute__((noinline)) inline bool apply_block_score_mod(const HeadContext& c
   return true;
 }
 
-// Drops weights; those that stay get their factor at the end of the row (apply_dropout_scale()).
+// Drops probabilities. Those that are kept get their factor at the end of the row
+// (apply_dropout_scale()).
 template <int kTerms>
 __attribute__((noinline)) inline void drop_probs(const HeadContext& context,
                                                  const AmxPanelBounds& bounds, std::int64_t number,
@@ -176,9 +179,10 @@ __attribute__((noinline)) inline void drop_probs(const HeadContext& context,
   }
 }
 
-// Block `number` goes into slices: its scores are in memory.
-// NOTE: the slices are an object of their own, whose address no call out of line sees: their state
-// stays in registers between the products, which clobber memory.
+// Starts the slices of block `number`, whose scores are in memory.
+//
+// NOTE: the slices are an object of their own, whose address no out-of-line call sees, so that
+// their state stays in registers between the products, which clobber memory.
 template <class Slices>
 TILEWISE_INLINE void begin_probs(const HeadContext& context, const AmxPanelBounds& bounds,
                                  std::int64_t number, const AmxForwardScratch& scratch,
@@ -198,8 +202,9 @@ TILEWISE_INLINE void begin_probs(const HeadContext& context, const AmxPanelBound
       block_pairs(number, scratch));
 }
 
-// What is left of block `number`.  live: the block of the output, its first, that is in the tile
-// registers, if any
+// Finishes the slices of block `number`.
+//
+// live: the block of the output (its first) that is in the tile registers, or nullptr
 template <class Slices>
 TILEWISE_INLINE void end_probs(const HeadContext& context, const AmxPanelBounds& bounds,
                                std::int64_t number, float* live, const AmxForwardScratch& scratch,

@@ -1,5 +1,6 @@
-// Products of operands in terms: one bf16, or the two whose sum an fp16 is (pair_operand.h). All
-// products of terms are added to one sum, step by step, so that a tile is loaded for two of them.
+// Products of fp16 on AMX: an fp16 is the sum of two bf16 terms (packing.h), a bf16 has one term.
+// All products of terms are added to one sum, step by step, so that every tile is loaded for two of
+// them.
 #pragma once
 
 #include "cpu/amx/tile_product.h"
@@ -8,8 +9,8 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// Four products of terms are exact. Three leave out that of both low terms, which is below 2^-16 of
-// the whole.
+// Four products of terms are exact. Three leave out the product of both low terms, which is below
+// 2^-16 of the whole.
 enum class TermProducts { kOne, kThree, kFour };
 
 template <int kTerms>
@@ -19,10 +20,10 @@ template <int kTerms>
 inline constexpr TermProducts kNearProducts =
     kTerms == 1 ? TermProducts::kOne : TermProducts::kThree;
 
-// How far the low terms are from the high ones.
+// Distance of the low terms from the high terms.
 struct TermDistance {
-  std::int64_t left;   // bf16
-  std::int64_t right;  // words
+  std::int64_t left;   // in bf16
+  std::int64_t right;  // in words
 };
 
 template <bool kLowLeft, bool kLowRight>
@@ -31,7 +32,7 @@ TILEWISE_INLINE TileOperands operands_of_terms(const TileOperands& high, TermDis
   return {high.top + left, high.bottom + left, high.b + (kLowRight ? low.right : 0), high.b_stride};
 }
 
-// A step is first_operands() in begin_block() or add_step(), and add_other_terms() for the rest.
+// A step consists of first_operands(), in begin_block() or add_step(), and add_other_terms().
 template <TermProducts kProducts>
 TILEWISE_INLINE TileOperands first_operands(const TileOperands& high, TermDistance low) {
   return operands_of_terms<kProducts == TermProducts::kThree, false>(high, low);
@@ -52,7 +53,7 @@ TILEWISE_INLINE void add_terms(const TileOperands& high, TermDistance low, Slice
   add_step<kStreamed>(first_operands<kProducts>(high, low), slices);
   add_other_terms<kProducts, kStreamed>(high, low, slices);
 }
-// One or three products.
+// For one or three products.
 template <TermProducts kProducts>
 TILEWISE_INLINE void add_flat_terms(const TileOperands& high, TermDistance low) {
   static_assert(kProducts != TermProducts::kFour);

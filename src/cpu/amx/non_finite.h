@@ -1,4 +1,4 @@
-// Scores in two terms of keys and queries that are not finite.
+// NaN and infinity in the inputs of the AMX kernels.
 #pragma once
 
 #include "cpu/amx/packing.h"
@@ -9,7 +9,8 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// non_finite[r] = 1 where row r is not finite, 0 elsewhere. True if there is one.
+// Sets non_finite[r] to 1 where row r is not finite, and to 0 elsewhere. Returns true if there is
+// such a row.
 template <int kTerms = 1>
 TILEWISE_INLINE bool flag_non_finite_rows(const RowBlock& rows, std::uint8_t* non_finite) {
   constexpr int kExponent = kTerms == 2 ? 0x7C00 : 0x7F80;
@@ -23,8 +24,10 @@ TILEWISE_INLINE bool flag_non_finite_rows(const RowBlock& rows, std::uint8_t* no
   return any;
 }
 
-// fp16: the unit multiplies infinity by the zero of a low term. Scores of keys and queries that are
-// not finite are computed here, as fp32 has them: -inf is masked, and no NaN.
+// With fp16, AMX would multiply infinity by a low term of zero, which gives NaN. This function
+// computes the scores of keys and queries that are not finite again, as fp32 has them: -inf is
+// masked, and not NaN.
+//
 // scores: (kAmxWidth, kAmxWidth)
 template <Lanes kLanesAre>
 __attribute__((noinline)) void recompute_non_finite_scores(const HeadContext& context,

@@ -1,10 +1,10 @@
-// Operands of products in bf16 pairs. The matrix unit multiplies tiles of A (16 rows x 32 columns)
-// with pairs of rows of B: a word of B holds two neighbours along the sum.
+// Packing for AMX. A tile product multiplies a tile of A (16 rows x 32 columns of bf16) with a tile
+// of B, whose words hold pairs of rows: two neighbours along the sum.
 //
 //   scores   A = K rows               B = Q^T: word (pair of columns of Q, query)
 //   output   A = V^T rows             B = P^T: word (pair of keys, query)
 //
-// Sums run over whole depths of 32: what lies beyond a matrix's end is staged as zero.
+// Sums run over whole depths of 32: elements after the end of a matrix are packed as zeros.
 #pragma once
 
 #include "cpu/amx/tile_product.h"
@@ -15,12 +15,13 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// What of a number is meant: a bf16 as it is, or one of the two bf16 whose sum an fp16 is. The high
-// one is the nearest; 11 bits less 8 leave 3 for the low one, and fp16's least denormal, 2^-24, is
-// far from where bf16 ends. Of a number that is not finite, the low one is NaN.
+// Which term of a number is packed: a bf16 as it is, or one of the two bf16 whose sum an fp16 is.
+// The high term is the nearest bf16. Of the 11 bits of an fp16 it holds 8, which leaves 3 for the
+// low term; the least denormal of fp16, 2^-24, is far above the least bf16. The low term of a
+// number that is not finite is NaN.
 enum class Term { kWhole, kHigh, kLow };
 
-// The inputs: in one term or two.
+// The input type for a number of terms.
 template <int kTerms>
 using AmxNumber = std::conditional_t<kTerms == 2, math::Float16, math::BFloat16>;
 
@@ -28,7 +29,7 @@ template <Term kTerm>
 struct TermConstant {
   static constexpr Term value = kTerm;
 };
-// Calls f(TermConstant, its number) for the terms of a number.
+// Calls f(TermConstant, index) for the terms of a number.
 template <int kTerms, class Function>
 TILEWISE_INLINE void for_each_term(Function f) {
   if constexpr (kTerms == 1) {
@@ -42,7 +43,7 @@ TILEWISE_INLINE void for_each_term(Function f) {
 TILEWISE_INLINE __m512i high_terms(__m512 first, __m512 second) {
   return __m512i(_mm512_cvtne2ps_pbh(second, first));
 }
-// What the high terms leave, in the order of lanes.
+// The difference of the numbers and their high terms, in the order of lanes.
 TILEWISE_INLINE __m512i low_terms(__m512 first, __m512 second) {
   const __m512i high = high_terms(first, second);
   const auto widened = [](__m256i halves) {
@@ -52,7 +53,7 @@ TILEWISE_INLINE __m512i low_terms(__m512 first, __m512 second) {
                     _mm512_sub_ps(second, widened(_mm512_extracti64x4_epi64(high, 1))));
 }
 
-// The terms of 32 numbers of a row from column c on, zeros beyond its end.
+// Loads a term of 32 numbers of a row, from column c on. Lanes after the end of the row are zeros.
 template <Term kTerm = Term::kWhole>
 TILEWISE_INLINE __m512i load_terms(const std::uint16_t* row, std::int64_t c, std::int64_t width) {
   const __m512i halves = load_16bit(row, c, width);
@@ -62,16 +63,18 @@ TILEWISE_INLINE __m512i load_terms(const std::uint16_t* row, std::int64_t c, std
   return kTerm == Term::kHigh ? high_terms(first, second) : low_terms(first, second);
 }
 
-// 32 rows of up to kGatherWidth columns, side by side: rows that lie 2 KB apart share two sets of
-// the L1, and a transposition touches each of their lines four times.
+// 32 rows of up to kGatherWidth columns are copied next to each other before they are transposed:
+// rows that lie 2 KB apart share two sets of the L1, and a transposition touches each of their
+// lines four times.
 inline constexpr std::int64_t kGatherRows = 32;
 inline constexpr std::int64_t kGatherWidth = 128;
 struct Gathered {
   alignas(64) std::uint16_t rows[kGatherRows * kGatherWidth];  // (kGatherRows, kGatherWidth)
 };
 
-// Rows first.. and columns c.. of the matrix, zeros beyond its ends and in place of the rows that
-// `zeroed` (if given) marks; signs are flipped where `sign` has their bit.
+// Gathers the rows from `first` on and the columns from `c` on. Elements after the ends of the
+// matrix become zeros, as do the rows that `zeroed` (if given) flags. `sign` is XORed to every
+// word.
 template <Term kTerm>
 TILEWISE_INLINE void gather_rows(const RowBlock& rows, std::int64_t first, std::int64_t c,
                                  const std::uint8_t* zeroed, __m512i sign, Gathered& to) {
@@ -88,7 +91,9 @@ TILEWISE_INLINE void gather_rows(const RowBlock& rows, std::int64_t first, std::
   }
 }
 
-// Four times 16 bytes: the lanes of a register.  step: bytes between them
+// Loads four times 16 bytes into the 128-bit lanes of a register.
+//
+// step: distance between them, in elements
 TILEWISE_INLINE __m512i load_lanes(const std::uint16_t* from, std::int64_t step) {
   const auto lane = [&](std::int64_t i) {
     return _mm_load_si128(reinterpret_cast<const __m128i*>(from + i * step));
@@ -125,7 +130,9 @@ TILEWISE_INLINE void transpose_words(const std::uint16_t* from, std::uint16_t* t
   }
 }
 
-// Four pairs of columns of 16 gathered rows become four rows of words.  stride: words
+// Four pairs of columns of 16 gathered rows become four rows of words.
+//
+// stride: in words
 TILEWISE_INLINE void transpose_pairs(const std::uint16_t* from, std::uint32_t* to,
                                      std::int64_t stride) {
   __m512i r[4];
@@ -141,9 +148,11 @@ TILEWISE_INLINE void transpose_pairs(const std::uint16_t* from, std::uint32_t* t
   _mm512_storeu_si512(to + 3 * stride, _mm512_unpackhi_epi64(high_a, high_b));
 }
 
-// panel[pair][lane] = columns 2 * pair and 2 * pair + 1 of a row, their signs flipped if asked;
-// lanes from rows.count on are 0, and those that `zeroed` (if given) marks.  panel is
-// (math::round_up(width, 32) / 2, kWidth)
+// Packs a right operand: panel[pair][lane] = columns 2 * pair and 2 * pair + 1 of a row, with
+// flipped signs if `negative`. Lanes from rows.count on are 0, as are those that `zeroed` (if
+// given) flags.
+//
+// panel: (round_up(width, 32) / 2, kWidth)
 template <int kWidth, Term kTerm = Term::kWhole>
 void pack_bf16_pairs(const RowBlock& rows, bool negative, const std::uint8_t* zeroed,
                      std::uint32_t* panel) {
@@ -161,9 +170,10 @@ void pack_bf16_pairs(const RowBlock& rows, bool negative, const std::uint8_t* ze
   }
 }
 
-// tiles[row / 16][column / 32] of a matrix for the left operand, zeros beyond its end: rows up to
-// the next multiple of 32.  tiles is (math::round_up(count, 32) / 16, math::round_up(width, 32) /
-// 32, 16, 32)
+// Packs a left operand: tiles[row / 16][column / 32] of the matrix, with zeros after its end, up to
+// a multiple of 32 rows.
+//
+// tiles: (round_up(count, 32) / 16, round_up(width, 32) / 32, 16, 32)
 template <Term kTerm = Term::kWhole>
 TILEWISE_INLINE void pack_row_tiles(const RowBlock& rows, std::uint16_t* tiles) {
   const std::uint16_t* const base = rows_16bit(rows);
@@ -181,9 +191,10 @@ TILEWISE_INLINE void pack_row_tiles(const RowBlock& rows, std::uint16_t* tiles) 
   }
 }
 
-// tiles[column / 16][row / 32] of the transposed matrix, zeros beyond its ends, and in place of the
-// rows that `zeroed` (if given) marks.  tiles is (math::round_up(width, 16) / 16, `across`, 16,
-// 32), of which math::round_up(count, 32) / 32 are written
+// Packs a left operand: tiles[column / 16][row / 32] of the transposed matrix, with zeros after its
+// ends and in place of the rows that `zeroed` (if given) flags.
+//
+// tiles: (round_up(width, 16) / 16, across, 16, 32), of which round_up(count, 32) / 32 are written
 template <Term kTerm = Term::kWhole>
 void pack_column_tiles(const RowBlock& rows, std::int64_t across, const std::uint8_t* zeroed,
                        std::uint16_t* tiles) {

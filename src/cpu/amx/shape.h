@@ -1,4 +1,4 @@
-// Shape.
+// Block and tile sizes of the AMX kernels.
 #pragma once
 
 #include "cpu/simd/vector.h"
@@ -7,24 +7,26 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// Registers to a panel: two make the 32 x 32 block that keeps all eight tile registers busy.
+// Registers of a panel. Two make a block of 32 x 32, which keeps all eight tile registers busy.
 inline constexpr int kPanelRegisters = 2;
 inline constexpr int kAmxWidth = kPanelRegisters * Vec<float>::kLanes;
 inline constexpr std::int64_t kAmxStride = std::int64_t{kAmxWidth} * 4;  // bytes
 inline constexpr std::int64_t kBlockKeys = 32;
 inline constexpr std::int64_t kBlockRows = 32;  // of the output
-// Keys of a tile: the sums of the output are loaded and stored once for so many; the weights are 32
-// KB.
+// Keys of a tile, for which the sums of the output are loaded and stored once. The probabilities of
+// 32 queries take 32 KB.
 inline constexpr std::int64_t kAmxKeys = 512;
-// Words from the weights of a tile to what their rounding left, where that is kept (fp16).
+// Distance, in words, from the probabilities of a tile to their low terms, where these are kept
+// (fp16).
 inline constexpr std::int64_t kLowProbs = kAmxKeys / 2 * kAmxWidth;
-// Weights of up to 2^13 (a block's sum that stays below its bound may hold one of them) in a sum of
-// bf16 products lose nothing, and the reference seldom moves.
+// The rescale threshold of the lazy maximum: the average of a block, relative to the probability at
+// the anchor. Probabilities of up to 2^13 (a block below the threshold may hold one of them) lose
+// nothing in a sum of bf16 products, and the anchor seldom moves.
 inline constexpr float kRescaleThreshold = 0x1p8f;
 
-// How much vector work goes with the products of the unit: `pairs` pairs of keys with one of
-// `every` products; in how many terms weights and inputs are multiplied: one bf16, or two for fp16;
-// whether weights must be exact in fp32 (see References).
+// How vector work and tile products overlap. With one of `every` products go `pairs` pairs of keys.
+// terms: the number of terms of probabilities and inputs, one for bf16 and two for fp16. exact:
+// whether probabilities must be exact in fp32 (see Anchors).
 struct SlicePlan {
   int pairs;
   int every;

@@ -1,10 +1,11 @@
-// The softmax between products in bf16 pairs, one block of 32 keys x 32 queries at a time, cut in
-// slices that fit under the tile products.
+// Online softmax with a lazy maximum, for a block of 32 keys x 32 queries on AMX, cut in slices
+// that overlap with tile products.
 //
-// Weights are 74.5 * 2^((score - reference) * unit). The reference is the maximum of the first
-// block that a row sees. No maximum is taken after it: a sum of a block shows that a weight has
-// grown beyond kRescaleThreshold, and then the reference moves, what has been summed is scaled once
-// and the block is weighed again. Which lane moves depends on its own scores alone.
+// Probabilities are 74.5 * 2^((score - anchor) * scale_log2). The anchor is the maximum of the
+// first block in which a row sees a key. No maximum is computed after that. If the sum of a block
+// shows that a lane has overflowed kRescaleThreshold, the anchor of that lane moves to the block's
+// maximum: all sums so far are rescaled once, and the block is recomputed. Whether a lane moves
+// depends on its own scores alone.
 #pragma once
 
 #include "cpu/amx/exp2.h"
@@ -19,21 +20,21 @@ namespace tilewise::cpu::TILEWISE_TARGET {
 // The largest sum of a block without an overflowed lane.
 inline constexpr float kMaxBlockSum = kProbScale * kBlockKeys * kRescaleThreshold;
 
-// What a panel has summed up so far.
+// The state of a panel.
 struct AmxState {
-  float* anchor;  // (kAmxWidth), in the units of the scores; -inf: nothing seen
+  float* anchor;  // (kAmxWidth), in the representation of the scores; -inf: no key seen yet
   float* sum;     // (kAmxWidth)
   float* out;     // (padded Dv, kAmxWidth)
 };
 
-// Scores, and what is taken off their exponents.
+// Scores of a block, and the anchors that are subtracted from their exponents.
 struct Anchored {
   const float* scores;  // (kBlockKeys, kAmxWidth)
   Vec<float> low_anchor;
   Vec<float> high_anchor;
 };
 
-// Some of a panel's lanes.
+// A subset of the lanes of a panel.
 struct PanelLanes {
   __mmask16 low;
   __mmask16 high;
@@ -41,8 +42,8 @@ struct PanelLanes {
   TILEWISE_INLINE bool any() const { return (low | high) != 0; }
 };
 
-// A block on its way from scores to weights, rounded and paired, and their sums before rounding:
-// 16 pairs of keys, over the products of a block of scores.
+// Turns a block of scores into probabilities, rounded and paired, and into their sums before
+// rounding: 16 pairs of keys, in slices between tile products.
 template <SlicePlan kPlan>
 class ProbSlices {
  public:
@@ -59,7 +60,7 @@ class ProbSlices {
     high_anchor_ = block.high_anchor;
     low_sum_ = high_sum_ = Vec<float>(0.0f);
   }
-  // A block without weights.
+  // For a block without probabilities.
   TILEWISE_INLINE void skip() { low_sum_ = high_sum_ = Vec<float>(0.0f); }
   template <int kProduct>
   TILEWISE_INLINE void slice() {
@@ -79,7 +80,7 @@ class ProbSlices {
   }
 
  private:
-  // NaN is not too large: its row is NaN whatever becomes of it.
+  // NaN has not overflowed: its row is NaN in any case.
   TILEWISE_INLINE static __mmask16 beyond(Vec<float> sum) {
     return _mm512_cmp_ps_mask(__m512(sum.v), __m512(Vec<float>(kMaxBlockSum).v), _CMP_GT_OQ);
   }
@@ -120,7 +121,7 @@ TILEWISE_INLINE Vec<float> block_maximum(const float* scores) {
   return max;
 }
 
-// Gives the rows that have seen nothing, if any, their reference, the block's maximum.
+// Sets the anchor of the rows that have seen no key yet to the maximum of the block.
 TILEWISE_INLINE void init_anchors(const float* scores, float* anchor) {
   const Vec<float> none(-math::Limits<float>::kInfinity);
   for (int lane = 0; lane < kAmxWidth; lane += Vec<float>::kLanes) {
@@ -130,32 +131,34 @@ TILEWISE_INLINE void init_anchors(const float* scores, float* anchor) {
   }
 }
 
-// How a panel's scores meet their references. Exponents are one operation, score * unit -
-// reference * unit, of which only the second product is rounded: one factor in all weights of a
-// row, which the division by their sum takes out. Below kMaxExponent the exponent is off by 2^-13
-// at most, and the weight at the reference is exact once it is a bf16. Beyond, the difference of
-// the scores comes first: lane by lane, so that no bit of a row depends on its neighbours. Where O
-// in fp32 would show that factor in a row of one key, differences come first in all slices.
+// The anchors of a panel. An exponent is one operation, score * scale_log2 - anchor * scale_log2,
+// in which only the second product is rounded. Its error is one factor in all probabilities of a
+// row, which cancels in the division by their sum. Below kMaxExponent the exponent is off by 2^-13
+// at most, and the probability at the anchor is exact after it is rounded to bf16. Above
+// kMaxExponent the difference of the scores is computed first, lane by lane, so that no bit of a
+// row depends on its neighbours. If O is fp32, where the factor would show in a row of one key, all
+// slices compute the differences first (kExact).
 struct Anchors {
-  float* values;       // (kAmxWidth), in the units of the scores; -inf: nothing seen
+  float* values;       // (kAmxWidth), in the representation of the scores; -inf: no key seen yet
   float* differences;  // (kBlockKeys, kAmxWidth)
 };
 inline constexpr float kMaxExponent = 0x1p12f;  // in units of log 2
 
-// Lanes beyond kMaxExponent, those that have seen nothing among them. NaN is beyond.
+// The lanes above kMaxExponent, among them those that have seen no key yet. NaN counts as above.
 TILEWISE_INLINE __mmask16 lanes_beyond_limit(Vec<float> product) {
   return _mm512_cmp_ps_mask(_mm512_abs_ps(__m512(product.v)), __m512(Vec<float>(kMaxExponent).v),
                             _CMP_NLT_UQ);
 }
 
-// 16 lanes of a block: the differences of those in `apart`, the scores of the others.
+// Stores the differences of the lanes in `apart`, and the scores of the others, for 16 lanes of a
+// block.
 TILEWISE_INLINE void subtract_anchors(const float* scores, std::int64_t lane, __m512 anchor,
                                       __mmask16 apart, float* differences) {
   const __m512 difference = _mm512_maskz_mov_ps(apart, anchor);
   for (std::int64_t at = lane; at < kBlockKeys * kAmxWidth; at += kAmxWidth)
     _mm512_storeu_ps(differences + at, _mm512_sub_ps(_mm512_loadu_ps(scores + at), difference));
 }
-// Where a row has seen nothing yet, or is beyond kMaxExponent.
+// For blocks where a row has seen no key yet, or is above kMaxExponent.
 __attribute__((noinline)) inline Anchored anchor_block_rare(Vec<float> scale_log2,
                                                             const float* scores,
                                                             const Anchors& anchors) {
@@ -177,7 +180,7 @@ __attribute__((noinline)) inline Anchored anchor_block_rare(Vec<float> scale_log
   return {anchors.differences, products[0], products[1]};
 }
 
-// A block as slices take it.
+// Prepares a block for the slices.
 template <bool kExact>
 TILEWISE_INLINE Anchored anchor_block(Vec<float> scale_log2, const float* scores,
                                       const Anchors& anchors) {
@@ -193,15 +196,15 @@ TILEWISE_INLINE Anchored anchor_block(Vec<float> scale_log2, const float* scores
   return {scores, low, high};
 }
 
-// What a move of the reference has to scale besides the sums.
+// What has to be rescaled, besides the sums, if an anchor moves.
 struct AnchorMove {
   std::int64_t value_rows;
   std::int64_t pair_rows;  // pairs of keys of the tile so far
   std::uint32_t* pairs;    // (pair_rows, kAmxWidth)
 };
 
-// Scales what 16 lanes have summed up. Those that do not move keep their bits, whatever becomes of
-// numbers times 1: two terms, rounded again, may be another two.
+// Rescales the results of 16 lanes. Lanes whose anchor does not move must keep their bits.
+// Multiplying by 1 is not enough: two terms that are rounded again may become two others.
 struct LaneScale {
   __mmask16 moves;
   Vec<float> factor;
@@ -229,8 +232,8 @@ struct LaneScale {
   }
 };
 
-// A block of which some lanes' weights have grown too large: moves their reference to the block's
-// maximum and weighs the block again.
+// Recomputes a block in which some lanes have overflowed, with the block's maximum as their new
+// anchor.
 template <int kTerms, bool kExact>
 __attribute__((noinline)) inline void recompute_with_new_max(Vec<float> scale_log2,
                                                              const float* scores,

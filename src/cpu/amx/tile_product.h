@@ -1,6 +1,6 @@
-// The matrix unit of AMX, in the few forms that src/cpu uses. Of its registers 0 to 3 are sums (16
-// x 16 float), 4 and 5 left operands (16 rows x 32 bf16), 6 and 7 right operands (16 pairs of rows
-// x 16 columns).
+// Tile products of AMX, in the few forms that src/cpu uses. Tile registers 0 to 3 hold sums (16 x
+// 16 float), 4 and 5 left operands (16 rows x 32 bf16), 6 and 7 right operands (16 pairs of rows x
+// 16 columns).
 #pragma once
 
 #include "cpu/amx/tile_registers.h"
@@ -9,13 +9,13 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// A 32 x 32 block of sums in registers 0 to 3: rows 0-15 in 0 and 1, rows 16-31 in 2 and 3; a flat
-// one has 16 rows.
+// A block of 32 x 32 sums in registers 0 to 3: rows 0-15 in 0 and 1, rows 16-31 in 2 and 3. A flat
+// block has 16 rows.
 TILEWISE_INLINE void load_flat_block(const float* c, std::int64_t stride) {
   load_tile<0>(c, stride);
   load_tile<1>(c + 16, stride);
 }
-// Sums start from c, or from zero without one.
+// Sums start from c, or from zero if c is nullptr.
 TILEWISE_INLINE void begin_flat_block(const float* c, std::int64_t stride) {
   if (c != nullptr) return load_flat_block(c, stride);
   clear_tile<0>();
@@ -36,12 +36,13 @@ TILEWISE_INLINE void store_block(float* c, std::int64_t stride) {
   store_tile<3>(c + 4 * stride + 16, stride);
 }
 
-// Left operands are packed as tiles of 1 KB, 16 rows of 32 bf16: rows apart in memory may share few
-// sets of the L1. They stream from the L2, and their loads say so, that the rest stay in the L1.
+// Left operands are packed as tiles of 1 KB, 16 rows of 32 bf16, because rows that lie apart in
+// memory may share few sets of the L1. They stream from the L2; their loads have the streaming
+// hint, so that the other operands stay in the L1.
 inline constexpr std::int64_t kTileElements = kTileRows * kTileDepth;
 inline constexpr std::int64_t kTileStride = kTileDepth * 2;  // bytes
 
-// What a step multiplies: two tiles of a (rows 0-15 and 16-31) and the 16 pairs of rows of b that
+// The operands of a step: two tiles of a (rows 0-15 and 16-31), and the 16 pairs of rows of b that
 // belong to their columns.
 struct TileOperands {
   const std::uint16_t* top;
@@ -50,14 +51,14 @@ struct TileOperands {
   std::int64_t b_stride;  // bytes
 };
 
-// Vector work that is cut in slices, one after each product: the unit is busy for 16 cycles then,
-// and the reorder buffer alone does not reach far enough ahead to find it.
+// Vector work can be cut in slices, one after each product: a product takes 16 cycles, and the
+// reorder buffer alone does not reach far enough ahead to fill them.
 struct NoSlices {
-  template <int kProduct>  // of the four of a step, or of a number's terms (pair_terms.h)
+  template <int kProduct>  // of the four of a step, or of all terms of a number (fp16_terms.h)
   TILEWISE_INLINE void slice() {}
 };
 
-// Which operands pass through the L1 once; the other ones stay there.
+// Which operands pass through the L1 once. The others stay there.
 enum class Streamed { kLeft, kRight };
 
 template <Streamed kStreamed, int kTile>
@@ -84,10 +85,10 @@ TILEWISE_INLINE void add_flat_step(const TileOperands& o) {
   load_tile<7>(o.b + 16, o.b_stride);
   multiply_tiles<1, 4, 7>();
 }
-// Which operands a step loads: the others are those of the step before it.
+// Which operands a step loads. The others are those of the step before it.
 enum class Loaded { kBoth, kLeft, kRight };
 
-// kFirst: the number of the step's first slice
+// kFirst: the number of the first slice of the step.
 template <Streamed kStreamed = Streamed::kLeft, Loaded kLoaded = Loaded::kBoth, int kFirst = 0,
           class Slices>
 TILEWISE_INLINE void add_step(const TileOperands& o, Slices& slices) {
@@ -107,7 +108,7 @@ TILEWISE_INLINE void add_step(const TileOperands& o, Slices& slices) {
   slices.template slice<kFirst + 3>();
 }
 
-// One register of a block's sums: stored for the block before, if any, and begun for its own.
+// Stores one register of sums for the block before (if any), and starts it for the new block.
 template <int kTile>
 TILEWISE_INLINE void swap_accumulator(const float* c, float* pending, std::int64_t stride) {
   constexpr std::int64_t kColumn = std::int64_t{kTile} % 2 * 16;
@@ -120,9 +121,10 @@ TILEWISE_INLINE void swap_accumulator(const float* c, float* pending, std::int64
   }
 }
 
-// The first step of a block: sums start from c, or from zero without one. The block before,
-// still in the registers, goes to `pending` (if any) between the products: stored at its own end,
-// it would leave the unit idle.  83 % of the unit's peak became 99 % (products from the L1).
+// The first step of a block. Sums start from c, or from zero if c is nullptr. The sums of the block
+// before are still in the registers, and are stored to `pending` (if any) between the products:
+// stores at the end of that block would leave the tile unit idle. 83 % of the unit's peak became 99
+// % (products from the L1).
 template <Streamed kStreamed = Streamed::kLeft, class Slices>
 TILEWISE_INLINE void begin_block(const TileOperands& o, const float* c, float* pending,
                                  std::int64_t stride, Slices& slices) {

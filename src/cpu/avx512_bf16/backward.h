@@ -1,5 +1,5 @@
-// dQ += dS K in pairs of keys (vdpbf16ps): dS as rows of bf16, and the product over all panels of a
-// block of keys that lie side by side; and delta.
+// The backward pass on AVX512-BF16 where it differs from backward/main_loop.h: dQ += dS K, with dS
+// as rows of bf16 and one product over all neighbouring panels of a block of keys; and delta.
 #pragma once
 
 #include "cpu/avx512_bf16/dot.h"
@@ -10,8 +10,9 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// dS of a panel, rounded to nearest even, as rows of all panels side by side; zeros for the tile's
-// rows and lanes outside the frame. The keys that are not finite are added to dQ here, from fp32.
+// Stores dS of a panel, rounded to nearest even, as rows next to those of the other panels. Rows
+// and lanes outside of the bounds become zeros. Keys that are not finite are added to dQ here, in
+// fp32.
 template <IsBf16Pair E, int kMost, int kColumns>
 void store_gradient_rows(const HeadContext& context, const TileBounds& bounds, math::KeyRange rows,
                          std::int64_t panel, const KeyPass<float>& pass,
@@ -37,8 +38,9 @@ void store_gradient_rows(const HeadContext& context, const TileBounds& bounds, m
                                      pass.query_gradient.row);
 }
 
-// dQ of rows += their dS times the keys of the panels. One word after the other is added to what is
-// there: how many panels go together changes no bit.
+// Adds dS of all panels in the range, times their keys, to dQ of the rows. One word after the other
+// is added to the stored sums, so that the number of panels that are added together does not change
+// a bit.
 template <IsBf16Pair E, int kWidth>
 void add_gradient_rows_to_dq(const HeadContext& context, math::KeyRange rows, PanelRange run,
                              std::int64_t keys, const KeyPass<float>& pass,
@@ -49,13 +51,13 @@ void add_gradient_rows_to_dq(const HeadContext& context, math::KeyRange rows, Pa
   const std::int64_t first = run.begin * kWidth;
   const std::int64_t depth = operand_count<E>(math::min(run.end * kWidth, keys) - first);
   float* const dq = gradient.at(context, rows.begin);
-  gemm_wide<E, Left::kRowsAccumulate>(
+  gemm_wide<E, LeftOperand::kRowsAccumulate>(
       {scratch.gradient_rows + first / 2, stride}, rows.end - rows.begin,
       {scratch.key_rows + first / 2 * gradient.row, gradient.row, dq, gradient.row},
       gradient.row / 16, depth);
 }
 
-// SimdBackward whose delta has the order of dP.
+// SimdBackward with a delta that is summed up in the order of dP.
 template <int kColumns>
 struct Avx512Bf16Backward : SimdBackward<Bf16Pair, kColumns> {
   template <class Dout, class Out>

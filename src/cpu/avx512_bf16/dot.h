@@ -1,4 +1,4 @@
-// Dot.
+// The inner product of two rows of bf16 by vdpbf16ps.
 #pragma once
 
 #include "cpu/simd/vector.h"
@@ -8,7 +8,7 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// sum of a[c] * b[c], word after word, as the products of dP add them.
+// Sum of a[c] * b[c], word by word, in the order in which dP adds them.
 TILEWISE_INLINE float bf16_inner_product(const math::BFloat16* a, const math::BFloat16* b,
                                          std::int64_t width) {
   const auto word = [](const math::BFloat16* from, auto whole) {

@@ -1,5 +1,6 @@
-// dBias and dSink. A work item owns one tile of the bias, adds up dS over everything that the tile
-// is broadcast in (batches, heads, rows, columns), in that order, and writes it once.
+// dBias and dSink. A work item of dBias owns one tile of the bias. It sums up dS over all
+// dimensions in which the tile is broadcast (batches, heads, rows, columns), in that order, and
+// writes the tile once.
 #pragma once
 
 #include "cpu/backward/recompute.h"
@@ -25,7 +26,7 @@ BiasScratch<T> take_bias_scratch(const Problem& problem, Arena& arena) {
   return scratch;
 }
 
-// The tiles of the bias along rows and columns: one for all where it is broadcast.
+// The number of bias tiles along rows and columns. A broadcast dimension has one tile.
 struct BiasTiles {
   std::int64_t row_tiles;
   std::int64_t column_tiles;
@@ -39,14 +40,14 @@ TILEWISE_INLINE BiasTiles bias_tiles(const Problem& problem) {
   return {rows, columns, shape[0] * shape[1] * rows * columns};
 }
 
-// A range of a dimension that an element of the bias stands for.
+// The range of a dimension that one element, or one tile, of the bias stands for.
 TILEWISE_INLINE math::KeyRange broadcast_range(std::int64_t extent, std::int64_t full,
                                                std::int64_t index, std::int64_t step) {
   if (extent == 1) return {0, full};
   return {index * step, math::min(index * step + step, full)};
 }
 
-// Packs rows of Q (with the sign of the scale) and dO.
+// Packs rows of Q (with the sign of the scale) and of dO.
 template <class T, int kWidth>
 void pack_query_panel(const HeadContext& context, std::int64_t first, std::int64_t lanes,
                       T* q_panel, T* dout_panel) {
@@ -60,7 +61,7 @@ void pack_query_panel(const HeadContext& context, std::int64_t first, std::int64
       dout_panel);
 }
 
-// Adds dS of queries [rows) and keys [keys), at most one tile, of one head.
+// Adds dS of the queries `rows` and the keys `keys` of one head, at most one tile.
 template <class T, int kColumns>
 void add_bias_tile(const HeadContext& context, const View& delta, math::KeyRange rows,
                    math::KeyRange keys, const BiasScratch<T>& scratch) {
@@ -87,7 +88,7 @@ void add_bias_tile(const HeadContext& context, const View& delta, math::KeyRange
   }
 }
 
-// All queries and keys of one head that the bias tile stands for.
+// Adds dS of all queries and keys of one head that the bias tile stands for.
 template <class T, int kColumns>
 void add_bias_head(const HeadContext& context, const View& delta, math::KeyRange rows,
                    math::KeyRange keys, const BiasScratch<T>& scratch) {
@@ -106,7 +107,7 @@ void add_bias_head(const HeadContext& context, const View& delta, math::KeyRange
   }
 }
 
-// Sums over broadcast rows and columns and stores the tile in the bias type.
+// Sums over broadcast rows and columns, and stores the tile in the type of the bias.
 template <class T, int kWidth>
 void store_bias_tile(const Problem& problem, std::int64_t b, std::int64_t h, math::KeyRange rows,
                      math::KeyRange keys, T* sums) {
@@ -159,7 +160,8 @@ void bias_item(const Problem& problem, const BlockSchedule& shared, const View& 
   store_bias_tile<T, kWidth>(problem, b, h, rows, keys, scratch.sums);
 }
 
-// dSink = -sum over rows of exp(sink - LSE) * delta, in double, rows in order.
+// dSink = -sum over rows of exp(sink - LSE) * delta. It is summed up in double, in the order of the
+// rows.
 template <class T>
 void sink_gradient(const Problem& problem, const BlockSchedule& shared, const View& delta,
                    std::int64_t head) {

@@ -1,4 +1,4 @@
-// Delta.
+// delta = rowsum(O * dO) - dLSE, the preprocessing step of the backward pass.
 #pragma once
 
 #include "cpu/common/tile.h"
@@ -8,9 +8,11 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// delta = rowsum(O * dO) - dLSE of every row of every sequence. With one key, O = V: there Keys
-// adds in the order in which it adds dP (backward_run.h), and dS is exactly zero, however large the
-// K is that it is multiplied with.  delta: like lse
+// Computes delta for rows [first, first + count) of a head. For sequences of one key, where O = V,
+// it adds in the order in which Policy adds dP. Then dP - delta is exactly zero, and so is dS,
+// however large the K is that dS is multiplied with.
+//
+// delta: the layout of lse
 template <class T, class Policy>
 void compute_delta(const Problem& problem, const HeadContext& context, const View& delta,
                    std::int64_t first, std::int64_t count) {

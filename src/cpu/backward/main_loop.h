@@ -1,5 +1,6 @@
-// The sweep over keys: a block of keys of one kv head meets every query that sees it, of all query
-// heads of the group, in order. It owns its dK and dV and adds its part of dQ.
+// The main loop of the backward pass: FlashAttention-2 (Dao 2023, algorithm 2), one block of keys
+// at a time. A block of keys of one kv head visits all queries that see it, of all query heads of
+// the group (GQA), in order. It owns its dK and dV, and adds its part of dQ.
 #pragma once
 
 #include "cpu/backward/query_gradient.h"
@@ -10,12 +11,13 @@ namespace tilewise::cpu::TILEWISE_TARGET {
 template <class E>
 struct KeyScratch {
   using T = SumOf<E>;
-  E* k_panels;       // (panels, operands(D), kWidth), with the sign of the scale
-  E* v_panels;       // (panels, operands(Dv), kWidth)
-  T* dk_panels;      // (panels, math::round_up(D, kGemmRows), kWidth)
-  T* dv_panels;      // (panels, math::round_up(Dv, kGemmRows), kWidth)
-  E* key_rows;       // (operands(panels * kWidth), padded D), for dQ
-  E* gradient_rows;  // (kGradientTile, operands(panels * kWidth)): dS; only pairs need it
+  E* k_panels;       // (panels, operand_count(D), kWidth), with the sign of the scale
+  E* v_panels;       // (panels, operand_count(Dv), kWidth)
+  T* dk_panels;      // (panels, D rounded up to kGemmRows, kWidth)
+  T* dv_panels;      // (panels, Dv rounded up to kGemmRows, kWidth)
+  E* key_rows;       // (operand_count(panels * kWidth), padded D), for dQ
+  E* gradient_rows;  // (kGradientTile, operand_count(panels * kWidth)): dS; only pairs of bf16 need
+                     // it
   GradientScratch<E> gradient;
   std::int64_t panels;
 };
@@ -48,28 +50,29 @@ struct KeyBlock {
   std::int64_t kv_head;
   std::int64_t first;
   std::int64_t keys;
-  OrderBarrier turn;
+  OrderBarrier order;
 };
 
-// What a pass over the queries does. The careful pass repeats dK and dV only: dQ has been added.
+// One pass of a block of keys over the queries. A second pass on the slow path computes only dK and
+// dV again, because dQ has been added.
 template <class T>
 struct KeyPass {
   bool slow_path;
-  bool keys_are_finite;  // those of the block
+  bool keys_are_finite;  // of the block
   View delta;
   QueryGradient<T> query_gradient;
 
   TILEWISE_INLINE bool adds_to_dq() const { return query_gradient.sums != nullptr && !slow_path; }
 };
 
-// A q tile: rows of Q and dO as they are, and as packed columns.
+// A tile of queries: rows of Q and dO, and the same as packed columns.
 template <class E>
 struct QueryTile {
   Rows<E> q;                      // (rows, D)
   Rows<E> dout;                   // (rows, Dv)
-  PackedColumns<E> q_columns;     // if dK is asked for
-  PackedColumns<E> dout_columns;  // if dV is
-  Prefetcher prefetcher[2];       // rows of Q and dO that come next
+  PackedColumns<E> q_columns;     // if dK is wanted
+  PackedColumns<E> dout_columns;  // if dV is wanted
+  Prefetcher prefetcher[2];       // the next rows of Q and dO
 };
 
 TILEWISE_INLINE RowBlock query_rows(const HeadContext& context, const View& view,
@@ -104,16 +107,17 @@ QueryTile<E> load_query_tile(const HeadContext& context, math::KeyRange rows, ma
   return tile;
 }
 
-// Panels [begin, end) of a block.
+// The panels [begin, end) of a block.
 struct PanelRange {
   std::int64_t begin;
   std::int64_t end;
 };
 
-// dQ of numbers is added panel by panel, in key_tile(). Pairs: dS of all panels is kept as rows
-// (dot_gradient.h), and one product takes panels that lie side by side: for the 24 words of one
-// panel, the sums of dQ would be loaded and stored for every 24 products.
-// rows: of the tile.  keys: of the block
+// fp32 and fp64 add dQ panel by panel, in key_tile(). With pairs of bf16, dS of all panels is
+// stored as rows (avx512_bf16/backward.h), and one product takes neighbouring panels together: for
+// the 24 words of one panel the sums of dQ would be loaded and stored for every 24 products.
+//
+// rows: of the tile; keys: of the block
 template <class E, int kMost, int kColumns>
 void store_gradient_rows(const HeadContext&, const TileBounds&, math::KeyRange, std::int64_t,
                          const KeyPass<SumOf<E>>&, const KeyScratch<E>&) {
@@ -125,8 +129,9 @@ void add_gradient_rows_to_dq(const HeadContext&, math::KeyRange, PanelRange, std
   static_assert(Operand<E>::kNumbers == 1, "pairs have a form of their own");
 }
 
-// A panel of keys meets a part of the q tile of rows `whole`. Registers that hold no key of the
-// panel are left out of the products.
+// One step of the main loop: a panel of keys and a part of the tile of queries whose rows are
+// `whole`. The five products are S, dP, dV, dK and dQ. Registers that hold no key of the panel are
+// left out of the products.
 template <class E, int kMost, int kColumns>
 void key_tile(const HeadContext& context, const TileBounds& bounds, TileClass tile_class,
               QueryTile<E>& rows, math::KeyRange whole, std::int64_t panel,
@@ -175,8 +180,8 @@ void key_tile(const HeadContext& context, const TileBounds& bounds, TileClass ti
   }
 }
 
-// The parts of a q tile that each panel of keys is seen from: rows outside are masked for all its
-// lanes. `next` comes after it.
+// All panels of a block and one tile of queries. Each panel computes only the rows that see it; the
+// others are masked in all its lanes. `next` is the range of rows after the tile.
 template <class E, int kColumns>
 void visit_query_tile(const HeadContext& context, const KeyBlock& block, math::KeyRange rows,
                       math::KeyRange next, const KeyPass<SumOf<E>>& pass,
@@ -232,17 +237,17 @@ void visit_queries(const RunContext& run, const KeyBlock& block, const KeyPass<S
       const math::KeyRange own = {align_to_operand<E>(math::max(tile, rows.begin)),
                                   math::min(tile + kGradientTile, rows.end)};
       const std::int64_t position = g * tiles + tile / kGradientTile;
-      if (pass.adds_to_dq()) block.turn.wait(position);
+      if (pass.adds_to_dq()) block.order.wait(position);
       const math::KeyRange next = {own.end, math::min(own.end + kGradientTile, rows.end)};
       visit_query_tile<E, kColumns>(context, block, own, next, pass, scratch);
-      if (pass.adds_to_dq()) block.turn.pass(position);
+      if (pass.adds_to_dq()) block.order.arrive(position);
       const std::int64_t seen = own.end - math::max(tile, rows.begin);
       count_traffic(run, seen * (bytes + dq_bytes), seen * dq_bytes);
     }
   }
   if (pass.adds_to_dq()) {
-    block.turn.wait(problem.group * tiles - 1);
-    block.turn.pass(problem.group * tiles - 1);
+    block.order.wait(problem.group * tiles - 1);
+    block.order.arrive(problem.group * tiles - 1);
   }
 }
 
@@ -310,7 +315,7 @@ void store_key_gradients(const KeyBlock& block, const KeyScratch<E>& scratch) {
   }
 }
 
-// K rows of all panels for dQ. False if one of them is not finite.
+// Loads the K rows of all panels for dQ. Returns false if one of them is not finite.
 template <class E>
 bool load_rows_for_dq(const KeyBlock& block, std::int64_t padded, const KeyScratch<E>& scratch) {
   const Problem& problem = *block.problem;

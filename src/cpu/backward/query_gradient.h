@@ -1,6 +1,7 @@
-// dQ, added up in memory. Every block of keys adds its part to the rows that see it, one block
-// after the other in the order of keys, whoever computes them: a block waits at each q tile until
-// the block before it has been there.
+// dQ is summed up in memory. Every block of keys adds its part to the rows that see it. The blocks
+// add in the order of the keys, whichever worker computes them: at each tile of queries a block
+// waits until the block before it has added its part. Therefore dQ has the same bits for any number
+// of threads.
 #pragma once
 
 #include <sched.h>
@@ -10,15 +11,16 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// Where the sums are: like q, contiguous, rows padded to whole registers, in the arithmetic type.
+// The sums of dQ, in the arithmetic type: contiguous, in the layout of q, with rows padded to whole
+// registers.
 template <class T>
 struct QueryGradient {
-  T* sums;  // (B, H, Sq, padded D) or (H, T, padded D); nullptr if dQ is not asked for
+  T* sums;  // (B, H, Sq, padded D) or (H, T, padded D); nullptr if dQ is not wanted
   std::int64_t batch;
   std::int64_t head;
   std::int64_t row;        // the padded D
-  std::int64_t* progress;  // one number per block of keys: the q tiles that it and all blocks
-                           // before it have passed
+  std::int64_t* progress;  // one number per block of keys: the number of tiles of queries
+                           // that this block and all blocks before it have added to
 
   TILEWISE_INLINE T* at(const HeadContext& context, std::int64_t first) const {
     return sums + context.sequence.batch * batch + context.head * head +
@@ -28,26 +30,27 @@ struct QueryGradient {
 
 template <class T>
 TILEWISE_INLINE std::int64_t padded_head_dim(const Problem& problem) {
-  // The matrix unit adds blocks of 32 columns.
+  // AMX adds blocks of 32 columns.
   constexpr std::int64_t kLanes = TILEWISE_HAS_AMX ? 32 : Vec<T>::kLanes;
   return math::ceil_div(problem.head_dim, kLanes) * kLanes;
 }
 
-// A block's place in the order of those that add to the same rows. Blocks are taken in that order,
-// and whoever has taken one finishes it, so the first unfinished one never waits: there is no
-// deadlock, however few threads there are.
+// Orders the blocks that add to the same rows. Workers take blocks in this order and finish each
+// block that they have taken, so that the first unfinished block never waits: there is no deadlock,
+// however few threads there are.
 struct OrderBarrier {
   std::int64_t* own;
   const std::int64_t* before;  // of the block before; nullptr for the first
 
-  // Returns when every block before has passed q tile `position` (counted over the group's heads).
+  // Returns when every block before this one has arrived at tile `position` (counted over the heads
+  // of the group).
   TILEWISE_INLINE void wait(std::int64_t position) const {
     if (before == nullptr) return;
     for (int spins = 0; __atomic_load_n(before, __ATOMIC_ACQUIRE) <= position; ++spins) {
       if (spins > kSpins) sched_yield();
     }
   }
-  TILEWISE_INLINE void pass(std::int64_t position) const {
+  TILEWISE_INLINE void arrive(std::int64_t position) const {
     __atomic_store_n(own, position + 1, __ATOMIC_RELEASE);
   }
 
@@ -55,10 +58,10 @@ struct OrderBarrier {
 };
 
 // K rows of a block, padded to whole registers, as the right operand of dQ += dS K. Rows that are
-// not finite are zeros here and added one by one to the queries that see them.
+// not finite are zeros here, and are added one by one to the queries that see them.
 template <class E>
 struct KeyRows {
-  E* rows;  // (operands(keys), padded D)
+  E* rows;  // (operand_count(keys), padded D)
   bool all_finite;
 };
 
@@ -86,7 +89,8 @@ KeyRows<T> load_key_rows(const RowBlock& block, std::int64_t padded, T* rows) {
 }
 
 #if TILEWISE_HAS_AVX512_BF16
-// The same in pairs: words[key / 2][c] = column c of two keys, zeros beyond the ends.
+// load_key_rows() for pairs of bf16: words[key / 2][c] = column c of two keys, with zeros after the
+// ends.
 template <IsBf16Pair E>
 KeyRows<E> load_key_rows(const RowBlock& block, std::int64_t padded, E* words) {
   KeyRows<E> result = {words, true};
@@ -107,8 +111,8 @@ KeyRows<E> load_key_rows(const RowBlock& block, std::int64_t padded, E* words) {
 }
 #endif
 
-// dq[row] += dS[row][lane] * K[lane] for the keys of a panel that are not finite and that the row
-// sees.
+// dq[row] += dS[row][lane] * K[lane], for those keys of a panel that are not finite and that the
+// row sees.
 template <class T, int kWidth>
 void add_non_finite_keys(const HeadContext& context, const TileBounds& bounds, const T* gradients,
                          const std::uint8_t* seen, T* dq, std::int64_t dq_stride) {
@@ -130,7 +134,7 @@ void add_non_finite_keys(const HeadContext& context, const TileBounds& bounds, c
   }
 }
 
-// A panel's part of dQ: dQ += dS K for the rows of the frame.
+// Adds the part of a panel to dQ: dQ += dS K for the rows of the tile.
 template <class T, int kMost, int kColumns>
 void add_query_gradient(const HeadContext& context, const TileBounds& bounds,
                         const ActiveRegisters<kColumns>& active, const T* key_rows, bool all_finite,
@@ -150,7 +154,7 @@ void add_query_gradient(const HeadContext& context, const TileBounds& bounds,
                                  dq, gradient.row);
 }
 
-// Stores rows [first, first + count) of a head: times the scale, in dQ's type.
+// Stores rows [first, first + count) of a head, multiplied by the scale, in the type of dQ.
 template <class T>
 void store_query_gradient(const HeadContext& context, std::int64_t first, std::int64_t count,
                           const QueryGradient<T>& gradient) {

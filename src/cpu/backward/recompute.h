@@ -1,9 +1,8 @@
-// The backward pass: what its sweeps share. FlashAttention-2 (Dao 2023, algorithm 2) recomputes
-// P = exp(S - LSE) tile by tile, with five products:
+// Recomputation of P = exp(S - LSE) and dS for one tile, which both sweeps of the backward pass
+// use:
 //
-//   backward_keys.h   owns a block of keys, SIMD lanes = keys: S, dP, and from them dK and dV; and
-//                     adds dS K to dQ (query_gradient.h), blocks in the order of keys
-//   backward_bias.h   owns a tile of the bias, SIMD lanes = queries: dBias
+//   main_loop.h       owns a block of keys, SIMD lanes = keys: dK and dV; adds dS K to dQ
+//   bias_gradient.h   owns a tile of the bias, SIMD lanes = queries: dBias
 #pragma once
 
 #include "cpu/common/accumulate.h"
@@ -16,13 +15,13 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// Tiles along t: keys when lanes are queries, queries when lanes are keys.
+// Length of a tile along t: of keys when lanes are queries, of queries when lanes are keys.
 inline constexpr std::int64_t kGradientTile = kMostPackedRows;
 
-// A tile's working arrays, (kGradientTile, kWidth) each.
+// The working arrays of a tile, (kGradientTile, kWidth) each.
 template <class T>
 struct GradientTile {
-  T* probs;       // scores, then P, then dropped P
+  T* probs;       // scores, then P, then P after dropout
   T* gradients;   // dP, then dS
   T* keep;        // with dropout
   T* derivative;  // with softcap
@@ -32,12 +31,12 @@ template <class E>
 struct GradientScratch {
   using T = SumOf<E>;
   GradientTile<T> tile;
-  T* lse;    // per query of the tile or panel: LSE in the units of the scores
+  T* lse;    // per query of the tile or panel: LSE in the representation of the scores
   T* delta;  // per query: rowsum(O * dO) - dLSE
   MaskScratch<T> mask;
   NonFiniteScratch non_finite;
-  E* stage_a;   // (kGradientTile, operands(D)): Q or K rows
-  E* stage_b;   // (kGradientTile, operands(Dv)): dO or V rows
+  E* stage_a;   // (kGradientTile, operand_count(D)): Q or K rows
+  E* stage_b;   // (kGradientTile, operand_count(Dv)): dO or V rows
   E* packed_a;  // (packed_size(D)): columns of Q, for dK
   E* packed_b;  // (packed_size(Dv)): columns of dO, for dV
   Band* bands;
@@ -69,8 +68,9 @@ GradientScratch<E> take_gradient_scratch(const Problem& problem, Arena& arena) {
   return scratch;
 }
 
-// From masked scores and dP to P and dS, in place, in the first kColumns registers of each row.
-// lse and delta: per lane (queries) or per row (keys)
+// Turns masked scores and dP into P and dS, in place, in the first kColumns registers of each row.
+//
+// lse, delta: per lane (lanes are queries) or per row (lanes are keys)
 template <class E, Lanes kLanesAre, int kColumns, int kWidth>
 void gradient_step(const Problem& problem, const TileBounds& bounds,
                    const GradientScratch<E>& scratch) {
@@ -85,7 +85,7 @@ void gradient_step(const Problem& problem, const TileBounds& bounds,
       const Vec<T> delta = kQueries ? Vec<T>::load(scratch.delta + lane) : Vec<T>(scratch.delta[t]);
       const Vec<T> score = Vec<T>::load(tile.probs + at);
       const Vec<T> zero(T(0));
-      // A masked score is selected out here too: the LSE of a row that sees a NaN is NaN.
+      // A masked score is selected out here too, because the LSE of a row that sees a NaN is NaN.
       const Vec<T> prob = select(score == Vec<T>(-math::Limits<T>::kInfinity), zero,
                                  math::probability(score, lse, scale_log2));
       Vec<T> dprob = Vec<T>::load(tile.gradients + at);
@@ -101,7 +101,8 @@ void gradient_step(const Problem& problem, const TileBounds& bounds,
   }
 }
 
-// dS becomes the gradient of the scaled product: times the softcap's derivative.
+// Multiplies dS by the derivative of the softcap, which makes it the gradient of the scaled
+// product.
 template <class T, int kWidth>
 void apply_softcap_derivative(const TileBounds& bounds, const GradientTile<T>& tile) {
   for (std::int64_t at = 0; at < bounds.t_count * kWidth; at += Vec<T>::kLanes) {
@@ -110,18 +111,19 @@ void apply_softcap_derivative(const TileBounds& bounds, const GradientTile<T>& t
   }
 }
 
-// The operands of a tile: rows along t (read in place or staged), panels along the lanes (packed).
+// The operands of a tile: rows along t (read in place or staged), and panels along the lanes
+// (packed).
 template <class E>
 struct GradientOperands {
   Rows<E> score_rows;      // (t_count, operands(D)): Q or K
   Rows<E> prob_rows;       // (t_count, operands(Dv)): dO or V
-  const E* score_panel;    // (operands(D), kWidth): K or Q, with the sign of the scale
-  const E* prob_panel;     // (operands(Dv), kWidth): V or dO
-  Prefetcher* prefetcher;  // two, for the rows that come next; or nullptr
+  const E* score_panel;    // (operand_count(D), kWidth): K or Q, with the sign of the scale
+  const E* prob_panel;     // (operand_count(Dv), kWidth): V or dO
+  Prefetcher* prefetcher;  // two, for the next rows; or nullptr
 };
 
-// P and dS (before the softcap's derivative) of a tile of kWidth lanes, of which the first kColumns
-// registers are in use.
+// Computes P and dS (without the derivative of the softcap) of a tile of kWidth lanes, of which the
+// first kColumns registers are in use.
 template <class E, Lanes kLanesAre, int kColumns, int kWidth>
 void recompute_tile(const HeadContext& context, const TileBounds& bounds, TileClass tile_class,
                     const ActiveRegisters<kColumns>& active, const GradientOperands<E>& given,
@@ -139,7 +141,7 @@ void recompute_tile(const HeadContext& context, const TileBounds& bounds, TileCl
       given.prob_rows, bounds.t_count, given.prob_panel, operand_count<E>(problem.value_dim),
       active, scratch.tile.gradients, given.prefetcher == nullptr ? nullptr : given.prefetcher + 1);
   if (problem.dropout_p > 0) {
-    // Lanes beyond the tile's end are never stored, but must hold numbers.
+    // Lanes after the end of the tile are never stored, but must hold numbers.
     for (std::int64_t at = 0; at < bounds.t_count * kWidth; ++at) scratch.tile.keep[at] = T(0);
     fill_dropout<T, kLanesAre, kWidth>(context, bounds, dropout_scale<T>(*context.problem),
                                        scratch.tile.keep);
@@ -147,8 +149,8 @@ void recompute_tile(const HeadContext& context, const TileBounds& bounds, TileCl
   gradient_step<E, kLanesAre, kColumns, kWidth>(problem, bounds, scratch);
 }
 
-// LSE and delta of queries [first, first + count) of the sequence into scratch; the rest of the
-// array up to `size` as padding.
+// Loads LSE and delta of queries [first, first + count) of the sequence into the scratch, and pads
+// them with zeros up to `size`.
 template <class E>
 void load_row_statistics(const HeadContext& context, const View& delta, std::int64_t first,
                          std::int64_t count, std::int64_t size, const GradientScratch<E>& scratch) {

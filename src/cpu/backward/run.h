@@ -1,4 +1,5 @@
-// The backward pass as a whole: delta, then the sweeps for the gradients that are asked for.
+// The backward pass as a whole: preprocessing (delta), the sweeps for the gradients that are
+// wanted, and postprocessing (dQ).
 #pragma once
 
 #include "cpu/backward/bias_gradient.h"
@@ -8,19 +9,20 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// Query rows that a worker takes at a time outside of the main sweep: enough to be worth a turn at
-// the counter.
+// Rows of queries that a worker takes at a time in preprocessing and postprocessing, enough to
+// repay the access to the counter.
 inline constexpr std::int64_t kRowBlock = 64;
 
-// Panels of keys that share a pass over the queries: Q and dO are packed once for all of them. With
-// D = 128 the four of each take 768 KB of the L2, whatever the registers hold.
+// Panels of keys that share a pass over the queries. Q and dO are packed once for all of them. With
+// D = 128 the panels of K, V, dK and dV take 768 KB of the L2, for any register width.
 inline constexpr std::int64_t kMostKeyPanels = 8 * 64 / kVectorBytes;
 
-// How one worker computes blocks of keys: multiply-adds of operands E.
+// The policy of the SIMD kernels, with multiply-adds of operands E: how one worker computes a block
+// of keys.
 template <class E, int kColumns>
 struct SimdBackward {
   using Scratch = KeyScratch<E>;
-  struct Packed {};  // what all workers share of Q and dO: nothing, they are read in place
+  struct Packed {};  // copies of Q and dO that all workers share: none, they are read in place
   static constexpr int kPackedCopies = 0;
   static constexpr std::int64_t kMostPanels = kMostKeyPanels;
 
@@ -29,7 +31,7 @@ struct SimdBackward {
   static Scratch take(const Problem& problem, std::int64_t panels, Arena& arena) {
     return take_key_scratch<E, kColumns * Vec<E>::kLanes>(problem, panels, arena);
   }
-  // A row of dO times one of O.
+  // The inner product of a row of dO and one of O.
   template <class Dout, class Out>
   static SumOf<E> inner_product(const Dout* dout, const Out* out, std::int64_t width) {
     return cpu::TILEWISE_TARGET::inner_product<SumOf<E>>(out, dout, width);
@@ -40,12 +42,12 @@ struct SimdBackward {
   }
 };
 
-// Everything that a backward run finds in its workspace.
+// The layout of the workspace of a backward run.
 template <class T, class Policy>
 struct BackwardWorkspace {
   BlockSchedule shared;
   typename Policy::Packed packed;
-  View delta;  // like lse, contiguous
+  View delta;  // the layout of lse, contiguous
   QueryGradient<T> query_gradient;
   char* scratch;
   std::int64_t scratch_bytes;  // of one worker
@@ -56,7 +58,7 @@ TILEWISE_INLINE bool needs_key_sweep(const Problem& problem) {
   return problem.dq.present() || problem.dk.present() || problem.dv.present();
 }
 
-// Larger of the sweeps' scratch sizes, or -1.
+// The larger of the scratch sizes of the sweeps, or -1 on overflow.
 template <class T, int kWidth, class Policy>
 std::int64_t backward_scratch_bytes(const Problem& problem, std::int64_t panels) {
   Arena keys(nullptr);
@@ -67,7 +69,7 @@ std::int64_t backward_scratch_bytes(const Problem& problem, std::int64_t panels)
   return math::max(keys.bytes(), bias.bytes());
 }
 
-// Room for dQ in the arithmetic type, and for one progress number per block of keys.
+// Allocates dQ in the arithmetic type, and one progress number per block of keys.
 template <class T, int kWidth>
 QueryGradient<T> take_query_gradient(const Problem& problem, std::int64_t panels, Arena& arena) {
   if (!problem.dq.present()) return {nullptr, 0, 0, 0, nullptr};
@@ -107,7 +109,7 @@ BackwardWorkspace<T, Policy> take_backward(const Problem& problem, std::int64_t 
   std::int64_t all_workers = 0;
   if (workspace.scratch_bytes < 0 ||
       __builtin_mul_overflow(workspace.scratch_bytes, concurrency, &all_workers)) {
-    all_workers = INT64_MAX;  // the arena will notice
+    all_workers = INT64_MAX;  // the arena reports the overflow
   }
   workspace.scratch = arena.take<char>(all_workers);
   return workspace;
@@ -120,7 +122,7 @@ std::int64_t backward_workspace(const Problem& problem, std::int64_t concurrency
   return arena.bytes();
 }
 
-// Calls body(context, first, count) for blocks of query rows of every sequence and head.
+// Calls run_item(context, first, count) for the blocks of query rows of every sequence and head.
 template <class Function>
 void sweep_rows(const Problem& problem, const RunContext& run, const BlockSchedule& shared,
                 Function& run_item) {
@@ -134,7 +136,8 @@ void sweep_rows(const Problem& problem, const RunContext& run, const BlockSchedu
   run_items(run, shared.next, blocks * problem.heads, run_block);
 }
 
-// Before the sweep over keys: delta of every row, and dQ = 0.
+// Preprocessing, before the sweep over keys: delta of every row, dQ = 0, and the packed copies of Q
+// and dO, if the policy has any.
 template <class T, class Policy>
 void preprocess(const Problem& problem, const RunContext& run,
                 const BackwardWorkspace<T, Policy>& workspace) {
@@ -158,7 +161,7 @@ void preprocess(const Problem& problem, const RunContext& run,
   sweep_rows(problem, run, workspace.shared, run_item);
 }
 
-// After it: dQ into its place.
+// Postprocessing, after the sweep over keys: stores dQ.
 template <class T, class Policy>
 void postprocess(const Problem& problem, const RunContext& run,
                  const BackwardWorkspace<T, Policy>& workspace) {
@@ -184,14 +187,14 @@ void sweep_keys(const Problem& problem, const RunContext& run,
     Arena own(workspace.scratch + worker * workspace.scratch_bytes);
     const typename Policy::Scratch scratch = Policy::take(problem, panels, own);
     const WorkItem item = work_item_at(problem, shared, problem.kv_heads, Side::kKeys, number);
-    // The block before it, of the same head, has the number of this one less the number of heads:
-    // see work_item_at().
+    // The number of the block before it, of the same head, is smaller by the number of heads (see
+    // work_item_at()).
     const bool ordered = gradient.sums != nullptr;
-    const OrderBarrier turn = {
+    const OrderBarrier order = {
         ordered ? gradient.progress + number : nullptr,
         ordered && item.block > 0 ? gradient.progress + number - problem.kv_heads : nullptr};
     KeyBlock block = {
-        &problem, shared.sequences[item.batch], item.head, item.block * panels * kWidth, 0, turn};
+        &problem, shared.sequences[item.batch], item.head, item.block * panels * kWidth, 0, order};
     block.keys = math::min(panels * kWidth, block.sequence.k_len - block.first);
     const KeyPass<T> pass = {false, true, workspace.delta, gradient};
     Policy::run(run, block, pass, workspace.packed, scratch);

@@ -1,4 +1,4 @@
-// Traffic.
+// The closed form of the traffic of the backward pass (see forward/traffic.h).
 #pragma once
 
 #include "cpu/backward/run.h"
@@ -6,7 +6,7 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// Keys: SimdBackward or AmxBackward.
+// Policy: SimdBackward, Avx512Bf16Backward or AmxBackward
 template <class T, int kColumns, class Policy = SimdBackward<T, kColumns>>
 double backward_traffic(const Problem& problem, std::int64_t concurrency) {
   if (!has_closed_form(problem)) return __builtin_nan("");

@@ -1,6 +1,5 @@
-// The product that sums over keys (or queries), and its careful form. In a partial tile a masked
-// weight is 0, and 0 * NaN would carry a masked row's NaN into every output. The fast form does not
-// look; a block whose result is not finite is computed again with the careful one (design 3.3).
+// The product that sums over keys (P V) or over queries (dO^T P, Q^T dS), with the mask's edges and
+// with the slow path for non-finite rows.
 #pragma once
 
 #include "cpu/common/gemm_masked.h"
@@ -9,12 +8,14 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// out[c][lane] = out * factor + sum over t of rows[skipped + t][c] * weights[t][lane].
+// out[c][lane] = out * factor + sum over t of rows[skipped + t][c] * probs[t][lane].
 //
-// Careful (rows.odd is set): rows that are not finite take part as zeros, which leaves every other
-// row's sum as it would be without them, bit for bit; then each is added to the lanes that see it,
-// and to no others. seen: (t_count, kWidth). Weights outside of `steps` are 0. weights: from
-// as_operands(); skipped: whole operands.
+// On the slow path (rows.non_finite is set) rows that are not finite enter the product as zeros, so
+// that the sums of all other rows have the bits that they have without them; afterwards each of
+// these rows is added to the lanes that see it, and to no others.
+//
+// probs: from as_operands(), zeros outside of `active`; seen: (t_count, kWidth); skipped: a
+// multiple of an operand's numbers
 template <class E, int kColumns, int kWidth>
 void accumulate(const PackedColumns<E>& rows, std::int64_t skipped, std::int64_t t_count,
                 const ActiveRegisters<kColumns>& active, const E* probs,

@@ -1,4 +1,5 @@
-// Dropout.
+// Dropout on a tile of probabilities. Philox (math/philox.h) decides by position alone which ones
+// are kept.
 #pragma once
 
 #include "cpu/common/tile.h"
@@ -7,7 +8,7 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// What dropout multiplies the probabilities by that it keeps.
+// The factor of the probabilities that dropout keeps.
 template <class T>
 TILEWISE_INLINE T dropout_scale(const Problem& problem) {
   return static_cast<T>(
@@ -15,9 +16,10 @@ TILEWISE_INLINE T dropout_scale(const Problem& problem) {
           .keep_scale);
 }
 
-// keep[t][lane] = `kept` or 0, for the keys and queries of the tile (other lanes are left alone).
+// Sets keep[t][lane] to keep_scale or 0 for the keys and queries of the tile. Other lanes are not
+// written.
 template <class T, Lanes kLanesAre, int kWidth>
-void fill_dropout(const HeadContext& context, const TileBounds& bounds, T kept, T* keep) {
+void fill_dropout(const HeadContext& context, const TileBounds& bounds, T keep_scale, T* keep) {
   const Problem& problem = *context.problem;
   const math::DropoutRule rule =
       math::dropout_rule(problem.dropout_p, problem.dropout_seed, problem.dropout_offset);
@@ -32,7 +34,7 @@ void fill_dropout(const HeadContext& context, const TileBounds& bounds, T kept, 
         const std::int64_t at = kLanesAre == Lanes::kQueries
                                     ? (j - keys.begin) * kWidth + i - rows.begin
                                     : (i - rows.begin) * kWidth + j - keys.begin;
-        keep[at] = words.word[j % 4] >= rule.threshold ? kept : T(0);
+        keep[at] = words.word[j % 4] >= rule.threshold ? keep_scale : T(0);
       }
     }
   }
@@ -46,8 +48,9 @@ void apply_dropout(const TileBounds& bounds, const T* keep, T* probs) {
   }
 }
 
-// Weights that are bf16 in a product are dropped without the factor of those that stay: it would be
-// rounded on each the same way, a weight of 1 to 0.16 % less. The sums get it.
+// True if probabilities are rounded to bf16 before the product with V. Then dropout multiplies the
+// sums by its factor instead of the probabilities: multiplied first, all of them would be rounded
+// in the same direction, and a probability of 1 would lose up to 0.16 %.
 template <class E>
 inline constexpr bool kRoundsProbs = !std::is_same_v<E, SumOf<E>>;
 

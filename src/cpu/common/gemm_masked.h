@@ -1,6 +1,6 @@
-// Tiles that the edge of a mask cuts: a register of lanes takes part only in the rows of the tile
-// that one of its lanes sees. What is left out is masked, and selected out as ever: no bit depends
-// on it.
+// GEMM for tiles that an edge of the mask cuts: a register of lanes is computed only in those rows
+// of the tile that at least one of its lanes sees. The skipped scores are masked, and the mask
+// selects them out as always, so no bit depends on the skipping.
 #pragma once
 
 #include "cpu/common/mask.h"
@@ -9,13 +9,14 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// Register n takes part in the rows [begin[n], end[n]) of a tile: multiples of kGemmRows, or the
-// tile's end. Both rise with n, and every register takes part in [begin[last], end[0]).
+// Register n is computed in the rows [begin[n], end[n]) of a tile, which are multiples of
+// kGemmRows, or the end of the tile. Both are ascending in n, and every register is computed in
+// [begin[last], end[0]).
 template <int kColumns>
 struct ActiveRegisters {
   std::int64_t begin[kColumns];
   std::int64_t end[kColumns];
-  bool all;  // all take part in all rows
+  bool all;  // all registers are computed in all rows
 };
 
 template <int kColumns>
@@ -29,8 +30,8 @@ TILEWISE_INLINE ActiveRegisters<kColumns> all_active(std::int64_t t_count) {
   return active;
 }
 
-// Level, too, where several bands meet, or a band is so narrow that no row is seen from every
-// register.
+// All registers are active, too, where several bands meet, or where a band is so narrow that no row
+// is seen from every register.
 template <class T, Lanes kLanesAre, int kColumns>
 ActiveRegisters<kColumns> find_active(const HeadContext& context, const TileBounds& bounds,
                                       TileClass tile_class) {
@@ -56,7 +57,7 @@ ActiveRegisters<kColumns> find_active(const HeadContext& context, const TileBoun
   return active.begin[kColumns - 1] <= active.end[0] ? active : all;
 }
 
-// Calls f(t, rows, from, to) for runs of rows that the registers [from, to) take part in.
+// Calls f(t, rows, from, to) for every run of rows in which the registers [from, to) are active.
 template <int kColumns, class Function>
 TILEWISE_INLINE void for_each_run(const ActiveRegisters<kColumns>& active, std::int64_t t_count,
                                   Function f) {
@@ -75,7 +76,7 @@ TILEWISE_INLINE void for_each_run(const ActiveRegisters<kColumns>& active, std::
   }
 }
 
-// product() of the registers that take part; zeros in the others.
+// gemm() of the active registers; the others become zeros.
 template <class E, int kColumns, std::int64_t kWidth>
 void gemm_masked(Rows<E> a, std::int64_t m_count, const E* b, std::int64_t depth,
                  const ActiveRegisters<kColumns>& active, SumOf<E>* c, Prefetcher* prefetcher) {
@@ -98,30 +99,30 @@ void gemm_masked(Rows<E> a, std::int64_t m_count, const E* b, std::int64_t depth
   });
 }
 
-// Rows that the registers [0, n) take part in, n from 1 on.
+// Adds the rows in which the registers [0, n) are active, for n from 1 on.
 template <class E, int kColumns, int n = 1>
 TILEWISE_INLINE void add_rising(Rows<E> a, Panels<E> panels,
                                 const ActiveRegisters<kColumns>& active,
                                 Vec<SumOf<E>> (&sums)[kGemmRows][kColumns]) {
   if constexpr (n < kColumns) {
-    add_products<E, kGemmRows, kColumns, Left::kPacked, 0, n>(
+    add_products<E, kGemmRows, kColumns, LeftOperand::kPacked, 0, n>(
         a, panels, operand_count<E>(active.begin[n - 1]), operand_count<E>(active.begin[n]), sums);
     add_rising<E, kColumns, n + 1>(a, panels, active, sums);
   }
 }
-// Rows that the registers [n, kColumns) take part in, n from 1 on.
+// Adds the rows in which the registers [n, kColumns) are active, for n from 1 on.
 template <class E, int kColumns, int n = 1>
 TILEWISE_INLINE void add_falling(Rows<E> a, Panels<E> panels,
                                  const ActiveRegisters<kColumns>& active,
                                  Vec<SumOf<E>> (&sums)[kGemmRows][kColumns]) {
   if constexpr (n < kColumns) {
-    add_products<E, kGemmRows, kColumns, Left::kPacked, n, kColumns>(
+    add_products<E, kGemmRows, kColumns, LeftOperand::kPacked, n, kColumns>(
         a, panels, operand_count<E>(active.end[n - 1]), operand_count<E>(active.end[n]), sums);
     add_falling<E, kColumns, n + 1>(a, panels, active, sums);
   }
 }
 
-// gemm_packed(), rows of b as in `steps`.
+// gemm_packed() of the active registers.
 template <class E, int kColumns, std::int64_t kWidth>
 void gemm_packed_masked(const E* a, std::int64_t m_count, const E* b, std::int64_t t_count,
                         const ActiveRegisters<kColumns>& active, SumOf<E>* c,
@@ -137,7 +138,7 @@ void gemm_packed_masked(const E* a, std::int64_t m_count, const E* b, std::int64
     Vec<SumOf<E>> sums[kGemmRows][kColumns];
     clear_sums(sums);
     add_rising<E, kColumns>(columns, panels, active, sums);
-    add_products<E, kGemmRows, kColumns, Left::kPacked>(
+    add_products<E, kGemmRows, kColumns, LeftOperand::kPacked>(
         columns, panels, operand_count<E>(active.begin[kColumns - 1]),
         operand_count<E>(active.end[0]), sums);
     add_falling<E, kColumns>(columns, panels, active, sums);

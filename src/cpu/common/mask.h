@@ -1,4 +1,5 @@
-// Mask.
+// The mask on a tile: causal, sliding window and slices (all of them bands, math/mask_rule.h), and
+// the boolean mask. A masked score becomes -inf.
 #pragma once
 
 #include "cpu/common/tile.h"
@@ -9,7 +10,7 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// Empty if every band says so, full if one does.
+// A tile is empty if it is empty in every band, and full if it is full in one band.
 TILEWISE_INLINE TileClass classify(const HeadContext& context, Lanes lanes,
                                    const TileBounds& bounds) {
   const math::KeyRange rows = rows_of(lanes, bounds);
@@ -58,11 +59,11 @@ void apply_boolean_mask(const HeadContext& context, const TileBounds& bounds, T*
   }
 }
 
-// Scores outside [low, high) of their row become -inf; the edges are tile coordinates, per lane
-// (queries) or per row (keys).
+// Scores outside [low, high) of their row become -inf. low and high are tile coordinates, one pair
+// per lane (lanes are queries) or per row (lanes are keys).
 template <class T, Lanes kLanesAre, int kWidth>
 void apply_edges(const TileBounds& bounds, const T* low, const T* high, T* scores) {
-  // Rows between these are visible from every lane (queries).
+  // The rows in between are visible from every lane (lanes are queries).
   T every_low = T(0);
   T every_high = static_cast<T>(bounds.t_count);
   for (std::int64_t lane = 0; kLanesAre == Lanes::kQueries && lane < bounds.lane_count; ++lane) {
@@ -86,8 +87,10 @@ void apply_edges(const TileBounds& bounds, const T* low, const T* high, T* score
   }
 }
 
-// Edges of one band in tile coordinates, clamped to the tile so that T holds them exactly.  low,
-// high: (rows)
+// Fills in the edges of one band in tile coordinates, clamped to the tile so that T holds them
+// exactly.
+//
+// low, high: (rows)
 template <class T>
 TILEWISE_INLINE void fill_edges(const Band& band, math::KeyRange rows, math::KeyRange keys, T* low,
                                 T* high) {
@@ -99,8 +102,8 @@ TILEWISE_INLINE void fill_edges(const Band& band, math::KeyRange rows, math::Key
   }
 }
 
-// Buffers for the steps below. `edges` holds two numbers for each row or lane of a tile; `visible`
-// a whole tile.
+// Buffers of apply_bands(): low and high have one number for each row or lane of a tile, visible
+// has a whole tile.
 template <class T>
 struct MaskScratch {
   T* low;
@@ -108,7 +111,8 @@ struct MaskScratch {
   std::uint8_t* visible;
 };
 
-// A tile that several bands touch: the OR of their row intervals, then one selection.
+// The mask of a tile that several bands touch: the union of their row intervals, then one
+// selection.
 template <class T, Lanes kLanesAre, int kWidth>
 void apply_union(const HeadContext& context, const TileBounds& bounds, std::uint8_t* visible,
                  T* scores) {
@@ -130,7 +134,7 @@ void apply_union(const HeadContext& context, const TileBounds& bounds, std::uint
     scores[at] = math::masked(visible[at] != 0, scores[at]);
 }
 
-// The mask of a partial tile.
+// Applies the mask to a partial tile.
 template <class T, Lanes kLanesAre, int kWidth>
 void apply_bands(const HeadContext& context, const TileBounds& bounds,
                  const MaskScratch<T>& scratch, T* scores) {
@@ -149,7 +153,7 @@ void apply_bands(const HeadContext& context, const TileBounds& bounds,
   apply_edges<T, kLanesAre, kWidth>(bounds, scratch.low, scratch.high, scores);
 }
 
-// The keys that rows [first, first + rows) may see through any band.
+// The keys that any of the rows [first, first + rows) sees through any band.
 TILEWISE_INLINE math::KeyRange keys_of_rows(const HeadContext& context, std::int64_t first,
                                             std::int64_t rows) {
   math::KeyRange range = {context.sequence.k_len, 0};
@@ -162,7 +166,7 @@ TILEWISE_INLINE math::KeyRange keys_of_rows(const HeadContext& context, std::int
   return {math::max(range.begin, 0), math::min(range.end, context.sequence.k_len)};
 }
 
-// The keys that all of them see through one band, that which shows the most.
+// The keys that all of the rows see through one band: the band that shows the most keys.
 TILEWISE_INLINE math::KeyRange common_keys_of_rows(const HeadContext& context, std::int64_t first,
                                                    std::int64_t rows) {
   math::KeyRange range = {0, 0};

@@ -1,4 +1,9 @@
-// Non-finite.
+// Containment of NaN and infinity: a masked key or value never affects a result, even if it holds
+// NaN. In a partial tile a masked probability is 0, but 0 * NaN is NaN, and a product would carry
+// the NaN of one row into every output. The fast path does not check its inputs. If a finished
+// block holds a value that is not finite, the block is computed again on the slow path: rows that
+// are not finite enter the products as zeros, and are then added one by one to the lanes that see
+// them.
 #pragma once
 
 #include "cpu/simd/finite.h"
@@ -6,22 +11,22 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// What the careful form needs to know of a tile.
+// Arrays of the slow path, for one tile.
 struct NonFiniteScratch {
   std::uint8_t* seen;          // (rows of the tile, kWidth), from record_seen()
-  std::uint8_t* non_finite_a;  // (rows of the tile), for PackedColumns: of Q, K or V
-  std::uint8_t* non_finite_b;  // of dO
+  std::uint8_t* non_finite_a;  // (rows of the tile), for the PackedColumns of Q or V
+  std::uint8_t* non_finite_b;  // (rows of the tile), for those of dO
 };
 
-// seen[t][lane] = the score is not masked. To be called between apply_score_mod() and the
-// exponential.
+// seen[t][lane] = 1 where the score is not masked. It must be called after apply_score_mod() and
+// before the exponential.
 template <class T, int kWidth>
 void record_seen(std::int64_t t_count, const T* scores, std::uint8_t* seen) {
   for (std::int64_t at = 0; at < t_count * kWidth; ++at)
     seen[at] = scores[at] == -math::Limits<T>::kInfinity ? 0 : 1;
 }
 
-// out[c][lane] += row[c] * weight[lane] for the lanes that see the row.
+// out[c][lane] += row[c] * probs[lane] for the lanes that see the row.
 template <class T, int kWidth>
 void add_non_finite_row(const RowBlock& rows, std::int64_t r, const T* probs,
                         const std::uint8_t* seen, T* out) {

@@ -1,7 +1,7 @@
-// Which blocks of rows there are, and how workers share them: each takes the next number from a
-// counter, or from one of several, where what it holds of a head's keys serves the next block.
-// Blocks are numbered so that the long ones of a causal mask come first. Who computes a block never
-// changes what is computed.
+// The blocks of rows of a problem, and the work queues from which workers take them. A worker takes
+// the next number from a counter, or from one of several counters where the keys of a head that it
+// has in its caches serve the next block too. Blocks are numbered so that the long ones of a causal
+// mask come first. Which worker computes a block never changes the result.
 #pragma once
 
 #include "math/integer.h"
@@ -18,11 +18,11 @@ using problem::RunContext;
 using problem::Sequence;
 using problem::Status;
 
-// What all workers share, at the start of the workspace.
+// State that all workers share, at the start of the workspace.
 struct BlockSchedule {
   Sequence* sequences;          // (B)
   std::int64_t* blocks_before;  // (B + 1): blocks of one head in the sequences before b
-  std::int64_t* next;           // the counter
+  std::int64_t* next;           // the counter of the work queue
 };
 
 TILEWISE_INLINE BlockSchedule take_schedule(const Problem& problem, Arena& arena) {
@@ -33,16 +33,17 @@ TILEWISE_INLINE BlockSchedule take_schedule(const Problem& problem, Arena& arena
   return shared;
 }
 
-// How many panels a block may have.
+// The least and the greatest number of panels of a block.
 struct PanelLimits {
-  std::int64_t fewest;  // where two blocks a worker remain
+  std::int64_t fewest;  // as long as two blocks per worker remain
   std::int64_t most;
 };
 
-// How many panels (of queries or keys) make a block, for `heads` heads of `panels_of_head` panels:
-// at most limits.most, fewer where several workers would have less than four blocks each to share.
-// What a block does once for all its panels may make few of them dear: limits.fewest leaves a
-// worker two blocks at least. No result depends on it.
+// The number of panels (of queries or keys) of a block, for `heads` heads of `panels_of_head`
+// panels each: at most limits.most, and fewer where several workers would otherwise have less than
+// four blocks each. Work that a block does once for all of its panels makes small blocks expensive,
+// so that a block keeps limits.fewest panels as long as every worker has two blocks. No result
+// depends on it.
 TILEWISE_INLINE std::int64_t choose_panels(std::int64_t heads, std::int64_t panels_of_head,
                                            PanelLimits limits, std::int64_t concurrency) {
   std::int64_t panels = limits.most;
@@ -53,7 +54,8 @@ TILEWISE_INLINE std::int64_t choose_panels(std::int64_t heads, std::int64_t pane
   }
   return math::clamp(panels_of_head, 1, math::max(panels, 1));
 }
-// The same number of blocks of `panels` panels or fewer, of one size.
+// The number of panels per block that makes all blocks equally large, without more blocks than
+// `panels` panels per block would make.
 TILEWISE_INLINE std::int64_t even_panels(std::int64_t panels_of_head, std::int64_t panels) {
   const std::int64_t blocks = math::ceil_div(panels_of_head, panels);
   return blocks == 0 ? 1 : math::ceil_div(panels_of_head, blocks);
@@ -61,7 +63,7 @@ TILEWISE_INLINE std::int64_t even_panels(std::int64_t panels_of_head, std::int64
 
 enum class Side { kQueries, kKeys };
 
-// Numbers the blocks of `block_rows` rows of every sequence. Returns how many there are for one
+// Numbers the blocks of `block_rows` rows of every sequence. Returns the number of blocks of one
 // head.
 TILEWISE_INLINE std::int64_t number_blocks(const Problem& problem, const BlockSchedule& shared,
                                            Side side, std::int64_t block_rows) {
@@ -76,14 +78,14 @@ TILEWISE_INLINE std::int64_t number_blocks(const Problem& problem, const BlockSc
 
 struct WorkItem {
   std::int64_t batch;
-  std::int64_t head;   // query head or kv head, as numbered
+  std::int64_t head;   // query head or kv head, depending on the numbering
   std::int64_t block;  // within the sequence
 };
 
-// Queries: sequence after sequence, head after head (its keys stay in the cache), last block first:
-// it sees the most keys. Keys: sequence after sequence, block after block, the heads of a block
-// side by side; the first block is seen by the most queries, and dQ is added up in the order of
-// blocks.
+// Blocks of queries are ordered by sequence, then by head (whose keys stay in the cache), the last
+// block first, because it sees the most keys. Blocks of keys are ordered by sequence, then by
+// block, then by head: the first block is seen by the most queries, and dQ is summed up in the
+// order of the blocks.
 TILEWISE_INLINE WorkItem work_item_at(const Problem& problem, const BlockSchedule& shared,
                                       std::int64_t heads, Side side, std::int64_t number) {
   std::int64_t low = 0;
@@ -98,7 +100,8 @@ TILEWISE_INLINE WorkItem work_item_at(const Problem& problem, const BlockSchedul
   return {low, within / blocks, blocks - 1 - within % blocks};
 }
 
-// Runs body(worker, number) for every number below `count`, with at most `concurrency` workers.
+// Calls run_item(worker, number) for every number below `count`, with at most `concurrency`
+// workers.
 template <class Function>
 void run_items(const RunContext& context, std::int64_t* next, std::int64_t count,
                Function& run_item) {
@@ -112,13 +115,13 @@ void run_items(const RunContext& context, std::int64_t* next, std::int64_t count
   problem::parallel_for(*context.executor, math::min(context.concurrency, count), worker);
 }
 
-// Blocks of queries, numbered by work_item_at(), in runs: the heads of `pairs` pairs of a sequence
-// and a kv head. Behind them, one run of other items.
+// Several work queues over the blocks of queries: a queue has the blocks of `pairs` pairs
+// (sequence, kv head), as numbered by work_item_at(). After them there is one queue of other items.
 struct HeadQueues {
-  std::int64_t* first;  // (count + 2): numbers, and where they end
+  std::int64_t* first;  // (count + 2): the first number of each queue, and the end of the last
   std::int64_t* next;   // (count + 1): the counters
   std::int64_t count;   // at most kMostQueues
-  std::int64_t pairs;   // of a run
+  std::int64_t pairs;   // in one queue
 };
 inline constexpr std::int64_t kMostQueues = 256;
 
@@ -147,9 +150,9 @@ TILEWISE_INLINE void fill_head_queues(const Problem& problem, const BlockSchedul
   runs.first[runs.count + 1] = blocks + others;
 }
 
-// Runs body(worker, number) for every number of the runs, with at most `concurrency` workers. Each
-// begins in a place of its own, stays with a run until all its numbers are taken, and goes on to
-// the next: it helps with what others have begun.
+// Calls run_item(worker, number) for every number of the queues, with at most `concurrency`
+// workers. Every worker begins in a queue of its own, stays with it until all of its numbers are
+// taken, and then helps with the next one.
 template <class Function>
 void run_head_queues(const RunContext& context, const HeadQueues& runs, Function& run_item) {
   const std::int64_t numbers = runs.first[runs.count + 1];
@@ -169,9 +172,10 @@ void run_head_queues(const RunContext& context, const HeadQueues& runs, Function
   problem::parallel_for(*context.executor, workers, worker);
 }
 
-// The same as run_items() with what is next: each worker runs body = start(worker) once and
-// body(number, following) for its numbers, where `following` is its next one, or `count` if that is
-// not known. The last numbers are taken one by one: nobody holds one that another could begin.
+// run_items() for functions that prefetch: each worker calls run_item = start(worker) once, and
+// then run_item(number, following) for its numbers. `following` is its next number, or `count` if
+// that is not known yet. The last numbers are taken one by one, so that no worker holds one that
+// another could begin.
 template <class Start>
 void run_items_with_next(const RunContext& context, std::int64_t* next, std::int64_t count,
                          Start& start) {

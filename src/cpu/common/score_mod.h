@@ -1,6 +1,6 @@
-// What happens to a tile of scores between the products: the score rule, the mask, dropout. A tile
-// is t_count rows of kWidth lanes. Lanes are queries and rows are keys in the forward pass and for
-// dQ; the other way round for dK and dV.
+// Score modifications of a tile, between the product Q K^T and the softmax: scale, softcap, bias,
+// ALiBi and the mask. The same code serves both orientations: lanes are queries and rows are keys
+// in the forward pass and for dBias, and the other way round for dK and dV.
 #pragma once
 
 #include "cpu/common/mask.h"
@@ -23,7 +23,7 @@ void add_bias(const HeadContext& context, const TileBounds& bounds, T* scores) {
   }
 }
 
-// scores = softcapped(scores); derivative, if given, receives the factor of the backward pass.
+// scores = softcapped(scores). `derivative`, if given, receives the factor for the backward pass.
 template <class T, int kWidth>
 void apply_softcap(T cap, std::int64_t t_count, T* scores, T* derivative) {
   for (std::int64_t at = 0; at < t_count * kWidth; at += Vec<T>::kLanes) {
@@ -53,14 +53,15 @@ void add_alibi(const HeadContext& context, const TileBounds& bounds, T* scores) 
   }
 }
 
-// How scores are kept. Plain: as products, unscaled, so that no rounding of the scale enters the
-// operands; the exponential's unit holds the scale, which must be positive there, and the packed
-// operand its sign. General, or a scale that the unit cannot hold (0, or near the ends of the
-// range): in natural units, after the score rule.
+// How scores are represented. Without score modifications they stay unscaled, as the products are:
+// the operands then need no rounding for the scale, which goes into the exponential as scale_log2.
+// That factor must be positive, so that the packed operand carries the sign. With score
+// modifications, or with a scale that scale_log2 cannot hold (0, or near the ends of the range),
+// scores are in natural units, after the modifications.
 template <class T>
 struct ScoreScaling {
   bool unscaled;
-  T sign;    // what the packed operand is multiplied by: 1 or -1
+  T sign;    // 1 or -1; the packed operand is multiplied by it
   T factor;  // natural units in one unit of a score
 
   TILEWISE_INLINE explicit ScoreScaling(const Problem& problem) {
@@ -70,14 +71,15 @@ struct ScoreScaling {
     factor = unscaled ? static_cast<T>(size) : T(1);
   }
 
-  // L: T, or lanes of it.
+  // L is T, or a vector of it.
   template <class L = Vec<T>>
   TILEWISE_INLINE math::ExponentUnit<L> scale_log2() const {
     return math::ExponentUnit<L>(L(static_cast<T>(static_cast<double>(factor) * math::kLog2E)));
   }
 };
 
-// From the product to masked scores in the units of ScoreScaling. `derivative` as in apply_softcap.
+// From products to masked scores, in the representation of ScoreScaling. `derivative` is that of
+// apply_softcap().
 template <class T, Lanes kLanesAre, int kWidth>
 void apply_score_mod(const HeadContext& context, const TileBounds& bounds, TileClass tile_class,
                      const MaskScratch<T>& scratch, T* scores, T* derivative) {

@@ -1,4 +1,5 @@
-// Tile.
+// A tile of scores: t_count rows of kWidth SIMD lanes. Lanes are queries and rows are keys, or the
+// other way round.
 #pragma once
 
 #include "cpu/simd/vector.h"
@@ -15,7 +16,8 @@ using problem::Sequence;
 
 enum class Lanes { kQueries, kKeys };
 
-// Where a tile lies in its (sequence, head): local coordinates of its first row and lane.
+// Position of a tile in its (sequence, head): local coordinates of its first row and lane, and its
+// size.
 struct TileBounds {
   std::int64_t lane0;
   std::int64_t lane_count;
@@ -23,7 +25,8 @@ struct TileBounds {
   std::int64_t t_count;
 };
 
-// What a tile needs to know of its (sequence, query head).
+// The (sequence, query head) that a tile belongs to, and the bands of its mask. GQA: the query
+// heads of a group share one kv head (MQA: all of them do).
 struct HeadContext {
   const Problem* problem;
   Sequence sequence;

@@ -1,4 +1,5 @@
-// Traffic.
+// Counting of memory traffic, and what its closed forms (forward/traffic.h, backward/traffic.h)
+// share.
 #pragma once
 
 #include "cpu/common/mask.h"
@@ -21,7 +22,7 @@ TILEWISE_INLINE std::int64_t row_bytes(const View& view, std::int64_t width) {
   return width * problem::dtype_size(view.dtype);
 }
 
-// False where the traffic depends on what is in the tensors, or bias and mask add to it.
+// False where the traffic depends on the contents of tensors, or where bias and mask add to it.
 TILEWISE_INLINE bool has_closed_form(const Problem& problem) {
   return !problem.q_packed && !problem.k_packed && !problem.slices.present() &&
          !problem.seqused_k.present() && !problem.mask.present() && !problem.bias.present();
@@ -31,7 +32,7 @@ TILEWISE_INLINE bool has_closed_form(const Problem& problem) {
 struct DenseShape {
   Band band;
   HeadContext context;
-  double per_head;  // how often what is done once for a head is done
+  double per_head;  // how often work that is done once per head is done
   double per_kv_head;
 
   explicit DenseShape(const Problem& problem)
@@ -48,7 +49,8 @@ struct DenseShape {
   DenseShape& operator=(const DenseShape&) = delete;
 };
 
-// Sum over the blocks of `rows` queries of the keys that they visit, from multiples of `grid` on.
+// Sum, over the blocks of `rows` queries, of the keys that a block visits. Visits begin at a
+// multiple of `grid`.
 TILEWISE_INLINE double keys_visited(const DenseShape& shape, std::int64_t rows, std::int64_t grid) {
   const std::int64_t q_len = shape.context.sequence.q_len;
   std::int64_t total = 0;
@@ -59,7 +61,7 @@ TILEWISE_INLINE double keys_visited(const DenseShape& shape, std::int64_t rows, 
   return static_cast<double>(total);
 }
 
-// Sum over the blocks of `keys` keys of the queries that they visit.
+// Sum, over the blocks of `keys` keys, of the queries that a block visits.
 TILEWISE_INLINE double rows_visited(const DenseShape& shape, std::int64_t keys) {
   const std::int64_t k_len = shape.context.sequence.k_len;
   std::int64_t total = 0;

@@ -1,11 +1,7 @@
-// The two products of decoding, where few queries meet many keys: lanes = columns of K and V, whose
-// rows are read in place and in order, a few rows of queries at a time. Scores are sums over a
-// register's lanes; a tree of shuffles makes one register of many such sums at once.
-//
-// Widths of one register or more are read without masks: the last register of a row begins where
-// it ends with the row, and the columns that it repeats are taken out of the sum (scores) or kept
-// in a place of their own (outputs). `Padded` is that form of a row: whole registers, then the last
-// one.
+// The two products of decoding, where few queries visit many keys. SIMD lanes are columns of K and
+// V, whose rows are read in place and in order, for a few rows of queries at a time. A score is the
+// sum of the lanes of a register; a tree of shuffles makes one register of many such sums at once
+// (lane_sums.h). Rows have the form of padded_row.h.
 #pragma once
 
 #include "cpu/decode/lane_sums.h"
@@ -16,15 +12,16 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// Sums of a block. 32 registers: 16 sums, 4 keys, 1 row of queries from memory; 16 chains hide a
-// latency of 4 on 2 ports twice over. 16 registers: 8 sums, 2 to 4 keys, 1 for the queries.
+// Sums of a block. With 32 registers there are 16 sums, 4 keys and 1 row of queries from memory; 16
+// chains hide a latency of 4 on 2 ports twice over. With 16 registers there are 8 sums, 2 to 4 keys
+// and 1 register for the queries.
 inline constexpr int kDecodeSums = kRegisters == 32 ? 16 : 8;
-// Rows of queries to a block at most: 4 rows x 4 keys take 8 loads for 16 multiply-adds; with 16
-// registers 4 x 2 take 6 for 8.
+// The greatest number of query rows of a block. 4 rows x 4 keys take 8 loads for 16 multiply-adds;
+// with 16 registers 4 x 2 take 6 for 8.
 inline constexpr int kDecodeRows = 4;
 
-// Steps of a block's products between `loads` registers of a row and the next ones: as many as the
-// lines that they read.
+// Prefetch steps that belong to the loads of `loads` registers of a row: one per cache line that
+// they read.
 template <class T, class S>
 constexpr int steps_of_load(int loads) {
   const int lines =
@@ -32,9 +29,9 @@ constexpr int steps_of_load(int loads) {
   return lines > 1 ? lines : 1;
 }
 
-// ---- scores ----
+// ---- scores: S = Q K^T ----
 
-// The lanes of each sum added up, to scores[r][key].
+// Adds up the lanes of each sum and stores scores[r][key].
 template <class T, int kRows>
 TILEWISE_INLINE void store_scores(const Vec<T>* sums, T* scores, std::int64_t score_stride) {
   constexpr int kKeys = kDecodeSums / kRows;
@@ -47,7 +44,7 @@ TILEWISE_INLINE void store_scores(const Vec<T>* sums, T* scores, std::int64_t sc
 }
 
 // scores[r][key] for a block of kRows rows of queries and kDecodeSums / kRows keys. `keys` points
-// to the rows of K; queries are padded rows, zero in the lanes that are not fresh.
+// to the rows of K. Queries are padded rows, with zeros in the lanes that are not new_lanes().
 template <class T, class S, int kRows>
 TILEWISE_INLINE void score_block(const S* const* keys, const T* queries, Padded<T> row, T* scores,
                                  std::int64_t score_stride, StreamPrefetcher& prefetcher) {
@@ -88,16 +85,16 @@ TILEWISE_INLINE void score_block(const S* const* keys, const T* queries, Padded<
   store_scores<T, kRows>(sums, scores, score_stride);
 }
 
-// Pairs of bf16 products by the dot instruction: half the multiply-adds, no conversion. Products
-// are exact; denormals count as 0.
+// Scores of bf16 by vdpbf16ps take half as many instructions as multiply-adds, and no conversion.
+// The products are exact; denormals count as zeros.
 #if defined(__AVX512BF16__)
 inline constexpr bool kHasBf16Dot = true;
 #else
 inline constexpr bool kHasBf16Dot = false;
 #endif
-inline constexpr std::int64_t kBf16Columns = 32;  // of a register
+inline constexpr std::int64_t kBf16Columns = 32;  // of one register
 
-// True if queries are kept as bf16, each row in the first half of its place.
+// True if queries are stored as bf16; each row then takes the first half of its space.
 template <class T, class S>
 TILEWISE_INLINE bool uses_bf16_dot(std::int64_t width) {
   return kHasBf16Dot && std::is_same_v<T, float> && std::is_same_v<S, math::BFloat16> &&
@@ -105,7 +102,7 @@ TILEWISE_INLINE bool uses_bf16_dot(std::int64_t width) {
 }
 
 #if defined(__AVX512BF16__)
-// score_block() for uses_bf16_dot().
+// score_block() by vdpbf16ps, for uses_bf16_dot().
 template <int kRows>
 TILEWISE_INLINE void bf16_score_block(const math::BFloat16* const* keys, const float* queries,
                                       std::int64_t width, float* scores, std::int64_t score_stride,
@@ -124,7 +121,7 @@ TILEWISE_INLINE void bf16_score_block(const math::BFloat16* const* keys, const f
       __builtin_memcpy(&query, queries + r * width + c / 2, sizeof(query));
 #pragma GCC unroll 16
       for (int j = 0; j < kKeys; ++j) {
-        if ((r * kKeys + j) % kRows == 0) prefetcher.step();  // kKeys lines
+        if ((r * kKeys + j) % kRows == 0) prefetcher.step();  // kKeys times, one per line
         sums[r * kKeys + j] = _mm512_dpbf16_ps(sums[r * kKeys + j], key[j], query);
       }
     }
@@ -136,20 +133,20 @@ TILEWISE_INLINE void bf16_score_block(const math::BFloat16* const* keys, const f
 }
 #endif
 
-// ---- outputs ----
+// ---- outputs: O = P V ----
 
-// Weights of kRows rows, and where their outputs lie.
+// Probabilities of kRows rows, and the addresses of their outputs.
 template <class T>
 struct OutputRows {
   const T* probs;
   std::int64_t prob_stride;
-  const T* factor;  // what the output so far is multiplied by
+  const T* factor;  // the output so far is multiplied by it
   T* out;
   std::int64_t out_stride;
 };
 
-// out[r] = out[r] * factor[r] + the sum over keys of weights[r][key] * V's row, for kColumns
-// registers. The sum is made by itself before it joins out: short sums lose less.
+// out[r] = out[r] * factor[r] + the sum over keys of probs[r][key] * row of V, for kColumns
+// registers. The sum is completed before it is added to out, because short sums lose less.
 template <class T, class S, int kRows, int kColumns>
 TILEWISE_INLINE void output_block(Rows<S> values, std::int64_t keys, OutputRows<T> rows,
                                   StreamPrefetcher& shared_prefetcher) {
@@ -188,8 +185,8 @@ TILEWISE_INLINE void output_block(Rows<S> values, std::int64_t keys, OutputRows<
   shared_prefetcher = prefetcher;
 }
 
-// All of kRows rows' columns: kColumns registers at a time, then half as many; the last register of
-// a row of odd width by itself.
+// All columns of kRows rows: kColumns registers at a time, then half as many. The tail of a row is
+// computed by itself.
 template <class T, class S, int kRows, int kColumns>
 TILEWISE_INLINE void output_columns(Rows<S> values, std::int64_t keys, Padded<T> row,
                                     std::int64_t first, OutputRows<T> rows,

@@ -1,4 +1,4 @@
-// Lane sums.
+// Sums and maxima over the lanes of a register.
 #pragma once
 
 #include <utility>
@@ -7,8 +7,9 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// Lane `lane` of the even (odd = 0) or odd units of a and b: within each run of `units` units the
-// first half comes from a, the second from b.
+// One lane of the shuffle that selects the even (odd = 0) or the odd spans of a and b. A span is
+// `span` neighbouring lanes. Within each run of `spans` spans the first half comes from a, the
+// second from b.
 constexpr int span_lane(int lanes, int lane, int span, int spans, int odd) {
   const int run = span * spans;
   const int number = lane % run / span;
@@ -17,7 +18,7 @@ constexpr int span_lane(int lanes, int lane, int span, int spans, int odd) {
          lane % span;
 }
 
-// Sums of neighbouring units of a, then those of b.
+// Sums of neighbouring spans: those of a, then those of b.
 template <class T, int kSpan, int kSpans, int... kLane>
 TILEWISE_INLINE Vec<T> add_spans(Vec<T> a, Vec<T> b, std::integer_sequence<int, kLane...>) {
   constexpr int kLanes = Vec<T>::kLanes;
@@ -28,8 +29,8 @@ TILEWISE_INLINE Vec<T> add_spans(Vec<T> a, Vec<T> b, std::integer_sequence<int, 
   return even + odd;
 }
 
-// totals[0]'s lane i = the sum of sums[i]'s lanes; kLanes registers in, one out. First within 128
-// bits, where a shuffle costs least, then across them.
+// Returns a register whose lane i is the sum of the lanes of sums[i]. kLanes registers go in, one
+// comes out. It adds within 128 bits first, where a shuffle costs least, and then across them.
 template <class T, int kSpan = 1, int kLeft = Vec<T>::kLanes>
 TILEWISE_INLINE Vec<T> sum_lanes(const Vec<T>* sums) {
   constexpr int kLanes = Vec<T>::kLanes;
@@ -55,7 +56,7 @@ TILEWISE_INLINE Vec<T> swap_lanes(Vec<T> a, std::integer_sequence<int, kLane...>
   return Vec<T>(__builtin_shufflevector(a.v, a.v, (kLane ^ kDistance)...));
 }
 
-// The largest lane, in all lanes; no lane is NaN.
+// Returns the largest lane, in all lanes. No lane may be NaN.
 template <class T, int kDistance = Vec<T>::kLanes / 2>
 TILEWISE_INLINE Vec<T> largest_lane(Vec<T> a) {
   a = maximum(a, swap_lanes<T, kDistance>(a, std::make_integer_sequence<int, Vec<T>::kLanes>{}));

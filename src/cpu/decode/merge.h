@@ -1,12 +1,11 @@
-// From the states of splits to results: neighbours are merged by the monoid of
-// math/softmax_state.h.
+// Merging of the states of splits (math/softmax_state.h), and storing of the results.
 #pragma once
 
 #include "cpu/decode/split_kv.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// Normalises a row, joins the sink, stores O and LSE.
+// Normalises a row, adds the sink to its denominator, and stores O and LSE.
 template <class T>
 void store_decoded_row(const DecodeRange& range, std::int64_t r, const math::SoftmaxState<T>& state,
                        const T* out) {
@@ -33,17 +32,17 @@ void store_decoded_row(const DecodeRange& range, std::int64_t r, const math::Sof
   });
 }
 
-// Where the states of a head's splits lie: `stride` rows from one split to the next.
+// The states of the splits of a head: `stride` rows from one split to the next.
 template <class T>
 struct SplitStates {
   T* max;
   T* sum;
   T* out;
   std::int64_t size;    // of a row of out
-  std::int64_t stride;  // rows
+  std::int64_t stride;  // in rows
 };
 
-// The rows of an item in the shared states.
+// The states of a work item's rows among the shared states.
 template <class T>
 SplitStates<T> split_states(const DecodeRange& range, const DecodeShared<T>& shared,
                             const DecodeItem& item) {
@@ -54,7 +53,7 @@ SplitStates<T> split_states(const DecodeRange& range, const DecodeShared<T>& sha
   return {shared.max + row, shared.sum + row, shared.out + row * size, size, stride};
 }
 
-// The states of split `right` merged into those of split `left`, before it.
+// Merges the states of split `right` into those of split `left`, which comes before it.
 template <class T>
 void merge_states(const DecodeRange& range, const SplitStates<T>& states, std::int64_t left,
                   std::int64_t right) {
@@ -79,10 +78,10 @@ void merge_states(const DecodeRange& range, const SplitStates<T>& states, std::i
   }
 }
 
-// The monoid's product over the splits as a tree of pairs, whose shape is that of the number of
-// splits: whoever comes second to a pair merges it. joined[b] is the pair whose right half begins
-// with split b. Returns how many pairs the caller of `split` has merged, or -1 - that if others
-// have yet to come.
+// Merges the splits as a tree of pairs, whose shape depends on the number of splits alone. The
+// second worker that arrives at a pair merges it. arrived[b] belongs to the pair whose right half
+// begins with split b. Returns the number of pairs that the caller of `split` has merged, or -1
+// minus that number if other splits have not arrived yet.
 template <class T>
 std::int64_t merge_in_tree(const DecodeRange& range, const SplitStates<T>& states,
                            std::int64_t split, std::int64_t splits, std::uint8_t* arrived) {

@@ -1,4 +1,6 @@
-// Padded.
+// A row of K, V or Q in whole registers, without masks: the last register begins kLanes columns
+// before the end of the row. The columns that it repeats are taken out of the sum (scores), or are
+// stored in a space of their own (outputs).
 #pragma once
 
 #include "cpu/simd/vector.h"
@@ -6,7 +8,7 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// A row of `width` columns in registers.
+// A row of `width` columns.
 template <class T>
 struct Padded {
   static constexpr std::int64_t kLanes = Vec<T>::kLanes;
@@ -15,7 +17,7 @@ struct Padded {
   TILEWISE_INLINE std::int64_t whole() const { return width / kLanes * kLanes; }
   TILEWISE_INLINE bool has_tail() const { return width % kLanes != 0; }
   TILEWISE_INLINE std::int64_t size() const { return math::round_up(width, kLanes); }
-  // Lanes of the last register that the one before it does not hold.
+  // The lanes of the last register that the register before it does not hold.
   TILEWISE_INLINE Mask<T> new_lanes() const {
     return Vec<T>(static_cast<T>(size() - width)) <= Vec<T>::iota();
   }

@@ -1,6 +1,7 @@
-// How decoding is cut into items. A sequence of few queries is one pass over its keys for each kv
-// head; the keys are cut into splits, whose states are merged as a tree of pairs. Where the cuts
-// lie depends on the sequence alone: not on the threads, nor on what is batched beside it.
+// The plan of decoding: which work items there are. A sequence of few queries is one pass over its
+// keys for each kv head. The keys are cut into splits (split-KV), whose states are merged as a tree
+// of pairs. The cuts depend on the sequence alone: not on the number of threads, nor on the rest of
+// the batch.
 #pragma once
 
 #include "cpu/common/schedule.h"
@@ -10,22 +11,22 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// Sequences of at most so many queries are decoded. More would be bound by arithmetic, where lanes
-// = queries are full and need no sums over lanes.
+// The greatest number of queries of a decoded sequence. With more queries arithmetic is the limit,
+// and lanes = queries are full and need no sums over lanes.
 inline constexpr std::int64_t kMostDecodeQueries = 16;
-// Keys of a split. At least 512: 128 KB of one bf16 head of 128 columns, a hundred times what it
-// costs to start one and to merge its state. At most 128 splits: enough for 16 threads and one
-// head.
+// The length of a split. At least 512 keys, which take 128 KB of one bf16 head of 128 columns, and
+// a hundred times as long as starting the split and merging its state. At most 128 splits, enough
+// for 16 threads and one head.
 inline constexpr std::int64_t kLeastSplit = 512;
 inline constexpr std::int64_t kMostSplits = 128;
-// Heads that lie side by side in a token's row are read together, up to a page of it: the memory's
-// pages are then read in order.
+// Heads that are neighbours in a token's row are read together, up to a page of it, so that pages
+// of memory are read in order.
 inline constexpr std::int64_t kTogetherBytes = 4096;
 
 TILEWISE_INLINE bool is_decoded(const Sequence& sequence) {
   return sequence.q_len > 0 && sequence.q_len <= kMostDecodeQueries;
 }
-// True if the problem may have sequences that are decoded; if it has no others.
+// may_decode: the problem may have decoded sequences. all_decoded: it has no others.
 TILEWISE_INLINE bool may_decode(const Problem& problem) {
   return problem.heads > 0 && (problem.q_packed || problem.max_q <= kMostDecodeQueries);
 }
@@ -42,7 +43,8 @@ TILEWISE_INLINE std::int64_t split_count(std::int64_t keys) {
   return math::max(math::ceil_div(keys, split_length(keys)), 1);
 }
 
-// The keys that are cut into splits: all that any query may see. Slices are not looked through.
+// The range of keys that is cut into splits: all keys that any query may see. With slices it is the
+// whole sequence.
 TILEWISE_INLINE math::KeyRange decode_range(const Problem& problem, const Sequence& sequence) {
   if (problem.slices.present()) return {0, sequence.k_len};
   const math::Band band = math::window_band(sequence.q_len, sequence.k_len, sequence.diagonal,
@@ -52,14 +54,14 @@ TILEWISE_INLINE math::KeyRange decode_range(const Problem& problem, const Sequen
   return {begin, math::clamp(keys.end, begin, sequence.k_len)};
 }
 
-// The heads of an item: `kv_heads` neighbouring kv heads with `group` query heads each.
+// The heads of a work item: `kv_heads` neighbouring kv heads, with `group` query heads each (GQA).
 struct DecodeHeads {
   std::int64_t group;
   std::int64_t kv_heads;
   std::int64_t items;  // for each split of a sequence
 };
 
-// Slices that name heads give every query head its own keys: such heads are decoded alone.
+// Slices that name heads give every query head keys of its own; such heads are decoded one by one.
 TILEWISE_INLINE DecodeHeads decode_heads(const Problem& problem) {
   if (problem.slices.present() && problem.slices.columns == 6) return {1, 1, problem.heads};
   const std::int64_t row_bytes =
@@ -71,14 +73,14 @@ TILEWISE_INLINE DecodeHeads decode_heads(const Problem& problem) {
   return {problem.group, kv_heads, math::ceil_div(problem.kv_heads, kv_heads)};
 }
 
-// a * b, or -1 if a is, or if it exceeds int64.
+// Returns a * b, or -1 if a is negative or the product exceeds int64.
 TILEWISE_INLINE std::int64_t multiply_sizes(std::int64_t a, std::int64_t b) {
   std::int64_t product = 0;
   return a < 0 || __builtin_mul_overflow(a, b, &product) ? -1 : product;
 }
 
-// Rows of states that the planned shapes can need at most: one for each query, head and split, of
-// sequences that have several splits.
+// The greatest number of rows of states for the planned shapes: one for each query, head and split
+// of sequences that have several splits.
 TILEWISE_INLINE std::int64_t most_states(const Problem& problem) {
   const std::int64_t splits = math::min(kMostSplits, math::ceil_div(problem.max_k, kLeastSplit));
   if (!may_decode(problem) || splits < 2) return 0;
@@ -94,7 +96,7 @@ TILEWISE_INLINE std::int64_t most_states(const Problem& problem) {
   return multiply_sizes(rows, problem.heads);
 }
 
-// Items that the planned shapes can have at most.
+// The greatest number of work items for the planned shapes.
 TILEWISE_INLINE std::int64_t most_items(const Problem& problem) {
   if (!may_decode(problem)) return 0;
   const std::int64_t splits =
@@ -106,7 +108,8 @@ TILEWISE_INLINE std::int64_t most_items(const Problem& problem) {
   return multiply_sizes(count, decode_heads(problem).items);
 }
 
-// What all workers share. Of a sequence that is not decoded, or in one split, there are no states.
+// State that all workers share. Sequences that are not decoded, or that have one split, have no
+// states in it.
 template <class T>
 struct DecodeShared {
   std::int64_t* items_before;   // (B + 1)
@@ -133,7 +136,7 @@ DecodeShared<T> take_decode_shared(const Problem& problem, Arena& arena) {
   return shared;
 }
 
-// Numbers the items of all sequences. Returns how many there are.
+// Numbers the work items of all sequences. Returns how many there are.
 template <class T>
 std::int64_t number_decode_items(const Problem& problem, const Sequence* sequences,
                                  const DecodeShared<T>& shared) {
@@ -151,15 +154,15 @@ std::int64_t number_decode_items(const Problem& problem, const Sequence* sequenc
   return shared.items_before[problem.batch];
 }
 
-// One item: a split of the keys of some heads of a sequence.
+// One work item: a split of the keys of some heads of a sequence.
 struct DecodeItem {
   std::int64_t batch;
-  std::int64_t heads_number;  // which heads
+  std::int64_t heads_number;  // the number of the group of heads
   std::int64_t split;
   std::int64_t splits;  // of the sequence
 };
 
-// Head after head, split after split: in the order of the cache.
+// Items are ordered by head, then by split: the order of the cache.
 template <class T>
 DecodeItem decode_item_at(const Problem& problem, const DecodeShared<T>& shared,
                           std::int64_t number) {

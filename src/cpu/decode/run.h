@@ -1,8 +1,7 @@
-// Decoding: few queries on a long cache (Flash-Decoding, Dao, Haziza, Massa and Sizov 2023). The
-// memory is the limit, so K and V are read once for all query heads of a kv head and all queries of
-// the sequence, in the order in which they lie, and the keys are shared out in splits
-// (decode_plan.h). Whoever finishes the last split of a head merges its states, in the order of
-// the splits.
+// Decoding: few queries on a long cache (Flash-Decoding; Dao, Haziza, Massa and Sizov 2023). Memory
+// bandwidth is the limit. K and V are therefore read once for all query heads of a kv head (GQA)
+// and all queries of the sequence, in the order of memory, and the keys are shared among workers in
+// splits (plan.h). The states of a head's splits are merged as a tree of pairs (merge.h).
 #pragma once
 
 #include "cpu/common/traffic.h"
@@ -11,7 +10,7 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// The heads and keys of an item, without what its rows may see.
+// The heads and keys of a work item, without the bands of its mask.
 TILEWISE_INLINE DecodeRange decode_item_keys(const Problem& problem, const Sequence* sequences,
                                              const DecodeItem& item) {
   DecodeRange range;
@@ -27,9 +26,9 @@ TILEWISE_INLINE DecodeRange decode_item_keys(const Problem& problem, const Seque
   return range;
 }
 
-// `merged`: how many pairs of states; `last`: the results are stored. Queries count for every
-// split, though a worker loads them once for splits of a head that follow each other: what is
-// counted does not depend on the threads.
+// merged: pairs of states that were merged; last: the results were stored. Queries count for every
+// split, although a worker loads them once for consecutive splits of a head, so that the count does
+// not depend on the number of threads.
 template <class T>
 void count_decode_traffic(const RunContext& run, const DecodeRange& range, std::int64_t merged,
                           bool last, std::int64_t splits) {
@@ -52,8 +51,9 @@ void store_decoded_rows(const DecodeRange& range, const T* max, const T* sum, co
     store_decoded_row(range, r, math::SoftmaxState<T>{max[r], sum[r]}, out + r * size);
 }
 
-// Computes item `number`; if it is the last of its heads, their results. `following`: the item that
-// the caller computes next, whose first keys are read ahead, or a number beyond the last.
+// Computes the work item `number`, and stores the results of its heads if it completes them.
+// `following` is the item that the caller computes next, whose first keys are prefetched, or a
+// number after the last.
 template <class T>
 void decode_item(const Problem& problem, const RunContext& run, const Sequence* sequences,
                  const DecodeShared<T>& shared, std::int64_t number, std::int64_t following,
@@ -73,7 +73,7 @@ void decode_item(const Problem& problem, const RunContext& run, const Sequence* 
   if (own.loaded != heads) load_decode_queries(range, scratch);
   own.loaded = heads;
   const SplitStates<T> states = split_states(range, shared, item);
-  if (item.splits > 1) {  // the split's states are made where they are kept
+  if (item.splits > 1) {  // the split computes its states in their final place
     const std::int64_t first = item.split * states.stride;
     scratch.max = states.max + first;
     scratch.sum = states.sum + first;
@@ -90,7 +90,7 @@ void decode_item(const Problem& problem, const RunContext& run, const Sequence* 
   count_decode_traffic<T>(run, range, merged < 0 ? -1 - merged : merged, merged >= 0, item.splits);
 }
 
-// ---- a problem whose sequences are all decoded ----
+// ---- problems whose sequences are all decoded ----
 
 template <class T>
 std::int64_t decode_workspace(const Problem& problem, std::int64_t concurrency) {

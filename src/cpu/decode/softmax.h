@@ -1,4 +1,4 @@
-// Softmax.
+// Online softmax of decoding, one row of a block of scores at a time.
 #pragma once
 
 #include "cpu/common/dropout.h"
@@ -11,11 +11,12 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// Steps in which a row's softmax reads ahead: it takes as long as the products with so many lines.
+// Prefetch steps during the softmax of a row, which takes as long as products with so many cache
+// lines.
 inline constexpr int kSoftmaxSteps = 8;
 
-// Folds a row's scores of a block into its state and turns them into unnormalised probabilities.
-// Gives the factor that the row's output so far must be multiplied by.
+// Updates the state of a row with the scores of a block, and turns them into unnormalised
+// probabilities. Returns the factor by which the row's output so far must be multiplied.
 template <class T>
 TILEWISE_INLINE T softmax_row(T* scores, const math::ExponentUnit<Vec<T>>& scale_log2, T* max,
                               T* sum) {
@@ -28,7 +29,7 @@ TILEWISE_INLINE T softmax_row(T* scores, const math::ExponentUnit<Vec<T>>& scale
   const Vec<T> new_max = largest_lane(lanes_max);
   const Vec<T> anchor = math::anchor(new_max);
   const Vec<T> rescale = math::weight(old_max, anchor, scale_log2);
-  Vec<T> total(T(0));  // of the block by itself: short sums lose less
+  Vec<T> total(T(0));  // of this block only: short sums lose less
 #pragma GCC unroll 16
   for (int lane = 0; lane < kDecodeKeys; lane += kLanes) {
     const Vec<T> prob = math::weight(Vec<T>::load(scores + lane), anchor, scale_log2);
@@ -40,7 +41,8 @@ TILEWISE_INLINE T softmax_row(T* scores, const math::ExponentUnit<Vec<T>>& scale
   return rescale.v[0];
 }
 
-// From products to probabilities, for the rows of one kv head, from row `first_row` of the item on.
+// From products to probabilities, for the rows of one kv head. first_row: the first of them in the
+// work item
 template <class T>
 void softmax_rows(const DecodeBlock& block, std::int64_t first_row, const DecodeScratch<T>& scratch,
                   StreamPrefetcher& prefetcher) {

@@ -36,12 +36,12 @@ DecodeScratch<T> take_decode_scratch(const Problem& problem, Arena& arena) {
   return scratch;
 }
 
-// The heads and keys of an item.
+// The heads and keys of a work item.
 struct DecodeRange {
   HeadContext context;  // of the first query head
-  DecodeHeads heads;    // `kv_heads` of this item
+  DecodeHeads heads;    // kv_heads: those of this item
   math::KeyRange keys;
-  const DecodeRange* following = nullptr;  // what is computed next, if it is known
+  const DecodeRange* following = nullptr;  // the item that is computed next, if it is known
 
   TILEWISE_INLINE std::int64_t rows_of_kv_head() const {
     return heads.group * context.sequence.q_len;
@@ -51,7 +51,7 @@ struct DecodeRange {
 
 // ---- one split ----
 
-// A row of bf16 as it is, or negated.
+// Copies a row of bf16, negated if asked.
 template <class T>
 TILEWISE_INLINE void load_bf16_queries(const math::BFloat16* from, std::int64_t width, bool negated,
                                        T* to) {
@@ -112,7 +112,7 @@ TILEWISE_INLINE Rows<S> cache_rows(const View& view, const DecodeRange& range,
       view.row};
 }
 
-// Reads ahead `count` rows of all heads of the item from `key` on, in `steps` steps.
+// Returns a prefetcher of `count` rows of all heads of the item, from `key` on, in `steps` steps.
 template <class S>
 TILEWISE_INLINE StreamPrefetcher cache_prefetcher(const View& view, const DecodeRange& range,
                                                   std::int64_t width, std::int64_t key,
@@ -125,7 +125,7 @@ TILEWISE_INLINE StreamPrefetcher cache_prefetcher(const View& view, const Decode
   return {first.data, rows, row_bytes, first.stride * kSize, steps};
 }
 
-// Reads ahead the rows of K that follow a block.
+// Returns a prefetcher of the rows of K after a block.
 template <class S>
 TILEWISE_INLINE StreamPrefetcher next_keys_prefetcher(const DecodeRange& range,
                                                       const DecodeBlock& block,
@@ -139,8 +139,8 @@ TILEWISE_INLINE StreamPrefetcher next_keys_prefetcher(const DecodeRange& range,
                              math::min(kDecodeKeys, in.keys.end - first), steps);
 }
 
-// One block of keys: the scores of all heads while V comes in, then the outputs of all heads while
-// the next block of K does.
+// One block of keys: the scores of all heads while V is prefetched, then the outputs of all heads
+// while K of the next block is prefetched.
 template <class T, class S>
 void decode_block(const DecodeRange& range, const DecodeBlock& block,
                   const DecodeScratch<T>& scratch) {
@@ -196,7 +196,8 @@ void decode_keys(const DecodeRange& range, bool slow_path, const DecodeScratch<T
   }
 }
 
-// The states of a split, the careful way if it must be.
+// Computes the states of a split, on the slow path if the fast one gives a value that is not
+// finite.
 template <class T>
 void decode_split(const DecodeRange& range, const DecodeScratch<T>& scratch) {
   const Problem& problem = *range.context.problem;

@@ -1,6 +1,5 @@
-// One block of keys met by all rows of an item: scores, mask, softmax, output. A row is one query
-// of one query head; the rows of a kv head's group lie together, head after head, so that K and V
-// are read once for all of them.
+// The steps of a block of keys for all rows of a work item: operands, scores, outputs (softmax.h is
+// between the two).
 #pragma once
 
 #include "cpu/decode/gemm.h"
@@ -12,8 +11,8 @@ namespace tilewise::cpu::TILEWISE_TARGET {
 
 // ---- operands ----
 
-// Rows of K or V converted, and padded with zeros to a register. `finite_only`: rows that hold
-// anything else become zeros.
+// Converts rows of K or V and pads them with zeros to a register. With finite_only, rows that are
+// not finite become zeros.
 template <class T, class S>
 Rows<T> stage_block(Rows<S> rows, std::int64_t count, std::int64_t width, bool finite_only,
                     T* staged) {
@@ -33,7 +32,8 @@ Rows<T> stage_block(Rows<S> rows, std::int64_t count, std::int64_t width, bool f
   return {staged, size};
 }
 
-// Narrow rows need their padding; for several blocks of rows, each number is converted once.
+// Rows of less than a register need the padding. For several blocks of query rows, staging converts
+// each number only once.
 template <class T, class S>
 TILEWISE_INLINE bool needs_staging(std::int64_t width, std::int64_t rows) {
   return width < Vec<T>::kLanes || (!std::is_same_v<T, S> && rows > kDecodeRows);
@@ -47,7 +47,7 @@ void score_rows(Rows<S> k, std::int64_t count, const T* queries, Padded<T> row, 
   StreamPrefetcher prefetcher = shared_prefetcher;
   constexpr int kKeys = kDecodeSums / kRows;
   for (std::int64_t j = 0; j < count; j += kKeys) {
-    const S* keys[kKeys];  // beyond the last it is repeated
+    const S* keys[kKeys];  // the last one is repeated
     for (int i = 0; i < kKeys; ++i) keys[i] = k.data + math::min(j + i, count - 1) * k.stride;
 #if defined(__AVX512BF16__)
     if constexpr (std::is_same_v<T, float> && std::is_same_v<S, math::BFloat16>) {
@@ -62,17 +62,18 @@ void score_rows(Rows<S> k, std::int64_t count, const T* queries, Padded<T> row, 
   shared_prefetcher = prefetcher;
 }
 
-// Registers of an output block by its rows: 16 sums (8 with 16 registers) hide the latency twice.
+// The width of an output block in registers: 16 sums (8 with 16 registers) hide the latency twice
+// over.
 constexpr int output_registers(int rows) { return kDecodeSums / rows < 8 ? kDecodeSums / rows : 8; }
 
-// Sum of f(rows) over the passes that a block takes for `rows` rows of queries.
+// Sum of f(rows) over the passes that a block makes for `rows` rows of queries.
 template <class Function>
 TILEWISE_INLINE std::int64_t sum_over_passes(std::int64_t rows, Function f) {
   return rows / 4 * f(4) + rows % 4 / 2 * f(2) + rows % 2 * f(1);
 }
 
-// How many steps ahead the scores of a block take with their softmax; its outputs. S: of the rows
-// as the products read them.
+// Prefetch steps of the scores of a block, with their softmax, and of its outputs. S is the type of
+// the rows as the products read them.
 template <class T, class S>
 TILEWISE_INLINE std::int64_t score_steps(std::int64_t keys, std::int64_t rows, std::int64_t width) {
   const bool pairs = uses_bf16_dot<T, S>(width);
@@ -144,8 +145,8 @@ void output_all_rows(Rows<S> v, std::int64_t keys, std::int64_t rows, Padded<T> 
   if (rows - r == 1) output_rows<T, S, 1>(v, keys, row, first_row + r, scratch, prefetcher);
 }
 
-// The second half of the careful form (accumulate.h): rows of V that are not finite took part as
-// zeros; each is added to the rows of the item that see it, and to no others.
+// The second half of the slow path (common/non_finite.h): rows of V that are not finite entered the
+// product as zeros; each is now added to those rows of the item that see it, and to no others.
 template <class T, class S>
 void add_non_finite_values(Rows<S> v, const DecodeBlock& block, std::int64_t width, Padded<T> row,
                            std::int64_t first_row, const DecodeScratch<T>& scratch) {

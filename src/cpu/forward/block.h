@@ -1,6 +1,5 @@
-// What the forward bodies share (forward.h: multiply-adds of any arithmetic; pair_forward.h: bf16
-// pairs on the matrix unit): the state of a block of queries, the softmax between the products, the
-// end of a row. SIMD lanes are queries.
+// A block of queries of the forward pass, and the state of its rows. The SIMD kernels (main_loop.h)
+// and those of AMX (amx/forward.h) share it. SIMD lanes are queries.
 #pragma once
 
 #include "cpu/common/accumulate.h"
@@ -12,28 +11,31 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// Keys of a tile: a tile of scores is 24 KB and stays in the L1, where the product with V reads it
-// once for every kGemmRows columns of V; K and V tiles of 128 x 128 fp32 are 128 KB of the L2.
+// Keys of a tile. A tile of scores takes 24 KB and stays in the L1, where the product with V reads
+// it once for every kGemmRows columns of V. Tiles of K and V of 128 x 128 fp32 take 128 KB of the
+// L2.
 inline constexpr std::int64_t kKeyTile = kMostPackedRows;
 
 template <class E>
 struct ForwardScratch {
   using T = SumOf<E>;
-  E* q_panels;    // (panels, operands(D), kWidth)
+  E* q_panels;    // (panels, operand_count(D), kWidth)
   T* out_panels;  // (panels, rows of values, kWidth)
   T* max;         // (panels, kWidth)
   T* sum;         // (panels, kWidth)
   T* scores;      // (kKeyTile, kWidth)
   T* keep;        // (kKeyTile, kWidth), with dropout
-  E* k_stage;     // (kKeyTile, operands(D))
+  E* k_stage;     // (kKeyTile, operand_count(D))
   E* v_packed;    // (packed_size(Dv))
   MaskScratch<T> mask;
   NonFiniteScratch non_finite;
   Band* bands;
-  std::int64_t out_panel;  // numbers of one out panel
+  std::int64_t out_panel;  // numbers of the output of one panel
 };
 
-// What every forward body needs of it.  value_rows: Dv, or more where a kernel writes whole tiles.
+// The part of the scratch that every forward kernel needs.
+//
+// value_rows: Dv, or more where a kernel writes whole tiles
 template <class E, int kWidth>
 ForwardScratch<E> take_row_scratch(const Problem& problem, std::int64_t panels,
                                    std::int64_t value_rows, Arena& arena) {
@@ -64,12 +66,12 @@ ForwardScratch<E> take_forward_scratch(const Problem& problem, std::int64_t pane
   return scratch;
 }
 
-// One q block: up to `panels` panels of kWidth rows of one head.
+// One block of queries: up to `panels` panels of kWidth rows of one head.
 struct QueryBlock {
   HeadContext context;
   std::int64_t first;  // row of the sequence
   std::int64_t rows;
-  math::KeyRange keys;  // those that take part: of a split, or all
+  math::KeyRange keys;  // the keys of a split, or all
 };
 
 // The keys that a block visits.
@@ -78,7 +80,7 @@ TILEWISE_INLINE math::KeyRange keys_of_block(const QueryBlock& block) {
   return {math::max(keys.begin, block.keys.begin), math::min(keys.end, block.keys.end)};
 }
 
-// Rows of a query-side tensor that are one panel of a block.
+// The rows of one panel of a block, in a tensor of the query side.
 TILEWISE_INLINE RowBlock panel_rows(const View& view, const QueryBlock& block, std::int64_t panel,
                                     std::int64_t lanes, std::int64_t width) {
   return {&view,
@@ -89,7 +91,7 @@ TILEWISE_INLINE RowBlock panel_rows(const View& view, const QueryBlock& block, s
           width};
 }
 
-// The empty state for every row of a panel, which has no output.
+// Sets the state of every row of a panel to the empty state, without an output.
 template <class E, int kWidth>
 TILEWISE_INLINE void start_state(std::int64_t panel, const ForwardScratch<E>& scratch) {
   using T = SumOf<E>;
@@ -106,7 +108,8 @@ TILEWISE_INLINE void clear_output(std::int64_t panel, const ForwardScratch<E>& s
   for (std::int64_t i = 0; i < scratch.out_panel; ++i) out[i] = T(0);
 }
 
-// What a block reads and writes besides K and V. Row statistics are not counted (traffic.h).
+// Traffic of Q and of the outputs of a block. Row statistics are not counted (see
+// forward/traffic.h).
 TILEWISE_INLINE void count_query_traffic(const RunContext& run, const QueryBlock& block) {
   const Problem& problem = *block.context.problem;
   count_traffic(run, block.rows * problem.head_dim * problem::dtype_size(problem.q.dtype), 0);

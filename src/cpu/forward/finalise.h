@@ -1,4 +1,4 @@
-// Finalise.
+// The end of a row in the forward pass: normalisation, the sink, and storing of O and LSE.
 #pragma once
 
 #include "cpu/common/dropout.h"
@@ -7,7 +7,7 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// Normalises, joins the sink, stores O and LSE.
+// Normalises the rows, adds the sink to their denominators, and stores O and LSE.
 template <class E, int kWidth>
 void store_outputs(const QueryBlock& block, const ForwardScratch<E>& scratch) {
   using T = SumOf<E>;

@@ -1,6 +1,7 @@
-// The forward pass: FlashAttention-2 (Dao 2023, algorithm 1) with SIMD lanes = queries. Scores are
-// computed as S^T = K Q^T and outputs as O^T = V^T P^T, so that a row's maximum, sum and rescaling
-// are lane-wise, K is read in place, and Q and V are packed: Q once per block, transposed.
+// The main loop of the forward pass: FlashAttention-2 (Dao 2023, algorithm 1), with SIMD lanes =
+// queries. Scores are computed as S^T = K Q^T and outputs as O^T = V^T P^T, so that the maximum,
+// the sum and the rescaling of a row are lane-wise. K is read in place. Q is transposed and packed
+// once for a block; V is packed for every tile.
 #pragma once
 
 #include "cpu/common/dropout.h"
@@ -11,13 +12,13 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// A multiply-add takes a hundred cycles where an operand or its sum is denormal: values are scaled
-// so that none is, and the outputs back. What that makes infinite is computed again as it is, by
-// the careful form.
+// A multiply-add takes a hundred cycles where an operand or its sum is denormal. V is therefore
+// scaled so that none is, and the output is scaled back. A block in which the factor makes a value
+// infinite is computed again, without the factor, on the slow path.
 template <class T>
 inline constexpr T kValueFactor = sizeof(T) == 8 ? T(0x1p53) : T(0x1p24);
 
-// The rows of K and V that come after those of a tile: to be asked for while it is computed.
+// The rows of K and V of the next tile, which are prefetched while a tile is computed.
 struct NextTile {
   RowBlock k;
   RowBlock v;
@@ -32,12 +33,12 @@ TILEWISE_INLINE NextTile next_tile(const HeadContext& context, std::int64_t firs
           {&problem.v, batch, context.kv_head(), row, count, problem.value_dim}};
 }
 
-// A tile of keys as the products read it, and the rows of memory to ask for meanwhile.
+// A tile of keys in the form that the products read, and the prefetchers of the next tile.
 template <class E>
 struct KeyTile {
   Rows<E> k;                 // (keys, D)
   PackedColumns<E> v;        // (keys, Dv)
-  Prefetcher prefetcher[2];  // of the next tile, if there is one: K, V
+  Prefetcher prefetcher[2];  // K and V of the next tile, if there is one
   bool last;
 };
 
@@ -54,7 +55,7 @@ KeyTile<E> load_key_tile(const HeadContext& context, math::KeyRange keys, std::i
                          scratch.k_stage);
   const RowBlock values = {&problem.v, batch, context.kv_head(), row, count, problem.value_dim};
   std::uint8_t* const non_finite = slow_path ? scratch.non_finite.non_finite_a : nullptr;
-  if constexpr (Operand<E>::kNumbers > 1) {  // its products flush denormals, whatever is done
+  if constexpr (Operand<E>::kNumbers > 1) {  // these products flush denormals in any case
     tile.v = pack_columns<E>(values, scratch.v_packed, non_finite);
   } else {
     tile.v = pack_scaled_columns<E>(values, slow_path ? E(1) : kValueFactor<E>, scratch.v_packed,
@@ -66,8 +67,8 @@ KeyTile<E> load_key_tile(const HeadContext& context, math::KeyRange keys, std::i
   return tile;
 }
 
-// A panel meets a k tile: scores, mask, softmax, output. Registers that hold no query of the panel
-// are left out of the products.
+// One step of the main loop: a panel of queries and a tile of keys. Scores, mask, softmax, output.
+// Registers that hold no query of the panel are left out of the products.
 template <class E, int kMost, int kColumns>
 void forward_tile(const HeadContext& context, const TileBounds& bounds, TileClass tile_class,
                   KeyTile<E>& tile, std::int64_t panel, const ForwardScratch<E>& scratch) {
@@ -101,8 +102,8 @@ void forward_tile(const HeadContext& context, const TileBounds& bounds, TileClas
       scratch.non_finite.seen, scratch.out_panels + panel * scratch.out_panel, &tile.prefetcher[1]);
 }
 
-// A panel and the part of a range of keys that it may see, from a whole operand on; t_count <= 0:
-// nothing.
+// A panel, and the part of a range of keys that it may see, aligned to an operand. If t_count <= 0
+// it sees none.
 template <class E, int kWidth>
 TILEWISE_INLINE TileBounds panel_bounds(const QueryBlock& block, std::int64_t panel,
                                         math::KeyRange keys) {
@@ -113,7 +114,7 @@ TILEWISE_INLINE TileBounds panel_bounds(const QueryBlock& block, std::int64_t pa
   return {lane0, lanes, t0, math::min(own.end, keys.end) - t0};
 }
 
-// All panels of a block meet a k tile.
+// All panels of a block and one tile of keys.
 template <class E, int kColumns>
 void visit_key_tile(const QueryBlock& block, math::KeyRange keys, KeyTile<E>& tile,
                     const ForwardScratch<E>& scratch) {
@@ -131,7 +132,7 @@ void visit_key_tile(const QueryBlock& block, math::KeyRange keys, KeyTile<E>& ti
     if (bounds.t_count <= 0) continue;
     const TileClass tile_class = classify(context, Lanes::kQueries, bounds);
     if (tile_class == TileClass::kEmpty) continue;
-    if (tile.last) {  // the outputs are stored next: their lines must be here for that
+    if (tile.last) {  // the outputs are stored next: prefetch their lines
       tile.prefetcher[0] =
           prefetcher_of(panel_rows(problem.out, block, panel, kWidth, problem.value_dim));
       tile.prefetcher[0].spread_over(math::ceil_div(bounds.t_count, kGemmRows));
@@ -143,9 +144,9 @@ void visit_key_tile(const QueryBlock& block, math::KeyRange keys, KeyTile<E>& ti
   }
 }
 
-// Algorithm 1's loop over the k tiles for all panels of a block. Tiles lie on a grid of the
-// sequence, so that a row's result does not depend on the block it is in; within a tile a panel
-// computes only the keys that it may see.
+// The loop of algorithm 1 over the tiles of keys, for all panels of a block. Tiles lie on a grid of
+// the sequence, so that the result of a row does not depend on the block that it belongs to. Within
+// a tile a panel computes only the keys that it may see.
 template <class E, int kColumns>
 void visit_keys(const RunContext& run, const QueryBlock& block, bool slow_path,
                 const ForwardScratch<E>& scratch) {
@@ -184,7 +185,7 @@ void unscale_outputs(const QueryBlock& block, const ForwardScratch<T>& scratch) 
   }
 }
 
-// The states of a block's rows, left in the scratch.
+// Computes the states of the rows of a block; they stay in the scratch.
 template <class E, int kColumns>
 void forward_block(const RunContext& run, const QueryBlock& block,
                    const ForwardScratch<E>& scratch) {

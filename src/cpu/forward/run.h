@@ -1,4 +1,4 @@
-// The forward pass as a whole: blocks of queries and decoded sequences, shared among workers.
+// The forward pass as a whole: workers share blocks of queries and decoded sequences.
 #pragma once
 
 #include "cpu/decode/run.h"
@@ -9,12 +9,13 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// Panels of queries that share a pass over the keys: K and V are packed, and read from the L3, once
-// for all of them. With D = 128 they take 768 KB of the L2, whatever the registers hold.
+// Panels of queries that share a pass over the keys. K and V are packed, and read from the L3, once
+// for all of them. With D = 128 the panels take 768 KB of the L2, for any register width.
 inline constexpr std::int64_t kMostPanels = 16 * 64 / kVectorBytes;
 
-// Panels of a block of queries, and its rows. Room is made for the panels: evening out depends on
-// the length, and the workspace must not.
+// The panels of a block of queries, and its rows. The workspace has room for `panels`; `rows` may
+// be fewer, because blocks are made equally large for the length of the sequence, and the workspace
+// must not depend on it.
 struct BlockSize {
   std::int64_t panels;
   std::int64_t rows;
@@ -29,15 +30,17 @@ TILEWISE_INLINE BlockSize block_size(const Problem& problem, PanelLimits limits,
   return {panels, even_panels(of_head, panels) * Policy::kWidth};
 }
 
-// How one worker computes blocks, and how many rows they have: multiply-adds of operands E.
+// The policy of the SIMD kernels, with multiply-adds of operands E: how one worker computes a
+// block, and how many rows it has.
 template <class E, int kColumns>
 struct SimdForward {
   using Number = SumOf<E>;
   using Factor = E;
   static constexpr int kWidth = kColumns * Vec<E>::kLanes;
   static constexpr std::int64_t kKeyGrid =
-      Operand<E>::kNumbers;  // keys are read from a multiple on
-  // Products with 512 keys take a row 30 times as long as storing, loading and merging its state.
+      Operand<E>::kNumbers;  // visits of keys begin at a multiple of it
+  // The products of a row with 512 keys take 30 times as long as storing, loading and merging its
+  // state.
   static constexpr std::int64_t kSplitKeys = 512;
   ForwardScratch<E> scratch;
   std::int64_t rows;
@@ -58,8 +61,8 @@ struct SimdForward {
   void count_traffic(const RunContext&, const QueryBlock&) const {}
 };
 
-// Numbers the blocks of the sequences that are not decoded, a block of several splits as often.
-// Returns how many there are for one head.
+// Numbers the blocks of the sequences that are not decoded; a block has one number for each of its
+// splits. Returns how many numbers one head has.
 template <class Policy>
 std::int64_t number_forward_blocks(const Problem& problem, const BlockSchedule& shared,
                                    std::int64_t block_rows) {
@@ -75,7 +78,7 @@ std::int64_t number_forward_blocks(const Problem& problem, const BlockSchedule& 
   return shared.blocks_before[problem.batch];
 }
 
-// What all workers share of a forward pass.
+// State that all workers of a forward pass share.
 template <class Policy>
 struct ForwardShared {
   using T = typename Policy::Number;
@@ -123,7 +126,8 @@ TILEWISE_INLINE void finalise_block(const RunContext& run, const QueryBlock& blo
   count_output_traffic(run, block);
 }
 
-// A block with all its keys, part by part; the last rows first, for they see the most keys.
+// Computes a block with all its keys, `rows_at_once` rows at a time. The last rows come first,
+// because they see the most keys.
 template <class Policy>
 TILEWISE_INLINE void run_whole_block(const RunContext& run, const QueryBlock& block,
                                      const Policy& policy) {
@@ -137,7 +141,7 @@ TILEWISE_INLINE void run_whole_block(const RunContext& run, const QueryBlock& bl
   }
 }
 
-// The block of an item, or of one split of it.
+// Computes the block of a work item, or one split of it.
 template <class Policy>
 void forward_item(const Problem& problem, const RunContext& run,
                   const ForwardShared<Policy>& shared, std::int64_t number, const Policy& policy) {

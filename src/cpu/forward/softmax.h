@@ -1,4 +1,4 @@
-// Softmax.
+// Online softmax on a tile of scores, with SIMD lanes = queries.
 #pragma once
 
 #include "cpu/simd/vector.h"
@@ -6,8 +6,8 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// The maximum of a column of registers and `start`, in four chains: one would wait four cycles for
-// each score.
+// The maximum of a column of registers and `start`, in four independent chains: a single chain
+// would wait four cycles for each score.
 template <class T, int kWidth>
 TILEWISE_INLINE Vec<T> column_maximum(const T* column, std::int64_t rows, Vec<T> start) {
   Vec<T> chains[4] = {start, start, start, start};
@@ -20,9 +20,9 @@ TILEWISE_INLINE Vec<T> column_maximum(const T* column, std::int64_t rows, Vec<T>
   return maximum(maximum(chains[0], chains[1]), maximum(chains[2], chains[3]));
 }
 
-// Folds a tile of scores into the state of a panel and turns it into unnormalised probabilities.
-// Gives the factor that the panel's output so far must be multiplied by. Of kWidth lanes, the first
-// kColumns registers take part.
+// Updates the state of a panel with a tile of scores, and turns the scores into unnormalised
+// probabilities. rescale receives the factor by which the panel's output so far must be multiplied.
+// The first kColumns registers of kWidth lanes are computed.
 template <class T, int kColumns, int kWidth>
 TILEWISE_INLINE void softmax_step(std::int64_t keys, math::ExponentUnit<Vec<T>> scale_log2,
                                   T* scores, T* max, T* sum, Vec<T>* rescale) {
@@ -33,7 +33,7 @@ TILEWISE_INLINE void softmax_step(std::int64_t keys, math::ExponentUnit<Vec<T>> 
     const Vec<T> new_max = column_maximum<T, kWidth>(column, keys, old_max);
     const Vec<T> anchor = math::anchor(new_max);
     rescale[n] = math::weight(old_max, anchor, scale_log2);
-    Vec<T> total(T(0));  // of the tile by itself: short sums lose less
+    Vec<T> total(T(0));  // of this tile only: short sums lose less
     for (std::int64_t j = 0; j < keys; ++j) {
       const Vec<T> prob = math::weight(Vec<T>::load(column + j * kWidth), anchor, scale_log2);
       prob.store(column + j * kWidth);

@@ -1,7 +1,7 @@
-// Few queries on many keys, too many to be decoded and too few to give every thread a block: their
-// keys are cut into splits, whose states are merged by the monoid of math/softmax_state.h, in the
-// order of the splits. Where the cuts lie depends on the sequence alone: not on the threads, nor on
-// what is batched beside it.
+// Split-KV in the forward pass, for sequences with too many queries to be decoded and too few to
+// give every thread a block. Their keys are cut into splits, whose states are merged in the order
+// of the splits (math/softmax_state.h). The cuts depend on the sequence alone: not on the number of
+// threads, nor on the rest of the batch.
 #pragma once
 
 #include "cpu/decode/plan.h"
@@ -10,27 +10,28 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// A sequence of so many rows (queries of all heads) is not split: 32 panels of 32 rows for 16
-// threads. Fewer rows are split until there are as many.
+// A sequence with at least so many rows (queries of all heads) is not split: they are 32 panels of
+// 32 rows for 16 threads. A sequence with fewer rows is split until it has as many.
 inline constexpr std::int64_t kEnoughRows = 1024;
 
-// Split s holds the keys [begin + s * length, begin + (s + 1) * length).
+// Split s has the keys [begin + s * length, begin + (s + 1) * length).
 struct ForwardSplits {
   std::int64_t begin;
   std::int64_t length;
   std::int64_t count;
 };
 
-// How many splits a sequence is cut into at most: `tiles` are the least that one can have. Packed
-// queries are not split: how many states they need is known only when they run.
+// The greatest number of splits of a sequence, where `tiles` is the number of the smallest possible
+// splits. Packed queries are not split, because the number of states that they need is known only
+// at run time.
 TILEWISE_INLINE std::int64_t most_splits(const Problem& problem, std::int64_t q_len,
                                          std::int64_t tiles) {
-  const std::int64_t rows = problem.heads * q_len;  // all lie in memory: no overflow
+  const std::int64_t rows = problem.heads * q_len;  // they all exist in memory: no overflow
   if (problem.q_packed || rows == 0) return 1;
   return math::clamp(kEnoughRows / rows, 1, math::max(tiles, 1));
 }
 
-// split_keys: a split has a multiple of it.
+// split_keys: the length of a split is a multiple of it
 TILEWISE_INLINE ForwardSplits forward_splits(const Problem& problem, const Sequence& sequence,
                                              std::int64_t split_keys) {
   const math::KeyRange keys = decode_range(problem, sequence);
@@ -52,16 +53,16 @@ TILEWISE_INLINE std::int64_t planned_splits(const Problem& problem, std::int64_t
   return most_splits(problem, problem.max_q, math::ceil_div(problem.max_k, split_keys));
 }
 
-// What all workers share. Without splits there is nothing of it.
+// State that all workers share. It is empty if no sequence is split.
 template <class T>
 struct SplitShared {
   std::int64_t* pending;  // (B, H, blocks): splits that are not done yet
   T* max;                 // (B, H, panels, splits, kWidth)
-  T* sum;                 // likewise
+  T* sum;                 // the shape of max
   T* out;                 // (B, H, panels, splits, rows of values, kWidth)
-  std::int64_t blocks;    // of a head
-  std::int64_t panels;    // of a head
-  std::int64_t splits;    // at most, of a sequence
+  std::int64_t blocks;    // of one head
+  std::int64_t panels;    // of one head
+  std::int64_t splits;    // at most, of one sequence
 };
 
 template <class Policy>
@@ -91,7 +92,7 @@ void start_splits(const Problem& problem, const Sequence* sequences,
   }
 }
 
-// Where the state of a panel of the block lies in the shared ones, in panels.
+// The position of the state of a panel among the shared states, in panels.
 template <class T, int kWidth>
 TILEWISE_INLINE std::int64_t split_slot(const QueryBlock& block, std::int64_t panel,
                                         std::int64_t split, const SplitShared<T>& shared) {
@@ -100,7 +101,7 @@ TILEWISE_INLINE std::int64_t split_slot(const QueryBlock& block, std::int64_t pa
   return (head * shared.panels + block.first / kWidth + panel) * shared.splits + split;
 }
 
-// Keeps the states of a block's panels. True if all splits of the block are done now.
+// Stores the states of a block's panels. Returns true if all splits of the block are now done.
 template <class E, int kWidth>
 bool store_split_state(const QueryBlock& block, std::int64_t split, std::int64_t block_number,
                        const ForwardScratch<E>& scratch, const SplitShared<SumOf<E>>& shared) {
@@ -119,7 +120,7 @@ bool store_split_state(const QueryBlock& block, std::int64_t split, std::int64_t
                             __ATOMIC_ACQ_REL) == 0;
 }
 
-// A register of lanes: state and output of split `more` join those in the scratch.
+// Merges one register of states and outputs into those of the scratch.
 template <class T, int kWidth>
 TILEWISE_INLINE void merge_lanes(const math::ExponentUnit<Vec<T>>& scale_log2, std::int64_t values,
                                  const T* more_max, const T* more_sum, const T* more_out, T* max,
@@ -136,7 +137,7 @@ TILEWISE_INLINE void merge_lanes(const math::ExponentUnit<Vec<T>>& scale_log2, s
   }
 }
 
-// The monoid's product over the splits of a block, in their order, into the scratch.
+// Merges the splits of a block, in their order, into the scratch.
 template <class E, int kWidth>
 void merge_splits(const QueryBlock& block, std::int64_t splits, const ForwardScratch<E>& scratch,
                   const SplitShared<SumOf<E>>& shared) {
@@ -163,7 +164,7 @@ void merge_splits(const QueryBlock& block, std::int64_t splits, const ForwardScr
   }
 }
 
-// What storing and merging states moves.
+// Traffic of storing and merging the states.
 template <class T>
 void count_split_traffic(const RunContext& run, const QueryBlock& block, bool merged,
                          std::int64_t splits) {

@@ -1,11 +1,11 @@
-// Closed forms of the traffic that the kernels count, for `tilewise compare`: FlashAttention-2's,
-// with the blocks that the kernels choose. Row statistics (LSE, delta, m, l) are left out on both
-// sides, as in the papers. In elements, for one head with D = Dv, N queries and keys, without a
-// mask:
+// Closed forms of the traffic that the kernels count, for `tilewise compare`: that of
+// FlashAttention-2, with the block sizes of these kernels. Row statistics (LSE, delta, m, l) are
+// left out on both sides, as in the papers. In elements, for one head with D = Dv and N queries and
+// keys, without a mask:
 //   forward   2 N D + 2 ceil(N / Br) N D, and (3 splits - 1) N D if the keys are split
-//   backward  8 N D + 4 ceil(N / Bc) N D
+//   backward  8 N D + 4 ceil(N / Bc) N D (backward/traffic.h)
 //   decode    2 Sk D + (1 + splits) Sq D, and (4 splits - 2) Sq D of states if there are several
-// Equal to what is counted, byte for byte: tests/registry/traffic_test.cc.
+// They equal the counted traffic byte for byte (tests/registry/traffic_test.cc).
 #pragma once
 
 #include "cpu/forward/run.h"
@@ -28,7 +28,7 @@ double decode_traffic(const Problem& problem) {
                  (splits > 1 ? (4 * splits - 2) * state : 0));
 }
 
-// Body: SimdForward or AmxForward.
+// Policy: SimdForward or AmxForward
 template <class Policy>
 double forward_traffic(const Problem& problem, std::int64_t concurrency) {
   if (!has_closed_form(problem)) return __builtin_nan("");

@@ -1,4 +1,5 @@
-// Conversion.
+// Loads and stores of every floating storage type (fp64, fp32, bf16, fp16), converted to and from
+// registers of the arithmetic type, float or double.
 #pragma once
 
 #include <type_traits>
@@ -29,7 +30,8 @@ TILEWISE_INLINE void with_storage(std::int32_t dtype, Function function) {
 template <class T>
 inline constexpr std::int32_t kArithmeticDtype = sizeof(T) == 8 ? TILEWISE_FP64 : TILEWISE_FP32;
 
-// A bf16 is the upper half of a float. Intrinsics: g++ widens a vector of 16-bit lanes in halves.
+// A bf16 is the upper half of a float. The code uses intrinsics because g++ widens a vector of
+// 16-bit lanes in halves.
 TILEWISE_INLINE Vec<float> load_bfloat16(const math::BFloat16* from) {
 #if defined(__AVX512F__)
   __m256i halves;
@@ -67,7 +69,7 @@ TILEWISE_INLINE Vec<float> load_float16(const math::Float16* from) {
   float16x4_t halves;
   __builtin_memcpy(&halves, from, sizeof(halves));
   return Vec<float>(Vec<float>::Native(vcvt_f32_f16(halves)));
-#elif defined(__SSE2__)  // math::to_float() in lanes
+#elif defined(__SSE2__)  // math::to_float() in every lane
   __m128i halves = _mm_setzero_si128();
   __builtin_memcpy(&halves, from, 8);
   const __m128i words = _mm_unpacklo_epi16(halves, _mm_setzero_si128());
@@ -87,7 +89,7 @@ TILEWISE_INLINE Vec<float> load_float16(const math::Float16* from) {
 #endif
 }
 
-// kLanes numbers of storage type S, converted.
+// Loads kLanes numbers of storage type S and converts them.
 template <class T, class S>
 TILEWISE_INLINE Vec<T> load_converted(const S* from) {
   if constexpr (std::is_same_v<T, S>) {
@@ -103,8 +105,8 @@ TILEWISE_INLINE Vec<T> load_converted(const S* from) {
   }
 }
 
-// To nearest even by integer arithmetic: denormals stay, as the bf16 instructions would not let
-// them. A NaN keeps its upper half and becomes quiet.
+// Rounds to nearest even by integer arithmetic, which keeps denormals; the bf16 instructions would
+// flush them. A NaN keeps its upper half and becomes quiet.
 TILEWISE_INLINE void store_bfloat16(Vec<float> x, math::BFloat16* to) {
   typedef std::uint16_t Halves __attribute__((vector_size(kVectorBytes / 2)));
   typedef std::uint32_t Words __attribute__((vector_size(kVectorBytes)));
@@ -133,7 +135,7 @@ TILEWISE_INLINE void store_converted(Vec<T> x, S* to) {
   }
 }
 
-// A number of a statistics view (lse, dlse).
+// Loads and stores one number of a statistics view (lse, dlse, delta).
 template <class T>
 TILEWISE_INLINE T load_statistic(const View& view, std::int64_t b, std::int64_t h,
                                  std::int64_t row) {

@@ -1,4 +1,5 @@
-// Finite.
+// Detection of NaN and infinity. Every test rests on x - x, which is 0 for a finite x and NaN for
+// any other.
 #pragma once
 
 #include "cpu/simd/conversion.h"
@@ -6,11 +7,10 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// True if the first `lanes` lanes of all `count` rows of a panel are finite.
+// Returns true if the first `lanes` lanes of all `count` rows of a panel are finite.
 template <class T, int kWidth>
 bool all_finite(const T* panel, std::int64_t count, std::int64_t lanes) {
-  T difference[kWidth] =
-      {};  // x - x is 0 for finite x, NaN else; lane by lane, so that it runs in registers
+  T difference[kWidth] = {};  // one sum a lane, so that the loop runs in registers
   for (std::int64_t r = 0; r < count; ++r) {
     for (int lane = 0; lane < kWidth; lane += Vec<T>::kLanes) {
       const Vec<T> x = Vec<T>::load(panel + r * kWidth + lane);
@@ -25,7 +25,6 @@ bool all_finite(const T* panel, std::int64_t count, std::int64_t lanes) {
 
 template <class T>
 TILEWISE_INLINE bool row_is_finite(const T* row, std::int64_t width) {
-  // x - x is 0 for a finite x, NaN else.
   Vec<T> difference(T(0));
   std::int64_t c = 0;
   for (; c + Vec<T>::kLanes <= width; c += Vec<T>::kLanes) {

@@ -1,10 +1,12 @@
-// The one matrix product of src/cpu, register-blocked: c[m][lane] = c * factor + sum over t of
-// a(m, t) * b[t][lane]. The sum is made by itself before it joins c: short sums lose less.
+// GEMM: the one matrix product of src/cpu, blocked for registers. It computes c[m][lane] = c *
+// factor + sum over t of a(m, t) * b[t][lane]. The sum is completed before it is added to c,
+// because short sums lose less.
 //
-// `b` is a panel: depth rows of kColumns registers, contiguous. `a` is read as scalars: along the
-// rows of a row-major matrix, in place (scores: m is a row, t a column), or packed (outputs: m is a
-// column, t a row; see packed.h). Lanes never mix, so a lane's result does not depend on what lies
-// in the others, and the order of the sum is that of t, whatever the blocking.
+// `b` is a panel: `depth` rows of kColumns registers. `a` is read as scalars, either in place,
+// along the rows of a row-major matrix (for scores, m is a row and t a column), or packed (for
+// outputs, m is a column and t a row; see packed_columns.h). Lanes never mix, so the result of a
+// lane does not depend on the contents of the others. The sum runs in the order of t, whatever the
+// blocking.
 #pragma once
 
 #include "cpu/simd/prefetch.h"
@@ -13,9 +15,10 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// Rows per register block. kRegisters = 32: 8 x 3 sums + 3 of b + 1 broadcast = 28, and 24
-// independent sums hide 4 cycles of latency on 2 ports three times over. 16 registers: 4 x 3 sums +
-// 3 + 1 = 16, 12 sums for 8 in flight. Without FMA the product needs a register of its own: 4 x 2.
+// Rows of a register block. With 32 registers, 8 x 3 sums + 3 registers of b + 1 broadcast take 28,
+// and 24 independent sums hide 4 cycles of latency on 2 ports three times over. With 16 registers,
+// 4 x 3 sums + 3 + 1 take all 16, and there are 12 sums for 8 operations in flight. Without FMA the
+// product needs a register of its own, so the block is 4 x 2.
 inline constexpr int kGemmRows = kRegisters == 32 ? 8 : 4;
 #if defined(__FMA__) || defined(__aarch64__)
 inline constexpr int kWideColumns = 3;
@@ -23,12 +26,12 @@ inline constexpr int kWideColumns = 3;
 inline constexpr int kWideColumns = 2;
 #endif
 
-// Columns in blocks of kGemmRows, side by side for every row: element (m, t) of block n lies at
-// n * kPackedBlock<E> + t * kGemmRows + m. Read down its columns, a row-major tile would give
-// one element of each line of memory, and miss the L1 at every step.
+// Packed columns are stored in blocks of kGemmRows columns, next to each other for every row:
+// element (m, t) of block n is at n * kPackedBlock<E> + t * kGemmRows + m. A row-major tile that is
+// read down its columns would give one element of each cache line, and miss the L1 at every step.
 inline constexpr std::int64_t kMostPackedRows = 128;
-// Two rows more than there can be: blocks of exactly 4 KB would all begin in the same set of the
-// L1.
+// A block has room for two rows more than are used: blocks of exactly 4 KB would all begin in the
+// same set of the L1.
 template <class E>
 inline constexpr std::int64_t kPackedBlock =
     (kMostPackedRows / Operand<E>::kNumbers + 2) * kGemmRows;
@@ -39,7 +42,7 @@ struct Rows {  // a row-major matrix; columns are contiguous
   std::int64_t stride;
 };
 
-// Where the right operand and the result lie: rows of kColumns registers, `stride` apart.
+// Addresses of the right operand and of the result: rows of kColumns registers, a stride apart.
 template <class E>
 struct Panels {
   const E* b;
@@ -48,14 +51,11 @@ struct Panels {
   std::int64_t c_stride;
 };
 
-enum class Left {
-  kRows,
-  kPacked,
-  kRowsAccumulate
-};  // how `a` lies; kRowsAccumulate: sums go on from c
+// How `a` is stored. With kRowsAccumulate the sums start from c.
+enum class LeftOperand { kRows, kPacked, kRowsAccumulate };
 
-// The part of t in [begin, end) and registers in [kFrom, kTo).
-template <class E, int kM, int kColumns, Left kLeft, int kFrom = 0, int kTo = kColumns>
+// Adds the terms t in [begin, end) to the sums, in the registers [kFrom, kTo).
+template <class E, int kM, int kColumns, LeftOperand kLeft, int kFrom = 0, int kTo = kColumns>
 TILEWISE_INLINE void add_products(Rows<E> a, Panels<E> panels, std::int64_t begin, std::int64_t end,
                                   Vec<SumOf<E>> (&sums)[kM][kColumns]) {
 #pragma GCC unroll 2
@@ -66,7 +66,8 @@ TILEWISE_INLINE void add_products(Rows<E> a, Panels<E> panels, std::int64_t begi
       row[n] = Vec<E>::load(panels.b + t * panels.b_stride + n * Vec<E>::kLanes);
 #pragma GCC unroll 8
     for (int m = 0; m < kM; ++m) {
-      const Vec<E> scalar(kLeft == Left::kPacked ? a.data[t * kM + m] : a.data[m * a.stride + t]);
+      const Vec<E> scalar(kLeft == LeftOperand::kPacked ? a.data[t * kM + m]
+                                                        : a.data[m * a.stride + t]);
 #pragma GCC unroll 4
       for (int n = kFrom; n < kTo; ++n) sums[m][n] = multiply_add(scalar, row[n], sums[m][n]);
     }
@@ -97,13 +98,13 @@ TILEWISE_INLINE void store_sums(Panels<E> panels, const Vec<SumOf<E>>* factor,
   }
 }
 
-template <class E, int kM, int kColumns, Left kLeft>
+template <class E, int kM, int kColumns, LeftOperand kLeft>
 TILEWISE_INLINE void gemm_block(Rows<E> a, Panels<E> panels, std::int64_t depth,
                                 const Vec<SumOf<E>>* factor) {
   using T = SumOf<E>;
   Vec<T> sums[kM][kColumns];
   clear_sums(sums);
-  if constexpr (kLeft == Left::kRowsAccumulate) {
+  if constexpr (kLeft == LeftOperand::kRowsAccumulate) {
 #pragma GCC unroll 8
     for (int m = 0; m < kM; ++m) {
 #pragma GCC unroll 4
@@ -115,8 +116,8 @@ TILEWISE_INLINE void gemm_block(Rows<E> a, Panels<E> panels, std::int64_t depth,
   store_sums(panels, factor, sums);
 }
 
-// c[0..m_count)[kColumns registers]. factor == nullptr: c is overwritten.
-template <class E, int kColumns, int kM = kGemmRows, Left kLeft = Left::kRows>
+// Computes c[0..m_count)[kColumns registers]. If factor is nullptr, c is overwritten.
+template <class E, int kColumns, int kM = kGemmRows, LeftOperand kLeft = LeftOperand::kRows>
 TILEWISE_INLINE void gemm_strided(Rows<E> a, std::int64_t m_count, Panels<E> panels,
                                   std::int64_t depth, const Vec<SumOf<E>>* factor,
                                   Prefetcher* prefetcher) {
@@ -137,7 +138,8 @@ TILEWISE_INLINE void gemm_strided(Rows<E> a, std::int64_t m_count, Panels<E> pan
   }
 }
 
-// Calls f(Columns<n>{}) for the fewest registers, at most kMost, that hold `lanes` lanes.
+// Calls f(Columns<n>{}) with the least number n of registers, at most kMost, that holds `lanes`
+// lanes.
 template <int n>
 struct Columns {
   static constexpr int kCount = n;
@@ -150,35 +152,37 @@ TILEWISE_INLINE void with_columns(std::int64_t lanes, Function f) {
   f(Columns<kMost>{});
 }
 
-// b and c are panels of kWidth lanes, of which the first kColumns registers take part.
+// GEMM with `a` in rows. b and c are panels of kWidth lanes, of which the first kColumns registers
+// are computed.
 template <class E, int kColumns, std::int64_t kWidth = kColumns* Vec<E>::kLanes>
 void gemm(Rows<E> a, std::int64_t m_count, const E* b, std::int64_t depth, SumOf<E>* c,
           Prefetcher* prefetcher = nullptr) {
   gemm_strided<E, kColumns>(a, m_count, {b, kWidth, c, kWidth}, depth, nullptr, prefetcher);
 }
 
-// a: packed columns, from the first of `depth` rows on. c has math::round_up(m_count, kGemmRows)
-// rows.
+// GEMM with `a` in packed columns, starting at the first of `depth` rows. c has m_count rows,
+// rounded up to kGemmRows.
 template <class E, int kColumns, std::int64_t kWidth = kColumns* Vec<E>::kLanes>
 void gemm_packed(const E* a, std::int64_t m_count, const E* b, std::int64_t depth, SumOf<E>* c,
                  const Vec<SumOf<E>>* factor, Prefetcher* prefetcher = nullptr) {
   for (std::int64_t m = 0; m < m_count; m += kGemmRows) {
     if (prefetcher != nullptr) prefetcher->prefetch_share();
-    gemm_block<E, kGemmRows, kColumns, Left::kPacked>({a + m / kGemmRows * kPackedBlock<E>, 0},
-                                                      {b, kWidth, c + m * kWidth, kWidth}, depth,
-                                                      factor);
+    gemm_block<E, kGemmRows, kColumns, LeftOperand::kPacked>(
+        {a + m / kGemmRows * kPackedBlock<E>, 0}, {b, kWidth, c + m * kWidth, kWidth}, depth,
+        factor);
   }
 }
 
-// c += a * b for matrices `registers` registers wide. With kRowsAccumulate, one after the other to
-// what is there, so that a depth cut in pieces gives the same bits; else the sum by itself joins c.
-template <class E, Left kLeft = Left::kRows>
+// c += a * b for matrices that are `registers` registers wide. With kRowsAccumulate the terms are
+// added to c one after the other, so that a depth cut in pieces gives the same bits; otherwise the
+// completed sum is added to c.
+template <class E, LeftOperand kLeft = LeftOperand::kRows>
 void gemm_wide(Rows<E> a, std::int64_t m_count, Panels<E> panels, std::int64_t registers,
                std::int64_t depth) {
   using T = SumOf<E>;
   Vec<T> one[kWideColumns];
   for (int n = 0; n < kWideColumns; ++n) one[n] = Vec<T>(T(1));
-  const Vec<T>* const factor = kLeft == Left::kRowsAccumulate ? nullptr : one;
+  const Vec<T>* const factor = kLeft == LeftOperand::kRowsAccumulate ? nullptr : one;
   std::int64_t done = 0;
   const auto columns = [&](auto count) {
     const std::int64_t at = done * Vec<T>::kLanes;

@@ -1,12 +1,12 @@
-// Inner product.
+// The inner product of two vectors of any storage type, for delta = rowsum(O * dO).
 #pragma once
 
 #include "cpu/simd/conversion.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// sum of a[c] * b[c], in kPartialSums interleaved sums that are added up at the end: one serial sum
-// would wait for each addition.
+// Sum of a[c] * b[c]. It keeps kPartialSums interleaved sums and adds them up at the end, because
+// each addition to a single sum would wait for the one before.
 template <class T, class A, class B>
 TILEWISE_INLINE T inner_product(const A* a, const B* b, std::int64_t count) {
   constexpr int kPartialSums = 16;

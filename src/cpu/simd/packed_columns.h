@@ -1,4 +1,5 @@
-// Rows of a tensor as the left operand of the product that sums over them: packed columns.
+// Packed columns: rows of a tensor as the left operand of the product that sums over the rows (V,
+// and in backward Q and dO).
 #pragma once
 
 #include "cpu/simd/finite.h"
@@ -8,23 +9,24 @@ namespace tilewise::cpu::TILEWISE_TARGET {
 
 template <class E>
 struct PackedColumns {
-  RowBlock rows;  // where they come from; at most kMostPackedRows
-  const E* data;  // (blocks of columns, kPackedBlock), columns padded with zeros
-  const std::uint8_t*
-      non_finite;  // (rows), 1: not finite, and zeros here; nullptr: nobody has looked
+  RowBlock rows;  // the source; at most kMostPackedRows
+  const E* data;  // (blocks of columns, kPackedBlock); columns are padded with zeros
+  const std::uint8_t* non_finite;  // (rows): 1 where a row is not finite and was packed as zeros;
+                                   // nullptr: not checked
 };
 
-// Operands of the packed columns of a tile.
+// Operands that the packed columns of a tile take.
 template <class E>
 TILEWISE_INLINE std::int64_t packed_size(std::int64_t width) {
   return math::round_up(width, kGemmRows) / kGemmRows * kPackedBlock<E>;
 }
 
-// One row, converted, times a factor: `to` is its place in the first block.
+// Packs one row, converted and multiplied by a factor. `to` is the position of the row in the first
+// block.
 template <class T, class S>
 TILEWISE_INLINE void pack_row(const S* from, std::int64_t width, T factor, T* to) {
   constexpr int kLanes = Vec<T>::kLanes;
-  constexpr int kRun = kLanes < kGemmRows ? kLanes : kGemmRows;  // that stays together
+  constexpr int kRun = kLanes < kGemmRows ? kLanes : kGemmRows;  // numbers that stay contiguous
   std::int64_t c = 0;
   for (; c + kLanes <= width; c += kLanes) {
     T numbers[kLanes];
@@ -40,8 +42,8 @@ TILEWISE_INLINE void pack_row(const S* from, std::int64_t width, T factor, T* to
   }
 }
 
-// Packs `rows` times a factor into data (packed_size<T>(rows.width)). odd: nullptr, or (rows) to be
-// filled.
+// Packs `rows`, multiplied by a factor, into data (packed_size<T>(rows.width)). non_finite is
+// nullptr, or an array (rows) to be filled; rows that are not finite are then packed as zeros.
 template <class T>
 PackedColumns<T> pack_scaled_columns(const RowBlock& rows, T factor, T* data,
                                      std::uint8_t* non_finite) {
@@ -67,8 +69,8 @@ PackedColumns<T> pack_columns(const RowBlock& rows, T* data, std::uint8_t* non_f
   return pack_scaled_columns<T>(rows, T(1), data, non_finite);
 }
 
-// What a product wrote, as the operand of the next one, in place; and its row t as numbers. Pairs
-// have forms of their own (dot_operand.h).
+// The result of a product, in place, as the operand of the next product; and row t of it as
+// numbers. Pairs of bf16 have their own versions (packing_bf16.h).
 template <class T, int kColumns, int kWidth>
 TILEWISE_INLINE const T* as_operands(std::int64_t, T* tile) {
   static_assert(Operand<T>::kNumbers == 1, "pairs have a form of their own");

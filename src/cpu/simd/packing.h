@@ -1,5 +1,5 @@
-// Between tensors (any dtype, any strides) and the arrays that kernels compute on (float or double,
-// contiguous).
+// Packing: copies between tensors (any dtype, any strides) and the contiguous arrays of float or
+// double that the kernels compute on.
 #pragma once
 
 #include "cpu/simd/conversion.h"
@@ -9,7 +9,7 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// `count` rows of `width` numbers of a view, from row `first` of (batch, head).
+// `count` rows of `width` numbers of a view, from row `first` of (batch, head) on.
 struct RowBlock {
   const View* view;
   std::int64_t batch;
@@ -19,9 +19,9 @@ struct RowBlock {
   std::int64_t width;
 };
 
-// The rows in place if they already are contiguous and of type T, else converted into `stage`
-// (count x width). Rows that lie apart are copied too: at strides of whole pages, as in (B, S, H,
-// D), the product that reads down the columns would miss the TLB at every step.
+// Returns the rows in place if they are contiguous and of type T, and otherwise converts them into
+// `stage` (count x width). Rows with a larger stride are copied too: at strides of whole pages, as
+// in (B, S, H, D), the product that reads down the columns would miss the TLB at every step.
 template <class T>
 Rows<T> stage_rows(const RowBlock& rows, T* stage) {
   static_assert(Operand<T>::kNumbers == 1, "pairs have a form of their own");
@@ -50,7 +50,10 @@ TILEWISE_INLINE Prefetcher prefetcher_of(const RowBlock& rows) {
                     rows.count, rows.width * size, rows.view->row * size);
 }
 
-// panel[c][lane] = row[lane][c] * factor, lanes from rows.count on are 0.  panel is (width, kWidth)
+// Transposes rows into a panel: panel[c][lane] = row[lane][c] * factor. Lanes from rows.count on
+// are zeros.
+//
+// panel: (width, kWidth)
 template <class T, int kWidth>
 void pack_panel(const RowBlock& rows, T factor, T* panel) {
   static_assert(Operand<T>::kNumbers == 1, "pairs have a form of their own");
@@ -83,8 +86,8 @@ void pack_panel(const RowBlock& rows, T factor, T* panel) {
 }
 
 #if TILEWISE_HAS_AMX
-// unpack_panel() to bf16 by the instruction that rounds and packs two registers: like the unit's
-// products, it flushes denormals. A word is two columns: half the transposition.
+// unpack_panel() to bf16, with the instruction that rounds and packs two registers. Like the tile
+// products of AMX it flushes denormals. A word holds two columns, which halves the transposition.
 template <int kWidth>
 void unpack_panel_bf16(const RowBlock& rows, const float* factor, const float* panel) {
   std::uint16_t* const base = static_cast<std::uint16_t*>(rows.view->data) +
@@ -119,7 +122,9 @@ void unpack_panel_bf16(const RowBlock& rows, const float* factor, const float* p
 }
 #endif
 
-// row[lane][c] = panel[c][lane] * factor[lane].  factor: (kWidth)
+// Transposes a panel into rows: row[lane][c] = panel[c][lane] * factor[lane].
+//
+// factor: (kWidth)
 template <class T, int kWidth>
 void unpack_panel(const RowBlock& rows, const T* factor, const T* panel) {
   constexpr int kLanes = Vec<T>::kLanes;

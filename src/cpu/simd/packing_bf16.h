@@ -1,5 +1,5 @@
-// Operands of products in pairs of bf16 (vdpbf16ps): what operand.h and packed.h make of numbers,
-// with two neighbours along the sum in a word. What lies beyond a matrix's end is zero.
+// Packing of bf16 operands for vdpbf16ps: the functions of packing.h and packed_columns.h for words
+// of two bf16 that are neighbours along the sum. Elements after the end of a matrix are zeros.
 //
 //   scores   a = K rows, two columns of a word        b = Q^T, the same two columns
 //   output   a = V columns, two keys of a word        b = P^T, the same two keys
@@ -17,7 +17,7 @@ namespace tilewise::cpu::TILEWISE_TARGET {
 template <class E>
 concept IsBf16Pair = std::same_as<E, Bf16Pair>;
 
-// Words of two registers of halves that are neighbours along the sum.
+// Two rows of 32 columns, interleaved: every word holds one column of both.
 struct InterleavedRows {
   __m512i low;   // columns 0 to 15
   __m512i high;  // columns 16 to 31
@@ -31,7 +31,9 @@ TILEWISE_INLINE InterleavedRows interleave(__m512i first, __m512i second) {
           _mm512_permutex2var_epi16(first, high, second)};
 }
 
-// Rows one after the other: the words of a row are its own.  stage is (count, operands(width))
+// The words of a row are its own pairs of columns, so rows are copied one after the other.
+//
+// stage: (count, operand_count(width))
 template <IsBf16Pair E>
 Rows<E> stage_rows(const RowBlock& rows, E* stage) {
   const std::int64_t stride = operand_count<E>(rows.width);
@@ -47,8 +49,10 @@ Rows<E> stage_rows(const RowBlock& rows, E* stage) {
   return {stage, stride};
 }
 
-// panel[c / 2][lane] = columns c and c + 1 of a row, their signs flipped where factor is -1; lanes
-// from rows.count on are 0.  panel is (operands(width), kWidth)
+// panel[c / 2][lane] = columns c and c + 1 of a row, with flipped signs if factor is -1. Lanes from
+// rows.count on are zeros.
+//
+// panel: (operand_count(width), kWidth)
 template <IsBf16Pair E, int kWidth>
 void pack_panel(const RowBlock& rows, float factor, E* panel) {
   const __m512i sign = _mm512_set1_epi16(factor < 0 ? static_cast<short>(0x8000) : short(0));
@@ -70,8 +74,9 @@ void pack_panel(const RowBlock& rows, float factor, E* panel) {
   }
 }
 
-// Rows as the left operand of the product that sums over them: words of two rows.
-// odd: nullptr, or (rows) to be filled; rows that are not finite are zeros then.
+// Packs rows as the left operand of the product that sums over them; a word holds two rows.
+// non_finite is nullptr, or an array (rows) to be filled; rows that are not finite are then packed
+// as zeros.
 template <IsBf16Pair E>
 PackedColumns<E> pack_columns(const RowBlock& rows, E* data, std::uint8_t* non_finite) {
   const auto row = [&](std::int64_t r, std::int64_t c) {
@@ -99,8 +104,9 @@ PackedColumns<E> pack_columns(const RowBlock& rows, E* data, std::uint8_t* non_f
   return {rows, data, non_finite};
 }
 
-// What a product wrote, as the operand of the next one: rows 2t and 2t + 1 of the tile become row t
-// of words, in place, in the first kColumns registers. To nearest even; denormals become zeros.
+// Makes the result of a product the operand of the next one: rows 2t and 2t + 1 of the tile become
+// row t of words, in place, in the first kColumns registers. It rounds to nearest even; denormals
+// become zeros.
 template <IsBf16Pair E, int kColumns, int kWidth>
 TILEWISE_INLINE const E* as_operands(std::int64_t t_count, float* tile) {
   const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -119,7 +125,7 @@ TILEWISE_INLINE const E* as_operands(std::int64_t t_count, float* tile) {
   return reinterpret_cast<const E*>(tile);
 }
 
-// Row t of what as_operands() gave, as numbers.
+// Row t of the result of as_operands(), as numbers.
 template <IsBf16Pair E, int kWidth>
 TILEWISE_INLINE const float* operand_row(const E* operands, std::int64_t t, float* room) {
   for (int lane = 0; lane < kWidth; ++lane) {

@@ -1,9 +1,9 @@
 // The SIMD vocabulary: Vec<T> is one register of float or double lanes of the instruction set that
-// the including file is compiled for. Built on the compiler's vector type; intrinsics only where it
-// has no operator for an instruction.
+// the including file is compiled for. It is built on the compiler's vector type; intrinsics appear
+// only where that type has no operator for an instruction.
 //
-// Everything in src/cpu that includes this file lives in a namespace of its target and is always
-// inlined or local to it, so that the linker never merges code of two targets.
+// Everything in src/cpu that includes this file belongs to a namespace of its target and is always
+// inlined or local to it, so that the linker never merges the code of two targets.
 #pragma once
 
 #include <utility>
@@ -16,14 +16,14 @@
 #include <arm_neon.h>
 #endif
 
-// g++ and clang 14 spell it differently.
+// The macro of g++, and that of clang 14.
 #if defined(__AMX_BF16__) || defined(__AMXBF16__)
 #define TILEWISE_HAS_AMX 1
 #else
 #define TILEWISE_HAS_AMX 0
 #endif
 
-// vdpbf16ps: two products of bf16 and their sum, in every 32-bit lane.
+// AVX512-BF16 has vdpbf16ps, which adds two products of bf16 to a sum in every 32-bit lane.
 #if defined(__AVX512BF16__)
 #define TILEWISE_HAS_AVX512_BF16 1
 #else
@@ -50,8 +50,8 @@ inline constexpr int kVectorBytes = 16;
 inline constexpr int kRegisters = 16;
 #endif
 
-// The native registers of a lane type. Spelled out for each: g++ drops vector_size from a dependent
-// type.
+// The native registers of a lane type. They are spelled out for each type because g++ drops
+// vector_size from a dependent type.
 template <class T>
 struct Registers;
 template <>
@@ -71,15 +71,15 @@ struct Registers<double> {
   static constexpr std::uint64_t kBias = 1023;
 };
 
-// Two bf16 that are neighbours along a sum, the first one in the low half: an operand of products
-// whose sums are float.
+// Two bf16 that are neighbours along a sum, the first one in the low half. Sums of their products
+// are float.
 using Bf16Pair = std::uint32_t;
 template <>
 struct Registers<Bf16Pair> {
   typedef Bf16Pair Native __attribute__((vector_size(kVectorBytes)));
 };
 
-// What products of operands E are summed up in, and how many numbers one operand holds.
+// The type of the sums of products of operands E, and how many numbers one operand holds.
 template <class E>
 struct Operand {
   using Sum = E;
@@ -92,7 +92,7 @@ struct Operand<Bf16Pair> {
 };
 template <class E>
 using SumOf = typename Operand<E>::Sum;
-// Operands that hold `numbers` numbers.
+// The number of operands that hold `numbers` numbers.
 template <class E>
 TILEWISE_INLINE std::int64_t operand_count(std::int64_t numbers) {
   return (numbers + Operand<E>::kNumbers - 1) / Operand<E>::kNumbers;
@@ -180,7 +180,7 @@ TILEWISE_INLINE Vec<T> select(Mask<T> mask, Vec<T> a, Vec<T> b) {
   return Vec<T>(mask.v ? a.v : b.v);
 }
 
-// a > b ? a : b
+// a > b ? a : b, which is b where one of them is NaN.
 template <class T>
 TILEWISE_INLINE Vec<T> maximum(Vec<T> a, Vec<T> b) {
 #if defined(__AVX512F__)
@@ -202,7 +202,7 @@ TILEWISE_INLINE Vec<T> absolute(Vec<T> a) {
   return select(a < Vec<T>(T(0)), -a, a);
 }
 
-// a < b ? a : b
+// a < b ? a : b, which is b where one of them is NaN.
 template <class T>
 TILEWISE_INLINE Vec<T> minimum(Vec<T> a, Vec<T> b) {
 #if defined(__AVX512F__)
@@ -219,8 +219,8 @@ TILEWISE_INLINE Vec<T> minimum(Vec<T> a, Vec<T> b) {
   return select(a < b, a, b);
 }
 
-// a * b + c, with one rounding where the target has FMA. Contraction is off for these files: this
-// is the only place.
+// a * b + c, with one rounding where the target has FMA. Contraction is off for these files, so
+// that a product and a sum are fused nowhere else.
 template <class T>
 TILEWISE_INLINE Vec<T> multiply_add(Vec<T> a, Vec<T> b, Vec<T> c) {
 #if defined(__AVX512F__)
@@ -251,15 +251,16 @@ TILEWISE_INLINE Vec<T> multiply_add(Vec<T> a, Vec<T> b, Vec<T> c) {
 }
 
 #if TILEWISE_HAS_AVX512_BF16
-// c + the products of both pairs. To nearest even; denormals are zeros, whatever the mode is.
+// c + both products of the pairs. Rounds to nearest even; denormals count as zeros, whatever the
+// mode of the thread is.
 TILEWISE_INLINE Vec<float> multiply_add(Vec<Bf16Pair> a, Vec<Bf16Pair> b, Vec<float> c) {
   return Vec<float>(
       Vec<float>::Native(_mm512_dpbf16_ps(__m512(c.v), __m512bh(a.v), __m512bh(b.v))));
 }
 #endif
 
-// a * b + c with one rounding, where the target has no FMA too: there the product is taken apart
-// exactly (Dekker 1971). |a| and |b| below the square root of the range.
+// a * b + c with one rounding on every target. Without FMA the product is split exactly (Dekker
+// 1971); |a| and |b| must be below the square root of the range.
 template <class T>
 TILEWISE_INLINE Vec<T> fused_multiply_add(Vec<T> a, Vec<T> b, Vec<T> c) {
 #if defined(__FMA__) || defined(__AVX512F__) || defined(__aarch64__)
@@ -277,11 +278,11 @@ TILEWISE_INLINE Vec<T> fused_multiply_add(Vec<T> a, Vec<T> b, Vec<T> c) {
 #endif
 }
 
-// 2^n for an integer n within the normal range; something for a NaN.
+// 2^n for an integer n within the normal range. The result for a NaN is unspecified.
 template <class T>
 TILEWISE_INLINE Vec<T> power_of_two(Vec<T> n) {
   using Bits = typename Registers<T>::Unsigned;
-  // Adding 1.5 * 2^m leaves n in the low bits of the mantissa; what is above it is shifted out.
+  // Adding 1.5 * 2^m leaves n in the low bits of the mantissa; the bits above it are shifted out.
   const Bits integers = Bits((n + Vec<T>(math::Limits<T>::kRoundingMagic)).v);
   return Vec<T>(
       typename Vec<T>::Native((integers + Registers<T>::kBias) << Registers<T>::kMantissaBits));
@@ -295,7 +296,7 @@ TILEWISE_INLINE Vec<T> power_of_bits(Vec<T> x) {
 }
 
 #if defined(__AVX512F__)
-// One instruction, exact into the denormals.
+// mantissa * 2^n in one instruction, exact into the denormals.
 template <class T>
 TILEWISE_INLINE Vec<T> scale_exponent(Vec<T> mantissa, Vec<T> n) {
   if constexpr (sizeof(T) == 4) {
@@ -305,7 +306,8 @@ TILEWISE_INLINE Vec<T> scale_exponent(Vec<T> mantissa, Vec<T> n) {
   }
 }
 
-// Its mask selects: lanes that are zeroed do not underflow.
+// mantissa * 2^n where x >= lowest or x is NaN, and 0 elsewhere. The mask of the instruction
+// selects, so that lanes that become zero do not underflow.
 template <class T>
 TILEWISE_INLINE Vec<T> scale_exponent_from(Vec<T> mantissa, Vec<T> n, Vec<T>, Vec<T> x,
                                            Vec<T> lowest) {
@@ -334,7 +336,7 @@ TILEWISE_INLINE void exchange(Vec<T>& a, Vec<T>& b, std::integer_sequence<int, k
   b = high;
 }
 
-// Transposes a square of kLanes registers in place, by halves (Eklundh 1972): log2(kLanes) steps.
+// Transposes a square of kLanes registers in place, in log2(kLanes) steps (Eklundh 1972).
 template <class T, int kBit = 1>
 TILEWISE_INLINE void transpose(Vec<T> (&rows)[Vec<T>::kLanes]) {
   constexpr int kLanes = Vec<T>::kLanes;

@@ -1,5 +1,5 @@
-// The kernels of an instruction set with a matrix unit: what it makes faster, which is bf16
-// and fp16. The registry goes on to the instruction set's base for the rest.
+// Kernels of the instruction set AMX. It has kernels only for bf16 and fp16, which it makes faster;
+// for other types the registry goes on to its base, AVX-512.
 #include "cpu/amx/backward.h"
 #include "cpu/amx/forward.h"
 #include "cpu/backward/traffic.h"

@@ -1,4 +1,4 @@
-// See pair_half.h; compiled as target_pairs.cc is.
+// The backward pass of fp16 on AMX (see amx_fp16.h).
 #include "cpu/amx/backward.h"
 #include "cpu/backward/traffic.h"
 #include "cpu/targets/amx_fp16.h"

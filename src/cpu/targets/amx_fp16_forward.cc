@@ -1,4 +1,4 @@
-// See pair_half.h; compiled as target_pairs.cc is.
+// The forward pass of fp16 on AMX (see amx_fp16.h).
 #include "cpu/targets/amx_fp16.h"
 
 #include "cpu/amx/forward.h"

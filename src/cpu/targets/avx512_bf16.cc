@@ -1,5 +1,5 @@
-// The kernels of an instruction set with products of bf16 pairs: bf16, and nothing else. The
-// registry goes on to the instruction set's base for the rest.
+// Kernels of the instruction set AVX512-BF16. It has kernels only for bf16; for other types the
+// registry goes on to its base, AVX-512.
 #include "cpu/avx512_bf16/backward.h"
 #include "cpu/backward/traffic.h"
 #include "cpu/forward/traffic.h"

@@ -1,5 +1,6 @@
-// One instruction set's kernels: compiled once for each, with TILEWISE_TARGET and the compiler's
-// flags set by CMakeLists.txt.
+// Kernels in plain SIMD, for fp64, fp32, bf16 and fp16. The file is compiled once for each
+// instruction set (avx512, avx2, baseline, neon, generic), with TILEWISE_TARGET and the flags of
+// src/cpu/CMakeLists.txt.
 #include "cpu/backward/traffic.h"
 #include "cpu/forward/traffic.h"
 #include "cpu/kernels.h"
@@ -8,8 +9,9 @@
 namespace tilewise::cpu::TILEWISE_TARGET {
 namespace {
 
-// Calls f<T, kColumns>: arithmetic type by dtype, one register of lanes for short problems, a wide
-// panel else. `lanes` is the length of the dimension along the lanes.
+// Calls function<T, kColumns>, where T is the arithmetic type of the dtype. Panels are one register
+// wide for short problems, and kWideColumns registers for others. `lanes` is the length of the
+// dimension along the lanes.
 #define TILEWISE_CALL(function, problem, lanes, ...)                                               \
   ((problem).dtype == TILEWISE_FP64                                                                \
        ? ((lanes) <= Vec<double>::kLanes ? function<double, 1>((problem), __VA_ARGS__)             \
@@ -17,8 +19,8 @@ namespace {
        : ((lanes) <= Vec<float>::kLanes ? function<float, 1>((problem), __VA_ARGS__)               \
                                         : function<float, kWideColumns>((problem), __VA_ARGS__)))
 
-// Calls f(Body{}) for the body that suits the problem. Problems of few queries only are decoded and
-// do not come here.
+// Calls f(Policy{}) with the policy of the problem's arithmetic type. Problems of few queries are
+// decoded and do not come here.
 template <class Function>
 TILEWISE_INLINE auto with_forward_policy(const Problem& problem, Function f) {
   if (problem.dtype == TILEWISE_FP64) return f(SimdForward<double, kWideColumns>{});
