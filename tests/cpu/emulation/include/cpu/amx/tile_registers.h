@@ -1,4 +1,4 @@
-// src/cpu/tile_registers.h without the instructions.
+// src/cpu/amx/tile_registers.h, emulated.
 #pragma once
 
 #include "cpu/emulation/tiles.h"
