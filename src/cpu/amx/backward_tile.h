@@ -47,11 +47,13 @@ struct KeyPanelBounds {
 TILEWISE_INLINE void prefetch_first_lines(const KeyPanelBounds& bounds, const std::uint16_t* part,
                                           std::int64_t numbers) {
   constexpr std::int64_t kPage = 4096;
-  constexpr int kLines = 12;
+  constexpr std::int64_t kBytes = 12 * Prefetcher::kLine;
   if (!bounds.first_of_tile) return;
-  const std::int64_t pages = math::ceil_div(numbers * 2, kPage);
-  Prefetcher(part, pages, kLines * Prefetcher::kLine, kPage)
-      .prefetch(kLines * static_cast<int>(pages));
+  const char* const base = reinterpret_cast<const char*>(part);
+  for (std::int64_t page = 0; page < numbers * 2; page += kPage) {
+    for (std::int64_t at = page; at < page + kBytes; at += Prefetcher::kLine)
+      __builtin_prefetch(base + at, 0, 2);  // into the L2
+  }
 }
 
 // ---- one block: S and dP, then P and dS ----
@@ -274,7 +276,7 @@ class PrefetchSlices {
   TILEWISE_INLINE explicit PrefetchSlices(const Prefetcher& prefetcher) : prefetcher_(prefetcher) {}
   template <int kProduct>
   TILEWISE_INLINE void slice() {
-    if constexpr (kProduct == 3) prefetcher_.prefetch_share();
+    if constexpr (kProduct == 3) prefetcher_.step();
   }
 
  private:

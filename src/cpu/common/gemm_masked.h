@@ -132,7 +132,7 @@ void gemm_packed_masked(const E* a, std::int64_t m_count, const E* b, std::int64
                                             prefetcher);
   }
   for (std::int64_t m = 0; m < m_count; m += kGemmRows) {
-    if (prefetcher != nullptr) prefetcher->prefetch_share();
+    if (prefetcher != nullptr) prefetcher->step();
     const Rows<E> columns = {a + m / kGemmRows * kPackedBlock<E>, 0};
     const Panels<E> panels = {b, kWidth, c + m * kWidth, kWidth};
     Vec<SumOf<E>> sums[kGemmRows][kColumns];

@@ -47,7 +47,7 @@ TILEWISE_INLINE void store_scores(const Vec<T>* sums, T* scores, std::int64_t sc
 // to the rows of K. Queries are padded rows, with zeros in the lanes that are not new_lanes().
 template <class T, class S, int kRows>
 TILEWISE_INLINE void score_block(const S* const* keys, const T* queries, Padded<T> row, T* scores,
-                                 std::int64_t score_stride, StreamPrefetcher& prefetcher) {
+                                 std::int64_t score_stride, Prefetcher& prefetcher) {
   constexpr int kLanes = Vec<T>::kLanes;
   constexpr int kKeys = kDecodeSums / kRows;
   constexpr int kProductsOfStep = kDecodeSums / steps_of_load<T, S>(kKeys);
@@ -106,7 +106,7 @@ TILEWISE_INLINE bool uses_bf16_dot(std::int64_t width) {
 template <int kRows>
 TILEWISE_INLINE void bf16_score_block(const math::BFloat16* const* keys, const float* queries,
                                       std::int64_t width, float* scores, std::int64_t score_stride,
-                                      StreamPrefetcher& prefetcher) {
+                                      Prefetcher& prefetcher) {
   constexpr int kKeys = kDecodeSums / kRows;
   __m512 sums[kDecodeSums];
 #pragma GCC unroll 16
@@ -149,10 +149,10 @@ struct OutputRows {
 // registers. The sum is completed before it is added to out, because short sums lose less.
 template <class T, class S, int kRows, int kColumns>
 TILEWISE_INLINE void output_block(Rows<S> values, std::int64_t keys, OutputRows<T> rows,
-                                  StreamPrefetcher& shared_prefetcher) {
+                                  Prefetcher& shared_prefetcher) {
   constexpr int kLanes = Vec<T>::kLanes;
   constexpr int kProductsOfStep = kRows * kColumns / steps_of_load<T, S>(kColumns);
-  StreamPrefetcher prefetcher = shared_prefetcher;
+  Prefetcher prefetcher = shared_prefetcher;
   Vec<T> sums[kRows][kColumns];
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
@@ -190,7 +190,7 @@ TILEWISE_INLINE void output_block(Rows<S> values, std::int64_t keys, OutputRows<
 template <class T, class S, int kRows, int kColumns>
 TILEWISE_INLINE void output_columns(Rows<S> values, std::int64_t keys, Padded<T> row,
                                     std::int64_t first, OutputRows<T> rows,
-                                    StreamPrefetcher& prefetcher) {
+                                    Prefetcher& prefetcher) {
   constexpr std::int64_t kStep = kColumns * Vec<T>::kLanes;
   for (; first + kStep <= row.whole(); first += kStep) {
     const OutputRows<T> here = {rows.probs, rows.prob_stride, rows.factor, rows.out + first,

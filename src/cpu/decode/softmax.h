@@ -45,7 +45,7 @@ TILEWISE_INLINE T softmax_row(T* scores, const math::ExponentUnit<Vec<T>>& scale
 // work item
 template <class T>
 void softmax_rows(const DecodeBlock& block, std::int64_t first_row, const DecodeScratch<T>& scratch,
-                  StreamPrefetcher& prefetcher) {
+                  Prefetcher& prefetcher) {
   const Problem& problem = *block.context.problem;
   const TileBounds bounds = {block.first, block.keys, 0, block.queries};
   const TileClass tile_class = classify(block.context, Lanes::kKeys, bounds);

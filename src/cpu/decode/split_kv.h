@@ -114,22 +114,23 @@ TILEWISE_INLINE Rows<S> cache_rows(const View& view, const DecodeRange& range,
 
 // Returns a prefetcher of `count` rows of all heads of the item, from `key` on, in `steps` steps.
 template <class S>
-TILEWISE_INLINE StreamPrefetcher cache_prefetcher(const View& view, const DecodeRange& range,
-                                                  std::int64_t width, std::int64_t key,
-                                                  std::int64_t count, std::int64_t steps) {
+TILEWISE_INLINE Prefetcher cache_prefetcher(const View& view, const DecodeRange& range,
+                                            std::int64_t width, std::int64_t key,
+                                            std::int64_t count, std::int64_t steps) {
   constexpr std::int64_t kSize = sizeof(S);
   const std::int64_t heads = range.heads.kv_heads;
   const std::int64_t row_bytes = ((heads - 1) * view.head + width) * kSize;
   const std::int64_t rows = math::max(count, 0);
   const Rows<S> first = cache_rows<S>(view, range, 0, rows > 0 ? key : 0);
-  return {first.data, rows, row_bytes, first.stride * kSize, steps};
+  Prefetcher prefetcher(first.data, rows, row_bytes, first.stride * kSize);
+  prefetcher.spread_over(steps);
+  return prefetcher;
 }
 
 // Returns a prefetcher of the rows of K after a block.
 template <class S>
-TILEWISE_INLINE StreamPrefetcher next_keys_prefetcher(const DecodeRange& range,
-                                                      const DecodeBlock& block,
-                                                      std::int64_t steps) {
+TILEWISE_INLINE Prefetcher next_keys_prefetcher(const DecodeRange& range, const DecodeBlock& block,
+                                                std::int64_t steps) {
   const Problem& problem = *range.context.problem;
   const std::int64_t next = block.first + block.keys;
   const bool last = next == range.keys.end && range.following != nullptr;
@@ -156,8 +157,8 @@ void decode_block(const DecodeRange& range, const DecodeBlock& block,
                                        : score_steps<T, S>(block.keys, rows, problem.head_dim);
   const std::int64_t v_steps = stage_v ? output_steps<T, T>(block.keys, rows, problem.value_dim)
                                        : output_steps<T, S>(block.keys, rows, problem.value_dim);
-  StreamPrefetcher v_prefetcher = cache_prefetcher<S>(problem.v, range, problem.value_dim,
-                                                      block.first, block.keys, heads * k_steps);
+  Prefetcher v_prefetcher = cache_prefetcher<S>(problem.v, range, problem.value_dim, block.first,
+                                                block.keys, heads * k_steps);
   for (std::int64_t kv = 0; kv < heads; ++kv) {
     const Rows<S> k = cache_rows<S>(problem.k, range, kv, block.first);
     const T* const queries = scratch.queries + kv * rows * k_row.size();
@@ -170,7 +171,7 @@ void decode_block(const DecodeRange& range, const DecodeBlock& block,
     }
     softmax_rows(block, kv * rows, scratch, v_prefetcher);
   }
-  StreamPrefetcher k_prefetcher = next_keys_prefetcher<S>(range, block, heads * v_steps);
+  Prefetcher k_prefetcher = next_keys_prefetcher<S>(range, block, heads * v_steps);
   for (std::int64_t kv = 0; kv < heads; ++kv) {
     const Rows<S> v = cache_rows<S>(problem.v, range, kv, block.first);
     if (stage_v) {

@@ -43,8 +43,8 @@ TILEWISE_INLINE bool needs_staging(std::int64_t width, std::int64_t rows) {
 
 template <class T, class S, int kRows>
 void score_rows(Rows<S> k, std::int64_t count, const T* queries, Padded<T> row, T* scores,
-                StreamPrefetcher& shared_prefetcher) {
-  StreamPrefetcher prefetcher = shared_prefetcher;
+                Prefetcher& shared_prefetcher) {
+  Prefetcher prefetcher = shared_prefetcher;
   constexpr int kKeys = kDecodeSums / kRows;
   for (std::int64_t j = 0; j < count; j += kKeys) {
     const S* keys[kKeys];  // the last one is repeated
@@ -103,7 +103,7 @@ TILEWISE_INLINE std::int64_t output_steps(std::int64_t keys, std::int64_t rows,
 
 template <class T, class S>
 void score_all_rows(Rows<S> k, std::int64_t count, std::int64_t rows, const T* queries,
-                    Padded<T> row, T* scores, StreamPrefetcher& prefetcher) {
+                    Padded<T> row, T* scores, Prefetcher& prefetcher) {
   std::int64_t r = 0;
   for (; r + 4 <= rows; r += 4) {
     score_rows<T, S, 4>(k, count, queries + r * row.size(), row, scores + r * kDecodeKeys,
@@ -123,7 +123,7 @@ void score_all_rows(Rows<S> k, std::int64_t count, std::int64_t rows, const T* q
 
 template <class T, class S, int kRows>
 void output_rows(Rows<S> v, std::int64_t keys, Padded<T> row, std::int64_t first_row,
-                 const DecodeScratch<T>& scratch, StreamPrefetcher& prefetcher) {
+                 const DecodeScratch<T>& scratch, Prefetcher& prefetcher) {
   output_columns<T, S, kRows, output_registers(kRows)>(
       v, keys, row, 0,
       {scratch.scores + first_row * kDecodeKeys, kDecodeKeys, scratch.rescale + first_row,
@@ -134,7 +134,7 @@ void output_rows(Rows<S> v, std::int64_t keys, Padded<T> row, std::int64_t first
 template <class T, class S>
 void output_all_rows(Rows<S> v, std::int64_t keys, std::int64_t rows, Padded<T> row,
                      std::int64_t first_row, const DecodeScratch<T>& scratch,
-                     StreamPrefetcher& prefetcher) {
+                     Prefetcher& prefetcher) {
   std::int64_t r = 0;
   for (; r + 4 <= rows; r += 4)
     output_rows<T, S, 4>(v, keys, row, first_row + r, scratch, prefetcher);

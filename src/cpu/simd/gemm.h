@@ -123,7 +123,7 @@ TILEWISE_INLINE void gemm_strided(Rows<E> a, std::int64_t m_count, Panels<E> pan
                                   Prefetcher* prefetcher) {
   std::int64_t m = 0;
   for (; m + kM <= m_count; m += kM) {
-    if (prefetcher != nullptr) prefetcher->prefetch_share();
+    if (prefetcher != nullptr) prefetcher->step();
     const Panels<E> here = {panels.b, panels.b_stride, panels.c + m * panels.c_stride,
                             panels.c_stride};
     gemm_block<E, kM, kColumns, kLeft>({a.data + m * a.stride, a.stride}, here, depth, factor);
@@ -166,7 +166,7 @@ template <class E, int kColumns, std::int64_t kWidth = kColumns* Vec<E>::kLanes>
 void gemm_packed(const E* a, std::int64_t m_count, const E* b, std::int64_t depth, SumOf<E>* c,
                  const Vec<SumOf<E>>* factor, Prefetcher* prefetcher = nullptr) {
   for (std::int64_t m = 0; m < m_count; m += kGemmRows) {
-    if (prefetcher != nullptr) prefetcher->prefetch_share();
+    if (prefetcher != nullptr) prefetcher->step();
     gemm_block<E, kGemmRows, kColumns, LeftOperand::kPacked>(
         {a + m / kGemmRows * kPackedBlock<E>, 0}, {b, kWidth, c + m * kWidth, kWidth}, depth,
         factor);
