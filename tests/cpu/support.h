@@ -6,7 +6,9 @@
 
 #include <cmath>
 #include <cstring>
+#include <initializer_list>
 #include <limits>
+#include <string>
 #include <vector>
 
 #include "cpu/probes.h"
@@ -39,19 +41,44 @@ struct PartName {
   }
 };
 
+// A std::vector that is indexed by std::int64_t, as the kernels index.
+template <class T>
+class Array {
+ public:
+  Array() = default;
+  explicit Array(std::int64_t count, T value = T())
+      : items_(static_cast<std::size_t>(count), value) {}
+  Array(std::initializer_list<T> items) : items_(items) {}
+  Array(const T* begin, const T* end) : items_(begin, end) {}
+
+  T& operator[](std::int64_t i) { return items_[static_cast<std::size_t>(i)]; }
+  const T& operator[](std::int64_t i) const { return items_[static_cast<std::size_t>(i)]; }
+  T* data() { return items_.data(); }
+  const T* data() const { return items_.data(); }
+  T* begin() { return data(); }
+  T* end() { return data() + size(); }
+  const T* begin() const { return data(); }
+  const T* end() const { return data() + size(); }
+  std::int64_t size() const { return static_cast<std::int64_t>(items_.size()); }
+  void push_back(T item) { items_.push_back(item); }
+
+ private:
+  std::vector<T> items_;
+};
+
 // A number that no kernel computes: it shows what was not written.
 template <class T>
 inline constexpr T kPoison = T(-12345.678);
 
 template <class T>
-std::vector<T> poisoned(std::int64_t count) {
-  return std::vector<T>(static_cast<std::size_t>(count), kPoison<T>);
+Array<T> poisoned(std::int64_t count) {
+  return Array<T>(count, kPoison<T>);
 }
 
 template <class T>
-std::vector<T> random_numbers(std::int64_t count, std::uint64_t seed) {
+Array<T> random_numbers(std::int64_t count, std::uint64_t seed) {
   verify::Random random(seed);
-  std::vector<T> numbers(static_cast<std::size_t>(count));
+  Array<T> numbers(count);
   for (T& x : numbers) x = static_cast<T>(random.normal());
   return numbers;
 }
@@ -74,7 +101,7 @@ class RowsOfDtype {
  public:
   RowsOfDtype(std::int32_t dtype, std::int64_t count, std::int64_t width, std::int64_t stride,
               std::uint64_t seed)
-      : bytes_(static_cast<std::size_t>(count * stride * 8)), count_(count), width_(width) {
+      : bytes_(count * stride * 8), count_(count), width_(width) {
     view_.data = bytes_.data();
     view_.dtype = dtype;
     view_.row = stride;
@@ -120,7 +147,7 @@ class RowsOfDtype {
   const void* data() const { return view_.data; }
 
  private:
-  std::vector<unsigned char> bytes_;
+  Array<unsigned char> bytes_;
   problem::View view_;
   std::int64_t count_;
   std::int64_t width_;

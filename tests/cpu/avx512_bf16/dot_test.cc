@@ -26,7 +26,7 @@ TEST_F(Bf16, APanelHoldsPairsOfColumnsAndZerosAfterTheEnds) {
   for (const std::int64_t width : kWidths) {
     for (const std::int64_t count : {std::int64_t{1}, lanes - 3, lanes}) {
       const RowsOfDtype rows(TILEWISE_BF16, count, width, width + 3, 1);
-      std::vector<std::uint32_t> panel((width + 1) / 2 * lanes + 4, 0xDEADBEEFu);
+      Array<std::uint32_t> panel((width + 1) / 2 * lanes + 4, 0xDEADBEEFu);
       probes().pack_panel(rows.rows(), 1.0f, panel.data());
       for (std::int64_t c = 0; c < width; c += 2) {
         for (std::int64_t lane = 0; lane < lanes; ++lane) {
@@ -37,7 +37,7 @@ TEST_F(Bf16, APanelHoldsPairsOfColumnsAndZerosAfterTheEnds) {
           ASSERT_EQ(panel[c / 2 * lanes + lane], expected) << width << ", " << c << ", " << lane;
         }
       }
-      for (std::size_t i = (width + 1) / 2 * lanes; i < panel.size(); ++i)
+      for (std::int64_t i = (width + 1) / 2 * lanes; i < panel.size(); ++i)
         ASSERT_EQ(panel[i], 0xDEADBEEFu);
     }
   }
@@ -49,7 +49,7 @@ TEST_F(Bf16, ColumnsHoldPairsOfRowsAndNonFiniteRowsAreZeros) {
     const std::int64_t count = 7;
     RowsOfDtype rows(TILEWISE_BF16, count, width, width, 2);
     rows.set(4, width - 1, std::nan(""));
-    std::vector<std::uint32_t> data(probes().packed_size(width), 0xDEADBEEFu);
+    Array<std::uint32_t> data(probes().packed_size(width), 0xDEADBEEFu);
     std::uint8_t flags[7];
     probes().pack_columns(rows.rows(), data.data(), flags);
     for (std::int64_t r = 0; r < count; ++r) ASSERT_EQ(flags[r], r == 4 ? 1 : 0);
@@ -72,9 +72,9 @@ TEST_F(Bf16, GemmMatchesAPlainDoubleLoop) {
     const std::int64_t depth = (width + 1) / 2;
     const RowsOfDtype left(TILEWISE_BF16, m_count, width, width, 3);
     const RowsOfDtype right(TILEWISE_BF16, lanes, width, width, 4);
-    std::vector<std::uint32_t> a(m_count * depth);
-    std::vector<std::uint32_t> b(depth * lanes);
-    std::vector<float> c = poisoned<float>(m_count * lanes);
+    Array<std::uint32_t> a(m_count * depth);
+    Array<std::uint32_t> b(depth * lanes);
+    Array<float> c = poisoned<float>(m_count * lanes);
     probes().stage_rows(left.rows(), a.data());
     probes().pack_panel(right.rows(), 1.0f, b.data());
     probes().gemm(a.data(), depth, m_count, b.data(), depth, c.data());
@@ -101,9 +101,9 @@ TEST_F(Bf16, TheInnerProductOfDeltaHasTheBitsOfDP) {
     const std::int64_t depth = (width + 1) / 2;
     const RowsOfDtype dout(TILEWISE_BF16, 5, width, width, 5);
     const RowsOfDtype value(TILEWISE_BF16, 1, width, width, 6);
-    std::vector<std::uint32_t> a(5 * depth);
-    std::vector<std::uint32_t> b(depth * lanes);
-    std::vector<float> c = poisoned<float>(5 * lanes);
+    Array<std::uint32_t> a(5 * depth);
+    Array<std::uint32_t> b(depth * lanes);
+    Array<float> c = poisoned<float>(5 * lanes);
     probes().stage_rows(dout.rows(), a.data());
     probes().pack_panel(value.rows(), 1.0f, b.data());
     probes().gemm(a.data(), depth, 5, b.data(), depth, c.data());

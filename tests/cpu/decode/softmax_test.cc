@@ -17,12 +17,12 @@ TYPED_TEST(DecodeSoftmax, BlocksOneByOneMatchAPlainDoubleLoop) {
   const std::int64_t blocks = 5;
   const double tolerance = 8 * static_cast<double>(std::numeric_limits<T>::epsilon());
   const T scale_log2 = static_cast<T>(math::kLog2E);
-  const std::vector<T> scores = random_numbers<T>(blocks * keys, 1);
+  const Array<T> scores = random_numbers<T>(blocks * keys, 1);
   T max = -std::numeric_limits<T>::infinity();
   T sum = T(0);
   T seen = max;
   for (std::int64_t block = 0; block < blocks; ++block) {
-    std::vector<T> probs(scores.begin() + block * keys, scores.begin() + (block + 1) * keys);
+    Array<T> probs(scores.begin() + block * keys, scores.begin() + (block + 1) * keys);
     const T old_max = max;
     const T rescale = TypeParam::probes().softmax_row(scale_log2, probs.data(), &max, &sum);
     for (std::int64_t j = 0; j < keys; ++j) seen = std::max(seen, scores[block * keys + j]);
@@ -44,8 +44,7 @@ TYPED_TEST(DecodeSoftmax, BlocksOneByOneMatchAPlainDoubleLoop) {
 
 TYPED_TEST(DecodeSoftmax, ABlockWithoutVisibleKeysChangesNoState) {
   using T = typename TypeParam::Number;
-  std::vector<T> scores(static_cast<std::size_t>(TypeParam::all().decode_keys),
-                        -std::numeric_limits<T>::infinity());
+  Array<T> scores(TypeParam::all().decode_keys, -std::numeric_limits<T>::infinity());
   T max = T(3);
   T sum = T(2);
   const T rescale = TypeParam::probes().softmax_row(T(1), scores.data(), &max, &sum);
@@ -58,8 +57,8 @@ TYPED_TEST(DecodeSoftmax, ABlockWithoutVisibleKeysChangesNoState) {
 TYPED_TEST(LaneSums, LaneNIsTheSumOfRegisterN) {
   using T = typename TypeParam::Number;
   const std::int64_t lanes = TypeParam::probes().lanes;
-  std::vector<T> registers(static_cast<std::size_t>(lanes * lanes));
-  std::vector<T> sums = poisoned<T>(lanes);
+  Array<T> registers(lanes * lanes);
+  Array<T> sums = poisoned<T>(lanes);
   for (std::int64_t i = 0; i < lanes * lanes; ++i)  // whole numbers: every order is exact
     registers[i] = static_cast<T>((i * 37) % 101 - 50);
   TypeParam::probes().sum_lanes(registers.data(), sums.data());

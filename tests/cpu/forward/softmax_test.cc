@@ -15,11 +15,11 @@ template <class P>
 struct PanelState {
   using T = typename P::Number;
   std::int64_t width = P::probes().panel_width;
-  std::vector<T> max = std::vector<T>(width, -std::numeric_limits<T>::infinity());
-  std::vector<T> sum = std::vector<T>(width, T(0));
-  std::vector<T> rescale = poisoned<T>(width);
+  Array<T> max = Array<T>(width, -std::numeric_limits<T>::infinity());
+  Array<T> sum = Array<T>(width, T(0));
+  Array<T> rescale = poisoned<T>(width);
 
-  void step(std::int64_t keys, std::vector<T>& scores) {
+  void step(std::int64_t keys, Array<T>& scores) {
     P::probes().softmax_step(keys, static_cast<T>(kScaleLog2), scores.data(), max.data(),
                              sum.data(), rescale.data());
   }
@@ -35,8 +35,8 @@ TYPED_TEST(Softmax, MatchesAPlainDoubleLoop) {
   for (const std::int64_t keys : {1, 2, 3, 4, 5, 31, 128}) {
     PanelState<TypeParam> state;
     const std::int64_t width = state.width;
-    const std::vector<T> scores = random_numbers<T>(keys * width, 1);
-    std::vector<T> probs = scores;
+    const Array<T> scores = random_numbers<T>(keys * width, 1);
+    Array<T> probs = scores;
     state.step(keys, probs);
     for (std::int64_t lane = 0; lane < width; ++lane) {
       T max = -std::numeric_limits<T>::infinity();
@@ -61,11 +61,11 @@ TYPED_TEST(Softmax, TilesOneByOneGiveTheStateOfOneTile) {
   const std::int64_t keys = 96;
   PanelState<TypeParam> whole;
   PanelState<TypeParam> pieces;
-  std::vector<T> scores = random_numbers<T>(keys * whole.width, 2);
-  std::vector<T> tail(scores.begin() + 40 * whole.width, scores.end());
-  std::vector<T> head(scores.begin(), scores.begin() + 40 * whole.width);
+  Array<T> scores = random_numbers<T>(keys * whole.width, 2);
+  Array<T> tail(scores.begin() + 40 * whole.width, scores.end());
+  Array<T> head(scores.begin(), scores.begin() + 40 * whole.width);
   pieces.step(40, head);
-  const std::vector<T> old_max = pieces.max;
+  const Array<T> old_max = pieces.max;
   pieces.step(keys - 40, tail);
   whole.step(keys, scores);
   for (std::int64_t lane = 0; lane < whole.width; ++lane) {
@@ -82,7 +82,7 @@ TYPED_TEST(Softmax, MaskedScoresHaveProbabilityZero) {
   using T = typename TypeParam::Number;
   const std::int64_t keys = 7;
   PanelState<TypeParam> state;
-  std::vector<T> scores = random_numbers<T>(keys * state.width, 3);
+  Array<T> scores = random_numbers<T>(keys * state.width, 3);
   for (std::int64_t lane = 0; lane < state.width; ++lane)
     scores[3 * state.width + lane] = -std::numeric_limits<T>::infinity();
   state.step(keys, scores);
@@ -96,8 +96,7 @@ TYPED_TEST(Softmax, ARowWithoutVisibleKeysStaysEmpty) {
   using T = typename TypeParam::Number;
   const std::int64_t keys = 5;
   PanelState<TypeParam> state;
-  std::vector<T> scores(static_cast<std::size_t>(keys * state.width),
-                        -std::numeric_limits<T>::infinity());
+  Array<T> scores(keys * state.width, -std::numeric_limits<T>::infinity());
   state.step(keys, scores);
   for (std::int64_t lane = 0; lane < state.width; ++lane) {
     EXPECT_EQ(state.max[lane], -std::numeric_limits<T>::infinity());
@@ -112,8 +111,8 @@ TYPED_TEST(Softmax, ANaNStaysInItsRow) {
   const std::int64_t keys = 9;
   PanelState<TypeParam> with;
   PanelState<TypeParam> without;
-  std::vector<T> clean = random_numbers<T>(keys * with.width, 4);
-  std::vector<T> scores = clean;
+  Array<T> clean = random_numbers<T>(keys * with.width, 4);
+  Array<T> scores = clean;
   const std::int64_t row = with.width / 2;
   scores[4 * with.width + row] = std::numeric_limits<T>::quiet_NaN();
   with.step(keys, scores);
@@ -132,7 +131,7 @@ TYPED_TEST(Softmax, ScoresOfThousandsDoNotOverflow) {
   using T = typename TypeParam::Number;
   const std::int64_t keys = 4;
   PanelState<TypeParam> state;
-  std::vector<T> scores(static_cast<std::size_t>(keys * state.width), T(-5000));
+  Array<T> scores(keys * state.width, T(-5000));
   for (std::int64_t lane = 0; lane < state.width; ++lane) scores[lane] = T(9000);
   state.step(keys, scores);
   for (std::int64_t lane = 0; lane < state.width; ++lane) {

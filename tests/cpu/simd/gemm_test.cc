@@ -13,10 +13,10 @@ template <class P>
 struct Operands {
   using T = typename P::Number;
   std::int64_t m_count, depth, width;
-  std::vector<T> a;       // (m_count, depth)
-  std::vector<T> packed;  // packed columns of a^T
-  std::vector<T> b;       // (depth, width)
-  std::vector<T> c;       // (m_count rounded up, width), poisoned
+  Array<T> a;       // (m_count, depth)
+  Array<T> packed;  // packed columns of a^T
+  Array<T> b;       // (depth, width)
+  Array<T> c;       // (m_count rounded up, width), poisoned
 
   Operands(std::int64_t m, std::int64_t k, std::uint64_t seed)
       : m_count(m), depth(k), width(P::probes().panel_width) {
@@ -25,7 +25,7 @@ struct Operands {
     const std::int64_t rows = P::all().gemm_rows;
     const std::int64_t whole = (m + rows - 1) / rows * rows;
     c = poisoned<T>(whole * width);
-    packed.assign(static_cast<std::size_t>(P::probes().packed_size(m)), T(0));
+    packed = Array<T>(P::probes().packed_size(m), T(0));
     for (std::int64_t i = 0; i < m; ++i) {
       for (std::int64_t t = 0; t < k; ++t)
         packed[i / rows * P::probes().packed_block + t * rows + i % rows] = a[i * k + t];
@@ -94,7 +94,7 @@ TYPED_TEST(Gemm, RowsAfterTheLastOneAreNotWritten) {
   for (const std::int64_t m_count : kRowCounts) {
     Operands<TypeParam> o(m_count, 3, 3);
     TypeParam::probes().gemm(o.a.data(), o.depth, m_count, o.b.data(), o.depth, o.c.data());
-    for (std::size_t i = static_cast<std::size_t>(m_count * o.width); i < o.c.size(); ++i)
+    for (std::int64_t i = m_count * o.width; i < o.c.size(); ++i)
       ASSERT_EQ(o.c[i], kPoison<T>) << m_count << " rows, element " << i;
   }
 }
@@ -116,7 +116,7 @@ TYPED_TEST(Gemm, ALaneDoesNotDependOnTheOthers) {
   using T = typename TypeParam::Number;
   Operands<TypeParam> o(9, 33, 5);
   TypeParam::probes().gemm(o.a.data(), o.depth, o.m_count, o.b.data(), o.depth, o.c.data());
-  const std::vector<T> before = o.c;
+  const Array<T> before = o.c;
   const std::int64_t spared = o.width - 2;
   for (std::int64_t t = 0; t < o.depth; ++t) {
     for (std::int64_t lane = 0; lane < o.width; ++lane)
@@ -136,7 +136,7 @@ TYPED_TEST(Gemm, PackedColumnsGiveTheBitsOfRows) {
       Operands<TypeParam> o(m_count, depth, 6);
       TypeParam::probes().gemm_packed(o.packed.data(), m_count, o.b.data(), depth, o.c.data(),
                                       nullptr);
-      for (std::int64_t i = 0; i < static_cast<std::int64_t>(o.c.size()); ++i) {
+      for (std::int64_t i = 0; i < o.c.size(); ++i) {
         const std::int64_t m = i / o.width;
         const T expected = m < m_count ? o.in_order(m, i % o.width) : T(0);
         ASSERT_EQ(o.c[i], expected) << m_count << " x " << depth << ", row " << m;
@@ -148,9 +148,9 @@ TYPED_TEST(Gemm, PackedColumnsGiveTheBitsOfRows) {
 TYPED_TEST(Gemm, TheCompletedSumIsAddedToTheRescaledOutput) {
   using T = typename TypeParam::Number;
   Operands<TypeParam> o(10, 17, 7);
-  o.c = random_numbers<T>(static_cast<std::int64_t>(o.c.size()), 8);
-  const std::vector<T> before = o.c;
-  const std::vector<T> factor = random_numbers<T>(o.width, 9);
+  o.c = random_numbers<T>(o.c.size(), 8);
+  const Array<T> before = o.c;
+  const Array<T> factor = random_numbers<T>(o.width, 9);
   TypeParam::probes().gemm_packed(o.packed.data(), o.m_count, o.b.data(), o.depth, o.c.data(),
                                   factor.data());
   for (std::int64_t m = 0; m < o.m_count; ++m) {
@@ -169,17 +169,17 @@ TYPED_TEST(Gemm, ADepthCutInPiecesGivesTheSameBitsIfItAccumulates) {
     const std::int64_t width = registers * probes.lanes;
     const std::int64_t m_count = 5;
     const std::int64_t depth = 21;
-    const std::vector<T> a = random_numbers<T>(m_count * depth, 10);
-    const std::vector<T> b = random_numbers<T>(depth * width, 11);
-    std::vector<T> whole = random_numbers<T>(m_count * width, 12);
-    std::vector<T> pieces = whole;
+    const Array<T> a = random_numbers<T>(m_count * depth, 10);
+    const Array<T> b = random_numbers<T>(depth * width, 11);
+    Array<T> whole = random_numbers<T>(m_count * width, 12);
+    Array<T> pieces = whole;
     probes.gemm_wide(a.data(), depth, m_count, b.data(), width, whole.data(), registers, depth,
                      true);
     for (std::int64_t at = 0; at < depth; at += 8) {
       probes.gemm_wide(a.data() + at, depth, m_count, b.data() + at * width, width, pieces.data(),
                        registers, std::min<std::int64_t>(8, depth - at), true);
     }
-    for (std::size_t i = 0; i < whole.size(); ++i)
+    for (std::int64_t i = 0; i < whole.size(); ++i)
       ASSERT_TRUE(same_bits(whole[i], pieces[i])) << registers << " registers, element " << i;
   }
 }
@@ -187,8 +187,8 @@ TYPED_TEST(Gemm, ADepthCutInPiecesGivesTheSameBitsIfItAccumulates) {
 TYPED_TEST(Gemm, AWideProductAddsTheCompletedSum) {
   using T = typename TypeParam::Number;
   Operands<TypeParam> o(6, 19, 13);
-  std::vector<T> c = random_numbers<T>(o.m_count * o.width, 14);
-  const std::vector<T> before = c;
+  Array<T> c = random_numbers<T>(o.m_count * o.width, 14);
+  const Array<T> before = c;
   TypeParam::probes().gemm_wide(o.a.data(), o.depth, o.m_count, o.b.data(), o.width, c.data(),
                                 TypeParam::probes().panel_registers, o.depth, false);
   for (std::int64_t m = 0; m < o.m_count; ++m) {
@@ -200,11 +200,10 @@ TYPED_TEST(Gemm, AWideProductAddsTheCompletedSum) {
 // Registers begin and end at multiples of the block's rows, later ones later: the edge of a causal
 // mask (all end at the end), and of a window.
 template <class P>
-std::vector<std::pair<std::vector<std::int64_t>, std::vector<std::int64_t>>> edges(
-    std::int64_t rows) {
+Array<std::pair<Array<std::int64_t>, Array<std::int64_t>>> edges(std::int64_t rows) {
   const std::int64_t step = P::all().gemm_rows;
   const std::int64_t registers = P::probes().panel_registers;
-  std::vector<std::int64_t> zeros(registers, 0), last(registers, rows), rising, falling;
+  Array<std::int64_t> zeros(registers, 0), last(registers, rows), rising, falling;
   for (std::int64_t n = 0; n < registers; ++n) {
     rising.push_back(n * step);
     falling.push_back(std::min(rows, (registers + n) * step));

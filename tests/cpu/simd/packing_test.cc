@@ -27,7 +27,7 @@ TYPED_TEST(Packing, APanelIsTheTransposeTimesTheFactor) {
     for (const std::int64_t width : kWidths) {
       for (const std::int64_t count : {std::int64_t{1}, lanes / 2 + 1, lanes}) {
         const RowsOfDtype rows(dtype, count, width, width + 5, 1);
-        std::vector<T> panel = poisoned<T>(width * lanes + 8);
+        Array<T> panel = poisoned<T>(width * lanes + 8);
         TypeParam::probes().pack_panel(rows.rows(), T(-1), panel.data());
         for (std::int64_t c = 0; c < width; ++c) {
           for (std::int64_t lane = 0; lane < lanes; ++lane) {
@@ -49,8 +49,8 @@ TYPED_TEST(Packing, UnpackingRoundsAsAStoreOfOneNumberAndWritesNothingElse) {
     if (!is_input<T>(dtype)) continue;
     for (const std::int64_t width : kWidths) {
       const std::int64_t count = lanes - 1;
-      const std::vector<T> panel = random_numbers<T>(width * lanes, 2);
-      const std::vector<T> factor = random_numbers<T>(lanes, 3);
+      const Array<T> panel = random_numbers<T>(width * lanes, 2);
+      const Array<T> factor = random_numbers<T>(lanes, 3);
       RowsOfDtype rows(dtype, count, width, width + 3, 4);
       RowsOfDtype expected(dtype, count, width, width + 3, 4);
       for (std::int64_t r = 0; r < count; ++r) {
@@ -75,7 +75,7 @@ TYPED_TEST(Packing, ColumnsAreInBlocksPaddedWithZeros) {
     for (const std::int64_t width : kWidths) {
       const std::int64_t count = 13;
       const RowsOfDtype rows(dtype, count, width, width + 2, 5);
-      std::vector<T> data = poisoned<T>(TypeParam::probes().packed_size(width));
+      Array<T> data = poisoned<T>(TypeParam::probes().packed_size(width));
       TypeParam::probes().pack_columns(rows.rows(), data.data(), nullptr);
       const std::int64_t whole = (width + block_columns - 1) / block_columns * block_columns;
       for (std::int64_t r = 0; r < count; ++r) {
@@ -99,7 +99,7 @@ TYPED_TEST(Packing, NonFiniteRowsAreFlaggedAndPackedAsZeros) {
     RowsOfDtype rows(dtype, count, width, width, 6);
     rows.set(2, 0, HUGE_VAL);
     rows.set(5, width - 1, std::nan(""));
-    std::vector<T> data = poisoned<T>(TypeParam::probes().packed_size(width));
+    Array<T> data = poisoned<T>(TypeParam::probes().packed_size(width));
     std::uint8_t flags[8];
     std::memset(flags, 7, sizeof(flags));
     TypeParam::probes().pack_columns(rows.rows(), data.data(), flags);
@@ -119,7 +119,7 @@ TYPED_TEST(Packing, ContiguousRowsOfTheArithmeticTypeStayInPlace) {
   using T = typename TypeParam::Number;
   const std::int32_t dtype = sizeof(T) == 8 ? TILEWISE_FP64 : TILEWISE_FP32;
   const RowsOfDtype contiguous(dtype, 4, 24, 24, 7);
-  std::vector<T> stage = poisoned<T>(4 * 24);
+  Array<T> stage = poisoned<T>(4 * 24);
   EXPECT_EQ(TypeParam::probes().stage_rows(contiguous.rows(), stage.data()),
             static_cast<const T*>(contiguous.data()));
   EXPECT_EQ(stage[0], kPoison<T>);
@@ -134,8 +134,8 @@ TYPED_TEST(Packing, ContiguousRowsOfTheArithmeticTypeStayInPlace) {
 TYPED_TEST(Conversion, EveryBitPatternOf16BitsIsLoadedAsItsNumber) {
   using T = typename TypeParam::Number;
   const std::int64_t lanes = TypeParam::probes().lanes;
-  std::vector<std::uint16_t> bits(static_cast<std::size_t>(lanes));
-  std::vector<T> numbers(static_cast<std::size_t>(lanes));
+  Array<std::uint16_t> bits(lanes);
+  Array<T> numbers(lanes);
   for (const std::int32_t dtype : {TILEWISE_BF16, TILEWISE_FP16}) {
     for (std::int64_t first = 0; first < 65536; first += lanes) {
       for (std::int64_t i = 0; i < lanes; ++i) bits[i] = static_cast<std::uint16_t>(first + i);
@@ -158,17 +158,17 @@ TYPED_TEST(Conversion, EveryBitPatternOf16BitsIsLoadedAsItsNumber) {
 TYPED_TEST(Conversion, StoresRoundToNearestEven) {
   using T = typename TypeParam::Number;
   const std::int64_t lanes = TypeParam::probes().lanes;
-  std::vector<T> numbers(static_cast<std::size_t>(lanes));
-  std::vector<std::uint16_t> stored(static_cast<std::size_t>(lanes));
+  Array<T> numbers(lanes);
+  Array<std::uint16_t> stored(lanes);
   for (const std::int32_t dtype : {TILEWISE_BF16, TILEWISE_FP16}) {
     const std::uint32_t step = dtype == TILEWISE_BF16 ? 0x8000u : 0x1000u;
-    std::vector<float> cases = {0.0f,       -0.0f,
-                                HUGE_VALF,  -HUGE_VALF,
-                                65504.0f,   65519.0f,
-                                65520.0f,   1e-7f,
-                                0x1p-24f,   0x1p-25f,
-                                0x1.8p-24f, 0x1p-126f,
-                                0x1p-149f,  std::numeric_limits<float>::max()};
+    Array<float> cases = {0.0f,       -0.0f,
+                          HUGE_VALF,  -HUGE_VALF,
+                          65504.0f,   65519.0f,
+                          65520.0f,   1e-7f,
+                          0x1p-24f,   0x1p-25f,
+                          0x1.8p-24f, 0x1p-126f,
+                          0x1p-149f,  std::numeric_limits<float>::max()};
     for (std::uint32_t i = 0; i < 4000; ++i) {
       for (const std::uint32_t offset : {0u, 0xFFFFFFFFu, 1u}) {
         cases.push_back(
@@ -176,8 +176,8 @@ TYPED_TEST(Conversion, StoresRoundToNearestEven) {
         cases.push_back(math::float_of((0x38000000u + i * step) + offset));
       }
     }
-    while (cases.size() % static_cast<std::size_t>(lanes) != 0) cases.push_back(1.0f);
-    for (std::size_t first = 0; first < cases.size(); first += static_cast<std::size_t>(lanes)) {
+    while (cases.size() % lanes != 0) cases.push_back(1.0f);
+    for (std::int64_t first = 0; first < cases.size(); first += lanes) {
       for (std::int64_t i = 0; i < lanes; ++i) numbers[i] = static_cast<T>(cases[first + i]);
       TypeParam::probes().store(dtype, numbers.data(), stored.data());
       for (std::int64_t i = 0; i < lanes; ++i) {
@@ -193,9 +193,8 @@ TYPED_TEST(Conversion, StoresRoundToNearestEven) {
 TYPED_TEST(Conversion, ANaNStaysANaN) {
   using T = typename TypeParam::Number;
   const std::int64_t lanes = TypeParam::probes().lanes;
-  const std::vector<T> numbers(static_cast<std::size_t>(lanes),
-                               std::numeric_limits<T>::quiet_NaN());
-  std::vector<std::uint16_t> stored(static_cast<std::size_t>(lanes));
+  const Array<T> numbers(lanes, std::numeric_limits<T>::quiet_NaN());
+  Array<std::uint16_t> stored(lanes);
   TypeParam::probes().store(TILEWISE_BF16, numbers.data(), stored.data());
   for (const std::uint16_t bits : stored)
     EXPECT_TRUE(std::isnan(math::to_float(math::BFloat16{bits})));
@@ -208,14 +207,14 @@ TYPED_TEST(Finite, OneNaNOrInfinityAnywhereInTheLanesIsFound) {
   using T = typename TypeParam::Number;
   const std::int64_t width = TypeParam::probes().panel_width;
   const std::int64_t lanes = width - 1;
-  std::vector<T> panel = random_numbers<T>(3 * width, 9);
+  Array<T> panel = random_numbers<T>(3 * width, 9);
   ASSERT_TRUE(TypeParam::probes().all_finite(panel.data(), 3, lanes));
   for (const T bad : {std::numeric_limits<T>::quiet_NaN(), std::numeric_limits<T>::infinity(),
                       -std::numeric_limits<T>::infinity()}) {
-    for (std::size_t i = 0; i < panel.size(); ++i) {
+    for (std::int64_t i = 0; i < panel.size(); ++i) {
       const T good = panel[i];
       panel[i] = bad;
-      const bool counts = static_cast<std::int64_t>(i) % width < lanes;
+      const bool counts = i % width < lanes;
       ASSERT_EQ(TypeParam::probes().all_finite(panel.data(), 3, lanes), !counts) << i;
       panel[i] = good;
     }
@@ -225,7 +224,7 @@ TYPED_TEST(Finite, OneNaNOrInfinityAnywhereInTheLanesIsFound) {
 TYPED_TEST(Finite, ARowIsCheckedToItsEndAndNotBeyond) {
   using T = typename TypeParam::Number;
   for (const std::int64_t width : kWidths) {
-    std::vector<T> row = random_numbers<T>(width + 1, 10);
+    Array<T> row = random_numbers<T>(width + 1, 10);
     row[width] = std::numeric_limits<T>::quiet_NaN();
     ASSERT_TRUE(TypeParam::probes().row_is_finite(row.data(), width)) << width;
     for (std::int64_t c = 0; c < width; ++c) {
@@ -240,8 +239,8 @@ TYPED_TEST(Finite, ARowIsCheckedToItsEndAndNotBeyond) {
 TYPED_TEST(InnerProduct, MatchesAPlainDoubleLoop) {
   using T = typename TypeParam::Number;
   for (const std::int64_t width : {0, 1, 2, 15, 16, 17, 31, 32, 64, 100, 128}) {
-    const std::vector<T> a = random_numbers<T>(width, 11);
-    const std::vector<T> b = random_numbers<T>(width, 12);
+    const Array<T> a = random_numbers<T>(width, 11);
+    const Array<T> b = random_numbers<T>(width, 12);
     double sum = 0;
     double size = 0;
     for (std::int64_t c = 0; c < width; ++c) {
