@@ -1,7 +1,7 @@
-// The calibration loops of one instruction set. Compiled once for each, like src/cpu/target.cc.
+// The calibration loops of one instruction set. Compiled once for each, like src/cpu/targets/simd.cc.
 #include "calibrate/loops.h"
-#include "cpu/simd.h"
-#include "cpu/tile_unit.h"
+#include "cpu/amx/tile_product.h"
+#include "cpu/simd/vector.h"
 
 namespace tilewise::calibrate::TILEWISE_TARGET {
 namespace {
@@ -46,7 +46,7 @@ double read_memory(const void* memory, std::int64_t bytes) {
   return read_block(static_cast<const float*>(memory), bytes / 4);
 }
 
-#if TILEWISE_HAS_TILES
+#if TILEWISE_HAS_AMX
 // The loop keeps four sums, as a kernel does, and loads no operand.
 double tile_products(std::int64_t iterations) {
   cpu::TILEWISE_TARGET::configure_tiles();
@@ -66,13 +66,13 @@ double tile_products(std::int64_t iterations) {
   return 0;
 }
 constexpr PeakLoops::Arithmetic kBf16 = {tile_products, 4 * 2 * 16 * 16 * 32};
-#elif TILEWISE_HAS_DOTS
-double dot_chains(std::int64_t iterations) {
-  using cpu::TILEWISE_TARGET::Pair;
+#elif TILEWISE_HAS_AVX512_BF16
+double dot_sums(std::int64_t iterations) {
+  using cpu::TILEWISE_TARGET::Bf16Pair;
   Vec<float> sums[kPartialSums];
   for (int c = 0; c < kPartialSums; ++c) sums[c] = Vec<float>(static_cast<float>(c));
-  const Vec<Pair> factor(Pair{0x3F003F00});  // 0.5, 0.5
-  const Vec<Pair> other(Pair{0x3F803F80});
+  const Vec<Bf16Pair> factor(Bf16Pair{0x3F003F00});  // 0.5, 0.5
+  const Vec<Bf16Pair> other(Bf16Pair{0x3F803F80});
   for (std::int64_t i = 0; i < iterations; ++i) {
 #pragma GCC unroll 20
     for (int c = 0; c < kPartialSums; ++c) sums[c] = multiply_add(factor, other, sums[c]);
@@ -81,7 +81,7 @@ double dot_chains(std::int64_t iterations) {
   for (int c = 0; c < kPartialSums; ++c) total = total + sums[c];
   return static_cast<double>(total.v[0]);
 }
-constexpr PeakLoops::Arithmetic kBf16 = {dot_chains, 4 * kPartialSums* Vec<float>::kLanes};
+constexpr PeakLoops::Arithmetic kBf16 = {dot_sums, 4 * kPartialSums* Vec<float>::kLanes};
 #else
 constexpr PeakLoops::Arithmetic kBf16 = {nullptr, 0};
 #endif
