@@ -1,4 +1,5 @@
-// The calibration loops of one instruction set. Compiled once for each, like src/cpu/targets/simd.cc.
+// The calibration loops of one instruction set. Compiled once for each, like
+// src/cpu/targets/simd.cc.
 #include "calibrate/loops.h"
 #include "cpu/amx/tile_product.h"
 #include "cpu/simd/vector.h"

@@ -1,6 +1,7 @@
 // The matrix products of a consumer warpgroup by wgmma: 64 rows, fp32 sums. Each function issues
-// one committed group and returns before it is done (ptx/wgmma.cuh says what may be touched until
-// then). Operands in shared memory lie in panels of 64 columns (tile/swizzle.h).
+// its products and returns before they are done; the caller commits them as a group (ptx/wgmma.cuh
+// says what may be touched until that is waited for). Operands in shared memory lie in panels of 64
+// columns (tile/swizzle.h).
 #pragma once
 
 #include "cuda/ptx/wgmma.cuh"
@@ -27,7 +28,6 @@ __device__ __forceinline__ void gemm_ss(std::uint32_t a, std::uint32_t b, float 
         d, a_rows + (panel * tile::kRows * tile::kPanelRowBytes + byte) / 16,
         b_rows + (panel * kBRows * tile::kPanelRowBytes + byte) / 16, step > 0);
   }
-  ptx::wgmma_commit();
 }
 
 // Steps [begin, end) of d (64, kN) += A B, 16 columns of A each: A (64, 16 steps) in registers,
@@ -44,7 +44,6 @@ __device__ __forceinline__ void gemm_rs(const std::uint32_t* a, std::uint64_t b,
     ptx::Wgmma<kN>::template rs<kFp16>(
         d, a + 4 * step, b + step * kMmaK * tile::kPanelRowBytes / 16, step > 0 || accumulate);
   }
-  ptx::wgmma_commit();
 }
 
 }  // namespace tilewise::cuda::sm90

@@ -78,7 +78,7 @@ class Consumer {
     const MaskBits mask = mask_of_tile<false, true>();  //   overlaps the product
     v_.wait();
     const std::uint64_t v = v_descriptor();
-    issue_pv(v, f, 0, kEarlyPvSteps);  // O += P_{j-1} V_{j-1}, but its last steps
+    issue_early_pv(v, f);  // O += P_{j-1} V_{j-1}, but its last steps
     ptx::wgmma_wait<1>();
     accept_scores(f.scores);  // S_j has arrived
     if (!mask.trivial) apply_lazy_mask(mask, f);
@@ -110,7 +110,7 @@ class Consumer {
     issue_qk(f.scores);                         // S_j = Q K_j^T
     const MaskBits mask = early_mask<false>();  //   overlaps the product
     wait_v();
-    issue_pv(v_descriptor(), f, 0, kPvSteps);  // O += P_{j-1} V_{j-1}
+    issue_pv(f);  // O += P_{j-1} V_{j-1}
     ptx::wgmma_wait<1>();
     const tile::Anchors anchors = accept_and_update_max(mask, f);  // S_j has arrived: m
     split_basic_block();
@@ -128,7 +128,7 @@ class Consumer {
     issue_qk(f.scores);                        // S_0 = Q K_0^T
     const MaskBits mask = early_mask<true>();  //   overlaps the product
     wait_v();
-    issue_pv(v_descriptor(), f, 0, kPvSteps);  // the last O += P V of the tile before
+    issue_last_pv(f);  // the last O += P V of the tile before
     const tile::RowStates last_states = f.states;
     if constexpr (kConfig.finalises_early()) finalise(before, last_states);
     f.states.clear();
@@ -173,7 +173,7 @@ class Consumer {
   // The last product of the block, which overlaps nothing.
   __device__ __forceinline__ void last_product(Fragments& f) {
     wait_v();
-    issue_pv<false>(v_descriptor(), f, 0, kPvSteps);
+    issue_pv<false>(f);
     wait_pv(f.out);
     const WorkTile& last = shared_.tiles[(slot_ - 1) % kTileSlots];
     finalise(last, f.states);
@@ -187,6 +187,7 @@ class Consumer {
         return warpgroup_ == 0 ? fused_edges_step<false>(f) : fused_edges_step<true>(f);
     }
     ++slot_;
+    last_half_hidden_ = half_hidden_;
     return load_work_tile();
   }
 
@@ -210,7 +211,11 @@ class Consumer {
   // consumer_math.cuh: products and softmax.
   __device__ void issue_qk(float (&scores)[kScores]) const;
   template <bool kArrives = true>
-  __device__ void issue_pv(std::uint64_t v, Fragments& f, int begin, int end);
+  __device__ void issue_pv_steps(std::uint64_t v, Fragments& f, int begin, int end) const;
+  template <bool kArrives = true>
+  __device__ void issue_pv(Fragments& f);
+  __device__ void issue_last_pv(Fragments& f);
+  __device__ void issue_early_pv(std::uint64_t v, Fragments& f);
   __device__ tile::Anchors accept_and_update_max(const MaskBits& mask, Fragments& f);
   __device__ tile::Anchors update_max(const MaskBits& mask, Fragments& f) const;
   __device__ tile::RowSums exp2_scores(const tile::Anchors& anchors, Fragments& f) const;
@@ -267,10 +272,12 @@ class Consumer {
   std::int32_t full_end_ = 0;
   KeyLimits key_limits_ = {};
   bool fuses_edges_ = false;
-  std::int32_t last_v_rows_ = 0;  // rows of V in key tile end_key_ - 1
-  std::int32_t v_rows_ = 0;       // rows of V in the key tile whose scores came last
-  FinalisedRows finalised_ = {};  // of the query tile whose rows are still in out
-  bool accumulates_ = false;      // out holds a sum
+  bool half_hidden_ = false;       // WorkTile::half_hidden, of the query tile
+  bool last_half_hidden_ = false;  // and of the one before
+  std::int32_t last_v_rows_ = 0;   // rows of V in key tile end_key_ - 1
+  std::int32_t v_rows_ = 0;        // rows of V in the key tile whose scores came last
+  FinalisedRows finalised_ = {};   // of the query tile whose rows are still in out
+  bool accumulates_ = false;       // out holds a sum
 };
 
 }  // namespace tilewise::cuda::sm90

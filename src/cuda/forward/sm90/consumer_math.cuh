@@ -11,19 +11,50 @@ template <KernelConfig kConfig>
 __device__ __forceinline__ void Consumer<kConfig>::issue_qk(float (&scores)[kScores]) const {
   gemm_ss<kConfig.fp16, kConfig.k_tile, kConfig.head_dim, kConfig.k_tile>(
       q_address(), k_address(k_.state()), scores);
+  ptx::wgmma_commit();
 }
 
 // Issues steps [begin, end) of O (64, Dv) += P (64, k_tile) V. kArrives: the next warpgroup may
 // issue its products before the last steps are done, since it takes as long to begin as they take.
 template <KernelConfig kConfig>
 template <bool kArrives>
-__device__ __forceinline__ void Consumer<kConfig>::issue_pv(std::uint64_t v, Fragments& f,
-                                                            int begin, int end) {
+__device__ __forceinline__ void Consumer<kConfig>::issue_pv_steps(std::uint64_t v, Fragments& f,
+                                                                  int begin, int end) const {
   gemm_rs<kConfig.fp16, kConfig.value_dim>(f.probs, v, f.out, begin, end, accumulates_,
                                            [&](int step) {
                                              if (kArrives && step == kPvSteps - kOrderSteps)
                                                order_barrier_arrive();
                                            });
+}
+
+// Issues all of the steps, as one group.
+template <KernelConfig kConfig>
+template <bool kArrives>
+__device__ __forceinline__ void Consumer<kConfig>::issue_pv(Fragments& f) {
+  issue_pv_steps<kArrives>(v_descriptor(), f, 0, kPvSteps);
+  ptx::wgmma_commit();
+  accumulates_ = true;
+}
+
+// The same for the last key tile of a query tile (KernelConfig::skips_half()).
+template <KernelConfig kConfig>
+__device__ __forceinline__ void Consumer<kConfig>::issue_last_pv(Fragments& f) {
+  if constexpr (kConfig.skips_half()) {
+    const std::uint64_t v = v_descriptor();
+    if (!last_half_hidden_) issue_pv_steps(v, f, 0, kPvSteps / 2);
+    issue_pv_steps(v, f, kPvSteps / 2, kPvSteps);
+    ptx::wgmma_commit();
+    accumulates_ = true;
+  } else {
+    issue_pv(f);
+  }
+}
+
+// Issues all but the last steps; exp2_during_pv() issues those.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void Consumer<kConfig>::issue_early_pv(std::uint64_t v, Fragments& f) {
+  issue_pv_steps(v, f, 0, kEarlyPvSteps);
+  ptx::wgmma_commit();
   accumulates_ = true;
 }
 
@@ -72,7 +103,9 @@ __device__ __forceinline__ tile::RowSums Consumer<kConfig>::exp2_during_pv(
   for (int part = 0; part < kPvSteps; ++part) {
     tile::exp2_scores(f.scores, part, kPvSteps, anchors, parameters_.scale_log2, sums);
     const int step = kEarlyPvSteps + part;
-    if (step < kPvSteps) issue_pv(v, f, step, step + 1);
+    if (step >= kPvSteps) continue;
+    issue_pv_steps(v, f, step, step + 1);
+    ptx::wgmma_commit();
   }
   return sums.totals();
 }

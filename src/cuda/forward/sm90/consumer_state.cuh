@@ -35,6 +35,8 @@ __device__ __forceinline__ bool Consumer<kConfig>::load_work_tile() {
       first_key_from_ = end_key_;
     }
   }
+  if constexpr (kConfig.skips_half())
+    half_hidden_ = uniform(tile_->half_hidden[warpgroup_] ? 1 : 0) != 0;
   if constexpr (kConfig.fused_edges)
     fuses_edges_ = uniform(tile_->keys == KeyVisibility::kFusedEdges ? 1 : 0) != 0;
   return more;

@@ -46,10 +46,12 @@ __device__ __forceinline__ bool Consumer<kConfig>::fused_edges_step(Fragments& f
   if constexpr (kSecond) k_.wait_next();
   order_barrier_wait();
   gemm_ss<kConfig.fp16, kConfig.k_tile, kConfig.head_dim, kConfig.k_tile>(rows, keys, f.scores);
+  ptx::wgmma_commit();
   v_.wait();
-  issue_pv(v_descriptor(), f, 0, kPvSteps);
+  issue_pv(f);
   if constexpr (!kSecond) k_.wait_next();
   gemm_ss<kConfig.fp16, kHalf, kConfig.head_dim, kConfig.k_tile>(rows, other_keys, others);
+  ptx::wgmma_commit();
 
   std::uint32_t hidden[tile::kRowsPerLane];
 #pragma unroll
@@ -90,6 +92,7 @@ __device__ __forceinline__ bool Consumer<kConfig>::fused_edges_step(Fragments& f
   v_.wait();
   gemm_rs<kConfig.fp16, kConfig.value_dim>(first, v_descriptor(), f.out, kCutStep, kPvSteps,
                                            accumulates_, [](int) {});
+  ptx::wgmma_commit();
   tile::probs_of_last(both, hidden, f.probs + 4 * kCutStep);
   if constexpr (!kSecond) {
 #pragma unroll

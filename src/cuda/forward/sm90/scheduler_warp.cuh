@@ -137,6 +137,9 @@ __device__ __forceinline__ void complete_tile(const Parameters& parameters, Work
   for (int warpgroup = 0; warpgroup < kConfig.consumers(); ++warpgroup) {
     const std::int32_t first = row + warpgroup * tile::kRows;
     const std::int32_t last = math::min(first + tile::kRows, tile.q_len) - 1;
+    tile.half_hidden[warpgroup] =
+        tile.end_key - tile.first_key > 1 &&
+        band.begin(first) >= tile.first_key * kConfig.k_tile + kConfig.k_tile / 2;
     const tile::TileRange full = tile::full_key_tiles(band, first, last, kConfig.k_tile);
     tile.full_begin[warpgroup] = full.begin;
     tile.full_end[warpgroup] = full.end;

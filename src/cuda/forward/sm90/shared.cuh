@@ -39,6 +39,8 @@ struct WorkTile {
   std::int32_t start_key;  // of which this one comes first (tile/scheduler.h)
   std::int32_t v_rows;     // rows of V in key tile end_key - 1 that belong to the sequence
   KeyVisibility keys;
+  bool half_hidden[kMaxConsumers];  // a warpgroup sees nothing of the first half of key tile
+                                    // first_key, and there are others
   tile::WindowBand band;
   std::int32_t full_begin[kMaxConsumers];  // key tiles that every row of a warpgroup sees whole
   std::int32_t full_end[kMaxConsumers];
