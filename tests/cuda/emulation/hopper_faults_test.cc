@@ -78,8 +78,8 @@ void faulty_kernel(Fault fault, const CUtensorMap* map) {
   if (is(Fault::kOtherDescriptor) && t == 77) rows += 2;
   if (is(Fault::kOtherLayout)) rows |= std::uint64_t{1} << 63;
   if (is(Fault::kWarpMissing) && t >= 96) return;
-  ptx::Wgmma<64>::scores<false>(sums, rows, tile::rows_descriptor(box), false);
-  ptx::Wgmma<64>::values<false>(sums, probs, tile::columns_descriptor(box, 1024), true);
+  ptx::Wgmma<64>::ss<false>(sums, rows, tile::rows_descriptor(box), false);
+  ptx::Wgmma<64>::rs<false>(sums, probs, tile::columns_descriptor(box, 1024), true);
   ptx::wgmma_commit();
   if (is(Fault::kEndsBeforeProduct)) return;
   if (is(Fault::kSumsTooEarly)) ptx::fence_operand(sums);

@@ -124,7 +124,7 @@ void cleared_kernel(bool fences, bool waits, float* to) {
   float sums[32];
   const std::uint64_t rows = tile::rows_descriptor(ptx::shared_address(boxes));
   ptx::wgmma_fence();
-  ptx::Wgmma<64>::scores<false>(sums, rows, rows, false);
+  ptx::Wgmma<64>::ss<false>(sums, rows, rows, false);
   ptx::wgmma_commit();
   ptx::wgmma_wait<0>();
   to[threadIdx.x] = sums[0];
