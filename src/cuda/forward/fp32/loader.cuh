@@ -1,4 +1,4 @@
-// Tiles of Q, K and V on their way into shared memory.
+// Copies tiles of Q, K and V from global to shared memory with cp.async.
 #pragma once
 
 #include "cuda/forward/fp32/layout.h"
@@ -8,24 +8,24 @@
 
 namespace tilewise::cuda::fp32 {
 
-// Rows [row, row + kRows) of a tensor into a tile of shared memory (kRows, kStride), by all
-// kThreads of the block, asynchronously: 16 bytes at a time where rows are wide, else 4. What lies
-// outside of the tensor becomes zero, up to kColumns. kRun: row r of the tile is row key_at(r,
-// kRun).
+// Loads rows [row, row + kRows) of a tensor into a tile of shared memory (kRows, kStride) with all
+// kThreads of the block, asynchronously: 16 bytes at a time if rows are aligned to them, else 4.
+// What lies outside of the tensor becomes zero, up to kColumns. Row r of the tile is row
+// key_at(r, kRun).
 template <int kRows, int kColumns, int kStride, int kThreads, int kRun>
 __device__ __forceinline__ void load_tile(const Rows& rows, std::int32_t row, float* to) {
-  const int each = rows.wide ? kVector : 1;  // floats of a copy
-  const int copies = kColumns / each;        // of a row
+  const int each = rows.aligned16 ? kVector : 1;  // floats of a copy
+  const int copies = kColumns / each;             // of a row
   const std::uint32_t start = ptx::shared_address(to);
 #pragma unroll 4
   for (int i = threadIdx.x; i < kRows * copies; i += kThreads) {
-    const int place = i / copies;
+    const int tile_row = i / copies;
     const int column = i % copies * each;
-    const std::int32_t from = row + (kRun > 1 ? key_at(place, kRun) : place);
+    const std::int32_t from = row + (kRun > 1 ? key_at(tile_row, kRun) : tile_row);
     const bool inside = from < rows.count && column < rows.columns;
     const float* const source = rows.first + (inside ? from * rows.stride + column : 0);
-    const std::uint32_t address = start + (place * kStride + column) * 4;
-    if (rows.wide) {
+    const std::uint32_t address = start + (tile_row * kStride + column) * 4;
+    if (rows.aligned16) {
       ptx::cp_async_16(address, source, inside);
     } else {
       ptx::cp_async_4(address, source, inside);
@@ -33,29 +33,30 @@ __device__ __forceinline__ void load_tile(const Rows& rows, std::int32_t row, fl
   }
 }
 
-// The tiles of K or of V, one after the other: what is the same for all of them is computed once.
-// Tiles inside of the tensor are copied by the shortest way, others as load_tile() does.
+// Loads the tiles of K or of V, one after the other. What is the same for all of them is computed
+// once. Tiles inside of the tensor take the shortest path, others are loaded by load_tile().
 template <int kRows, int kColumns, int kStride, int kThreads, int kRun>
-class Tiles {
+class TileLoader {
  public:
-  // rows: in shared memory. All threads.
-  __device__ __forceinline__ explicit Tiles(const Rows& rows)
+  // `rows` is in shared memory. All threads construct one.
+  __device__ __forceinline__ explicit TileLoader(const Rows& rows)
       : rows_(rows),
-        from_(rows.first + row() * kRun * rows.stride + chunk() * kVector),
+        source_(rows.first + row() * kRun * rows.stride + chunk() * kVector),
         stride_(rows.stride),
-        inside_(rows.wide && rows.columns == kColumns ? rows.count / kRows : 0) {}
+        tiles_inside_(rows.aligned16 && rows.columns == kColumns ? rows.count / kRows : 0) {}
 
-  // Where this thread's first chunk lies in a tile, in bytes.
-  __device__ __forceinline__ static std::uint32_t place() {
+  // The offset of this thread's first chunk in a tile, in bytes.
+  __device__ __forceinline__ static std::uint32_t tile_offset() {
     return static_cast<std::uint32_t>(row() * kStride + chunk() * kVector) * sizeof(float);
   }
 
-  // Tile `key` to `tile`; address: of place() in it.
-  __device__ __forceinline__ void load(std::int32_t key, float* tile, std::uint32_t address) const {
-    if (key >= inside_)
-      return load_tile<kRows, kColumns, kStride, kThreads, kRun>(rows_, key * kRows, tile);
+  // Loads tile `key_tile` into `tile`. `address` is that of tile_offset() in it.
+  __device__ __forceinline__ void load(std::int32_t key_tile, float* tile,
+                                       std::uint32_t address) const {
+    if (key_tile >= tiles_inside_)
+      return load_tile<kRows, kColumns, kStride, kThreads, kRun>(rows_, key_tile * kRows, tile);
     if (threadIdx.x >= kCopiers) return;
-    const float* from = from_ + std::int64_t{key} * kRows * stride_;
+    const float* from = source_ + std::int64_t{key_tile} * kRows * stride_;
 #pragma unroll
     for (int first = 0; first < kRows; first += kStep) {
       ptx::cp_async_16(address + first * kStride * sizeof(float), from);
@@ -64,38 +65,39 @@ class Tiles {
   }
 
  private:
-  // A power of two of the threads copies, so that the rows of a thread are the same number apart.
+  // The number of threads that copy is a power of two, so that the rows of a thread are equally far
+  // apart.
   static constexpr int kCopiers = kThreads & (kThreads - 1) ? kThreads / 3 * 2 : kThreads;
   static constexpr int kCopies = kColumns / kVector;  // of a row
   static constexpr int kStep = kCopiers / kCopies;
   static_assert((kCopiers & (kCopiers - 1)) == 0 && kStep > 0 && kRows % kStep == 0 &&
                     (kRun == 1 || kAcross % kStep == 0),
                 "Row first + r of the tile is row source(first) + r * kRun.");
-  __device__ __forceinline__ static constexpr int source(int place) {
-    return kRun > 1 ? key_at(place, kRun) : place;
+  __device__ __forceinline__ static constexpr int source(int tile_row) {
+    return kRun > 1 ? key_at(tile_row, kRun) : tile_row;
   }
   __device__ __forceinline__ static int row() { return static_cast<int>(threadIdx.x) / kCopies; }
   __device__ __forceinline__ static int chunk() { return static_cast<int>(threadIdx.x) % kCopies; }
 
   const Rows& rows_;
-  const float* from_;  // this thread's first chunk of tile 0
+  const float* source_;  // this thread's first chunk of tile 0
   std::int64_t stride_;
-  std::int32_t inside_;  // tiles
+  std::int32_t tiles_inside_;  // of the tensor
 };
 
-__device__ __forceinline__ bool is_special(float x) { return !(x - x == 0); }
+__device__ __forceinline__ bool is_non_finite(float x) { return !(x - x == 0); }
 
-// The non_finite_pass pass: elements that are not finite become zero, and their rows are flagged. A
-// tile that is there; by all threads, between barriers.
+// The non-finite pass: replaces the non-finite elements of a loaded tile by zero, and flags their
+// rows. All threads call it, between two barriers.
 template <int kRows, int kColumns, int kStride, int kThreads, int kRun>
-__device__ void clean_tile(float* tile, std::uint8_t* non_finite /* (kRows) */) {
+__device__ void zero_non_finite(float* tile, std::uint8_t* non_finite /* (kRows) */) {
 #pragma unroll 1
   for (int i = threadIdx.x; i < kRows * kColumns; i += kThreads) {
-    const int place = i / kColumns;
-    float& element = tile[place * kStride + i % kColumns];
-    if (!is_special(element)) continue;
+    const int tile_row = i / kColumns;
+    float& element = tile[tile_row * kStride + i % kColumns];
+    if (!is_non_finite(element)) continue;
     element = 0;
-    non_finite[kRun > 1 ? key_at(place, kRun) : place] = 1;
+    non_finite[kRun > 1 ? key_at(tile_row, kRun) : tile_row] = 1;
   }
 }
 
