@@ -1,6 +1,6 @@
-// Standard attention (arXiv 2205.14135, Algorithm 0): S = Q K^T is stored to global memory,
-// P = softmax(S) is computed there (softmax.cu), and O = P V reads it. This file has the two
-// products. A block computes a tile of queries over all keys, visible or not.
+// Standard attention (arXiv 2205.14135, Algorithm 0) through global memory: this file stores
+// S = Q K^T, softmax.cu computes P = softmax(S), and this file multiplies O = P V. A block computes
+// a tile of queries over all keys, visible or not.
 #pragma once
 
 #include "cuda/host/launch.cuh"

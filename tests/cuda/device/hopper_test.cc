@@ -70,8 +70,8 @@ TEST(Device, HopperKernelComputesManyTiles) {
   }
 }
 
-// Rows of out of another type than Q, which TMA cannot store: kernels with epilogue warps and
-// without, one tile of queries and several.
+// Rows of out of another type than Q, which the kernel does not store by TMA: kernels with epilogue
+// warps and without, one tile of queries and several.
 TEST(Device, HopperKernelStoresAnotherTypeThanQ) {
   if (!has_hopper()) GTEST_SKIP() << "no Hopper device";
   const std::vector<std::vector<std::int64_t>> shapes = {

@@ -19,14 +19,14 @@ struct ReadSegment {
 // The 16-bit number as a float.
 float number(std::uint16_t bits, bool fp16);
 
-// From a fiber: `rows` rows of 16 numbers by the matrix descriptor of PTX ISA 9.7.15.5.1, for rows
-// that are contiguous along the summed dimension; number k of row r goes to
-// to[r * row_step + k * step]. What was read is added to `read`.
+// Reads `rows` rows of 16 numbers by the matrix descriptor of PTX ISA 9.7.15.5.1, for rows that are
+// contiguous along the summed dimension. Number k of row r goes to to[r * row_step + k * step]. The
+// segments read are appended to `read`. Called from a fiber.
 void read_rows(std::uint64_t descriptor, int rows, bool fp16, float* to, int row_step, int step,
                std::vector<ReadSegment>& read);
 
-// The same for 16 rows of `columns` numbers, contiguous across the summed dimension. to (16,
-// columns)
+// Reads 16 rows of `columns` numbers, contiguous across the summed dimension, like read_rows().
+//   to (16, columns)
 void read_columns(std::uint64_t descriptor, int columns, bool fp16, float* to,
                   std::vector<ReadSegment>& read);
 

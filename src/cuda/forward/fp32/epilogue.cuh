@@ -66,7 +66,7 @@ class Epilogue {
   }
 
   // Finalises the rows and writes their lse. The lanes across have the same rows: each finalises
-  // one of them, in double like math::finalise() with a sink.
+  // one of them. The arithmetic is double, which math::finalise() uses for a sink in any case.
   __device__ __forceinline__ void finalise_rows(float (&scales)[kThreadRows]) {
     const Problem& problem = parameters_.problem;
     const int lane = threadIdx.x % 32;

@@ -28,10 +28,11 @@ struct KernelConfig {
   TILEWISE_INLINE constexpr int chunk_row() const { return chunk() + kPad; }  // of probs
 };
 
-// Why these shapes. A thread multiplies 8 rows with thread_keys() keys, then 8 rows with
-// thread_columns() columns of V: of every 4 steps of a product, 8 + n loads of 16 bytes for 32 n
-// multiply-adds. n = 4: 12 loads for 128; n = 8: 16 for 256; n = 16: 24 for 512. Its registers hold
-// 8 thread_columns() of out, 8 thread_keys() scores and 32 of an operand.
+// Why these shapes. A thread multiplies 8 rows with n = thread_keys() keys, then 8 rows with
+// n = thread_columns() columns of V. Four steps of a product need 8 + n loads of 16 bytes for 32 n
+// multiply-adds: 12 loads for 128 with n = 4, 16 for 256 with n = 8, 24 for 512 with n = 16. The
+// registers of a thread hold 8 thread_columns() of out, 8 thread_keys() scores and 32 of an
+// operand.
 struct TileRow {
   int columns;
   bool score_mod;
