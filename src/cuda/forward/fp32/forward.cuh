@@ -25,8 +25,11 @@ class Forward {
   static constexpr int kThreads = kConfig.threads();
   static constexpr int kTile = kConfig.k_tile;
   using Scores = ScoreLayout<kKeys>;
-  using KeyTiles = TileLoader<kTile, kConfig.columns, kRow, kThreads, kKeys>;
-  using ValueTiles = TileLoader<kTile, kConfig.columns, kConfig.columns, kThreads, 1>;
+  static constexpr TileShape kQueryShape = {kConfig.q_tile(), kConfig.columns, kRow, kThreads, 1};
+  static constexpr TileShape kKeyShape = {kTile, kConfig.columns, kRow, kThreads, kKeys};
+  static constexpr TileShape kValueShape = {kTile, kConfig.columns, kConfig.columns, kThreads, 1};
+  using KeyTiles = TileLoader<kKeyShape>;
+  using ValueTiles = TileLoader<kValueShape>;
 
   __device__ Forward(const Parameters& parameters, Shared<kConfig>& shared)
       : parameters_(parameters),
@@ -39,8 +42,7 @@ class Forward {
         v_destination_(ptx::opaque(ptx::shared_address(shared.v) + ValueTiles::tile_offset())) {}
 
   __device__ __forceinline__ void run() {
-    load_tile<kConfig.q_tile(), kConfig.columns, kRow, kThreads, 1>(tile_.q, tile_.first,
-                                                                    shared_.q);
+    load_tile<kQueryShape>(tile_.q, tile_.first, shared_.q);
     ptx::cp_async_commit();
     if (threadIdx.x < 32) mask_.build_by_warp();
     if (threadIdx.x == 0) shared_.non_finite_pass = false;
@@ -223,8 +225,7 @@ class Forward {
     shared_.sees_non_finite[threadIdx.x] = 0;
     for (int i = threadIdx.x; i < kConfig.q_tile(); i += kThreads) shared_.non_finite_row[i] = 0;
     __syncthreads();
-    zero_non_finite<kConfig.q_tile(), kConfig.columns, kRow, kThreads, 1>(shared_.q,
-                                                                          shared_.non_finite_row);
+    zero_non_finite<kQueryShape>(shared_.q, shared_.non_finite_row);
     __syncthreads();
   }
 
@@ -232,10 +233,8 @@ class Forward {
   __device__ __forceinline__ void zero_non_finite_operands() {
     for (int i = threadIdx.x; i < kTile; i += kThreads) shared_.non_finite_key[i] = 0;
     wait_for_copies();
-    zero_non_finite<kTile, kConfig.columns, kRow, kThreads, kKeys>(shared_.k,
-                                                                   shared_.non_finite_key);
-    zero_non_finite<kTile, kConfig.columns, kConfig.columns, kThreads, 1>(shared_.v,
-                                                                          shared_.non_finite_key);
+    zero_non_finite<kKeyShape>(shared_.k, shared_.non_finite_key);
+    zero_non_finite<kValueShape>(shared_.v, shared_.non_finite_key);
     __syncthreads();
   }
 

@@ -8,23 +8,31 @@
 
 namespace tilewise::cuda::fp32 {
 
-// Loads rows [row, row + kRows) of a tensor into a tile of shared memory (kRows, kStride) with all
-// kThreads of the block, asynchronously: 16 bytes at a time if rows are aligned to them, else 4.
-// What lies outside of the tensor becomes zero, up to kColumns. Row r of the tile is row
-// key_at(r, kRun).
-template <int kRows, int kColumns, int kStride, int kThreads, int kRun>
+// A tile in shared memory, (rows, stride), which all threads of the block load. Columns up to
+// `columns` are loaded; row r of the tile is row key_at(r, run) of the tensor's rows.
+struct TileShape {
+  int rows;
+  int columns;
+  int stride;  // floats
+  int threads;
+  int run;
+};
+
+// Loads a tile from row `row` of the tensor on, asynchronously: 16 bytes at a time if rows are
+// aligned to them, else 4. What lies outside of the tensor becomes zero.
+template <TileShape kShape>
 __device__ __forceinline__ void load_tile(const Rows& rows, std::int32_t row, float* to) {
   const int each = rows.aligned16 ? kVector : 1;  // floats of a copy
-  const int copies = kColumns / each;             // of a row
+  const int copies = kShape.columns / each;       // of a row
   const std::uint32_t start = ptx::shared_address(to);
 #pragma unroll 4
-  for (int i = threadIdx.x; i < kRows * copies; i += kThreads) {
+  for (int i = threadIdx.x; i < kShape.rows * copies; i += kShape.threads) {
     const int tile_row = i / copies;
     const int column = i % copies * each;
-    const std::int32_t from = row + (kRun > 1 ? key_at(tile_row, kRun) : tile_row);
+    const std::int32_t from = row + (kShape.run > 1 ? key_at(tile_row, kShape.run) : tile_row);
     const bool inside = from < rows.count && column < rows.columns;
     const float* const source = rows.first + (inside ? from * rows.stride + column : 0);
-    const std::uint32_t address = start + (tile_row * kStride + column) * 4;
+    const std::uint32_t address = start + (tile_row * kShape.stride + column) * 4;
     if (rows.aligned16) {
       ptx::cp_async_16(address, source, inside);
     } else {
@@ -35,31 +43,31 @@ __device__ __forceinline__ void load_tile(const Rows& rows, std::int32_t row, fl
 
 // Loads the tiles of K or of V, one after the other. What is the same for all of them is computed
 // once. Tiles inside of the tensor take the shortest path, others are loaded by load_tile().
-template <int kRows, int kColumns, int kStride, int kThreads, int kRun>
+template <TileShape kShape>
 class TileLoader {
  public:
   // `rows` is in shared memory. All threads construct one.
   __device__ __forceinline__ explicit TileLoader(const Rows& rows)
       : rows_(rows),
-        source_(rows.first + row() * kRun * rows.stride + chunk() * kVector),
+        source_(rows.first + row() * kShape.run * rows.stride + chunk() * kVector),
         stride_(rows.stride),
-        tiles_inside_(rows.aligned16 && rows.columns == kColumns ? rows.count / kRows : 0) {}
+        tiles_inside_(rows.aligned16 && rows.columns == kShape.columns ? rows.count / kShape.rows
+                                                                       : 0) {}
 
   // The offset of this thread's first chunk in a tile, in bytes.
   __device__ __forceinline__ static std::uint32_t tile_offset() {
-    return static_cast<std::uint32_t>(row() * kStride + chunk() * kVector) * sizeof(float);
+    return static_cast<std::uint32_t>(row() * kShape.stride + chunk() * kVector) * sizeof(float);
   }
 
   // Loads tile `key_tile` into `tile`. `address` is that of tile_offset() in it.
   __device__ __forceinline__ void load(std::int32_t key_tile, float* tile,
                                        std::uint32_t address) const {
-    if (key_tile >= tiles_inside_)
-      return load_tile<kRows, kColumns, kStride, kThreads, kRun>(rows_, key_tile * kRows, tile);
+    if (key_tile >= tiles_inside_) return load_tile<kShape>(rows_, key_tile * kShape.rows, tile);
     if (threadIdx.x >= kCopiers) return;
-    const float* from = source_ + std::int64_t{key_tile} * kRows * stride_;
+    const float* from = source_ + std::int64_t{key_tile} * kShape.rows * stride_;
 #pragma unroll
-    for (int first = 0; first < kRows; first += kStep) {
-      ptx::cp_async_16(address + first * kStride * sizeof(float), from);
+    for (int first = 0; first < kShape.rows; first += kStep) {
+      ptx::cp_async_16(address + first * kShape.stride * sizeof(float), from);
       from += (source(first + kStep) - source(first)) * stride_;
     }
   }
@@ -67,14 +75,15 @@ class TileLoader {
  private:
   // The number of threads that copy is a power of two, so that the rows of a thread are equally far
   // apart.
-  static constexpr int kCopiers = kThreads & (kThreads - 1) ? kThreads / 3 * 2 : kThreads;
-  static constexpr int kCopies = kColumns / kVector;  // of a row
+  static constexpr int kCopiers =
+      kShape.threads & (kShape.threads - 1) ? kShape.threads / 3 * 2 : kShape.threads;
+  static constexpr int kCopies = kShape.columns / kVector;  // of a row
   static constexpr int kStep = kCopiers / kCopies;
-  static_assert((kCopiers & (kCopiers - 1)) == 0 && kStep > 0 && kRows % kStep == 0 &&
-                    (kRun == 1 || kAcross % kStep == 0),
-                "Row first + r of the tile is row source(first) + r * kRun.");
+  static_assert((kCopiers & (kCopiers - 1)) == 0 && kStep > 0 && kShape.rows % kStep == 0 &&
+                    (kShape.run == 1 || kAcross % kStep == 0),
+                "Row first + r of the tile is row source(first) + r * kShape.run.");
   __device__ __forceinline__ static constexpr int source(int tile_row) {
-    return kRun > 1 ? key_at(tile_row, kRun) : tile_row;
+    return kShape.run > 1 ? key_at(tile_row, kShape.run) : tile_row;
   }
   __device__ __forceinline__ static int row() { return static_cast<int>(threadIdx.x) / kCopies; }
   __device__ __forceinline__ static int chunk() { return static_cast<int>(threadIdx.x) % kCopies; }
@@ -89,15 +98,15 @@ __device__ __forceinline__ bool is_non_finite(float x) { return !(x - x == 0); }
 
 // The non-finite pass: replaces the non-finite elements of a loaded tile by zero, and flags their
 // rows. All threads call it, between two barriers.
-template <int kRows, int kColumns, int kStride, int kThreads, int kRun>
-__device__ void zero_non_finite(float* tile, std::uint8_t* non_finite /* (kRows) */) {
+template <TileShape kShape>
+__device__ void zero_non_finite(float* tile, std::uint8_t* non_finite /* (rows) */) {
 #pragma unroll 1
-  for (int i = threadIdx.x; i < kRows * kColumns; i += kThreads) {
-    const int tile_row = i / kColumns;
-    float& element = tile[tile_row * kStride + i % kColumns];
+  for (int i = threadIdx.x; i < kShape.rows * kShape.columns; i += kShape.threads) {
+    const int tile_row = i / kShape.columns;
+    float& element = tile[tile_row * kShape.stride + i % kShape.columns];
     if (!is_non_finite(element)) continue;
     element = 0;
-    non_finite[kRun > 1 ? key_at(tile_row, kRun) : tile_row] = 1;
+    non_finite[kShape.run > 1 ? key_at(tile_row, kShape.run) : tile_row] = 1;
   }
 }
 
