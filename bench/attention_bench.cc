@@ -1,5 +1,5 @@
-// Forward, backward and decoding for Google Benchmark, through the public interface, with the peak
-// of the machine measured beside each: GFLOP/s counts useful flops (docs/benchmarking.md).
+// Forward, backward and decoding for Google Benchmark, through the public interface. The peak of
+// the machine is measured in the same run; GFLOP/s counts useful flops (docs/benchmarking.md).
 #include <benchmark/benchmark.h>
 #include <tilewise/tilewise.h>
 
@@ -22,7 +22,7 @@ struct Shape {
   bool causal;
 };
 
-// Tensors of one problem in fp32.
+// The tensors of one problem in fp32.
 struct Attention {
   explicit Attention(const Shape& s)
       : q(numbers(s.batch * s.q_len * s.heads * s.dim)),
@@ -63,10 +63,10 @@ struct Attention {
 double visible_pairs(const Shape& s) {
   const double q = static_cast<double>(s.q_len);
   const double k = static_cast<double>(s.k_len);
-  return s.causal ? q * (k - (q - 1) / 2) : q * k;  // bottom-right, Sq <= Sk
+  return s.causal ? q * (k - (q - 1) / 2) : q * k;  // bottom-right alignment, Sq <= Sk
 }
 
-// Peak of the best instruction set, measured once.
+// Returns the peak of the best instruction set, measured once.
 double peak_flops() {
   static const double peak = [] {
     std::string target;

@@ -1,4 +1,5 @@
-// tilewise bench: the speed of one kernel beside the peak of the machine, measured in the same run.
+// tilewise bench: the speed of one kernel relative to the peak of the machine, measured in the same
+// run.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -26,15 +27,15 @@ using problem::Operation;
 
 constexpr double kEnoughSeconds = 1.0;
 constexpr int kLeastRuns = 5;
-constexpr double kBackwardFactor = 2.5;  // five products of the forward's two
+constexpr double kBackwardFactor = 2.5;  // five matrix products instead of the forward's two
 
-// Query-key pairs that the mask leaves, over all heads.
+// Returns the number of query-key pairs that the mask lets through, over all heads.
 double visible_pairs(const problem::Problem& problem) {
   std::vector<problem::Sequence> sequences(static_cast<std::size_t>(problem.batch));
   problem::fill_sequences(problem, sequences.data());
   double pairs = 0;
   for (const problem::Sequence& sequence : sequences) {
-    math::Band band;  // no slices here: one band, the same for every head
+    math::Band band;  // without slices there is one band, the same for every head
     problem::sequence_bands(problem, sequence, 0, &band);
     for (std::int64_t row = 0; row < sequence.q_len; ++row) {
       const math::KeyRange keys = math::visible_keys(band, row);
@@ -44,15 +45,15 @@ double visible_pairs(const problem::Problem& problem) {
   return pairs * static_cast<double>(problem.heads);
 }
 
-// Multiply-adds of visible pairs only, two flops each.
+// Returns the flops of visible pairs only, two per multiply-add.
 double useful_flops(const problem::Problem& problem) {
   const double width = static_cast<double>(problem.head_dim + problem.value_dim);
   const double forward = 2 * visible_pairs(problem) * width;
   return problem.operation == Operation::kForward ? forward : kBackwardFactor * forward;
 }
 
-// The instruction set of a kernel: cpu_avx2 is avx2; the ladder is compiled for the baseline but
-// measured against the best of the machine.
+// Returns the instruction set of a kernel: that of cpu_avx2 is avx2. The ladder is compiled for the
+// baseline but measured against the best instruction set of the machine.
 std::string target_of(const std::string& kernel, const plan::Host& machine) {
   for (const cpu::Target* target = cpu::kTargets; target->name != nullptr; ++target) {
     if (kernel == std::string("cpu_") + target->name) return target->name;
@@ -84,7 +85,7 @@ Timing time_runs(Runner& runner, double budget, bool quiet) {
   return {times.front(), times[times.size() / 2], static_cast<int>(times.size())};
 }
 
-// Bytes of K and V that every run reads at least once.
+// Returns the bytes of K and V, which every run reads at least once.
 double cache_bytes(const problem::Problem& problem) {
   const double rows = static_cast<double>(problem.batch * problem.k_rows * problem.kv_heads);
   return rows * static_cast<double>(problem.head_dim + problem.value_dim) *
@@ -126,18 +127,19 @@ void print_report(const json& r, const std::string& target) {
   const auto number = [&](const char* name) { return r[name].get<double>(); };
   fmt::print("kernel     {} ({} threads)\n", r["kernel"].get<std::string>(),
              r["threads"].get<int>());
-  fmt::print("time       {}, the least of {} runs; median {}\n", format_seconds(number("seconds")),
+  fmt::print("time       {} (fastest of {} runs; median {})\n", format_seconds(number("seconds")),
              r["runs"].get<int>(), format_seconds(number("median_seconds")));
-  fmt::print("speed      {}: {:.1f} % of the multiply-add peak {} ({})\n",
+  fmt::print("speed      {}: {:.1f} % of the multiply-add peak, {} ({})\n",
              format_flops(number("gflops") * 1e9), 100 * number("fraction_of_peak"),
              format_flops(number("peak_gflops") * 1e9), target);
-  fmt::print("K and V    {}: {:.1f} % of the memory's read rate {}\n",
+  fmt::print("K and V    {}: {:.1f} % of the memory's read rate, {}\n",
              format_rate(number("kv_gbytes_per_second") * 1e9), 100 * number("fraction_of_read"),
              format_rate(number("read_gbytes_per_second") * 1e9));
   fmt::print("workspace  {}\n", format_bytes(number("workspace_bytes")));
 }
 
-// On a GPU: the median of event-timed runs, beside a bf16 matrix product of cuBLAS in the same run.
+// Reports the speed of a kernel on a GPU: the median of event-timed runs, relative to a bf16 matrix
+// product of cuBLAS in the same run.
 int report_device(const Flags& flags, Runner& runner, double budget, const std::string& command) {
   const problem::Problem& problem = runner.plan().problem;
   const double before = calibrate::measure_gemm(problem.device_index);
@@ -167,7 +169,7 @@ int report_device(const Flags& flags, Runner& runner, double budget, const std::
     return 0;
   }
   fmt::print("kernel     {} on {}\n", runner.kernel(), device.name);
-  fmt::print("time       {}, the median of {} runs; least {}\n", format_seconds(timing.median),
+  fmt::print("time       {} (median of {} runs; fastest {})\n", format_seconds(timing.median),
              timing.runs, format_seconds(timing.least));
   fmt::print("speed      {:.1f} TFLOP/s", tflops);
   if (peak > 0) {
@@ -229,17 +231,19 @@ int run(const Flags& flags, const std::string& command) {
 
 Command add_bench(CLI::App& program, const std::string& command) {
   const auto flags = std::make_shared<Flags>(
-      program, "bench", "speed of a kernel as a fraction of the machine's peak");
-  flags->add_value("op", "forward|backward|decode", "default forward; decode: few queries");
+      program, "bench", "measure the speed of a kernel as a fraction of the machine's peak");
+  flags->add_value("op", "forward|backward|decode",
+                   "what to measure; default forward; decode: few queries");
   add_shape_flag(*flags);
   add_option_flags(*flags);
   flags->add_value("kernel", "NAME", "force a kernel (tilewise info lists them)");
-  flags->add_value("seconds", "X", "how long to repeat; default 1");
+  flags->add_value("seconds", "X", "seconds of repetitions; default 1");
   add_execution_flags(*flags);
-  flags->add_switch("json", "as JSON on stdout, with machine, compiler and command");
+  flags->add_switch("json", "print JSON, with machine, compiler and command");
   flags->set_footer(
-      "Useful flops: 2 (D + Dv) per visible query-key pair, backward 2.5 times that. The peak is\n"
-      "measured before and after, in the kernel's instruction set (docs/benchmarking.md).\n"
+      "Useful flops are 2 (D + Dv) per visible query-key pair, and 2.5 times that in backward. "
+      "The\n"
+      "peak is measured before and after, in the kernel's instruction set (docs/benchmarking.md).\n"
       "Example: tilewise bench --op backward --dtype fp32 --shape 1,2048,2048,8,8,128 --causal");
   return {flags, [flags, command] { return run(*flags, command); }};
 }

@@ -1,4 +1,5 @@
-// tilewise check: every kernel of the registry on every case, against the fp64 oracle.
+// tilewise check: runs every kernel of the registry on every case, and compares with the fp64
+// oracle.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -28,7 +29,7 @@ struct Score {
   int failed = 0;
   int unsupported = 0;
   double worst_ratio = 0;
-  std::string why_not;  // of the first case that it does not support
+  std::string why_not;  // reason of the first case that the kernel does not support
   std::vector<std::string> failures;
 
   void add(const verify::Verdict& verdict) {
@@ -52,7 +53,7 @@ const char* operation_name(Operation operation) {
   return operation == Operation::kForward ? "forward" : "backward";
 }
 
-// `device`: only its kernels; -1: all.
+// Lists the kernels of `device`; all of them if it is -1.
 std::vector<Score> list_kernels(const std::string& only, std::int32_t device) {
   std::vector<Score> scores;
   for (const Operation operation : {Operation::kForward, Operation::kBackward}) {
@@ -100,13 +101,14 @@ void print_scores(const std::vector<Score>& scores) {
   }
 }
 
-// -1 if not given: kernels of a device that is not there do not support anything, and say so.
+// Returns the number of --device, or -1 without it. Kernels of a missing device support no case,
+// and give that as the reason.
 std::int32_t device_flag(const Flags& flags) {
   const std::int32_t device = static_cast<std::int32_t>(flags.choice("device", {"cpu", "cuda"}));
   if (!flags.given("device")) return -1;
   cuda::DeviceInfo info;
   if (device == TILEWISE_CUDA && cuda::find_device(0, &info) != TILEWISE_OK)
-    throw UsageError(fmt::format("--device: {}; the cpu works", problem::message()));
+    throw UsageError(fmt::format("--device: {}; use --device cpu", problem::message()));
   return device;
 }
 
@@ -145,13 +147,13 @@ int run(const Flags& flags) {
 
 Command add_check(CLI::App& program) {
   const auto flags = std::make_shared<Flags>(
-      program, "check", "every kernel against the fp64 oracle on this machine");
-  flags->add_value("kernel", "NAME", "only this kernel");
-  flags->add_value("device", "cpu|cuda", "only the kernels of this device");
-  flags->add_value("seed", "N", "of the random numbers in the cases; default 1");
-  flags->add_switch("json", "as JSON on stdout");
+      program, "check", "check every kernel against the fp64 oracle on this machine");
+  flags->add_value("kernel", "NAME", "check only this kernel");
+  flags->add_value("device", "cpu|cuda", "check only the kernels of this device");
+  flags->add_value("seed", "N", "seed of the random numbers in the cases; default 1");
+  flags->add_switch("json", "print the result as JSON");
   flags->set_footer(
-      "Exit code 1 if a case fails; failures print the whole case.\n"
+      "The exit code is 1 if a case fails. For each failure, the whole case is printed.\n"
       "Example: TILEWISE_CPU_TARGET=avx2 tilewise check");
   return {flags, [flags] { return run(*flags); }};
 }

@@ -1,5 +1,5 @@
-// The subcommands. Each adds itself to the program and returns what runs it; that returns the exit
-// code: 0 ok, 1 a check failed. Usage and input errors are exceptions (exit code 2).
+// The subcommands. Each adds itself to the program and returns a function that runs it and returns
+// the exit code: 0 ok, 1 a check failed. Usage and input errors are exceptions (exit code 2).
 #pragma once
 
 #include <functional>

@@ -1,4 +1,4 @@
-// tilewise compare: every kernel on one problem, side by side.
+// tilewise compare: runs every kernel on one problem and prints one row for each.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -25,14 +25,14 @@ namespace {
 using nlohmann::json;
 using problem::Operation;
 
-constexpr double kEnoughSeconds = 0.3;  // of repetitions, for the minimum
-constexpr double kSlowSeconds = 1.0;    // one run is enough from here on
+constexpr double kEnoughSeconds = 0.3;  // seconds of repetitions, from which the minimum is taken
+constexpr double kSlowSeconds = 1.0;    // from this many seconds on, one run is enough
 constexpr int kMostRuns = 50;
 
 struct Row {
   std::string name;
   bool is_rung = false;
-  std::string skipped;  // why, if it is
+  std::string skipped;  // why the kernel was skipped, if it was
   double seconds = NAN;
   double workspace_bytes = NAN;
   double traffic_bytes = NAN;
@@ -40,7 +40,7 @@ struct Row {
   verify::ErrorNorms error = {NAN, NAN};
 };
 
-// What is compared, and how.
+// The problem, the executor and the standard of a comparison.
 struct Comparison {
   Operation operation;
   Inputs& inputs;
@@ -48,7 +48,8 @@ struct Comparison {
   std::int64_t sram_bytes;
 };
 
-// Nothing that one kernel leaves out may be what another left there.
+// Poisons the outputs, so that an element that one kernel does not write cannot hold the result of
+// another.
 void poison_outputs(const Comparison& comparison) {
   for (const problem::NamedTensor& tensor : problem::kTensors) {
     const auto array = comparison.inputs.arrays.find(tensor.name);
@@ -74,7 +75,7 @@ Row measure(const Comparison& comparison, const problem::Kernel& kernel, const S
     row.seconds = runner.run(&traffic, comparison.sram_bytes);
     runner.fetch();
     row.traffic_bytes = static_cast<double>(traffic.read_bytes + traffic.written_bytes);
-    // The host cannot count what the contents of a device's memory decide.
+    // The host cannot count traffic that depends on the contents of a device's memory.
     if (comparison.executor.on_cuda() && std::isnan(row.predicted_bytes)) row.traffic_bytes = NAN;
     row.error = standard.error(comparison.operation, comparison.inputs.problem);
     double total = row.seconds;
@@ -163,8 +164,8 @@ std::string sizes_text(const problem::Problem& problem) {
   return text;
 }
 
-// Those that --kernels names, or all. Kernels of other instruction sets are still rows; those of
-// the other device are not.
+// Returns the kernels that --kernels names, or all. Kernels of instruction sets that this machine
+// lacks are still rows; kernels of the other device are not.
 std::vector<const problem::Kernel*> chosen_kernels(const Flags& flags, Operation operation,
                                                    bool on_cuda) {
   std::vector<const problem::Kernel*> kernels;
@@ -197,7 +198,7 @@ std::vector<Row> measure_all(const Comparison& comparison, const Standard& stand
   return rows;
 }
 
-std::string place_text(const Executor& executor, std::int64_t sram_bytes) {
+std::string setting_text(const Executor& executor, std::int64_t sram_bytes) {
   if (executor.on_cuda()) return "on cuda:0";
   return fmt::format("{} threads, fast memory of the ladder {}", executor.threads(),
                      format_bytes(static_cast<double>(sram_bytes)));
@@ -216,7 +217,7 @@ int run(const Flags& flags) {
   if (backward && !inputs.has("dout")) throw UsageError("--dout: missing, --op backward needs it");
   const Executor executor(flags);
   if (backward && executor.on_cuda())
-    throw UsageError("--op: is backward, but no kernel of cuda is; the cpu works");
+    throw UsageError("--op: is backward, but cuda has no backward kernel; use --device cpu");
   const auto kernels = chosen_kernels(flags, operation, executor.on_cuda());
   add_outputs(Operation::kForward, inputs);
   Runner forward(Operation::kForward, inputs.problem, "", executor);  // backward reads its results
@@ -227,7 +228,7 @@ int run(const Flags& flags) {
   const std::vector<Row> rows = measure_all(comparison, standard, kernels, flags.given("json"));
   problem::Problem problem = forward.plan().problem;
   problem.operation = operation;
-  const std::string subtitle = sizes_text(problem) + ", " + place_text(executor, sram_bytes);
+  const std::string subtitle = sizes_text(problem) + ", " + setting_text(executor, sram_bytes);
   if (flags.given("plot")) write_text(flags.text("plot"), plot(subtitle, rows));
   if (flags.given("json")) {
     json result = {{"rows", json::array()}, {"oracle", standard.description()}};
@@ -247,22 +248,22 @@ int run(const Flags& flags) {
 
 Command add_compare(CLI::App& program) {
   const auto flags = std::make_shared<Flags>(
-      program, "compare", "every kernel on one problem: time, memory, traffic, error");
+      program, "compare", "run every kernel on one problem: time, memory, traffic, error");
   add_shape_flag(*flags);
   add_file_flags(*flags);
   add_option_flags(*flags);
-  flags->add_value("op", "forward|backward", "which pass; default forward");
-  flags->add_value("kernels", "NAME,...", "these kernels; default all of the device");
-  flags->add_value("sram", "BYTES", "fast memory that the ladder tiles for; default 196608");
-  flags->add_value("plot", "FILE", "write an SVG of the table");
+  flags->add_value("op", "forward|backward", "the pass to run; default forward");
+  flags->add_value("kernels", "NAME,...", "run only these kernels; default: all of the device");
+  flags->add_value("sram", "BYTES", "size of the ladder's fast memory; default 196608");
+  flags->add_value("plot", "FILE", "write the table as an SVG chart");
   add_execution_flags(*flags);
-  flags->add_switch("json", "as JSON on stdout");
+  flags->add_switch("json", "print the table as JSON");
   flags->set_footer(
-      "Traffic is counted by the kernels at their tile loads and stores; predicted is the closed\n"
-      "form: docs/ladder.md, and for the cpu and cuda kernels their algorithm's with the blocks "
-      "that\n"
-      "they choose; with --device cuda the host counts the launch's tiles.\n"
-      "Time is the least of several runs.\n"
+      "Kernels count their traffic at the loads and stores of tiles; with --device cuda the host\n"
+      "counts the tiles of the launch. Predicted is the closed form of docs/ladder.md; for the "
+      "cpu\n"
+      "and cuda kernels, that of their algorithm with the blocks that they choose.\n"
+      "Time is that of the fastest of several runs.\n"
       "Example: tilewise compare --shape 1,1024,1024,8,8,64 --causal --plot compare.svg");
   return {flags, [flags] { return run(*flags); }};
 }

@@ -1,4 +1,4 @@
-// Between arrays of files and tensors of the library.
+// Conversion between arrays of files and tensors of the library.
 #pragma once
 
 #include <tilewise/tilewise.h>
@@ -9,8 +9,8 @@
 
 namespace tilewise::cli {
 
-// A view of the array, which must outlive it. Throws UsageError, naming `name`, for an element type
-// or a number of dimensions that the library has not.
+// Returns a view of the array, which must outlive it. Throws UsageError, naming `name`, for an
+// element type or a number of dimensions that the library does not support.
 tilewise_tensor tensor_of(const std::string& name, const io::Array& array);
 
 // Throws UsageError unless the element type is fp64, fp32, bf16 or fp16.
@@ -18,8 +18,8 @@ std::int32_t floating_dtype(const std::string& name, const io::Array& array);
 
 io::ElementType element_type(std::int32_t dtype);
 
-// Converted to the dtype, rounded to nearest even; the array itself if it has it already. Only
-// floating types.
+// Returns the array converted to the dtype, rounded to nearest even, or the array itself if it has
+// that dtype already. For floating types only.
 io::Array cast(const io::Array& array, std::int32_t dtype);
 
 }  // namespace tilewise::cli

@@ -22,7 +22,7 @@ Executor::Executor(const Flags& flags) {
   if (on_cuda_) {
     cuda::DeviceInfo device;
     if (cuda::find_device(kDevice, &device) != TILEWISE_OK)
-      throw UsageError(fmt::format("--device: {}; the cpu works", problem::message()));
+      throw UsageError(fmt::format("--device: {}; use --device cpu", problem::message()));
   }
   const std::int64_t threads = flags.integer("threads", 1, kMaxThreads, plan::usable_cpus());
   pool_ = std::make_unique<plan::Pool>(static_cast<std::int32_t>(threads));

@@ -1,4 +1,4 @@
-// Planning and running, with clocks.
+// Plans and runs kernels, and times them.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@
 
 namespace tilewise::cli {
 
-// --device and --threads. Throws UsageError for a device that is not there.
+// The executor that --device and --threads select. Throws UsageError for a missing device.
 class Executor {
  public:
   explicit Executor(const Flags& flags);
@@ -26,10 +26,11 @@ class Executor {
   tilewise_executor executor_;
 };
 
-// Memory for one plan, from a map of its own: pages that no run touches cost nothing.
+// The workspace of one plan, in a memory mapping of its own: pages that no run touches cost
+// nothing.
 class Workspace {
  public:
-  explicit Workspace(std::int64_t bytes);  // throws UsageError if there is not so much memory
+  explicit Workspace(std::int64_t bytes);  // throws UsageError if there is not enough memory
   void* data() const { return memory_.get(); }
   std::size_t bytes() const { return bytes_; }
 
@@ -41,9 +42,9 @@ class Workspace {
   std::size_t bytes_;
 };
 
-// A plan for a problem, the library's choice or the forced kernel, and room to run it; on the
-// executor's device, where the tensors are copied to. Throws
-// UsageError with the library's message.
+// A plan for a problem, by the library's choice or the forced kernel, with a workspace, on the
+// executor's device (to which the tensors are copied). Throws UsageError with the library's
+// message.
 class Runner {
  public:
   Runner(problem::Operation operation, const tilewise_problem& request, const std::string& kernel,
@@ -52,7 +53,7 @@ class Runner {
   // Runs once and returns the seconds, by the device's clock if there is one.
   double run(problem::Traffic* traffic = nullptr, std::int64_t sram_bytes = 0);
 
-  // Brings what the runs left on the device back to the problem's tensors.
+  // Copies the results of the runs from the device to the problem's tensors.
   void fetch();
 
   const plan::Plan& plan() const { return plan_; }
@@ -63,14 +64,15 @@ class Runner {
   const Executor& executor_;
   plan::Plan plan_;
   std::unique_ptr<Workspace> workspace_;
-  std::unique_ptr<verify::DeviceCopy> copy_;  // nullptr on the CPU, and so are the next two
+  std::unique_ptr<verify::DeviceCopy> copy_;  // nullptr on the CPU, as are the next two
   std::unique_ptr<verify::DeviceMemory> device_workspace_;
   std::unique_ptr<cuda::Stopwatch> stopwatch_;
 };
 
-double now_seconds();  // monotonic
+double now_seconds();  // of a monotonic clock
 
-// Bytes that can be allocated without swapping, as the system says; INT64_MAX if it does not.
+// Returns the bytes that can be allocated without swapping, according to the system; INT64_MAX if
+// it does not say.
 std::int64_t available_memory();
 
 }  // namespace tilewise::cli

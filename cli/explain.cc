@@ -1,4 +1,5 @@
-// tilewise explain: what each algorithm moves, and what that costs on this machine.
+// tilewise explain: predicts the traffic of each algorithm, and the time that it takes on this
+// machine.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -104,7 +105,7 @@ void print_summary(const std::vector<Explained>& rows) {
   fmt::print("{}", table.text());
 }
 
-// A row for each tensor, a column for each algorithm: bytes read + written.
+// Prints a row for each tensor and a column for each algorithm: bytes read + written.
 void print_tensors(const std::vector<Explained>& rows) {
   std::vector<std::string> names;
   std::vector<std::string> header = {"read + written"};
@@ -173,16 +174,17 @@ int run(const Flags& flags) {
 
 Command add_explain(CLI::App& program) {
   const auto flags = std::make_shared<Flags>(
-      program, "explain", "traffic, tiles, intensity and predicted time of each algorithm");
+      program, "explain", "predict traffic, tiles, intensity and time of each algorithm");
   add_shape_flag(*flags);
   add_option_flags(*flags);
-  flags->add_value("op", "forward|backward", "which pass; default forward");
-  flags->add_value("sram", "BYTES", "fast memory to tile for; default 196608");
+  flags->add_value("op", "forward|backward", "the pass to explain; default forward");
+  flags->add_value("sram", "BYTES", "size of the fast memory; default 196608");
   add_execution_flags(*flags);
-  flags->add_switch("json", "as JSON on stdout");
+  flags->add_switch("json", "print the tables as JSON");
   flags->set_footer(
-      "Closed forms of docs/ladder.md. The predicted time is the larger of flops / peak and\n"
-      "traffic / memory rate: a bound for perfect kernels, not for those of the ladder.\n"
+      "The closed forms are those of docs/ladder.md. The predicted time is the larger of\n"
+      "flops / peak and traffic / memory rate: a bound for perfect kernels, which those of the\n"
+      "ladder do not reach.\n"
       "Example: tilewise explain --shape 1,4096,4096,1,1,128 --dtype fp16 --sram 101376");
   return {flags, [flags] { return run(*flags); }};
 }

@@ -9,7 +9,7 @@
 namespace tilewise::cli {
 namespace {
 
-// Three digits and a unit, each unit `step` of the one before it.
+// Formats a number with three digits and a unit; each unit is `step` times the previous one.
 template <std::size_t N>
 std::string scaled(double value, double step, const char* const (&units)[N]) {
   std::size_t unit = 0;

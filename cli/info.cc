@@ -1,14 +1,14 @@
-// tilewise info: what this build can do on this machine.
+// tilewise info: prints what this build can do on this machine.
 #include <fmt/format.h>
 
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
-#include "cuda/forward/fp32/config.h"
-#include "cuda/forward/sm80/config.h"
-#include "cuda/forward/sm90/config.h"
-#include "cuda/ladder/config.h"
+#include "cuda/forward/fp32/kernel_table.h"
+#include "cuda/forward/sm80/kernel_table.h"
+#include "cuda/forward/sm90/kernel_table.h"
+#include "cuda/ladder/kernel_table.h"
 #include "machine.h"
 #include "plan/description.h"
 
@@ -47,23 +47,24 @@ json tile_json(const char* kernel, const cuda::sm80::TileRow& row) {
           {"reason", row.reason}};
 }
 
-// The tables that choose tiles, with the reason for each row.
+// Returns the tables that choose tiles, with the reason for each row.
 json list_tiles() {
   json rows = json::array();
-  for (const cuda::sm90::TileRow& row : cuda::sm90::kTiles) {
+  for (const cuda::sm90::KernelRow& row : cuda::sm90::kKernels) {
+    if (row.variant != cuda::sm90::Variant::kPlain) continue;  // variants are left out
     rows.push_back({{"kernel", "cuda_sm90"},
                     {"head_dim", row.head_dim},
-                    {"most_keys", row.most_keys},
-                    {"most_seen", row.most_seen},
+                    {"most_keys", row.max_keys},
+                    {"most_seen", row.max_visible},
                     {"q_tile", row.q_tile},
                     {"k_tile", row.k_tile},
                     {"stages", row.k_stages},
                     {"reason", row.reason}});
   }
-  for (const cuda::sm80::TileRow& row : cuda::sm80::kTiles)
-    rows.push_back(tile_json(row.general ? "cuda_sm80, any score" : "cuda_sm80", row));
-  for (const cuda::fp32::TileRow& row : cuda::fp32::kTiles) {
-    rows.push_back({{"kernel", row.general ? "cuda_fp32, any score" : "cuda_fp32"},
+  for (const cuda::sm80::TileRow& row : cuda::sm80::kKernels)
+    rows.push_back(tile_json(row.score_mod ? "cuda_sm80, any score" : "cuda_sm80", row));
+  for (const cuda::fp32::TileRow& row : cuda::fp32::kKernels) {
+    rows.push_back({{"kernel", row.score_mod ? "cuda_fp32, any score" : "cuda_fp32"},
                     {"head_dim", row.columns},
                     {"shared_bytes", row.shared_bytes},
                     {"q_tile", row.config().q_tile()},
@@ -71,9 +72,9 @@ json list_tiles() {
                     {"stages", 1},
                     {"reason", row.reason}});
   }
-  for (const cuda::sm80::TileRow& row : cuda::ladder::kFlash1Tiles)
+  for (const cuda::sm80::TileRow& row : cuda::ladder::kFlash1Kernels)
     rows.push_back(tile_json("cuda_flash1", row));
-  for (const cuda::sm80::TileRow& row : cuda::ladder::kStandardTiles)
+  for (const cuda::sm80::TileRow& row : cuda::ladder::kStandardKernels)
     rows.push_back(tile_json("cuda_standard", row));
   return rows;
 }
@@ -114,10 +115,10 @@ int run(const Flags& flags) {
 }  // namespace
 
 Command add_info(CLI::App& program) {
-  const auto flags =
-      std::make_shared<Flags>(program, "info", "version, compiler, targets, CPU features, kernels");
-  flags->add_switch("json", "as JSON on stdout");
-  flags->add_switch("kernels", "the tables that choose the tiles of the CUDA kernels, and why");
+  const auto flags = std::make_shared<Flags>(program, "info",
+                                             "print version, compiler, instruction sets, kernels");
+  flags->add_switch("json", "print the description as JSON");
+  flags->add_switch("kernels", "print the tile sizes of the CUDA kernels, and their reasons");
   flags->set_footer("Example: tilewise info --json");
   return {flags, [flags] { return run(*flags); }};
 }

@@ -15,7 +15,7 @@
 namespace tilewise::cli {
 namespace {
 
-// Inputs by file: the flag, the tensor it becomes, and what --help says.
+// An input that is read from a file: its flag, its tensor, and its line in --help.
 struct InputFile {
   const char* flag;
   const char* tensor;
@@ -25,19 +25,20 @@ constexpr InputFile kInputFiles[] = {
     {"q", "q", "queries (B, Sq, H, D), or packed (T, H, D)"},
     {"k", "k", "keys (B, Sk, Hk, D), or packed"},
     {"v", "v", "values (B, Sk, Hk, Dv), or packed"},
-    {"dout", "dout", "gradient of out: asks for the backward pass too"},
+    {"dout", "dout", "gradient of out; requests the backward pass too"},
     {"dlse", "dlse", "gradient of lse"},
-    {"cu-seqlens-q", "cu_seqlens_q", "starts of packed sequences and the end (B+1)"},
-    {"cu-seqlens-k", "cu_seqlens_k", "the same for keys; default: that of the queries"},
-    {"seqused-k", "seqused_k", "keys in use of each sequence (B)"},
+    {"cu-seqlens-q", "cu_seqlens_q", "starts of the packed query sequences, and the end (B+1)"},
+    {"cu-seqlens-k", "cu_seqlens_k", "those of the keys (B+1); default: those of the queries"},
+    {"seqused-k", "seqused_k", "number of keys in use, for each sequence (B)"},
     {"bias", "bias", "added to the scores, broadcast to (B, H, Sq, Sk)"},
     {"mask", "mask", "bool, true is visible, broadcast to (B, H, Sq, Sk)"},
     {"alibi", "alibi_slopes", "ALiBi slopes (H) or (B, H)"},
     {"sink", "sink", "a logit per head that joins the denominator (H)"},
-    {"slices", "slices", "int64 rows q0 q1 k0 k1 kind [head]: the whole mask"},
+    {"slices", "slices", "the whole mask as int64 rows q0 q1 k0 k1 kind [head]"},
 };
 
-const std::vector<std::string> kDtypes = {"fp64", "fp32", "bf16", "fp16"};  // as TILEWISE_FP64...
+// The order is that of the constants TILEWISE_FP64...
+const std::vector<std::string> kDtypes = {"fp64", "fp32", "bf16", "fp16"};
 const std::vector<std::string> kAlignments = {"bottom-right", "top-left"};
 
 tilewise_tensor tilewise_problem::*member_of(const std::string& name) {
@@ -71,8 +72,8 @@ void read_files(const Flags& flags, Inputs& inputs) {
   }
 }
 
-// q, k, v and dout become of the problem's dtype only with --dtype; statistics, slopes and sink
-// have one dtype that they may have.
+// Casts the inputs. q, k, v and dout are cast to the problem's dtype only with --dtype; statistics,
+// slopes and sink have one dtype, to which they are always cast.
 void cast_inputs(const Flags& flags, Inputs& inputs) {
   const std::int32_t dtype = dtype_flag(flags, floating_dtype("q", inputs.arrays.at("q")));
   const std::int32_t statistics = dtype == TILEWISE_FP64 ? TILEWISE_FP64 : TILEWISE_FP32;
@@ -150,33 +151,35 @@ void add_option_flags(Flags& flags) {
   flags.add_value("layout", "bshd|bhsd|thd", "order of dimensions; thd: packed (T, H, D)");
   flags.add_switch_with_value("causal", "true",
                               "a query sees no later key; =top-left counts from the first key");
-  flags.add_value("align", "bottom-right|top-left", "of causal, window and ALiBi");
-  flags.add_value("window", "L,R", "keys i+d-L to i+d+R; -1 is unbounded");
+  flags.add_value("align", "bottom-right|top-left",
+                  "corner that causal, window and ALiBi start from; default bottom-right");
+  flags.add_value("window", "L,R", "a query sees keys i+d-L to i+d+R; -1 is unbounded");
   flags.add_value("scale", "X", "factor of the scores; default 1/sqrt(D)");
   flags.add_value("softcap", "X", "scores become X tanh(score / X); 0 is off");
-  flags.add_value("dropout", "P", "probability of dropping, 0 <= P < 1");
-  flags.add_value("seed", "N", "of dropout");
-  flags.add_value("offset", "N", "of dropout");
-  flags.add_switch("deterministic", "backward gives the same bits every time");
+  flags.add_value("dropout", "P", "probability of dropping a key, 0 <= P < 1");
+  flags.add_value("seed", "N", "seed of the dropout; default 0");
+  flags.add_value("offset", "N", "offset of the dropout; default 0");
+  flags.add_switch("deterministic", "backward gives the same bits in every run");
   flags.add_switch("batch-invariant", "a row's bits do not depend on the rest of the batch");
   flags.add_value("dtype", "fp64|fp32|bf16|fp16", "cast q, k, v, dout (and bias) on load");
 }
 
 void add_file_flags(Flags& flags) {
   flags.begin_group("Inputs");
-  flags.add_value("in", "FILE", ".safetensors with q, k, v [, dout and the inputs below]");
+  flags.add_value("in", "FILE", "a .safetensors file with q, k, v [, dout and the inputs below]");
   for (const InputFile& input : kInputFiles) flags.add_value(input.flag, "FILE", input.help);
 }
 
 void add_shape_flag(Flags& flags) {
-  flags.add_value("shape", "B,Sq,Sk,H,Hk,D[,Dv]", "random inputs of this shape");
-  flags.add_value("v-factor", "X", "times the random V; 1e-40 makes it denormal in fp32");
+  flags.add_value("shape", "B,Sq,Sk,H,Hk,D[,Dv]", "shape of the problem; its inputs are random");
+  flags.add_value("v-factor", "X", "factor of the random V; 1e-40 makes it denormal in fp32");
 }
 
 void add_execution_flags(Flags& flags) {
   flags.begin_group("Execution");
-  flags.add_value("device", "cpu|cuda", "where to run; cuda: tensors are copied there and back");
-  flags.add_value("threads", "N", "threads; default: as many as this process may use");
+  flags.add_value("device", "cpu|cuda",
+                  "device to run on; cuda: tensors are copied there and back");
+  flags.add_value("threads", "N", "number of threads; default: all that this process may use");
 }
 
 std::int32_t dtype_flag(const Flags& flags, std::int32_t fallback) {
@@ -188,7 +191,7 @@ void read_options(const Flags& flags, tilewise_problem& problem) {
   problem.layout =
       flags.choice("layout", {"bshd", "bhsd", "thd"}) == 1 ? TILEWISE_BHSD : TILEWISE_BSHD;
   problem.causal = flags.given("causal") ? 1 : 0;
-  // "true" is what --causal without a value reads as: then --align decides.
+  // --causal without a value is read as "true"; then --align decides.
   const std::size_t by_causal = flags.choice("causal", {"true", kAlignments[0], kAlignments[1]});
   const std::size_t by_align = flags.choice("align", kAlignments);
   if (by_causal > 0 && flags.given("align") && by_causal - 1 != by_align) {

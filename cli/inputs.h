@@ -1,4 +1,4 @@
-// From flags and files to a problem.
+// Makes a problem from flags and files.
 #pragma once
 
 #include <map>
@@ -10,40 +10,40 @@
 
 namespace tilewise::cli {
 
-// The flags that say what is asked: options of the problem and the tensors to read.
+// Adds the flags that describe the problem: its options, and the tensors to read.
 void add_option_flags(Flags& flags);
 void add_file_flags(Flags& flags);
 void add_shape_flag(Flags& flags);  // --shape B,Sq,Sk,H,Hk,D[,Dv]
 void add_execution_flags(Flags& flags);
 
-// Tensors by name, and the problem over them. Not copied: the problem points into the arrays.
+// Tensors by name, and the problem made of them. Nothing is copied: the problem points into the
+// arrays.
 struct Inputs {
-  std::map<std::string, io::Array> arrays;  // q, k, v, dout, bias, ...; outputs are added to it
+  std::map<std::string, io::Array> arrays;  // q, k, v, dout, bias, ...; outputs are added later
   tilewise_problem problem;
   bool has(const std::string& name) const { return arrays.count(name) != 0; }
 };
 
-// Reads the files, casts to --dtype, fills in the options. Throws UsageError, io::FileError.
+// Reads the files, casts to --dtype and sets the options. Throws UsageError or io::FileError.
 Inputs read_inputs(const Flags& flags);
 
-// The same from --shape, with normal random numbers; dout too if `backward`.
+// Makes the inputs of --shape from normal random numbers; dout too if `backward`.
 Inputs make_inputs(const Flags& flags, bool backward);
 
 // Adds zeroed outputs of the operation that the problem does not have yet (forward: out, lse;
-// backward: dq, dk, dv, and dbias, dsink where there is a bias, a sink).
+// backward: dq, dk, dv, and dbias and dsink if there is a bias and a sink).
 void add_outputs(problem::Operation operation, Inputs& inputs);
 
-// The numbers of --shape; Dv is D where it is left out. Throws UsageError for sizes that no problem
-// has.
+// The numbers of --shape; Dv is D where it is left out. Throws UsageError for invalid sizes.
 struct Shape {
   std::int64_t batch, q_len, k_len, heads, kv_heads, head_dim, value_dim;
 };
 Shape shape_flag(const Flags& flags);
 
-// Window and alignment as --causal, --window and --align give them, and the other options.
+// Sets window and alignment from --causal, --window and --align, and the other options from theirs.
 void read_options(const Flags& flags, tilewise_problem& problem);
 
-// The dtype that --dtype names; `fallback` without it.
+// Returns the dtype that --dtype names, or `fallback` without it.
 std::int32_t dtype_flag(const Flags& flags, std::int32_t fallback);
 
 }  // namespace tilewise::cli

@@ -1,4 +1,4 @@
-// What this program runs on, as JSON.
+// Describes the machine that this program runs on, as JSON.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -1,4 +1,4 @@
-// tilewise: the command line. Exit codes: 0 ok, 1 a check failed, 2 usage or input.
+// The command line program. Exit codes: 0 ok, 1 a check failed, 2 wrong usage or input.
 #include <fmt/format.h>
 #include <tilewise/tilewise.h>
 
@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kUsageError = 2;
 
-// One line on stderr.
+// Prints one line to stderr and returns exit code 2.
 int complain(const std::string& command, std::string message) {
   for (char& c : message) {
     if (c == '\n') c = ' ';
@@ -26,7 +26,7 @@ int complain(const std::string& command, std::string message) {
   return kUsageError;
 }
 
-// CLI11's own errors; --help and --version are such "errors" too.
+// Handles CLI11's own errors; --help and --version are such "errors" too.
 int parse_error(const CLI::App& program, const CLI::ParseError& error) {
   if (error.get_exit_code() == 0) return program.exit(error);
   const std::vector<CLI::App*> chosen = program.get_subcommands();
@@ -40,7 +40,7 @@ int run(int argc, char** argv) {
   program.set_version_flag("--version", tilewise_version());
   program.footer(
       "Example: tilewise run --q q.npy --k k.npy --v v.npy --causal --out out.npy\n"
-      "Exit codes: 0 ok, 1 a check failed, 2 usage or input.");
+      "Exit codes: 0 ok, 1 a check failed, 2 wrong usage or input.");
   program.require_subcommand(1);
   std::string line = "tilewise";
   for (int i = 1; i < argc; ++i) line += " " + std::string(argv[i]);

@@ -14,7 +14,7 @@ namespace {
 
 struct OutputFlag {
   const char* name;   // of the flag and of the tensor
-  const char* needs;  // an input, or nullptr
+  const char* needs;  // the input that this output requires, or nullptr
   const char* help;
 };
 constexpr OutputFlag kOutputs[] = {
@@ -34,7 +34,7 @@ void add_output_flags(Flags& flags) {
   for (const OutputFlag& output : kOutputs) {
     flags.add_value(output.name, "FILE", output.help);
   }
-  flags.add_value("save", "FILE", "a .safetensors with all of them");
+  flags.add_value("save", "FILE", "a .safetensors file with all outputs");
 }
 
 std::vector<OutputTensor> requested_outputs(const Flags& flags, const Inputs& inputs) {
@@ -50,7 +50,8 @@ std::vector<OutputTensor> requested_outputs(const Flags& flags, const Inputs& in
     }
     const std::string path = flags.text(output.name);
     if (!paths.insert(path).second) {
-      throw UsageError(fmt::format("--{}: {} is named for another output too", output.name, path));
+      throw UsageError(
+          fmt::format("--{}: {} is also the file of another output", output.name, path));
     }
     outputs.push_back({output.name, path});
   }

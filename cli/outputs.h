@@ -1,4 +1,4 @@
-// Results to files, all of them or none.
+// Writes results to files, all of them or none.
 #pragma once
 
 #include <string>
@@ -15,15 +15,15 @@ struct OutputTensor {
 
 void add_output_flags(Flags& flags);
 
-// What the flags ask for, in a fixed order. Throws UsageError if they ask for nothing, name a file
-// twice, or want a gradient without the tensor that it needs.
+// Returns the outputs that the flags request, in a fixed order. Throws UsageError if they request
+// nothing, name a file twice, or request a gradient without the tensor that it needs.
 std::vector<OutputTensor> requested_outputs(const Flags& flags, const Inputs& inputs);
 
-// Writes the .npy files and --save. Nothing appears before all of it is on disk.
+// Writes the .npy files and --save. No file appears before all of them are on disk.
 void write_outputs(const Flags& flags, const std::vector<OutputTensor>& outputs,
                    const Inputs& inputs);
 
-// Writes a text file: whole or not at all.
+// Writes a text file, which appears whole or not at all.
 void write_text(const std::string& path, const std::string& text);
 
 }  // namespace tilewise::cli

@@ -7,7 +7,7 @@
 namespace tilewise::cli {
 namespace {
 
-// Geometry in pixels.
+// The geometry, in pixels.
 constexpr double kPanelWidth = 470;
 constexpr double kNameWidth = 125;
 constexpr double kValueWidth = 85;
@@ -47,7 +47,7 @@ std::string text_at(double x, double y, const char* anchor, double size, const c
       x, y, anchor, size, color, extra, escaped(text));
 }
 
-// "1.00 ms" is "1 ms" on an axis.
+// Returns the label of a tick: "1.00 ms" becomes "1 ms".
 std::string tick_text(const Chart& chart, double tick) {
   const std::string text = chart.format(tick);
   const std::size_t point = text.find('.');
@@ -58,7 +58,7 @@ std::string tick_text(const Chart& chart, double tick) {
              : text;
 }
 
-// A logarithmic axis from whole powers of `step` to whole powers.
+// A logarithmic axis whose ends are whole powers of `step`.
 class Axis {
  public:
   Axis(const Chart& chart, double left, double right) : left_(left), right_(right) {
@@ -81,7 +81,7 @@ class Axis {
     const double position = (std::log(value) / step_ - first_) / (last_ - first_);
     return left_ + position * (right_ - left_);
   }
-  // At most six ticks are labelled.
+  // Returns the ticks to label, at most six.
   std::vector<double> ticks() const {
     const int stride = (last_ - first_ + 5) / 6;
     std::vector<double> values;

@@ -1,4 +1,4 @@
-// Charts as SVG, written by hand: rows of dots on logarithmic axes, side by side.
+// Charts as SVG, written by hand: rows of dots on logarithmic axes.
 #pragma once
 
 #include <cmath>
@@ -10,20 +10,20 @@ namespace tilewise::cli {
 
 struct ChartRow {
   std::string name;
-  double value = NAN;   // NaN: nothing is drawn but the text "not measured"; 0: only its text
+  double value = NAN;   // NaN: only the text "not measured" is drawn; 0: only its text
   double marker = NAN;  // a second value, drawn as a ring
   bool highlighted = false;
 };
 
 struct Chart {
   std::string title;
-  std::string marker_name;  // what rings stand for; "" if there are none
-  double tick_step = 10;    // ratio of two ticks
+  std::string marker_name;  // the meaning of the rings; "" if there are none
+  double tick_step = 10;    // ratio of two neighbouring ticks
   std::function<std::string(double)> format;
   std::vector<ChartRow> rows;
 };
 
-// Charts in two columns under a title and a line of text.
+// Returns an SVG of charts in two columns under a title and a line of text.
 std::string plot_svg(const std::string& title, const std::string& subtitle,
                      const std::vector<Chart>& charts);
 

@@ -10,7 +10,7 @@
 namespace tilewise::cli {
 namespace {
 
-constexpr double kPatience = 1.0;  // seconds
+constexpr double kPatience = 1.0;  // seconds until the bar appears
 constexpr std::int64_t kWidth = 30;
 
 }  // namespace

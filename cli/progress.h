@@ -1,4 +1,5 @@
-// A progress bar on stderr: only on a terminal, only for what takes over a second.
+// A progress bar on stderr. It appears only on a terminal, and only if the work takes over a
+// second.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +10,11 @@ namespace tilewise::cli {
 class Progress {
  public:
   Progress(std::int64_t steps, bool quiet);
-  ~Progress();  // wipes the bar
+  ~Progress();  // erases the bar
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  // One more step begins; `what` is shown.
+  // Begins the next step; `what` is shown.
   void step(const std::string& what);
 
  private:

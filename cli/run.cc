@@ -1,4 +1,4 @@
-// tilewise run: forward, and backward if dout is given, from files to files.
+// tilewise run: computes forward, and backward if dout is given, from files to files.
 #include <fmt/format.h>
 
 #include <memory>
@@ -32,7 +32,7 @@ bool wants_gradients(const Flags& flags, const Inputs& inputs) {
   return wanted && inputs.has("dout");
 }
 
-// Gradients that nobody asked for are not computed.
+// Drops the gradients that no flag requests, so that they are not computed.
 void drop_unwanted(const Flags& flags, Inputs& inputs) {
   if (flags.given("save")) return;
   for (const Gradient& gradient : kGradients) {
@@ -60,7 +60,7 @@ int run(const Flags& flags) {
   const std::string kernel = flags.text("kernel");
   add_outputs(Operation::kForward, inputs);
   Runner forward(Operation::kForward, inputs.problem, kernel, executor);
-  // Plan both before either runs: a refusal costs no time.
+  // Both passes are planned before either runs, so that a refusal costs no time.
   std::unique_ptr<Runner> backward;
   if (wants_gradients(flags, inputs)) {
     add_outputs(Operation::kBackward, inputs);
@@ -90,15 +90,16 @@ int run(const Flags& flags) {
 }  // namespace
 
 Command add_run(CLI::App& program) {
-  const auto flags = std::make_shared<Flags>(program, "run", "attention from files to files");
+  const auto flags =
+      std::make_shared<Flags>(program, "run", "compute attention from files to files");
   add_file_flags(*flags);
   add_output_flags(*flags);
   add_option_flags(*flags);
   flags->add_value("kernel", "NAME", "force a kernel (tilewise info lists them)");
   add_execution_flags(*flags);
-  flags->add_switch("json", "report as JSON on stdout");
+  flags->add_switch("json", "print the report as JSON");
   flags->set_footer(
-      "Files are .npy (V2 is bf16) or .safetensors. Nothing is written unless all went well.\n"
+      "Files are .npy (V2 is bf16) or .safetensors. If anything fails, no file is written.\n"
       "Examples:\n"
       "  tilewise run --q q.npy --k k.npy --v v.npy --causal --out out.npy --lse lse.npy\n"
       "  tilewise run --in qkv.safetensors --window 128,0 --dtype bf16 --save out.safetensors");

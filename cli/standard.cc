@@ -13,9 +13,9 @@
 namespace tilewise::cli {
 namespace {
 
-// Products q.k and p.v that the whole oracle may cost: a few seconds.
+// The number of products q.k and p.v up to which the whole oracle is computed: a few seconds.
 constexpr double kAffordable = 2e9;
-constexpr double kAffordableExtended = 2e8;  // in long double
+constexpr double kAffordableExtended = 2e8;  // the same limit in long double
 constexpr double kAffordableMatrices = 4e9;  // bytes of S and P
 constexpr std::int64_t kSampledRows = 64;
 
@@ -48,7 +48,7 @@ bool affordable(const Parsed& parsed) {
          largest * 16 <= kAffordableMatrices;
 }
 
-// Rows spread evenly over all heads of all sequences, the first and the last among them.
+// Returns rows spread evenly over all heads of all sequences, including the first and the last.
 std::vector<verify::RowNumber> sample(const Parsed& parsed) {
   std::int64_t total = 0;
   for (const problem::Sequence& sequence : parsed.sequences) {

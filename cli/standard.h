@@ -1,4 +1,4 @@
-// What results are measured against: the fp64 oracle, or as much of it as is affordable.
+// The standard that results are compared with: the fp64 oracle, or as much of it as is affordable.
 #pragma once
 
 #include <memory>
@@ -11,8 +11,9 @@
 
 namespace tilewise::cli {
 
-// Small problems: every element of out, or of dq, dk and dv, against the oracle. Large ones:
-// forward, a sample of rows in fp64 arithmetic; backward, flash2 in fp64, whose memory is linear.
+// For small problems, every element of out, or of dq, dk and dv, is compared with the oracle. For
+// large ones, forward is compared with a sample of rows in fp64 arithmetic, and backward with
+// flash2 in fp64, whose memory is linear.
 class Standard {
  public:
   Standard(problem::Operation operation, const tilewise_problem& request);

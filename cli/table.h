@@ -1,4 +1,4 @@
-// Text tables: the first column to the left, the others to the right.
+// Text tables: the first column is aligned to the left, the others to the right.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@ class Table {
   explicit Table(std::vector<std::string> header) : rows_{std::move(header)} {}
   void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
 
-  // With a rule under the header, each line ended by a newline.
+  // Returns the table with a rule under the header; each line ends with a newline.
   std::string text() const;
 
  private:

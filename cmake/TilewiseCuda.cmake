@@ -1,10 +1,10 @@
-# TILEWISE_CUDA: AUTO compiles the CUDA kernels where there is a compiler for them, ON insists, OFF leaves them out.
-# Sets TILEWISE_HAS_CUDA. Included, not called: a language is enabled for the directory that includes this.
+# TILEWISE_CUDA: AUTO compiles the CUDA kernels if there is a compiler for them, ON requires one, OFF leaves them out.
+# This file sets TILEWISE_HAS_CUDA. It is included and not a function, because a language is enabled for one directory.
 
 set(TILEWISE_CUDA AUTO CACHE STRING "CUDA kernels: AUTO, ON or OFF")
 set_property(CACHE TILEWISE_CUDA PROPERTY STRINGS AUTO ON OFF)
-# One list per folder of src/cuda: real architectures get machine code, virtual ones PTX for those to come. The kernels of
-# sm90/ use instructions of exactly one architecture, which no other can run.
+# Real architectures get machine code, virtual ones PTX for later architectures. The kernels of src/cuda/sm90 use
+# instructions of exactly one architecture, which no other can run.
 set(TILEWISE_CUDA_REAL "80;90" CACHE STRING "Architectures of the portable kernels, as machine code")
 set(TILEWISE_CUDA_VIRTUAL "80" CACHE STRING "Architectures of the portable kernels, as PTX")
 set(TILEWISE_CUDA_SM90 "90a" CACHE STRING "Architectures of src/cuda/sm90, as machine code")
@@ -13,7 +13,7 @@ set(TILEWISE_CUDA_LEAST 12.5) # cudaGetDriverEntryPointByVersion
 set(TILEWISE_HAS_CUDA OFF)
 set(tilewise_cuda_lack "")
 if(TILEWISE_CUDA STREQUAL "AUTO" AND CMAKE_CROSSCOMPILING)
-  set(tilewise_cuda_lack "not looked for when cross-compiling") # the nvcc found would be the host's
+  set(tilewise_cuda_lack "not looked for when cross-compiling") # the nvcc that is found would be that of the host
 elseif(TILEWISE_CUDA)
   if(NOT CMAKE_CUDA_COMPILER)
     find_program(TILEWISE_NVCC nvcc HINTS ENV CUDACXX ENV CUDA_HOME ENV CUDA_PATH /usr/local/cuda PATH_SUFFIXES bin)
@@ -34,7 +34,7 @@ elseif(TILEWISE_CUDA)
   endif()
   if(NOT tilewise_cuda_lack)
     if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-      set(CMAKE_CUDA_ARCHITECTURES OFF) # per folder, below
+      set(CMAKE_CUDA_ARCHITECTURES OFF) # set per folder by src/cuda
     endif()
     enable_language(CUDA)
     if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION) # CMake 3.25 does not know the dialects of nvcc 13

@@ -1,4 +1,4 @@
-# install(): headers, both libraries, the CMake package, the pkg-config file, the command line program.
+# Installs the headers, both libraries, the CMake package, the pkg-config file and the command line program.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -16,7 +16,7 @@ write_basic_package_version_file("${PROJECT_BINARY_DIR}/TilewiseConfigVersion.cm
 install(FILES "${PROJECT_BINARY_DIR}/TilewiseConfig.cmake" "${PROJECT_BINARY_DIR}/TilewiseConfigVersion.cmake"
         DESTINATION "${package_dir}")
 
-# The prefix is found from the place of the file, so that an installed tree can be moved.
+# The prefix is relative to the position of the file, so that an installed tree can be moved.
 file(RELATIVE_PATH prefix_from_pkgconfig "/${CMAKE_INSTALL_LIBDIR}/pkgconfig" "/")
 set(tilewise_cuda_libs "")
 if(TILEWISE_HAS_CUDA)

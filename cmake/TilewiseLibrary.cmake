@@ -1,4 +1,4 @@
-# The two libraries. Both hold the objects of tilewise_objects; no source is compiled twice.
+# The static and the shared library. Both hold the objects of tilewise_objects; no source is compiled twice.
 
 get_property(core_objects GLOBAL PROPERTY TILEWISE_CORE_OBJECTS)
 add_library(tilewise_static STATIC $<TARGET_OBJECTS:tilewise_objects> ${core_objects})
@@ -13,10 +13,10 @@ foreach(kind static shared)
                                          FILES ${tilewise_headers})
   set_target_properties(tilewise_${kind} PROPERTIES OUTPUT_NAME tilewise LINKER_LANGUAGE CXX)
 endforeach()
-# Not cxx_std_20 for users: the C header is C99; tilewise.hpp says itself what it needs.
+# Users do not get cxx_std_20: the C header is C99, and tilewise.hpp itself states what it needs.
 target_link_libraries(tilewise_static PUBLIC Threads::Threads)
 target_link_libraries(tilewise_shared PRIVATE Threads::Threads)
-if(TILEWISE_HAS_CUDA) # the runtime inside; the driver is looked for when it is needed
+if(TILEWISE_HAS_CUDA) # the runtime is linked in; the driver is loaded when it is needed
   target_link_libraries(tilewise_static PRIVATE CUDA::cudart_static)
   target_link_libraries(tilewise_shared PRIVATE CUDA::cudart_static)
 endif()
@@ -32,7 +32,7 @@ else()
   add_library(Tilewise::tilewise ALIAS tilewise_static)
 endif()
 
-# What the command line, the tests and the benchmarks link: the static library with the headers of src/.
+# tilewise_internal is the static library with the headers of src/, for the command line, the tests and the benchmarks.
 add_library(tilewise_internal INTERFACE)
 target_include_directories(tilewise_internal INTERFACE "${PROJECT_SOURCE_DIR}/src")
 target_link_libraries(tilewise_internal INTERFACE tilewise_static)

@@ -1,4 +1,4 @@
-# How everything below this folder is compiled. Directory scope: a project that adds Tilewise with add_subdirectory keeps
+# Compiler options for everything in this directory and below. A project that adds Tilewise with add_subdirectory keeps
 # its own flags.
 
 option(TILEWISE_WERROR "Treat warnings as errors" OFF)
@@ -22,15 +22,16 @@ set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_C_VISIBILITY_PRESET hidden)
 set(CMAKE_CXX_VISIBILITY_PRESET hidden)
 set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
-# One set of objects serves the static and the shared library.
+# The static and the shared library are made of one set of objects.
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 
-# Of C and C++ only: nvcc has its own (src/cuda/CMakeLists.txt).
+# These are for C and C++ only; nvcc has its own (src/cuda/CMakeLists.txt).
 add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:-Wall;-Wextra;-Wconversion;-Wshadow>")
-# A compiler that fuses a*b+c on its own gives other bits per target and per version. Fused operations are written out.
+# A compiler that fuses a*b+c on its own gives other bits for each target and version. Fused operations are written
+# explicitly.
 add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:-ffp-contract=off>")
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-  # g++ 12 sees an overlap in every inlined `"text" + std::string` (GCC bug 105651).
+  # g++ 12 wrongly reports an overlap in every inlined `"text" + std::string` (GCC bug 105651).
   add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:-Wno-restrict>")
 endif()
 if(TILEWISE_WERROR)
@@ -40,7 +41,7 @@ endif()
 if(TILEWISE_SANITIZE)
   add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${TILEWISE_SANITIZE};-fno-sanitize-recover=all;-fno-omit-frame-pointer>")
   add_link_options(-fsanitize=${TILEWISE_SANITIZE})
-  # Under a sanitizer g++ sees uninitialised members inside <regex>; the sanitizer itself looks at run time.
+  # Under a sanitizer g++ wrongly reports uninitialised members inside <regex>; the sanitizer itself checks at run time.
   add_compile_options("$<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-maybe-uninitialized>")
 endif()
 if(TILEWISE_COVERAGE)

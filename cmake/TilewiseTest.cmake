@@ -1,18 +1,19 @@
 # tilewise_test(NAME SOURCES file... [LIBS target...] [LABELS label...] [ARGS arg...] [TIMEOUT seconds])
 #
-# A GoogleTest program: each of its tests is a test of ctest, named NAME.Suite.Test. It may include the headers of src/.
-# Labels: "matrix" (registry x cases; run again for each forced CPU target), "threads" (run under the thread sanitizer;
-# all that its preset builds), "slow" (over 10 s; scripts/test leaves it to .ci/run).
+# Adds a GoogleTest program. Each of its tests is a test of ctest, named NAME.Suite.Test. It may include the headers of
+# src/ and tests/. Labels: "matrix" (registry x cases; runs again for each forced CPU target), "threads" (runs under the
+# thread sanitizer, whose preset builds nothing else), "slow" (over 10 s; scripts/test leaves it to .ci/run).
 function(tilewise_test name)
   cmake_parse_arguments(PARSE_ARGV 1 test "" "TIMEOUT" "SOURCES;LIBS;LABELS;ARGS")
   if(NOT test_TIMEOUT)
     set(test_TIMEOUT 300)
   endif()
-  if(TILEWISE_SANITIZE OR TILEWISE_COVERAGE) # an instrumented kernel with more threads than cores
+  if(TILEWISE_SANITIZE OR TILEWISE_COVERAGE) # instrumented kernels run more threads than there are cores
     math(EXPR test_TIMEOUT "3 * ${test_TIMEOUT}")
   endif()
   add_executable(${name} ${test_SOURCES})
   target_link_libraries(${name} PRIVATE tilewise_internal ${test_LIBS} GTest::gtest_main)
+  target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}/tests")
   if("threads" IN_LIST test_LABELS)
     add_dependencies(thread_tests ${name})
   endif()
@@ -28,10 +29,10 @@ endfunction()
 
 # tilewise_python_test(NAME SCRIPT [ARGS arg...] [LABELS label...] [TIMEOUT seconds])
 #
-# Runs a Python script that needs numpy, safetensors or onnx. TILEWISE_TEST_PYTHON names the interpreter of a virtual
+# Adds a Python script that needs numpy, safetensors or onnx. TILEWISE_TEST_PYTHON names the interpreter of a virtual
 # environment that has them; scripts/test makes one. Without it these tests do not exist, and the configuration says so.
-# Under the address sanitizer its runtime must be in the process before Python loads libtilewise.so; libstdc++ comes with
-# it, or the runtime finds no __cxa_throw to intercept. Leaks are Python's own there.
+# Under the address sanitizer, the sanitizer's runtime must be in the process before Python loads libtilewise.so, and so
+# must libstdc++, or the runtime finds no __cxa_throw to intercept. Leaks there are those of Python.
 function(tilewise_python_test name script)
   if(NOT TILEWISE_TEST_PYTHON)
     return()

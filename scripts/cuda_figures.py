@@ -1,10 +1,9 @@
-"""Tables of bench/results/cuda for the documents: what scripts/readme-figures writes of them. Figures are TFLOP/s."""
+"""The tables that scripts/readme-figures writes from bench/results/cuda. Figures are TFLOP/s."""
 import json
 import pathlib
 import re
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-README_ROWS = [f"bf16-D{d}-S{s}{c}" for d in (64, 128, 256) for s in (1024, 16384) for c in ("", "-causal")]
 
 
 def parts(name: str) -> tuple[str, int, int, bool]:
@@ -12,10 +11,10 @@ def parts(name: str) -> tuple[str, int, int, bool]:
     return dtype, int(dim), int(length), causal is not None
 
 
-def source(path: pathlib.Path, document: dict, folder: str) -> str:
+def source(path: pathlib.Path, document: dict) -> str:
     machine, place = document["machine"], path.relative_to(ROOT)
-    link = f"[{place.name}]({'../' if folder else ''}{place})"
-    return f"{machine['gpu']}, PyTorch {machine['torch']}, the median of {document['rounds']} rounds ({link}):"
+    return (f"{machine['gpu']}, PyTorch {machine['torch']}, the median of {document['rounds']} rounds "
+            f"([{place.name}](../{place})):")
 
 
 def grid(head: list[str], rows: list[list[str]]) -> list[str]:
@@ -31,7 +30,7 @@ def rate(row: dict, who: str) -> float:
 
 
 def rivals_table(path: pathlib.Path, dtype: str, rivals: dict[str, str]) -> str:
-    """Every length of a dtype: ours, the rivals by name, and what we are of each."""
+    """Every length of a dtype: Tilewise, the rivals by name, and the ratio to each."""
     document, rows = json.loads(path.read_text()), []
     for row in plain_rows(document, dtype):
         _, dim, length, causal = parts(row["row"])
@@ -40,7 +39,7 @@ def rivals_table(path: pathlib.Path, dtype: str, rivals: dict[str, str]) -> str:
         rows.append([str(dim), str(length), "yes" if causal else "no", f"{ours:.{digits}f}",
                      *(f"{rate(row, who):.{digits}f}" for who in rivals), *(f"{ours / rate(row, who):.2f}" for who in rivals)])
     head = ["D", "S", "causal", "Tilewise", *rivals.values(), *(f"of {name}" for name in rivals.values())]
-    return "\n".join(["", source(path, document, "docs"), *grid(head, rows)]) + "\n"
+    return "\n".join(["", source(path, document), *grid(head, rows)]) + "\n"
 
 
 def forward_table(path: pathlib.Path) -> str:
@@ -59,18 +58,18 @@ def others_table(path: pathlib.Path) -> str:
     for name in rates:
         if name.endswith("-gqa4"):
             ours, plain = rates[name]["tilewise"], rates[name.removesuffix("-gqa4")]["tilewise"]
-            rows.append([name, f"{ours:.0f}", f"{ours / plain:.2f} of as many heads of K and V as of Q"])
+            rows.append([name, f"{ours:.0f}", f"{ours / plain:.2f} of the same problem with Hk = H"])
     for other in document["others"]:
         if "tflops" in other:
             packed, dense, mixed = (other["tflops"][who] for who in ("packed", "dense", "mixed"))
             rows.append([other["row"], f"{packed:.0f}", f"{packed / dense:.2f} of the dense batch; mixed lengths {mixed:.0f}"])
         else:
             window, full = (other["tflops_of_visited"][who] for who in ("window", "full"))
-            alone = other["tflops_of_visited"].get("alone")  # files of before have that in place of the other
+            alone = other["tflops_of_visited"].get("alone")  # older files lack it
             beside = f"; one call by itself {alone / full:.2f}" if alone else ""
             rows.append([other["row"], f"{window:.0f}", f"{window / full:.2f} of no mask, by visited area (visible / visited "
                          f"{other['visible'] / other['visited']:.2f}){beside}"])
-    return "\n".join(["", source(path, document, "docs"), *grid(["row", "Tilewise", ""], rows)]) + "\n"
+    return "\n".join(["", source(path, document), *grid(["row", "Tilewise", ""], rows)]) + "\n"
 
 
 def sm80_table(path: pathlib.Path) -> str:
@@ -90,19 +89,6 @@ def ladder_table(path: pathlib.Path) -> str:
         rows.append([str(dim), str(length), "yes" if causal else "no", *(f"{x:.0f}" for x in rates), *steps,
                      " / ".join(moved), " / ".join(extra)])
     names = [f"`{rung}`" for rung in rungs]
-    head = ["D", "S", "causal", *names, "FA1 of standard", "FA2 of FA1", "FA3 of FA2", "GB moved by each",
+    head = ["D", "S", "causal", *names, "FA1 / standard", "FA2 / FA1", "FA3 / FA2", "GB moved by each",
             "extra MiB of the first two"]
-    return "\n".join(["", source(path, document, "docs"), *grid(head, rows)]) + "\n"
-
-
-def readme_table(path: pathlib.Path) -> str:
-    document = json.loads(path.read_text())
-    found = {row["row"]: row for row in document["rows"]}
-    rows = []
-    for name in README_ROWS:
-        dtype, dim, length, causal = parts(name)
-        ours, cudnn, flash = (rate(found[name], who) for who in ("tilewise", "cudnn", "flash"))
-        rows.append([f"forward {dtype} D{dim} S{length}{' causal' if causal else ''}", f"{ours:.0f}", f"{cudnn:.0f}",
-                     f"{flash:.0f}", f"{ours / cudnn:.2f}"])
-    lines = ["", source(path, document, ""), *grid(["TFLOP/s", "Tilewise", "cuDNN", "FlashAttention-2", "of cuDNN"], rows)]
-    return "\n".join(lines) + "\n"
+    return "\n".join(["", source(path, document), *grid(head, rows)]) + "\n"

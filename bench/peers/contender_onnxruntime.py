@@ -9,7 +9,7 @@ from inputs import aligned_empty
 
 DTYPES = {"fp32": TensorProto.FLOAT, "bf16": TensorProto.BFLOAT16, "fp16": TensorProto.FLOAT16}
 OPSET, IR_VERSION = 20, 10
-WARM_UP_RUNS = 2  # the first allocates its arena, the second lays it out anew; the third is the first at full speed
+WARM_UP_RUNS = 2  # the first run allocates its arena, the second rearranges it; the third is the first at full speed
 VERSIONS = {"onnxruntime": onnxruntime.__version__, "onnx": onnx.__version__}
 
 
@@ -98,7 +98,7 @@ class Job:
         self._operator, self._attributes, self._type = operator, attributes, DTYPES[dtype]
         self._options = onnxruntime.SessionOptions()
         self._options.intra_op_num_threads = threads
-        self._options.log_severity_level = 4  # what it refuses is raised as well
+        self._options.log_severity_level = 4  # refusals are raised as exceptions as well
 
     def start(self, row, arrays, names, outputs):
         """names: of the inputs in the operator's order. Two names with the same array share a buffer."""

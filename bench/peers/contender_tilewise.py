@@ -48,7 +48,7 @@ class Job:
         tw.set_tensor(self._problem, name, array)
 
     def _forward_for(self, library, inputs):
-        """What backward reads: out and the LSE of a forward run."""
+        """Returns the inputs of backward: out and the LSE of a forward run."""
         batch, queries, heads, _ = inputs.q.shape
         self._set("lse", aligned_empty((batch, heads, queries), np.float32))
         library.one_call(tw.FORWARD, self._problem)()
@@ -64,7 +64,7 @@ class Job:
         return plan.runner(self._problem, pool.executor)
 
     def results(self):
-        """What the last call gave, (B, S, H, D) in fp32."""
+        """Returns the result of the last call, (B, S, H, D) in fp32."""
         names = ("dq", "dk", "dv") if "dq" in self._arrays else ("out",)
         order = (lambda array: array.transpose(0, 2, 1, 3)) if self._major else (lambda array: array)
         return {name: order(self._arrays[name]).astype(np.float32) for name in names}

@@ -28,7 +28,7 @@ class Job:
     details = {}
 
     def __init__(self, row, inputs):
-        # Its own order is (B, H, S, D); a token-major cache reaches it as a view.
+        # PyTorch's own order is (B, H, S, D); it gets a token-major cache as a view.
         def load(name):
             if row.op == "decode" and row.layout == "bshd":
                 return tensor(getattr(inputs, name), row.dtype).transpose(1, 2)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Forward on one GPU beside PyTorch's cuDNN and flash back ends (fp32: its memory-efficient one), in the same run.
+"""Compares forward on one GPU with PyTorch's cuDNN and flash back ends (fp32: its memory-efficient one), in one run.
 
 Usage: bench/peers/cuda_forward.py LIBTILEWISE [--out FILE.json] [--rounds N] [--rows PATTERN...] [--kernel NAME]
            [--beside NAME=LIBTILEWISE...] [--rivals NAME...]
@@ -7,13 +7,13 @@ Example: bench/peers/cuda_forward.py libtilewise.so --rows 'bf16-D128-*' --kerne
 
 Each row: B*S = 16384 tokens, H*D = 2048, random normal inputs, layout (B, S, H, D). The contenders take turns, every run
 between two events on one stream that is never empty; the figure is the median. Before that, results are compared with
-attention in fp64: the largest error of each contender beside that of plain attention in the inputs' type.
+attention in fp64: the largest error of each contender, and that of plain attention in the inputs' type.
 Flops: 4 B H Sq Sk D, half of it under a causal mask. GEMM: torch.matmul of 8192^3 in bf16 (fp32: without TF32), in turns
-with the others; FMA, beside fp32: chains of multiply-adds in registers, compiled by CuPy.
-Then packed documents beside a dense batch of the same lengths, and a window of 1024 keys beside all of them, counted by the
-area of the 128 x 128 tiles that some pair of is visible. Runs of both take about as long: as many calls of the window as its
-share of that area allows. For one call by itself, which takes a fifteenth, the two events and the clock that the run before
-leaves count as well; that is given too.
+with the others; FMA, for fp32: sequences of multiply-adds in registers, compiled by CuPy.
+Then packed documents are compared with a dense batch of the same lengths, and a window of 1024 keys with no window, by the
+area of the 128 x 128 tiles that have a visible pair. Runs of both take about the same time: the window is called as many times
+as its share of that area allows. The time of a single call, which takes a fifteenth, is given too; it includes the two events
+and depends on the clock rate after the previous run.
 """
 import argparse
 import ctypes
@@ -131,8 +131,8 @@ def products(dtype):
 
 
 def multiply_adds(chains=16, steps=4096):
-    """As many fp32 multiply-adds as the card can do, and their flops."""
-    import cupy  # here: only the rows in fp32 need it
+    """Returns a function that runs as many fp32 multiply-adds as the card can do, and their flops."""
+    import cupy  # imported here: only the rows in fp32 need it
     source = """
     extern "C" __global__ void chains(float x, float y, float* out) {
       float sum[%d];
@@ -149,7 +149,7 @@ def multiply_adds(chains=16, steps=4096):
     blocks, threads = 8 * torch.cuda.get_device_properties(0).multi_processor_count, 256
     out = cupy.zeros(1, dtype=cupy.float32)
     arguments = (cupy.float32(0.999), cupy.float32(0.001), out)
-    # On CuPy's default stream, which is torch's too.
+    # The kernel runs on CuPy's default stream, which is also torch's.
     return lambda: kernel((blocks,), (threads,), arguments), 2 * blocks * threads * chains * steps
 
 
@@ -170,7 +170,8 @@ def plain(q, k, v, causal, dtype):
 
 def compare(libraries, dtype, dim, length, causal, kernel):
     """The largest error of each against fp64; raises if ours is over twice that of plain attention in `dtype`."""
-    kv_heads = 4 if "efficient" in RIVALS[dtype] else 2  # which knows no groups of heads
+    # The memory-efficient back end does not support groups of heads.
+    kv_heads = 4 if "efficient" in RIVALS[dtype] else 2
     q, k, v = inputs(2, length, 4, kv_heads, dim, dtype)
     exact, lse = plain(q, k, v, causal, torch.float64)
     error = lambda x: (x.double() - exact).abs().max().item()
@@ -219,7 +220,7 @@ def each(libraries, whats):
 
 
 def packed_row(libraries, kernel, rounds, dim, causal):
-    """Documents of 1024 tokens each, and of lengths from 256 to 1792, beside a dense batch (16, 1024)."""
+    """Compares documents of 1024 tokens each, and of lengths from 256 to 1792, with a dense batch (16, 1024)."""
     mixed = [256 + 96 * i for i in (3, 14, 7, 0, 11, 5, 16, 9, 2, 13, 6, 10, 1, 15, 8)]
     mixed.append(TOKENS - sum(mixed))
     lengths = {"dense": [1024] * 16, "packed": [1024] * 16, "mixed": mixed}
@@ -247,7 +248,7 @@ def packed_row(libraries, kernel, rounds, dim, causal):
 
 
 def window_row(libraries, kernel, rounds, length=16384, window=1024, tile=128):
-    """A causal window of `window` keys beside no mask, per visited area."""
+    """Compares a causal window of `window` keys with no mask, per visited area."""
     q, k, v = inputs(TOKENS // length, length, 16, 16, 128, "bf16")
     visible = sum(min(i + 1, window) for i in range(length))
     visited = sum(tile * tile * (t - max(t * tile - window + 1, 0) // tile + 1) for t in range(length // tile))

@@ -6,8 +6,8 @@ Usage: bench/peers/cuda_ladder.py LIBTILEWISE TILEWISE [--out FILE.json] [--roun
 TILEWISE is the command line of the same build. Each row: bf16, B*S = 16384 tokens, H*D = 2048, random normal inputs. The
 kernels take turns, every run between two events on one stream that is never empty; the figure is the median. Before that, the
 results of each are compared with attention in fp64 (cuda_forward.py). Flops: 4 B H S S D, half of it under a causal mask.
-Extra memory is what the plan asks for. Bytes between memory and tiles are the closed forms of src/cuda/traffic.h, with the
-tiles of `tilewise info --kernels`; for one length they are held against what `tilewise compare` counts.
+Extra memory is the workspace of the plan. Bytes between memory and tiles are the closed forms of src/cuda/traffic.h, with the
+tiles of `tilewise info --kernels`; for one length they are compared with what `tilewise compare` counts.
 """
 import argparse
 import json
@@ -38,11 +38,11 @@ def tile_of(tables, kernel, dim, length):
 
 
 def moved_bytes(tables, kernel, dim, length, causal):
-    """Of one head."""
+    """Returns the bytes of one head."""
     q_tile, k_tile = tile_of(tables, kernel, dim, length)
     rows = [min(q_tile, length - first) for first in range(0, length, q_tile)]
     ends = [first + count if causal else length for first, count in zip(range(0, length, q_tile), rows)]
-    visits = [math.ceil(end / k_tile) for end in ends]  # tiles of keys of each tile of queries
+    visits = [math.ceil(end / k_tile) for end in ends]  # key tiles that each query tile visits
     keys = 2 * dim * ELEMENT  # of K and V
     if kernel == "cuda_standard":
         scores = length * math.ceil(length / k_tile) * k_tile * (3 * SCORE + 2 * PROB)
@@ -100,7 +100,7 @@ def main():
         for length in options.lengths:
             for causal in (False, True):
                 row = measure(library, tables, dim, length, causal, options.rounds)
-                torch.cuda.empty_cache()  # S and P of the next length are of another size
+                torch.cuda.empty_cache()  # S and P of the next length have another size
                 results.append(row)
                 rates = list(row["tflops"].values())
                 print(f"{row['row']:<24}" + "".join(f"{rate:>10.1f}" for rate in rates) + "   "

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Forward on one GPU among other kernels of its stream, of several builds in turns.
+"""Measures forward on one GPU among other kernels of its stream (PDL), for several builds in turns.
 
 Usage: bench/peers/cuda_succession.py LIBTILEWISE --beside NAME=LIBTILEWISE... [--rounds N] [--out FILE.json]
 
-Each build runs, between two events: one call by itself; fourteen calls, one behind the other; eight calls, each behind a
-product of (4096, 2048) by (2048, 2048) in bf16; eight calls, each behind an addition to a million floats. The figure is the
-median of the rounds, by calls, in microseconds, with what stands before the call. Every build must give the same bits,
-also behind its own calls. Then the time of the host for a call (one sequence of 128 tokens, 2 heads of 64), which no call
+Each build runs, between two events: one call by itself; fourteen calls, one after another; eight calls, each after a product
+of (4096, 2048) by (2048, 2048) in bf16; eight calls, each after an addition to a million floats. The figure is the median of
+the rounds, per call, in microseconds, including the preceding kernel. Every build must give the same bits, also directly
+after its own calls. Then the time of the host for a call (one sequence of 128 tokens, 2 heads of 64), which no call
 waits for: the best of the rounds, a hundred calls each.
 """
 import argparse

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What the rungs of the ladder move, as the library counts it and as the GPU's counters do (ncu).
+"""Measures what the rungs of the ladder move, as the library counts it and as the GPU's counters do (ncu).
 
 Usage: bench/peers/cuda_traffic.py TILEWISE [--out FILE.json] [--lengths S...]
 
 TILEWISE is the command line; ncu (Nsight Compute) must be on PATH and allowed to read the counters. Each row: bf16, B*S = 16384
 tokens, H*D = 2048, random normal inputs. "counted" is what `tilewise compare` prints: bytes between memory and tiles. "l2" are
-the bytes that the multiprocessors ask of the L2, "dram" those between L2 and memory; ncu empties the caches before each launch.
+the bytes that the multiprocessors request from the L2, "dram" those between L2 and memory; ncu empties the caches before each launch.
 """
 import argparse
 import collections
@@ -25,7 +25,7 @@ UNITS = {"byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "sector": SECTOR, 
 
 
 def launches(report):
-    """Of each kernel, the measured bytes of its launches: {name: {metric: [bytes...]}}."""
+    """Returns the measured bytes of the launches of each kernel: {name: {metric: [bytes...]}}."""
     table = collections.defaultdict(lambda: collections.defaultdict(list))
     lines = report[report.index('"ID"'):]
     for line in csv.DictReader(io.StringIO(lines)):

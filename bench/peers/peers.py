@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tilewise side by side with PyTorch and ONNX Runtime: one run, in turns, with the machine's peak beside it.
+"""Compares Tilewise with PyTorch and ONNX Runtime: one run, in turns, which also measures the machine's peak.
 
 bench/peers/run makes the environment and starts this. Exits with 1 if results of two contenders differ by more than
 rounding or if a contender ended its process.

@@ -6,14 +6,14 @@ from itertools import repeat
 
 SETTLE_SECONDS = 0.001
 SETTLE_LIMIT = 0.1
-SHORTEST_REPETITION = 1e-4  # seconds; shorter calls are timed several at once
+SHORTEST_REPETITION = 1e-4  # seconds; shorter calls are timed several at a time
 LEAST_ROUNDS = 3
-LONG_ROUND = 4.0  # seconds; a round of so long calls is repeated once: noise that lasts so long hits both
+LONG_ROUND = 4.0  # seconds; a round of such long calls is repeated once: noise of that length affects both contenders
 
 
 @dataclass
 class Timing:
-    seconds: list = field(default_factory=list)  # of one call each
+    seconds: list = field(default_factory=list)  # one number for each call
 
     def least(self):
         return min(self.seconds)

@@ -1,8 +1,8 @@
-"""What is measured: the rows, their useful flops and the bytes they must read."""
+"""The rows that are measured, their useful flops and the bytes they must read."""
 from dataclasses import dataclass
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-BACKWARD_FACTOR = 2.5  # five matrix products of the forward's two
+BACKWARD_FACTOR = 2.5  # five matrix products instead of the forward's two
 
 
 @dataclass(frozen=True)
@@ -13,12 +13,13 @@ class Row:
     dtype: str
     shape: tuple  # (B, Sq, Sk, H, Hk, D)
     causal: bool = False
-    layout: str = "bshd"  # of the caches of decode; elsewhere each contender takes the order it likes best
+    # The layout of the caches of decode; in other rows each contender uses the order that suits it best.
+    layout: str = "bshd"
     one_call: bool = False  # Tilewise without a plan
     quick: bool = False  # part of --quick
 
     def visible_pairs(self):
-        """Query-key pairs that the mask leaves, over all heads."""
+        """Returns the query-key pairs that the mask lets through, over all heads."""
         batch, queries, keys, heads, _, _ = self.shape
         if not self.causal:
             return batch * heads * queries * keys
@@ -76,7 +77,7 @@ def decodes():
 
 
 def overheads():
-    """What a call costs: one query and one key of one number, and no queries at all."""
+    """Rows for the cost of a call: one query and one key of one number, and no queries at all."""
     rows = []
     for words, shape in (("smallest", (1, 1, 1, 1, 1, 1)), ("empty", (1, 0, 0, 1, 1, 64))):
         for one_call in (False, True):

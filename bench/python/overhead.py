@@ -1,10 +1,10 @@
-"""What a call costs from Python when there is next to nothing to compute: one query, one key, one head.
+"""Measures the cost of a call from Python when there is almost nothing to compute: one query, one key, one head.
 
 Usage: overhead.py [--device cpu|cuda] [RESULT.json]
 
-The contenders take turns for a number of rounds; each time is the least of all rounds, which others' work on the
-machine disturbs least. PyTorch and JAX are measured where they are installed. On CUDA (PyTorch only) it is the time
-until a call returns, and beside it the time until the device has done a round of them.
+The contenders take turns for a number of rounds; each time is that of the fastest round, which other work on the
+machine disturbs least. PyTorch and JAX are measured where they are installed. On CUDA (PyTorch only) both the time
+until a call returns and the time until the device has completed a round of calls are measured.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 import tilewise
 
 ROUNDS, CALLS = 60, 1000
-CALLS_ON_CUDA = 50  # fewer than the device's queue holds, or a call would wait for one before it
+CALLS_ON_CUDA = 50  # fewer than the device's queue holds, or a call would wait for an earlier one
 SHAPE = (1, 1, 1, 8)  # (B, S, H, D)
 
 
@@ -52,7 +52,7 @@ def contenders() -> dict[str, Callable[[], Any]]:
 
 
 def torch_contenders(*arrays: np.ndarray) -> dict[str, Callable[[], Any]]:
-    """Through DLPack, and PyTorch's own operator beside it."""
+    """Calls through DLPack, and PyTorch's own operator for comparison."""
     try:
         import torch
     except ImportError:
@@ -67,7 +67,7 @@ def torch_contenders(*arrays: np.ndarray) -> dict[str, Callable[[], Any]]:
 
 
 def jax_contenders(*arrays: np.ndarray) -> dict[str, Callable[[], Any]]:
-    """Compiled, and JAX's own function beside it."""
+    """Compiled calls, and JAX's own function for comparison."""
     try:
         import jax
 
@@ -83,7 +83,7 @@ def jax_contenders(*arrays: np.ndarray) -> dict[str, Callable[[], Any]]:
 
 
 def cuda_contenders() -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
-    """{name: (within what, a call)}: the operator and what is above it, PyTorch's own back ends beside it; bf16."""
+    """{name: (context, call)}: the operator, the layers above it, and PyTorch's own back ends for comparison; bf16."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -113,7 +113,7 @@ def cuda_contenders() -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
 
 
 def does_it(name: str, context: Callable[[], Any], call: Callable[[], Any]) -> bool:
-    """Whether a contender takes the problem (cuDNN does not take every one), and its first call."""
+    """Returns whether a contender supports the problem (cuDNN does not support every one), and makes its first call."""
     try:
         with context():
             call()
@@ -158,14 +158,14 @@ def least_times() -> dict[str, float]:
 
 
 def versions() -> dict[str, str]:
-    """Of what was measured."""
+    """The versions of what was measured."""
     modules = ("numpy", "torch", "jax")
     found = {name: sys.modules[name].__version__ for name in modules if name in sys.modules}
     return {"python": platform.python_version(), "tilewise": tilewise.__version__, **found}
 
 
 def cpu_name() -> str:
-    """As the system calls it."""
+    """The processor's name, according to the system."""
     return next(line for line in tilewise.info().splitlines() if line.startswith("cpu ")).removeprefix("cpu").strip()
 
 

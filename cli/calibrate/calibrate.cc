@@ -63,8 +63,8 @@ const PeakLoops& loops_of(const std::string& target) {
 #endif
 }
 
-// Seconds of the fastest round of `work(thread)` on all threads at once, from the first start to
-// the last end.
+// Returns the seconds of the fastest round of `work(thread)` on all threads at once, from the first
+// start to the last end.
 double fastest_round(std::int32_t threads, int rounds,
                      const std::function<void(std::int32_t)>& work) {
   std::barrier start(threads);

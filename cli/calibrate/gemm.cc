@@ -13,7 +13,7 @@
 namespace tilewise::calibrate {
 namespace {
 
-// The few names of cublas_api.h that are needed: the library is looked for at run time.
+// The few declarations of cublas_api.h that are needed, because the library is loaded at run time.
 using Handle = void*;
 constexpr int kNoTranspose = 0;        // CUBLAS_OP_N
 constexpr int kTranspose = 1;          // CUBLAS_OP_T
@@ -45,7 +45,7 @@ struct Library {
 
 constexpr int kSize = 8192;
 
-// The same random numbers for both operands; zeros would draw less power and run faster.
+// Fills both operands with the same random numbers; zeros would draw less power and run faster.
 void fill_random(std::int32_t device, std::byte* memory) {
   verify::Random random(1);
   std::vector<math::BFloat16> numbers(std::size_t{kSize} * kSize);
@@ -77,7 +77,7 @@ double measure_gemm(std::int32_t device) {
                                     kBf16, kSize, kComputeFp32, kDefaultAlgorithm);
     const double seconds = stopwatch.stop();
     if (failed != 0) break;
-    if (run >= 3) times.push_back(seconds);  // the first ones warm up
+    if (run >= 3) times.push_back(seconds);  // the first three warm up
   }
   library.destroy(handle);
   if (times.empty()) return 0;

@@ -1,5 +1,5 @@
-// What target.cc gives for each instruction set. No library headers: an inline function of theirs
-// must not be emitted from a file that is compiled for more than the baseline.
+// What target.cc defines for each instruction set. This header includes no library headers: a file
+// that is compiled for more than the baseline must not emit one of their inline functions.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ struct PeakLoops {
   };
   Arithmetic fp32;
   Arithmetic fp64;
-  Arithmetic bf16;  // of products in bf16; run is nullptr where there are none
-  double (*read)(const void* memory, std::int64_t bytes);  // a multiple of kReadBlock
+  Arithmetic bf16;  // of bf16 products; run is nullptr if the target has none
+  double (*read)(const void* memory, std::int64_t bytes);  // bytes: a multiple of kReadBlock
   static constexpr std::int64_t kReadBlock = 4096;
 };
 

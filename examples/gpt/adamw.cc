@@ -28,7 +28,8 @@ double AdamW<T>::step(double learning_rate, const Parameters<T>& gradient,
   return gradient_norm;
 }
 
-// Partial sums of fixed blocks, added in order: the same for every number of threads.
+// Adds up partial sums of fixed blocks in order, so the result is the same for any number of
+// threads.
 template <class T>
 double AdamW<T>::norm(const std::vector<T>& values) const {
   const std::int64_t n = static_cast<std::int64_t>(values.size());
@@ -54,7 +55,7 @@ void AdamW<T>::update(const WeightInfo& weight, double learning_rate, double gra
   const T beta2 = static_cast<T>(options_.beta2);
   const T scale = static_cast<T>(gradient_scale);
   const T epsilon = static_cast<T>(options_.epsilon);
-  // The moments start at 0; dividing by these removes that bias.
+  // The moments start at 0; dividing by these factors removes that bias.
   const T step_size = static_cast<T>(learning_rate / (1.0 - std::pow(options_.beta1, steps)));
   const T second_scale = static_cast<T>(1.0 / (1.0 - std::pow(options_.beta2, steps)));
   const T keep = static_cast<T>(weight.is_gain ? 1.0 : 1.0 - learning_rate * options_.weight_decay);

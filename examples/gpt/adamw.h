@@ -1,4 +1,4 @@
-// AdamW: Loshchilov and Hutter (2019), with the gradient clipped to a norm first.
+// AdamW (Loshchilov and Hutter, 2019), with the gradient first clipped to a norm.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ class AdamW {
  public:
   AdamW(const Compute& compute, std::size_t weights, const AdamWOptions& options = {});
 
-  // One step with this learning rate. Returns the norm of the gradient before clipping.
+  // Takes one step with this learning rate. Returns the norm of the gradient before clipping.
   double step(double learning_rate, const Parameters<T>& gradient, Parameters<T>& parameters);
 
  private:

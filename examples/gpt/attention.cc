@@ -33,8 +33,8 @@ AttentionMemory Attention<T>::memory() const {
   return {forward_workspace_.bytes(), backward_workspace_.bytes(), rows * sizeof(T)};
 }
 
-// Heads of a (B, S, row_width) buffer as (B, S, heads, D). The interface has one type for inputs
-// and outputs.
+// Returns heads of a (B, S, row_width) buffer as (B, S, heads, D). The interface has one type for
+// inputs and outputs.
 template <class T>
 tilewise::Tensor Attention<T>::view(const T* first, std::int64_t heads,
                                     std::int64_t row_width) const {

@@ -1,6 +1,6 @@
 // Causal attention of one layer through the public interface of Tilewise: two plans made once for
-// the shape, one workspace, views into the layer's packed q, k, v buffer. This file is all that the
-// model knows of attention.
+// the shape, one workspace, and views into the layer's packed q, k, v buffer. The model uses
+// attention only through this file.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace gpt {
 
-// Bytes that attention needs beside its inputs and outputs.
+// The bytes that attention needs in addition to its inputs and outputs.
 struct AttentionMemory {
   std::size_t forward_workspace;
   std::size_t backward_workspace;
@@ -22,12 +22,12 @@ struct AttentionMemory {
 template <class T>
 class Attention {
  public:
-  // Plans for batch sequences of `length` tokens. `kernel` forces a kernel by name; empty is the
-  // library's choice. Throws tilewise::Error. `compute` must outlive the object.
+  // Makes plans for batch sequences of `length` tokens. `kernel` forces a kernel by name; empty
+  // means the library's choice. Throws tilewise::Error. `compute` must outlive the object.
   Attention(const ModelConfig& config, std::int64_t batch, std::int64_t length,
             const std::string& kernel, const Compute& compute);
 
-  // out (B, S, H, D) and lse (B, H, S) from qkv (B, S, (H + 2 Hk) D).
+  // Computes out (B, S, H, D) and lse (B, H, S) from qkv (B, S, (H + 2 Hk) D).
   void forward(const T* qkv, T* out, T* lse) const;
 
   struct Gradient {
@@ -43,7 +43,7 @@ class Attention {
   AttentionMemory memory() const;
 
  private:
-  // The problem with views into qkv and the outputs; null pointers while planning.
+  // Returns the problem with views into qkv and the outputs; the pointers are null during planning.
   tilewise::Problem forward_problem(const T* qkv, const T* out, const T* lse) const;
   tilewise::Problem backward_problem(const Gradient& arrays) const;
   tilewise::Tensor view(const T* first, std::int64_t heads, std::int64_t row_width) const;

@@ -12,7 +12,8 @@ namespace {
 
 namespace io = tilewise::io;
 
-// Columns first.. of the rows of qkv (S, row_width) as a tensor (1, S, heads, D).
+// Copies the columns from `first` on of the rows of qkv (S, row_width) to a tensor (1, S, heads,
+// D).
 io::NamedTensor take(const std::string& name, const std::vector<float>& qkv,
                      const ModelConfig& config, std::int64_t first, std::int64_t heads) {
   const std::int64_t row_width = config.qkv_width();

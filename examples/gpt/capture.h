@@ -1,4 +1,4 @@
-// The attention inputs of a trained layer on real text, for others to run.
+// Saves the attention inputs of a trained layer on real text, for other programs to run.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 namespace gpt {
 
 // Runs the model on the first `length` bytes of the corpus and writes q (1, S, H, D), k and v (1,
-// S, Hk, D) of the last layer, after the rotary turn, to a .safetensors file. Throws
+// S, Hk, D) of the last layer, after the rotary embedding, to a .safetensors file. Throws
 // std::runtime_error if the text is shorter or the file cannot be written.
 void save_attention_inputs(const ModelConfig& config, Parameters<float>& parameters,
                            const Corpus& corpus, std::int64_t length, const Compute& compute,

@@ -1,6 +1,6 @@
-// Where the work runs: the library's thread pool, used through the same executor by attention and
-// by the model's own loops. Nothing here depends on the number of threads: it decides who computes
-// what, never what is computed.
+// The threads that do the work: the library's thread pool, which attention and the model's own
+// loops use through the same executor. Results do not depend on the number of threads, which
+// decides which thread computes an item, and never what is computed.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ class Compute {
   const tilewise_executor* executor() const { return pool_.executor(); }
   std::int32_t threads() const { return pool_.executor()->max_concurrency; }
 
-  // body(item) for every item in 0..n-1, in any order, on any threads. Body must not throw.
+  // Calls body(item) for every item in 0..n-1, in any order, on any threads. It must not throw.
   template <class Body>
   void parallel_for(std::int64_t n, const Body& body) const {
     const auto call = [](void* context, std::int64_t item) {
@@ -26,7 +26,7 @@ class Compute {
     executor()->parallel_for(executor()->self, n, call, const_cast<Body*>(&body));
   }
 
-  // body(first, last) for consecutive blocks of 0..n-1.
+  // Calls body(first, last) for consecutive blocks of 0..n-1.
   template <class Body>
   void parallel_blocks(std::int64_t n, std::int64_t block, const Body& body) const {
     parallel_for((n + block - 1) / block,

@@ -1,5 +1,6 @@
-// The shape of the model. Letters as in the library: B batch, S sequence length, H query heads, Hk
-// key/value heads, D head dimension; C the width of the residual stream, F of the MLP.
+// The shape of the model. Letters are those of the library: B batch, S sequence length, H query
+// heads, Hk key/value heads, D head dimension; C is the width of the residual stream, F that of the
+// MLP.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,7 @@ struct ModelConfig {
   std::int64_t width = 128;      // C
   std::int64_t heads = 4;        // H
   std::int64_t kv_heads = 2;     // Hk: two query heads share a key/value head (GQA)
-  std::int64_t head_dim = 32;    // D, even: rotary positions turn pairs
+  std::int64_t head_dim = 32;    // D, even: rotary embedding rotates pairs
   std::int64_t mlp_width = 320;  // F
 
   std::int64_t q_width() const { return heads * head_dim; }

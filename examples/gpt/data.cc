@@ -10,8 +10,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Files below `folder` with one of the extensions, sorted: directory order differs between
-// machines.
+// Lists the files below `folder` with one of the extensions, sorted, because the order of
+// directories differs between machines.
 std::vector<fs::path> list_files(const fs::path& folder,
                                  const std::vector<std::string>& extensions) {
   std::vector<fs::path> files;

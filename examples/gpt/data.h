@@ -16,18 +16,18 @@ struct Corpus {
   std::int64_t files = 0;
 };
 
-// README.md, then every .md file of docs/, then the sources (.h .hpp .c .cc .cu) of include/ and
-// src/, each folder in the order of the paths. What is absent is left out. Throws
+// Reads README.md, then every .md file of docs/, then the sources (.h .hpp .c .cc .cu) of include/
+// and src/, each folder in the order of the paths. Missing files are left out. Throws
 // std::runtime_error if there is no such file.
 Corpus read_corpus(const std::filesystem::path& repository);
 
-// A batch: inputs (B, S) and the bytes that follow them.
+// A batch: inputs (B, S), and for each of them the byte that follows it.
 struct Batch {
   std::vector<std::uint8_t> inputs;
   std::vector<std::uint8_t> targets;
 };
 
-// Fills `batch` with windows from random places. Throws std::runtime_error if the text is not
+// Fills `batch` with windows from random positions. Throws std::runtime_error if the text is not
 // longer than `length`.
 void sample_batch(const Corpus& corpus, std::int64_t sequences, std::int64_t length, Random& random,
                   Batch* batch);

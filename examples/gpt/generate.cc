@@ -62,7 +62,7 @@ const std::vector<T>& Decoder<T>::feed(std::uint8_t token) {
   return logits_;
 }
 
-// Turns q and k, appends k and v to the cache, and lets q look at all of it.
+// Rotates q and k, appends k and v to the cache, and computes the attention of q over all of it.
 template <class T>
 void Decoder<T>::attend(std::size_t layer) {
   rotary_.apply(compute_, config_, {1, 1, position_}, Rotary<T>::Direction::kForward, qkv_.data());
@@ -97,7 +97,7 @@ tilewise::Problem Decoder<T>::problem(const T* q, const T* k, const T* v) {
 
 namespace {
 
-// A byte drawn from softmax(logits / temperature).
+// Returns a byte drawn from softmax(logits / temperature).
 template <class T>
 std::uint8_t draw(const std::vector<T>& logits, double temperature, Random& random) {
   const double top = static_cast<double>(*std::max_element(logits.begin(), logits.end()));

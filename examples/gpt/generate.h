@@ -1,4 +1,4 @@
-// Text from a trained model, one byte at a time with a key/value cache.
+// Generates text with a trained model, one byte at a time, with a key/value cache.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 namespace gpt {
 
 // Feeds bytes to the model in order. Attention is one query against a cache of `capacity` keys, of
-// which seqused_k are in use: one plan serves every step.
+// which seqused_k are in use, so one plan serves every step.
 template <class T>
 class Decoder {
  public:
@@ -23,7 +23,8 @@ class Decoder {
   Decoder(const ModelConfig& config, Parameters<T>& parameters, std::int64_t capacity,
           const Compute& compute);
 
-  // Logits (256) of the byte after `token`. Throws std::length_error after `capacity` bytes.
+  // Returns the logits (256) of the byte after `token`. Throws std::length_error after `capacity`
+  // bytes.
   const std::vector<T>& feed(std::uint8_t token);
 
   std::int64_t position() const { return position_; }
@@ -56,7 +57,7 @@ struct GenerateOptions {
   std::uint64_t seed = 1;
 };
 
-// The bytes that follow the prompt.
+// Returns the bytes that follow the prompt.
 template <class T>
 std::string generate(Decoder<T>& decoder, const std::string& prompt,
                      const GenerateOptions& options);

@@ -11,7 +11,7 @@ constexpr std::int64_t kColumnBlock =
     32;  // columns of one work item where the sum runs over tokens
 constexpr double kNormEpsilon = 1e-5;
 
-// 1 / sqrt(mean(x^2) + epsilon) of one row.
+// Returns 1 / sqrt(mean(x^2) + epsilon) of one row.
 template <class T>
 T inverse_rms(const T* x, std::int64_t width) {
   T sum = 0;
@@ -24,8 +24,8 @@ T sigmoid(T x) {
   return T(1) / (T(1) + std::exp(-x));
 }
 
-// One row of cross_entropy(): returns -log softmax(logits)[target], leaves the gradient times
-// `weight`.
+// Handles one row of cross_entropy(): returns -log softmax(logits)[target] and stores the gradient
+// times `weight`.
 template <class T>
 double cross_entropy_row(std::uint8_t target, T weight, T* logits) {
   const T top = *std::max_element(logits, logits + kVocabulary);
@@ -103,7 +103,7 @@ Rotary<T>::Rotary(std::int64_t max_positions, std::int64_t head_dim) : pairs_(he
 template <class T>
 void Rotary<T>::apply(const Compute& compute, const ModelConfig& config, const Rows& rows,
                       Direction direction, T* qkv) const {
-  const std::int64_t heads = config.heads + config.kv_heads;  // q and k; v does not turn
+  const std::int64_t heads = config.heads + config.kv_heads;  // q and k; v is not rotated
   const T sign = direction == Direction::kForward ? T(1) : T(-1);
   compute.parallel_blocks(rows.n, kRowBlock, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t row = first; row < last; ++row) {

@@ -9,14 +9,15 @@
 
 namespace gpt {
 
-// out = x / sqrt(mean(x^2) + 1e-5) * gain. x, out (n, C), gain (C). Zhang and Sennrich (2019).
+// RMSNorm: out = x / sqrt(mean(x^2) + 1e-5) * gain. x, out (n, C), gain (C). Zhang and Sennrich
+// (2019).
 template <class T>
 void rms_norm(const Compute& compute, const T* x, const T* gain, std::int64_t n, std::int64_t width,
               T* out);
 
 template <class T>
 struct RmsNormGradient {
-  const T* x;     // (n, C): the input of the forward pass
+  const T* x;     // (n, C), the input of the forward pass
   const T* gain;  // (C)
   const T* dout;  // (n, C)
   T* dx;          // (n, C), added to
@@ -26,16 +27,17 @@ template <class T>
 void rms_norm_backward(const Compute& compute, const RmsNormGradient<T>& arrays, std::int64_t n,
                        std::int64_t width);
 
-// Rotary positions: pair p of a head turns by position * 10000^(-2p/D). Su et al. (2021).
+// Rotary position embedding: pair p of a head is rotated by position * 10000^(-2p/D). Su et al.
+// (2021).
 template <class T>
 class Rotary {
  public:
   Rotary(std::int64_t max_positions, std::int64_t head_dim);
 
-  enum class Direction { kForward, kBackward };  // the gradient turns back
+  enum class Direction { kForward, kBackward };  // the gradient is rotated back
 
-  // Turns the q and k heads of qkv (n, (H + 2 Hk) D) in place. Row r stands at first_position + r %
-  // length.
+  // Rotates the q and k heads of qkv (n, (H + 2 Hk) D) in place. The position of row r is
+  // first_position + r % length.
   struct Rows {
     std::int64_t n;
     std::int64_t length;
@@ -50,17 +52,17 @@ class Rotary {
   std::vector<T> sine_;
 };
 
-// out = silu(gate) * up. gate_up (n, 2 F), out (n, F). Shazeer (2020).
+// SwiGLU: out = silu(gate) * up. gate_up (n, 2 F), out (n, F). Shazeer (2020).
 template <class T>
 void swiglu(const Compute& compute, const T* gate_up, std::int64_t n, std::int64_t mlp_width,
             T* out);
 
-// dgate_up (n, 2 F) from gate_up and dout (n, F).
+// Computes dgate_up (n, 2 F) from gate_up and dout (n, F).
 template <class T>
 void swiglu_backward(const Compute& compute, const T* gate_up, const T* dout, std::int64_t n,
                      std::int64_t mlp_width, T* dgate_up);
 
-// out (n, C): row of the embedding (256, C) for each token.
+// out (n, C) becomes the row of the embedding (256, C) for each token.
 template <class T>
 void embed(const Compute& compute, const T* embedding, const std::uint8_t* tokens, std::int64_t n,
            std::int64_t width, T* out);
@@ -70,8 +72,8 @@ template <class T>
 void embed_backward(const Compute& compute, const std::uint8_t* tokens, const T* dout,
                     std::int64_t n, std::int64_t width, T* dembedding);
 
-// Mean over the tokens of -log softmax(logits)[target]. logits (n, 256) become the gradient of that
-// mean. The sum over the tokens is in double, in order.
+// Returns the mean over the tokens of -log softmax(logits)[target]. logits (n, 256) become the
+// gradient of that mean. The sum over the tokens is in double, in order.
 template <class T>
 double cross_entropy(const Compute& compute, const std::uint8_t* targets, std::int64_t n,
                      T* logits);

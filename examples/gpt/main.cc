@@ -1,4 +1,4 @@
-// gpt_demo: trains the same small GPT twice, with standard and with tiled attention, and compares.
+// gpt_demo trains the same small GPT twice, with standard and with tiled attention, and compares.
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
@@ -121,7 +121,7 @@ void print_attention_memory(const gpt::ModelConfig& config, const gpt::TrainOpti
   gpt::print_memory(rows);
 }
 
-// Prints the curves; says whether they agree.
+// Prints the curves and returns whether they agree.
 bool report_curves(const gpt::TrainResult<float>& standard, const gpt::TrainResult<float>& tiled) {
   const std::int64_t steps = static_cast<std::int64_t>(standard.losses.size());
   std::printf("\n  standard  %5.1f s  (kernel %s)\n", standard.seconds,
@@ -165,8 +165,8 @@ int run(const Arguments& arguments) {
   print_attention_memory(config, options, compute);
   std::printf(
       "\n  workspace: the larger of forward and backward, as the plans state it\n"
-      "  probabilities: what textbook training keeps of each layer until its backward pass\n"
-      "  LSE: what is kept instead\n");
+      "  probabilities: what textbook training stores of each layer until its backward pass\n"
+      "  LSE: what is stored instead\n");
 
   std::printf("\nText from the model trained with tiled attention\n\n");
   print_generated(config, tiled.parameters, options.seed, compute);

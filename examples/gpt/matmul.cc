@@ -5,7 +5,7 @@
 
 namespace gpt {
 
-// matmul_kernel.cc, once per instruction set.
+// Each instruction set compiles matmul_kernel.cc into a namespace of its own.
 namespace baseline {
 template <class T>
 TileKernel<T> tile_kernel();
@@ -38,10 +38,10 @@ template std::vector<TileKernel<double>> tile_kernels();
 
 namespace {
 
-constexpr std::int64_t kDepth = 128;  // a packed strip of B, 128 x 32 floats = 16 KiB, stays in L1
+constexpr std::int64_t kDepth = 128;  // a packed panel of B, 128 x 32 floats = 16 KiB, stays in L1
 constexpr std::int64_t kBlockRows = 8 * kTileRows;  // rows of C per work item: 24 KiB of packed A
 
-// Columns first.. of b (depth, N) as (depth, width); columns past the end are 0.
+// Packs the columns from `first` on of b (depth, N) as (depth, width); columns past the end are 0.
 template <class T>
 void pack_b(const Matrix<const T>& b, std::int64_t first, std::int64_t width, T* packed) {
   const std::int64_t present = std::min(width, b.columns - first);
@@ -52,7 +52,7 @@ void pack_b(const Matrix<const T>& b, std::int64_t first, std::int64_t width, T*
   }
 }
 
-// Rows first.. of a (M, depth) as (depth, kTileRows); rows past the end are 0.
+// Packs the rows from `first` on of a (M, depth) as (depth, kTileRows); rows past the end are 0.
 template <class T>
 void pack_a(const Matrix<const T>& a, std::int64_t first, T* packed) {
   for (std::int64_t row = 0; row < kTileRows; ++row) {
@@ -62,7 +62,7 @@ void pack_a(const Matrix<const T>& a, std::int64_t first, T* packed) {
   }
 }
 
-// Moves a finished tile (kTileRows, width) to c at (row0, column0), as far as c reaches.
+// Copies a computed tile (kTileRows, width) to c at (row0, column0), up to the end of c.
 template <class T>
 void store_tile(const T* tile, std::int64_t width, const Matrix<T>& c, std::int64_t row0,
                 std::int64_t column0, Store store) {
@@ -79,7 +79,7 @@ void store_tile(const T* tile, std::int64_t width, const Matrix<T>& c, std::int6
   }
 }
 
-// kBlockRows rows of c from row0 on: a (M, depth) times the packed strips of b.
+// Computes kBlockRows rows of c from row0 on: a (M, depth) times the packed panels of b.
 template <class T>
 void multiply_block(const TileKernel<T>& kernel, const Matrix<const T>& a, const T* packed_b,
                     const Matrix<T>& c, std::int64_t row0, Store store) {
@@ -104,8 +104,8 @@ void MatrixProduct<T>::operator()(const Matrix<const T>& a, const Matrix<const T
                                   const Matrix<T>& c, Store store) {
   constexpr std::size_t kAlignment = 64;
   const std::int64_t width = kernel_.columns;
-  const std::int64_t strips = (c.columns + width - 1) / width;
-  std::size_t bytes = static_cast<std::size_t>(strips * width * kDepth) * sizeof(T) + kAlignment;
+  const std::int64_t panels = (c.columns + width - 1) / width;
+  std::size_t bytes = static_cast<std::size_t>(panels * width * kDepth) * sizeof(T) + kAlignment;
   if (packed_b_.size() * sizeof(T) < bytes) packed_b_.resize(bytes / sizeof(T));
   void* aligned = packed_b_.data();
   T* packed = static_cast<T*>(std::align(kAlignment, bytes - kAlignment, aligned, bytes));
@@ -114,8 +114,8 @@ void MatrixProduct<T>::operator()(const Matrix<const T>& a, const Matrix<const T
     const std::int64_t depth = std::min(kDepth, a.columns - k0);
     const Matrix<const T> a_slice = {&a.at(0, k0), a.rows, depth, a.row_stride, a.column_stride};
     const Matrix<const T> b_slice = {&b.at(k0, 0), depth, b.columns, b.row_stride, b.column_stride};
-    compute_.parallel_for(strips, [&](std::int64_t strip) {
-      pack_b(b_slice, strip * width, width, packed + strip * width * depth);
+    compute_.parallel_for(panels, [&](std::int64_t panel) {
+      pack_b(b_slice, panel * width, width, packed + panel * width * depth);
     });
     const Store block_store = k0 == 0 ? store : Store::kAdd;
     compute_.parallel_blocks(c.rows, kBlockRows, [&](std::int64_t row0, std::int64_t) {

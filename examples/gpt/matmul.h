@@ -32,15 +32,15 @@ Matrix<T> transposed(const Matrix<T>& m) {
   return {m.data, m.columns, m.rows, m.column_stride, m.row_stride};
 }
 
-// The kernels that this machine can run, best first; never empty.
+// Returns the kernels that this machine can run, best first; never empty.
 template <class T>
 std::vector<TileKernel<T>> tile_kernels();
 
 enum class Store { kReplace, kAdd };
 
-// Multiplies matrices with all threads. Holds the scratch memory: one object for each thread that
-// multiplies at the same time. Every element of C is summed in one fixed order, whatever the number
-// of threads.
+// Multiplies matrices with all threads. It owns the scratch memory, so each thread that multiplies
+// at the same time needs one. Every element of C is summed in one fixed order for any number of
+// threads.
 template <class T>
 class MatrixProduct {
  public:
@@ -49,8 +49,8 @@ class MatrixProduct {
   MatrixProduct(const Compute& compute, const TileKernel<T>& kernel)
       : compute_(compute), kernel_(kernel) {}
 
-  // c (M, N) = or += a (M, K) times b (K, N). c's column stride is 1; K >= 1. c overlaps neither a
-  // nor b.
+  // Computes c (M, N) = or += a (M, K) times b (K, N). The column stride of c is 1; K >= 1; c
+  // overlaps neither a nor b.
   void operator()(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
                   Store store);
 

@@ -1,6 +1,6 @@
 // Compiled once per instruction set: CMakeLists.txt defines GPT_TARGET (a name) and
 // GPT_VECTOR_BYTES and sets the flags. No header with code is included, so that no shared inline
-// function is compiled for an instruction set of its own.
+// function is compiled for a special instruction set.
 #include "matmul_kernel.h"
 
 namespace gpt::GPT_TARGET {

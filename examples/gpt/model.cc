@@ -37,8 +37,7 @@ Model<T>::Model(const ModelConfig& config, std::int64_t batch, std::int64_t leng
   allocate(dgate_up_, 2 * config.mlp_width);
 }
 
-// ---- forward
-// ----------------------------------------------------------------------------------------------------------
+// ---- forward ------------------------------------------------------------------------------------
 
 template <class T>
 std::span<const T> Model<T>::forward(Parameters<T>& parameters,
@@ -74,8 +73,7 @@ void Model<T>::layer_forward(const LayerWeights<T>& weights, LayerActivations<T>
   add(kept.middle, branch_, output);
 }
 
-// ---- backward
-// ---------------------------------------------------------------------------------------------------------
+// ---- backward -----------------------------------------------------------------------------------
 
 template <class T>
 double Model<T>::step(Parameters<T>& parameters, std::span<const std::uint8_t> tokens,
@@ -137,8 +135,7 @@ void Model<T>::attention_backward(const LayerWeights<T>& weights, const LayerAct
                        tokens_, config_.width);
 }
 
-// ---- shared
-// -----------------------------------------------------------------------------------------------------------
+// ---- shared -------------------------------------------------------------------------------------
 
 template <class T>
 void Model<T>::project(const std::vector<T>& x, const Matrix<T>& w, std::vector<T>& y) {

@@ -1,5 +1,5 @@
-// The model: embedding, pre-norm blocks of causal GQA attention and a gated MLP, a head tied to the
-// embedding. Forward and backward written out.
+// The model: embedding, pre-norm blocks of causal GQA attention and a gated MLP, and a head tied to
+// the embedding. Forward and backward are written by hand.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +16,12 @@
 
 namespace gpt {
 
-// What the forward pass of one layer keeps for the backward pass. n = B S tokens.
+// What the forward pass of one layer saves for the backward pass. n = B S tokens.
 template <class T>
 struct LayerActivations {
   std::vector<T> input;             // (n, C): the residual stream before the layer
   std::vector<T> attention_normed;  // (n, C)
-  std::vector<T> qkv;               // (n, (H + 2 Hk) D), q and k turned
+  std::vector<T> qkv;               // (n, (H + 2 Hk) D), q and k rotated
   std::vector<T> attention;         // (n, H D)
   std::vector<T> lse;               // (B, H, S)
   std::vector<T> middle;            // (n, C): the residual stream after attention
@@ -30,20 +30,22 @@ struct LayerActivations {
   std::vector<T> mlp;               // (n, F)
 };
 
-// A model at work on batches of one shape. Several objects may share one set of parameters. Not for
-// several threads at once: it owns the activations.
+// A model with activations for batches of one shape. Several objects may share one set of
+// parameters. An object may not be used by several threads at once, because it owns the
+// activations.
 template <class T>
 class Model {
  public:
-  // `attention_kernel` as in Attention. `compute` must outlive the object.
+  // `attention_kernel` is that of Attention. `compute` must outlive the object.
   Model(const ModelConfig& config, std::int64_t batch, std::int64_t length,
         const std::string& attention_kernel, const Compute& compute);
 
-  // Logits (B S, 256) of the next byte at every position of tokens (B, S). Valid until the next
-  // call.
+  // Returns the logits (B S, 256) of the next byte at every position of tokens (B, S). They are
+  // valid until the next call.
   std::span<const T> forward(Parameters<T>& parameters, std::span<const std::uint8_t> tokens);
 
-  // Mean cross-entropy in nats per byte; adds its gradient to `gradient`. targets (B, S).
+  // Returns the mean cross-entropy in nats per byte, and adds its gradient to `gradient`. targets
+  // (B, S).
   double step(Parameters<T>& parameters, std::span<const std::uint8_t> tokens,
               std::span<const std::uint8_t> targets, Parameters<T>& gradient);
 
@@ -60,9 +62,9 @@ class Model {
                     const LayerWeights<T>& gradient);
   void attention_backward(const LayerWeights<T>& weights, const LayerActivations<T>& kept,
                           const LayerWeights<T>& gradient);
-  // y = x w for x (n, rows of w).
+  // Computes y = x w for x (n, rows of w).
   void project(const std::vector<T>& x, const Matrix<T>& w, std::vector<T>& y);
-  // Of the same: dx = dy w^T and dw += x^T dy.
+  // The gradients of project(): dx = dy w^T and dw += x^T dy.
   struct ProjectionGradient {
     const std::vector<T>& x;
     Matrix<T> w;
@@ -84,9 +86,8 @@ class Model {
   std::vector<T> final_input_;   // (n, C)
   std::vector<T> final_normed_;  // (n, C)
   std::vector<T> logits_;        // (n, 256); the gradient of the loss after cross_entropy()
-  std::vector<T>
-      branch_;  // (n, C): what a layer adds to the residual stream, and gradients of that size
-  std::vector<T> dresidual_;   // (n, C)
+  std::vector<T> branch_;     // (n, C), the update of a layer to the residual stream, and gradients
+  std::vector<T> dresidual_;  // (n, C)
   std::vector<T> dattention_;  // (n, H D)
   std::vector<T> dqkv_;        // (n, (H + 2 Hk) D)
   std::vector<T> dmlp_;        // (n, F)

@@ -21,8 +21,8 @@ std::vector<WeightInfo> list_weights(const ModelConfig& config) {
   };
   const std::int64_t width = config.width;
   constexpr double kDeviation = 0.05;
-  // The residual stream sums 2 outputs per layer; this keeps its variance independent of the depth
-  // (GPT-2).
+  // The residual stream sums two outputs per layer; this factor keeps its variance independent of
+  // the depth (GPT-2).
   const double into_residual = kDeviation / std::sqrt(2.0 * static_cast<double>(config.layers));
   add("embedding", kVocabulary, width, kDeviation);
   for (std::int64_t layer = 0; layer < config.layers; ++layer) {

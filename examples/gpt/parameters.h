@@ -1,4 +1,4 @@
-// The weights, in one flat array with named views: gradients and AdamW's moments have the same
+// The weights, in one flat array with named views. Gradients and the moments of AdamW have the same
 // layout.
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace gpt {
 
-// Where a weight lies in the flat array.
+// The position of a weight in the flat array.
 struct WeightInfo {
   std::string name;
   std::int64_t offset;
@@ -21,7 +21,7 @@ struct WeightInfo {
   bool is_gain;              // gains are not decayed
 };
 
-// In the order of the flat array: the embedding, the layers, the last gain.
+// Returns the weights in the order of the flat array: the embedding, the layers, the last gain.
 std::vector<WeightInfo> list_weights(const ModelConfig& config);
 
 template <class T>
@@ -37,9 +37,9 @@ struct LayerWeights {
 template <class T>
 class Parameters {
  public:
-  // All zero.
+  // Makes parameters that are all zero.
   explicit Parameters(const ModelConfig& config);
-  // Drawn from the seed: the same numbers for float and double up to rounding.
+  // Draws the parameters from the seed: the same numbers for float and double up to rounding.
   Parameters(const ModelConfig& config, std::uint64_t seed);
 
   std::vector<T> values;
@@ -55,7 +55,7 @@ class Parameters {
   std::vector<WeightInfo> weights_;
 };
 
-// A read-only view for the matrix product.
+// Returns a read-only view for the matrix product.
 template <class T>
 Matrix<const T> read(const Matrix<T>& m) {
   return {m.data, m.rows, m.columns, m.row_stride, m.column_stride};

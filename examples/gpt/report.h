@@ -1,4 +1,4 @@
-// What gpt_demo prints. At most 96 columns.
+// Prints the results of gpt_demo, in at most 96 columns.
 #pragma once
 
 #include <cstddef>
@@ -10,18 +10,18 @@
 
 namespace gpt {
 
-// "1.5 MiB".
+// Returns a text like "1.5 MiB".
 std::string format_bytes(std::size_t bytes);
 
-// Largest absolute difference of two curves of one length; NaN if there is one.
+// Returns the largest absolute difference of two curves of the same length; NaN if there is one.
 double largest_difference(const std::vector<double>& left, const std::vector<double>& right);
 
-// Both curves side by side, a row per `interval` steps with the means of the interval, its largest
-// difference, and a bar.
+// Prints both curves next to each other, a row per `interval` steps with the means of the interval,
+// its largest difference, and a bar.
 void print_curves(const std::vector<double>& standard, const std::vector<double>& tiled,
                   std::int64_t interval);
 
-// A row per shape.
+// One shape of the table of memory.
 struct MemoryRow {
   std::int64_t sequences;
   std::int64_t length;
@@ -31,10 +31,10 @@ struct MemoryRow {
 };
 void print_memory(const std::vector<MemoryRow>& rows);
 
-// Indented and wrapped; what is not printable ASCII shows as '.'.
+// Prints a text indented and wrapped; characters that are not printable ASCII become '.'.
 void print_text(const std::string& text);
 
-// A line on stderr that says how far a run is; nothing unless stderr is a terminal.
+// A line on stderr that shows the progress of a run; nothing unless stderr is a terminal.
 class ProgressLine {
  public:
   ProgressLine(std::string what, std::int64_t steps);

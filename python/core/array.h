@@ -1,4 +1,4 @@
-// What Python calls an array, as a tilewise_tensor: no copy, no framework.
+// Reads what Python calls an array as a tilewise_tensor, without a copy or a framework.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -6,20 +6,20 @@
 
 namespace tilewise::python {
 
-// Whether the library will write to it.
+// Says whether the library will write to the array.
 enum class Access { kRead, kWrite };
 
-// A view of an array. The memory is the array's; `owner` keeps it for as long as this lives.
+// A view of an array. The array owns the memory; `owner` keeps it alive as long as the view lives.
 struct Array {
   tilewise_tensor tensor = {};
-  nanobind::object owner;  // the DLPack capsule; nothing for a NumPy array, which its caller holds
+  nanobind::object owner;  // the DLPack capsule; empty for a NumPy array, which the caller holds
 };
 
-// Reads `value` (NumPy and whatever else has __array_struct__ directly, all others through
-// __dlpack__). `name` is what messages call it. `stream` is the caller's cudaStream_t as a number:
-// a CUDA array's producer is asked to make its contents ready there.
-// Throws TypeError for what is no array or has a dtype that no argument takes, ValueError for an
-// array that cannot be shared or written to.
+// Reads `value` (NumPy and everything else with __array_struct__ directly, all others through
+// __dlpack__). Messages call it `name`. `stream` is the caller's cudaStream_t as a number: the
+// producer of a CUDA array must make its contents ready there. Throws TypeError for a value that is
+// no array or has a dtype that no argument accepts, and ValueError for an array that cannot be
+// shared or written to.
 Array read_array(const char* name, nanobind::handle value, Access access, std::uintptr_t stream);
 
 }  // namespace tilewise::python

@@ -29,7 +29,7 @@ double number(const char* name, nb::handle value) {
   return result;
 }
 
-// Takes everything with __index__, NumPy's integers too.
+// Accepts everything with __index__, such as NumPy's integers.
 std::int64_t integer(const char* name, nb::handle value) {
   const nb::object index = nb::steal(PyNumber_Index(value.ptr()));
   const long long result = index.is_valid() ? PyLong_AsLongLong(index.ptr()) : -1;
@@ -212,7 +212,8 @@ std::uintptr_t stream_number(nb::handle stream) {
 
 namespace {
 
-// Pools by their number of threads. They live as long as the process: a program uses few sizes.
+// Pools by their number of threads. They live as long as the process, since a program uses few
+// sizes.
 tilewise_pool* pool_of(std::int32_t threads) {
   static std::mutex mutex;
   static auto* const pools = new std::map<std::int32_t, tilewise_pool*>;

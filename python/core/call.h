@@ -1,4 +1,4 @@
-// One call's arguments as a tilewise_problem.
+// The arguments of one call as a tilewise_problem.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -10,22 +10,23 @@
 
 namespace tilewise::python {
 
-// A problem and what keeps its arrays. Filled argument by argument; a failure is an exception.
+// A problem, and the objects that own its arrays. It is filled argument by argument; a failure is
+// an exception.
 class Call {
  public:
-  // The stream of CUDA arrays, as a number; 0 is the default stream.
+  // `stream` is the stream of CUDA arrays, as a number; 0 is the default stream.
   explicit Call(std::uintptr_t stream) : stream_(stream) { tilewise_problem_init(&problem_); }
   Call(const Call&) = delete;
 
-  // Starts from the options of another call; its tensors are left out.
+  // Starts from the options of another call, without its tensors.
   Call(const tilewise_problem& options, std::uintptr_t stream);
 
   // None leaves the tensor absent.
   void set_tensor(tilewise_tensor tilewise_problem::*field, const char* name,
                   nanobind::handle value, Access access);
 
-  // {name: value} of everything in tilewise.Options; None stands for the default. `caller` is the
-  // function that an unknown name is reported for.
+  // Sets the options {name: value} of tilewise.Options; None means the default. An unknown name is
+  // reported for the function `caller`.
   void set_options(const char* caller, const nanobind::dict& options);
 
   const tilewise_problem& problem() const { return problem_; }
@@ -36,19 +37,19 @@ class Call {
 
   tilewise_problem problem_;
   std::uintptr_t stream_;
-  std::array<nanobind::object, 24> owners_;  // of the arrays; a problem has 20
+  std::array<nanobind::object, 24> owners_;  // owners of the arrays; a problem has 20
   std::size_t owned_ = 0;
 };
 
-// The text of a str, which lives as long as that; TypeError for anything else. `name` is what
-// messages call it.
+// Returns the text of a str, which lives as long as the str; TypeError for anything else. Messages
+// call it `name`.
 const char* text_of(const char* name, nanobind::handle value);
 
-// The number of a stream: None, a number, or what has `cuda_stream` (PyTorch), `ptr` (CuPy) or
-// __cuda_stream__.
+// Returns the number of a stream: None, a number, or an object with `cuda_stream` (PyTorch), `ptr`
+// (CuPy) or __cuda_stream__.
 std::uintptr_t stream_number(nanobind::handle stream);
 
-// How the work is spread: on the default pool, on `threads` threads, or on a stream.
+// An executor: the default pool, a pool of `threads` threads, or a stream.
 class Executor {
  public:
   Executor(nanobind::handle threads, std::uintptr_t stream);

@@ -1,5 +1,5 @@
-// tilewise._core: the C interface for Python. What a user sees is in python/tilewise; the functions
-// here take all their arguments by position.
+// tilewise._core: the C interface for Python. The functions for users are in python/tilewise; the
+// functions here take all their arguments by position.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
@@ -16,7 +16,7 @@ namespace {
 
 using Problem = tilewise_problem;
 
-// An argument of a call: where it goes and whether it is written.
+// A tensor argument of a call: its field, and whether it is written.
 struct Slot {
   const char* name;
   tilewise_tensor Problem::*field;
@@ -48,7 +48,8 @@ void set_slots(std::int32_t operation, const nb::tuple& values, Call* call) {
   set_slots(kBackward, values, call);
 }
 
-// Runs an operation once. tensors: as kForward or kBackward lists them, None for absent.
+// Runs an operation once. `tensors` are in the order of kForward or kBackward, None for absent
+// ones.
 void run(std::int32_t operation, const char* caller, const nb::tuple& tensors,
          const nb::dict& options, nb::handle stream, nb::handle threads) {
   Call call(stream_number(stream));
@@ -78,8 +79,8 @@ std::unique_ptr<Plan> make_plan(std::int32_t operation, const char* caller,
   return std::make_unique<Plan>(operation, call.problem(), plan_options);
 }
 
-// Runs a plan on tensors of its shapes; `options` holds the tensors among the options, and what may
-// differ from the plan.
+// Runs a plan on tensors of its shapes. `options` holds the tensors among the options, and the
+// options that may differ from the plan.
 void run_plan(Plan& plan, const char* caller, const nb::tuple& tensors, const nb::dict& options,
               nb::handle workspace, nb::handle stream) {
   Call call(plan.problem(), stream_number(stream));

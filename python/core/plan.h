@@ -15,7 +15,7 @@ namespace tilewise::python {
 
 class Plan {
  public:
-  // Throws what check() does.
+  // Throws the exceptions of check().
   Plan(std::int32_t operation, const tilewise_problem& problem,
        const tilewise_plan_options& options);
   ~Plan();
@@ -26,10 +26,10 @@ class Plan {
   std::string reason() const { return tilewise_plan_reason(plan_); }
   std::size_t workspace_bytes() const { return bytes_; }
   std::int32_t max_concurrency() const { return max_concurrency_; }
-  const tilewise_problem& problem() const { return problem_; }  // its pointers mean nothing
+  const tilewise_problem& problem() const { return problem_; }  // its pointers are unused
 
-  // Runs without the GIL. `workspace` NULL: one of the plan's own, which is made at most once for
-  // each thread that runs at the same time; a plan for CUDA has none.
+  // Runs without the GIL. With `workspace` NULL the run uses a workspace of the plan, which makes
+  // at most one for each thread that runs at the same time; a plan for CUDA has none.
   void run(const Call& call, const tilewise_executor* executor, const tilewise_tensor* workspace);
 
  private:

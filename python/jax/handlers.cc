@@ -1,9 +1,9 @@
-// What XLA calls for tilewise.jax: forward and backward, on the CPU and on CUDA.
+// The handlers that XLA calls for tilewise.jax: forward and backward, on the CPU and on CUDA.
 //
-// The names of the operands come as attributes, "q k v mask" and "out lse", so that one handler
-// takes whatever a call has. Under vmap every operand has more dimensions in front, each of the
-// mapped size or 1: a larger batch where the operands' strides can say so, else the handler runs
-// the problem once for each of their indices.
+// The names of the operands are attributes, "q k v mask" and "out lse", so that one handler accepts
+// all operands of a call. Under vmap every operand has mapped dimensions first, each of the mapped
+// size or 1. If the strides of the operands can express it, the handler runs one problem with a
+// larger batch; otherwise it runs the problem once for each index.
 #include <tilewise/tilewise.h>
 
 #include <algorithm>
@@ -62,7 +62,7 @@ std::int32_t dtype_of(ffi::DataType type) {
     case ffi::DataType::PRED:
       return TILEWISE_BOOL;
     default:
-      return 0;  // which the library refuses
+      return 0;  // the library refuses it
   }
 }
 
@@ -70,8 +70,9 @@ ffi::Error invalid(const std::string& message) {
   return ffi::Error(ffi::ErrorCode::kInvalidArgument, message);
 }
 
-// XLA calls with denormals flushed to zero, on its threads but not on the library's: a result would
-// depend on who computes it. Within this scope floating point is as the language has it.
+// XLA calls with denormals flushed to zero, on its own threads but not on those of the library, so
+// a result would depend on the thread that computes it. Within this scope floating point follows
+// the language.
 class DefaultFloatingPoint {
  public:
   DefaultFloatingPoint() {
@@ -85,7 +86,7 @@ class DefaultFloatingPoint {
   std::fenv_t before_;
 };
 
-// Where a call runs.
+// The device and the stream of a call.
 struct Place {
   std::int32_t device = TILEWISE_CPU;
   std::int32_t index = 0;
@@ -112,7 +113,7 @@ class Call {
     problem_.dropout_offset = static_cast<std::uint64_t>(attributes.dropout_offset);
   }
 
-  // The first operand is one whose dimensions in front count for all.
+  // The first operand is one whose mapped dimensions hold for all.
   ffi::Error add(std::string_view name, const ffi::AnyBuffer& buffer, std::size_t mapped_rank) {
     for (const Field& field : kFields) {
       if (field.name != name) continue;
@@ -191,7 +192,7 @@ class Call {
   std::vector<Operand> operands_;
 };
 
-// Takes the next name off "q k v".
+// Removes and returns the first name of "q k v".
 std::string_view next_name(std::string_view* names) {
   const std::size_t end = std::min(names->find(' '), names->size());
   const std::string_view name = names->substr(0, end);
@@ -204,7 +205,7 @@ ffi::Error run(decltype(&tilewise_forward) work, const Attributes& attributes, c
   const DefaultFloatingPoint scope;
   Call call(attributes, place);
   std::size_t mapped_rank = 0;
-  std::string_view names = attributes.inputs;  // q is the first
+  std::string_view names = attributes.inputs;  // the first one is q
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const auto buffer = inputs.get<ffi::AnyBuffer>(i);
     if (!buffer) return buffer.error();

@@ -1,4 +1,5 @@
-// The operands of a call under vmap: dimensions in front of a problem's tensors.
+// The operands of a call under vmap, which adds mapped dimensions before those of a problem's
+// tensors.
 #pragma once
 
 #include <tilewise/tilewise.h>
@@ -14,9 +15,9 @@ namespace tilewise::python {
 struct Field {
   std::string_view name;
   tilewise_tensor tilewise_problem::*tensor;
-  std::int32_t rank;  // with the batch as first dimension; 0 if there is none
+  std::int32_t rank;  // with the batch as first dimension; 0 if it has none
   bool has_lower_ranks = false;
-  bool broadcasts = false;  // a batch of 1 stands for any
+  bool broadcasts = false;  // a batch of 1 is broadcast
 };
 inline constexpr Field kFields[] = {
     {"q", &tilewise_problem::q, 4},
@@ -41,15 +42,16 @@ inline constexpr Field kFields[] = {
     {"seqused_k", &tilewise_problem::seqused_k, 1},
 };
 
-// An operand: its tensor for the first index of the mapped dimensions, and how far the others are.
+// An operand: its tensor for the first index of the mapped dimensions, and the distances to the
+// others.
 struct Operand {
   const Field* field;
   tilewise_tensor tensor;
-  std::vector<std::int64_t> mapped;  // sizes of the dimensions in front
-  std::size_t bytes;                 // of one problem's tensor
+  std::vector<std::int64_t> mapped;  // sizes of the mapped dimensions
+  std::size_t bytes;                 // of the tensor of one problem
 
   char* data() const { return static_cast<char*>(tensor.data); }
-  // Of the dimensions in front, those of size 1 stay where they are.
+  // Returns the offset of an index. Mapped dimensions of size 1 do not move.
   std::size_t offset(const std::vector<std::int64_t>& index) const {
     std::int64_t place = 0;
     for (std::size_t d = 0; d < mapped.size(); ++d)
@@ -61,8 +63,9 @@ struct Operand {
   }
 };
 
-// `count` problems of `batch` sequences each as one: sequence b of problem i is i * batch + b. The
-// operand's tensor in that, if there is one.
+// Returns the tensor of an operand in one problem that combines `count` problems of `batch`
+// sequences each: sequence b of problem i becomes i * batch + b. Returns nothing if there is no
+// such tensor.
 inline std::optional<tilewise_tensor> folded(const Operand& operand, std::int64_t batch,
                                              std::int64_t count) {
   const Field& field = *operand.field;
@@ -89,10 +92,10 @@ inline std::optional<tilewise_tensor> folded(const Operand& operand, std::int64_
   return raised;
 }
 
-// Sets the tensors of `problem` to those of all `count` problems, which the dimensions `sizes` in
-// front make; false where only one problem after the other can say what is meant: packed batches,
-// dropout (whose pattern knows the batch), operands that some of the dimensions share, and
-// gradients that would be summed over the problems.
+// Sets the tensors of `problem` to those of all `count` problems, which the mapped dimensions
+// `sizes` make. Returns false if the problems must run one after another: packed batches, dropout
+// (whose pattern depends on the batch), operands that some of the dimensions share, and gradients
+// that would be summed over the problems.
 inline bool fold(const std::vector<Operand>& operands, const std::vector<std::int64_t>& sizes,
                  std::int64_t count, tilewise_problem* problem) {
   const std::int64_t batch = operands[0].tensor.shape[0];  // of q

@@ -1,4 +1,4 @@
-"""What all suites share: what they need, fresh random numbers, and the formulas of tests/python."""
+"""Shared by all suites: their requirements, random numbers, and the formulas of tests/python."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX leaves PyTorch its part of a device
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX then leaves memory of a device to PyTorch
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1] / "tests/python"))  # formulas.py: attention in float64, from the semantics
-sys.path.insert(0, str(HERE / "support"))  # not this folder: it would stand for a torch or jax that is not installed
+sys.path.insert(0, str(HERE / "support"))  # not this folder: it would replace a torch or jax that is not installed
 
-# ---- frameworks: a suite is skipped, with the reason, where one that it needs is not installed --------------------
+# ---- frameworks: a suite is skipped, with the reason, if a framework that it needs is not installed ---------------
 
 NEEDS = {
     "compat": {"torch": "PyTorch"},
@@ -38,19 +38,20 @@ class _Suite(pytest.Dir):
 
 
 def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """pytest asks for every folder of tests."""
+    """Called by pytest for every folder of tests."""
     is_suite = path.parent == HERE and path.name in NEEDS
     return _Suite.from_parent(parent, path=path) if is_suite else None
 
 
-# ---- random numbers: other ones in every run; TILEWISE_TEST_SEED=n repeats a run ----------------------------------
+# ---- random numbers: the same in every run, unless TILEWISE_TEST_SEED is a number or "random" ---------------------
 
-SEED = int(os.environ.get("TILEWISE_TEST_SEED") or np.random.SeedSequence().entropy % 2**32)  # type: ignore[operator]
+GIVEN = os.environ.get("TILEWISE_TEST_SEED") or "1"
+SEED = int(np.random.SeedSequence().generate_state(1)[0]) if GIVEN == "random" else int(GIVEN)
 
 
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
-    """Of the run and of the test: a test alone draws what it draws among the others."""
+    """Depends on the run and on the test: a test draws the same numbers alone as among the others."""
     return (SEED + zlib.crc32(request.node.name.encode())) % 2**32
 
 

@@ -1,4 +1,4 @@
-"""What counts as an array, and that none is copied."""
+"""Tests what counts as an array, and that no array is copied."""
 
 import subprocess
 import sys

@@ -16,7 +16,7 @@ def check(case: dict, dtype: str) -> None:
     out, lse = tilewise.attention_forward(q, k, v, **options)
     assert out.dtype == q.dtype
     assert_close("out", out, expected["out"], expected["out"], dtype)
-    # LSE is computed wider than 16-bit inputs: they are the formulas' inputs too.
+    # LSE is computed in more bits than 16-bit inputs have: the formulas get the rounded inputs too.
     assert_close("lse", lse, expected["lse"], expected["lse"], "float64" if dtype == "float64" else "float32")
     assert np.array_equal(tilewise.attention(q, k, v, **options), out)
     results = tilewise.attention_backward(case["dout"], q, k, v, out, lse, dlse=case.get("dlse"), **options)

@@ -11,7 +11,7 @@ import tilewise
 if "cuda:0" not in tilewise.info():
     pytest.skip("no CUDA device, or a build without CUDA", allow_module_level=True)
 
-# Against the library on the CPU, which is exact to its own tolerance; 16-bit results round once more.
+# Compared with the library on the CPU, which is exact to its own tolerance; 16-bit results are rounded once more.
 TOLERANCES = {"float32": 1e-4, "float16": 4e-3, "bfloat16": 3e-2}
 OPTIONS: dict[str, dict[str, Any]] = {"plain": {}, "causal": {"causal": True}, "window": {"window_size": (20, 0)},
                                       "softcap": {"softcap": 5.0}}  # fmt: skip

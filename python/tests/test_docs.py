@@ -42,7 +42,7 @@ def test_section(title: str, capsys: pytest.CaptureFixture, tmp_path: Path, monk
             except ImportError as error:
                 pytest.skip(str(error))
     monkeypatch.chdir(tmp_path)
-    snippet = types.ModuleType("snippet")  # torch.compile looks a function's module up
+    snippet = types.ModuleType("snippet")  # torch.compile looks up the module of a function
     monkeypatch.setitem(sys.modules, "snippet", snippet)
     for number, block in enumerate(re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL), 1):
         exec(compile(block, f"{title}, block {number}", "exec"), snippet.__dict__)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 try:
     from tilewise import _core
-except ImportError as error:  # a wheel of another platform, a half-copied package, no backend
+except ImportError as error:  # a wheel for another platform, an incomplete copy of the package, or no back end
     raise ImportError(
         f"tilewise: its compiled part does not load ({error}). Install the package with 'pip install .' in a checkout; "
         "a folder python/tilewise on sys.path is not enough"
@@ -25,7 +25,7 @@ __version__: str = _core.version
 
 
 def info() -> str:
-    """What this build can do on this machine: the text of `tilewise info` and of `python -m tilewise`."""
+    """Returns what this build can do on this machine: the text of `tilewise info` and of `python -m tilewise`."""
     return _core.info()
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Gradients(NamedTuple):
-    """What attention_backward gives; None where it was not asked for."""
+    """The results of attention_backward; None where one was not requested."""
 
     dq: Optional[Array]  # like q
     dk: Optional[Array]  # like k
@@ -38,7 +38,7 @@ def empty_out(q: Any, v: Any, dtype: Any) -> Any:
 
 
 def _refuse(**arrays: Any) -> None:
-    """Says which of them is no array, or one without dimensions."""
+    """Raises an error that names the one that is no array, or has no dimensions."""
     for name, array in arrays.items():
         if not hasattr(array, "shape") or not hasattr(array, "dtype"):
             raise TypeError(
@@ -105,7 +105,7 @@ def attention_forward(
 def gradient_arrays(
     q: Any, k: Any, v: Any, options: Options, want: Optional[Sequence[str]], dtype: Any
 ) -> dict[str, Optional[Any]]:
-    """Memory for the gradients that are wanted: all that there are if `want` is None."""
+    """Allocates the requested gradients, or all of them if `want` is None."""
     like = {"dq": q, "dk": k, "dv": v, "dbias": options.get("bias"), "dsink": options.get("sink")}
     wanted = [name for name, array in like.items() if array is not None] if want is None else want
     _refuse(q=q, k=k, v=v)

@@ -12,7 +12,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class TensorOptions(TypedDict, total=False):
-    """Those that are arrays."""
+    """The options that are arrays."""
 
     mask: Optional[Array]  # bool, broadcasts from the right to (B, H, Sq, Sk); True is visible
     bias: Optional[Array]  # q's dtype or float32, broadcasts to (B, H, Sq, Sk)
@@ -25,12 +25,12 @@ class TensorOptions(TypedDict, total=False):
 
 
 class Options(TensorOptions, total=False):
-    """All of them. None stands for the default."""
+    """All options. None means the default."""
 
     causal: Optional[bool]
     window_size: Optional[Sequence[Optional[int]]]  # (left, right), inclusive; -1 or None: no bound
     window: Optional[Sequence[Optional[int]]]  # another name of window_size
-    softmax_scale: Optional[float]  # default 1/sqrt(D)
+    softmax_scale: Optional[float]  # default: 1/sqrt(D)
     softcap: Optional[float]
     dropout_p: Optional[float]
     dropout_seed: Optional[int]
@@ -43,7 +43,7 @@ class Options(TensorOptions, total=False):
     alignment: Optional[Literal["bottom_right", "top_left"]]  # of the diagonal
 
 
-# What a call without options gets.
+# The options of a call without options.
 DEFAULTS: dict[str, Any] = {
     "causal": False,
     "window_size": (-1, -1),

@@ -69,7 +69,7 @@ def finished(like: Any, result: Any) -> Any:
 
 def lse_dtype(q: Any) -> str:
     """float32, or float64 for inputs of float64."""
-    if type(q) is np.ndarray:  # str() of a dtype of NumPy takes 8 us
+    if type(q) is np.ndarray:  # str() of a NumPy dtype takes 8 us
         return "float64" if q.dtype == np.float64 else "float32"
     return "float64" if str(q.dtype).endswith("float64") else "float32"
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class RunOptions(TensorOptions, total=False):
-    """What a run may say: the arrays among the options (those of the plan), and what may differ from the plan."""
+    """The options of a run: the arrays among the options of the plan, and those that may differ from the plan."""
 
     softmax_scale: Optional[float]
     dropout_seed: Optional[int]
@@ -39,7 +39,7 @@ class _Plan:
 
     @property
     def workspace_bytes(self) -> int:
-        """Of each run. On the CPU the plan keeps workspaces of its own, one for each thread that runs it at a time."""
+        """Bytes that each run needs. On the CPU the plan owns one workspace for each thread that runs it."""
         return self._plan.workspace_bytes
 
     def __repr__(self) -> str:

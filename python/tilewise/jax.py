@@ -56,13 +56,13 @@ _register()
 class _Static(NamedTuple):
     """The options that are no arrays: part of the traced program, and hashable."""
 
-    names: tuple[str, ...]  # of the arrays
+    names: tuple[str, ...]  # names of the arrays
     options: tuple[tuple[str, Any], ...]
     out_dtype: Any
 
 
 def _attributes(static: _Static, inputs: Sequence[str], outputs: Sequence[str], rank_q: int) -> dict[str, Any]:
-    """What the handler reads, in the types that it reads."""
+    """Returns the attributes of the handler, in the types that it reads."""
     options = {**DEFAULTS, **dict(static.options)}
     left, right = (-1 if side is None else int(side) for side in options["window_size"])
     scale, lengths = options["softmax_scale"], [options["max_seqlen_q"], options["max_seqlen_k"]]
@@ -112,7 +112,7 @@ def _result_shapes(static: _Static, arrays: dict[str, Any]) -> dict[str, Any]:
     }
     rows = {name: _like(array.shape, array.dtype) for name, array in {**arrays, **results}.items()}
     tensors = tuple(rows.pop(name) for name in ("q", "k", "v", "out", "lse"))
-    # A kernel of the CPU that does everything: which one will run is decided where it runs.
+    # flash2 is a kernel of the CPU that supports everything. The kernel that will run is chosen when it runs.
     _core.make_plan(_core.FORWARD, "tilewise.jax", tensors, {**options, **rows}, "flash2", None, None)
     return results
 
@@ -134,7 +134,7 @@ def _attention_forward(static: _Static, arrays: tuple[Any, ...]) -> tuple[Any, A
         if name in wanted and name not in _GRADIENTS and jnp.issubdtype(value.dtype, jnp.floating):
             raise NotImplementedError(f"tilewise.jax: no gradient of {name}; wrap it in jax.lax.stop_gradient")
     out, lse = _attention(static, values)
-    # The names travel as the structure of the residuals: arrays are all that may be stored in them.
+    # Only arrays may be stored in residuals, so the names are stored as the structure of a dictionary.
     return (out, lse), (values, out, lse, {name: () for name in wanted})
 
 
@@ -167,7 +167,7 @@ def _cotangent(name: str, value: Any, gradients: dict[str, Any]) -> Any:
 _attention.defvjp(_attention_forward, _attention_backward, symbolic_zeros=True)
 
 
-# ---- what people call -----------------------------------------------------------------------------
+# ---- public functions -----------------------------------------------------------------------------
 
 
 def _prepared(q: Any, k: Any, v: Any, out_dtype: Any, options: Any) -> tuple[_Static, tuple[Any, ...]]:
@@ -248,7 +248,7 @@ def dot_product_attention(
         query, key, value, bias=bias, mask=mask, softmax_scale=scale, causal=is_causal, alignment="top_left",
         window_size=_window(local_window_size), seqused_k=key_value_seq_lengths,
     )  # fmt: skip
-    if query_seq_lengths is not None:  # rows behind a query's end are 0
+    if query_seq_lengths is not None:  # rows after the end of a query are 0
         row_exists = jnp.arange(query.shape[1]) < jnp.asarray(query_seq_lengths)[:, None]
         out = jnp.where(row_exists[:, :, None, None], out, 0)
     residual = jax.lax.stop_gradient(lse.swapaxes(1, 2)).astype(key.dtype)  # (B, T, N)

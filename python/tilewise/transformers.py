@@ -41,10 +41,10 @@ def register() -> None:
 
 # ---- masks ----------------------------------------------------------------------------------------------------------
 #
-# What the mask function returns goes through the model to attention_forward below. It is one of
-#   None                   the module's structure alone: causal or not, its sliding window
-#   (B, 1, 1, Sk) bool     keys that are not padding, besides the structure
-#   (N + 1) int64          packed sequences: their starts in the flattened batch and the end, besides the structure
+# The result of the mask function goes through the model to attention_forward below. It is one of
+#   None                   only the structure that the module states: causal or not, its sliding window
+#   (B, 1, 1, Sk) bool     keys that are not padding, in addition to the structure
+#   (N + 1) int64          packed sequences: their starts in the flattened batch and the end, and the structure
 #   (B, 1, Sq, Sk) bool    the whole mask; with one query, (B, 1, 1, Sk) is the whole mask too
 
 
@@ -61,7 +61,7 @@ def attention_mask_for(
     """The mask function that transformers calls once for a forward pass. attention_mask (B, Sk): True is a token."""
     aligned = isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length
     starts, inner = _packed_starts(mask_function)
-    # A mask's contents are not known in a trace.
+    # The contents of a mask are not known in a trace.
     tracing = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
     if aligned and not tracing and _is_structure(inner):
         if starts is not None:
@@ -86,14 +86,14 @@ def _padding(attention_mask: torch.Tensor | None, kv_length: int, kv_offset: int
 
 
 def _captured(function: Callable[..., Any], maker: str) -> dict[str, Any] | None:
-    """What `function` holds if masking_utils.`maker` made it. transformers composes masks of closures."""
+    """The closure variables of `function` if masking_utils.`maker` made it: transformers composes closures."""
     if getattr(function, "__qualname__", "").split(".")[0] != maker:
         return None
     return dict(zip(function.__code__.co_freevars, (c.cell_contents for c in function.__closure__ or ()), strict=True))
 
 
 def _is_structure(function: Callable[..., Any]) -> bool:
-    """Whether a mask is one that attention_forward makes of what the module says: causal, none, or a causal window."""
+    """Whether attention_forward makes this mask from the module's structure: causal, none, or a causal window."""
     if function in (masking_utils.causal_mask_function, masking_utils.bidirectional_mask_function):
         return True
     parts = (_captured(function, "and_masks") or {}).get("mask_functions", ())
@@ -105,7 +105,7 @@ def _is_structure(function: Callable[..., Any]) -> bool:
 
 
 def _packed_starts(function: Callable[..., Any]) -> tuple[torch.Tensor | None, Callable[..., Any]]:
-    """Of a mask of packed sequences, where they start, and the mask inside each; else None and the function."""
+    """For a mask of packed sequences, returns their starts and the mask inside each; else None and the function."""
     parts = (_captured(function, "and_masks") or {}).get("mask_functions", ())
     if len(parts) != 2:
         return None, function
@@ -174,7 +174,7 @@ def attention_forward(
 def _mask_options(
     mask: torch.Tensor | None, q_length: int, kv_length: int, structure: dict[str, Any], bias: torch.Tensor | None
 ) -> dict[str, Any]:
-    """What to ask for besides, of the four kinds above; a model's own additive mask is a bias."""
+    """Returns the options for a mask of the four kinds above; a model's own additive mask is a bias."""
     if mask is None:
         return structure
     mask = mask[..., :kv_length]

@@ -1,5 +1,5 @@
 // The operators tilewise::attention_forward and tilewise::attention_backward. Shapes are those of
-// tilewise.h; the schemas below are frozen (python/tests/torch/test_contract.py): arguments are
+// tilewise.h. The schemas below are frozen (python/tests/torch/test_contract.py): arguments are
 // only added at the end, with defaults.
 #include <atomic>
 #include <memory>
@@ -27,17 +27,18 @@ constexpr const char* kBackwardSchema =
     "Tensor lse, " TILEWISE_TENSOR_SCHEMA TILEWISE_OPTION_SCHEMA
     ", int gradients=7) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink)";
 
-// Bits of `gradients`.
+// The bits of `gradients`.
 enum Gradient : std::int64_t { kQ = 1, kK = 2, kV = 4, kBias = 8, kSink = 16 };
 
 void check_status(tilewise_status status) {
   if (status != TILEWISE_OK) raise(tilewise_last_error());
 }
 
-// ---- how the work is spread -------------------------------------------------------------------
+// ---- executors ---------------------------------------------------------------------------------
 
-// PyTorch's own threads on the CPU, so that one setting (torch.set_num_threads) serves both and no
-// second pool waits beside PyTorch's. Threads take items one by one: they differ in length.
+// The CPU operators use PyTorch's own threads, so that one setting (torch.set_num_threads) serves
+// both and no second pool waits next to PyTorch's. Threads take items one by one, since items
+// differ in length.
 struct Items {
   std::atomic<std::int64_t> next = 0;
   std::int64_t count;
@@ -55,12 +56,12 @@ void parallel_for(void* self, std::int64_t n, void (*fn)(void*, std::int64_t), v
   const std::int64_t threads = *static_cast<const std::uint32_t*>(self);
   if (n <= 1 || threads <= 1 ||
       torch().torch_parallel_for(0, threads < n ? threads : n, 1, run_items, &items) != 0) {
-    run_items(0, 1, &items);  // what is left, after a failure too: no item is lost
+    run_items(0, 1, &items);  // the remaining items, also after a failure: no item is lost
   }
 }
 
-// Below so many products, waking PyTorch's threads costs more than they save: some 5 us, in which
-// one core does several hundred thousand.
+// Below this number of products, waking PyTorch's threads costs more than they save: about 5 us, in
+// which one core computes several hundred thousand.
 constexpr double kSmallProblem = 1 << 18;
 
 bool is_small(const tilewise_problem& problem) {
@@ -102,8 +103,8 @@ struct DestroyPlan {
   void operator()(tilewise_plan* plan) const { tilewise_plan_destroy(plan); }
 };
 
-// On the current stream, with a workspace from PyTorch's caching allocator: nothing waits, and a
-// CUDA graph can hold it.
+// Runs on the current stream, with a workspace from PyTorch's caching allocator: nothing waits, and
+// a CUDA graph can capture it.
 void run_on_cuda(std::int32_t operation, const tilewise_problem& problem) {
   const std::int32_t device = problem.q.device_index;
   if (torch().aoti_torch_get_current_cuda_stream == nullptr) {
@@ -218,8 +219,7 @@ void check_rank(const char* name, const tilewise_tensor& tensor) {
             .c_str());
 }
 
-// ---- forward
-// --------------------------------------------------------------------------------------
+// ---- forward ------------------------------------------------------------------------------------
 
 Owned allocate_lse(const tilewise_tensor& q, bool bhsd) {
   const bool packed = q.rank == 3;
@@ -239,7 +239,7 @@ void forward(Value* stack, std::uint64_t, std::uint64_t) {
   const Shared shared(arguments);
   const bool out_fp32 = arguments.boolean();
 
-  const tilewise_tensor like = view("q", q);  // before a copy may change the strides
+  const tilewise_tensor like = view("q", q);  // made before a copy may change the strides
   check_rank("q", like);
   q = with_dense_rows("q", std::move(q));
   k = with_dense_rows("k", std::move(k));
@@ -261,10 +261,9 @@ void forward(Value* stack, std::uint64_t, std::uint64_t) {
   stack[1] = to_value(std::move(lse));
 }
 
-// ---- backward
-// -------------------------------------------------------------------------------------
+// ---- backward -----------------------------------------------------------------------------------
 
-struct Given {  // the tensors that backward alone has
+struct Given {  // the tensors that only backward has
   Owned dout, dlse, q, k, v, out, lse;
 
   explicit Given(Arguments& arguments)
@@ -285,7 +284,7 @@ struct Given {  // the tensors that backward alone has
   }
 };
 
-// A tensor of `like`'s shape if it is wanted, else one without elements.
+// Returns a tensor of `like`'s shape if it is wanted, else one without elements.
 Owned allocate_gradient(bool wanted, const tilewise_tensor& like, std::int32_t dtype) {
   if (wanted) return allocate_like(like, like.shape[like.rank - 1], torch_dtype(dtype));
   const std::int64_t shape = 0;
@@ -293,7 +292,7 @@ Owned allocate_gradient(bool wanted, const tilewise_tensor& like, std::int32_t d
   return allocate(1, &shape, &stride, torch_dtype(dtype), like);
 }
 
-// The results; one that is not wanted is an empty tensor of the dtype that it would have had.
+// The results. One that is not wanted is an empty tensor of the dtype that it would have had.
 struct Gradients {
   Owned dq, dk, dv, dbias, dsink;
 
@@ -328,7 +327,7 @@ void backward(Value* stack, std::uint64_t, std::uint64_t) {
   if ((wanted & kBias) != 0 && !shared.bias) raise("gradients: dbias is asked for without a bias");
   if ((wanted & kSink) != 0 && !shared.sink) raise("gradients: dsink is asked for without a sink");
 
-  Gradients gradients(given, shared, wanted);  // before a copy may change the strides
+  Gradients gradients(given, shared, wanted);  // made before a copy may change the strides
   given.make_rows_dense();
   tilewise_problem problem = make_problem(shared);
   problem.dout = view("dout", given.dout);
@@ -347,13 +346,12 @@ void backward(Value* stack, std::uint64_t, std::uint64_t) {
   stack[4] = to_value(std::move(gradients.dsink));
 }
 
-// ---- registration
-// ---------------------------------------------------------------------------------
+// ---- registration -------------------------------------------------------------------------------
 
-// Values are written as PyTorch 2.10's binaries write them; later versions read them.
+// Values are written as in the binaries of PyTorch 2.10, which later versions can read.
 constexpr std::uint64_t kWrittenFor = (std::uint64_t{2} << 56) | (std::uint64_t{10} << 48);
 
-// Libraries live as long as the process: their handles are not kept.
+// Libraries live as long as the process, so their handles are not stored.
 const char* define_operators() {
   TorchLibraryOpaque* library = nullptr;
   if (torch().aoti_torch_library_init_def("tilewise", __FILE__, __LINE__, &library) != 0 ||
@@ -376,7 +374,7 @@ const char* define_operators() {
 }  // namespace
 }  // namespace tilewise::torch_binding
 
-// Registers the operators with the PyTorch of this process. "" or what is wrong. Call it once.
+// Registers the operators with the PyTorch of this process. Returns "" or an error. Call it once.
 extern "C" __attribute__((visibility("default"))) const char* tilewise_torch_register() {
   const char* const missing = tilewise::torch_binding::load();
   return *missing != '\0' ? missing : tilewise::torch_binding::define_operators();

@@ -17,7 +17,7 @@ constexpr const char* kCudaLibrary = "libtorch_cuda.so";
 
 Torch functions;
 
-// Only libraries that the process has loaded already: `import torch` came first.
+// Finds only libraries that the process has already loaded: `import torch` came first.
 void* loaded_library(const char* name) { return dlopen(name, RTLD_LAZY | RTLD_NOLOAD); }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // The part of PyTorch's stable C interface that the operators need, found at run time in the
 // PyTorch that the process has loaded. So the library is built without PyTorch, and one binary
-// serves every PyTorch since 2.10. python/tests/torch/shim_check.cc compares these types with
+// works with every PyTorch since 2.10. python/tests/torch/shim_check.cc compares these types with
 // PyTorch's headers.
 #pragma once
 
@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
-// Opaque types with the names that PyTorch's headers give them.
+// Opaque types, with the names that PyTorch's headers give them.
 struct AtenTensorOpaque;
 struct TorchLibraryOpaque;
 struct DeviceGuardOpaque;
@@ -61,13 +61,14 @@ struct Torch {
 #define TILEWISE_TORCH_MEMBER(name, result, ...) result (*name)(__VA_ARGS__) = nullptr;
   TILEWISE_TORCH_FUNCTIONS(TILEWISE_TORCH_MEMBER)
 #undef TILEWISE_TORCH_MEMBER
-  // Of PyTorch's CUDA library, which only builds with CUDA have; else nullptr.
+  // This function is in PyTorch's CUDA library, which only builds with CUDA have; else it is
+  // nullptr.
   Error (*aoti_torch_get_current_cuda_stream)(std::int32_t device, void** stream) = nullptr;
 };
 
 const Torch& torch();
 
-// Finds the functions. "" or one line that says what is missing.
+// Finds the functions. Returns "" or one line that says what is missing.
 const char* load();
 
 // Throws std::runtime_error, which PyTorch turns into RuntimeError.

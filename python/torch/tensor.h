@@ -1,5 +1,5 @@
 // Tensors and arguments of PyTorch's operators: ownership, views of them as tilewise_tensor, and
-// the stack on which an operator's arguments arrive.
+// the stack that carries the arguments of an operator.
 #pragma once
 
 #include <array>
@@ -32,26 +32,28 @@ class Owned {
   Tensor tensor_ = nullptr;
 };
 
-// A view for the library; an absent tensor gives an absent view. Throws, naming the argument, for
-// what the library cannot be told: another device kind, dtype or more than four dimensions.
+// Returns a view for the library; an absent tensor gives an absent view. Throws, naming the
+// argument, for a device kind or dtype that the library does not know, and for more than four
+// dimensions.
 tilewise_tensor view(const char* name, const Owned& tensor);
 
-// An uninitialised tensor of `like`'s device. Strides are in elements.
+// Returns an uninitialised tensor on the device of `like`. Strides are in elements.
 Owned allocate(std::int32_t rank, const std::int64_t* shape, const std::int64_t* strides,
                std::int32_t torch_dtype, const tilewise_tensor& like);
 
-// An uninitialised tensor of `like`'s shape with `last` columns, whose dimensions lie in memory in
-// like's order, the last one innermost, without gaps. _meta.py holds the same rule for tracing.
+// Returns an uninitialised tensor of `like`'s shape with `last` columns. Its dimensions have the
+// order of like's in memory, with the last one innermost, and without gaps. _meta.py has the same
+// rule for tracing.
 Owned allocate_like(const tilewise_tensor& like, std::int64_t last, std::int32_t torch_dtype);
 
-// PyTorch's number of a TILEWISE_ dtype.
+// Returns PyTorch's number of a TILEWISE_ dtype.
 std::int32_t torch_dtype(std::int32_t dtype);
 
-// The tensor itself if its innermost stride is 1, else a copy whose is.
+// Returns the tensor itself if its innermost stride is 1, else a copy for which it is.
 Owned with_dense_rows(const char* name, Owned tensor);
 
-// Reads an operator's arguments in the order of its schema, and takes ownership of the tensors.
-// Read all of them before anything can throw, so that a refused call leaks nothing.
+// Reads the arguments of an operator in the order of its schema, and takes ownership of the
+// tensors. Read all of them before anything can throw, so that a refused call leaks nothing.
 class Arguments {
  public:
   explicit Arguments(const Value* stack) : next_(stack) {}
@@ -81,7 +83,7 @@ class Arguments {
   T take() {
     return from_value<T>(*next_++);
   }
-  // An optional argument is a null pointer or an owned pointer to a value.
+  // Reads an optional argument, which is a null pointer or an owned pointer to a value.
   std::optional<Value> optional() {
     Value* const pointer = take<Value*>();
     if (pointer == nullptr) return std::nullopt;

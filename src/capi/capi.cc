@@ -1,5 +1,4 @@
-// The C interface: checks what arrives as raw pointers and struct sizes, and keeps exceptions
-// inside.
+// The C interface: it checks raw pointers and struct sizes, and lets no exception through.
 #include <tilewise/tilewise.h>
 
 #include <algorithm>
@@ -30,11 +29,11 @@ struct tilewise_plan {
 namespace {
 
 constexpr std::size_t kLargestTail =
-    4096;  // a struct of a newer header may be so much larger than ours
+    4096;  // the struct of a newer header may be larger than ours by this much
 constexpr std::int32_t kMostThreads = 4096;
 
-// A caller built with a newer header passes a larger struct: fine if what we do not know of is
-// zero.
+// A caller that was built with a newer header passes a larger struct. That is valid if the part
+// that this library does not know is zero.
 tilewise_status check_struct(const char* name, const void* pointer, std::size_t given,
                              std::size_t known) {
   if (given < known || given - known > kLargestTail) {
@@ -114,7 +113,7 @@ tilewise_tensor tilewise_contiguous(void* data, std::int32_t dtype, std::int32_t
   for (std::int32_t d = rank - 1; d >= 0; --d) {
     tensor.shape[d] = shape[d];
     tensor.strides[d] = stride;
-    // An overflow is kept as a stride that no buffer can have; validation reports it.
+    // An overflow is stored as a stride that no buffer can have, so that validation reports it.
     if (__builtin_mul_overflow(stride, shape[d] > 0 ? shape[d] : 1, &stride)) stride = INT64_MAX;
   }
   return tensor;

@@ -13,7 +13,7 @@ using problem::Problem;
 using problem::RunContext;
 using problem::Status;
 
-// Only the machine can be in the way.
+// Every problem is supported; only the machine, or a forced target, can rule a kernel out.
 Status supports(const char* name, const Machine& machine) {
   const Target* const forced =
       machine.cpu_target != nullptr ? find_target(machine.cpu_target) : nullptr;
@@ -40,16 +40,17 @@ Status supports_amx(const Problem& problem, const Machine& machine) {
   return supports("amx", machine);
 }
 
-// A Xeon with AMX takes four times as long for vdpbf16ps, which does two multiply-adds a lane, as
-// for one multiply-add of floats; Zen 4 and 5 do both at one rate.
-const char* slower_dots(const Problem&, const Machine& machine) {
-  if (machine.cpu_target != nullptr || dots_are_fast()) return nullptr;
+// A Xeon with AMX takes four times as long for vdpbf16ps, which does two multiply-adds per lane, as
+// for one multiply-add of floats. Zen 4 and 5 issue both at the same rate.
+const char* slower_bf16_dot(const Problem&, const Machine& machine) {
+  if (machine.cpu_target != nullptr || bf16_dot_is_fast()) return nullptr;
   return "this processor multiplies floats faster than pairs of bf16";
 }
 
-// fp16 in two terms packs 32 rows at a time, four copies of each: few rows do not repay it. Packed
-// sequences have no say in it: the bits of a row must not depend on the lengths of others.
-const char* slower_terms(const Problem& problem, const Machine& machine) {
+// fp16 in two terms packs 32 rows at a time, and four copies of each, which few rows do not repay.
+// Packed sequences do not count here: the bits of a row must not depend on the lengths of other
+// sequences.
+const char* slower_fp16_terms(const Problem& problem, const Machine& machine) {
   constexpr std::int64_t kFewRows = 64;
   if (machine.cpu_target != nullptr || problem.dtype != TILEWISE_FP16 || problem.q_packed ||
       problem.k_packed || (problem.max_q >= kFewRows && problem.max_k >= kFewRows))
@@ -58,8 +59,8 @@ const char* slower_terms(const Problem& problem, const Machine& machine) {
 }
 #endif
 
-// TargetKernels of another instruction set are reached through pointers only: nothing of them is
-// compiled here.
+// The kernels of other instruction sets are reached through pointers only, so that none of their
+// code is compiled here.
 template <const TargetKernels& kTarget>
 constexpr Kernel forward_kernel(const char* name, const char* description,
                                 Status (*supported)(const Problem&, const Machine&),
@@ -120,19 +121,20 @@ constexpr Kernel backward_kernel(const char* name, const char* description,
 
 #if defined(__x86_64__)
 constinit const Kernel kForwardAmx = forward_kernel<amx::kKernels>(
-    "cpu_amx", "FlashAttention-2 tiles, bf16 products on the matrix unit, fp16 as sums of two bf16",
+    "cpu_amx",
+    "FlashAttention-2 tiles, bf16 products on the matrix scale_log2, fp16 as sums of two bf16",
     supports_amx, true);
 constinit const Kernel kBackwardAmx = backward_kernel<amx::kKernels>(
     "cpu_amx",
     "FlashAttention-2 recomputation, key blocks outside, dQ added in their order, bf16 products on "
-    "the matrix unit, fp16 as sums of two bf16",
-    supports_amx, true, slower_terms);
+    "the matrix scale_log2, fp16 as sums of two bf16",
+    supports_amx, true, slower_fp16_terms);
 constinit const Kernel kForwardAvx512Bf16 = forward_kernel<avx512_bf16::kKernels>(
     "cpu_avx512_bf16", "FlashAttention-2 tiles, products of bf16 pairs in 512-bit registers",
     [](const Problem& problem, const Machine& machine) {
       return supports_bf16("avx512_bf16", problem, machine);
     },
-    true, slower_dots);
+    true, slower_bf16_dot);
 constinit const Kernel kBackwardAvx512Bf16 = backward_kernel<avx512_bf16::kKernels>(
     "cpu_avx512_bf16",
     "FlashAttention-2 recomputation, key blocks outside, dQ added in their order, products of bf16 "
@@ -140,7 +142,7 @@ constinit const Kernel kBackwardAvx512Bf16 = backward_kernel<avx512_bf16::kKerne
     [](const Problem& problem, const Machine& machine) {
       return supports_bf16("avx512_bf16", problem, machine);
     },
-    true, slower_dots);
+    true, slower_bf16_dot);
 TILEWISE_CPU_KERNELS(Avx512, avx512, "512-bit registers")
 TILEWISE_CPU_KERNELS(Avx2, avx2, "256-bit registers")
 TILEWISE_CPU_KERNELS(Baseline, baseline, "128-bit registers")

@@ -1,4 +1,5 @@
-// The CPU kernels that the registry lists, and what each instruction set's file gives for them.
+// The CPU kernels that the registry lists, and the functions that every instruction set provides
+// for them.
 #pragma once
 
 #include "problem/kernel.h"
@@ -10,7 +11,7 @@ struct TargetKernels {
   problem::Status (*forward)(const problem::Problem& problem, const problem::RunContext& context);
   std::int64_t (*backward_workspace)(const problem::Problem& problem, std::int64_t concurrency);
   problem::Status (*backward)(const problem::Problem& problem, const problem::RunContext& context);
-  // Closed forms of the traffic: see problem::Kernel.
+  // Closed forms of the traffic; see problem::Kernel.
   double (*forward_traffic)(const problem::Problem& problem, std::int64_t concurrency);
   double (*backward_traffic)(const problem::Problem& problem, std::int64_t concurrency);
 };

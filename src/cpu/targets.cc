@@ -15,19 +15,20 @@
 namespace tilewise::cpu {
 namespace {
 
-// The compiler's own detection: CPUID, and XGETBV for the register state that the operating system
-// saves.
+// The compiler's own detection reads CPUID, and XGETBV for the register state that the operating
+// system saves.
 #if defined(__x86_64__)
 bool has_avx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
          __builtin_cpu_supports("fma");
 }
-// NOTE: CPUID leaves a virtual machine: 10 us an instruction, measured on a Xeon, in a call that
-// takes 2 us without. Its answers are kept.
+// NOTE: The result of CPUID is kept. In a virtual machine the instruction traps and takes 10 us
+// (measured on a Xeon), in a call that takes 2 us without it.
 
-// Conversion of fp16: clang 14's builtin does not know its name. Its registers are those of AVX.
-bool ask_for_f16c() {
+// The conversion of fp16 (F16C) is read from CPUID, because clang 14's builtin does not know its
+// name. Its registers are those of AVX.
+bool detect_f16c() {
   unsigned a = 0;
   unsigned b = 0;
   unsigned c = 0;
@@ -35,10 +36,10 @@ bool ask_for_f16c() {
   return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
 }
 bool has_f16c() {
-  static const bool has = ask_for_f16c();
+  static const bool has = detect_f16c();
   return has;
 }
-bool ask_for_avx512_bf16() {
+bool detect_avx512_bf16() {
   unsigned a = 0;
   unsigned b = 0;
   unsigned c = 0;
@@ -46,7 +47,7 @@ bool ask_for_avx512_bf16() {
   return has_avx512() && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & (1u << 5)) != 0;
 }
 bool has_avx512_bf16() {
-  static const bool has = ask_for_avx512_bf16();
+  static const bool has = detect_avx512_bf16();
   return has;
 }
 bool has_avx2() {
@@ -56,22 +57,22 @@ bool has_avx2() {
 bool always() { return true; }
 
 #if defined(__x86_64__) && defined(__linux__)
-// AMX needs more than CPUID and XGETBV: the kernel gives its 8 KB of registers to processes that
-// ask. The answer is the same for all threads, and for good.
-bool ask_for_tiles() {
+// AMX needs more than CPUID and XGETBV: Linux gives its 8 KB of registers only to processes that
+// request them. The permission covers all threads and is never withdrawn.
+bool request_amx_registers() {
   constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
   constexpr long kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
-bool ask_for_amx() {
+bool detect_amx() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (!has_avx512() || __get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
   constexpr unsigned kTilesAndBf16 = (1u << 24) | (1u << 22);
   if ((d & kTilesAndBf16) != kTilesAndBf16) return false;
-  return has_avx512_bf16() && ask_for_tiles();
+  return has_avx512_bf16() && request_amx_registers();
 }
 bool has_amx() {
-  static const bool has = ask_for_amx();
+  static const bool has = detect_amx();
   return has;
 }
 #else
@@ -83,7 +84,8 @@ bool has_amx() {
 const Target kTargets[] = {
 #if defined(__x86_64__)
     {"amx", "avx512",
-     "AMX with bf16 and AVX-512 with bf16, and the operating system's leave to use them", has_amx},
+     "AMX with bf16 and AVX-512 with bf16, and permission of the operating system to use them",
+     has_amx},
     {"avx512_bf16", "avx512",
      "AVX-512 F, BW, DQ, VL and BF16, with the operating system saving their registers",
      has_avx512_bf16},
@@ -100,7 +102,7 @@ const Target kTargets[] = {
     {nullptr, nullptr, nullptr, nullptr},
 };
 
-bool dots_are_fast() {
+bool bf16_dot_is_fast() {
 #if defined(__x86_64__)
   return __builtin_cpu_is("amd") != 0;
 #else

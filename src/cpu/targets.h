@@ -1,21 +1,22 @@
-// The instruction sets that src/cpu is compiled for, and what this machine can run.
+// The instruction sets that src/cpu is compiled for, and whether this machine has them.
 #pragma once
 
 namespace tilewise::cpu {
 
 struct Target {
   const char* name;
-  const char* base;   // what it includes: kernels of that one serve where it has none; or nullptr
+  const char* base;   // the instruction set whose kernels serve where this one has none, or nullptr
   const char* needs;  // for messages
   bool (*available)();
 };
 
-// Best first, ended by a name of nullptr.
+// The best one comes first; an entry with the name nullptr ends the list.
 extern const Target kTargets[];
 
-// Whether a product of bf16 pairs (AVX512-BF16) takes no longer than a multiply-add of floats.
-bool dots_are_fast();
+// Whether vdpbf16ps (AVX512-BF16, two multiply-adds of bf16) takes no longer than a multiply-add of
+// floats.
+bool bf16_dot_is_fast();
 
-const Target* find_target(const char* name);  // nullptr if there is none of that name
+const Target* find_target(const char* name);  // nullptr if there is no such name
 
 }  // namespace tilewise::cpu

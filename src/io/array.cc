@@ -15,7 +15,7 @@ struct TypeRow {
   std::string_view name;
 };
 
-// In the order of the enumeration.
+// The rows are in the order of the enumeration.
 constexpr TypeRow kTypeRows[] = {{8, "fp64"},   {4, "fp32"},   {2, "fp16"},   {2, "bf16"},
                                  {8, "int64"},  {4, "int32"},  {2, "int16"},  {1, "int8"},
                                  {8, "uint64"}, {4, "uint32"}, {2, "uint16"}, {1, "uint8"},
@@ -23,7 +23,7 @@ constexpr TypeRow kTypeRows[] = {{8, "fp64"},   {4, "fp32"},   {2, "fp16"},   {2
 static_assert(std::size(kTypeRows) == std::size(kElementTypes),
               "Every element type has a row with its size and name.");
 
-// The product of the sizes with zeros left out, or nothing.
+// Returns the product of the sizes with zeros left out, or nothing if it overflows.
 std::optional<std::int64_t> stride_product(std::int64_t first,
                                            std::span<const std::int64_t> shape) {
   std::int64_t product = first;
@@ -100,7 +100,7 @@ std::optional<std::int64_t> byte_size(ElementType type, std::span<const std::int
 void Array::check_element_size(std::size_t size) const {
   if (size == static_cast<std::size_t>(element_size(type))) return;
   throw std::invalid_argument("array: elements of " + std::to_string(size) +
-                              " bytes asked of type " + std::string(element_name(type)));
+                              " bytes requested of type " + std::string(element_name(type)));
 }
 
 Array make_array(ElementType type, std::span<const std::int64_t> shape) {

@@ -19,29 +19,29 @@ inline constexpr ElementType kElementTypes[] = {
     ElementType::i32, ElementType::i16, ElementType::i8,     ElementType::u64,  ElementType::u32,
     ElementType::u16, ElementType::u8,  ElementType::boolean};
 
-// NumPy's own limit since 2.0. A file with more dimensions is refused.
+// The limit of NumPy itself since 2.0. A file with more dimensions is refused.
 inline constexpr std::size_t kMaxRank = 64;
 
-// Owned bytes start on a multiple of this.
+// Owned bytes start at a multiple of this.
 inline constexpr std::size_t kArrayAlignment = 64;
 
-// Bytes of one element.
+// Returns the bytes of one element.
 std::int64_t element_size(ElementType type);
 
-// "fp32", "bf16", "int64", "bool": for messages.
+// Returns "fp32", "bf16", "int64", "bool", ...: for messages.
 std::string_view element_name(ElementType type);
 
-// "(2, 3)", "(4,)", "()": as Python writes it.
+// Returns "(2, 3)", "(4,)" or "()", as Python writes it.
 std::string shape_text(std::span<const std::int64_t> shape);
 
-// The number of elements, and of bytes, of an array of this shape; nothing when a size is negative,
-// when there are more than kMaxRank, or when the bytes exceed int64. Sizes of 0 do not hide an
-// overflow: the other sizes must fit by themselves, whatever their order, so that strides can be
-// computed.
+// Return the number of elements, and of bytes, of an array of this shape; nothing if a size is
+// negative, if there are more than kMaxRank sizes, or if the bytes exceed int64. Sizes of 0 do not
+// hide an overflow: the other sizes must fit by themselves, whatever their order, so that strides
+// can be computed.
 std::optional<std::int64_t> element_count(std::span<const std::int64_t> shape);
 std::optional<std::int64_t> byte_size(ElementType type, std::span<const std::int64_t> shape);
 
-// Copies share the bytes. Rank 0 is one element; a size of 0 is no bytes.
+// Copies share the bytes. Rank 0 means one element; a size of 0 means no bytes.
 struct Array {
   ElementType type = ElementType::f32;
   std::vector<std::int64_t> shape;
@@ -49,9 +49,9 @@ struct Array {
   std::span<std::byte> writable;      // the same bytes if owned; empty for a view of a file
   std::shared_ptr<const void> owner;  // keeps the bytes alive; null if the caller does
 
-  // The elements as T, whose size must be that of the element type. bf16 and f16 are read as
-  // std::uint16_t; booleans as std::uint8_t, since a file may hold bytes other than 0 and 1. Throws
-  // std::invalid_argument on another size.
+  // Returns the elements as T, whose size must be that of the element type. bf16 and f16 are read
+  // as std::uint16_t; booleans as std::uint8_t, since a file may hold bytes other than 0 and 1.
+  // Throws std::invalid_argument for another size.
   template <class T>
   std::span<const T> elements() const {
     check_element_size(sizeof(T));
@@ -67,11 +67,11 @@ struct Array {
   void check_element_size(std::size_t size) const;
 };
 
-// A new array of zero bytes that it owns. Throws std::invalid_argument where byte_size has no
-// answer, std::bad_alloc.
+// Returns a new array that owns its bytes, which are zero. Throws std::invalid_argument if
+// byte_size returns nothing, and std::bad_alloc.
 Array make_array(ElementType type, std::span<const std::int64_t> shape);
 
-// An owned array with a copy of these bytes, which must be byte_size(type, shape) many.
+// Returns an owned array with a copy of these bytes, which must be byte_size(type, shape) many.
 Array copy_array(ElementType type, std::span<const std::int64_t> shape,
                  std::span<const std::byte> bytes);
 
@@ -79,8 +79,8 @@ Array copy_array(ElementType type, std::span<const std::int64_t> shape,
 // shape need.
 void check_complete(const Array& array, const std::string& path);
 
-// The bytes as they lie, kept alive by `owner`; copied only if they are not aligned for the element
-// type.
+// Returns a view of the bytes, kept alive by `owner`, or a copy if they are not aligned for the
+// element type.
 Array view_array(ElementType type, std::span<const std::int64_t> shape,
                  std::span<const std::byte> bytes, std::shared_ptr<const void> owner);
 

@@ -5,7 +5,7 @@
 namespace tilewise::io {
 namespace {
 
-constexpr std::size_t kLongestQuote = 60;  // bytes of a file's text in a message
+constexpr std::size_t kLongestQuote = 60;  // bytes of a file's text that a message quotes
 
 std::string escaped(std::string_view text, std::string_view also_escaped) {
   constexpr char kHexDigits[] = "0123456789abcdef";

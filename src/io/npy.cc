@@ -22,7 +22,7 @@ struct Extent {
   std::size_t size;
 };
 
-// Where the header's text lies.
+// Returns the position of the header's text in the file.
 Extent header_extent(const Source& source) {
   const std::span<const std::byte> bytes = source.bytes;
   if (bytes.size() < kVersionEnd || std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) != 0) {
@@ -53,13 +53,13 @@ Extent header_extent(const Source& source) {
   return {begin, size};
 }
 
-// The C-order array of Fortran-order bytes: a walk over the result's elements, with the source's
-// strides.
+// Returns the C-order array of Fortran-order bytes: it visits the elements of the result in order
+// and reads them with the strides of the source.
 template <class Element>
 void transpose_elements(std::span<const std::int64_t> shape, const std::byte* from, std::byte* to,
                         std::size_t count) {
   const std::size_t rank = shape.size();
-  std::array<std::size_t, kMaxRank> stride = {};  // in the source, in bytes
+  std::array<std::size_t, kMaxRank> stride = {};  // of the source, in bytes
   std::array<std::size_t, kMaxRank> index = {};
   std::size_t step = sizeof(Element);
   for (std::size_t axis = 0; axis < rank; ++axis) {
@@ -120,8 +120,8 @@ Array parse_npy(std::span<const std::byte> bytes) { return parse({bytes, nullptr
 
 std::string npy_preamble(const Array& array) {
   std::string header = format_npy_header({array.type, false, array.shape});
-  // numpy pads by a whole 64 bytes where none are needed; kMaxRank keeps the length far below
-  // version 1's 65535.
+  // NumPy pads by a whole 64 bytes where none are needed; kMaxRank keeps the length far below the
+  // 65535 of version 1.
   const std::size_t unpadded = kVersionEnd + 2 + header.size() + 1;
   header.append(kDataAlignment - unpadded % kDataAlignment, ' ');
   header += '\n';

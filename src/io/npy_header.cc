@@ -9,11 +9,11 @@ namespace {
 
 struct DescriptorRow {
   ElementType type;
-  std::string_view descriptor;  // as numpy writes it
+  std::string_view descriptor;  // the type as NumPy writes it
 };
 
-// numpy has no bfloat16: ml_dtypes arrays are saved as two bytes without a meaning, and read back
-// with .view(bfloat16).
+// NumPy has no bfloat16: ml_dtypes arrays are saved as two bytes without a type, and read back with
+// .view(bfloat16).
 constexpr DescriptorRow kDescriptors[] = {
     {ElementType::f64, "<f8"},    {ElementType::f32, "<f4"}, {ElementType::f16, "<f2"},
     {ElementType::bf16, "<V2"},   {ElementType::i64, "<i8"}, {ElementType::i32, "<i4"},
@@ -26,7 +26,7 @@ static_assert(std::size(kDescriptors) == std::size(kElementTypes),
 constexpr std::string_view kExpectedTypes =
     "expected <f2 <f4 <f8 <V2 (bf16) |b1 |i1 <i2 <i4 <i8 |u1 <u2 <u4 or <u8";
 
-constexpr std::size_t kGrowthDigits = 21;  // numpy's GROWTH_AXIS_MAX_DIGITS
+constexpr std::size_t kGrowthDigits = 21;  // NumPy's GROWTH_AXIS_MAX_DIGITS
 
 class HeaderParser {
  public:
@@ -69,7 +69,7 @@ class HeaderParser {
     if (!accept(wanted)) fail(std::string("expected '") + wanted + "'");
   }
 
-  // A string without escapes: no legal key or type has any.
+  // Parses a string without escapes: no legal key or type has any.
   std::string_view parse_string() {
     const char quote = accept('\'') ? '\'' : '"';
     if (quote == '"') {
@@ -110,7 +110,7 @@ class HeaderParser {
     const std::string_view descriptor = parse_string();
     for (const DescriptorRow& row : kDescriptors) {
       if (descriptor == row.descriptor) return row.type;
-      // The byte order of one byte, and of bytes without a meaning, may be spelt either way.
+      // The byte order of one-byte types, and of bytes without a type, may be spelt either way.
       const bool either_order = element_size(row.type) == 1 || row.type == ElementType::bf16;
       if (either_order && descriptor.size() == 3 &&
           descriptor.substr(1) == row.descriptor.substr(1) &&
@@ -138,7 +138,7 @@ class HeaderParser {
     fail("fortran_order is neither True nor False");
   }
 
-  // () or (2,) or (2, 3) or (2, 3,): in Python (2) is a number.
+  // Parses () or (2,) or (2, 3) or (2, 3,): in Python (2) is a number.
   std::vector<std::int64_t> parse_shape() {
     std::vector<std::int64_t> shape;
     expect('(');

@@ -17,12 +17,12 @@ struct NpyHeader {
 };
 
 // Parses {'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }, keys in any order, followed
-// by white space. Nothing else of Python is understood. `name` is the file's, for the message.
-// Throws FileError.
+// by white space. No other part of Python's syntax is accepted. `name` is the file's, for the
+// message. Throws FileError.
 NpyHeader parse_npy_header(std::string_view text, const std::string& name);
 
-// The same literal as numpy writes it, with its room for the first size to grow to 21 digits;
-// without the padding.
+// Returns the same literal as NumPy writes it, with room for the first size to grow to 21 digits,
+// and without the padding.
 std::string format_npy_header(const NpyHeader& header);
 
 }  // namespace tilewise::io

@@ -19,7 +19,7 @@ namespace {
 constexpr int kNameTries = 16;
 constexpr std::size_t kWriteStep = std::size_t{1} << 30;  // Linux writes under 2 GiB at a time
 
-// The destination's name stays out of it: a name near the limit of 255 bytes must still have room.
+// The name does not contain the destination's: a name near the limit of 255 bytes must still work.
 std::string temporary_path(const std::string& path) {
   static thread_local std::mt19937_64 generator{std::random_device{}()};
   const std::size_t slash = path.rfind('/');
@@ -71,7 +71,7 @@ void OutputFile::create() {
     }
     if (errno != EEXIST) break;
   }
-  fail("cannot create a temporary beside it");
+  fail("cannot create a temporary file in its folder");
 }
 
 void OutputFile::fail(const std::string& what) const {
@@ -93,8 +93,9 @@ void OutputFile::write(std::string_view text) { write(std::as_bytes(std::span(te
 
 void OutputFile::commit() {
   // Some file systems report a full disk only here.
-  if (::close(std::exchange(descriptor_, -1)) != 0) fail("cannot finish writing");
-  if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail("cannot rename the temporary to it");
+  if (::close(std::exchange(descriptor_, -1)) != 0) fail("cannot complete writing");
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0)
+    fail("cannot rename the temporary file to it");
   forget_temporary(std::exchange(slot_, -1));
 }
 

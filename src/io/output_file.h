@@ -10,8 +10,8 @@ namespace tilewise::io {
 
 // Writes into a temporary in the directory of `path`; commit() renames it to `path`, replacing a
 // regular file that is there. Without commit() the destructor removes it, and nothing has changed.
-// To write several files or none, write them all, then commit them all. See
-// remove_temporaries_on_signal for Ctrl-C. Every member throws FileError.
+// To write several files or none, write them all, then commit them all.
+// remove_temporaries_on_signal handles Ctrl-C. Every member throws FileError.
 class OutputFile {
  public:
   explicit OutputFile(std::string path);
@@ -30,7 +30,7 @@ class OutputFile {
   std::string path_;
   std::string temporary_;
   int descriptor_ = -1;
-  int slot_ = -1;  // in the list of temporaries; -1 once committed or moved from
+  int slot_ = -1;  // index in the list of temporaries; -1 once committed or moved from
 };
 
 }  // namespace tilewise::io

@@ -38,27 +38,28 @@ std::string_view header_text(const Source& source) {
           static_cast<std::size_t>(size)};
 }
 
-// Sorted by their place, the tensors must follow one another from 0 to the end of the data.
-void check_places(const SafetensorsHeader& header, std::size_t data_size,
-                  const std::string& file_name) {
+// Checks that the tensors, sorted by their offsets, follow one another from 0 to the end of the
+// data.
+void check_offsets(const SafetensorsHeader& header, std::size_t data_size,
+                   const std::string& file_name) {
   std::vector<const TensorEntry*> order;
   order.reserve(header.tensors.size());
   for (const TensorEntry& entry : header.tensors) order.push_back(&entry);
   std::sort(order.begin(), order.end(), [](const TensorEntry* a, const TensorEntry* b) {
     return a->begin != b->begin ? a->begin < b->begin : a->end < b->end;
   });
-  std::int64_t place = 0;
+  std::int64_t offset = 0;
   for (const TensorEntry* entry : order) {
-    if (entry->begin != place) {
+    if (entry->begin != offset) {
       throw FileError(file_name, "tensor '" + printable(entry->name) + "': data_offsets begin at " +
                                      std::to_string(entry->begin) + ", expected " +
-                                     std::to_string(place) +
-                                     (entry->begin < place ? " (overlap)" : " (gap)"));
+                                     std::to_string(offset) +
+                                     (entry->begin < offset ? " (overlap)" : " (gap)"));
     }
-    place = entry->end;
+    offset = entry->end;
   }
-  if (static_cast<std::uint64_t>(place) != data_size) {
-    throw FileError(file_name, "the tensors end at byte " + std::to_string(place) +
+  if (static_cast<std::uint64_t>(offset) != data_size) {
+    throw FileError(file_name, "the tensors end at byte " + std::to_string(offset) +
                                    " of the data, the file has " + std::to_string(data_size));
   }
 }
@@ -68,7 +69,7 @@ TensorFile parse(const Source& source) {
   const std::span<const std::byte> data = source.bytes.subspan(kLengthBytes + text.size());
   try {
     SafetensorsHeader header = parse_safetensors_header(text, source.name);
-    check_places(header, data.size(), source.name);
+    check_offsets(header, data.size(), source.name);
     TensorFile file;
     file.metadata = std::move(header.metadata);
     file.tensors.reserve(header.tensors.size());
@@ -86,7 +87,7 @@ TensorFile parse(const Source& source) {
   }
 }
 
-// The tensors in the order of the file.
+// Returns the tensors in the order of the file.
 std::vector<const NamedTensor*> file_order(const TensorFile& file) {
   std::vector<const NamedTensor*> order;
   order.reserve(file.tensors.size());
@@ -99,17 +100,17 @@ std::vector<const NamedTensor*> file_order(const TensorFile& file) {
   return order;
 }
 
-// The header's length and text.
+// Returns the header's length and text.
 std::string preamble(const std::vector<const NamedTensor*>& order, const TensorFile& file,
                      const std::string& path) {
   SafetensorsHeader header;
   header.metadata = file.metadata;
-  std::int64_t place = 0;
+  std::int64_t offset = 0;
   for (const NamedTensor* tensor : order) {
     check_complete(tensor->array, path);
-    const auto end = place + static_cast<std::int64_t>(tensor->array.bytes.size());
-    header.tensors.push_back({tensor->name, tensor->array.type, tensor->array.shape, place, end});
-    place = end;
+    const auto end = offset + static_cast<std::int64_t>(tensor->array.bytes.size());
+    header.tensors.push_back({tensor->name, tensor->array.type, tensor->array.shape, offset, end});
+    offset = end;
   }
   const std::string text = format_safetensors_header(header, path);
   if (text.size() > kMaxSafetensorsHeader) {

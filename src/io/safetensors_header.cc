@@ -12,7 +12,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// By sorting: a file could be made to fill one bucket of a hash table.
+// Duplicates are found by sorting: a file could be made to fill one bucket of a hash table.
 void refuse_duplicates(std::vector<std::string_view> keys, std::string_view kind,
                        const std::string& file_name) {
   std::sort(keys.begin(), keys.end());
@@ -28,7 +28,8 @@ struct TypeName {
   ElementType type;
 };
 
-// In the order of the package's enumeration, which decides the order of the tensors in a file.
+// The rows are in the order of the package's enumeration, which decides the order of the tensors in
+// a file.
 constexpr TypeName kTypeNames[] = {
     {"BOOL", ElementType::boolean}, {"U8", ElementType::u8},   {"I8", ElementType::i8},
     {"I16", ElementType::i16},      {"U16", ElementType::u16}, {"F16", ElementType::f16},
@@ -41,7 +42,7 @@ std::string_view type_name(ElementType type) {
   return kTypeNames[safetensors_type_rank(type)].name;
 }
 
-// A JSON string. Characters beyond ASCII stay as they are.
+// Returns text as a JSON string. Characters beyond ASCII stay as they are.
 std::string quoted(const std::string& text, const std::string& file_name) {
   try {
     return Json(text).dump();

@@ -10,8 +10,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Receives the JSON piece by piece, so that nothing is built of a header that is refused, and no
-// nesting deeper than an entry's lists is ever followed.
+// Receives the JSON piece by piece, so that nothing is built of a header that is refused, and the
+// parser never descends deeper than the lists of an entry.
 class HeaderReader : public nlohmann::json_sax<Json> {
  public:
   explicit HeaderReader(const std::string& file_name) : file_name_(file_name) {}
@@ -112,13 +112,13 @@ class HeaderReader : public nlohmann::json_sax<Json> {
 
   std::string field_name() const { return std::string(kFieldNames[field_]); }
 
-  // The entry of the root object that is being read is wrong.
+  // Fails because the entry of the root object that is being read is wrong.
   [[noreturn]] void fail_entry(const std::string& what) const {
     const std::string kind = name_ == kMetadataKey ? "" : "tensor ";
     throw FileError(file_name_, kind + "'" + printable(name_) + "': " + what);
   }
 
-  // A value of a kind that has no business where it stands.
+  // Fails because a value of this kind is not allowed here.
   [[noreturn]] void fail(std::string_view kind, const std::string& value) const {
     std::string what = "unexpected " + std::string(kind);
     if (!value.empty()) what += " '" + printable(value) + "'";
@@ -183,7 +183,7 @@ SafetensorsHeader parse_safetensors_header(std::string_view text, const std::str
   if (text.empty() || text.front() != '{') {
     throw FileError(file_name, "safetensors header does not begin with {");
   }
-  // The JSON library takes a zero byte for the end of the text and would not look at what follows.
+  // The JSON library treats a zero byte as the end of the text and would ignore what follows.
   const std::size_t zero = text.find('\0');
   if (zero != std::string_view::npos) {
     throw FileError(file_name, "safetensors header has a zero byte at byte " +

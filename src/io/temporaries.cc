@@ -19,7 +19,7 @@ struct Slot {
   char path[kMaxTemporaryPath] = {};
 };
 
-// Static and lock-free, since a signal handler may neither allocate nor lock.
+// The list is static and lock-free, since a signal handler may neither allocate nor lock.
 Slot slots[kMaxTemporaries];
 std::atomic<bool> interrupted{false};
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free,
@@ -35,8 +35,8 @@ sigset_t handled_signals() {
   return set;
 }
 
-// Another thread may be between listing a path and creating its file. It holds these signals back,
-// so it is never the thread that waits here.
+// Waits while another thread is between listing a path and creating its file. That thread has
+// blocked these signals, so it is never the one that waits here.
 void await_creation(const Slot& slot) {
   for (int waited = 0; slot.state == kCreating && waited < kLongestWaitMilliseconds; ++waited) {
     ::poll(nullptr, 0, 1);

@@ -1,4 +1,5 @@
-// What makes these headers usable from every back end: host and device, scalar and SIMD.
+// Macros and constants that make the headers of src/math usable from every back end: on the host
+// and on the device, for scalars and for SIMD vectors.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +7,9 @@
 #if defined(__CUDACC__)
 #define TILEWISE_INLINE __host__ __device__ __forceinline__
 #else
-// Always inlined: the per-target files of src/cpu include these headers, and an out-of-line copy
-// compiled for AVX-512 must never be the one that the linker keeps for everybody.
+// Functions are always inlined. The per-target files of src/cpu include these headers, and the
+// linker must never keep an out-of-line copy that was compiled for AVX-512 and hand it to the other
+// targets.
 #define TILEWISE_INLINE inline __attribute__((always_inline))
 #endif
 

@@ -1,23 +1,23 @@
-// exp2 and tanh, written once for float and double, one lane or many.
+// exp2 and tanh, written once for float and double, for one lane or many.
 #pragma once
 
 #include "math/scalar.h"
 
 namespace tilewise::math {
 
-// Coefficients of (2^f - 1)/f on [-1/2, 1/2], minimising the relative error of 2^f (Remez). The
-// constant term of 2^f is exactly 1, so exp2(0) = 1: a row's largest score has the unnormalised
-// probability 1.
+// Coefficients of (2^f - 1)/f on [-1/2, 1/2], which minimise the relative error of 2^f (Remez). The
+// constant term of 2^f is exactly 1, so exp2(0) = 1: the largest score of a row has the
+// unnormalised probability 1.
 template <class T>
 struct Exp2Coefficients;
 template <>
-struct Exp2Coefficients<float> {  // relative error of the polynomial 9.2e-8
+struct Exp2Coefficients<float> {  // the relative error of the polynomial is 9.2e-8
   static constexpr int kCount = 5;
   float values[kCount] = {0.693146977598992f, 0.2402224208537671f, 0.055507337434700856f,
                           0.009671512639956454f, 0.0013264727140072014f};
 };
 template <>
-struct Exp2Coefficients<double> {  // 3.4e-18
+struct Exp2Coefficients<double> {  // the relative error is 3.4e-18
   static constexpr int kCount = 11;
   double values[kCount] = {0.6931471805599453,     0.2402265069591013,     0.055504108664820084,
                            0.00961812910759412,    0.001333355814677462,   0.0001540353045711209,
@@ -25,8 +25,8 @@ struct Exp2Coefficients<double> {  // 3.4e-18
                            7.073783248503134e-09,  4.434771298200377e-10};
 };
 
-// mantissa * 2^n for an integer n in [kLowestExp2, kMaxExponent], correctly rounded into the
-// denormals.
+// Returns mantissa * 2^n for an integer n in [kLowestExp2, kMaxExponent], correctly rounded into
+// the denormals.
 template <class T>
 TILEWISE_INLINE T scale_exponent(T mantissa, T n) {
   using L = Lane<T>;
@@ -34,8 +34,8 @@ TILEWISE_INLINE T scale_exponent(T mantissa, T n) {
   return (mantissa * power_of_two(half)) * power_of_two(n - half);
 }
 
-// Rounds as the rounding magic does, and leaves in the low bits of the mantissa the exponent field
-// of 2^(n + kUp). Even, so that ties go to the same side.
+// kOffset rounds to an integer as the rounding magic does, and leaves the exponent field of 2^(n +
+// kUp) in the low bits of the mantissa. It is even, so that ties round to the same side.
 template <class L>
 struct PowerOffset {
   static constexpr int kUp = sizeof(L) == 8 ? 513 : 65;
@@ -43,21 +43,23 @@ struct PowerOffset {
   static constexpr L kOffset = Limits<L>::kRoundingMagic + Limits<L>::kMaxExponent - 1 + L(kUp);
 };
 
-// mantissa * 2^n for an integer n in [kLowestExp2, 0], or 0 where x < lowest: n may be anything
-// there. shifted: n + kOffset. The first product is exact, the second rounds into the denormals.
+// Returns mantissa * 2^n for an integer n in [kLowestExp2, 0], and 0 where x < lowest (n may be
+// anything there). `shifted` is n + kOffset. The first product is exact, the second one rounds into
+// the denormals.
 template <class T>
 TILEWISE_INLINE T scale_exponent_from(T mantissa, T n, T shifted, T x, T lowest) {
   using L = Lane<T>;
-  (void)n;  // what a target's own instruction takes
+  (void)n;  // only targets with an instruction of their own use n
   const T scaled = mantissa * power_of_bits(shifted);
   return select(x < lowest, T(L(0)), scaled) * T(PowerOffset<L>::kDown);
 }
 
-// 2^fraction for |fraction| <= 1/2.
+// Returns 2^fraction for |fraction| <= 1/2.
 template <class T>
 TILEWISE_INLINE T exp2_of_fraction(T fraction) {
   using L = Lane<T>;
-  // A local copy: a GPU function cannot read a static array of the host.
+  // The coefficients are a local copy, because a GPU function cannot read a static array of the
+  // host.
   constexpr Exp2Coefficients<L> coefficients;
   T series(coefficients.values[coefficients.kCount - 1]);
   for (int i = coefficients.kCount - 2; i >= 0; --i) {
@@ -66,16 +68,16 @@ TILEWISE_INLINE T exp2_of_fraction(T fraction) {
   return multiply_add(series, fraction, T(L(1)));
 }
 
-// 2^(fraction + rounded) for |fraction| <= 1/2 and an integer `rounded` in [kLowestExp2,
-// kMaxExponent]: a polynomial, times 2^rounded in two steps, so that denormal results round only
-// once.
+// Returns 2^(fraction + rounded) for |fraction| <= 1/2 and an integer `rounded` in [kLowestExp2,
+// kMaxExponent]. The polynomial is multiplied by 2^rounded in two steps, so that denormal results
+// round only once.
 template <class T>
 TILEWISE_INLINE T exp2_of_parts(T fraction, T rounded) {
   return scale_exponent(exp2_of_fraction(fraction), rounded);
 }
 
-// 2^x for any x: 0 below the denormals, infinity above the range, NaN for NaN. Error at most 2.3
-// ulp in float, 1.3 in double (measured without fused operations: tests/math).
+// Returns 2^x for any x: 0 below the denormals, infinity above the range, NaN for NaN. The error is
+// at most 2.3 ulp in float and 1.3 ulp in double (measured without fused operations by tests/math).
 template <class T>
 TILEWISE_INLINE T exp2(T x) {
   using L = Lane<T>;
@@ -85,29 +87,29 @@ TILEWISE_INLINE T exp2(T x) {
   return exp2_of_parts(clamped - rounded, rounded);
 }
 
-// What one unit of a difference of scores is worth as an exponent of 2: positive, log2(e) for
-// natural units.
+// scale_log2: a positive factor that turns a difference of scores into an exponent of 2. It is
+// log2(e) for scores as the formula has them, and scale * log2(e) for unscaled products q.k.
 template <class T>
 struct ExponentUnit {
   T factor;
-  T lowest;  // the difference below which the power is 0
+  T lowest;  // below this difference the power is 0
 
-  TILEWISE_INLINE explicit ExponentUnit(T unit = T(Lane<T>(kLog2E)))
-      : factor(unit), lowest(T(Limits<Lane<T>>::kLowestExp2) / unit) {}
+  TILEWISE_INLINE explicit ExponentUnit(T scale_log2 = T(Lane<T>(kLog2E)))
+      : factor(scale_log2), lowest(T(Limits<Lane<T>>::kLowestExp2) / scale_log2) {}
 };
 
-// 2^(x * unit) for x <= 0 or NaN: exp(x) in natural units. The product is not rounded on its way
-// into the fraction: at exponents of -20 that would be 10 ulp. The fraction is, which exp2's is not
-// and costs 0.1 ulp: at most 2.5 ulp in float, 1.5 in double. Powers of 0, those of masked scores
-// among them, are selected: to compute one would underflow, which costs x86 a hundred cycles. What
-// goes into them may be NaN.
+// Returns 2^(x * scale_log2) for x <= 0 or NaN; with the default this is exp(x). The product is not
+// rounded before its fraction is taken, which at exponents of -20 would cost 10 ulp. The fraction
+// itself is rounded, unlike in exp2; this costs 0.1 ulp. The error is at most 2.5 ulp in float and
+// 1.5 ulp in double. Results of 0, as for masked scores, are selected: computing one would
+// underflow, which costs x86 a hundred cycles. Whatever the discarded side computes may be NaN.
 template <class T>
-TILEWISE_INLINE T exp2_of_product(T x, const ExponentUnit<T>& unit) {
+TILEWISE_INLINE T exp2_of_product(T x, const ExponentUnit<T>& scale_log2) {
   const T offset(PowerOffset<Lane<T>>::kOffset);
-  const T shifted = multiply_add(x, unit.factor, offset);
+  const T shifted = multiply_add(x, scale_log2.factor, offset);
   const T n = shifted - offset;
-  const T fraction = fused_multiply_add(x, unit.factor, -n);
-  return scale_exponent_from(exp2_of_fraction(fraction), n, shifted, x, unit.lowest);
+  const T fraction = fused_multiply_add(x, scale_log2.factor, -n);
+  return scale_exponent_from(exp2_of_fraction(fraction), n, shifted, x, scale_log2.lowest);
 }
 
 // Below this |x|^2 the Pade approximant of tanh is exact to the rounding of the type: its relative
@@ -119,9 +121,9 @@ inline constexpr float kTanhSmall<float> = 1.44f;  // 6e-9
 template <>
 inline constexpr double kTanhSmall<double> = 0.0729;  // 1e-16
 
-// tanh(x). Small |x| by the [5/6] Pade approximant (1 - 2/(exp2 + 1) alone would lose all relative
-// accuracy there, and a large softcap multiplies that loss), the rest by 1 - 2/(exp2(2x log2 e) +
-// 1). NaN for NaN. Error at most 4 ulp (2.9 seen).
+// Returns tanh(x), NaN for NaN. Small |x| use the [5/6] Pade approximant: 1 - 2/(exp2 + 1) alone
+// would lose all relative accuracy there, and a large softcap multiplies that loss. All other x use
+// 1 - 2/(exp2(2x log2 e) + 1). The error is at most 4 ulp (2.9 seen).
 template <class T>
 TILEWISE_INLINE T tanh(T x) {
   using L = Lane<T>;
@@ -133,7 +135,7 @@ TILEWISE_INLINE T tanh(T x) {
   return select(z < T(kTanhSmall<L>), small, large);
 }
 
-// 1 - tanh(x)^2 without the cancellation: 4e / (1 + e)^2 with e = exp(-2|x|). NaN for NaN.
+// Returns 1 - tanh(x)^2 without cancellation, as 4e / (1 + e)^2 with e = exp(-2|x|); NaN for NaN.
 template <class T>
 TILEWISE_INLINE T tanh_derivative(T x) {
   using L = Lane<T>;

@@ -1,4 +1,4 @@
-// Arithmetic on sizes and positions. Usable in constant expressions, on the host and on the device.
+// Arithmetic on sizes and positions, usable in constant expressions, on the host and on the device.
 #pragma once
 
 #include <concepts>
@@ -23,13 +23,13 @@ TILEWISE_INLINE constexpr std::common_type_t<X, Low, High> clamp(X x, Low low, H
   return x < low ? low : (x > high ? high : x);
 }
 
-// a / b, rounded up. a >= 0, b > 0, and a + b - 1 must fit the type.
+// Returns a / b, rounded up. a >= 0, b > 0, and a + b - 1 must fit the type.
 template <std::integral A, std::integral B>
 TILEWISE_INLINE constexpr std::common_type_t<A, B> ceil_div(A a, B b) {
   return (a + b - 1) / b;
 }
 
-// The least multiple of `multiple` that is at least a; as for ceil_div().
+// Returns the least multiple of `multiple` that is at least a, under the conditions of ceil_div().
 template <std::integral A, std::integral B>
 TILEWISE_INLINE constexpr std::common_type_t<A, B> round_up(A a, B multiple) {
   return ceil_div(a, multiple) * multiple;

@@ -1,7 +1,7 @@
-// The mask rule. Every structured mask (causal, window, slices) is a list of bands. Seen from a
-// row, a band is one interval of keys whose edges move by 0 or 1 per row; seen from a q tile, a k
-// tile is empty, full or partial. A key is visible if it lies in any band of the list (and passes
-// the boolean mask and the key's own score, which are not the business of a band).
+// The mask rule. Every structured mask (causal, window, slices) is a list of bands. For one row, a
+// band is one interval of keys whose edges move by 0 or 1 per row; for one q tile, a k tile is
+// empty, full or partial. A key is visible if it lies in any band of the list. The boolean mask and
+// masked scores come on top and are no part of a band.
 #pragma once
 
 #include "math/config.h"
@@ -14,7 +14,7 @@ struct KeyRange {  // [begin, end); empty if end <= begin
   std::int64_t end;
 };
 
-// Rows [row_begin, row_end) see the keys
+// The rows [row_begin, row_end) see the keys
 //   max(key_begin, lower_slope * row + lower_offset) <= j < min(key_end, upper_slope * row +
 //   upper_offset).
 struct Band {
@@ -28,7 +28,7 @@ struct Band {
   std::int64_t upper_offset;
 };
 
-// The keys that `row` sees through the band.
+// Returns the keys that `row` sees through the band.
 TILEWISE_INLINE KeyRange visible_keys(const Band& band, std::int64_t row) {
   if (row < band.row_begin || row >= band.row_end) return {0, 0};
   return {math::max(band.key_begin, band.lower_slope * row + band.lower_offset),
@@ -39,8 +39,8 @@ TILEWISE_INLINE Band full_band(std::int64_t q_len, std::int64_t k_len) {
   return {0, q_len, 0, k_len, 0, 0, 0, k_len};
 }
 
-// Causal and window in one: `diagonal` is d, left/right are -1 for unbounded; causal bounds the
-// right side by 0.
+// Returns the band of causal and window together. `diagonal` is d; left and right are -1 for
+// unbounded; causal bounds the right side by 0.
 TILEWISE_INLINE Band window_band(std::int64_t q_len, std::int64_t k_len, std::int64_t diagonal,
                                  std::int64_t left, std::int64_t right) {
   Band band = full_band(q_len, k_len);
@@ -64,9 +64,10 @@ enum SliceKind : std::int64_t {
   kSliceBand = 3
 };
 
-// The band of the slice (q0, q1, k0, k1, kind). Coordinates are cut to the tensor (max_q, max_k)
-// first; d is then the slice's key length - its query length, and keys from k_len on (beyond the
-// sequence's end) are cut off last. An unknown kind or a reversed range is an empty band.
+// Returns the band of the slice (q0, q1, k0, k1, kind). Its coordinates are first clamped to the
+// tensor (max_q, max_k), and d is the clamped slice's key length minus its query length; then the
+// keys from k_len on (after the sequence's end) are removed. An unknown kind or a reversed range
+// gives an empty band.
 TILEWISE_INLINE Band slice_band(const std::int64_t* slice, std::int64_t max_q, std::int64_t max_k,
                                 std::int64_t k_len) {
   const std::int64_t q0 = clamp(slice[0], 0, max_q);
@@ -89,8 +90,8 @@ TILEWISE_INLINE Band slice_band(const std::int64_t* slice, std::int64_t max_q, s
 
 enum class TileClass { kEmpty, kFull, kPartial };
 
-// What the band makes of the tile [row_begin, row_end) x [key_begin, key_end). Both edges are
-// monotone in the row, so the first and the last row decide.
+// Says whether the band leaves the tile [row_begin, row_end) x [key_begin, key_end) empty, full or
+// partial. Both edges are monotone in the row, so the first and the last row decide.
 TILEWISE_INLINE TileClass classify(const Band& band, std::int64_t row_begin, std::int64_t row_end,
                                    std::int64_t key_begin, std::int64_t key_end) {
   const std::int64_t first = math::max(row_begin, band.row_begin);
@@ -104,7 +105,8 @@ TILEWISE_INLINE TileClass classify(const Band& band, std::int64_t row_begin, std
   return TileClass::kPartial;
 }
 
-// The keys that any row of [row_begin, row_end) may see: the range of k tiles worth visiting.
+// Returns the keys that any row of [row_begin, row_end) may see, which is the range of k tiles to
+// visit.
 TILEWISE_INLINE KeyRange tile_keys(const Band& band, std::int64_t row_begin, std::int64_t row_end) {
   const std::int64_t first = math::max(row_begin, band.row_begin);
   const std::int64_t last = math::min(row_end, band.row_end) - 1;
@@ -112,15 +114,15 @@ TILEWISE_INLINE KeyRange tile_keys(const Band& band, std::int64_t row_begin, std
   return {visible_keys(band, first).begin, visible_keys(band, last).end};
 }
 
-// The keys that every row of [row_begin, row_end) sees.
+// Returns the keys that every row of [row_begin, row_end) sees.
 TILEWISE_INLINE KeyRange common_keys(const Band& band, std::int64_t row_begin,
                                      std::int64_t row_end) {
   if (band.row_begin > row_begin || band.row_end < row_end) return {0, 0};
   return {visible_keys(band, row_end - 1).begin, visible_keys(band, row_begin).end};
 }
 
-// The rows that may see any key of [key_begin, key_end): the range of q tiles worth visiting in the
-// backward pass.
+// Returns the rows that may see any key of [key_begin, key_end), which is the range of q tiles to
+// visit in the backward pass.
 TILEWISE_INLINE KeyRange tile_rows(const Band& band, std::int64_t key_begin, std::int64_t key_end) {
   std::int64_t first = band.row_begin;
   std::int64_t last = band.row_end;

@@ -27,7 +27,7 @@ TILEWISE_INLINE float to_float(BFloat16 x) {
   return float_of(static_cast<std::uint32_t>(x.bits) << 16);
 }
 
-// Round to nearest even; NaN stays NaN (quiet), overflow becomes infinity.
+// Rounds to nearest even; NaN stays NaN (quiet), overflow becomes infinity.
 TILEWISE_INLINE BFloat16 to_bfloat16(float x) {
   const std::uint32_t bits = bits_of(x);
   if (x != x) return {static_cast<std::uint16_t>((bits >> 16) | 0x40u)};
@@ -43,15 +43,15 @@ TILEWISE_INLINE float to_float(Float16 x) {
   return float_of(sign | bits_of(float_of(magnitude << 13) * float_of(0x77800000u)));
 }
 
-// Round to nearest even; NaN stays NaN (quiet), overflow becomes infinity, denormals are kept.
+// Rounds to nearest even; NaN stays NaN (quiet), overflow becomes infinity, denormals are kept.
 TILEWISE_INLINE Float16 to_float16(float x) {
   const std::uint32_t sign = (bits_of(x) >> 16) & 0x8000u;
   const std::uint32_t magnitude = bits_of(x) & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return {static_cast<std::uint16_t>(sign | 0x7e00u)};
   if (magnitude >= 0x477ff000u)
     return {static_cast<std::uint16_t>(sign | 0x7c00u)};  // 65520 and more
-  if (magnitude < 0x38800000u) {  // below 2^-14: adding 1/2 leaves the fp16 denormal in the low
-                                  // mantissa bits, rounded
+  if (magnitude < 0x38800000u) {  // below 2^-14, adding 1/2 leaves the rounded fp16
+                                  // denormal in the low mantissa bits
     const std::uint32_t rounded = bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f);
     return {static_cast<std::uint16_t>(sign | rounded)};
   }
@@ -59,7 +59,8 @@ TILEWISE_INLINE Float16 to_float16(float x) {
   return {static_cast<std::uint16_t>(sign | ((rounded - 0x38000000u) >> 13))};
 }
 
-// load<T>(x), store<S>(x): between a storage type S and an arithmetic type T (float or double).
+// load<T>(x) and store<S>(x) convert between a storage type S and an arithmetic type T (float or
+// double).
 template <class T>
 TILEWISE_INLINE T load(float x) {
   return static_cast<T>(x);
@@ -83,8 +84,8 @@ TILEWISE_INLINE void store(float x, float* to) { *to = x; }
 TILEWISE_INLINE void store(float x, BFloat16* to) { *to = to_bfloat16(x); }
 TILEWISE_INLINE void store(float x, Float16* to) { *to = to_float16(x); }
 
-// A double that goes to 16 bits would round twice by way of float: round to odd first (the float
-// keeps a sticky bit).
+// A double that is narrowed to 16 bits by way of float would round twice. It is therefore rounded
+// to odd first: the float keeps a sticky bit.
 TILEWISE_INLINE float to_odd_float(double x) {
   const float nearest = static_cast<float>(x);
   const double back = static_cast<double>(nearest);

@@ -1,6 +1,6 @@
 // Philox-4x32-10, the counter-based generator of Salmon, Moraes, Dror and Shaw, "Parallel random
-// numbers: as easy as 1, 2, 3" (SC 2011), and the dropout rule on top of it: the same bits on every
-// back end, for any order of evaluation.
+// numbers: as easy as 1, 2, 3" (SC 2011), and the dropout rule on top of it. Every back end gets
+// the same bits, whatever the order of evaluation.
 #pragma once
 
 #include "math/config.h"
@@ -39,8 +39,8 @@ TILEWISE_INLINE DropoutRule dropout_rule(double p, std::uint64_t seed, std::uint
           static_cast<std::uint64_t>(p * 4294967296.0 + 0.5), 1.0 / (1.0 - p)};
 }
 
-// The four random words of columns 4*column_group .. 4*column_group + 3 of a row; row and column
-// are local to the sequence, head_index = batch * H + head.
+// Returns the four random words of columns 4*column_group .. 4*column_group + 3 of a row. Row and
+// column are local to the sequence; head_index = batch * H + head.
 TILEWISE_INLINE Philox4 dropout_words(const DropoutRule& rule, std::int64_t head_index,
                                       std::int64_t row, std::int64_t column_group) {
   return philox_4x32_10({{static_cast<std::uint32_t>(column_group), static_cast<std::uint32_t>(row),
@@ -51,7 +51,8 @@ TILEWISE_INLINE Philox4 dropout_words(const DropoutRule& rule, std::int64_t head
 TILEWISE_INLINE bool dropout_keeps(const DropoutRule& rule, std::int64_t head_index,
                                    std::int64_t row, std::int64_t column) {
   const Philox4 words = dropout_words(rule, head_index, row, column / 4);
-  // Chosen, not indexed: an index into registers would put them into a GPU's memory.
+  // The word is selected, not indexed: indexing an array of registers would move it to local memory
+  // on a GPU.
   std::uint32_t word = words.word[0];
   for (int c = 1; c < 4; ++c) word = column % 4 == c ? words.word[c] : word;
   return word >= rule.threshold;

@@ -1,6 +1,6 @@
-// The vocabulary that the maths is written in, for the scalar types float and double.
-// src/cpu/simd.h gives the same functions for its vectors; the templates of this folder find either
-// by argument-dependent or ordinary lookup.
+// The basic operations of src/math for the scalar types float and double. src/cpu/simd.h defines
+// the same functions for its vectors; the templates of this folder find either set by
+// argument-dependent or ordinary lookup.
 #pragma once
 
 #include "math/config.h"
@@ -8,7 +8,7 @@
 namespace tilewise::math {
 
 template <class T>
-struct LaneType;  // LaneType<T>::Type: the arithmetic type of one lane
+struct LaneType;  // LaneType<T>::Type is the arithmetic type of one lane
 template <>
 struct LaneType<float> {
   using Type = float;
@@ -26,9 +26,9 @@ template <>
 struct Limits<float> {
   static constexpr float kInfinity = __builtin_huge_valf();
   static constexpr float kRoundingMagic =
-      12582912.0f;  // 1.5 * 2^23: x + magic - magic rounds to an integer
+      12582912.0f;  // 1.5 * 2^23: x + magic - magic rounds x to an integer
   static constexpr float kMaxExponent = 128.0f;
-  static constexpr float kLowestExp2 = -151.0f;  // below this exp2 is 0
+  static constexpr float kLowestExp2 = -151.0f;  // below this, exp2 is 0
 };
 template <>
 struct Limits<double> {
@@ -38,17 +38,18 @@ struct Limits<double> {
   static constexpr double kLowestExp2 = -1076.0;
 };
 
-// condition ? a : b. Selection, not arithmetic: the side not taken may hold anything.
+// Returns condition ? a : b. This is a selection, not arithmetic: the side not taken may hold
+// anything.
 TILEWISE_INLINE float select(bool condition, float a, float b) { return condition ? a : b; }
 TILEWISE_INLINE double select(bool condition, double a, double b) { return condition ? a : b; }
 
-// a > b ? a : b, so a NaN in `a` gives b and a NaN in `b` stays.
+// Returns a > b ? a : b, so a NaN in `a` gives b and a NaN in `b` is kept.
 TILEWISE_INLINE float maximum(float a, float b) { return a > b ? a : b; }
 TILEWISE_INLINE double maximum(double a, double b) { return a > b ? a : b; }
 TILEWISE_INLINE float minimum(float a, float b) { return a < b ? a : b; }
 TILEWISE_INLINE double minimum(double a, double b) { return a < b ? a : b; }
 
-// a * b + c, fused where the target has the instruction.
+// Returns a * b + c, fused where the target has the instruction.
 #if defined(__CUDA_ARCH__)
 TILEWISE_INLINE float multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 TILEWISE_INLINE double multiply_add(double a, double b, double c) { return __fma_rn(a, b, c); }
@@ -57,7 +58,7 @@ TILEWISE_INLINE float multiply_add(float a, float b, float c) { return a * b + c
 TILEWISE_INLINE double multiply_add(double a, double b, double c) { return a * b + c; }
 #endif
 
-// a * b + c with one rounding (in float: of the double result), whatever it costs.
+// Returns a * b + c with one rounding (in float: of the double result), at any cost.
 #if defined(__CUDA_ARCH__)
 TILEWISE_INLINE float fused_multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 TILEWISE_INLINE double fused_multiply_add(double a, double b, double c) {
@@ -72,8 +73,9 @@ TILEWISE_INLINE double fused_multiply_add(double a, double b, double c) {
 }
 #endif
 
-// 2^n for an integer n within the normal range of T. The rounding magic leaves n in the low bits,
-// without a conversion to an integer, which would be undefined for NaN (any result will do there).
+// Returns 2^n for an integer n within the normal range of T. The rounding magic leaves n in the low
+// bits without a conversion to an integer, which would be undefined for NaN (any result is allowed
+// there).
 TILEWISE_INLINE float power_of_two(float n) {
   const float shifted = n + Limits<float>::kRoundingMagic;
   std::uint32_t bits;
@@ -93,7 +95,7 @@ TILEWISE_INLINE double power_of_two(double n) {
   return result;
 }
 
-// The number whose sign and exponent are the low bits of the mantissa of x.
+// Returns the number whose sign and exponent are the low bits of the mantissa of x.
 TILEWISE_INLINE float power_of_bits(float x) {
   std::uint32_t bits;
   __builtin_memcpy(&bits, &x, sizeof(bits));

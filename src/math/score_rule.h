@@ -6,34 +6,34 @@
 
 namespace tilewise::math {
 
-// c * tanh(score / c)
+// Returns c * tanh(score / c).
 template <class T>
 TILEWISE_INLINE T softcapped(T score, T cap) {
   return cap * tanh(score / cap);
 }
 
-// d softcapped / d score, from the score before the cap: at a saturated score the capped one has
-// lost it.
+// Returns d softcapped / d score, computed from the score before the cap: a saturated score has
+// lost the information after it.
 template <class T>
 TILEWISE_INLINE T softcap_derivative(T score, T cap) {
   return tanh_derivative(score / cap);
 }
 
-// ALiBi: -slope * |i + d - j|, for `distance` = i + d - j.
+// Returns the ALiBi term -slope * |i + d - j|, where `distance` = i + d - j.
 template <class T>
 TILEWISE_INLINE T alibi(T slope, T distance) {
   return -(slope * absolute(distance));
 }
 
-// A masked score is selected out: -inf, whatever was there.
+// A masked score is replaced by -inf by selection, whatever value was there.
 template <class M, class T>
 TILEWISE_INLINE T masked(M visible, T score) {
   return select(visible, score, T(-Limits<Lane<T>>::kInfinity));
 }
 
-// Gradient of a score before the softcap's factor: dS = P * (dP - delta), with dP already holding
-// the dropout's factor. It is also the gradient of the bias. P = 0 is selected out: a masked key's
-// dP may hold anything.
+// Returns the gradient of a score before the factor of the softcap: dS = P * (dP - delta), where dP
+// already contains the dropout factor. This is also the gradient of the bias. P = 0 gives 0 by
+// selection, because dP of a masked key may hold anything.
 template <class T>
 TILEWISE_INLINE T score_gradient(T probability, T dprobability, T delta) {
   using L = Lane<T>;

@@ -7,7 +7,7 @@
 namespace tilewise::plan {
 namespace {
 
-// "  + cpu_avx512      what it is"
+// Returns a line such as "  + cpu_avx512      description".
 std::string row_text(const Listed& row) {
   constexpr std::size_t kNameWidth = 15;
   std::string name = row.name;
@@ -44,8 +44,8 @@ std::vector<Listed> listed_targets() {
   return rows;
 }
 
-// Whether the machine can run a kernel at all is asked with an empty problem of the dtype that all
-// kernels have.
+// An empty problem of the dtype that all kernels have tells whether the machine can run a kernel at
+// all.
 std::vector<Listed> listed_kernels(problem::Operation operation) {
   problem::Machine machine = {nullptr, 1};
   problem::Problem empty;

@@ -1,4 +1,5 @@
-// What this build can do on this machine: the text of `tilewise info` and of tilewise_info().
+// Describes what this build can do on this machine: the text of `tilewise info` and of
+// tilewise_info().
 #pragma once
 
 #include <string>
@@ -12,9 +13,9 @@ namespace tilewise::plan {
 // A row of a list: an instruction set or a kernel.
 struct Listed {
   std::string name;
-  std::string text;     // what it is or needs
-  bool available;       // on this machine
-  std::string why_not;  // empty if it is available, or if `text` says it
+  std::string text;     // its description, or what it needs
+  bool available;       // true if this machine can run it
+  std::string why_not;  // empty if it is available, or if `text` gives the reason
 };
 
 std::vector<Listed> listed_targets();

@@ -12,7 +12,7 @@
 namespace tilewise::plan {
 namespace {
 
-// The value of the first line of /proc/cpuinfo that starts with `key`.
+// Returns the value of the first line of /proc/cpuinfo that starts with `key`.
 std::string cpuinfo(const std::string& key) {
   std::ifstream file("/proc/cpuinfo");
   std::string line;
@@ -49,7 +49,7 @@ std::string known_features() {
   return features;
 }
 
-// The best that the machine has, or the one that TILEWISE_CPU_TARGET forces.
+// Returns the best instruction set of the machine, or the one that TILEWISE_CPU_TARGET forces.
 std::string chosen_target() {
   problem::Machine machine;
   const bool known = resolve_machine({}, &machine) == TILEWISE_OK;

@@ -1,4 +1,4 @@
-// What this process runs on and was built with: recorded beside every measurement.
+// Describes the machine and the build of this process, for the record of every measurement.
 #pragma once
 
 #include <cstdint>
@@ -8,11 +8,11 @@ namespace tilewise::plan {
 
 struct Host {
   std::string cpu;       // the model, as the system calls it
-  std::string features;  // instruction sets that matter here, with spaces between them
-  std::string target;    // the instruction set of the library's own choice
+  std::string features;  // the instruction sets that matter here, separated by spaces
+  std::string target;    // the instruction set that the library chooses
   std::string compiler;
   std::string system;  // "Linux 6.1 x86_64"
-  std::int64_t cpus;   // that this process may use
+  std::int64_t cpus;   // CPUs that this process may use
 };
 Host this_host();
 

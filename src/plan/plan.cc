@@ -24,7 +24,7 @@ using problem::Operation;
 using problem::Problem;
 using problem::Status;
 
-// A line of text of fixed size that is added to until it is full.
+// A line of text of fixed capacity; text that does not fit is cut.
 class Line {
  public:
   Line(char* text, std::size_t size) : text_(text), size_(size) { text_[0] = '\0'; }
@@ -58,7 +58,7 @@ Status choose_first(Operation operation, const Machine& machine, Plan* plan) {
   char refusals[384];
   Line refused(refusals, sizeof(refusals));
   for (const Kernel* kernel : kernels(operation)) {
-    if (kernel->device != plan->problem.device) continue;  // not worth a word
+    if (kernel->device != plan->problem.device) continue;  // too obvious to be a reason
     const char* const slower =
         kernel->slower != nullptr ? kernel->slower(plan->problem, machine) : nullptr;
     if (slower != nullptr) {
@@ -86,8 +86,8 @@ const char* environment(const char* name) {
   return value != nullptr && value[0] != '\0' ? value : nullptr;
 }
 
-// The first respect in which two problems need different plans, or nullptr. Pointers, strides, the
-// softmax scale, the seed and the offset of dropout may differ from run to run.
+// Returns the first respect in which two problems need different plans, or nullptr. Pointers,
+// strides, the softmax scale, the seed and the offset of dropout may differ from run to run.
 const char* planned_difference(const Problem& a, const Problem& b) {
   const struct {
     const char* name;
@@ -158,7 +158,7 @@ Status run_problem(const Plan& plan, const Problem& problem, const RunOptions& o
   return plan.kernel->run(problem, context);
 }
 
-// Memory for one run, of the kind that the kernel reads.
+// The memory of one run, on the device that the kernel reads.
 class OwnWorkspace {
  public:
   OwnWorkspace(const Plan& plan, void* stream)
@@ -201,8 +201,8 @@ class OwnWorkspace {
   Status status_ = TILEWISE_OK;
 };
 
-// What the one-call functions look at beyond a plan's run: what the lists hold, where the host can
-// read them, and whether addresses are the device's, where it cannot.
+// The checks that the one-call functions do in addition to those of a plan's run: the contents of
+// the lists if the host can read them, otherwise that their addresses belong to the device.
 Status check_memory(const Problem& problem, const tilewise_problem& request) {
   if (problem.device != TILEWISE_CUDA) return problem::check_contents(problem);
   for (const problem::NamedTensor& named : problem::kTensors) {

@@ -1,4 +1,4 @@
-// From a request to a kernel, a workspace and a run.
+// Takes a request to a kernel, a workspace and a run.
 #pragma once
 
 #include <cstddef>
@@ -8,27 +8,27 @@
 namespace tilewise::plan {
 
 struct Options {
-  const char* kernel = nullptr;      // forced by name
-  const char* cpu_target = nullptr;  // forced instruction set
-  std::int32_t max_concurrency = 0;  // 0: the default pool's
+  const char* kernel = nullptr;      // the forced kernel's name
+  const char* cpu_target = nullptr;  // the forced instruction set
+  std::int32_t max_concurrency = 0;  // 0: that of the default pool
 };
 
 struct Plan {
-  problem::Problem problem;  // shapes and options; its pointers mean nothing
+  problem::Problem problem;  // shapes and options; its pointers are unused
   const problem::Kernel* kernel = nullptr;
   std::int64_t concurrency = 1;
   std::int64_t workspace_bytes = 0;
-  char reason[512] = "";  // why this kernel, and why not those before it
+  char reason[512] = "";  // why this kernel was chosen, and not an earlier one
 };
 
-// TILEWISE_OK, or TILEWISE_UNSUPPORTED and the reason as the thread's message: the tensors are on
-// another device, or what the kernel itself says.
+// Returns TILEWISE_OK, or TILEWISE_UNSUPPORTED with the reason as the thread's message: the tensors
+// are on another device, or the kernel gives the reason.
 problem::Status supports(const problem::Kernel& kernel, const problem::Problem& problem,
                          const problem::Machine& machine);
 
 // Chooses the first kernel of the registry that supports the request, or checks the forced one.
-// Reads TILEWISE_KERNEL and TILEWISE_CPU_TARGET where `options` leaves the choice open. Does not
-// read data.
+// Reads TILEWISE_KERNEL and TILEWISE_CPU_TARGET where `options` leaves the choice open. Reads no
+// data.
 problem::Status make_plan(problem::Operation operation, const tilewise_problem& request,
                           const Options& options, Plan* plan);
 
@@ -44,11 +44,11 @@ struct RunOptions {
 problem::Status run_plan(const Plan& plan, const tilewise_problem& request,
                          const RunOptions& options);
 
-// Plans, allocates, checks contents, runs.
+// Plans, allocates, checks the contents, runs.
 problem::Status run_once(problem::Operation operation, const tilewise_problem& request,
                          const tilewise_executor* executor);
 
-// What an instruction set kernel needs to know of the machine; shared with
+// Fills in what the kernels of an instruction set need to know of the machine. Also used by
 // tilewise_kernel_supports().
 problem::Status resolve_machine(const Options& options, problem::Machine* machine);
 

@@ -18,8 +18,8 @@
 namespace tilewise::plan {
 namespace {
 
-// One parallel_for. Lives on the caller's stack: the caller leaves only when nobody uses it any
-// more.
+// One parallel_for. It lives on the stack of the caller, which therefore returns only when no
+// worker uses it any more.
 struct Job {
   void (*fn)(void*, std::int64_t);
   void* context;
@@ -38,8 +38,8 @@ struct Job {
 
 thread_local bool inside_item = false;
 
-// To wake a sleeping thread takes longer than many a problem: idle threads watch for the next one
-// for so long before they sleep.
+// Waking a sleeping thread takes longer than many a problem, so idle threads wait actively this
+// long for the next job before they sleep.
 constexpr std::chrono::microseconds kSpin{50};
 
 template <class Condition>
@@ -55,12 +55,13 @@ void spin_until(const Condition& condition) {
   } while (std::chrono::steady_clock::now() < end);
 }
 
-// Forks are counted, and no fork happens while a crew is being hired: the child finds the mutex
+// Forks are counted, and no fork happens while a crew is being created: the child finds the mutex
 // free and its crew gone.
 std::mutex start_mutex;
 std::uint64_t fork_count = 0;
 
-// Registered when the library is loaded: a guard of first use could itself be caught by a fork.
+// This is registered when the library is loaded: the guard of a function-local static could itself
+// be interrupted by a fork.
 [[maybe_unused]] const int forks_are_watched =
     pthread_atfork([] { start_mutex.lock(); }, [] { start_mutex.unlock(); },
                    [] {
@@ -69,7 +70,7 @@ std::uint64_t fork_count = 0;
                      start_mutex.unlock();
                    });
 
-// quota / period of a cgroup file that holds "quota period" (v2), or 0 for none.
+// Returns quota / period of a cgroup file that holds "quota period" (v2), or 0 if there is none.
 double cgroup_quota() {
   long long quota = -1;
   long long period = 0;
@@ -103,7 +104,7 @@ struct Pool::Crew {
   std::mutex mutex;
   std::condition_variable work_arrived;
   std::condition_variable worker_left;
-  Job* jobs = nullptr;  // those that may still have items
+  Job* jobs = nullptr;  // the jobs that may still have work items
   bool closing = false;
   std::atomic<std::uint64_t> arrivals = 0;  // of jobs, and of the end
   std::vector<std::thread> workers;
@@ -159,8 +160,8 @@ struct Pool::Crew {
 Pool::Crew* Pool::crew() {
   const std::lock_guard lock(start_mutex);
   if (crew_ != nullptr && generation_ == fork_count) return crew_;
-  // After a fork the old crew has no threads and its mutex may be held by one that is gone: left
-  // behind, not destroyed.
+  // After a fork the old crew has no threads, and its mutex may be held by one that is gone. It is
+  // leaked, not destroyed.
   crew_ = new (std::nothrow) Crew;
   generation_ = fork_count;
   if (crew_ == nullptr) return nullptr;
@@ -169,7 +170,7 @@ Pool::Crew* Pool::crew() {
     Crew* crew = crew_;
     for (std::int32_t i = 1; i < threads_; ++i)
       crew->workers.emplace_back([crew] { crew->serve(); });
-  } catch (const std::system_error&) {  // as many as could be started
+  } catch (const std::system_error&) {  // the pool runs with those that could be started
   } catch (const std::bad_alloc&) {
   }
   return crew_;

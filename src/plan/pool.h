@@ -8,13 +8,14 @@
 
 namespace tilewise::plan {
 
-// CPUs that this process may use: the affinity mask, cut by the cgroup's quota. At least 1.
+// Returns the number of CPUs that this process may use: the affinity mask, limited by the cgroup's
+// quota. At least 1.
 std::int32_t usable_cpus();
 
 class Pool {
  public:
-  // `threads` counts the calling thread; at least 1. No thread starts before the first parallel_for
-  // with n > 1.
+  // `threads` counts the calling thread and is at least 1. No thread starts before the first
+  // parallel_for with n > 1.
   explicit Pool(std::int32_t threads) : threads_(threads) {}
   ~Pool();
   Pool(const Pool&) = delete;
@@ -22,8 +23,8 @@ class Pool {
 
   std::int32_t threads() const { return threads_; }
 
-  // See tilewise_executor. Items see the caller's floating-point environment. If no thread can be
-  // started, the caller does all.
+  // The parallel_for of tilewise_executor. Work items run with the caller's floating-point
+  // environment. If no thread can be started, the caller runs all of them.
   void parallel_for(std::int64_t n, void (*fn)(void* context, std::int64_t item), void* context);
 
   tilewise_executor executor();
@@ -34,10 +35,11 @@ class Pool {
 
   std::int32_t threads_;
   Crew* crew_ = nullptr;          // guarded by the start mutex
-  std::uint64_t generation_ = 0;  // the number of forks when the crew was hired
+  std::uint64_t generation_ = 0;  // the number of forks when the crew was created
 };
 
-// The pool behind "executor NULL". Never destroyed. nullptr if memory is short.
+// Returns the pool that is used for "executor NULL"; nullptr if memory is short. It is never
+// destroyed.
 Pool* default_pool();
 
 }  // namespace tilewise::plan

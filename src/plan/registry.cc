@@ -11,7 +11,7 @@ namespace {
 
 using problem::Kernel;
 
-// In order of preference; the last one of a device supports everything there.
+// Kernels are in order of preference; the last one of a device supports everything there.
 const Kernel* const kForwardKernels[] = {
 #if defined(TILEWISE_HAS_CUDA)
     &cuda::kForwardSm90,

@@ -1,5 +1,5 @@
-// The kernels of each operation in order of preference. A new kernel is chosen, tested, benchmarked
-// and shown by being listed in registry.cc.
+// The kernels of each operation in order of preference. A new kernel only has to be listed in
+// registry.cc to be chosen, tested, benchmarked and shown.
 #pragma once
 
 #include <span>

@@ -1,5 +1,5 @@
-// Which tensors may share memory: inputs with inputs, and views that interleave without sharing an
-// element.
+// Decides which tensors may share memory: inputs with inputs, and views that interleave without
+// sharing an element.
 #include <cstdint>
 
 #include "math/integer.h"
@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kDimensions = TILEWISE_MAX_RANK;
 
-// A tensor as bytes: element i lies at base + sum(index[d] * strides[d]).
+// A tensor as bytes: the element at index i begins at base + sum(i[d] * strides[d]).
 struct Region {
   std::intptr_t base = 0;
   std::intptr_t low = 0;   // first byte
@@ -45,20 +45,20 @@ bool empty(const tilewise_tensor& tensor) {
 
 std::int64_t magnitude(std::int64_t x) { return x < 0 ? -x : x; }
 
-// Dimensions of the regions ordered by falling stride.
+// Sorts the dimensions of the region by falling stride.
 void sort_dimensions(const Region& region, int order[kDimensions]) {
   for (int d = 0; d < kDimensions; ++d) {
-    int place = d;
-    while (place > 0 &&
-           magnitude(region.strides[order[place - 1]]) < magnitude(region.strides[d])) {
-      order[place] = order[place - 1];
-      --place;
+    int slot = d;
+    while (slot > 0 && magnitude(region.strides[order[slot - 1]]) < magnitude(region.strides[d])) {
+      order[slot] = order[slot - 1];
+      --slot;
     }
-    order[place] = d;
+    order[slot] = d;
   }
 }
 
-// How far the dimensions from `depth` on can move the difference of two elements, either way.
+// Returns how far the dimensions from `depth` on can move the difference of two elements, in either
+// direction.
 std::int64_t reach_below(const Region& a, const Region& b, const int* order, int depth) {
   std::int64_t reach = 0;
   for (; depth < kDimensions; ++depth) {
@@ -71,10 +71,10 @@ std::int64_t reach_below(const Region& a, const Region& b, const int* order, int
 
 constexpr std::int64_t kMostDigits = 64;
 
-// Looks for indices with sum((index_a[d] - index_b[d]) * stride[d]) = distance, dimension after
-// dimension, trying each difference of indices that the dimensions below can still make up for.
-// Nested strides leave two of them; where there are very many it gives up. "true" always is a
-// proof.
+// Searches for indices with sum((index_a[d] - index_b[d]) * stride[d]) = distance, one dimension
+// after another. It tries each difference of indices that the remaining dimensions can still
+// compensate; nested strides leave two of them. If there are very many, the search gives up and
+// returns false; "true" is always a proof.
 bool reaches(const Region& a, const Region& b, const int* order, int depth, std::int64_t distance) {
   if (depth == kDimensions) return distance == 0;
   const int d = order[depth];
@@ -122,7 +122,8 @@ std::int64_t common_divisor(std::int64_t a, std::int64_t b) {
   return a;
 }
 
-// Two dimensions of one tensor meet within their sizes: of any size, but of two dimensions only.
+// True if two dimensions of one tensor reach the same element within their sizes. This covers any
+// size, but only pairs of dimensions.
 bool two_dimensions_meet(const tilewise_tensor& tensor) {
   for (int i = 0; i < tensor.rank; ++i) {
     if (tensor.shape[i] <= 1) continue;
@@ -139,8 +140,8 @@ bool two_dimensions_meet(const tilewise_tensor& tensor) {
   return false;
 }
 
-// Two different elements of one tensor share an address: a step in one dimension is undone by steps
-// in those of smaller strides.
+// True if two different elements of one tensor share an address: a step in one dimension is undone
+// by steps in those of smaller strides.
 bool shares_own_elements(const tilewise_tensor& tensor) {
   if (two_dimensions_meet(tensor)) return true;
   const Region region = region_of(tensor);

@@ -1,5 +1,5 @@
-// Cuts a workspace into arrays. Without memory an arena only adds up: the same function then says
-// how much is needed.
+// An arena cuts a workspace into arrays. Without memory it only adds up sizes, so the same function
+// also computes the size of the workspace.
 #pragma once
 
 #include "math/config.h"
@@ -8,14 +8,14 @@
 
 namespace tilewise::problem {
 
-// bytes; a line of the cache, so that workers never share one
+// in bytes: a cache line, so that workers never share one
 inline constexpr std::size_t kWorkspaceAlignment = 64;
 
 class Arena {
  public:
   TILEWISE_INLINE explicit Arena(void* base = nullptr) : base_(static_cast<char*>(base)) {}
 
-  // The offset of `bytes` more bytes, a multiple of kWorkspaceAlignment.
+  // Returns the offset of `bytes` more bytes, a multiple of kWorkspaceAlignment.
   TILEWISE_INLINE Checked reserve(Checked bytes) {
     constexpr std::int64_t kAlignment = kWorkspaceAlignment;
     const Checked offset = used_;
@@ -24,8 +24,8 @@ class Arena {
     return offset;
   }
 
-  // An array of `count` elements, aligned to kWorkspaceAlignment; its content is garbage. nullptr
-  // without memory.
+  // Returns an array of `count` elements, aligned to kWorkspaceAlignment, with undefined content;
+  // nullptr without memory.
   template <class Element>
   TILEWISE_INLINE Element* take(Checked count) {
     const Checked offset = reserve(count * Checked{sizeof(Element)});
@@ -37,7 +37,7 @@ class Arena {
   }
 
   TILEWISE_INLINE Checked used() const { return used_; }
-  // The same as a number; -1 if it exceeds int64.
+  // Returns the used size as a number, or -1 if it exceeds int64.
   TILEWISE_INLINE std::int64_t bytes() const { return used_.valid ? used_.value : -1; }
 
  private:

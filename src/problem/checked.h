@@ -1,11 +1,11 @@
-// Integer arithmetic on sizes that come from outside: overflow is an answer, not a wrap.
+// Integer arithmetic on sizes that come from outside: overflow is detected, it never wraps.
 #pragma once
 
 #include "math/config.h"
 
 namespace tilewise::problem {
 
-// An int64 that remembers having overflowed.
+// An int64 that remembers whether it has overflowed.
 struct Checked {
   std::int64_t value = 0;
   bool valid = true;

@@ -1,4 +1,4 @@
-// The numbers inside cu_seqlens, seqused_k and slices.
+// Checks the numbers inside cu_seqlens, seqused_k and slices.
 #include "problem/tensor_checks.h"
 #include "problem/validate.h"
 
@@ -13,7 +13,7 @@ Status check_ascending(const char* name, const IndexView& list, std::int64_t row
     const std::int64_t value = list.at(i);
     if (value < previous || value > rows) {
       return fail(TILEWISE_INVALID_ARGUMENT,
-                  "%s[%lld]: is %lld, must be between %lld (the one before it) and T = %lld", name,
+                  "%s[%lld]: is %lld, must be between %lld (the previous one) and T = %lld", name,
                   printable(i), printable(value), printable(previous), printable(rows));
     }
     if (i > 0 && value - previous > max_length) {

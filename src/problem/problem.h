@@ -1,6 +1,6 @@
-// What is asked, in the one form that kernels read: every layout reduced to (batch, head, row)
-// strides, every default resolved. Built from the public tilewise_problem by problem/validate.h;
-// plain data, cheap to copy.
+// The problem in the one form that kernels read: every layout is reduced to (batch, head, row)
+// strides and every default is resolved. problem/validate.h builds it from the public
+// tilewise_problem. It is plain data and cheap to copy.
 #pragma once
 
 #include <tilewise/tilewise.h>
@@ -13,12 +13,12 @@ namespace tilewise::problem {
 
 enum class Operation : std::int32_t { kForward = TILEWISE_FORWARD, kBackward = TILEWISE_BACKWARD };
 
-// A tensor seen as (batch, head, row, column); strides in elements, 0 where the dimension is absent
-// or broadcast. For a packed tensor batch is 0 and rows are token numbers. Column is D or Dv
-// (stride 1), or the key of a mask or bias.
+// A tensor addressed by (batch, head, row, column). Strides count elements and are 0 where the
+// dimension is absent or broadcast. For a packed tensor the batch index is 0 and rows are token
+// numbers. The column is an index into D or Dv (stride 1), or the key of a mask or bias.
 struct View {
   void* data = nullptr;
-  std::int32_t dtype = 0;  // 0: absent
+  std::int32_t dtype = 0;  // 0 if the tensor is absent
   std::int64_t batch = 0;
   std::int64_t head = 0;
   std::int64_t row = 0;
@@ -31,10 +31,10 @@ struct View {
   }
 };
 
-// A list of int32 or int64 numbers (cu_seqlens, seqused) or rows of numbers (slices).
+// A list of int32 or int64 numbers (cu_seqlens, seqused) or of rows of numbers (slices).
 struct IndexView {
   const void* data = nullptr;
-  std::int32_t dtype = 0;  // 0: absent
+  std::int32_t dtype = 0;  // 0 if the list is absent
   std::int64_t count = 0;  // B + 1, B, or the number of slices
   std::int64_t stride = 0;
   std::int64_t columns = 1;  // 5 or 6 for slices
@@ -50,11 +50,11 @@ struct IndexView {
 
 struct Problem {
   Operation operation = Operation::kForward;
-  std::int32_t device = TILEWISE_CPU;  // of every tensor
+  std::int32_t device = TILEWISE_CPU;  // of all tensors
   std::int32_t device_index = 0;
   std::int32_t dtype = 0;       // of q, k, v, dout
   std::int32_t statistics = 0;  // dtype of lse and delta: fp64 for fp64 inputs, else fp32
-  std::int64_t batch = 0;       // B: sequences
+  std::int64_t batch = 0;       // B, the number of sequences
   std::int64_t heads = 0;       // H
   std::int64_t kv_heads = 0;    // Hk
   std::int64_t group = 0;       // G = H / Hk (1 when there are no heads)
@@ -69,8 +69,8 @@ struct Problem {
 
   View q, k, v;                               // (B, H|Hk, S, D|Dv)
   View out, lse;                              // lse has no column
-  View dout, dlse;                            // backward
-  View dq, dk, dv;                            // backward, each optional
+  View dout, dlse;                            // inputs of the backward pass
+  View dq, dk, dv;                            // outputs of the backward pass, each optional
   View mask, bias, dbias;                     // (B, H, Sq, Sk), strides 0 where broadcast
   std::int64_t bias_shape[4] = {0, 0, 0, 0};  // extents of bias: 1 where broadcast
   View alibi_slopes;                          // (B, H), row and column unused
@@ -79,19 +79,19 @@ struct Problem {
   IndexView cu_seqlens_q, cu_seqlens_k, seqused_k;
   IndexView slices;
 
-  double scale = 0;    // resolved
-  double softcap = 0;  // 0: off
+  double scale = 0;    // with its default resolved
+  double softcap = 0;  // 0 if off
   double dropout_p = 0;
   std::uint64_t dropout_seed = 0;
   std::uint64_t dropout_offset = 0;
   bool top_left = false;
-  std::int64_t window_left = -1;  // causal is folded in: window_right is then 0
+  std::int64_t window_left = -1;  // causal is included: window_right is then 0
   std::int64_t window_right = -1;
   bool deterministic = false;
   bool batch_invariant = false;
 
-  // True if scores need more than the scale: softcap, bias, mask, ALiBi (dropout acts on the
-  // probabilities).
+  // True if the score is more than scale * q.k: with softcap, bias, mask or ALiBi. (Dropout acts on
+  // the probabilities.)
   TILEWISE_INLINE bool general_scores() const {
     return softcap > 0 || bias.present() || mask.present() || alibi_slopes.present();
   }
@@ -115,12 +115,12 @@ TILEWISE_INLINE std::int64_t dtype_size(std::int32_t dtype) {
   }
 }
 
-// "cpu", "cuda:1"; for messages.
+// "cpu" or "cuda:1", for messages.
 struct DeviceText {
   char text[32];
 };
 DeviceText device_text(std::int32_t device, std::int32_t index);
 
-const char* dtype_name(std::int32_t dtype);  // "fp32"; "invalid dtype" for other numbers
+const char* dtype_name(std::int32_t dtype);  // "fp32", ...; "invalid dtype" for other numbers
 
 }  // namespace tilewise::problem

@@ -15,7 +15,7 @@ struct Extent {
   std::int64_t end;  // where the next sequence may start
 };
 
-// Sequence `b` of a packed side, given where the one before it ended.
+// Returns the rows of sequence `b` of a packed side, given the end of the previous one.
 Extent packed_extent(const IndexView& cu_seqlens, std::int64_t b, std::int64_t previous_end,
                      std::int64_t rows, std::int64_t max_length) {
   const std::int64_t start = clamp(cu_seqlens.at(b), previous_end, rows);
@@ -39,7 +39,7 @@ void fill_row(const View& view, std::int64_t offset, std::int64_t count, double 
   }
 }
 
-// Rows [begin, end) of every head.
+// Fills the rows [begin, end) of every head.
 void fill_rows(const View& view, std::int64_t b, std::int64_t heads, math::KeyRange rows,
                std::int64_t columns, double value) {
   if (!view.present()) return;
@@ -87,7 +87,7 @@ void fill_sequences(const Problem& problem, Sequence* table) {
 }
 
 void fill_unowned_rows(const Problem& problem, const Sequence* table) {
-  std::int64_t q_next = 0;  // of a packed side: the first row not yet accounted for
+  std::int64_t q_next = 0;  // first row of a packed side that no sequence has covered yet
   std::int64_t k_next = 0;
   for (std::int64_t b = 0; b < problem.batch; ++b) {
     const Sequence& sequence = table[b];

@@ -1,6 +1,6 @@
-// The sequences of a problem: where each one's rows lie, how long it is, and which bands of keys
-// its rows see. Reads the contents of cu_seqlens, seqused_k and slices, which may be anything:
-// clamped, never trusted.
+// The sequences of a problem: where the rows of each one begin, how long it is, and which bands of
+// keys its rows see. The functions read the contents of cu_seqlens, seqused_k and slices, which may
+// hold anything: they are clamped, never trusted.
 #pragma once
 
 #include "problem/problem.h"
@@ -8,22 +8,23 @@
 namespace tilewise::problem {
 
 struct Sequence {
-  std::int64_t batch;    // its number; the batch index of dense views
-  std::int64_t q_start;  // first row of the query side (0 when dense)
+  std::int64_t batch;    // number of the sequence; the batch index of dense views
+  std::int64_t q_start;  // first row on the query side (0 when dense)
   std::int64_t q_len;
   std::int64_t k_start;
-  std::int64_t k_len;     // the effective Sk: after cu_seqlens_k or seqused_k
-  std::int64_t diagonal;  // d
+  std::int64_t k_len;     // the effective Sk, after cu_seqlens_k or seqused_k
+  std::int64_t diagonal;  // d of the semantics
 };
 
 // Fills table[0 .. problem.batch). Sequences of a packed side never overlap and stay inside the
-// tensor: a start before the end of the sequence before it is moved up. O(B), no allocation.
+// tensor: a start before the end of the previous sequence is moved up to it. O(B), no allocation.
 void fill_sequences(const Problem& problem, Sequence* table);
 
-// Rows that belong to no sequence: out = 0, lse = -inf; in the backward pass dq, dk and dv = 0.
+// Fills the rows that belong to no sequence: out = 0, lse = -inf; in the backward pass dq, dk and
+// dv = 0.
 void fill_unowned_rows(const Problem& problem, const Sequence* table);
 
-// The bands that the rows of (sequence, head) see. Without slices that is one band; with slices one
+// Writes the bands that the rows of (sequence, head) see: one band without slices; with slices one
 // for each slice of the head, in the order of the list. `bands` has room for max_bands(problem).
 // Returns the number written.
 std::int64_t max_bands(const Problem& problem);

@@ -50,7 +50,7 @@ Status check_tensor(const char* name, const tilewise_tensor& tensor) {
                                                  : Checked{tensor.strides[d]};
     reach = reach + Checked{tensor.shape[d] - 1} * stride * Checked{dtype_size(tensor.dtype)};
   }
-  // No address space is larger, and two reaches can be added.
+  // No address space is larger than this bound, and two reaches can be added without overflow.
   if (!empty && (!reach.valid || reach.value >> 61 != 0)) {
     return fail(TILEWISE_INVALID_ARGUMENT,
                 "%s: shape %s with its strides reaches beyond 2^61 bytes", name,

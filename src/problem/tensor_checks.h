@@ -1,4 +1,4 @@
-// Checks of single tensors, shared by the parts of validation.
+// Checks of single tensors, shared by the files of the validation.
 #pragma once
 
 #include "problem/problem.h"
@@ -22,10 +22,10 @@ ShapeText shape_text(int rank, const std::int64_t* shape);
 
 bool is_floating(std::int32_t dtype);
 
-// Rank, dtype, device, shape and strides by themselves; an absent tensor passes.
+// Checks rank, dtype, device, shape and strides of one tensor; an absent tensor passes.
 Status check_tensor(const char* name, const tilewise_tensor& tensor);
 
-// `letters` names the expected shape in the message, as in "(B, H, Sq)".
+// Checks the rank; `letters` names the expected shape in the message, as in "(B, H, Sq)".
 Status check_rank(const char* name, const tilewise_tensor& tensor, int rank, const char* letters);
 Status check_shape(const char* name, const tilewise_tensor& tensor, int rank,
                    const std::int64_t* expected, const char* letters);
@@ -35,7 +35,7 @@ Status check_dtype(const char* name, const tilewise_tensor& tensor, std::int32_t
 
 Status check_innermost(const char* name, const tilewise_tensor& tensor);
 
-// The stride of a dimension; 0 where its size makes the stride meaningless.
+// Returns the stride of a dimension, or 0 where its size makes the stride meaningless.
 std::int64_t stride_of(const tilewise_tensor& tensor, int dimension);
 
 }  // namespace tilewise::problem

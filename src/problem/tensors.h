@@ -1,4 +1,4 @@
-// The tensors of a tilewise_problem as a table: what each is called and whether an operation reads
+// The table of the tensors of a tilewise_problem: the name of each and whether an operation reads
 // or writes it.
 #pragma once
 

@@ -10,8 +10,8 @@
 namespace tilewise::problem {
 namespace {
 
-// A q-, k- or v-like tensor: dense (B, S, heads, width) in the problem's layout, or packed (T,
-// heads, width).
+// The sizes of a q-, k- or v-like tensor: dense (B, S, heads, width) in the problem's layout, or
+// packed (T, heads, width).
 struct Sides {
   std::int64_t batch;  // -1 when packed
   std::int64_t rows;
@@ -42,7 +42,7 @@ View row_view(const tilewise_tensor& tensor, std::int32_t layout) {
   return view;
 }
 
-// An optional tensor shaped like q (query_side) or k, with `width` columns.
+// Reads an optional tensor shaped like q (query_side) or k, with `width` columns.
 Status read_rows(const tilewise_problem& request, const Problem& problem, const char* name,
                  const tilewise_tensor& tensor, bool query_side, std::int64_t width, View* view) {
   if (!present(tensor)) return TILEWISE_OK;
@@ -88,7 +88,7 @@ Status read_statistics(const Problem& problem, const char* name, const tilewise_
   return TILEWISE_OK;
 }
 
-// mask and bias: broadcast from the right to (B, H, Sq, Sk).
+// Reads mask or bias, broadcast from the right to (B, H, Sq, Sk).
 Status read_scores(const Problem& problem, const char* name, const tilewise_tensor& tensor,
                    std::int64_t extents[4], View* view) {
   const std::int64_t full[4] = {problem.batch, problem.heads, problem.max_q, problem.max_k};
@@ -200,7 +200,7 @@ Status read_sizes(const tilewise_problem& request, Problem* problem) {
   const Sides v = sides_of(request.v, request.layout);
   if (v.batch != k.batch || v.rows != k.rows || v.heads != k.heads) {
     return fail(TILEWISE_INVALID_ARGUMENT,
-                "v: shape is %s, must be that of k %s but for the last dimension",
+                "v: shape is %s, must be that of k %s except for the last dimension",
                 shape_text(request.v.rank, request.v.shape).text,
                 shape_text(request.k.rank, request.k.shape).text);
   }
@@ -241,8 +241,10 @@ Status read_side(const char* name, const tilewise_tensor& cu_seqlens, bool packe
                 "%s: given for a dense tensor (rank 4); packed is rank 3", name);
   }
   if (present(cu_seqlens) && has_slices) {
-    return fail(TILEWISE_INVALID_ARGUMENT,
-                "%s: slices of packed tensors are of the whole token axis and exclude it", name);
+    return fail(
+        TILEWISE_INVALID_ARGUMENT,
+        "%s: cannot be given with slices of packed tensors, which refer to the whole token axis",
+        name);
   }
   if (packed && !has_slices && !present(cu_seqlens)) {
     return fail(TILEWISE_INVALID_ARGUMENT, "%s: missing, but the tensor is packed (rank 3)", name);
@@ -309,7 +311,7 @@ Status read_sequences(const tilewise_problem& request, Problem* problem) {
   if (present(request.cu_seqlens_k) && request.max_seqlen_k >= 0) {
     problem->max_k = math::min(request.max_seqlen_k, problem->k_rows);
   }
-  // The counts that kernels form: work items, statistics, row and key numbers.
+  // Checks the counts that kernels form: work items, statistics, row and key numbers.
   const Checked rows = Checked{problem->q_rows} + Checked{problem->k_rows} + Checked{1};
   const Checked count =
       Checked{problem->batch + 1} * Checked{problem->heads + 1} * rows * Checked{16};
@@ -428,7 +430,7 @@ Status read_scale(const tilewise_problem& request, Problem* problem) {
   return TILEWISE_OK;
 }
 
-// Every tensor lies where q does.
+// Checks that every tensor is on the device of q.
 Status check_device(const char* name, const tilewise_tensor& tensor, const tilewise_tensor& q) {
   if (!present(tensor) || !present(q)) return TILEWISE_OK;
   if (tensor.device == q.device && tensor.device_index == q.device_index) return TILEWISE_OK;

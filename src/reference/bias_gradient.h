@@ -1,7 +1,7 @@
-// The gradients of what is shared by rows, heads or sequences: dbias and dsink. One work item owns
-// a piece of the output and loops, in one fixed order, over everything that the piece was broadcast
-// to, recomputing the probabilities; nothing of size Sq x Sk is stored and no two workers add to
-// one number. The same for every rung.
+// The gradients of what rows, heads or sequences share: dbias and dsink. One work item owns a piece
+// of the output and loops, in one fixed order, over everything that the piece was broadcast to,
+// recomputing the probabilities. Nothing of size Sq x Sk is stored, and no two workers add to one
+// number. Every rung uses these.
 #pragma once
 
 #include "math/integer.h"
@@ -13,7 +13,7 @@ namespace tilewise::reference {
 using problem::Arena;
 using problem::Checked;
 
-inline constexpr std::int64_t kGradientColumns = 256;  // columns of dbias that an item owns
+inline constexpr std::int64_t kGradientColumns = 256;  // columns of dbias that a work item owns
 
 template <class T>
 struct GradientBuffers {
@@ -22,7 +22,7 @@ struct GradientBuffers {
   T* value;      // (Dv)
   T* dout;       // (Dv)
   T* out;        // (Dv)
-  double* sums;  // (kGradientColumns): one number may gather B * H * Sq * Sk terms
+  double* sums;  // (kGradientColumns), double: one number may sum B * H * Sq * Sk terms
 
   static GradientBuffers carve(const problem::Problem& problem, Arena& arena) {
     const Checked head_dim = {problem.head_dim};
@@ -65,8 +65,8 @@ struct GradientWorker {
   }
 
  private:
-  // One row of one sequence and head, its operands loaded.
-  struct RowPlace {
+  // One query row of one sequence and head; its operands are in the buffers.
+  struct QueryRow {
     const problem::Sequence& sequence;
     std::int64_t head;
     std::int64_t row;
@@ -74,7 +74,7 @@ struct GradientWorker {
     T delta;
   };
 
-  RowPlace load_row_place(const problem::Sequence& sequence, std::int64_t head,
+  QueryRow load_query_row(const problem::Sequence& sequence, std::int64_t head,
                           std::int64_t row) const {
     const std::int64_t token = sequence.q_start + row;
     const Rows rows = {sequence.batch, head, token, 1};
@@ -87,8 +87,8 @@ struct GradientWorker {
     return {sequence, head, row, lse, delta};
   }
 
-  // The piece (batch, head, row, column block) of dbias; an extent of 1 stands for all of that
-  // dimension.
+  // Computes the piece (batch, head, row, column block) of dbias; an extent of 1 means that the
+  // piece gathers all of that dimension.
   void run_bias(std::int64_t item) const {
     const std::int64_t blocks = bias_column_blocks(problem);
     const std::int64_t* shape = problem.bias_shape;
@@ -130,31 +130,31 @@ struct GradientWorker {
     for (std::int64_t row = rows.begin; row < rows.end; ++row) {
       memory.load(problem.q, {sequence.batch, head_number, sequence.q_start + row, 1},
                   problem.head_dim, buffers.query);
-      const RowPlace place = load_row_place(sequence, head_number, row);
+      const QueryRow query = load_query_row(sequence, head_number, row);
       for (std::int64_t j = first_column; j < last_column; j += kGradientColumns) {
         const KeyRange keys = {j, math::min(j + kGradientColumns, last_column)};
         head.mark_visible(row, keys);
-        add_keys(head, place, keys, broadcast ? nullptr : buffers.sums + (j - first_column));
+        add_keys(head, query, keys, broadcast ? nullptr : buffers.sums + (j - first_column));
       }
     }
   }
 
   // Adds dbias of (row, keys) to sums[key - keys.begin], or all of them to one sum if `sums` is
   // nullptr.
-  void add_keys(const Head<T, Counter>& head, const RowPlace& place, KeyRange keys,
+  void add_keys(const Head<T, Counter>& head, const QueryRow& query, KeyRange keys,
                 double* sums) const {
     for (std::int64_t j = keys.begin; j < keys.end; ++j) {
       if (!head.visible(keys, j)) continue;
-      const Rows key_row = {place.sequence.batch, place.head / problem.group,
-                            place.sequence.k_start + j, 1};
+      const Rows key_row = {query.sequence.batch, query.head / problem.group,
+                            query.sequence.k_start + j, 1};
       memory.load(problem.k, key_row, problem.head_dim, buffers.key);
-      const T score = head.score(place.row, j, dot(buffers.query, buffers.key, problem.head_dim));
+      const T score = head.score(query.row, j, dot(buffers.query, buffers.key, problem.head_dim));
       if (score == kMaskedScore<T>) continue;
       memory.load(problem.v, key_row, problem.value_dim, buffers.value);
       const T dprob =
-          dot(buffers.dout, buffers.value, problem.value_dim) * head.dropout_factor(place.row, j);
+          dot(buffers.dout, buffers.value, problem.value_dim) * head.dropout_factor(query.row, j);
       const double gradient =
-          math::score_gradient(math::probability(score, place.lse), dprob, place.delta);
+          math::score_gradient(math::probability(score, query.lse), dprob, query.delta);
       (sums == nullptr ? buffers.sums[0] : sums[j - keys.begin]) += gradient;
     }
   }
@@ -165,8 +165,8 @@ struct GradientWorker {
     double sum = 0;
     for (std::int64_t b = 0; b < problem.batch; ++b) {
       for (std::int64_t row = 0; row < sequences[b].q_len; ++row) {
-        const RowPlace place = load_row_place(sequences[b], h, row);
-        sum += math::score_gradient(math::probability(sink, place.lse), T(0), place.delta);
+        const QueryRow query = load_query_row(sequences[b], h, row);
+        sum += math::score_gradient(math::probability(sink, query.lse), T(0), query.delta);
       }
     }
     store_element(problem.dsink, problem.dsink.offset(0, h, 0), sum);

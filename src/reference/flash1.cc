@@ -1,6 +1,5 @@
-// FlashAttention-1 (arXiv 2205.14135): key tiles in the outer loop, query tiles in the inner. O
-// stays normalised in slow memory and is rescaled by every key tile, with its row states (m, l)
-// beside it.
+// FlashAttention-1 (arXiv 2205.14135): key tiles are the outer loop, query tiles the inner. O is
+// kept normalised in slow memory, with its row states (m, l), and every key tile rescales it.
 #include "reference/tile_backward.h"
 
 namespace tilewise::reference {
@@ -10,8 +9,8 @@ template <class T>
 struct Flash1Buffers {
   std::int64_t widest;
   TileBuffers<T> tiles;
-  T* sums;  // (G, Sq, Dv) O forward, (G, Sq, D) dQ backward: in slow memory between steps
-  math::SoftmaxState<T>* states;  // (G, Sq) m and l, forward
+  T* sums;  // (G, Sq, Dv) O forward, (G, Sq, D) dQ backward, in slow memory between steps
+  math::SoftmaxState<T>* states;  // (G, Sq), m and l, forward
 
   static Flash1Buffers carve(const Problem& problem, Arena& arena) {
     const bool forward = problem.operation == problem::Operation::kForward;
@@ -32,7 +31,7 @@ struct Flash1Forward {
   template <class T>
   using Buffers = Flash1Buffers<T>;
 
-  // Algorithm 1 (with the mask and dropout of Algorithm 2).
+  // Algorithm 1, with the mask and dropout of Algorithm 2.
   template <class T, class Counter>
   static void run(const Group<T, Counter>& group, const Buffers<T>& b, std::int64_t sram_elements) {
     const Problem& problem = group.problem;
@@ -51,11 +50,11 @@ struct Flash1Forward {
         });
       }
     });
-    for (std::int64_t g = 0; g < group.size(); ++g) finish_head(group, g, b);
+    for (std::int64_t g = 0; g < group.size(); ++g) finalise_head(group, g, b);
   }
 
  private:
-  // O_i, m_i, l_i <- O_i, m_i, l_i merged with what K_j, V_j give (lines 8 to 13).
+  // Merges the state of K_j, V_j into O_i, m_i, l_i (lines 8 to 13).
   template <class T, class Counter>
   static void merge_tile(const Group<T, Counter>& group, std::int64_t g, KeyRange queries,
                          KeyRange keys, const Buffers<T>& b) {
@@ -76,37 +75,37 @@ struct Flash1Forward {
 
   // out <- (l_old e^(m_old - m) out + e^(m_tile - m) P V) / l
   template <class T, class Counter>
-  static void merge_row(const Head<T, Counter>& head, const TileRow& place, const TileBuffers<T>& b,
-                        math::SoftmaxState<T>* state) {
-    const std::int64_t keys = extent(place.keys);
-    const T* const query = b.query_tile + place.in_tile * head.head_dim();
-    T* const out = b.out_tile + place.in_tile * head.value_dim();
-    head.score_row(place.row, place.keys, query, b.key_tile, b.scores, nullptr);
+  static void merge_row(const Head<T, Counter>& head, const TileRow& tile_row,
+                        const TileBuffers<T>& b, math::SoftmaxState<T>* state) {
+    const std::int64_t keys = extent(tile_row.keys);
+    const T* const query = b.query_tile + tile_row.in_tile * head.head_dim();
+    T* const out = b.out_tile + tile_row.in_tile * head.value_dim();
+    head.score_row(tile_row.row, tile_row.keys, query, b.key_tile, b.scores, nullptr);
     math::SoftmaxState<T> tile;
     tile.max = row_max(b.scores, keys);
     tile.sum = exponentiate(b.scores, keys, tile.max, b.probs);
     const auto merged = math::merge(*state, tile);
-    if (merged.state.sum == T(0)) return;  // nothing seen so far
-    weigh_values<T>(head, {place.row, place.keys, b.scores, b.probs}, b.value_tile,
-                    head.value_dim(), b.weighted);
+    if (merged.state.sum == T(0)) return;  // no key seen so far
+    probs_times_values<T>(head, {tile_row.row, tile_row.keys, b.scores, b.probs}, b.value_tile,
+                          head.value_dim(), b.partial_out);
     blend(merged.factor_a * state->sum / merged.state.sum, merged.factor_b / merged.state.sum,
-          b.weighted, head.value_dim(), out);
+          b.partial_out, head.value_dim(), out);
     *state = merged.state;
   }
 
-  // The sink joins the denominator; LSE.
+  // Adds the sink to the denominator, and writes O and LSE.
   template <class T, class Counter>
-  static void finish_head(const Group<T, Counter>& group, std::int64_t g, const Buffers<T>& b) {
+  static void finalise_head(const Group<T, Counter>& group, std::int64_t g, const Buffers<T>& b) {
     const Problem& problem = group.problem;
     const T sink = group.head(g).sink();
     for (std::int64_t i = 0; i < group.q_len(); ++i) {
       const std::int64_t row = g * group.q_len() + i;
       T* const out = b.sums + row * problem.value_dim;
-      const auto closed = math::finalise(b.states[row], sink);
+      const auto finalised = math::finalise(b.states[row], sink);
       if (problem.sink.present())
-        scale_row(b.states[row].sum * closed.scale, problem.value_dim, out);
+        scale_row(b.states[row].sum * finalised.scale, problem.value_dim, out);
       group.memory.publish(out, problem.out, group.query_rows(g, i, 1), problem.value_dim);
-      group.store_lse(g, i, closed.lse);
+      group.store_lse(g, i, finalised.lse);
     }
   }
 };
@@ -145,8 +144,8 @@ struct Flash1Backward {
   }
 
  private:
-  // Q_i, O_i, dO_i, dQ_i in; delta_i = rowsum(O_i * dO_i) here, at every step; dQ_i out (lines 10
-  // to 23).
+  // Loads Q_i, O_i, dO_i, dQ_i, computes delta_i = rowsum(O_i * dO_i) (at every step, in this
+  // algorithm), and stores dQ_i (lines 10 to 23).
   template <class T, class Counter>
   static void add_tile_gradients(const Group<T, Counter>& group, std::int64_t g, KeyRange queries,
                                  KeyRange keys, const Buffers<T>& b) {
@@ -173,8 +172,8 @@ struct Flash1Backward {
 }  // namespace
 
 constinit const problem::Kernel kFlash1Forward = make_kernel<Flash1Forward>(
-    "flash1", "FlashAttention-1: key tiles outside, output renormalised by every tile");
+    "flash1", "FlashAttention-1: key tiles in the outer loop, output renormalised by every tile");
 constinit const problem::Kernel kFlash1Backward = make_kernel<Flash1Backward>(
-    "flash1", "FlashAttention-1: key tiles outside, delta recomputed at every step");
+    "flash1", "FlashAttention-1: key tiles in the outer loop, delta recomputed at every step");
 
 }  // namespace tilewise::reference

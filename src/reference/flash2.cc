@@ -1,6 +1,6 @@
-// FlashAttention-2 (arXiv 2307.08691): forward has query tiles in the outer loop and leaves O
-// unnormalised in fast memory until the last key tile; backward has key tiles in the outer loop,
-// LSE and delta prepared.
+// FlashAttention-2 (arXiv 2307.08691). In the forward pass query tiles are the outer loop, and O
+// stays unnormalised in fast memory until the last key tile. In the backward pass key tiles are the
+// outer loop, and LSE and delta are prepared in advance.
 #include "reference/tile_backward.h"
 
 namespace tilewise::reference {
@@ -10,8 +10,8 @@ template <class T>
 struct Flash2Buffers {
   std::int64_t widest;
   TileBuffers<T> tiles;
-  T* dqueries;  // (G, Sq, D) backward: in slow memory between steps
-  T* deltas;    // (G, Sq) backward
+  T* dqueries;  // (G, Sq, D), backward, in slow memory between steps
+  T* deltas;    // (G, Sq), backward
 
   static Flash2Buffers carve(const Problem& problem, Arena& arena) {
     const bool backward = problem.operation == problem::Operation::kBackward;
@@ -58,22 +58,22 @@ struct Flash2Forward {
   }
 
  private:
-  // m <- max(m_old, rowmax S); l <- e^(m_old - m) l + rowsum P; out <- e^(m_old - m) out + P V, P =
-  // e^(S - m) (lines 8 to 10)
+  // m <- max(m_old, rowmax S); l <- e^(m_old - m) l + rowsum P; out <- e^(m_old - m) out + P V,
+  // with P = e^(S - m) (lines 8 to 10)
   template <class T, class Counter>
-  static void add_row(const Head<T, Counter>& head, const TileRow& place, const TileBuffers<T>& b,
-                      math::SoftmaxState<T>* state) {
-    const std::int64_t keys = extent(place.keys);
-    const T* const query = b.query_tile + place.in_tile * head.head_dim();
-    T* const out = b.out_tile + place.in_tile * head.value_dim();
-    head.score_row(place.row, place.keys, query, b.key_tile, b.scores, nullptr);
+  static void add_row(const Head<T, Counter>& head, const TileRow& tile_row,
+                      const TileBuffers<T>& b, math::SoftmaxState<T>* state) {
+    const std::int64_t keys = extent(tile_row.keys);
+    const T* const query = b.query_tile + tile_row.in_tile * head.head_dim();
+    T* const out = b.out_tile + tile_row.in_tile * head.value_dim();
+    head.score_row(tile_row.row, tile_row.keys, query, b.key_tile, b.scores, nullptr);
     const T max = math::maximum(state->max, row_max(b.scores, keys));
     const T factor = math::weight(state->max, math::anchor(max));
     const T sum = exponentiate(b.scores, keys, max, b.probs);
     *state = {max, factor * state->sum + sum};
-    weigh_values<T>(head, {place.row, place.keys, b.scores, b.probs}, b.value_tile,
-                    head.value_dim(), b.weighted);
-    blend(factor, T(1), b.weighted, head.value_dim(), out);
+    probs_times_values<T>(head, {tile_row.row, tile_row.keys, b.scores, b.probs}, b.value_tile,
+                          head.value_dim(), b.partial_out);
+    blend(factor, T(1), b.partial_out, head.value_dim(), out);
   }
 
   // O <- out / l, LSE <- m + log l, with the sink in both (lines 12 to 15).
@@ -83,9 +83,9 @@ struct Flash2Forward {
     const Problem& problem = group.problem;
     const T sink = group.head(g).sink();
     for (std::int64_t r = 0; r < extent(queries); ++r) {
-      const auto closed = math::finalise(b.states[r], sink);
-      scale_row(closed.scale, problem.value_dim, b.out_tile + r * problem.value_dim);
-      group.store_lse(g, queries.begin + r, closed.lse);
+      const auto finalised = math::finalise(b.states[r], sink);
+      scale_row(finalised.scale, problem.value_dim, b.out_tile + r * problem.value_dim);
+      group.store_lse(g, queries.begin + r, finalised.lse);
     }
     group.memory.store(problem.out, group.query_rows(g, queries.begin, extent(queries)),
                        problem.value_dim, b.out_tile);
@@ -145,7 +145,7 @@ struct Flash2Backward {
     }
   }
 
-  // Q_i, dO_i, dQ_i in, dQ_i out (lines 10 to 16).
+  // Loads Q_i, dO_i, dQ_i and stores dQ_i (lines 10 to 16).
   template <class T, class Counter>
   static void add_tile_gradients(const Group<T, Counter>& group, std::int64_t g, KeyRange queries,
                                  KeyRange keys, const Buffers<T>& b) {
@@ -169,8 +169,8 @@ struct Flash2Backward {
 }  // namespace
 
 constinit const problem::Kernel kFlash2Forward = make_kernel<Flash2Forward>(
-    "flash2", "FlashAttention-2: query tiles outside, output normalised once at the end");
-constinit const problem::Kernel kFlash2Backward =
-    make_kernel<Flash2Backward>("flash2", "FlashAttention-2: key tiles outside, delta prepared");
+    "flash2", "FlashAttention-2: query tiles in the outer loop, output normalised once at the end");
+constinit const problem::Kernel kFlash2Backward = make_kernel<Flash2Backward>(
+    "flash2", "FlashAttention-2: key tiles in the outer loop, delta prepared");
 
 }  // namespace tilewise::reference

@@ -1,6 +1,6 @@
-// What a rung works on: the G query heads that share one key/value head of one sequence. A group
-// owns its rows of out, lse, dq, dk and dv, so groups never meet, and a group's work is done in one
-// fixed order by one thread.
+// The unit of work of a rung: a group, the G query heads that share one key/value head of one
+// sequence. A group owns its rows of out, lse, dq, dk and dv, so no two groups write the same
+// memory, and one thread does the work of a group in one fixed order.
 #pragma once
 
 #include "reference/head.h"
@@ -24,7 +24,7 @@ struct Group {
   std::int64_t k_len() const { return sequence.k_len; }
   std::int64_t size() const { return problem.group; }
 
-  // Reads the mask of the group's heads; before head() is called.
+  // Finds the bands of the group's heads; must be called before head().
   void find_bands() const {
     for (std::int64_t g = 0; g < problem.group; ++g) {
       band_counts[g] = problem::sequence_bands(problem, sequence, kv_head * problem.group + g,
@@ -37,7 +37,7 @@ struct Group {
     return HeadType(problem, sequence, kv_head * problem.group + g, mask, memory.counter());
   }
 
-  // Rows of the query side (of query head g) and of the key side, from local row numbers.
+  // Rows of the query side (of query head g) and of the key side, from row numbers in the sequence.
   Rows query_rows(std::int64_t g, std::int64_t first, std::int64_t count) const {
     return {sequence.batch, kv_head * problem.group + g, sequence.q_start + first, count};
   }
@@ -45,7 +45,7 @@ struct Group {
     return {sequence.batch, kv_head, sequence.k_start + first, count};
   }
 
-  // The row statistics of query head g.
+  // Access to the row statistics of query head g.
   void store_lse(std::int64_t g, std::int64_t row, T lse) const {
     if (problem.lse.present()) store_element(problem.lse, statistic(problem.lse, g, row), lse);
   }
@@ -57,7 +57,7 @@ struct Group {
                                   : T(0);
   }
 
-  // delta = rowsum(O * dO) - dLSE
+  // Returns delta = rowsum(O * dO) - dLSE.
   T delta(std::int64_t g, std::int64_t row, const T* out_row, const T* dout_row) const {
     return dot(out_row, dout_row, problem.value_dim) - load_dlse(g, row);
   }
@@ -68,8 +68,8 @@ struct Group {
   }
 };
 
-// The largest score that is not masked; -inf if there is none. A NaN may be passed over here: it
-// shows in the sum.
+// Returns the largest score that is not masked; -inf if there is none. This may skip a NaN, which
+// then shows in the sum.
 template <class T>
 T row_max(const T* scores, std::int64_t keys) {
   T max = kMaskedScore<T>;
@@ -79,7 +79,7 @@ T row_max(const T* scores, std::int64_t keys) {
   return max;
 }
 
-// exponentials[j] = exp(score - max), 0 where masked; returns their sum.
+// exponentials[j] = exp(score - max), 0 where masked. Returns their sum.
 template <class T>
 T exponentiate(const T* scores, std::int64_t keys, T max, T* exponentials) {
   const T anchor_point = math::anchor(max);
@@ -87,25 +87,26 @@ T exponentiate(const T* scores, std::int64_t keys, T max, T* exponentials) {
   return sum(exponentials, keys);
 }
 
-// One row of a P tile: weights of the keys beside their scores (-inf: masked).
+// One row of a P tile: the probabilities of the keys, and their scores (-inf: masked).
 template <class T>
-struct WeightedKeys {
+struct ProbRow {
   std::int64_t row;
   KeyRange keys;
-  const T* scores;   // (keys)
-  const T* weights;  // (keys)
+  const T* scores;  // (keys)
+  const T* probs;   // (keys)
 };
 
-// sum (width) = sum over keys of dropout * weight * tile row (keys, width); masked keys are not
-// touched. A sum of its own: small terms would lose their digits on the way into a large total.
+// sum (width) = sum over keys of dropout * prob * tile row (keys, width). Masked keys are not
+// touched. The sum starts from 0, because small terms would lose their digits when added to a large
+// total.
 template <class T, class Counter>
-void weigh_values(const Head<T, Counter>& head, const WeightedKeys<T>& row, const T* tile,
-                  std::int64_t width, T* sum) {
+void probs_times_values(const Head<T, Counter>& head, const ProbRow<T>& row, const T* tile,
+                        std::int64_t width, T* sum) {
   set_zero(sum, width);
   for (std::int64_t j = 0; j < row.keys.end - row.keys.begin; ++j) {
     if (row.scores[j] == kMaskedScore<T>) continue;
-    const T weight = row.weights[j] * head.dropout_factor(row.row, row.keys.begin + j);
-    add_scaled(weight, tile + j * width, width, sum);
+    const T factor = row.probs[j] * head.dropout_factor(row.row, row.keys.begin + j);
+    add_scaled(factor, tile + j * width, width, sum);
   }
 }
 

@@ -1,6 +1,5 @@
-// One query head of one sequence: which keys its rows see and what its scores are. The rules
-// themselves are those of src/math; here they meet the tensors (mask, bias, slopes, sink) of the
-// problem.
+// One query head of one sequence: which keys its rows see, and its scores. The rules are those of
+// src/math; this class applies them to the tensors (mask, bias, slopes, sink) of the problem.
 #pragma once
 
 #include "math/integer.h"
@@ -18,7 +17,7 @@ using math::KeyRange;
 template <class T>
 inline constexpr T kMaskedScore = -math::Limits<T>::kInfinity;
 
-// The bands of a head and room for the visibility of the keys of one row of a tile.
+// The bands of a head, and memory for the visibility of the keys of one row of a tile.
 struct MaskBuffers {
   const math::Band* bands;  // (band_count)
   std::int64_t band_count;
@@ -48,9 +47,10 @@ class Head {
   std::int64_t head_dim() const { return problem_.head_dim; }
   std::int64_t value_dim() const { return problem_.value_dim; }
   T scale() const { return scale_; }
-  T sink() const { return sink_; }  // -inf: none
+  T sink() const { return sink_; }  // -inf if there is none
 
-  // True if no row of `rows` sees a key of `keys` through any band: the tile is skipped.
+  // True if no row of `rows` sees a key of `keys` through any band, so that the tile can be
+  // skipped.
   bool skips(KeyRange rows, KeyRange keys) const {
     for (std::int64_t b = 0; b < mask_.band_count; ++b) {
       if (math::classify(mask_.bands[b], rows.begin, rows.end, keys.begin, keys.end) !=
@@ -61,7 +61,8 @@ class Head {
     return true;
   }
 
-  // visible[j - keys.begin] = whether `row` sees key j. Slices that overlap count once: their OR.
+  // visible[j - keys.begin] = whether `row` sees key j. Keys that several slices cover are seen
+  // once: the slices are ORed.
   void mark_visible(std::int64_t row, KeyRange keys) const {
     std::memset(mask_.visible, 0, static_cast<std::size_t>(keys.end - keys.begin));
     for (std::int64_t b = 0; b < mask_.band_count; ++b) {
@@ -85,8 +86,7 @@ class Head {
     return mask_.visible[key - keys.begin] != 0;
   }
 
-  // From a product q.k to the score. `derivative`, if given, becomes d score / d
-  // (scale * q.k).
+  // Turns a product q.k into the score. `derivative`, if given, becomes d score / d (scale * q.k).
   T score(std::int64_t row, std::int64_t key, T product, T* derivative = nullptr) const {
     T score = scale_ * product;
     if (derivative != nullptr) *derivative = T(1);
@@ -105,8 +105,8 @@ class Head {
     return score;
   }
 
-  // scores[j - keys.begin] of one row against a tile of keys; masked scores are -inf and their keys
-  // are not touched.
+  // Computes the scores of one row against a tile of keys: scores[j - keys.begin]. Masked scores
+  // are -inf, and masked keys are not touched.
   //   query (D), key_tile (keys, D), scores (keys), derivatives (keys) or nullptr
   void score_row(std::int64_t row, KeyRange keys, const T* query, const T* key_tile, T* scores,
                  T* derivatives) const {
@@ -124,8 +124,8 @@ class Head {
     }
   }
 
-  // The factor that dropout puts on the probability of (row, key): 0 or 1 / (1 - p); 1 without
-  // dropout.
+  // Returns the factor that dropout applies to the probability of (row, key): 0 or 1 / (1 - p); 1
+  // without dropout.
   T dropout_factor(std::int64_t row, std::int64_t key) const {
     if (problem_.dropout_p == 0) return T(1);
     const std::int64_t head_index = sequence_.batch * problem_.heads + head_;

@@ -1,13 +1,13 @@
-// The ladder: attention from the textbook to FlashAttention-2, each rung forward and backward, on
-// any input that the semantics allow. Written to be read; docs/ladder.md tells the story.
-// three_pass in fp64 is the oracle of the tests.
+// The ladder: attention from the textbook to FlashAttention-2. Each rung computes forward and
+// backward on any input that the semantics allow. The code is written to be read, along with
+// docs/ladder.md. three_pass in fp64 is the oracle of the tests.
 #pragma once
 
 #include "problem/kernel.h"
 
 namespace tilewise::reference {
 
-// The imagined fast memory may be at most this large: workspaces are planned for it.
+// The largest size of the modelled fast memory; workspaces are planned for it.
 inline constexpr std::int64_t kMaxSramBytes = std::int64_t{1024} * 1024;
 
 extern const problem::Kernel kThreePassForward;

@@ -1,4 +1,4 @@
-// The few vector operations that the ladder is made of. Every sum has a fixed order.
+// The few vector operations that the ladder consists of. Every sum has a fixed order.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +6,8 @@
 
 namespace tilewise::reference {
 
-// Sixteen bytes of numbers: what every target adds at once, so that sums have the same order on
-// all.
+// A pack is sixteen bytes of numbers. Every target adds one pack at a time, so that sums have the
+// same order on all of them.
 template <class T>
 struct Pack {
   typedef T Type __attribute__((vector_size(16)));
@@ -20,9 +20,11 @@ struct Pack {
   }
 };
 
-inline constexpr std::int64_t kPartialSums = 4;  // packs: hides the latency of an addition
+// Partial sums, each of one pack: several hide the latency of an addition.
+inline constexpr std::int64_t kPartialSums = 4;
 
-// The sum of pack_term(i) over the packs of `count` elements, and of term(i) over those left.
+// Returns the sum of pack_term(i) over the packs of `count` elements, plus term(i) over the
+// remaining elements.
 template <class T, class PackTerm, class Term>
 T sum_of(std::int64_t count, const PackTerm& pack_term, const Term& term) {
   constexpr std::int64_t kSize = Pack<T>::kSize;

@@ -1,6 +1,7 @@
 // The border between slow and fast memory. Rungs touch tensors only through these loads and stores,
-// which convert to and from the arithmetic type T and tell the counter how many bytes crossed. Row
-// statistics (lse, delta, m, l) are not counted, as in the papers: they are O(N) beside O(N D).
+// which convert to and from the arithmetic type T and report to the counter how many bytes crossed.
+// Row statistics (lse, delta, m, l) are not counted, as in the papers: they are O(N), compared with
+// O(N D).
 #pragma once
 
 #include <cstring>
@@ -10,7 +11,7 @@
 
 namespace tilewise::reference {
 
-// Counting policies, chosen once per run.
+// The counting policies; a run uses one of them.
 struct NoTraffic {
   static void read(std::int64_t, std::int64_t) {}
   static void write(std::int64_t, std::int64_t) {}
@@ -55,7 +56,7 @@ void with_element(const problem::View& view, std::int64_t offset, Function funct
     case TILEWISE_FP16:
       return function(static_cast<math::Float16*>(view.data) + offset);
     default:
-      break;  // no other dtype holds numbers
+      break;  // no other dtype holds floating-point numbers
   }
 }
 
@@ -93,10 +94,9 @@ class Memory {
     counter_->write(rows.count * width, problem::dtype_size(view.dtype));
   }
 
-  // The same for arrays of T that live in slow memory because the algorithm keeps them there
-  // between steps (S and P of three_pass, O of flash1, the gradients that several steps add to).
-  // Each element counts as `element_size` bytes, the size that it has in the paper's accounts: that
-  // of the input.
+  // Loads and stores of arrays of T that the algorithm keeps in slow memory between steps (S and P
+  // of three_pass, O of flash1, the gradients that several steps add to). Each element counts as
+  // `element_size` bytes, its size in the accounts of the paper: that of an input element.
   void load_array(const T* array, std::int64_t count, std::int64_t element_size, T* tile) const {
     std::memcpy(tile, array, static_cast<std::size_t>(count) * sizeof(T));
     counter_->read(count, element_size);
@@ -106,8 +106,8 @@ class Memory {
     counter_->write(count, element_size);
   }
 
-  // The end of such an array's life: into the caller's tensor and its type. Not counted: in the
-  // paper the array is the tensor.
+  // Converts such an array at the end of its life into the caller's tensor and its type. This is
+  // not counted: in the paper the array is the tensor.
   void publish(const T* array, const problem::View& view, const Rows& rows,
                std::int64_t width) const {
     NoTraffic uncounted;

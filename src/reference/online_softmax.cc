@@ -1,14 +1,14 @@
-// Online softmax (Milakov and Gimelshein, arXiv 1805.02867, Algorithm 3): the maximum and the sum
-// of a row in one pass over its scores, each score a state (score, 1) that is merged into the
-// row's; a second pass forms P V from recomputed scores. No S is stored (Rabe and Staats, arXiv
-// 2112.05682: O(1) memory per row), but every query reads every key again.
+// Online softmax (Milakov and Gimelshein, arXiv 1805.02867, Algorithm 3). The maximum and the sum
+// of a row are found in one pass over its scores: each score is a state (score, 1) that is merged
+// into the state of the row. A second pass forms P V from recomputed scores. No S is stored (Rabe
+// and Staats, arXiv 2112.05682: O(1) memory per row), but every query reads every key again.
 #include "math/integer.h"
 #include "reference/rung.h"
 
 namespace tilewise::reference {
 namespace {
 
-inline constexpr std::int64_t kKeysAtOnce = 256;  // whose visibility is found at once
+inline constexpr std::int64_t kKeysAtOnce = 256;  // keys whose visibility is found at once
 
 template <class T>
 struct RowBuffers {
@@ -22,7 +22,7 @@ struct RowBuffers {
   T* dquery;      // (D)
   T* dkey;        // (D)
   T* dvalue;      // (Dv)
-  T* dkeys;       // (Sk, D) backward: the group's sums, in slow memory
+  T* dkeys;       // (Sk, D), backward: sums of the group, in slow memory
   T* dvalues;     // (Sk, Dv)
 
   static RowBuffers carve(const Problem& problem, Arena& arena) {
@@ -47,7 +47,7 @@ struct RowBuffers {
 };
 
 // Calls function(key, score, derivative of the score rule) for every key that `row` sees, in order,
-// its key row loaded.
+// after loading the row of the key.
 template <class T, class Counter, class Function>
 void for_each_score(const Group<T, Counter>& group, const Head<T, Counter>& head, std::int64_t row,
                     const RowBuffers<T>& b, const Function& function) {
@@ -77,26 +77,27 @@ struct OnlineSoftmaxForward {
       const auto head = group.head(g);
       for (std::int64_t i = 0; i < group.q_len(); ++i) {
         group.memory.load(problem.q, group.query_rows(g, i, 1), problem.head_dim, b.query);
-        // In double: where scores rise from key to key (ALiBi), every step rescales the sum, and
-        // all these factors may be rounded the same way.
+        // The state is in double: where scores rise from key to key (ALiBi), every step rescales
+        // the sum, and all these factors may be rounded in the same direction.
         math::SoftmaxState<double> sums = math::empty_state<double>();
         for_each_score(group, head, i, b, [&](std::int64_t, T score, T) {
           sums = math::merge(sums, math::SoftmaxState<double>{score, 1}).state;
         });
         const math::SoftmaxState<T> state = {static_cast<T>(sums.max), static_cast<T>(sums.sum)};
-        const auto closed = math::finalise(state, head.sink());
+        const auto finalised = math::finalise(state, head.sink());
 
-        // In double as well: without tiles, a thousand terms and more are added one by one.
+        // The total is in double as well: without tiles, a thousand terms and more are added one by
+        // one.
         set_zero(b.total, problem.value_dim);
         for_each_score(group, head, i, b, [&](std::int64_t j, T score, T) {
-          const T weight = math::weight(score, math::anchor(state.max));
+          const T prob = math::weight(score, math::anchor(state.max));
           group.memory.load(problem.v, group.key_rows(j, 1), problem.value_dim, b.value);
-          add_scaled(weight * head.dropout_factor(i, j), b.value, problem.value_dim, b.total);
+          add_scaled(prob * head.dropout_factor(i, j), b.value, problem.value_dim, b.total);
         });
         for (std::int64_t c = 0; c < problem.value_dim; ++c)
-          b.out[c] = static_cast<T>(b.total[c] * closed.scale);
+          b.out[c] = static_cast<T>(b.total[c] * finalised.scale);
         group.memory.store(problem.out, group.query_rows(g, i, 1), problem.value_dim, b.out);
-        group.store_lse(g, i, closed.lse);
+        group.store_lse(g, i, finalised.lse);
       }
     }
   }
@@ -122,7 +123,7 @@ struct OnlineSoftmaxBackward {
   }
 
  private:
-  // One query: its dQ, and what it adds to the dK and dV of every key that it sees.
+  // Computes dQ of one query, and adds its part to dK and dV of every key that it sees.
   template <class T, class Counter>
   static void run_row(const Group<T, Counter>& group, const Head<T, Counter>& head, std::int64_t g,
                       std::int64_t i, const Buffers<T>& b) {
@@ -167,9 +168,9 @@ struct OnlineSoftmaxBackward {
 
 constinit const problem::Kernel kOnlineSoftmaxForward = make_kernel<OnlineSoftmaxForward>(
     "online_softmax",
-    "two passes over the keys for each query: maximum and sum online, then P V; no S stored");
+    "two passes over the keys for each query: online maximum and sum, then P V; no S stored");
 constinit const problem::Kernel kOnlineSoftmaxBackward = make_kernel<OnlineSoftmaxBackward>(
     "online_softmax",
-    "query by query, probabilities recomputed from LSE; dK and dV added to in memory");
+    "query by query, probabilities recomputed from LSE; dK and dV accumulated in slow memory");
 
 }  // namespace tilewise::reference

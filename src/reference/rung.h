@@ -1,11 +1,11 @@
-// From a rung's algorithm to a problem::Kernel: workspace, threads, arithmetic type and counting
-// policy. A rung is
+// Builds a problem::Kernel from the algorithm of a rung: workspace, threads, arithmetic type and
+// counting policy. A rung is
 //
 //   struct Rung {
 //     static constexpr Algorithm kAlgorithm;
 //     template <class T>
 //     struct Buffers {        // the arrays of one worker
-//       std::int64_t widest;  // the longest range of keys whose visibility is asked for at once
+//       std::int64_t widest;  // the longest range of keys whose visibility is found at once
 //       static Buffers carve(const problem::Problem&, Arena&);
 //     };
 //     template <class T, class Counter>
@@ -32,7 +32,7 @@ using problem::RunContext;
 using problem::Sequence;
 using problem::Status;
 
-// What a worker needs for groups.
+// The memory that a worker needs for groups.
 template <class Rung, class T>
 struct GroupSlot {
   typename Rung::template Buffers<T> buffers;
@@ -51,7 +51,7 @@ struct GroupSlot {
   }
 };
 
-// What a worker needs for dbias and dsink.
+// The memory that a worker needs for dbias and dsink.
 template <class T>
 struct GradientSlot {
   GradientBuffers<T> buffers;
@@ -76,15 +76,15 @@ Checked slot_bytes(const Problem& problem) {
   return arena.used();
 }
 
-// Slot `number` of an array of slots.
+// Returns slot `number` of an array of slots.
 template <class Slot>
 Slot slot_at(const Problem& problem, char* slots, std::int64_t number) {
   Arena arena(slots + number * slot_bytes<Slot>(problem).value);
   return Slot::carve(problem, arena);
 }
 
-// The sequence table, then the slots of the groups; those of the gradients follow in time and take
-// the same place. -1 if the size exceeds int64.
+// Returns the size of the workspace: the sequence table, then the slots of the groups. The slots of
+// the shared gradients are used later and occupy the same memory. -1 if the size exceeds int64.
 template <class Rung, class T>
 std::int64_t workspace_bytes_of(const Problem& problem, std::int64_t concurrency) {
   Arena table(nullptr);
@@ -98,8 +98,9 @@ std::int64_t workspace_bytes_of(const Problem& problem, std::int64_t concurrency
   return total.valid ? total.value : -1;
 }
 
-// Work items 0 .. items-1, each done by one worker: function(slot, item). Workers take the next
-// number when they are free, so the executor decides who does what, never what is done.
+// Runs function(slot, item) for the work items 0 .. items-1, each on one worker. A free worker
+// takes the next number: the executor decides which worker computes an item, and never what is
+// computed.
 template <class Function>
 void for_each_item(const RunContext& context, std::int64_t items, const Function& function) {
   std::atomic<std::int64_t> next{0};
@@ -138,7 +139,7 @@ void run_groups(const Problem& problem, const RunContext& context, const Sequenc
   });
 }
 
-// dbias and dsink.
+// Computes dbias and dsink.
 template <class T, class Counter>
 void run_gradients(const Problem& problem, const RunContext& context, const Sequence* sequences,
                    char* slots) {

@@ -1,13 +1,13 @@
-// Standard attention: S = Q K^T whole, P = softmax(S) whole, O = P V (FlashAttention, arXiv
-// 2205.14135, Algorithm 0; backward: its Algorithm 3). S and P have Sq x Sk elements and live in
-// slow memory: this is what all the other rungs avoid. In fp64 it is the oracle.
+// Standard attention: all of S = Q K^T, then all of P = softmax(S), then O = P V (FlashAttention,
+// arXiv 2205.14135, Algorithm 0; backward: its Algorithm 3). S and P have Sq x Sk elements and live
+// in slow memory, which is what all other rungs avoid. In fp64 this is the oracle.
 #include "reference/rung.h"
 
 namespace tilewise::reference {
 namespace {
 
-// What P holds where the score is masked: not 0, so that a key that no row may touch stays apart
-// from a visible one whose probability underflows.
+// The value of P where the score is masked. It is not 0, so that a masked key, which no row may
+// touch, differs from a visible one whose probability underflows.
 template <class T>
 inline constexpr T kMaskedProb = T(-1);
 
@@ -19,7 +19,7 @@ struct MatrixBuffers {
   T* query;      // (D)
   T* dout;       // (Dv)
   T* out;        // (Dv)
-  T* row;        // (Sk) a row of S, P, dP or dS
+  T* row;        // (Sk), a row of S, P, dP or dS
   T* other_row;  // (Sk)
   T* scores;     // (Sq, Sk)
   T* probs;      // (Sq, Sk)
@@ -42,8 +42,7 @@ struct MatrixBuffers {
   }
 };
 
-// S <- Q K^T with the score rule; the derivative of the score rule beside it if `derivatives` is
-// given.
+// S <- Q K^T with the score rule, and `derivatives` <- the derivative of the score rule if given.
 template <class T, class Counter>
 void compute_scores(const Group<T, Counter>& group, std::int64_t g, const MatrixBuffers<T>& b,
                     T* derivatives) {
@@ -62,17 +61,17 @@ void compute_scores(const Group<T, Counter>& group, std::int64_t g, const Matrix
   }
 }
 
-// The three passes over a row of scores: maximum, sum, normalise. Writes the probabilities; returns
-// the LSE.
+// The three passes over a row of scores: maximum, sum, normalise. Writes the probabilities and
+// returns the LSE.
 template <class T>
 T softmax_row(const T* scores, std::int64_t k_len, T sink, T* probs) {
   const T max = row_max(scores, k_len);
   const T sum = exponentiate(scores, k_len, max, probs);
-  const auto closed = math::finalise(math::SoftmaxState<T>{max, sum}, sink);
+  const auto finalised = math::finalise(math::SoftmaxState<T>{max, sum}, sink);
   for (std::int64_t j = 0; j < k_len; ++j) {
-    probs[j] = scores[j] == kMaskedScore<T> ? kMaskedProb<T> : probs[j] * closed.scale;
+    probs[j] = scores[j] == kMaskedScore<T> ? kMaskedProb<T> : probs[j] * finalised.scale;
   }
-  return closed.lse;
+  return finalised.lse;
 }
 
 struct ThreePassForward {
@@ -128,10 +127,10 @@ template <class T>
 struct BackwardMatrices {
   std::int64_t widest;
   MatrixBuffers<T> forward;
-  T* derivatives;  // (Sq, Sk) of the score rule, with softcap only
+  T* derivatives;  // (Sq, Sk), of the score rule, with softcap only
   T* dprobs;       // (Sq, Sk)
   T* dscores;      // (Sq, Sk)
-  T* dkeys;        // (Sk, D) sums over the group
+  T* dkeys;        // (Sk, D), sums over the group
   T* dvalues;      // (Sk, Dv)
 
   static BackwardMatrices carve(const Problem& problem, Arena& arena) {
@@ -209,8 +208,8 @@ struct ThreePassBackward {
     }
   }
 
-  // dP <- dO V^T, with the dropout's factor. Masked pairs may hold anything: compute_dscores
-  // selects them out.
+  // dP <- dO V^T, times the dropout factor. The values of masked pairs are undefined;
+  // compute_dscores discards them by selection.
   template <class T, class Counter>
   static void compute_dprobs(const Group<T, Counter>& group, std::int64_t g, const Buffers<T>& b) {
     const Problem& problem = group.problem;
@@ -229,7 +228,8 @@ struct ThreePassBackward {
     }
   }
 
-  // dS <- P * (dP - delta), delta = rowsum(O * dO) - dLSE; then the derivative of the softcap.
+  // dS <- P * (dP - delta), delta = rowsum(O * dO) - dLSE; then times the derivative of the
+  // softcap.
   template <class T, class Counter>
   static void compute_dscores(const Group<T, Counter>& group, std::int64_t g, const Buffers<T>& b) {
     const Problem& problem = group.problem;
@@ -256,7 +256,7 @@ struct ThreePassBackward {
     }
   }
 
-  // dQ <- scale * dS K. A gradient of 0 is skipped: its key may be masked.
+  // dQ <- scale * dS K. A gradient of 0 is skipped, since its key may be masked.
   template <class T, class Counter>
   static void compute_dqueries(const Group<T, Counter>& group, std::int64_t g,
                                const Buffers<T>& b) {
@@ -303,8 +303,8 @@ struct ThreePassBackward {
 }  // namespace
 
 constinit const problem::Kernel kThreePassForward = make_kernel<ThreePassForward>(
-    "three_pass", "standard attention: S and P stored whole; the oracle in fp64");
+    "three_pass", "standard attention: all of S and P stored; the oracle in fp64");
 constinit const problem::Kernel kThreePassBackward = make_kernel<ThreePassBackward>(
-    "three_pass", "standard attention: S, P, dP and dS stored whole");
+    "three_pass", "standard attention: all of S, P, dP and dS stored");
 
 }  // namespace tilewise::reference

@@ -1,5 +1,5 @@
-// The backward pass of one query row against one key tile, in fast memory: the lines that Algorithm
-// 4 of FlashAttention-1 and Algorithm 2 of FlashAttention-2 share.
+// The backward pass of one query row against one key tile, in fast memory. These lines are common
+// to Algorithm 4 of FlashAttention-1 and Algorithm 2 of FlashAttention-2.
 #pragma once
 
 #include "reference/tile_buffers.h"
@@ -15,18 +15,18 @@ struct TileRow {
 // S = Q K^T, P = exp(S - LSE), dV += P^T dO, dP = dO V^T, dS = P * (dP - delta), dQ += scale dS K,
 // dK += scale dS^T Q
 template <class T, class Counter>
-void add_row_gradients(const Head<T, Counter>& head, const TileRow& place, T lse, T delta,
+void add_row_gradients(const Head<T, Counter>& head, const TileRow& tile_row, T lse, T delta,
                        const TileBuffers<T>& b) {
   const std::int64_t head_dim = head.head_dim();
   const std::int64_t value_dim = head.value_dim();
-  const T* const query = b.query_tile + place.in_tile * head_dim;
-  const T* const dout = b.dout_tile + place.in_tile * value_dim;
-  T* const dquery = b.dquery_tile + place.in_tile * head_dim;
-  head.score_row(place.row, place.keys, query, b.key_tile, b.scores, b.derivatives);
-  for (std::int64_t j = 0; j < extent(place.keys); ++j) {
+  const T* const query = b.query_tile + tile_row.in_tile * head_dim;
+  const T* const dout = b.dout_tile + tile_row.in_tile * value_dim;
+  T* const dquery = b.dquery_tile + tile_row.in_tile * head_dim;
+  head.score_row(tile_row.row, tile_row.keys, query, b.key_tile, b.scores, b.derivatives);
+  for (std::int64_t j = 0; j < extent(tile_row.keys); ++j) {
     if (b.scores[j] == kMaskedScore<T>) continue;
     const T prob = math::probability(b.scores[j], lse);
-    const T dropout = head.dropout_factor(place.row, place.keys.begin + j);
+    const T dropout = head.dropout_factor(tile_row.row, tile_row.keys.begin + j);
     add_scaled(prob * dropout, dout, value_dim, b.dvalue_tile + j * value_dim);
     const T dprob = dot(dout, b.value_tile + j * value_dim, value_dim) * dropout;
     const T dscore = math::score_gradient(prob, dprob, delta) * b.derivatives[j] * head.scale();
@@ -35,7 +35,7 @@ void add_row_gradients(const Head<T, Counter>& head, const TileRow& place, T lse
   }
 }
 
-// Around a key tile: K_j, V_j in and dK_j = dV_j = 0; dK_j, dV_j out.
+// Loads K_j and V_j at the start of a key tile, and stores dK_j and dV_j at its end.
 template <class T, class Counter>
 void load_key_tile(const Group<T, Counter>& group, KeyRange keys, const TileBuffers<T>& b) {
   const Problem& problem = group.problem;

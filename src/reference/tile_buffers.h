@@ -1,5 +1,4 @@
-// The fast memory of flash1 and flash2: tiles of Br query rows and Bc keys, and what a group keeps
-// in slow memory between steps.
+// The fast memory of flash1 and flash2: tiles of Br query rows and Bc keys.
 #pragma once
 
 #include "math/integer.h"
@@ -15,18 +14,18 @@ struct TileBuffers {
   T* key_tile;                    // (Bc, D)
   T* value_tile;                  // (Bc, Dv)
   T* out_tile;                    // (Br, Dv)
-  T* scores;                      // (Bc) one row of the S tile
-  T* probs;                       // (Bc) one row of the P tile
-  T* derivatives;                 // (Bc) of the score rule
-  T* weighted;                    // (Dv) one row of P V
-  math::SoftmaxState<T>* states;  // (Br) of the rows of the q tile
-  // Backward only:
+  T* scores;                      // (Bc), one row of the S tile
+  T* probs;                       // (Bc), one row of the P tile
+  T* derivatives;                 // (Bc), derivatives of the score rule
+  T* partial_out;                 // (Dv), one row of P V
+  math::SoftmaxState<T>* states;  // (Br), of the rows of the q tile
+  // Used by the backward pass only:
   T* dout_tile;    // (Br, Dv)
   T* dquery_tile;  // (Br, D)
   T* dkey_tile;    // (Bc, D)
   T* dvalue_tile;  // (Bc, Dv)
 
-  // For tiles of at most `tiles` rows.
+  // Carves the buffers for tiles of at most `tiles` rows.
   static TileBuffers carve(const Problem& problem, TileSizes tiles, Arena& arena) {
     const Checked head_dim = {problem.head_dim};
     const Checked value_dim = {problem.value_dim};
@@ -44,7 +43,7 @@ struct TileBuffers {
     buffers.scores = arena.take<T>(k_rows);
     buffers.probs = arena.take<T>(k_rows);
     buffers.derivatives = arena.take<T>(k_rows);
-    buffers.weighted = arena.take<T>(value_dim);
+    buffers.partial_out = arena.take<T>(value_dim);
     buffers.states = arena.take<math::SoftmaxState<T>>(q_rows);
     buffers.dout_tile = arena.take<T>(backward_q * value_dim);
     buffers.dquery_tile = arena.take<T>(backward_q * head_dim);
@@ -54,8 +53,8 @@ struct TileBuffers {
   }
 };
 
-// Elements of the largest fast memory that a kernel may be run with: what workspaces are planned
-// for.
+// Returns the number of elements of the largest fast memory that a kernel may be run with;
+// workspaces are planned for it.
 inline std::int64_t max_sram_elements(const Problem& problem) {
   return kMaxSramBytes / problem::dtype_size(problem.dtype);
 }

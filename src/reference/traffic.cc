@@ -20,7 +20,7 @@ math::Band band_of(const AttentionShape& shape) {
                            shape.window_right);
 }
 
-// Pairs (query, key) of one head that the mask lets through.
+// Returns the number of (query, key) pairs of one head that the mask lets through.
 double visible_pairs(const AttentionShape& shape) {
   if (shape.window_left < 0 && shape.window_right < 0) {
     return static_cast<double>(shape.q_len) * static_cast<double>(shape.k_len);
@@ -34,9 +34,9 @@ double visible_pairs(const AttentionShape& shape) {
   return pairs;
 }
 
-// What one head's walk over the tiles that are not empty touches.
+// The rows and keys that one head touches over all of its tiles that are not empty.
 struct TileVisits {
-  double rows = 0;  // sum over those tiles of their query rows: Tc * Sq without a mask
+  double rows = 0;  // sum of the query rows of those tiles: Tc * Sq without a mask
   double keys = 0;  // sum of their keys: Tr * Sk without a mask
 };
 
@@ -57,7 +57,7 @@ TileVisits visits(const AttentionShape& shape, TileSizes tiles) {
   return total;
 }
 
-// Adds up a prediction, in rows of D or Dv elements; `heads` of each kind are multiplied in at the
+// Adds up a prediction in rows of D or Dv elements; the numbers of heads are multiplied in at the
 // end.
 class Account {
  public:
@@ -72,7 +72,7 @@ class Account {
   }
 
   double head_dim, value_dim, q_rows, k_rows;
-  double per_head, per_kv_head;  // how often something that is done once per head is done
+  double per_head, per_kv_head;  // how often work that is done once per head is done
 
   void tensor(const char* name, double read_elements, double written_elements) {
     prediction_->tensors[prediction_->tensor_count++] = {name, read_elements * element_,
@@ -117,7 +117,7 @@ void online_softmax(Account a, bool backward, double visible) {
   a.tensor("dv", pairs * a.value_dim, pairs * a.value_dim);
 }
 
-// Where key tiles are in the outer loop: K, V in once, dK, dV out once.
+// The traffic of key tiles as the outer loop: K and V are loaded once, dK and dV are stored once.
 void outer_keys(Account& a, bool backward) {
   const double keys = a.per_kv_head * a.k_rows;
   a.tensor("k", keys * a.head_dim, 0);
@@ -155,8 +155,8 @@ void flash2_backward(Account a, const TileVisits& visited) {
   a.tensor("dq", rows * a.head_dim, rows * a.head_dim);
 }
 
-// Multiply-adds per visible pair, times 2: S and P V; backward S again, dV, dP, dQ, dK.
-// online_softmax forms S twice.
+// Returns 2 flops per multiply-add per visible pair: S and P V forward; S again, dV, dP, dQ, dK
+// backward. online_softmax forms S twice.
 double flops_per_pair(Algorithm algorithm, bool backward, const AttentionShape& shape) {
   const double head_dim = static_cast<double>(shape.head_dim);
   const double value_dim = static_cast<double>(shape.value_dim);
@@ -186,7 +186,7 @@ TileSizes flash1_tiles(std::int64_t sram_elements, std::int64_t head_dim, std::i
 }
 
 TileSizes flash2_tiles(std::int64_t sram_elements, std::int64_t head_dim, std::int64_t value_dim) {
-  // The positive root of rows^2 + 2 (D + Dv) rows = M.
+  // This is the positive root of rows^2 + 2 (D + Dv) rows = M.
   const double half = static_cast<double>(head_dim) + static_cast<double>(value_dim);
   const double root = std::sqrt(half * half + static_cast<double>(sram_elements)) - half;
   std::int64_t rows = math::max(1, static_cast<std::int64_t>(root));

@@ -16,7 +16,7 @@ constexpr std::int64_t kManyElements = 10000;
 constexpr std::int64_t kManyRows = 2500;
 constexpr double kBiasLimit = 0.1;
 
-// Both NaN, or the same infinity.
+// True if both are NaN, or the same infinity.
 bool same_non_finite(double a, double b) { return (std::isnan(a) && std::isnan(b)) || a == b; }
 
 std::vector<double> numbers_of(const tilewise_tensor& tensor) {
@@ -44,7 +44,7 @@ struct Sums {
   double shrinkage = 0;
 };
 
-// Fills the errors of a report. Elements that are not finite must agree and count as exact.
+// Fills the errors of a report. Non-finite elements must agree and count as exact.
 void measure(const std::vector<double>& result, const std::vector<double>& oracle,
              TensorReport& report) {
   Sums sums;
@@ -89,9 +89,9 @@ void judge_errors(double largest, std::int32_t dtype, double factor, double flus
   }
 }
 
-// The elements of a row share the error of its sum, which scales them all: shrinkage is averaged
-// over rows, not over elements. `shared`: plain attention's own, from factors that belong to the
-// formula (the scale as a float is one number, with one rounding).
+// The elements of a row share the error of its sum, which scales them all, so shrinkage is averaged
+// over rows, not over elements. `shared` is the mean error of plain attention itself, which comes
+// from factors that belong to the formula (the scale as a float is one number, with one rounding).
 void judge_bias(std::int64_t rows, double shared, TensorReport& report) {
   if (report.count < kManyElements) return;
   const double limit = kBiasLimit * report.rms_error;
@@ -128,7 +128,8 @@ struct Answers {
   const std::vector<const tilewise_problem*>& plain;
 };
 
-// Where plain attention overflows and the oracle does not, it is no yardstick: only the ulps count.
+// Where plain attention overflows and the oracle does not, plain attention is no yardstick, and
+// only the ulps count.
 TensorReport plain_report(const std::vector<double>& plain, const std::vector<double>& oracle) {
   TensorReport report;
   measure(plain, oracle, report);

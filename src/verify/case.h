@@ -1,5 +1,5 @@
-// A case: the plain description of a problem, from which verify/instance.h makes tensors. Equal
-// cases give equal numbers, so the one line of describe() is a full reproduction.
+// A case is the plain description of a problem, from which verify/instance.h makes tensors. Equal
+// cases give equal numbers, so the one line of describe() reproduces a problem completely.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@ namespace tilewise::verify {
 
 using problem::Operation;
 
-// What the inputs look like.
+// The distribution of the inputs.
 enum class Distribution {
   kNormal,       // N(0, 1)
   kOutliers,     // N(0, 1), and one element in 1000 drawn from N(0, 100)
@@ -21,10 +21,10 @@ enum class Distribution {
   kOneHot,       // one key of each head outweighs all others
   kAlternating,  // large scores of alternating sign
   kSubnormal,    // values below the smallest normal number of the dtype
-  kRepeated,     // rows drawn from four different ones: low rank
+  kRepeated,     // rows drawn from four different ones, so the rank is low
 };
 
-// How q, k, v and their companions lie in memory.
+// The arrangement of q, k, v and the tensors of their shapes in memory.
 enum class Storage {
   kContiguous,   // in the order of the layout
   kPadded,       // gaps between rows, and a base that no vector is aligned to
@@ -37,17 +37,17 @@ enum class Storage {
 struct ScoreTensor {
   bool present = false;
   int rank = 4;                                         // 1 to 4: dimensions from the right
-  std::array<bool, 4> full = {true, true, true, true};  // false: size 1 there
+  std::array<bool, 4> full = {true, true, true, true};  // false: the size of that dimension is 1
 };
 
-// Gradients to ask for.
+// The gradients to compute.
 enum Gradients : unsigned {
   kDQ = 1,
   kDK = 2,
   kDV = 4,
   kDBias = 8,
   kDSink = 16,
-  kAllGradients = 31,  // of those that the problem has
+  kAllGradients = 31,  // all that the problem has
 };
 
 using Slice = std::array<std::int64_t, 6>;  // q0 q1 k0 k1 kind head
@@ -71,7 +71,7 @@ struct Case {
   std::vector<std::int64_t> q_lengths;  // (batch) of a packed side; empty with slices
   std::vector<std::int64_t> k_lengths;
   std::int64_t unowned = 0;        // tokens before and after the sequences of a packed side
-  bool max_lengths_known = true;   // gives max_seqlen_q and max_seqlen_k
+  bool max_lengths_known = true;   // whether max_seqlen_q and max_seqlen_k are given
   std::vector<std::int64_t> used;  // seqused_k (batch); empty: absent
   bool wide_indices = false;       // cu_seqlens and seqused_k as int64
 
@@ -80,11 +80,11 @@ struct Case {
   std::int64_t window_left = -1;
   std::int64_t window_right = -1;
   std::vector<Slice> slices;  // empty: absent
-  bool slice_heads = false;   // the list has the sixth column
+  bool slice_heads = false;   // whether the list has the sixth column
   ScoreTensor mask;
   ScoreTensor bias;
-  bool bias_fp32 = false;   // else of dtype
-  bool bias_masks = false;  // some of its elements are -infinity
+  bool bias_fp32 = false;   // false: the bias has the dtype of q
+  bool bias_masks = false;  // whether some elements of the bias are -infinity
   bool alibi = false;
   bool alibi_per_batch = false;
   bool sink = false;
@@ -94,8 +94,8 @@ struct Case {
   std::uint64_t dropout_offset = 0;
   double scale = TILEWISE_DEFAULT_SCALE;
 
-  bool lse = true;    // asks forward for it
-  bool dlse = false;  // gives backward one
+  bool lse = true;    // whether forward returns it
+  bool dlse = false;  // whether backward gets one
   unsigned gradients = kAllGradients;
   bool deterministic = false;
   bool batch_invariant = false;
@@ -104,13 +104,13 @@ struct Case {
   std::uint64_t seed = 1;  // of the inputs
 };
 
-// One line that names every field that is not at its default.
+// Returns one line that names every field that is not at its default.
 std::string describe(const Case& description);
 
-// (B, H, max Sq, max Sk): what mask and bias broadcast to.
+// Returns (B, H, max Sq, max Sk), the shape that mask and bias broadcast to.
 std::array<std::int64_t, 4> score_shape(const Case& description);
 
-// T of a packed side, its rows otherwise.
+// Returns T for a packed side, the number of rows otherwise.
 std::int64_t query_tokens(const Case& description);
 std::int64_t key_tokens(const Case& description);
 

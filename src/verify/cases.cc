@@ -22,15 +22,15 @@ Case sized(std::int64_t batch, std::int64_t q_len, std::int64_t k_len, std::int6
 
 void add_shapes(std::vector<Case>& cases) {
   cases.push_back(sized(1, 130, 130, 2, 2, 128));
-  cases.push_back(sized(1, 1, 1000, 8, 2, 64));  // decode
+  cases.push_back(sized(1, 1, 1000, 8, 2, 64));  // a decode step
   cases.push_back(sized(1, 700, 70, 4, 4, 16));  // many rows: rounding must not shrink them
   cases.push_back(sized(0, 5, 7, 2, 1, 8));
   cases.push_back(sized(2, 0, 7, 2, 1, 8));
   cases.push_back(sized(2, 5, 0, 2, 1, 8));
-  Case odd = sized(2, 33, 49, 3, 1, 40);
-  odd.value_dim = 24;
-  odd.scale = -0.25;
-  cases.push_back(odd);
+  Case uneven = sized(2, 33, 49, 3, 1, 40);
+  uneven.value_dim = 24;
+  uneven.scale = -0.25;
+  cases.push_back(uneven);
   Case wide = sized(1, 65, 67, 1, 1, 256);
   wide.scale = 0;
   cases.push_back(wide);
@@ -97,7 +97,7 @@ void add_layouts(std::vector<Case>& cases) {
   packed.k_lengths = {5, 17, 40, 65, 0, 20};
   packed.unowned = 3;
   cases.push_back(packed);
-  packed.k_packed = false;  // packed queries on a dense cache
+  packed.k_packed = false;  // packed queries with a dense cache
   packed.unowned = 0;
   packed.k_len = 65;
   packed.k_lengths.clear();
@@ -115,9 +115,9 @@ void add_layouts(std::vector<Case>& cases) {
   }
 }
 
-// Few queries on long caches: kernels cut the keys into splits and merge their states.
+// Adds cases of few queries on long caches, for which kernels split the keys and merge the states.
 void add_decoding(std::vector<Case>& cases) {
-  Case many_rows = sized(1, 8, 1100, 10, 2, 72);  // 40 rows to a kv head
+  Case many_rows = sized(1, 8, 1100, 10, 2, 72);  // 40 rows for each kv head
   many_rows.value_dim = 24;
   many_rows.causal = true;
   cases.push_back(many_rows);

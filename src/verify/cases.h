@@ -8,13 +8,14 @@
 
 namespace tilewise::verify {
 
-// Every option, layout, storage and distribution of the semantics at least once, in each dtype,
-// forward and backward: what `tilewise check` runs on every kernel in under a minute. `seed` varies
-// the numbers, not the shapes.
+// Returns cases that cover every option, layout, storage and distribution of the semantics at least
+// once, in each dtype, forward and backward. `tilewise check` runs them on every kernel in under a
+// minute. `seed` varies the numbers, not the shapes.
 std::vector<Case> check_cases(std::uint64_t seed);
 
-// A valid case whose lengths lean towards the edges 0, 1, tile - 1, tile, tile + 1, 2 tile + 1, and
-// whose options are any that go together. About 10^6 query-key pairs at most.
+// Returns a valid random case. Its lengths prefer the edges 0, 1, tile - 1, tile, tile + 1 and 2
+// tile + 1; its options are any that are allowed together. It has about 10^6 query-key pairs at
+// most.
 Case random_case(Operation operation, std::int32_t dtype, Random& random);
 
 }  // namespace tilewise::verify

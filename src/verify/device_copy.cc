@@ -19,10 +19,10 @@ void check(problem::Status status) {
 }
 
 struct Extent {
-  bool written;  // holds an output
+  bool written;  // true if it holds an output
   std::byte* begin;
   std::byte* end;
-  std::int64_t skip;  // of the first element behind a multiple of its size
+  std::int64_t skip;  // bytes from a multiple of its element size to the first element
 };
 
 Extent extent_of(const tilewise_tensor& tensor, bool written) {
@@ -39,7 +39,7 @@ Extent extent_of(const tilewise_tensor& tensor, bool written) {
   return extent;
 }
 
-// The extents of all tensors with elements, those that overlap as one.
+// Returns the extents of all tensors with elements; extents that overlap are merged.
 std::vector<Extent> merged_extents(problem::Operation operation, const tilewise_problem& request) {
   std::vector<Extent> extents;
   for (const problem::NamedTensor& named : problem::kTensors) {
@@ -62,8 +62,8 @@ std::vector<Extent> merged_extents(problem::Operation operation, const tilewise_
   return merged;
 }
 
-// What of an extent to copy, as offsets: all of it, or of an extent too large for that the blocks
-// that hold an element.
+// Returns the pieces of an extent to copy, as offsets: all of it or, if the extent is too large for
+// that, the blocks that hold an element.
 std::vector<Piece> pieces_of(const Extent& extent, problem::Operation operation,
                              const tilewise_problem& request) {
   constexpr std::int64_t kLargest = std::int64_t{1} << 30;
@@ -142,8 +142,8 @@ std::string DeviceCopy::fetch() {
       check(cuda::copy(device_, region.host + piece.offset, region.first + piece.offset,
                        piece.bytes, nullptr));
     }
-    for (const std::byte* place : {region.first - kGuardBytes, region.first + region.bytes}) {
-      check(cuda::copy(device_, guard.data(), place, kGuardBytes, nullptr));
+    for (const std::byte* guard_start : {region.first - kGuardBytes, region.first + region.bytes}) {
+      check(cuda::copy(device_, guard.data(), guard_start, kGuardBytes, nullptr));
       const bool intact = std::all_of(guard.begin(), guard.end(),
                                       [](std::byte b) { return b == std::byte{kPoison}; });
       if (!intact) damage = "device memory around a tensor was overwritten";
@@ -191,7 +191,7 @@ CopiedRun run_on_device(problem::Operation operation, const tilewise_problem& re
   check(cuda::copy(kDevice, guard.data(), workspace.data() + bytes, kGuardBytes, nullptr));
   if (!std::all_of(guard.begin(), guard.end(),
                    [](std::byte b) { return b == std::byte{kPoison}; })) {
-    result.damage = "wrote behind its workspace";
+    result.damage = "wrote beyond its workspace";
   }
   return result;
 }

@@ -1,4 +1,5 @@
-// A request on a device: the same tensors, byte for byte, in device memory between guards.
+// A copy of a request on a device: the same tensors, byte for byte, in device memory between
+// guards.
 #pragma once
 
 #include <string>
@@ -12,7 +13,7 @@ namespace tilewise::verify {
 // Device memory. Throws std::runtime_error if there is none.
 class DeviceMemory {
  public:
-  // Filled with 0xFF.
+  // The memory is filled with 0xFF.
   DeviceMemory(std::int32_t device, std::int64_t bytes);
   ~DeviceMemory();
   DeviceMemory(DeviceMemory&& other) noexcept;
@@ -25,13 +26,13 @@ class DeviceMemory {
   std::byte* data_ = nullptr;
 };
 
-// Part of a region.
+// A contiguous piece of a region.
 struct Piece {
   std::int64_t offset;
   std::int64_t bytes;
 };
 
-// Tensors that interleave stay interleaved. `request` must outlive this.
+// Tensors that interleave stay interleaved. `request` must outlive this object.
 class DeviceCopy {
  public:
   DeviceCopy(problem::Operation operation, const tilewise_problem& request,
@@ -39,21 +40,22 @@ class DeviceCopy {
 
   const tilewise_problem& request() const { return twin_; }
 
-  // The outputs, with whatever shares their memory, back to where they came from; inputs may lie in
-  // memory that cannot be written. "", or what was written outside of tensors.
+  // Copies the outputs, with everything that shares their memory, back to the request. Inputs are
+  // not copied back, since they may lie in memory that cannot be written. Returns "", or a
+  // description of what was written outside of tensors.
   std::string fetch();
 
-  // Whether inputs that share no memory with outputs still hold what they came with.
+  // Returns whether inputs that share no memory with outputs are unchanged.
   bool inputs_are_intact() const;
 
  private:
   struct Region {
-    bool written;  // holds an output
+    bool written;  // true if the region holds an output
     std::byte* host;
     std::int64_t bytes;
     DeviceMemory memory;
-    std::byte* first;           // in it: aligned to elements as the original is
-    std::vector<Piece> pieces;  // that travel
+    std::byte* first;           // start of the data in it, aligned to elements as the original is
+    std::vector<Piece> pieces;  // the pieces that are copied
   };
 
   std::int32_t device_;
@@ -61,13 +63,13 @@ class DeviceCopy {
   tilewise_problem twin_;
 };
 
-// Plans `options` for the request and runs it once on a workspace filled with `fill`; a kernel of a
-// device gets a copy of the request there, and what it wrote comes back. `damage` is what was
-// written outside of tensors and workspace, of a device only.
+// Plans `options` for the request and runs it once on a workspace filled with `fill`. For a
+// device's kernel the request is copied to the device, and the outputs are copied back; `damage`
+// then says what was written outside of tensors and workspace.
 struct CopiedRun {
   problem::Status status = TILEWISE_OK;
   std::string damage;
-  problem::Traffic traffic;    // counted by the run
+  problem::Traffic traffic;    // as counted by the run
   double predicted_bytes = 0;  // the closed form
 };
 CopiedRun run_on_device(problem::Operation operation, const tilewise_problem& request,

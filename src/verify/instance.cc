@@ -150,7 +150,8 @@ void Instance::add_rows() {
   if (case_.gradients & kDV) add_row_tensor("dv", &tilewise_problem::dv, value, output_dtype());
 }
 
-// (tokens, H + 2 Hk, D) for q, k, v, and another for dq, dk, dv. Needs Sq = Sk and D = Dv.
+// Allocates one buffer (tokens, H + 2 Hk, D) for q, k, v, and another one for dq, dk, dv. This
+// needs Sq = Sk and D = Dv.
 void Instance::add_interleaved() {
   const std::int64_t tokens = query_tokens(case_);
   const std::int64_t token = (case_.heads + 2 * case_.kv_heads) * case_.head_dim;
@@ -163,7 +164,7 @@ void Instance::add_interleaved() {
     Member member;
     const Rows& rows;
     std::int64_t first_head;
-    unsigned gradient;  // 0: an input
+    unsigned gradient;  // 0 for an input
   } parts[] = {{"q", &tilewise_problem::q, query, 0, 0},
                {"k", &tilewise_problem::k, key, case_.heads, 0},
                {"v", &tilewise_problem::v, key, case_.heads + case_.kv_heads, 0},
@@ -325,8 +326,8 @@ std::string Instance::damage(Operation operation) {
       const std::int64_t size = dtype_size(tensor.dtype);
       const std::ptrdiff_t base = static_cast<std::byte*>(tensor.data) - region->memory.data();
       for_each_element(tensor, [&](std::int64_t, std::int64_t offset) {
-        const std::ptrdiff_t place = base + offset * size;
-        std::memcpy(region->before.data() + place, region->memory.data() + place,
+        const std::ptrdiff_t at = base + offset * size;
+        std::memcpy(region->before.data() + at, region->memory.data() + at,
                     static_cast<std::size_t>(size));
       });
     }

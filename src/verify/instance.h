@@ -1,4 +1,5 @@
-// A case made real: tensors in memory, filled, guarded and wrapped in a tilewise_problem.
+// An instance is a case with memory: its tensors are allocated, filled, guarded and wrapped in a
+// tilewise_problem.
 #pragma once
 
 #include <memory>
@@ -11,26 +12,26 @@
 
 namespace tilewise::verify {
 
-// Every byte that is not an element of an input is 0xFF: NaN in each floating dtype. So reading
-// beyond a tensor shows as NaN, an element of an output that nobody wrote is NaN, and a write
-// outside an output is seen by damage().
+// Every byte that is not an element of an input is 0xFF, which is NaN in each floating dtype. So a
+// read beyond a tensor shows as NaN, an element of an output that was never written is NaN, and
+// damage() detects a write outside an output.
 class Instance {
  public:
   explicit Instance(const Case& description);
 
   const Case& description() const { return case_; }
 
-  // Holds every tensor of the case, for both operations. Backward needs set_forward_results().
+  // Returns every tensor of the case, for both operations. Backward needs set_forward_results().
   const tilewise_problem& request() const { return request_; }
 
-  // out and lse become those of `results` (any dtype and strides), rounded to the case's dtypes.
+  // Sets out and lse to those of `results` (any dtype and strides), rounded to the case's dtypes.
   void set_forward_results(const tilewise_problem& results);
 
-  // Poisons the outputs of the operation and notes the state of everything else.
+  // Poisons the outputs of the operation and records the state of everything else.
   void prepare(Operation operation);
 
-  // After a run: "" if only outputs of the operation changed, else the name of the tensor beside
-  // (or in) which something was overwritten.
+  // Call this after a run. Returns "" if only outputs of the operation changed, else the name of
+  // the tensor next to which, or in which, something was overwritten.
   std::string damage(Operation operation);
 
  private:
@@ -39,8 +40,8 @@ class Instance {
     std::vector<std::byte> before;
     std::vector<std::pair<const char*, tilewise_tensor tilewise_problem::*>> tensors;
   };
-  struct Rows;     // a q-, k- or v-like tensor: its sizes
-  struct Strides;  // where its elements lie
+  struct Rows;     // the sizes of a q-, k- or v-like tensor
+  struct Strides;  // the position of its elements
 
   using Member = tilewise_tensor tilewise_problem::*;
 

@@ -1,4 +1,4 @@
-// The numbers of an instance: what each distribution of inputs looks like.
+// Fills an instance with numbers, according to the distribution of its inputs.
 #include <algorithm>
 #include <cmath>
 
@@ -7,7 +7,7 @@
 namespace tilewise::verify {
 namespace {
 
-// What turns N(0, 1) into numbers below the smallest normal one.
+// The factor that turns N(0, 1) into numbers below the smallest normal one.
 double subnormal_factor(std::int32_t dtype) {
   switch (dtype) {
     case TILEWISE_FP64:
@@ -19,8 +19,8 @@ double subnormal_factor(std::int32_t dtype) {
   }
 }
 
-// Where an element of q, k or v lies.
-struct Place {
+// The position of an element of q, k or v.
+struct Position {
   bool queries;
   bool keys;
   std::int64_t token;
@@ -28,8 +28,9 @@ struct Place {
   std::int64_t column;
 };
 
-// What a normal random number x becomes at a place. `base` seeds what places have in common.
-double shaped(const Case& description, const Place& place, double x, std::uint64_t base,
+// Turns a normal random number x into the element at a position. `base` seeds the numbers that
+// several positions share.
+double shaped(const Case& description, const Position& position, double x, std::uint64_t base,
               Random& random) {
   const auto common = [&](std::int64_t number) {
     return Random(base + static_cast<std::uint64_t>(number)).normal();
@@ -40,17 +41,17 @@ double shaped(const Case& description, const Place& place, double x, std::uint64
     case Distribution::kOutliers:
       return random.chance(0.001) ? x + 10 * random.normal() : x;
     case Distribution::kEqual:
-      return place.keys ? common(place.column) : x;
+      return position.keys ? common(position.column) : x;
     case Distribution::kOneHot:
-      if (place.queries) return std::abs(x);
-      return place.keys && place.token == place.tokens / 2 ? 4 : x;
+      if (position.queries) return std::abs(x);
+      return position.keys && position.token == position.tokens / 2 ? 4 : x;
     case Distribution::kAlternating:
-      if (place.queries) return std::abs(x);
-      return place.keys ? 0.1 * x + (place.token % 2 == 0 ? 3 : -3) : x;
+      if (position.queries) return std::abs(x);
+      return position.keys ? 0.1 * x + (position.token % 2 == 0 ? 3 : -3) : x;
     case Distribution::kSubnormal:
-      return place.queries || place.keys ? x : x * subnormal_factor(description.dtype);
+      return position.queries || position.keys ? x : x * subnormal_factor(description.dtype);
     case Distribution::kRepeated:
-      return common(place.column * 4 + place.token % 4);
+      return common(position.column * 4 + position.token % 4);
   }
   return x;
 }
@@ -63,7 +64,7 @@ void Instance::fill(const tilewise_tensor& tensor, Random& random) {
   });
 }
 
-// q, k or v; `keys`: it is k.
+// Fills q, k or v; `keys` is true for k.
 void Instance::fill_rows(const tilewise_tensor& tensor, Random& random, bool keys) {
   const std::int64_t width = tensor.shape[tensor.rank - 1];
   const bool heads_first = tensor.rank == 4 && case_.layout == TILEWISE_BHSD;
@@ -73,8 +74,8 @@ void Instance::fill_rows(const tilewise_tensor& tensor, Random& random, bool key
   const bool queries = tensor.data == request_.q.data;
   const std::uint64_t base = random.bits();
   for_each_element(tensor, [&](std::int64_t i, std::int64_t offset) {
-    const Place place = {queries, keys, i / (width * after) % tokens, tokens, i % width};
-    write_element(tensor, offset, shaped(case_, place, random.normal(), base, random));
+    const Position position = {queries, keys, i / (width * after) % tokens, tokens, i % width};
+    write_element(tensor, offset, shaped(case_, position, random.normal(), base, random));
   });
 }
 
@@ -94,8 +95,9 @@ void Instance::fill_inputs() {
   for_each_element(request_.mask, [&](std::int64_t, std::int64_t offset) {
     static_cast<std::uint8_t*>(request_.mask.data)[offset] = random.chance(0.75) ? 1 : 0;
   });
-  // About the paper's. Its own are the same in every draw: where nothing else tells keys apart, so
-  // are the weights, and plain attention's roundings, lucky or not.
+  // The slopes are close to the paper's. The paper's own would be the same in every draw: where
+  // nothing else distinguishes keys, the probabilities would be the same too, and so would plain
+  // attention's roundings, lucky or not.
   for_each_element(request_.alibi_slopes, [&](std::int64_t i, std::int64_t offset) {
     const double exponent = -8 * static_cast<double>(i % case_.heads + 1);
     write_element(

@@ -17,7 +17,7 @@ constexpr std::size_t kGuardBytes = 4096;
 constexpr std::int64_t kManyPairs = 40000;
 constexpr std::int64_t kManyElements = 2500;
 
-// Keys of all sequences that queries may see.
+// Returns the number of keys of all sequences that queries may see.
 std::int64_t seen_keys(const Case& description) {
   std::int64_t keys = 0;
   for (std::int64_t b = 0; b < description.batch; ++b) {
@@ -30,8 +30,8 @@ std::int64_t seen_keys(const Case& description) {
   return keys;
 }
 
-// The lesser of the elements of k and q that take part. Where one is small, so is the number of
-// different errors: of out with few keys, of dk and dv with few queries.
+// Returns the smaller of the numbers of elements of k and q that take part. If one of them is
+// small, there are few different errors: of out with few keys, of dk and dv with few queries.
 std::int64_t few_elements(const Case& description) {
   const auto shape = score_shape(description);
   const std::int64_t queries =
@@ -43,20 +43,20 @@ std::int64_t few_elements(const Case& description) {
 bool errors_are_independent(const Case& description) {
   const bool random = description.distribution == Distribution::kNormal ||
                       description.distribution == Distribution::kOutliers;
-  // Expanded keys repeat values; an unusual scale (0, say) gives every row the same output; slices
-  // may leave one key to many rows.
+  // Expanded keys repeat values; an unusual scale (such as 0) gives every row the same output;
+  // slices may leave a single key to many rows.
   return random && description.storage != Storage::kExpanded && std::isinf(description.scale) &&
          description.slices.empty() && few_elements(description) >= kManyElements;
 }
 
-// Few errors to take the maximum of.
+// True if there are few errors to take the maximum of.
 bool is_small(const Case& description) {
   const auto shape = score_shape(description);
   return shape[0] * shape[1] * shape[2] * shape[3] < kManyPairs ||
          few_elements(description) < kManyElements;
 }
 
-// Filled with 0xFF, and so is the guard behind it.
+// A workspace filled with 0xFF, followed by a guard with the same content.
 struct GuardedWorkspace {
   explicit GuardedWorkspace(std::int64_t size)
       : bytes(static_cast<std::size_t>(size)), memory(bytes + kGuardBytes) {}
@@ -94,7 +94,7 @@ Judge::Judge(const Case& description, const Edit& edit)
   for (SumOrder order = 0; order < orders; ++order) {
     plain_.push_back(std::make_unique<Plain>(instance_.request(), order));
   }
-  // None throws: the oracle has accepted the request.
+  // No order throws: the oracle has accepted the request.
   auto run_order = [&](std::int64_t order) {
     plain_[static_cast<std::size_t>(order)]->run(operation);
   };
@@ -124,7 +124,7 @@ Verdict Judge::judge_draw(const char* kernel, const plan::Options& options) {
   return refusal(kernel, status);
 }
 
-// Before anything is copied: there may be no device.
+// This comes before anything is copied, since there may be no device.
 Verdict Judge::run_copied(const problem::Kernel& kernel, const plan::Options& options) {
   cuda::DeviceInfo device;
   if (cuda::find_device(0, &device) != TILEWISE_OK)
@@ -138,17 +138,18 @@ Verdict Judge::run_copied(const problem::Kernel& kernel, const plan::Options& op
 
 namespace {
 
-// What a kernel may be off by that takes denormals for zero. Values that are denormal, and a result
-// that is: each below the smallest normal number, times weights whose sum is at most 1 / (1 - p).
-// In the backward pass, every value of a row is in dP and in delta, and their difference is
-// multiplied by the scale, and by numbers of the size of 1, in dQ and dK.
+// Returns the error that a kernel may have because it flushes denormals to zero. Denormal values,
+// and a denormal result, are each below the smallest normal number, and they are multiplied by
+// probabilities whose sum is at most 1 / (1 - p). In the backward pass, every value of a row enters
+// dP and delta, and their difference is multiplied by the scale, and by numbers of the size of 1,
+// in dQ and dK.
 double largest_flushed(const Case& description) {
-  const double weighted = 0x1p-125 / (1 - description.dropout_p);
-  if (description.operation == Operation::kForward) return weighted;
+  const double lost = 0x1p-125 / (1 - description.dropout_p);
+  if (description.operation == Operation::kForward) return lost;
   const double scale = description.scale == TILEWISE_DEFAULT_SCALE
                            ? 1 / std::sqrt(static_cast<double>(description.head_dim))
                            : std::fabs(description.scale);
-  return weighted * std::max(1.0, scale * static_cast<double>(description.value_dim));
+  return lost * std::max(1.0, scale * static_cast<double>(description.value_dim));
 }
 
 }  // namespace
@@ -164,8 +165,8 @@ std::vector<TensorReport> Judge::measure_accuracy(const problem::Kernel& kernel)
                         plain, options);
 }
 
-// Plain attention's errors on other inputs of the same case. Only when a kernel is over the limit:
-// of a few numbers with a few roundings each, one draw can be lucky.
+// Measures the errors of plain attention on other inputs of the same case. This is done only when a
+// kernel exceeds the limit: with a few numbers of a few roundings each, one draw can be lucky.
 void Judge::draw_again() {
   constexpr std::uint64_t kDraws = 8;
   if (!other_draws_.empty()) return;
@@ -193,7 +194,7 @@ Verdict Judge::run(const plan::Plan& plan) {
   options.workspace_bytes = workspace.bytes;
   instance_.prepare(instance_.description().operation);
   const problem::Status status = plan::run_plan(plan, instance_.request(), options);
-  return verdict_of(*plan.kernel, status, workspace.intact() ? "" : "wrote behind its workspace");
+  return verdict_of(*plan.kernel, status, workspace.intact() ? "" : "wrote beyond its workspace");
 }
 
 Verdict Judge::verdict_of(const problem::Kernel& kernel, problem::Status status,
@@ -206,7 +207,7 @@ Verdict Judge::verdict_of(const problem::Kernel& kernel, problem::Status status,
     verdict.tensors = measure_accuracy(kernel);
     const bool over = std::any_of(verdict.tensors.begin(), verdict.tensors.end(),
                                   [](const TensorReport& tensor) { return !tensor.passed; });
-    if (over) {  // of a kernel, or of the yardstick? More draws of inputs tell.
+    if (over) {  // is the kernel or the yardstick wrong? More draws tell.
       draw_again();
       verdict.tensors = measure_accuracy(kernel);
     }

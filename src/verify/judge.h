@@ -1,4 +1,4 @@
-// A case put to kernels: run, guarded, measured against the oracle.
+// Runs kernels on a case, between guards, and measures their results against the oracle.
 #pragma once
 
 #include <functional>
@@ -18,23 +18,23 @@ struct Verdict {
   enum Result { kPassed, kFailed, kUnsupported };
   Result result = kPassed;
   double ratio = 0;  // the largest max_error / limit of its tensors
-  std::string text;  // why it failed or is not supported; of a failure, the case on a second line
+  std::string text;  // why it failed or is not supported; for a failure, the case on a second line
   std::vector<TensorReport> tensors;
-  bool only_biased = false;  // failed by the mean error of tensors, and by nothing else
+  bool only_biased = false;  // only the mean errors of tensors exceed their limits
 };
 
 // Makes the instance and the answers once, for any number of kernels. Throws std::runtime_error if
 // the library refuses the case itself.
 class Judge {
  public:
-  // `edit` changes the inputs before anything runs on them.
+  // An `edit` changes the inputs before anything runs on them.
   using Edit = std::function<void(const tilewise_problem& request)>;
   explicit Judge(const Case& description, const Edit& edit = {});
 
-  // Runs the named kernel ("" for the library's choice) with the case's operation, on garbage
-  // workspace between guards. Looks at: the status, the accuracy rule, writes outside outputs. A
-  // mean error must be over its limit for two draws of inputs: elements share the rounding of their
-  // row's LSE, so that the mean of one draw swings; a bias comes again.
+  // Runs the named kernel ("" for the library's choice) with the operation of the case, on garbage
+  // workspace between guards. It checks the status, the accuracy rule, and writes outside outputs.
+  // A mean error fails only if it exceeds its limit for two draws of inputs: elements share the
+  // rounding of their row's LSE, so that the mean of one draw fluctuates, while a true bias recurs.
   Verdict judge(const char* kernel, const plan::Options& options = {});
 
   const Instance& instance() const { return instance_; }

@@ -46,7 +46,7 @@ Oracle::Oracle(const tilewise_problem& request) : dtype_(request.q.dtype), twin_
     if (!problem::present(tensor)) continue;
     twin_.*member = owner_.make(TILEWISE_FP64, tensor.rank, tensor.shape);
   }
-  // Backward needs lse even if the request does not ask for it.
+  // Backward needs lse even if the request has none.
   const bool packed = request.q.rank == 3;
   const bool heads_first = request.layout == TILEWISE_BHSD;
   const std::int64_t dense[] = {request.q.shape[0], request.q.shape[heads_first ? 1 : 2],

@@ -1,5 +1,5 @@
-// The oracle: three_pass in fp64 on the same numbers; for fp64 requests plain attention in long
-// double, since an oracle must be more exact than what it judges.
+// The oracle: three_pass in fp64 on the same numbers. For fp64 requests it is plain attention in
+// long double, since an oracle must be more accurate than the results that it checks.
 #pragma once
 
 #include "problem/problem.h"
@@ -7,9 +7,9 @@
 
 namespace tilewise::verify {
 
-// Holds an fp64 twin of a request: every floating input widened exactly, every output anew. Inputs
-// that have no fp64 form (mask, indices, slopes, sink) are shared with the request, which must
-// outlive the oracle. Throws std::runtime_error if the library refuses to run.
+// Holds an fp64 twin of a request: every floating input is widened exactly, every output is new.
+// Inputs that have no fp64 form (mask, indices, slopes, sink) are shared with the request, which
+// must outlive the oracle. Throws std::runtime_error if the library refuses to run.
 class Oracle {
  public:
   explicit Oracle(const tilewise_problem& request);
@@ -17,8 +17,8 @@ class Oracle {
   // kBest needs memory of order Sq x Sk; kLinearMemory is flash2 in fp64.
   enum Method { kBest, kLinearMemory };
 
-  // Fills out and lse of results(), then for kBackward the gradients, from the oracle's own out and
-  // lse.
+  // Fills out and lse of results(); then, for kBackward, the gradients from the oracle's own out
+  // and lse.
   void run(problem::Operation operation, Method method = kBest);
 
   const tilewise_problem& results() const { return twin_; }

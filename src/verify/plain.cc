@@ -10,7 +10,7 @@
 namespace tilewise::verify {
 namespace {
 
-// Reads a problem and the sequences in it; throws what the library says.
+// Reads a problem and its sequences; throws the library's message.
 struct Parsed {
   Problem problem;
   std::vector<Sequence> sequences;
@@ -55,7 +55,7 @@ void run_forward(const Parsed& parsed, SumOrder order) {
   }
 }
 
-// dBias and dSink are sums over what they are broadcast in, kept in the arithmetic type.
+// dBias and dSink sum over what they were broadcast to; the sums are kept in the arithmetic type.
 template <class T>
 struct SharedGradients {
   explicit SharedGradients(const Problem& problem) : shape(problem.bias_shape) {
@@ -119,7 +119,7 @@ void run_backward(const Parsed& parsed, SumOrder order) {
       backward_group<T, kRounds>(problem, sequence, h, order, shared);
     }
   }
-  for (std::size_t i = 0; i < shared.dbias.size(); ++i) {  // results are contiguous
+  for (std::size_t i = 0; i < shared.dbias.size(); ++i) {  // the results are contiguous
     store(problem.dbias, static_cast<std::int64_t>(i), static_cast<double>(shared.dbias[i]));
   }
   if (!problem.dsink.present()) return;
@@ -141,7 +141,7 @@ Plain::Plain(const tilewise_problem& request, SumOrder order) : order_(order), r
 }
 
 void Plain::run(problem::Operation operation) {
-  if (operation == problem::Operation::kForward) {  // backward reads those of the request
+  if (operation == problem::Operation::kForward) {  // backward reads out and lse of the request
     for (const auto member : {&tilewise_problem::out, &tilewise_problem::lse}) {
       const tilewise_tensor original = results_.*member;
       if (!problem::present(original)) continue;

@@ -1,4 +1,4 @@
-// Plain attention of one query head, row by row: the arithmetic behind verify/plain.h.
+// Plain attention of one query head, row by row: the arithmetic of verify/plain.h.
 #pragma once
 
 #include <algorithm>
@@ -33,15 +33,15 @@ inline void store(const View& view, std::int64_t offset, double x) {
   write_element(tensor, offset, x);
 }
 
-// Number `i` of a sum of `count` summands.
+// Returns the index of the i-th summand of a sum of `count` summands.
 inline std::int64_t summand(SumOrder order, std::int64_t i, std::int64_t count) {
   const std::int64_t first = count * (order / 2) / (kSumOrders / 2);
-  const std::int64_t place = order % 2 == 0 ? i : count - 1 - i;
-  return (first + place) % (count > 0 ? count : 1);
+  const std::int64_t position = order % 2 == 0 ? i : count - 1 - i;
+  return (first + position) % (count > 0 ? count : 1);
 }
 
-// One query head of one sequence. T: the arithmetic. kRounds: matrices are rounded to the inputs'
-// dtype between the passes.
+// One query head of one sequence. T is the arithmetic type; kRounds says whether matrices are
+// rounded to the inputs' dtype between the passes.
 template <class T, bool kRounds>
 class PlainHead {
  public:
@@ -75,7 +75,7 @@ class PlainHead {
     }
   }
 
-  // probs and lse of a row; then out of it.
+  // Computes probs and lse of a row, then its out.
   void forward(std::int64_t row, T* out) {
     find_visible(row);
     const std::vector<T> query = gather_row(problem_.q, row, problem_.head_dim);
@@ -88,14 +88,14 @@ class PlainHead {
     for (std::int64_t i = 0; i < sequence_.k_len; ++i) {
       const std::int64_t j = summand(order_, i, sequence_.k_len);
       if (!visible_[at(j)]) continue;
-      const T prob = round(probs_[at(j)] * kept(row, j));
+      const T prob = round(probs_[at(j)] * dropout_factor(row, j));
       const T* const value = values_.data() + j * problem_.value_dim;
       for (std::int64_t c = 0; c < problem_.value_dim; ++c) out[c] += prob * value[c];
     }
   }
 
-  // After forward(row), in place of the probabilities it left: those of the lse that backward is
-  // given, which is rounded to its dtype.
+  // After forward(row), replaces its probabilities by those of the lse that the backward pass gets,
+  // which is rounded to its dtype.
   void recompute_probs(std::int64_t row) {
     lse_ = static_cast<T>(load(problem_.lse, statistic(problem_.lse, row)));
     if (order_ % 2 == 1 && lse_ != -kInfinity) lse_ = std::nextafter(lse_, kInfinity);
@@ -104,8 +104,8 @@ class PlainHead {
     }
   }
 
-  // After recompute_probs(row): dS of every key (before the softcap's factor: dBias) and its sums.
-  //   dquery (D), dkeys (Sk, D), dvalues (Sk, Dv) are added to
+  // After recompute_probs(row), computes dS of every key (before the factor of the softcap: dBias)
+  // and its sums. dquery (D), dkeys (Sk, D) and dvalues (Sk, Dv) are added to.
   void backward(std::int64_t row, T* dquery, T* dkeys, T* dvalues) {
     const std::vector<T> query = gather_row(problem_.q, row, problem_.head_dim);
     const std::vector<T> dout = gather_row(problem_.dout, row, problem_.value_dim);
@@ -117,7 +117,7 @@ class PlainHead {
     for (std::int64_t j = 0; j < sequence_.k_len; ++j) {
       dscores_[at(j)] = T(0);
       if (!visible_[at(j)]) continue;
-      const T prob = round(probs_[at(j)] * kept(row, j));
+      const T prob = round(probs_[at(j)] * dropout_factor(row, j));
       for (std::int64_t c = 0; c < problem_.value_dim; ++c) {
         dvalues[j * problem_.value_dim + c] += prob * dout[static_cast<std::size_t>(c)];
       }
@@ -141,8 +141,8 @@ class PlainHead {
  private:
   static std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
 
-  // Floats by way of double, which holds their product: a rounding more once in 2^29 sums, and no
-  // call where the compiler may not assume the instruction.
+  // Floats are computed in double, which holds their product exactly: there is one additional
+  // rounding in 2^29 sums, and no library call where the compiler may not assume the instruction.
   static T fused(T a, T b, T sum) {
     if constexpr (std::is_same_v<T, float>) {
       return static_cast<float>(double{a} * double{b} + double{sum});
@@ -151,7 +151,8 @@ class PlainHead {
     }
   }
 
-  // start + a.b; backwards with fused operations, as a processor that has them would.
+  // Returns start + a.b; the backwards orders use fused operations, as a processor that has them
+  // would.
   T dot(const T* a, const T* b, std::int64_t count, T start) const {
     const std::int64_t first = summand(order_ & ~1, 0, count);
     const auto add = [&](std::int64_t begin, std::int64_t end) {
@@ -170,8 +171,8 @@ class PlainHead {
     return start;
   }
 
-  // products of a row with the keys that it may see: each summed as dot() does, some beside each
-  // other.
+  // Computes the products of a row with the keys that it may see. Each is summed as dot() does,
+  // several at a time.
   void multiply(const T* query) {
     constexpr std::int64_t kBeside = 32;
     const std::int64_t k_len = sequence_.k_len;
@@ -192,24 +193,24 @@ class PlainHead {
     }
   }
 
-  // dP - delta. Where dP is not stored in between, one sum in the backwards order.
+  // Returns dP - delta. Where dP is not stored in between, this is one sum in the backwards order.
   T dprob_above_delta(std::int64_t row, std::int64_t key, const T* dout) const {
     const T* const value = values_.data() + key * problem_.value_dim;
     const bool stored =
         kRounds && (problem_.dtype == TILEWISE_BF16 || problem_.dtype == TILEWISE_FP16);
     if (order_ % 2 == 1 && !stored) {
       std::vector<T> factors(dout, dout + problem_.value_dim);
-      for (T& factor : factors) factor *= kept(row, key);
+      for (T& factor : factors) factor *= dropout_factor(row, key);
       return dot(factors.data(), value, problem_.value_dim, -delta_);
     }
-    return round(dot(dout, value, problem_.value_dim, T(0)) * kept(row, key)) - delta_;
+    return round(dot(dout, value, problem_.value_dim, T(0)) * dropout_factor(row, key)) - delta_;
   }
 
   T round(T x) const {
     return kRounds ? static_cast<T>(rounded(problem_.dtype, static_cast<double>(x))) : x;
   }
 
-  // (rows, width) of one head
+  // Gathers (rows, width) of one head.
   std::vector<T> gather(const View& view, std::int64_t rows, std::int64_t head, std::int64_t start,
                         std::int64_t width) const {
     std::vector<T> result(at(rows * width));
@@ -242,13 +243,13 @@ class PlainHead {
     }
   }
 
-  // Of the row that products_ are of.
+  // Returns the score of a key for the row whose products are in products_.
   T score(std::int64_t row, std::int64_t key) {
     T score = static_cast<T>(problem_.scale) * products_[at(key)];
     slopes_[at(key)] = T(1);
     if (problem_.softcap > 0) {
       const T ratio = score / static_cast<T>(problem_.softcap);
-      // 1 - tanh^2 would lose what a saturated score has left: 1 / cosh^2 does not.
+      // 1 - tanh^2 would lose all that a saturated score has left; 1 / cosh^2 does not.
       const T inverse = T(1) / std::cosh(ratio);
       slopes_[at(key)] = inverse * inverse;
       score = static_cast<T>(problem_.softcap) * std::tanh(ratio);
@@ -265,7 +266,7 @@ class PlainHead {
     return round(score);
   }
 
-  // A score of -infinity is masked: it is not visible from here on.
+  // A score of -infinity is masked: its key counts as not visible from here on.
   void softmax() {
     T max = sink_;
     for (std::size_t j = 0; j < scores_.size(); ++j) {
@@ -279,13 +280,13 @@ class PlainHead {
       probs_[j] = std::exp(scores_[j] - (max == -kInfinity ? T(0) : max));
       sum += probs_[j];
     }
-    // The quotient is one number for all keys of equal scores, and so is its rounding.
+    // The inverse is one number for all keys of equal scores, and so is its rounding.
     const T inverse = T(1) / sum;
     for (T& prob : probs_) prob = order_ % 2 == 0 ? prob / sum : prob * inverse;
     lse_ = sum == T(0) ? -kInfinity : max + std::log(sum);
   }
 
-  T kept(std::int64_t row, std::int64_t key) const {
+  T dropout_factor(std::int64_t row, std::int64_t key) const {
     if (problem_.dropout_p == 0) return T(1);
     const std::int64_t head_index = sequence_.batch * problem_.heads + head_;
     const bool keeps = math::dropout_keeps(dropout_, head_index, row, key);
@@ -302,11 +303,11 @@ class PlainHead {
   math::DropoutRule dropout_;
   std::vector<math::Band> bands_;
   std::vector<T> keys_;      // (Sk, D)
-  std::vector<T> columns_;   // (D, Sk): of the same
+  std::vector<T> columns_;   // (D, Sk): the same numbers
   std::vector<T> values_;    // (Sk, Dv)
-  std::vector<T> products_;  // (Sk): of the row's query
+  std::vector<T> products_;  // (Sk): products of the row's query
   std::vector<bool> visible_;
-  std::vector<T> scores_;   // (Sk); where not visible, scores and probs mean nothing
+  std::vector<T> scores_;   // (Sk); where not visible, scores and probs are undefined
   std::vector<T> slopes_;   // (Sk): d score / d (scale * q.k)
   std::vector<T> probs_;    // (Sk), without dropout
   std::vector<T> dscores_;  // (Sk), before the softcap's factor

@@ -20,10 +20,10 @@ class Random {
     return z ^ (z >> 31);
   }
 
-  double uniform() { return static_cast<double>(bits() >> 11) * 0x1p-53; }  // [0, 1)
+  double uniform() { return static_cast<double>(bits() >> 11) * 0x1p-53; }  // in [0, 1)
   bool chance(double probability) { return uniform() < probability; }
 
-  // Integers first .. last, both included.
+  // Returns an integer in first .. last, both included.
   std::int64_t between(std::int64_t first, std::int64_t last) {
     const std::uint64_t span = static_cast<std::uint64_t>(last - first) + 1;
     return first + static_cast<std::int64_t>(bits() % span);
@@ -34,7 +34,7 @@ class Random {
     return choices.begin()[between(0, static_cast<std::int64_t>(choices.size()) - 1)];
   }
 
-  // N(0, 1), by Box and Muller.
+  // Returns a sample of N(0, 1), by Box and Muller.
   double normal() {
     const double radius = std::sqrt(-2 * std::log(1 - uniform()));
     return radius * std::cos(6.283185307179586 * uniform());

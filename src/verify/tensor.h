@@ -1,4 +1,4 @@
-// Tensors as the verifier sees them: any dtype and strides, element by element, as doubles.
+// Access to tensors of any dtype and strides, element by element, as doubles.
 #pragma once
 
 #include <tilewise/tilewise.h>
@@ -10,18 +10,18 @@
 
 namespace tilewise::verify {
 
-// Element at `offset` (in elements) of any floating dtype, widened exactly.
+// Returns the element at `offset` (in elements) of any floating dtype, widened exactly.
 double read_element(const tilewise_tensor& tensor, std::int64_t offset);
 
 // Stores x rounded to nearest even.
 void write_element(const tilewise_tensor& tensor, std::int64_t offset, double x);
 
-// x rounded to the dtype and widened again.
+// Returns x rounded to the dtype and widened again.
 double rounded(std::int32_t dtype, double x);
 
-std::int64_t element_count(const tilewise_tensor& tensor);  // 0 if absent
+std::int64_t element_count(const tilewise_tensor& tensor);  // 0 if the tensor is absent
 
-// Calls fn(index, offset) for every element in row-major order: its number and where it lies.
+// Calls fn(index, offset) for every element in row-major order: its row-major index and its offset.
 template <class Function>
 void for_each_element(const tilewise_tensor& tensor, Function fn) {
   const std::int64_t count = element_count(tensor);
@@ -34,10 +34,11 @@ void for_each_element(const tilewise_tensor& tensor, Function fn) {
   }
 }
 
-// Fills every element with 0xFF bytes: NaN in every floating dtype. What lies between them stays.
+// Fills every element with 0xFF bytes, which is NaN in every floating dtype. Bytes between elements
+// do not change.
 void poison(const tilewise_tensor& tensor);
 
-// Aligned memory filled with 0xFF: NaN in every floating dtype.
+// Aligned memory filled with 0xFF, which is NaN in every floating dtype.
 class Memory {
  public:
   explicit Memory(std::size_t bytes);
@@ -55,10 +56,10 @@ class Memory {
 // Contiguous tensors that live as long as their owner.
 class TensorOwner {
  public:
-  // Of the given dtype and shape, filled with NaN.
+  // Returns a tensor of the given dtype and shape, filled with NaN.
   tilewise_tensor make(std::int32_t dtype, int rank, const std::int64_t* shape);
 
-  // A copy of `tensor`, converted to the dtype.
+  // Returns a copy of `tensor`, converted to the dtype.
   tilewise_tensor copy(std::int32_t dtype, const tilewise_tensor& tensor);
 
  private:

@@ -1,10 +1,9 @@
-// What arrives as raw pointers and struct sizes; the registry as it can be read from outside.
+// Checks of raw pointers and struct sizes; reading the registry through the interface.
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <vector>
 
-#include "math/integer.h"
 #include "problem/sample.h"
 
 namespace tilewise::tests {
@@ -14,7 +13,7 @@ bool message_has(const char* part) {
   return std::string(tilewise_last_error()).find(part) != std::string::npos;
 }
 
-TEST(CApi, NamesOfStatuses) {
+TEST(CApi, EveryStatusHasAName) {
   EXPECT_STREQ(tilewise_status_name(TILEWISE_OK), "OK");
   EXPECT_STREQ(tilewise_status_name(TILEWISE_INVALID_ARGUMENT), "INVALID_ARGUMENT");
   EXPECT_STREQ(tilewise_status_name(TILEWISE_UNSUPPORTED), "UNSUPPORTED");
@@ -48,7 +47,7 @@ TEST(CApi, StructsStartFromInit) {
   tilewise_plan_options_init(nullptr);
 }
 
-TEST(CApi, ContiguousTensors) {
+TEST(CApi, ContiguousTensorsAreRowMajor) {
   const std::int64_t shape[] = {2, 3, 0, 5};
   int data = 0;
   const tilewise_tensor tensor = tilewise_contiguous(&data, TILEWISE_FP16, 4, shape);
@@ -71,7 +70,7 @@ TEST(CApi, ContiguousOverflowIsRefused) {
   EXPECT_TRUE(message_has("q: shape")) << tilewise_last_error();
 }
 
-TEST(CApi, NullPointers) {
+TEST(CApi, NullPointersAreRefused) {
   Sample sample;
   tilewise_plan* plan = nullptr;
   EXPECT_EQ(tilewise_forward(nullptr, nullptr), TILEWISE_INVALID_ARGUMENT);
@@ -93,7 +92,7 @@ TEST(CApi, NullPointers) {
   EXPECT_EQ(plan, nullptr);
 }
 
-TEST(CApi, UnknownOperation) {
+TEST(CApi, UnknownOperationsAreRefused) {
   Sample sample;
   tilewise_plan* plan = nullptr;
   EXPECT_EQ(tilewise_plan_create(2, &sample.request, nullptr, &plan), TILEWISE_INVALID_ARGUMENT);
@@ -103,10 +102,10 @@ TEST(CApi, UnknownOperation) {
   EXPECT_EQ(tilewise_kernel_name(7, 0), nullptr);
 }
 
-// A struct of a newer header: accepted if what this library does not know of is zero.
-TEST(CApi, StructSizes) {
+// A struct of a newer header is accepted if the part that this library does not know is zero.
+TEST(CApi, LargerStructsAreAcceptedIfTheRestIsZero) {
   Sample sample;
-  std::vector<unsigned char> math::max(sizeof(tilewise_problem) + 48, 0);
+  std::vector<unsigned char> larger(sizeof(tilewise_problem) + 48, 0);
   const auto forward_with_size = [&](std::size_t size) {
     sample.request.struct_size = size;
     std::memcpy(larger.data(), &sample.request, sizeof(tilewise_problem));
@@ -124,7 +123,7 @@ TEST(CApi, StructSizes) {
   EXPECT_TRUE(message_has("which this version (")) << tilewise_last_error();
 }
 
-TEST(CApi, StructSizeOfOptions) {
+TEST(CApi, OptionsOfAWrongSizeAreRefused) {
   Sample sample;
   tilewise_plan_options options;
   tilewise_plan_options_init(&options);

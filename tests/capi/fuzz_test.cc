@@ -1,4 +1,4 @@
-// T14 in every run: the fuzzer's problems from random bytes.
+// The fuzzer's problems, made of random bytes, in every run of the tests (T14).
 #include <gtest/gtest.h>
 
 #include "fuzz/mutated_problem.h"
@@ -7,7 +7,7 @@
 namespace tilewise::tests {
 namespace {
 
-TEST(Reliability, T14_MutatedProblems) {
+TEST(MutatedProblems, GiveAStatusAndTouchOnlyTheirBuffers) {
   TILEWISE_TRACE_SEED();
   Random random(run_seed());
   int called = 0;
@@ -18,7 +18,7 @@ TEST(Reliability, T14_MutatedProblems) {
     problem.run();
     called += problem.stays_inside() ? 1 : 0;
   }
-  EXPECT_GT(called, 1000);  // else the fuzzer sees validation only
+  EXPECT_GT(called, 1000);  // otherwise the fuzzer would reach validation only
 }
 
 }  // namespace

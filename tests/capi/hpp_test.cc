@@ -1,4 +1,4 @@
-// tilewise.hpp: spans, exceptions, RAII, and nothing of its own.
+// tilewise.hpp: spans, exceptions, RAII, and no behaviour of its own.
 #include <gtest/gtest.h>
 #include <tilewise/tilewise.hpp>
 
@@ -8,7 +8,7 @@
 namespace tilewise::tests {
 namespace {
 
-// One batch, one head, two queries and two keys of dimension 2; scale 1.
+// One batch, one head, two queries and two keys of dimension 2; the scale is 1.
 struct Tiny {
   std::vector<float> q = {1, 0, 0, 1};
   std::vector<float> k = {1, 0, 0, 2};
@@ -37,13 +37,13 @@ struct Tiny {
   }
 };
 
-TEST(Hpp, Forward) {
+TEST(Hpp, ForwardComputesAttention) {
   Tiny tiny;
   forward(tiny.problem);
   tiny.expect_result();
 }
 
-TEST(Hpp, PlansPoolsAndWorkspaces) {
+TEST(Hpp, EveryKernelRunsByAPlanOnAPool) {
   for (const std::string& kernel : kernel_names(Operation::kForward)) {
     Tiny tiny;
     if (!why_not(Operation::kForward, kernel, tiny.problem).empty()) continue;
@@ -68,7 +68,8 @@ TEST(Hpp, GradientsSumToZero) {
   tiny.problem.dout = tensor(std::span(dout), {1, 2, 1, 2});
   tiny.problem.dk = tensor(std::span(dk), {1, 2, 1, 2});
   backward(tiny.problem);
-  // dK_j = sum_i dS_ij q_i with q the unit matrix: columns of dS, whose rows sum to zero.
+  // With q the unit matrix, dK_j = sum_i dS_ij q_i consists of columns of dS, whose rows sum to
+  // zero.
   EXPECT_NEAR(dk[0] + dk[2], 0, 1e-5);
   EXPECT_NEAR(dk[1] + dk[3], 0, 1e-5);
   EXPECT_GT(std::abs(dk[0]), 1e-3);
@@ -87,7 +88,7 @@ TEST(Hpp, ErrorsAreExceptions) {
   EXPECT_NE(why_not(Operation::kForward, "no_such_kernel", tiny.problem), "");
 }
 
-TEST(Hpp, SpansAreMeasured) {
+TEST(Hpp, SpansSmallerThanTheirShapeAreRefused) {
   std::vector<float> numbers(10);
   EXPECT_NO_THROW(tensor(std::span(numbers), {2, 5}));
   EXPECT_THROW(tensor(std::span(numbers), {2, 6}), Error);
@@ -99,7 +100,7 @@ TEST(Hpp, SpansAreMeasured) {
   EXPECT_EQ(view.strides[0], 5);
 }
 
-TEST(Hpp, Version) { EXPECT_EQ(version(), tilewise_version()); }
+TEST(Hpp, VersionIsThatOfTheLibrary) { EXPECT_EQ(version(), tilewise_version()); }
 
 TEST(Hpp, InfoIsWholeOrCut) {
   const std::string whole = info();

@@ -1,4 +1,5 @@
-// Wrong flags and files: exit code 2, one line that says what and why, and nothing written.
+// Wrong flags and files give exit code 2 and one line that says what is wrong and why; nothing is
+// written.
 #include <algorithm>
 #include <fstream>
 
@@ -22,7 +23,7 @@ class BadInput : public Cli {
     std::ofstream(path("o.npy")) << "an old result";
   }
 
-  // The message must contain every one of `words`.
+  // Expects that the message contains every one of `words`.
   void expect_refusal(const std::string& arguments, const std::vector<std::string>& words) const {
     const auto before = contents();
     const Outcome outcome = run(arguments);
@@ -40,14 +41,14 @@ class BadInput : public Cli {
   }
 };
 
-TEST_F(BadInput, Commands) {
+TEST_F(BadInput, UnknownCommandsAndFlagsAreRefused) {
   expect_refusal("", {"subcommand"});
   expect_refusal("fly", {"fly", "run, compare, explain, bench, check, info"});
   expect_refusal("run --wings 2", {"--wings"});
   expect_refusal("info extra", {"extra"});
 }
 
-TEST_F(BadInput, Numbers) {
+TEST_F(BadInput, InvalidNumbersAreRefused) {
   expect_run_refusal("--scale fast", {"--scale", "\"fast\"", "finite number"});
   expect_run_refusal("--scale inf", {"--scale", "\"inf\""});
   expect_run_refusal("--scale nan", {"--scale", "\"nan\""});
@@ -64,7 +65,7 @@ TEST_F(BadInput, Numbers) {
   expect_run_refusal("--window -2,0", {"window_left", "-2", ">= -1"});
 }
 
-TEST_F(BadInput, Words) {
+TEST_F(BadInput, UnknownChoicesAreRefused) {
   expect_run_refusal("--layout sbhd", {"--layout", "sbhd", "bshd, bhsd, thd"});
   expect_run_refusal("--layout thd", {"--layout", "thd", "q has 4 dimensions"});
   expect_run_refusal("--causal=left", {"--causal", "left", "top-left"});
@@ -76,7 +77,7 @@ TEST_F(BadInput, Words) {
   expect_run_refusal("--deterministic=maybe", {"deterministic", "flag override"});
 }
 
-TEST_F(BadInput, WhatIsMissingOrTwice) {
+TEST_F(BadInput, MissingAndRepeatedFlagsAreRefused) {
   expect_refusal("run --q q.npy --k k.npy --out o.npy", {"--v", "missing"});
   expect_refusal("run " + std::string(kInputs), {"--out", "missing"});
   expect_refusal("run --q q.npy --q q.npy", {"--q"});
@@ -86,7 +87,7 @@ TEST_F(BadInput, WhatIsMissingOrTwice) {
   expect_run_refusal("--out", {"--out"});
 }
 
-TEST_F(BadInput, Tensors) {
+TEST_F(BadInput, TensorsOfAWrongTypeOrShapeAreRefused) {
   write("wide.npy", random_array(ElementType::f32, {1, 6, 2, 9}, 5));
   write("flat.npy", random_array(ElementType::f32, {6}, 5));
   write("double.npy", random_array(ElementType::f64, {1, 6, 2, 8}, 5));
@@ -103,7 +104,7 @@ TEST_F(BadInput, Tensors) {
   expect_run_refusal("--dout v.npy --dq dq.npy", {"dout", "(1, 6, 2, 8)", "(1, 5, 2, 8)"});
 }
 
-TEST_F(BadInput, Contents) {
+TEST_F(BadInput, InvalidIndicesAreRefused) {
   for (const char* name : {"pq.npy", "pk.npy", "pv.npy"}) {
     write(name, random_array(ElementType::f32, {9, 2, 8}, 1));
   }
@@ -120,7 +121,7 @@ TEST_F(BadInput, Contents) {
   expect_run_refusal("--slices slices.npy --causal", {"slices", "causal"});
 }
 
-TEST_F(BadInput, Files) {
+TEST_F(BadInput, UnreadableFilesAreRefused) {
   std::ofstream(path("text.npy")) << "hello";
   std::ofstream(path("text.safetensors")) << "hello";
   const std::string whole = contents().at("q.npy");
@@ -135,13 +136,13 @@ TEST_F(BadInput, Files) {
   expect_refusal("run --in q.safetensors --q q.npy --save s.safetensors", {"--q", "q.safetensors"});
 }
 
-// Every file or none: an output that cannot be written takes the others with it.
-TEST_F(BadInput, OutputsTogether) {
+// If one output cannot be written, none is.
+TEST_F(BadInput, OneUnwritableOutputPreventsAllOfThem) {
   expect_run_refusal("--lse nowhere/l.npy", {"nowhere/l.npy"});
   expect_run_refusal("--save nowhere/s.safetensors", {"nowhere/s.safetensors"});
 }
 
-TEST_F(BadInput, OtherCommands) {
+TEST_F(BadInput, EveryCommandRefusesInvalidFlags) {
   expect_refusal("compare", {"--q", "missing"});
   expect_refusal("compare --shape 1,2,3", {"--shape", "1,2,3", "6 to 7"});
   expect_refusal("compare --shape 1,8,8,3,2,8", {"--shape", "multiple of Hk"});

@@ -1,4 +1,4 @@
-// compare, explain, bench, check, info and the help: what people and programs read.
+// Tests compare, explain, bench, check, info and the help: the output for people and for programs.
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <tilewise/tilewise.hpp>
@@ -105,7 +105,7 @@ TEST_F(Commands, CompareSamplesRowsOfALargeProblem) {
   }
 }
 
-// The example of the textbooks: N = 4096, D = 128, one head, 2 bytes.
+// The example of the textbooks: N = 4096, D = 128, one head, 2 bytes per element.
 TEST_F(Commands, ExplainReproducesStandardAttention) {
   constexpr double kMiB = 1024 * 1024;
   const json result = run_json("explain --shape 1,4096,4096,1,1,128 --dtype fp16 --threads 1");

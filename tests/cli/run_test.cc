@@ -1,4 +1,4 @@
-// tilewise run: its files hold the very bits that the library computes.
+// tilewise run writes exactly the bits that the library computes.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -27,7 +27,7 @@ Tensor view(const Array& array, std::int32_t dtype) {
                 std::span<const std::int64_t>(array.shape));
 }
 
-// A GQA problem with D != Dv, and the library's own answer to it.
+// A GQA problem with D != Dv, and the library's own result for it.
 struct Sample {
   Array q = random_array(ElementType::f32, {2, 33, 4, 16}, 1);
   Array k = random_array(ElementType::f32, {2, 40, 2, 16}, 2);
@@ -104,7 +104,7 @@ TEST_F(Run, TopLeftIsNotBottomRight) {
   EXPECT_NE(bytes_of(read("o.npy")), bytes_of(sample.out));
 }
 
-TEST_F(Run, SafetensorsInAndOut) {
+TEST_F(Run, SafetensorsAreReadAndWritten) {
   Sample sample;
   sample.compute();
   io::write_safetensors(

@@ -1,4 +1,4 @@
-// Running the program and looking at what it did.
+// Runs the program and inspects its results.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 namespace tilewise::cli_test {
 
 struct Outcome {
-  int code;         // exit code; 128 + the signal if one ended it
+  int code;         // the exit code; 128 + the signal if one ended it
   std::string out;  // stdout
   std::string err;  // stderr
 };
@@ -24,22 +24,22 @@ class Cli : public ::testing::Test {
   Cli();
   ~Cli() override;
 
-  // Runs tilewise with these arguments, as a shell would read them.
+  // Runs tilewise with these arguments, which a shell parses.
   Outcome run(const std::string& arguments) const;
 
   std::string path(const std::string& name) const { return (directory_ / name).string(); }
   void write(const std::string& name, const io::Array& array) const;
   io::Array read(const std::string& name) const;
 
-  // Every file of the directory with its bytes.
+  // Returns every file of the directory with its bytes.
   std::map<std::string, std::string> contents() const;
 
  private:
   std::filesystem::path directory_;
-  std::filesystem::path streams_;  // where stdout and stderr go: outside of directory_
+  std::filesystem::path streams_;  // where stdout and stderr go, outside of directory_
 };
 
-// Normal random numbers, rounded to the type.
+// Returns normal random numbers, rounded to the type.
 io::Array random_array(io::ElementType type, const std::vector<std::int64_t>& shape,
                        std::uint64_t seed);
 io::Array index_array(const std::vector<std::int64_t>& numbers,

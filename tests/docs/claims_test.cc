@@ -1,4 +1,4 @@
-// Statements of README.md and docs/semantics.md about memory, held by what plans say.
+// Checks statements of README.md and docs/semantics.md about memory against plans.
 #include <gtest/gtest.h>
 #include <tilewise/tilewise.hpp>
 
@@ -9,10 +9,10 @@ namespace {
 
 constexpr std::int64_t kHeads = 8;
 constexpr std::int64_t kDim = 128;
-constexpr std::int64_t kDQBytes = kHeads * kDim * 4;  // of a row of all heads
+constexpr std::int64_t kDQBytes = kHeads * kDim * 4;  // one row of all heads
 constexpr std::int64_t kDeltaBytes = kHeads * 4;
 
-// Self-attention over `length` rows, fp32: shapes only, a plan reads no data.
+// Self-attention over `length` rows in fp32: shapes only, since a plan reads no data.
 tilewise::Problem problem_of(std::int64_t length) {
   tilewise::Problem problem;
   problem.q = tilewise::tensor(nullptr, TILEWISE_FP32, {1, length, kHeads, kDim});
@@ -36,7 +36,7 @@ TEST(Claims, ForwardMemoryDoesNotGrowWithTheLength) {
   const std::int64_t bytes = workspace(forward, "", 1024);
   EXPECT_LT(bytes, std::int64_t{2} << 20);
   EXPECT_EQ(bytes, workspace(forward, "", std::int64_t{1} << 20));
-  EXPECT_GT(workspace(forward, "", 1024, 4), bytes);  // it grows with the threads
+  EXPECT_GT(workspace(forward, "", 1024, 4), bytes);  // it grows with the number of threads
 }
 
 TEST(Claims, BackwardMemoryIsDeltaAndOneCopyOfDQ) {

@@ -1,5 +1,6 @@
 // The C++ code of README.md and docs/interface.md. The parts between "snippet: NAME" and "end of
-// snippet" stand there word for word (scripts/check-docs); here they are compiled, run and checked.
+// snippet" are quoted there word for word (scripts/check-docs checks this); here they are compiled,
+// run and checked.
 #include <gtest/gtest.h>
 #include <tilewise/tilewise.hpp>
 
@@ -38,12 +39,12 @@ struct Layer {
   }
 };
 
-// Row 0 of a causal layer sees key 0 only.
+// Expects that row 0 of a causal layer sees key 0 only.
 void expect_first_row_is_first_value(const Layer& layer) {
   for (std::size_t c = 0; c < dim; ++c) EXPECT_FLOAT_EQ(layer.out[c], layer.v[c]);
 }
 
-TEST(Interface, First) {
+TEST(Interface, TheForwardSnippetWorks) {
   Layer layer;
   auto& [q, k, v, out, lse] = layer;
   // snippet: forward
@@ -60,7 +61,7 @@ TEST(Interface, First) {
   EXPECT_GT(lse[1], lse[0]);
 }
 
-TEST(Interface, Backward) {
+TEST(Interface, TheBackwardSnippetWorks) {
   Layer layer;
   tilewise::Problem problem = layer.problem();
   tilewise::forward(problem);
@@ -78,7 +79,7 @@ TEST(Interface, Backward) {
   EXPECT_NEAR(sum, static_cast<double>(q_size), 0.05);
 }
 
-TEST(Interface, Plan) {
+TEST(Interface, ThePlanSnippetWorks) {
   Layer layer;
   tilewise::Problem problem = layer.problem();
   // snippet: plan
@@ -92,7 +93,7 @@ TEST(Interface, Plan) {
   EXPECT_NE(plan.reason().find(plan.kernel()), std::string::npos);
 }
 
-TEST(Interface, Packed) {
+TEST(Interface, ThePackedSnippetWorks) {
   constexpr std::int64_t tokens = 30;
   std::vector<float> q = waves(tokens * heads * dim, 0.1f);
   std::vector<float> k = waves(tokens * kv_heads * dim, 0.2f), v = k, out = q;
@@ -117,7 +118,7 @@ TEST(Interface, Packed) {
   }
 }
 
-TEST(Interface, Interleaved) {
+TEST(Interface, TheStridesSnippetWorks) {
   std::vector<float> qkv = waves(batch * length * 3 * heads * dim, 0.1f);
   std::vector<float> out(q_size);
   // snippet: strides
@@ -139,7 +140,7 @@ TEST(Interface, Interleaved) {
     EXPECT_FLOAT_EQ(out[c], qkv[static_cast<std::size_t>(2 * heads * dim) + c]);
 }
 
-TEST(Interface, BFloat16) {
+TEST(Interface, TheBFloat16SnippetWorks) {
   std::vector<std::uint16_t> q(q_size, 0x3f80), k(k_size, 0x3f80), v(k_size, 0x4000);  // 1, 1, 2
   std::vector<float> out(q_size);
   tilewise::Problem problem;
@@ -153,7 +154,7 @@ TEST(Interface, BFloat16) {
   for (const float x : out) ASSERT_NEAR(x, 2.0f, 1e-5f);
 }
 
-TEST(Interface, Slices) {
+TEST(Interface, TheSlicesAndMaskSnippetsAgree) {
   Layer layer;
   tilewise::Problem problem = layer.problem();
   problem.causal = 0;
@@ -182,7 +183,7 @@ TEST(Interface, Slices) {
   for (std::size_t i = 0; i < q_size; ++i) ASSERT_NEAR(sliced[i], layer.out[i], 1e-5f) << i;
 }
 
-TEST(Interface, Threads) {
+TEST(Interface, ThePoolSnippetWorks) {
   Layer layer;
   tilewise::Problem problem = layer.problem();
   // snippet: pool
@@ -194,7 +195,7 @@ TEST(Interface, Threads) {
   EXPECT_EQ(by_two, layer.out);
 }
 
-TEST(Interface, Errors) {
+TEST(Interface, TheErrorsSnippetGivesItsMessage) {
   Layer layer;
   tilewise::Problem problem = layer.problem();
   std::string message;
@@ -209,7 +210,7 @@ TEST(Interface, Errors) {
   EXPECT_EQ(message, "k: head dimension is 16, must be q's 8");
 }
 
-TEST(Interface, Registry) {
+TEST(Interface, TheRegistrySnippetWorks) {
   Layer layer;
   tilewise::Problem problem = layer.problem();
   // snippet: registry

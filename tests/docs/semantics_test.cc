@@ -1,5 +1,5 @@
-// docs/semantics.md: its pictures of masks are what math/mask_rule.h makes of their captions, and
-// the tests that it names exist.
+// Checks docs/semantics.md: its pictures of masks are what math/mask_rule.h makes of their
+// captions, and the tests that it names exist.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -23,7 +23,7 @@ struct Picture {
   std::string text;
 };
 
-// Every fenced block under a line `<!-- picture: CAPTION -->`.
+// Returns every fenced block under a line `<!-- picture: CAPTION -->`.
 std::vector<Picture> pictures_of(const std::string& path) {
   std::ifstream file(path);
   EXPECT_TRUE(file.good()) << path;
@@ -40,7 +40,7 @@ std::vector<Picture> pictures_of(const std::string& path) {
   return pictures;
 }
 
-// "Sq Sk ALIGNMENT LEFT RIGHT" or "Sq Sk slices q0,q1,k0,k1,kind ...".
+// Parses "Sq Sk ALIGNMENT LEFT RIGHT" or "Sq Sk slices q0,q1,k0,k1,kind ...".
 std::vector<math::Band> bands_of(const std::string& caption, std::int64_t* rows,
                                  std::int64_t* keys) {
   std::istringstream words(caption);
@@ -89,7 +89,7 @@ std::string text_of(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
-// The sources of all tests, in one string.
+// Returns the sources of all tests, in one string.
 std::string test_sources() {
   std::string text;
   const std::filesystem::path folder = std::filesystem::path(TILEWISE_SOURCE_DIR) / "tests";
@@ -99,7 +99,7 @@ std::string test_sources() {
   return text;
 }
 
-// `Suite` or `Suite.Beginning` in the last column of the table of tests.
+// The last column of the table of tests has names of the form `Suite` or `Suite.Beginning`.
 TEST(Docs, TestsThatAreNamedExist) {
   const std::string page =
       text_of(std::filesystem::path(TILEWISE_SOURCE_DIR) / "docs/semantics.md");
@@ -120,7 +120,7 @@ TEST(Docs, TestsThatAreNamedExist) {
   EXPECT_GE(count, 20);
 }
 
-TEST(Docs, PicturesOfMasks) {
+TEST(Docs, PicturesOfMasksAreWhatTheMaskRuleDraws) {
   const std::vector<Picture> pictures =
       pictures_of(std::string(TILEWISE_SOURCE_DIR) + "/docs/semantics.md");
   EXPECT_GE(pictures.size(), 8u);

@@ -1,5 +1,5 @@
-// The parts of examples/gpt that the gradient test cannot see: what they compute, not only that
-// forward and backward fit.
+// Tests the parts of examples/gpt that the gradient test cannot check: what they compute, and not
+// only that forward and backward match.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -40,7 +40,7 @@ TEST(Rotary, ScoresDependOnTheDistanceOnly) {
   const Rotary<double> rotary(40, config.head_dim);
   const std::vector<double> q = {1, -2, 3, 0.5, 4, -1};
   const std::vector<double> k = {2, 1, -1, 3, 0.25, 2};
-  // q and k of one head, turned to a position; v must stay.
+  // Returns q and k of one head, rotated to a position; v must not change.
   const auto turn = [&](std::int64_t position) {
     std::vector<double> qkv = q;
     qkv.insert(qkv.end(), k.begin(), k.end());
@@ -71,7 +71,7 @@ TEST(CrossEntropy, OfUniformLogitsIsLog256) {
   EXPECT_NEAR(logits[1], 1.0 / 512, 1e-15);
 }
 
-// Two steps worked out by hand for one weight: with bias correction the first step moves by the
+// Two steps, worked out by hand for one weight. With bias correction the first step moves by the
 // learning rate.
 TEST(AdamW, FollowsThePaper) {
   const Compute compute(1);
@@ -84,7 +84,8 @@ TEST(AdamW, FollowsThePaper) {
   AdamWOptions options;
   options.epsilon = 0;
   AdamW<double> optimizer(compute, parameters.values.size(), options);
-  // Every other gradient is 0 and would be 0/0 without epsilon: look at weight 0 only.
+  // Every other gradient is 0, and its step would be 0/0 without epsilon, so only weight 0 is
+  // checked.
   EXPECT_DOUBLE_EQ(optimizer.step(0.1, gradient, parameters), 0.5);
   EXPECT_NEAR(parameters.values[0], 2.0 * (1 - 0.1 * 0.1) - 0.1, 1e-14);
   gradient.values[0] = -1.0;

@@ -1,9 +1,8 @@
-// The gradient of the whole model, and that every way to run it gives the same numbers.
+// Tests the gradient of the whole model, and that every way to run it gives the same numbers.
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <filesystem>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -12,6 +11,7 @@
 #include "io/safetensors.h"
 #include "model.h"
 #include "random.h"
+#include "support/seed.h"
 
 namespace gpt {
 namespace {
@@ -37,7 +37,8 @@ std::vector<std::uint8_t> random_bytes(std::int64_t count, Random& random) {
   return bytes;
 }
 
-// Weights far from their start, so that no part of the gradient is small by accident.
+// The weights are far from their initial values, so that no part of the gradient is small by
+// accident.
 Parameters<double> random_parameters(const ModelConfig& config, Random& random) {
   Parameters<double> parameters(config);
   for (double& value : parameters.values) value = 0.4 * random.normal();
@@ -46,12 +47,12 @@ Parameters<double> random_parameters(const ModelConfig& config, Random& random) 
 
 class ModelGradient : public testing::TestWithParam<const char*> {};
 
-// Along a random direction in each weight array: (loss(w + h u) - loss(w - h u)) / 2h = gradient .
-// u. The error of the difference is about h^2 times the third derivative, plus 1e-16 / h from
-// rounding.
+// Tests (loss(w + h u) - loss(w - h u)) / 2h = gradient . u along a random direction u in each
+// weight array. The error of the difference is about h^2 times the third derivative, plus 1e-16 / h
+// from rounding.
 TEST_P(ModelGradient, AgreesWithFiniteDifferences) {
-  const std::uint64_t seed = std::random_device{}();
-  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  const std::uint64_t seed = tilewise::tests::run_seed();
+  TILEWISE_TRACE_SEED();
   Random random(seed);
   const ModelConfig config = tiny_config();
   const Compute compute(2);
@@ -105,7 +106,7 @@ TEST(Model, GradientsAddUp) {
     ASSERT_NEAR(twice.values[i], 2 * once.values[i], 1e-12) << "weight " << i;
 }
 
-// Byte by byte with the cache, or all at once.
+// The logits are computed byte by byte with the cache, and all at once.
 TEST(Model, DecoderAgreesWithTheFullForwardPass) {
   Random random(6);
   const ModelConfig config = tiny_config();
@@ -138,7 +139,7 @@ TEST(Generate, DependsOnTheSeedOnly) {
   EXPECT_NE(text(1), text(2));
 }
 
-// The file holds q, k, v such that attention of them is what the model computed.
+// The file holds q, k, v such that their attention is what the model computed.
 TEST(Capture, SavedTensorsAreTheModels) {
   Random random(8);
   const ModelConfig config = tiny_config();

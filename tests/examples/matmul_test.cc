@@ -1,16 +1,16 @@
-// The matrix products of examples/gpt against long double sums, for every instruction set of this
-// machine.
+// Compares the matrix products of examples/gpt with long double sums, for every instruction set of
+// this machine.
 #include "matmul.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
-#include <random>
 #include <type_traits>
 #include <vector>
 
 #include "random.h"
+#include "support/seed.h"
 
 namespace gpt {
 namespace {
@@ -21,7 +21,7 @@ struct Operand {
   Matrix<T> view;
 };
 
-// A random matrix with rows that lie 3 elements further apart than they must, or columns that do.
+// A random matrix whose rows, or columns, are 3 elements further apart than necessary.
 template <class T>
 Operand<T> make_operand(std::int64_t rows, std::int64_t columns, bool is_transposed,
                         Random& random) {
@@ -39,7 +39,8 @@ Matrix<const T> read_only(const Matrix<T>& m) {
   return {m.data, m.rows, m.columns, m.row_stride, m.column_stride};
 }
 
-// Every element within the error of a sum of K products, and the gaps between rows untouched.
+// Expects that every element is within the error of a sum of K products, and that the gaps between
+// rows are untouched.
 template <class T>
 void expect_product(const Operand<T>& a, const Operand<T>& b, const std::vector<T>& before,
                     const Operand<T>& c, Store store) {
@@ -98,8 +99,8 @@ using Types = testing::Types<float, double>;
 TYPED_TEST_SUITE(MatrixProductTest, Types);
 
 TYPED_TEST(MatrixProductTest, AgreesWithLongDoubleOnEveryTarget) {
-  const std::uint64_t seed = std::random_device{}();
-  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  const std::uint64_t seed = tilewise::tests::run_seed();
+  TILEWISE_TRACE_SEED();
   Random random(seed);
   const std::vector<TileKernel<TypeParam>> kernels = tile_kernels<TypeParam>();
   ASSERT_FALSE(kernels.empty());

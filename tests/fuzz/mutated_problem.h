@@ -1,6 +1,6 @@
-// Problems made of bytes, over real small buffers: what the fuzzer of the C structs and the tests
-// run. Metadata is hostile and pointers are trusted, so a problem is only run where every tensor
-// stays inside its buffer; it is planned always.
+// Problems made of bytes, over real small buffers, for the fuzzer of the C structs and for the
+// tests. Metadata is hostile but pointers are trusted, so a problem is only run if every tensor
+// stays inside its buffer. It is always planned.
 #pragma once
 
 #include <tilewise/tilewise.h>
@@ -29,7 +29,7 @@ class Bytes {
     for (int i = 0; i < 8; ++i) value = value << 8 | byte();
     return static_cast<std::int64_t>(value);
   }
-  // Small numbers mostly, the edges of the integers, or anything.
+  // Returns a small number most of the time, otherwise an edge of the integers, or anything.
   std::int64_t number() {
     static constexpr std::int64_t kEdges[] = {INT64_MIN,
                                               INT64_MAX,
@@ -75,7 +75,8 @@ class MutatedProblem {
   MutatedProblem(const MutatedProblem&) = delete;
   MutatedProblem& operator=(const MutatedProblem&) = delete;
 
-  // Plans with every kernel and, where memory allows, calls. Aborts where a promise is broken.
+  // Plans with every kernel and, where memory allows, runs. Aborts if a promise of the interface is
+  // broken.
   void run() const {
     for (const std::int32_t operation : {TILEWISE_FORWARD, TILEWISE_BACKWARD}) {
       for (std::int32_t i = 0; i < tilewise_kernel_count(operation); ++i) {
@@ -89,11 +90,12 @@ class MutatedProblem {
     }
   }
 
-  // True if the problem was one that run() also calls.
+  // True if the problem is one that run() also executes.
   bool stays_inside() const {
     for (const problem::NamedTensor& named : problem::kTensors) {
       const tilewise_tensor& tensor = problem_.*named.member;
-      if (tensor.rank < 0 || tensor.rank > TILEWISE_MAX_RANK) continue;  // refused unread
+      // These are refused without being read.
+      if (tensor.rank < 0 || tensor.rank > TILEWISE_MAX_RANK) continue;
       if (tensor.data == nullptr) continue;
       __int128 low = 0;
       __int128 high = 0;
@@ -105,7 +107,7 @@ class MutatedProblem {
       }
       if (low < 0 || high + 8 > static_cast<__int128>(kBufferBytes)) return false;
     }
-    double work = 1;  // extents of a tensor that is refused unread are any numbers
+    double work = 1;  // extents of a refused tensor may be any numbers
     for (const auto member : {&tilewise_problem::q, &tilewise_problem::k}) {
       for (int d = 0; d < 4; ++d) {
         const std::int64_t extent = (problem_.*member).shape[d];
@@ -116,7 +118,7 @@ class MutatedProblem {
   }
 
  private:
-  // A status other than OK comes with one line.
+  // Requires that a status other than OK comes with one line.
   static void demand_message(tilewise_status status) {
     const char* const message = tilewise_last_error();
     const bool has_line = message[0] != '\0' && std::strchr(message, '\n') == nullptr;
@@ -181,7 +183,8 @@ class MutatedProblem {
       mutate_contents(bytes);
     } else {
       problem_.struct_size = static_cast<std::size_t>(bytes.number());
-      // A larger size claims bytes that are not there: the caller's fault, not the library's.
+      // A larger size would claim bytes that do not exist: the fault of the caller, not of the
+      // library.
       if (problem_.struct_size > sizeof(problem_)) problem_.struct_size = sizeof(problem_);
     }
   }
@@ -275,7 +278,7 @@ class MutatedProblem {
     }
   }
 
-  // Numbers in a buffer: lengths, slices, values.
+  // Changes numbers in a buffer: lengths, slices, values.
   void mutate_contents(Bytes& bytes) {
     if (bytes.byte() % 4 == 0) problem_.slices = tensor(TILEWISE_INT64, {1 + bytes.byte() % 3, 6});
     void* const data = any_tensor(bytes).data;

@@ -1,5 +1,5 @@
-// Any bytes: an array or a FileError. An array that was read is written and read again, and must be
-// the same.
+// Any bytes give an array or a FileError. An array that was read is written and read again, and
+// must be the same.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>

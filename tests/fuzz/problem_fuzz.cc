@@ -1,5 +1,5 @@
-// T14: any bytes in the C structs give a status and a line, and no memory is touched that is not
-// the problem's.
+// Any bytes in the C structs give a status and a line, and no memory is touched that does not
+// belong to the problem (T14).
 #include "mutated_problem.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

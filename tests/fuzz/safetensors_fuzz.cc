@@ -1,5 +1,5 @@
-// Any bytes: tensors or a FileError. Tensors that were read are written and read again, and must be
-// the same.
+// Any bytes give tensors or a FileError. Tensors that were read are written and read again, and
+// must be the same.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -21,7 +21,7 @@ bool same(const io::Array& a, const io::Array& b) {
          std::equal(a.bytes.begin(), a.bytes.end(), b.bytes.begin(), b.bytes.end());
 }
 
-// Writing may order the tensors anew and change the spelling of a header, not what it says.
+// Writing may change the order of the tensors and the spelling of a header, but not its meaning.
 void require_same(const io::TensorFile& again, const io::TensorFile& file) {
   require(again.metadata == file.metadata);
   require(again.tensors.size() == file.tensors.size());

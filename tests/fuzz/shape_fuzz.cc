@@ -12,7 +12,7 @@ namespace {
 
 using tilewise::problem::Operation;
 
-// Kernels of instruction sets that this machine lacks are refused, which is right.
+// Kernels of instruction sets that this machine lacks are refused, as they should be.
 void judge_all(const tilewise::verify::Case& description) {
   tilewise::verify::Judge judge(description);
   for (const tilewise::problem::Kernel* kernel : tilewise::plan::kernels(description.operation)) {

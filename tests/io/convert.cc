@@ -1,5 +1,5 @@
-// Reads a file and writes it again: io_oracle.py compares the two with numpy's and safetensors'
-// own.
+// Reads a file and writes it again. io_oracle.py compares the result with that of numpy and
+// safetensors.
 #include <cstdio>
 #include <exception>
 #include <string>

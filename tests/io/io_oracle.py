@@ -84,7 +84,7 @@ def check_safetensors(program, folder, generator):
     every_type = {np.dtype(dtype).name: random_array(generator, dtype, (3, 5)) for dtype in TYPES}
     cases = [every_type] + [random_tensors(generator) for _ in range(100)]
     for index, tensors in enumerate(cases):
-        # With two entries the package's own order changes from run to run, and so would its bytes.
+        # With two entries the package's own order, and so its bytes, would change from run to run.
         metadata = {"step": "1\u2028\"/"} if index % 2 else None
         safetensors.numpy.save_file(tensors, source, metadata=metadata)
         result = convert(program, source, target)

@@ -39,7 +39,7 @@ TEST(Npy, AMappedFileIsAViewUntilTheArrayIsGone) {
   write_npy(path, array);
   const Array first = read_npy(path);
   EXPECT_TRUE(first.writable.empty());
-  // Replacing the file leaves the mapped one as it was.
+  // Replacing the file does not change the mapped one.
   write_npy(path, pattern_array(ElementType::u8, {2}));
   EXPECT_TRUE(same_array(first, array));
   EXPECT_EQ(read_npy(path).shape, std::vector<std::int64_t>{2});

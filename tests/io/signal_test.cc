@@ -16,7 +16,7 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-// The child's signal must not depend on what this program inherited.
+// The child's signal must not depend on the signal actions that this program inherited.
 void default_signals() {
   for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE}) ::signal(number, SIG_DFL);
 }
@@ -91,8 +91,8 @@ TEST(Signals, AForkedChildLeavesItsParentsFiles) {
   EXPECT_EQ(folder.names(), Names{"out"});
 }
 
-// Signals at random moments, while two threads create, write, commit and drop files as fast as they
-// can.
+// Signals arrive at random moments, while two threads create, write, commit and drop files as fast
+// as they can.
 TEST(Signals, AtAnyMomentNothingIsLeft) {
   for (int round = 0; round < 30; ++round) {
     const TemporaryFolder folder;

@@ -27,9 +27,8 @@ namespace {
 #endif
 #endif
 
-// The promise is for the program as users build it. Sanitizers and missing optimisation slow a
-// parser down some twentyfold, and
-// sanitizers reserve terabytes of addresses.
+// The limits apply to the program as users build it. Sanitizers and missing optimisation slow a
+// parser down about twentyfold, and sanitizers reserve terabytes of addresses.
 #if defined(TILEWISE_INSTRUMENTED)
 constexpr bool kLimitAddresses = false;
 #else
@@ -41,11 +40,11 @@ constexpr double kLongestSeconds = 0.010;
 constexpr double kLongestSeconds = 0.250;
 #endif
 constexpr std::int64_t kLargestMemory = 64'000'000;  // bytes
-constexpr int kTries = 3;  // the least of them counts: other programs share the caches
+constexpr int kTries = 3;  // the smallest time counts: other programs share the caches
 
 struct Cost {
   double seconds;
-  std::int64_t bytes;  // touched at the peak, beyond those at the start
+  std::int64_t bytes;  // touched at the peak, on top of those at the start
   char message[1000];
 };
 
@@ -55,7 +54,7 @@ double processor_seconds() {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-// A line of /proc/self/status, in bytes.
+// Returns a line of /proc/self/status, in bytes.
 std::int64_t memory_status(const std::string& name) {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {

@@ -1,13 +1,13 @@
-// exp2 and tanh of math/exp2.h against libm in a wider type. All floats of the range are too many
-// for every run, so each run takes another residue class of their bit patterns.
+// Compares exp2 and tanh of math/exp2.h with libm in a wider type. There are too many floats for a
+// test of all of them, so a seed selects a residue class of their bit patterns.
 #include "math/exp2.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <random>
 
 #include "math/number.h"
+#include "support/seed.h"
 #include "verify/random.h"
 
 namespace tilewise::math {
@@ -15,8 +15,8 @@ namespace {
 
 constexpr double kInfinity = HUGE_VAL;
 
-// |result - exact| in units of the last place of `exact` in the type of result; `exact` beyond the
-// denormals counts in the smallest of them.
+// Returns |result - exact| in units of the last place of `exact` in the type of the result. If
+// `exact` is below the denormals, the unit is the smallest of them.
 double ulps(float result, double exact) {
   if (std::isinf(result)) return exact >= 0x1p128 * (1 - 0x1p-25) ? 0 : kInfinity;
   const int exponent = exact == 0 ? -126 : std::max(std::ilogb(exact), -126);
@@ -29,15 +29,10 @@ double ulps(double result, long double exact) {
                              std::ldexp(1.0L, exponent - 52));
 }
 
-std::uint64_t fresh_seed() {
-  const char* const given = std::getenv("TILEWISE_TEST_SEED");
-  return given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device()();
-}
-
-TEST(Exp2, FloatsWithinTheStatedUlps) {
+TEST(Exp2, FloatsAreWithinTheStatedUlps) {
   constexpr std::uint32_t kStep = 257;
-  const std::uint64_t seed = fresh_seed();
-  SCOPED_TRACE("TILEWISE_TEST_SEED=" + std::to_string(seed));
+  const std::uint64_t seed = tests::run_seed();
+  TILEWISE_TRACE_SEED();
   double worst = 0;
   for (const std::uint32_t sign : {0u, 0x80000000u}) {
     const std::uint32_t end = bits_of(200.0f);
@@ -51,9 +46,9 @@ TEST(Exp2, FloatsWithinTheStatedUlps) {
   RecordProperty("worst_ulps", std::to_string(worst));
 }
 
-TEST(Exp2, DoublesWithinTheStatedUlps) {
-  const std::uint64_t seed = fresh_seed();
-  SCOPED_TRACE("TILEWISE_TEST_SEED=" + std::to_string(seed));
+TEST(Exp2, DoublesAreWithinTheStatedUlps) {
+  const std::uint64_t seed = tests::run_seed();
+  TILEWISE_TRACE_SEED();
   verify::Random random(seed);
   for (int i = 0; i < 1'000'000; ++i) {
     const double width = i % 3 == 0 ? 2.0 : 2200.0;
@@ -74,7 +69,7 @@ void expect_exact_values() {
   for (int n = -140; n < 128; ++n) EXPECT_EQ(exp2(T(n)), static_cast<T>(std::ldexp(1.0, n))) << n;
 }
 
-TEST(Exp2, ExactWhereItMustBe) {
+TEST(Exp2, IsExactWhereItMustBe) {
   expect_exact_values<float>();
   expect_exact_values<double>();
   for (int n = -1074; n < 1024; ++n) EXPECT_EQ(exp2(static_cast<double>(n)), std::ldexp(1.0, n));
@@ -89,9 +84,9 @@ TEST(Exp2, NeverFallsWhereItsArgumentRises) {
   }
 }
 
-TEST(Exp2OfProduct, WithinTheStatedUlpsIntoTheDenormals) {
-  const std::uint64_t seed = fresh_seed();
-  SCOPED_TRACE("TILEWISE_TEST_SEED=" + std::to_string(seed));
+TEST(Exp2OfProduct, IsWithinTheStatedUlpsIntoTheDenormals) {
+  const std::uint64_t seed = tests::run_seed();
+  TILEWISE_TRACE_SEED();
   verify::Random random(seed);
   for (int i = 0; i < 300'000; ++i) {
     const double factor = std::exp2(8 * (random.uniform() - 0.5));
@@ -100,7 +95,8 @@ TEST(Exp2OfProduct, WithinTheStatedUlpsIntoTheDenormals) {
     const float unit = static_cast<float>(factor);
     const double exact = std::exp2(static_cast<double>(x) * static_cast<double>(unit));
     ASSERT_LE(ulps(exp2_of_product(x, ExponentUnit<float>(unit)), exact), 2.5) << x << " " << unit;
-    // A long double has too few bits for the product of two doubles: its rest apart.
+    // A long double has too few bits for the product of two doubles, so the rest is computed
+    // separately.
     const double wide = (i % 3 == 0 ? exponent : exponent * 7) / factor;
     const long double product = static_cast<long double>(wide) * factor;
     const long double rest =
@@ -118,23 +114,23 @@ void expect_exact_powers() {
   for (int n = static_cast<int>(Limits<T>::kLowestExp2) + 2; n <= 0; ++n)
     EXPECT_EQ(exp2_of_product(T(n), one), static_cast<T>(std::ldexp(1.0, n))) << n;
   EXPECT_EQ(exp2_of_product(-T(kInfinity), one), T(0));
-  // Below the lowest, whatever the low bits of the rounded exponent are.
+  // The result is 0 below the lowest exponent, whatever the low bits of the rounded exponent are.
   for (int n = 0; n < 5000; ++n)
     EXPECT_EQ(exp2_of_product(Limits<T>::kLowestExp2 - T(n) - T(0.25), one), T(0)) << n;
   EXPECT_EQ(exp2_of_product(T(-1e30), one), T(0));
   EXPECT_TRUE(std::isnan(exp2_of_product(T(std::nan("")), one)));
 }
 
-TEST(Exp2OfProduct, ExactWhereItMustBe) {
+TEST(Exp2OfProduct, IsExactWhereItMustBe) {
   expect_exact_powers<float>();
   expect_exact_powers<double>();
   EXPECT_TRUE(std::isnan(exp2_of_product(float_of(0x7fffffff), ExponentUnit<float>(1.0f))));
   EXPECT_TRUE(std::isnan(exp2_of_product(float_of(0xffffffff), ExponentUnit<float>(1.0f))));
 }
 
-TEST(Tanh, WithinAFewUlpsOfTheResult) {
-  const std::uint64_t seed = fresh_seed();
-  SCOPED_TRACE("TILEWISE_TEST_SEED=" + std::to_string(seed));
+TEST(Tanh, IsWithinAFewUlpsOfTheResult) {
+  const std::uint64_t seed = tests::run_seed();
+  TILEWISE_TRACE_SEED();
   verify::Random random(seed);
   for (int i = 0; i < 300'000; ++i) {
     const double x = random.normal() * std::exp2(-12 + 16 * random.uniform());
@@ -145,8 +141,8 @@ TEST(Tanh, WithinAFewUlpsOfTheResult) {
 }
 
 TEST(TanhDerivative, KeepsItsAccuracyWhereTanhSaturates) {
-  const std::uint64_t seed = fresh_seed();
-  SCOPED_TRACE("TILEWISE_TEST_SEED=" + std::to_string(seed));
+  const std::uint64_t seed = tests::run_seed();
+  TILEWISE_TRACE_SEED();
   verify::Random random(seed);
   for (int i = 0; i < 300'000; ++i) {
     const double x = random.normal() * std::exp2(-12 + 16 * random.uniform());
@@ -154,7 +150,7 @@ TEST(TanhDerivative, KeepsItsAccuracyWhereTanhSaturates) {
     const long double cosine = std::cosh(static_cast<long double>(single));
     if (std::fabs(x) > 40) continue;  // the result leaves the range of float
     const double expected = static_cast<double>(1 / (cosine * cosine));
-    // The rounding of 2|x| log2 e counts |x| times.
+    // The rounding error of 2|x| log2 e is multiplied by |x|.
     ASSERT_NEAR(tanh_derivative(single) / expected, 1, 1e-6 * std::max(1.0, std::fabs(x)))
         << "x = " << single;
     if (std::fabs(x) > 20) continue;

@@ -1,13 +1,14 @@
-// The mask rule against brute force: bands of random windows and slices, tiles of every place and
-// size. Empty and full must be right, and tile_keys and tile_rows sound: nothing visible outside.
+// Compares the mask rule with brute force: bands of random windows and slices, tiles of every
+// position and size. Empty and full must be right, and tile_keys and tile_rows sound: nothing is
+// visible outside.
 #include "math/mask_rule.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <random>
 #include <string>
 
+#include "support/seed.h"
 #include "verify/random.h"
 
 namespace tilewise::math {
@@ -15,12 +16,7 @@ namespace {
 
 using verify::Random;
 
-std::uint64_t fresh_seed() {
-  const char* const given = std::getenv("TILEWISE_TEST_SEED");
-  return given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device()();
-}
-
-// A band together with what it was made from.
+// A band and the window or slice that it was made from.
 struct Sample {
   Band band;
   std::int64_t q_len;
@@ -69,8 +65,8 @@ Sample random_sample(Random& random) {
 
 template <class Check>
 void for_random_samples(Check check) {
-  const std::uint64_t seed = fresh_seed();
-  SCOPED_TRACE("TILEWISE_TEST_SEED=" + std::to_string(seed));
+  const std::uint64_t seed = tests::run_seed();
+  TILEWISE_TRACE_SEED();
   Random random(seed);
   for (int i = 0; i < 3000 && !testing::Test::HasFailure(); ++i) check(random_sample(random));
 }
@@ -118,7 +114,8 @@ TEST(MaskRule, TilesAreClassifiedExactly) {
           classify(sample.band, tile.row_begin, tile.row_end, tile.key_begin, tile.key_end);
       ++counts[static_cast<int>(found)];
       ASSERT_TRUE(found != TileClass::kEmpty || seen == 0);
-      ASSERT_EQ(found == TileClass::kFull, seen == all);  // a full tile must not pay for edges
+      // A full tile must not be treated as partial.
+      ASSERT_EQ(found == TileClass::kFull, seen == all);
     });
   });
   for (const int count : counts) EXPECT_GT(count, 1000);
@@ -154,7 +151,7 @@ TEST(MaskRule, TileKeysAndRowsAreSound) {
   });
 }
 
-// One row, one key: the ranges are what the row sees and who sees the key, exactly.
+// For one row or one key, the range is exactly what the row sees, or the rows that see the key.
 TEST(MaskRule, RangesOfSingleRowsAndKeysAreExact) {
   for_random_samples([](const Sample& sample) {
     for (std::int64_t i = 0; i < sample.q_len; ++i) {
@@ -168,10 +165,10 @@ TEST(MaskRule, RangesOfSingleRowsAndKeysAreExact) {
   });
 }
 
-// What slices contain is not trusted: any numbers give a band inside the tensors.
+// The contents of slices are not trusted: any numbers give a band inside the tensors.
 TEST(MaskRule, HostileSlicesStayInside) {
-  const std::uint64_t seed = fresh_seed();
-  SCOPED_TRACE("TILEWISE_TEST_SEED=" + std::to_string(seed));
+  const std::uint64_t seed = tests::run_seed();
+  TILEWISE_TRACE_SEED();
   Random random(seed);
   for (int repeat = 0; repeat < 20000; ++repeat) {
     std::int64_t slice[5];

@@ -8,8 +8,8 @@
 namespace tilewise::math {
 namespace {
 
-// The value of a 16-bit pattern with `mantissa` bits of mantissa and the given exponent bias, by
-// the definition of the format.
+// Returns the value of a 16-bit pattern with `mantissa` bits of mantissa and the given exponent
+// bias, by the definition of the format.
 double value_of(std::uint16_t bits, int mantissa, int bias) {
   const int exponent_bits = 15 - mantissa;
   const int exponent = (bits & 0x7fff) >> mantissa;
@@ -52,8 +52,8 @@ void expect_all_patterns() {
   }
 }
 
-// Halfway between two neighbours goes to the even one, a float beside it to the nearer one; the
-// same from doubles, which no float may round first.
+// A number halfway between two neighbours rounds to the even one, and a float next to it to the
+// nearer one. Doubles give the same, and must not be rounded to float first.
 template <class S>
 void expect_all_boundaries(std::uint16_t infinity, double beyond) {
   for (std::uint16_t bits = 0; bits < infinity; ++bits) {
@@ -81,12 +81,12 @@ void expect_all_boundaries(std::uint16_t infinity, double beyond) {
   }
 }
 
-TEST(Number, BFloat16Patterns) { expect_all_patterns<BFloat16>(); }
-TEST(Number, Float16Patterns) { expect_all_patterns<Float16>(); }
+TEST(Number, EveryBFloat16PatternConvertsExactly) { expect_all_patterns<BFloat16>(); }
+TEST(Number, EveryFloat16PatternConvertsExactly) { expect_all_patterns<Float16>(); }
 TEST(Number, BFloat16RoundsToNearestEven) { expect_all_boundaries<BFloat16>(0x7f80, 0x1p128); }
 TEST(Number, Float16RoundsToNearestEven) { expect_all_boundaries<Float16>(0x7c00, 0x1p16); }
 
-TEST(Number, SpecialValues) {
+TEST(Number, OverflowBecomesInfinityAndNaNStays) {
   EXPECT_EQ(to_bfloat16(HUGE_VALF).bits, 0x7f80);
   EXPECT_EQ(to_float16(-HUGE_VALF).bits, 0xfc00);
   EXPECT_EQ(to_float16(1e30f).bits, 0x7c00);

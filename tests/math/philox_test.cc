@@ -23,7 +23,7 @@ constexpr KnownAnswer kKnownAnswers[] = {
      {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}},
 };
 
-TEST(Philox, KnownAnswers) {
+TEST(Philox, MatchesTheKnownAnswersOfItsAuthors) {
   for (const KnownAnswer& known : kKnownAnswers) {
     const std::uint64_t key = std::uint64_t{known.key[1]} << 32 | known.key[0];
     const Philox4 result = philox_4x32_10(
@@ -32,7 +32,8 @@ TEST(Philox, KnownAnswers) {
   }
 }
 
-// Counter = (column/4, row, head, offset), word = column % 4, kept iff word >= round(p * 2^32).
+// The counter is (column/4, row, head, offset), the word is column % 4, and a word is kept iff word
+// >= round(p * 2^32).
 TEST(Philox, DropoutFollowsTheSemantics) {
   const DropoutRule rule = dropout_rule(0.3, 0x299f31d0a4093822u, 17);
   EXPECT_EQ(rule.threshold, 1288490189u);

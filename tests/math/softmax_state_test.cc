@@ -1,14 +1,14 @@
-// The softmax monoid: identity, associativity, commutativity, and rows split in any way. T03 of the
-// reliability table is here as far as it concerns merging.
+// The softmax monoid: identity, associativity, commutativity, and rows split in any way. This is
+// the merging part of T03.
 #include "math/softmax_state.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstring>
-#include <random>
 #include <vector>
 
+#include "support/seed.h"
 #include "verify/random.h"
 
 namespace tilewise::math {
@@ -16,7 +16,7 @@ namespace {
 
 constexpr double kInfinity = HUGE_VAL;
 
-// A state with its output, of one column.
+// A state with its output of one column.
 template <class T>
 struct Piece {
   SoftmaxState<T> state;
@@ -52,11 +52,6 @@ void expect_close(const Piece<T>& a, const Piece<T>& b) {
   EXPECT_LE(std::abs(a.out - b.out), 2 * ulp_of(scale));
 }
 
-std::uint64_t fresh_seed() {
-  const char* const given = std::getenv("TILEWISE_TEST_SEED");
-  return given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device()();
-}
-
 template <class T>
 void expect_identity() {
   const Piece<T> x = {{T(3.25), T(1.75)}, T(-0.4)};
@@ -70,14 +65,14 @@ void expect_identity() {
   }
 }
 
-TEST(SoftmaxState, T03_EmptyIsTheIdentity) {
+TEST(SoftmaxState, EmptyIsTheIdentity) {
   expect_identity<float>();
   expect_identity<double>();
 }
 
 template <class T>
 void expect_algebra(std::uint64_t seed) {
-  SCOPED_TRACE("TILEWISE_TEST_SEED=" + std::to_string(seed));
+  TILEWISE_TRACE_SEED();
   verify::Random random(seed);
   for (int i = 0; i < 20000; ++i) {
     Piece<T> pieces[3];
@@ -88,20 +83,21 @@ void expect_algebra(std::uint64_t seed) {
     }
     const auto& [a, b, c] = pieces;
     const Piece<T> left = merged(merged(a, b), c);
-    if (left.state.sum == T(0)) continue;  // all three empty
+    if (left.state.sum == T(0)) continue;  // all three are empty
     expect_close(left, merged(a, merged(b, c)));
     expect_close(left, merged(c, merged(b, a)));
     if (testing::Test::HasFailure()) return;
   }
 }
 
-TEST(SoftmaxState, T03_AssociativeAndCommutativeWithinTwoUlps) {
-  expect_algebra<float>(fresh_seed());
-  expect_algebra<double>(fresh_seed());
+TEST(SoftmaxState, MergeIsAssociativeAndCommutativeWithinTwoUlps) {
+  expect_algebra<float>(tests::run_seed());
+  expect_algebra<double>(tests::run_seed());
 }
 
-// (finite, -inf), gaps of +-200, all empty: no NaN, and the heavier side wins.
-TEST(SoftmaxState, T03_ExtremePairs) {
+// Pairs such as (finite, -inf), and gaps of +-200, give no NaN, and the side with the larger
+// maximum wins.
+TEST(SoftmaxState, TheLargerMaximumWinsExtremePairs) {
   for (const float gap : {-200.0f, 200.0f, -5.2e5f, 5.2e5f}) {
     const Piece<float> result = merged(piece_of(0.0f, 1.0f), piece_of(gap, 2.0f));
     EXPECT_EQ(result.state.max, std::max(0.0f, gap));
@@ -122,10 +118,10 @@ TEST(SoftmaxState, NaNStays) {
   EXPECT_TRUE(std::isnan(probability(0.0f, nan)));
 }
 
-// Scores in pieces of random sizes, merged in a random tree, against long double.
+// Scores in pieces of random sizes, merged in a random tree, agree with long double.
 TEST(SoftmaxState, AnySplitGivesTheSoftmax) {
-  const std::uint64_t seed = fresh_seed();
-  SCOPED_TRACE("TILEWISE_TEST_SEED=" + std::to_string(seed));
+  const std::uint64_t seed = tests::run_seed();
+  TILEWISE_TRACE_SEED();
   verify::Random random(seed);
   for (int repeat = 0; repeat < 200; ++repeat) {
     const std::int64_t count = random.between(1, 60);
@@ -166,12 +162,12 @@ TEST(SoftmaxState, SinkJoinsTheDenominator) {
   EXPECT_EQ(neither.lse, -kInfinity);
 }
 
-TEST(SoftmaxState, ProbabilityOfMaskedAndEmpty) {
+TEST(SoftmaxState, ProbabilityOfMaskedScoresAndEmptyRowsIsZero) {
   const float none = -static_cast<float>(kInfinity);
   EXPECT_EQ(probability(none, 3.0f), 0.0f);
   EXPECT_EQ(probability(none, none), 0.0f);
   EXPECT_EQ(probability(3.0f, 3.0f), 1.0f);
-  EXPECT_EQ(probability(1e9f, 0.9e9f), 1.0f);  // lse misrounded: still no probability above 1
+  EXPECT_EQ(probability(1e9f, 0.9e9f), 1.0f);  // lse was misrounded: still no probability above 1
 }
 
 }  // namespace

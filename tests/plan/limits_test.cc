@@ -1,5 +1,5 @@
-// T30: allocations that fail one after another, small stacks, fork after use. Running a plan
-// allocates nothing at all.
+// Missing resources (T30): allocations that fail one after another, small stacks, fork after use.
+// Running a plan allocates nothing at all.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -23,7 +23,7 @@
 
 namespace {
 
-// Allocations are counted while `counting`; the one numbered `failing` fails, if it is set.
+// Allocations are counted while `counting` is set; allocation number `failing` fails.
 std::atomic<bool> counting{false};
 std::atomic<long> allocations{0};
 std::atomic<long> failing{-1};
@@ -36,7 +36,7 @@ bool refuse_allocation() {
 
 }  // namespace
 
-// The linker sends the library's calls here (--wrap).
+// The linker redirects the library's calls to these functions (--wrap).
 extern "C" {
 void* __real_malloc(std::size_t bytes);
 void* __real_calloc(std::size_t count, std::size_t bytes);
@@ -57,7 +57,7 @@ int __wrap_posix_memalign(void** memory, std::size_t alignment, std::size_t byte
 }
 }
 
-// Not inlined: the compiler would see a malloc meet a delete.
+// These are not inlined, because the compiler would see a malloc paired with a delete.
 [[gnu::noinline]] void* operator new(std::size_t bytes) {
   void* const memory = refuse_allocation() ? nullptr : __real_malloc(bytes > 0 ? bytes : 1);
   if (memory == nullptr) throw std::bad_alloc();
@@ -85,7 +85,7 @@ class Counted {
   static long count() { return allocations; }
 };
 
-TEST(Reliability, T30_RunningAllocatesNothing) {
+TEST(Resources, RunningAllocatesNothing) {
   TILEWISE_TRACE_SEED();
   Random random(run_seed());
   for (int i = 0; i < 16; ++i) {
@@ -125,10 +125,10 @@ TEST(Reliability, T30_RunningAllocatesNothing) {
   }
 }
 
-TEST(Reliability, T30_EveryAllocationMayFail) {
+TEST(Resources, EveryAllocationMayFail) {
   for (const Operation operation : kOperations) {
     Sample sample;
-    ASSERT_EQ(run(operation, sample.request), TILEWISE_OK);  // the default pool exists from here on
+    ASSERT_EQ(run(operation, sample.request), TILEWISE_OK);  // the default pool exists from now on
     const std::string expected = sample.memory();
     long total;
     {
@@ -155,7 +155,7 @@ TEST(Reliability, T30_EveryAllocationMayFail) {
   }
 }
 
-TEST(Reliability, T30_PlansAndPoolsWithoutMemory) {
+TEST(Resources, PlansAndPoolsReportMissingMemory) {
   Sample sample;
   tilewise_plan* plan = nullptr;
   tilewise_pool* pool = nullptr;
@@ -172,8 +172,8 @@ TEST(Reliability, T30_PlansAndPoolsWithoutMemory) {
   EXPECT_EQ(pool, nullptr);
 }
 
-// A pool that cannot start its threads: whoever calls does all, and the result is the same.
-TEST(Reliability, T30_PoolWithoutThreads) {
+// If a pool cannot start its threads, the calling thread computes everything, with the same result.
+TEST(Resources, APoolWithoutThreadsStillComputes) {
   Sample expected;
   ASSERT_EQ(tilewise_forward(&expected.request, nullptr), TILEWISE_OK);
   for (long first = 0; first < 12; ++first) {
@@ -196,7 +196,8 @@ TEST(Reliability, T30_PoolWithoutThreads) {
 
 // ---- processes ----
 
-// Exit status of a child that runs `body` and returns its verdict; 99 if it did not exit.
+// Returns the exit status of a child that runs `body` and returns its verdict; 99 if it did not
+// exit.
 template <class Body>
 int status_of_child(Body body) {
   const pid_t child = fork();
@@ -206,7 +207,7 @@ int status_of_child(Body body) {
   return WEXITSTATUS(status);
 }
 
-TEST(Reliability, T30_ForkAfterUse) {
+TEST(Resources, AForkedChildComputesTheSameBits) {
   Sample parent;
   ASSERT_EQ(tilewise_forward(&parent.request, nullptr), TILEWISE_OK);
   const std::string expected = parent.memory();
@@ -219,7 +220,7 @@ TEST(Reliability, T30_ForkAfterUse) {
     if (child.memory() != expected) return false;
     Sample again;
     if (tilewise_forward(&again.request, &executor) != TILEWISE_OK) return false;
-    // A grandchild, after the child has threads of its own.
+    // The grandchild is forked after the child has threads of its own.
     const int grandchild = status_of_child([&] {
       Sample third;
       return tilewise_forward(&third.request, &executor) == TILEWISE_OK &&
@@ -232,8 +233,8 @@ TEST(Reliability, T30_ForkAfterUse) {
   EXPECT_EQ(parent.memory(), expected);
 }
 
-// Forks while another thread is inside the library.
-TEST(Reliability, T30_ForkDuringUse) {
+// The process forks while another thread is inside the library.
+TEST(Resources, AForkDuringUseLeavesTheChildUsable) {
   std::atomic<bool> stop{false};
   std::thread busy([&] {
     while (!stop) {
@@ -244,7 +245,7 @@ TEST(Reliability, T30_ForkDuringUse) {
   int worst = 0;
   for (int i = 0; i < 20; ++i) {
     const int status = status_of_child([] {
-      alarm(20);  // a child that hangs is killed, which counts as failure
+      alarm(20);  // a child that hangs is killed, which counts as a failure
       Case c = make_case(Operation::kForward, TILEWISE_FP32, {1, 1, 1, 1, 1, 1});
       float numbers[8] = {};
       tilewise_problem request;
@@ -263,15 +264,15 @@ TEST(Reliability, T30_ForkDuringUse) {
 
 constexpr const char* kSmallStack = "TILEWISE_TEST_SMALL_STACK";
 #if defined(__SANITIZE_ADDRESS__)
-// The sanitizer gives every value of an inlined kernel a place of its own between guards: 250 KB
-// for the one on the matrix unit, whose frame else has 3 KB.
+// The sanitizer gives every value of an inlined kernel its own memory between guards: 250 KB for
+// the one on the matrix unit, whose stack frame otherwise has 3 KB.
 constexpr rlim_t kStackBytes = 1024 * 1024;
 #else
 constexpr rlim_t kStackBytes = 256 * 1024;
 #endif
 
 // Runs this program again with a small stack, which its threads inherit.
-TEST(Reliability, T30_SmallStack) {
+TEST(Resources, KernelsRunOnASmallStack) {
   if (std::getenv(kSmallStack) != nullptr) {
     for (const Operation operation : kOperations) {
       for (const std::int32_t dtype : kDtypes) {
@@ -294,7 +295,7 @@ TEST(Reliability, T30_SmallStack) {
     const rlimit limit = {kStackBytes, kStackBytes};
     if (setrlimit(RLIMIT_STACK, &limit) != 0) return false;
     setenv(kSmallStack, "1", 1);
-    execl("/proc/self/exe", "limits_test", "--gtest_filter=Reliability.T30_SmallStack",
+    execl("/proc/self/exe", "limits_test", "--gtest_filter=Resources.KernelsRunOnASmallStack",
           static_cast<char*>(nullptr));
     return false;
   });

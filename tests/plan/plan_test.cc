@@ -1,4 +1,4 @@
-// Which kernel a plan chooses and why, what it asks of a workspace, and what a run refuses.
+// Which kernel a plan chooses and why, what it requires of a workspace, and what a run refuses.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -37,7 +37,7 @@ tilewise_plan_options options_for(const char* kernel, const char* target = nullp
   return options;
 }
 
-// An environment variable for one scope. Tests of a program run one after another.
+// Sets an environment variable for one scope. The tests of a program run one after another.
 class Environment {
  public:
   Environment(const char* name, const char* value) : name_(name) {
@@ -115,7 +115,7 @@ TEST(Plan, AnUnknownKernelIsNamedWithThoseThatExist) {
   EXPECT_EQ(plan.get(), nullptr);
 }
 
-TEST(Plan, CpuTargetsAreForced) {
+TEST(Plan, EveryCpuTargetCanBeForced) {
   const Environment none("TILEWISE_CPU_TARGET", "");
   Sample sample;
   int available = 0;
@@ -131,7 +131,7 @@ TEST(Plan, CpuTargetsAreForced) {
     }
     ++available;
     ASSERT_EQ(status, TILEWISE_OK) << tilewise_last_error();
-    // Products in bf16 have kernels of their own; the sample is fp32.
+    // Kernels of bf16 products do not support the sample, which is fp32.
     const bool is_bf16 = target == "amx" || target == "avx512_bf16";
     const std::string kernel = is_bf16 ? "cpu_avx512" : "cpu_" + target;
     EXPECT_EQ(tilewise_plan_kernel(plan.get()), kernel);
@@ -146,7 +146,8 @@ TEST(Plan, CpuTargetsAreForced) {
   EXPECT_EQ(tilewise_cpu_target_available(99), 0);
 }
 
-// A rule of the shape: for packed sequences it would be one of their neighbours' lengths.
+// This is a rule of the shape: for packed sequences it would depend on the lengths of their
+// neighbours.
 TEST(Plan, FewRowsOfFp16LeaveTheMatrixUnitInTheBackwardPass) {
   if (!machine_has("amx")) GTEST_SKIP() << "this machine has no AMX";
   const Environment unforced("TILEWISE_CPU_TARGET", "");
@@ -185,7 +186,7 @@ TEST(Plan, AKernelOfAnotherTargetRefuses) {
   Sample sample;
   if (tilewise_cpu_target_count() < 2) return;
   const std::int32_t last = tilewise_cpu_target_count() - 1;
-  // Not the first: a matrix unit's kernel refuses the fp32 of the sample before that.
+  // The first target would not do: a kernel of a matrix unit refuses the sample's fp32 before that.
   const std::string other = std::string("cpu_") + tilewise_cpu_target_name(last - 1);
   const tilewise_plan_options options = options_for(other.c_str(), tilewise_cpu_target_name(last));
   PlanOwner plan;
@@ -194,7 +195,7 @@ TEST(Plan, AKernelOfAnotherTargetRefuses) {
       << tilewise_last_error();
 }
 
-TEST(Plan, MaxConcurrencyIsChecked) {
+TEST(Plan, AMaxConcurrencyBelowZeroIsRefused) {
   Sample sample;
   tilewise_plan_options options = options_for(nullptr);
   options.max_concurrency = -3;
@@ -204,8 +205,9 @@ TEST(Plan, MaxConcurrencyIsChecked) {
       << tilewise_last_error();
 }
 
-// A workspace that is too small by a byte, missing or misaligned: refused, nothing written.
-TEST(Plan, T21_WorkspaceIsChecked) {
+// A workspace that is too small by a byte, missing or misaligned is refused, and nothing is
+// written.
+TEST(Plan, AWorkspaceTooSmallMissingOrMisalignedIsRefused) {
   for (const Kernel* kernel : host_kernels(Operation::kForward)) {
     Sample sample;
     const tilewise_plan_options options = options_for(kernel->name);
@@ -287,7 +289,7 @@ TEST(Plan, RunsOnlyWhatItWasMadeFor) {
       << tilewise_last_error();
 }
 
-TEST(Plan, ExecutorsAreChecked) {
+TEST(Plan, InvalidExecutorsAreRefused) {
   Sample sample;
   tilewise_executor executor;
   tilewise_executor_init(&executor);
@@ -304,7 +306,7 @@ TEST(Plan, ExecutorsAreChecked) {
   EXPECT_TRUE(contains(tilewise_last_error(), "executor: struct_size is 8"));
 }
 
-// A workspace beyond 2^63 bytes is no memory, not a wrapped number.
+// A workspace beyond 2^63 bytes is reported as missing memory and does not wrap.
 TEST(Plan, EnormousWorkspacesAreRefused) {
   Sample sample;
   tilewise_problem& p = sample.request;
@@ -324,7 +326,8 @@ TEST(Plan, EnormousWorkspacesAreRefused) {
   EXPECT_TRUE(contains(tilewise_last_error(), "2^63 bytes")) << tilewise_last_error();
 }
 
-// Forward: independent of Sq and Sk on the CPU kernels. Backward: no more than linear in them.
+// The workspace of forward does not depend on Sq and Sk on the CPU kernels; that of backward is at
+// most linear in them.
 TEST(Plan, WorkspaceDoesNotGrowWithTheScores) {
   for (const Operation operation : kOperations) {
     for (const Kernel* kernel : runnable_kernels(operation)) {

@@ -1,5 +1,5 @@
-// The thread pool: every item once, nested calls, several callers, odd executors. Also under the
-// thread sanitizer.
+// The thread pool: every item runs once, nested calls, several callers, unusual executors. These
+// tests also run under the thread sanitizer.
 #include "plan/pool.h"
 
 #include <gtest/gtest.h>
@@ -65,7 +65,7 @@ TEST(Pool, NeverMoreItemsAtOnceThanThreads) {
   EXPECT_EQ(inside, 0);
 }
 
-TEST(Pool, SeveralHostThreadsAtOnce) {
+TEST(Pool, ServesSeveralHostThreadsAtOnce) {
   Pool pool(3);
   std::vector<std::thread> hosts;
   std::atomic<std::int64_t> sum{0};
@@ -97,7 +97,7 @@ TEST(Pool, ItemsSeeTheCallersRounding) {
   EXPECT_EQ(wrong, 0);
 }
 
-TEST(Pool, CreatedAndDestroyedWithoutWork) {
+TEST(Pool, MayBeDestroyedWithoutWork) {
   for (int i = 0; i < 20; ++i) Pool pool(8);
   for (int i = 0; i < 20; ++i) {
     Pool pool(4);
@@ -107,7 +107,7 @@ TEST(Pool, CreatedAndDestroyedWithoutWork) {
 
 TEST(Pool, CountsAtLeastOneCpu) { EXPECT_GE(plan::usable_cpus(), 1); }
 
-TEST(Pool, PublicFunctions) {
+TEST(Pool, PublicFunctionsCheckTheirArguments) {
   tilewise_pool* pool = nullptr;
   EXPECT_EQ(tilewise_pool_create(-1, &pool), TILEWISE_INVALID_ARGUMENT);
   EXPECT_EQ(std::string(tilewise_last_error()), "threads: is -1, must be 0 (all) to 4096");
@@ -126,9 +126,9 @@ TEST(Pool, PublicFunctions) {
   tilewise_pool_destroy(nullptr);
 }
 
-// T20 as far as the CPU goes: eight host threads share plans and the default pool, each with its
-// own workspace and outputs.
-TEST(Pool, T20_ManyThreadsRunOnePlan) {
+// Eight host threads share plans and the default pool, each with its own workspace and outputs (T20
+// for the CPU).
+TEST(Pool, ManyThreadsRunOnePlan) {
   for (const Operation operation : kOperations) {
     Case c = make_case(operation, TILEWISE_FP32, {2, 40, 40, 4, 2, 16});
     c.causal = true;

@@ -1,4 +1,4 @@
-// Which tensors may share memory.
+// Tests which tensors may share memory.
 #include <gtest/gtest.h>
 
 #include "problem/sample.h"
@@ -52,7 +52,7 @@ TEST(Aliasing, RolesAreThoseOfTheOperation) {
   expect_shared(kBackward, sample.request, "dq", "out");
 }
 
-// q, k, v as views of one (B, S, H + 2 Hk, D) buffer, and dq, dk, dv of another.
+// Returns q, k or v as a view of one (B, S, H + 2 Hk, D) buffer, or dq, dk or dv of another.
 tilewise_tensor part(tilewise_tensor whole, std::int64_t first, std::int64_t heads) {
   whole.data = static_cast<float*>(whole.data) + first * whole.strides[2];
   whole.shape[2] = heads;
@@ -75,9 +75,9 @@ TEST(Aliasing, InterleavedViewsAreAccepted) {
   p.mask.rank = p.bias.rank = p.dbias.rank = 0;
   EXPECT_EQ(run(kForward, p), TILEWISE_OK) << tilewise_last_error();
   EXPECT_EQ(run(kBackward, p), TILEWISE_OK) << tilewise_last_error();
-  p.dk = part(gradients, kH - 1, kHk);  // one head too early: that of dq's last
+  p.dk = part(gradients, kH - 1, kHk);  // one head too early: it overlaps the last head of dq
   expect_shared(kBackward, p, "dq", "dk");
-  p.dk = part(packed, kH, kHk);  // interleaved with inputs: its own elements are k's
+  p.dk = part(packed, kH, kHk);  // interleaved with inputs: its elements are those of k
   expect_shared(kBackward, p, "dk", "k");
 }
 
@@ -102,7 +102,8 @@ TEST(Aliasing, NegativeStridesAreFollowed) {
   expect_shared(kForward, p, "out", "sink");
 }
 
-// Number of elements at each place of a buffer that `tensors` point into; true if any holds two.
+// Counts the elements at each position of a buffer that `tensors` point into; true if two share
+// one.
 bool share_by_brute_force(const float* base, const std::vector<const tilewise_tensor*>& tensors) {
   std::vector<int> owners(8000, 0);
   bool shared = false;
@@ -115,8 +116,8 @@ bool share_by_brute_force(const float* base, const std::vector<const tilewise_te
   return shared;
 }
 
-// Outputs with the strides of one buffer: refused if and only if two elements share an address.
-TEST(Aliasing, InterleavedViewsAgainstBruteForce) {
+// Outputs with the strides of one buffer are refused if and only if two elements share an address.
+TEST(Aliasing, InterleavedViewsAgreeWithBruteForce) {
   verify::Random random(20240607);
   int refused = 0;
   for (int step = 0; step < 4000; ++step) {
@@ -137,8 +138,8 @@ TEST(Aliasing, InterleavedViewsAgainstBruteForce) {
   EXPECT_LT(refused, 3600);
 }
 
-// One output of any strides.
-TEST(Aliasing, OwnElementsAgainstBruteForce) {
+// The same rule holds for one output of any strides.
+TEST(Aliasing, OwnElementsAgreeWithBruteForce) {
   verify::Random random(5);
   int refused = 0;
   for (int step = 0; step < 20000; ++step) {

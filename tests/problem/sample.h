@@ -1,4 +1,4 @@
-// A valid problem with every optional tensor, to be spoilt one thing at a time.
+// A valid problem with every optional tensor, which tests make invalid in one respect at a time.
 #pragma once
 
 #include <tilewise/tilewise.h>
@@ -18,7 +18,8 @@ using problem::Operation;
 
 inline constexpr std::int64_t kB = 2, kSq = 3, kSk = 5, kH = 4, kHk = 2, kD = 8, kDv = 6;
 
-// Dense, fp32, forward and backward. Owns the memory of all its tensors: 0x5A in every byte.
+// Dense, fp32, forward and backward. It owns the memory of all its tensors, with 0x5A in every
+// byte.
 class Sample {
  public:
   Sample() : memory_(kTensors * kBytes, 0x5A) {
@@ -48,7 +49,7 @@ class Sample {
     return tilewise_contiguous(data, dtype, static_cast<std::int32_t>(shape.size()), shape.data());
   }
 
-  // int64 numbers in a tensor of the given shape.
+  // Returns a tensor of int64 numbers of the given shape.
   tilewise_tensor numbers(const std::vector<std::int64_t>& values,
                           const std::vector<std::int64_t>& shape) {
     const tilewise_tensor result = tensor(TILEWISE_INT64, shape);
@@ -56,7 +57,7 @@ class Sample {
     return result;
   }
 
-  // Both sides packed: two sequences of 2 and 1 queries, 2 and 3 keys.
+  // Makes both sides packed: two sequences of 2 and 1 queries, 2 and 3 keys.
   void pack() {
     request.q = tensor(TILEWISE_FP32, {kSq, kH, kD});
     request.k = tensor(TILEWISE_FP32, {kSk, kHk, kD});

@@ -1,5 +1,5 @@
-// What cu_seqlens, seqused_k and slices contain is hostile when a plan runs: clamped, never
-// trusted.
+// The contents of cu_seqlens, seqused_k and slices may be hostile when a plan runs: they are
+// clamped, never trusted.
 #include "problem/sequence.h"
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ tilewise_tensor hostile_numbers(Sample& sample, std::int64_t count, verify::Rand
   std::vector<std::int64_t> values;
   for (std::int64_t i = 0; i < count; ++i) values.push_back(hostile(random));
   tilewise_tensor tensor = sample.numbers(values, {count});
-  if (random.chance(0.5)) tensor.dtype = TILEWISE_INT32;  // the same bytes, other numbers
+  if (random.chance(0.5)) tensor.dtype = TILEWISE_INT32;  // the same bytes are then other numbers
   return tensor;
 }
 
@@ -48,7 +48,7 @@ TEST(Sequences, HostileContentsStayInside) {
     std::int64_t q_end = 0;
     std::int64_t k_end = 0;
     for (const Sequence& sequence : table) {
-      ASSERT_GE(sequence.q_start, q_end);  // in order, without overlap
+      ASSERT_GE(sequence.q_start, q_end);  // sequences are in order and do not overlap
       ASSERT_GE(sequence.k_start, k_end);
       ASSERT_GE(sequence.q_len, 0);
       ASSERT_GE(sequence.k_len, 0);
@@ -61,8 +61,8 @@ TEST(Sequences, HostileContentsStayInside) {
   }
 }
 
-// Honest contents are taken as they are.
-TEST(Sequences, HonestContents) {
+// Valid contents are used unchanged.
+TEST(Sequences, ValidContentsAreNotChanged) {
   Sample sample;
   sample.pack();
   sample.request.seqused_k = sample.numbers({1, 3}, {2});
@@ -85,8 +85,8 @@ TEST(Sequences, HonestContents) {
   EXPECT_EQ(table[1].diagonal, 0);
 }
 
-// A plan's run clamps hostile contents; every output element is written, none outside.
-TEST(Sequences, RunsOnHostileContents) {
+// The run of a plan clamps hostile contents; every output element is written, and none outside.
+TEST(Sequences, ARunOnHostileContentsWritesEveryOutput) {
   verify::Random random(7);
   for (int step = 0; step < 300; ++step) {
     Sample sample;

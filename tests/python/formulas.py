@@ -15,7 +15,7 @@ def philox(counter, key):
 
 
 def dropout_factor(shape, p, seed, offset):
-    """(B, H, Sq, Sk): 1/(1-p) where an element is kept, else 0."""
+    """Returns (B, H, Sq, Sk): 1/(1-p) where dropout keeps an element, else 0."""
     if p == 0:
         return np.ones(shape)
     batch, heads, rows, columns = shape

@@ -1,5 +1,4 @@
 """Every kernel of libtilewise.so against numpy formulas. Usage: numpy_oracle.py LIBTILEWISE.SO"""
-import os
 import sys
 
 import numpy as np
@@ -68,7 +67,7 @@ def fill_problem(lib, case, results):
 
 
 def empty_results(case, expected):
-    """Arrays of NaN with the dtypes that the library asks for."""
+    """Returns arrays of NaN with the dtypes that the library requires."""
     dtype = case["q"].dtype
     statistics = np.float64 if dtype == np.float64 else np.float32
     dtypes = {"lse": statistics, "dsink": statistics}
@@ -113,7 +112,7 @@ def check_case(lib, case):
 
 
 def main():
-    seed = int(os.environ.get("TILEWISE_TEST_SEED") or np.random.SeedSequence().entropy % 2**32)
+    seed = tw.run_seed()
     rng = np.random.default_rng(seed)
     lib = tw.Library(sys.argv[1])
     failed = 0

@@ -4,7 +4,6 @@ Usage: onnx_oracle.py LIBTILEWISE.SO
 How ONNX says it, and how Tilewise does: without a cache is_causal and windows are top-left; with past keys or
 nonpad_kv_seqlen they are bottom-right, counted from the last valid key. A float mask is a bias, a boolean one a mask.
 """
-import os
 import sys
 
 import numpy as np
@@ -69,7 +68,7 @@ def random_case(rng, opset, dtype):
 
 
 def tilewise_problem(lib, feeds, attributes, cache):
-    """The same question to Tilewise. Returns the problem, its output and what must stay alive."""
+    """Makes the same problem for Tilewise. Returns the problem, its output and what must stay alive."""
     arrays = {"q": feeds["Q"], "k": feeds["K"], "v": feeds["V"]}
     if cache == "past":
         arrays["k"] = np.concatenate((feeds["past_key"], feeds["K"]), axis=2)
@@ -94,7 +93,7 @@ def tilewise_problem(lib, feeds, attributes, cache):
 
 
 def main():
-    seed = int(os.environ.get("TILEWISE_TEST_SEED") or np.random.SeedSequence().entropy % 2**32)
+    seed = tw.run_seed()
     rng = np.random.default_rng(seed)
     lib = tw.Library(sys.argv[1])
     tolerances = {"float64": 1e-12, "float32": 1e-5, "float16": 1e-2}

@@ -1,8 +1,18 @@
 """The C interface of libtilewise.so by ctypes: structs, plans, and runs on numpy arrays."""
 import ctypes
+import os
 from ctypes import POINTER, byref, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 
 import numpy as np
+
+
+def run_seed():
+    """The seed of this run: fixed, unless TILEWISE_TEST_SEED is a number or "random" (tests/support/seed.h)."""
+    given = os.environ.get("TILEWISE_TEST_SEED") or "1"
+    seed = int(np.random.SeedSequence().generate_state(1)[0]) if given == "random" else int(given)
+    print(f"TILEWISE_TEST_SEED={seed}")
+    return seed
+
 
 FORWARD, BACKWARD = 0, 1
 BSHD, BHSD = 0, 1

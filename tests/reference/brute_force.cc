@@ -26,7 +26,7 @@ std::int64_t index_at(const tilewise_tensor& tensor, std::int64_t row, std::int6
                                         : static_cast<const std::int32_t*>(tensor.data)[offset];
 }
 
-// Row-major number of (b, h, i, j) in a tensor that broadcasts to (B, H, Sq, Sk).
+// Returns the row-major index of (b, h, i, j) in a tensor that broadcasts to (B, H, Sq, Sk).
 std::int64_t broadcast_place(const std::int64_t* shape, int rank, const std::int64_t (&index)[4]) {
   std::int64_t place = 0;
   for (int d = 0; d < rank; ++d)
@@ -38,8 +38,8 @@ struct Words {
   std::uint32_t word[4];
 };
 
-// Philox-4x32-10 as its authors write it: rounds of two multiplications, the key raised between
-// them.
+// Philox-4x32-10 as its authors describe it: rounds of two multiplications, and a new key for each
+// round.
 Words philox(Words x, std::uint32_t key0, std::uint32_t key1) {
   for (int round = 0; round < 10; ++round) {
     if (round > 0) {

@@ -1,5 +1,5 @@
-// Attention written down directly from docs/semantics.md, in long double, with nothing of src/math:
-// what the oracle itself is checked against. Its gradients come from finite differences.
+// Attention in long double, written directly from docs/semantics.md without anything of src/math.
+// The oracle itself is checked against it. Its gradients come from finite differences.
 #pragma once
 
 #include <tilewise/tilewise.h>
@@ -25,10 +25,12 @@ class BruteForce {
   // Fills out and lse.
   void run();
 
-  // The scalar whose gradients backward computes: sum of out * dout + lse * dlse, run() included.
+  // Calls run() and returns the scalar whose gradients backward computes: the sum of out * dout +
+  // lse * dlse.
   long double loss();
 
-  // d loss / d array by the five-point rule; the error is of order 1e-13 for inputs of order 1.
+  // Returns d loss / d array by the five-point rule; the error is of order 1e-13 for inputs of
+  // order 1.
   std::vector<double> gradient(Array* array);
 
   Array q, k, v, bias, sink, dout, dlse;  // inputs
@@ -45,7 +47,7 @@ class BruteForce {
     std::int64_t i;      // in the sequence
     std::int64_t token;  // in the tensor
     std::int64_t q_len;
-    Range keys;  // the sequence's keys in the tensor
+    Range keys;  // the keys of the sequence, in the tensor
     std::int64_t diagonal() const;
     bool top_left;
   };

@@ -1,4 +1,4 @@
-// Empty sizes, rows without keys, and values that are not finite: what may not reach whom.
+// Empty sizes, rows without keys, and non-finite values: which results they affect, and which not.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -28,7 +28,7 @@ Case square_case() {
   return c;
 }
 
-// Element (0, row, 0, column) of a tensor (1, S, 1, D), or (row, column) of a contiguous one.
+// Sets element (0, row, 0, column) of a tensor (1, S, 1, D), or (row, column) of a contiguous one.
 void set(const tilewise_tensor& tensor, std::int64_t row, std::int64_t column, double x) {
   verify::write_element(tensor, row * tensor.strides[tensor.rank == 4 ? 1 : 0] + column, x);
 }
@@ -53,7 +53,7 @@ bool is(Kind kind, double x) {
   }
 }
 
-// Expects `kind(row)` of every element of that row.
+// Expects `kind(row)` of every element of a row.
 void expect_rows(const char* name, const tilewise_tensor& tensor, std::int64_t rows,
                  const std::function<Kind(std::int64_t)>& kind) {
   const std::vector<double> values = numbers(tensor);
@@ -83,7 +83,7 @@ void for_each_run(const Case& c, const std::function<void(const tilewise_problem
   }
 }
 
-TEST(NotFinite, VisibleNaNKeyReachesExactlyTheRowsThatSeeIt) {
+TEST(NonFinite, VisibleNaNKeyReachesExactlyTheRowsThatSeeIt) {
   Case c = square_case();
   c.causal = true;
   for (const std::int64_t key : {0, 4, 8}) {
@@ -98,7 +98,7 @@ TEST(NotFinite, VisibleNaNKeyReachesExactlyTheRowsThatSeeIt) {
   }
 }
 
-TEST(NotFinite, NaNStaysWhenALargerScoreFollows) {
+TEST(NonFinite, NaNStaysWhenALargerScoreFollows) {
   Case c = square_case();
   for_each_run(
       c,
@@ -117,7 +117,7 @@ TEST(NotFinite, NaNStaysWhenALargerScoreFollows) {
       });
 }
 
-TEST(NotFinite, NaNValueOfVanishingProbabilityShowsInOutAlone) {
+TEST(NonFinite, NaNValueOfVanishingProbabilityShowsInOutAlone) {
   const Case c = square_case();
   for_each_run(
       c,
@@ -135,7 +135,7 @@ TEST(NotFinite, NaNValueOfVanishingProbabilityShowsInOutAlone) {
       });
 }
 
-TEST(NotFinite, MaskedKeysReachNothing) {
+TEST(NonFinite, MaskedKeysReachNothing) {
   for (const double poison : {kNaN, kInfinity, -kInfinity}) {
     Case boolean = square_case();
     boolean.mask = {true, 1, {true, true, true, true}};
@@ -151,8 +151,7 @@ TEST(NotFinite, MaskedKeysReachNothing) {
               if (p.mask.rank != 0) static_cast<std::uint8_t*>(p.mask.data)[key] = masked ? 0 : 1;
               if (p.bias.rank != 0) set(p.bias, 0, key, masked ? -kInfinity : 0.5);
               if (!masked) continue;
-              // A masked bias masks whatever finite score was there; a NaN of q.k beside it stays
-              // one.
+              // A bias of -inf masks any finite score, but a NaN of q.k stays NaN.
               if (p.mask.rank != 0) set_row(p.k, key, poison);
               set_row(p.v, key, poison);
             }
@@ -170,7 +169,7 @@ TEST(NotFinite, MaskedKeysReachNothing) {
   }
 }
 
-TEST(NotFinite, KeysBeyondTheEndReachNothing) {
+TEST(NonFinite, KeysBeyondTheEndReachNothing) {
   Case c = square_case();
   c.used = {5};
   for_each_run(
@@ -191,7 +190,7 @@ TEST(NotFinite, KeysBeyondTheEndReachNothing) {
       });
 }
 
-TEST(NotFinite, QueryAndItsGradientReachOnlyTheirRowAndItsKeys) {
+TEST(NonFinite, QueryAndItsGradientReachOnlyTheirRowAndItsKeys) {
   Case c = square_case();
   c.causal = true;
   for_each_run(
@@ -212,7 +211,7 @@ TEST(NotFinite, QueryAndItsGradientReachOnlyTheirRowAndItsKeys) {
       });
 }
 
-TEST(NotFinite, InfiniteScoreGivesNaN) {
+TEST(NonFinite, InfiniteScoreGivesNaN) {
   Case c = square_case();
   c.bias = {true, 2, {true, true, true, true}};
   for_each_run(
@@ -224,10 +223,10 @@ TEST(NotFinite, InfiniteScoreGivesNaN) {
       });
 }
 
-TEST(Empty, RowsWithoutKeys) {
+TEST(Empty, RowsWithoutKeysGiveZeroAndMinusInfinity) {
   Case c = square_case();
   c.causal = true;
-  c.q_len = 12;  // bottom-right: the first three rows see nothing
+  c.q_len = 12;  // bottom-right alignment: the first three rows see nothing
   c.dlse = true;
   for_each_run(
       c, [](const tilewise_problem&) {},
@@ -241,7 +240,7 @@ TEST(Empty, RowsWithoutKeys) {
       });
 }
 
-TEST(Empty, RowsWithoutKeysAndASink) {
+TEST(Empty, RowsWithoutKeysHaveTheLseOfTheSink) {
   Case c = square_case();
   c.k_len = 0;
   c.sink = true;
@@ -253,7 +252,7 @@ TEST(Empty, RowsWithoutKeysAndASink) {
         expect_rows("dq", p.dq, kLength, [](std::int64_t) { return kZero; });
         const double sink = numbers(p.sink)[0];
         for (const double lse : numbers(p.lse)) EXPECT_NEAR(lse, sink, 1e-6);
-        // LSE = sink in every row: dsink is the sum of dLSE.
+        // Every row has LSE = sink, so dsink is the sum of dLSE.
         double sum = 0;
         for (const double dlse : numbers(p.dlse)) sum += dlse;
         EXPECT_NEAR(numbers(p.dsink)[0], sum, 1e-5);

@@ -1,5 +1,5 @@
-// three_pass in fp64, the oracle of every other test, against attention written down from the
-// semantics in long double.
+// Compares three_pass in fp64, the oracle of every other test, with attention in long double,
+// written directly from the semantics.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -50,7 +50,7 @@ TEST(Oracle, GradientsAreFiniteDifferences) {
     SCOPED_TRACE(verify::describe(c));
     verify::Instance instance(c);
     tilewise_problem request = instance.request();
-    verify::TensorOwner owner;  // dsink in full precision
+    verify::TensorOwner owner;  // keeps dsink in full precision
     if (request.dsink.rank != 0) request.dsink = owner.make(TILEWISE_FP64, 1, request.dsink.shape);
     run(*rungs()[0].forward, Operation::kForward, request);
     instance.prepare(Operation::kBackward);
@@ -68,7 +68,7 @@ TEST(Oracle, GradientsAreFiniteDifferences) {
                      {"dsink", request.dsink, &expected.sink}};
     for (const auto& [name, gradient, input] : gradients) {
       if (gradient.rank == 0) continue;
-      // A bias that is stored in fp32 has its gradient rounded to fp32.
+      // A bias in fp32 has its gradient rounded to fp32.
       const double bound = gradient.dtype == TILEWISE_FP32 ? 1e-7 : 1e-11;
       expect_close(name, numbers(gradient), expected.gradient(input), bound);
     }

@@ -1,5 +1,5 @@
-// Every rung against the oracle: tight in fp64, by the accuracy rule in the other types; on any
-// number of threads.
+// Compares every rung with the oracle: tightly in fp64, by the accuracy rule in the other dtypes,
+// for any number of threads.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -27,7 +27,8 @@ std::vector<std::vector<double>> results_of(Operation operation, const tilewise_
   return results;
 }
 
-// Equal up to `bound` times the largest number; NaN and infinity in the same places.
+// Expects equality up to `bound` times the largest number, and NaN and infinity in the same
+// positions.
 void expect_close(const std::vector<std::vector<double>>& result,
                   const std::vector<std::vector<double>>& expected, double bound) {
   for (std::size_t t = 0; t < expected.size(); ++t) {
@@ -61,7 +62,7 @@ TEST(Rungs, AgreeInFp64) {
           instance.prepare(operation);
           run(rung.kernel(operation), operation, instance.request(), {1, sram, nullptr});
           EXPECT_EQ(instance.damage(operation), "");
-          // dsink and an fp32 bias are stored in fp32, in which rounding may fall either way.
+          // dsink and an fp32 bias are stored in fp32, where rounding may go either way.
           const bool narrow = operation == Operation::kBackward && (c.sink || c.bias_fp32);
           expect_close(results_of(operation, instance.request()),
                        results_of(operation, oracle.results()), narrow ? 1e-7 : 1e-13);
@@ -86,9 +87,9 @@ Case medium_case(std::int32_t dtype) {
   return c;
 }
 
-// In the input's own precision the other rungs may err by what the accuracy rule allows beyond
-// three_pass, which is a plain attention that rounds less than the rule's: 2 * its error (gradients
-// 3 *) and 2 ulp.
+// In the precision of the inputs, the other rungs may have the error that the accuracy rule allows
+// on top of that of three_pass, a plain attention that rounds less than the rule's: 2 * its error
+// (gradients 3 *) and 2 ulp.
 void expect_accuracy_of_three_pass(const Case& c, std::int64_t sram_bytes) {
   SCOPED_TRACE(verify::describe(c));
   verify::Instance instance(c);
@@ -164,7 +165,7 @@ TEST(Rungs, ThreadsChangeNoBit) {
   }
 }
 
-// Sq * Sk * 8 bytes exceed int64 for three_pass; the others have no such product.
+// For three_pass, Sq * Sk * 8 bytes exceed int64; the others have no such product.
 TEST(Rungs, SayWhenAWorkspaceExceedsInt64) {
   verify::Instance instance(small_cases()[0]);
   tilewise_problem request = instance.request();

@@ -11,7 +11,7 @@
 namespace tilewise::reference_test {
 namespace {
 
-// As many threads as items: the kernels must not ask for more items than their concurrency.
+// Uses as many threads as items: the kernels must not request more items than their concurrency.
 void run_on_threads(void* self, std::int64_t n, void (*fn)(void*, std::int64_t), void* context) {
   EXPECT_LE(n, *static_cast<const std::int64_t*>(self));
   std::vector<std::thread> threads;
@@ -72,10 +72,10 @@ void add_sequences(std::vector<Case>& cases) {
   cases.push_back(with([&](Case& c) {
     packed(c), c.used = {2, 0, 5}, c.bias = {true, 4, {true, true, true, true}}, c.dropout_p = 0.3;
   }));
-  cases.push_back(with([](Case& c) {  // packed queries on a dense cache
+  cases.push_back(with([](Case& c) {  // packed queries with a dense cache
     c.q_packed = true, c.q_lengths = {3, 4}, c.used = {7, 2}, c.causal = true, c.alibi = true;
   }));
-  cases.push_back(with([](Case& c) {  // dense queries on packed keys
+  cases.push_back(with([](Case& c) {  // dense queries with packed keys
     c.k_packed = true, c.k_lengths = {6, 3}, c.window_left = 2;
   }));
   cases.push_back(with([](Case& c) { c.used = {0, 5}; }));
@@ -119,7 +119,7 @@ void add_masks(std::vector<Case>& cases) {
 
 void add_scores(std::vector<Case>& cases) {
   for (int dimension = -1; dimension < 4;
-       ++dimension) {  // broadcast in no, then in each single dimension
+       ++dimension) {  // broadcast in no dimension, then in each single one
     cases.push_back(with([&](Case& c) {
       c.bias.present = true, c.heads = 4, c.softcap = 1.5;
       if (dimension >= 0) c.bias.full[static_cast<std::size_t>(dimension)] = false;
@@ -143,7 +143,7 @@ void add_scores(std::vector<Case>& cases) {
   cases.push_back(with([](Case& c) {
     c.dropout_p = 0.4, c.dropout_seed = 0x123456789abcdefull, c.dropout_offset = 77;
   }));
-  cases.push_back(with([](Case& c) {  // everything at once
+  cases.push_back(with([](Case& c) {  // all options at once
     c.heads = 4, c.causal = true, c.window_left = 4, c.softcap = 2, c.alibi = true, c.sink = true,
     c.dropout_p = 0.25;
     c.bias = {true, 4, {false, true, true, true}}, c.bias_masks = true,

@@ -1,4 +1,4 @@
-// Running a rung in a test: cases, workspace, threads.
+// Runs rungs in tests: cases, workspaces, threads.
 #pragma once
 
 #include <string>
@@ -30,18 +30,18 @@ struct RunSetup {
   problem::Traffic* traffic = nullptr;
 };
 
-// Runs the kernel on the request, in a workspace of exactly the size that it asks for, full of NaN.
-// Fails the test if the kernel refuses.
+// Runs the kernel on the request, in a workspace of exactly the size that it requires, filled with
+// NaN. Fails the test if the kernel refuses.
 void run(const Kernel& kernel, Operation operation, const tilewise_problem& request,
          const RunSetup& setup = {});
 
-// The elements in row-major order.
+// Returns the elements in row-major order.
 std::vector<double> numbers(const tilewise_tensor& tensor);
 
-// Small cases, together every option of the semantics: fp64, both operations.
+// Returns small cases that together cover every option of the semantics: fp64, both operations.
 std::vector<Case> small_cases();
 
-// One fast memory in which every small case has several ragged tiles.
+// A fast memory in which every small case has several tiles, the last ones smaller.
 inline constexpr std::int64_t kTinySramBytes = 200;
 
 }  // namespace tilewise::reference_test

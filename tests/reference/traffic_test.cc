@@ -1,4 +1,4 @@
-// The closed forms against the papers' figures, and against what the code itself counts.
+// Compares the closed forms with the figures of the papers, and with what the code counts.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -35,8 +35,8 @@ const reference::TensorTraffic& row(const Prediction& prediction, const std::str
   return prediction.tensors[0];
 }
 
-// N = 4096, D = 128, one head, 2 bytes.
-TEST(Traffic, StandardAttentionOfThePaper) {
+// The problem is N = 4096, D = 128, one head, 2 bytes per element.
+TEST(Traffic, StandardAttentionMovesWhatThePaperSays) {
   const Prediction p = predict(Algorithm::kThreePass, Operation::kForward, square(4096, 128, 2),
                                problem::kDefaultSramBytes);
   for (const char* name : {"q", "k", "v"}) {
@@ -54,8 +54,8 @@ TEST(Traffic, StandardAttentionOfThePaper) {
   EXPECT_DOUBLE_EQ(p.intensity(), p.flops / (132 * kMiB));
 }
 
-// 2 N D for K and V, and 3 N D for every one of the ceil(N / ceil(M / 4D)) key tiles: Theta(N^2 D^2
-// / M).
+// flash1 moves 2 N D elements for K and V, and 3 N D for each of the ceil(N / ceil(M / 4D)) key
+// tiles: Theta(N^2 D^2 / M).
 TEST(Traffic, Flash1FallsWithTheFastMemory) {
   const double n = 1 << 16, d = 64;
   const AttentionShape shape = square(1 << 16, 64, 2);
@@ -73,7 +73,7 @@ TEST(Traffic, Flash1FallsWithTheFastMemory) {
   }
 }
 
-// 2 N D + 2 ceil(N / Br) N D elements: Q and O once, K and V once per query tile.
+// flash2 moves 2 N D + 2 ceil(N / Br) N D elements: Q and O once, K and V once per query tile.
 TEST(Traffic, Flash2ReadsKeysOncePerQueryTile) {
   for (const std::int64_t n : {4096, 1000}) {
     const Prediction p = predict(Algorithm::kFlash2, Operation::kForward, square(n, 128, 2),
@@ -83,8 +83,8 @@ TEST(Traffic, Flash2ReadsKeysOncePerQueryTile) {
   }
 }
 
-// The table of docs/ladder.md, whole MiB.
-TEST(Traffic, TableOfTheDocumentation) {
+// The table is that of docs/ladder.md, in whole MiB.
+TEST(Traffic, TheTableOfTheDocumentationIsRight) {
   const double expected[][2] = {{132, 332}, {12290, 24580}, {68, 114}, {60, 122}};
   const double intensities[][2] = {{62.1, 61.7}, {1.0, 0.8}, {120.5, 179.6}, {136.5, 167.9}};
   for (std::size_t i = 0; i < std::size(kAlgorithms); ++i) {
@@ -114,7 +114,7 @@ TEST(Traffic, TilesFitTheFastMemory) {
   }
 }
 
-// What the rung counts while it runs.
+// Returns what the rung counts while it runs.
 problem::Traffic counted(const Rung& rung, const Case& c, std::int64_t sram_bytes) {
   verify::Instance instance(c);
   problem::Traffic traffic;
@@ -162,7 +162,7 @@ std::vector<Case> traffic_cases() {
   return cases;
 }
 
-TEST(Traffic, CountedIsPredicted) {
+TEST(Traffic, CountedTrafficEqualsThePrediction) {
   for (Case c : traffic_cases()) {
     for (const Operation operation : {Operation::kForward, Operation::kBackward}) {
       c.operation = operation;

@@ -1,5 +1,5 @@
-// T01 accuracy, T02 fully masked rows, T03 empty blocks, T05 extreme scores, T07 empty sequences:
-// the judge's verdict on every kernel, and what must hold exactly.
+// Accuracy (T01), rows without keys (T02), tiles without keys (T03), extreme scores (T05) and empty
+// sequences (T07): the accuracy rule for every kernel, and equalities that must hold exactly.
 #include <cmath>
 
 #include "registry/support.h"
@@ -12,11 +12,11 @@ using verify::Distribution;
 
 constexpr double kInfinity = HUGE_VAL;
 
-TEST(Reliability, T01_HeadDimensionsMasksAndDistributions) {
+TEST(KernelAccuracy, HoldsForHeadDimensionsMasksAndDistributions) {
   TILEWISE_TRACE_SEED();
   constexpr std::int64_t kDims[] = {32, 64, 72, 80, 96, 128, 192, 256};
   constexpr int kDistributions = 7;
-  int step = static_cast<int>(run_seed() % 28);  // another pairing of the lists in each run
+  int step = static_cast<int>(run_seed() % 28);  // another pairing of the lists for each seed
   for (const Operation operation : kOperations) {
     for (const std::int32_t dtype : kDtypes) {
       for (const std::int64_t dim : kDims) {
@@ -34,14 +34,14 @@ TEST(Reliability, T01_HeadDimensionsMasksAndDistributions) {
   }
 }
 
-// So few keys that many rows have a weight of 1, in bf16 as well: not so its product with 1 / (1 -
-// p).
-TEST(Reliability, T01_DroppedWeightsOfOne) {
+// There are so few keys that many rows have a probability of 1, which bf16 holds exactly, unlike
+// its product with 1 / (1 - p).
+TEST(KernelAccuracy, HoldsWhereDropoutMeetsProbabilitiesOfOne) {
   TILEWISE_TRACE_SEED();
   for (const std::int32_t dtype : {TILEWISE_BF16, TILEWISE_FP16}) {
     Case c = make_case(Operation::kForward, dtype, {3, 257, 127, 4, 1, 16});
     c.used = {97, 120, 12};
-    c.output_dtype = TILEWISE_FP32;  // no rounding hides that of the weights
+    c.output_dtype = TILEWISE_FP32;  // no rounding of the output hides that of the probabilities
     c.dropout_p = 0.1;
     c.dropout_seed = run_seed();
     c.seed = run_seed() + 1;
@@ -49,7 +49,7 @@ TEST(Reliability, T01_DroppedWeightsOfOne) {
   }
 }
 
-// Cases in which some rows see no key, each by another means.
+// Returns cases in which some rows see no key, each for another reason.
 std::vector<Case> cases_with_empty_rows(Operation operation, std::int32_t dtype) {
   std::vector<Case> cases;
   Case c = make_case(operation, dtype, {2, 75, 40, 4, 2, 40});
@@ -58,7 +58,7 @@ std::vector<Case> cases_with_empty_rows(Operation operation, std::int32_t dtype)
   c.sink = c.dlse = true;
   cases.push_back(c);
   c = make_case(operation, dtype, {1, 70, 33, 2, 1, 16});
-  c.alignment = TILEWISE_TOP_LEFT;  // rows from 34 on look beyond the last key
+  c.alignment = TILEWISE_TOP_LEFT;  // rows from 34 on lie after the last key
   c.window_left = 1;
   c.window_right = 0;
   cases.push_back(c);
@@ -71,9 +71,9 @@ std::vector<Case> cases_with_empty_rows(Operation operation, std::int32_t dtype)
   cases.push_back(c);
   cases.push_back(make_case(operation, dtype, {2, 20, 0, 2, 1, 8}));
   c = make_case(operation, dtype, {2, 20, 30, 2, 1, 8});
-  c.mask = {true, 4, {true, false, true, false}};  // a whole row at once
+  c.mask = {true, 4, {true, false, true, false}};  // masks a whole row at once
   cases.push_back(c);
-  c = make_case(operation, dtype, {2, 90, 30, 2, 1, 8});  // one row in ten: never none of 180
+  c = make_case(operation, dtype, {2, 90, 30, 2, 1, 8});  // masks one row in ten: never none of 180
   c.bias = {true, 4, {true, false, true, false}};
   c.bias_masks = true;
   cases.push_back(c);
@@ -82,7 +82,7 @@ std::vector<Case> cases_with_empty_rows(Operation operation, std::int32_t dtype)
 
 bool is_empty_row(double lse_without_sink) { return lse_without_sink == -kInfinity; }
 
-// LSE of each (b, h, i), as the oracle has it without the sink.
+// Returns the LSE of each (b, h, i) without the sink, from the oracle.
 std::vector<double> lse_without_sink(const Instance& instance) {
   tilewise_problem request = instance.request();
   request.sink = tilewise_tensor{};
@@ -92,7 +92,7 @@ std::vector<double> lse_without_sink(const Instance& instance) {
   return values_of(oracle.results().lse);
 }
 
-// Calls fn(number of the row in lse, value) for every element of a (B, S, H, width) tensor.
+// Calls fn(index of the row in lse, value) for every element of a (B, S, H, width) tensor.
 template <class Function>
 void for_each_row_element(const tilewise_tensor& tensor, Function fn) {
   verify::for_each_element(tensor, [&](std::int64_t i, std::int64_t offset) {
@@ -124,7 +124,7 @@ std::int64_t count_wrong_empty_rows(const Instance& instance,
   return wrong;
 }
 
-TEST(Reliability, T02_FullyMaskedRows) {
+TEST(RowsWithoutKeys, HaveZeroOutputAndTheLseOfTheSink) {
   TILEWISE_TRACE_SEED();
   for (const Operation operation : kOperations) {
     for (const std::int32_t dtype : kDtypes) {
@@ -144,9 +144,9 @@ TEST(Reliability, T02_FullyMaskedRows) {
   }
 }
 
-// What stands in a row without keys reaches nothing: dK and dV keep every bit, whether q and dout
-// of that row hold numbers, NaN or infinity. (Where a bias of -inf masks, a NaN score stays NaN.)
-TEST(Reliability, T02_EmptyRowsReachNoGradient) {
+// A row without keys affects no gradient: dK and dV keep every bit, whether q and dout of that row
+// hold numbers, NaN or infinity. (Where a bias of -inf masks, a NaN score stays NaN.)
+TEST(RowsWithoutKeys, ReachNoGradient) {
   TILEWISE_TRACE_SEED();
   for (const Case& c : cases_with_empty_rows(Operation::kBackward, TILEWISE_FP32)) {
     if (c.bias_masks) continue;
@@ -174,8 +174,8 @@ TEST(Reliability, T02_EmptyRowsReachNoGradient) {
   }
 }
 
-// Nothing of the first key tiles is visible, to all rows or to some.
-TEST(Reliability, T03_EmptyBlocks) {
+// No key of the first key tiles is visible, to all rows or to some.
+TEST(EmptyTiles, ChangeNothing) {
   TILEWISE_TRACE_SEED();
   for (const Operation operation : kOperations) {
     for (const std::int32_t dtype : kDtypes) {
@@ -200,7 +200,7 @@ TEST(Reliability, T03_EmptyBlocks) {
   }
 }
 
-// q is near 1 and k near score / (D * scale) in each row: the scores are known within 1 %, and
+// Sets q near 1 and k near score / (D * scale) in each row: the scores are known within 1 %, and
 // their roundings are as random as those of other inputs.
 void set_scores(const tilewise_problem& request, double (*score)(std::int64_t key)) {
   const double dim = static_cast<double>(request.q.shape[3]);
@@ -212,7 +212,7 @@ void set_scores(const tilewise_problem& request, double (*score)(std::int64_t ke
   });
 }
 
-TEST(Reliability, T05_ExtremeScores) {
+TEST(ExtremeScores, KeepTheAccuracy) {
   TILEWISE_TRACE_SEED();
   double (*const kScores[])(std::int64_t) = {
       [](std::int64_t j) { return -300.0 - static_cast<double>(j % 3); },
@@ -237,11 +237,12 @@ TEST(Reliability, T05_ExtremeScores) {
   }
 }
 
-// With one key O is V, and dP - delta is what their sums differ by. The kernels of bf16 products
-// take both in one order: dS is zero, however large K and Q are that it is multiplied with.
-TEST(Reliability, T05_OneKey) {
+// With one key O is V, and dP - delta is the difference of their sums. The kernels of bf16 products
+// compute both sums in one order, so dS is zero, however large the K and Q are that it is
+// multiplied by.
+TEST(ExtremeScores, OfASingleKeyGiveADSOfZero) {
   TILEWISE_TRACE_SEED();
-  const auto is_of_pairs = [](const Kernel& kernel) {
+  const auto has_bf16_products = [](const Kernel& kernel) {
     const std::string name = kernel.name;
     return name == "cpu_amx" || name == "cpu_avx512_bf16";
   };
@@ -253,7 +254,7 @@ TEST(Reliability, T05_OneKey) {
       Instance instance(c);
       give_forward_results(instance);
       for (const Kernel* kernel : runnable_kernels(Operation::kBackward, dtype)) {
-        if (!is_of_pairs(*kernel)) continue;
+        if (!has_bf16_products(*kernel)) continue;
         ++runs;
         run_for_bits(kernel->name, instance);
         for (const auto member : {&tilewise_problem::dq, &tilewise_problem::dk}) {
@@ -267,8 +268,9 @@ TEST(Reliability, T05_OneKey) {
   if (runs == 0) GTEST_SKIP() << "no kernel of bf16 products on this machine or target";
 }
 
-// Products of the largest inputs: finite in the library's arithmetic, so finite in every output.
-TEST(Reliability, T05_LargestInputs) {
+// Products of the largest inputs are finite in the arithmetic of the library, so every output is
+// finite.
+TEST(ExtremeScores, OfTheLargestInputsStayFinite) {
   TILEWISE_TRACE_SEED();
   for (const Operation operation : kOperations) {
     for (const std::int32_t dtype : {TILEWISE_FP32, TILEWISE_BF16, TILEWISE_FP16}) {
@@ -294,7 +296,7 @@ TEST(Reliability, T05_LargestInputs) {
   }
 }
 
-TEST(Reliability, T07_ZeroLengthSequences) {
+TEST(EmptySequences, KeepTheAccuracy) {
   TILEWISE_TRACE_SEED();
   const std::vector<std::int64_t> kLengths[] = {{0, 9, 1}, {9, 0, 1}, {9, 1, 0}, {0, 0, 9},
                                                 {0, 0, 0}, {1, 1, 1}, {0, 1, 0}};
@@ -316,7 +318,7 @@ TEST(Reliability, T07_ZeroLengthSequences) {
 }
 
 // Keys that no query sees have gradients of exactly zero.
-TEST(Reliability, T07_NoQueriesNoGradients) {
+TEST(EmptySequences, OfQueriesGiveZeroGradients) {
   Case c = make_case(Operation::kBackward, TILEWISE_FP32, {3, 0, 0, 2, 1, 8});
   c.q_packed = c.k_packed = true;
   c.q_lengths = {4, 0, 3};

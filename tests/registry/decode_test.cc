@@ -1,6 +1,6 @@
-// Few queries on long caches, where kernels cut the keys into splits, in another way for more than
-// 16 queries: every count of rows to a kv head and odd widths, splits whose keys nobody sees, bits
-// that depend on nothing but the row.
+// Few queries on long caches, where kernels split the keys, and split them differently for more
+// than 16 queries. Tests every number of rows per kv head and unusual widths, splits whose keys no
+// row sees, and that the bits of a row depend on nothing but the row.
 #include <algorithm>
 #include <cmath>
 #include <string_view>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::int64_t kSeveralSplits = 1300;
 
-TEST(Decode, EveryCountOfRowsAndWidth) {
+TEST(Decode, EveryCountOfRowsAndWidthKeepsTheAccuracy) {
   TILEWISE_TRACE_SEED();
   struct Rows {
     std::int64_t q_len, group;
@@ -35,8 +35,8 @@ TEST(Decode, EveryCountOfRowsAndWidth) {
   }
 }
 
-// The edges of splits and blocks, as lengths of the cache.
-TEST(Decode, EveryLengthNearASplitsEnd) {
+// The lengths of the cache are the edges of splits and blocks.
+TEST(Decode, EveryLengthNearTheEndOfASplitKeepsTheAccuracy) {
   TILEWISE_TRACE_SEED();
   for (const std::int64_t k_len : {1, 31, 32, 33, 511, 512, 513, 1023, 1024, 1025, 1537, 4097}) {
     for (const std::int32_t dtype : {TILEWISE_FP32, TILEWISE_BF16}) {
@@ -51,8 +51,8 @@ TEST(Decode, EveryLengthNearASplitsEnd) {
   }
 }
 
-// Windows that begin and end inside of splits, and leave most splits without a visible key.
-TEST(Decode, WindowsAcrossSplits) {
+// The windows begin and end inside of splits, and leave most splits without a visible key.
+TEST(Decode, WindowsAcrossSplitsKeepTheAccuracy) {
   TILEWISE_TRACE_SEED();
   for (const std::int64_t left : {0, 1, 40, 511, 512, 600, 1200}) {
     for (const std::int32_t alignment : {TILEWISE_BOTTOM_RIGHT, TILEWISE_TOP_LEFT}) {
@@ -70,9 +70,9 @@ TEST(Decode, WindowsAcrossSplits) {
   }
 }
 
-// Keys 500 to 1100 are masked for the even rows: for them the second split is empty, and what lies
-// there must not reach them; the odd rows see all.
-void expect_masked_split_is_gone(std::int32_t dtype, std::int64_t q_len) {
+// Keys 500 to 1100 are masked for the rows with even numbers: for them the second split is empty,
+// and its values must not affect them. The other rows see all keys.
+void expect_masked_split_reaches_nothing(std::int32_t dtype, std::int64_t q_len) {
   const auto masked = [](std::int64_t key) { return key >= 500 && key < 1100; };
   Case c = make_case(Operation::kForward, dtype, {1, q_len, kSeveralSplits, 6, 2, 40});
   c.mask = {true, 2, {true, true, true, true}};
@@ -99,30 +99,30 @@ void expect_masked_split_is_gone(std::int32_t dtype, std::int64_t q_len) {
     run_for_bits(kernel->name, poisoned);
     const std::vector<double> expected = values_of(clean.request().out);
     const std::vector<double> out = values_of(poisoned.request().out);
-    int spoilt = 0;
+    int affected = 0;
     for (std::size_t i = 0; i < out.size(); ++i) {
       const RowIndex at =
           row_index(clean.request().out, TILEWISE_BSHD, static_cast<std::int64_t>(i));
       if (at.row % 2 == 0) {
         ASSERT_EQ(out[i], expected[i]) << kernel->name << " row " << at.row << describe(c);
       } else {
-        spoilt += std::isnan(out[i]) ? 1 : 0;
+        affected += std::isnan(out[i]) ? 1 : 0;
       }
     }
-    EXPECT_EQ(spoilt, q_len / 2 * 6 * 40) << kernel->name << ": " << describe(c);
+    EXPECT_EQ(affected, q_len / 2 * 6 * 40) << kernel->name << ": " << describe(c);
   }
 }
 
-TEST(Decode, NaNInAMaskedSplit) {
+TEST(Decode, NaNInAMaskedSplitReachesNothing) {
   TILEWISE_TRACE_SEED();
   for (const std::int32_t dtype : kDtypes) {
-    expect_masked_split_is_gone(dtype, 4);
-    expect_masked_split_is_gone(dtype, 40);
+    expect_masked_split_reaches_nothing(dtype, 4);
+    expect_masked_split_reaches_nothing(dtype, 40);
   }
 }
 
-// A value that is not finite spoils its column of the rows that see it, in whatever split.
-TEST(Decode, SeenValueReachesItsColumn) {
+// A non-finite value affects its column of the rows that see it, in whatever split it is.
+TEST(Decode, NonFiniteValueReachesOnlyItsColumn) {
   TILEWISE_TRACE_SEED();
   for (const double poison : {std::nan(""), HUGE_VAL}) {
     for (const std::int64_t key : {3, 700, 1299}) {
@@ -139,8 +139,8 @@ TEST(Decode, SeenValueReachesItsColumn) {
   }
 }
 
-// A score of -inf is a masked one, whichever column of the key makes it so; widths that are no
-// multiple of a register read some columns twice.
+// A score of -inf is masked, whichever column of the key causes it. Widths that are no multiple of
+// a register read some columns twice.
 TEST(Decode, MinusInfinityInAKeyMasksIt) {
   TILEWISE_TRACE_SEED();
   for (const std::int64_t width : {5, 20, 39, 100}) {
@@ -187,7 +187,7 @@ TEST(Decode, ThreadsNeverChangeABit) {
   }
 }
 
-// The most items that a run hands out at once; they run one after the other.
+// Returns the largest number of items that a run hands out at once; they run one after the other.
 std::int64_t most_items(const Kernel& kernel, Instance& instance, std::int32_t concurrency) {
   std::int64_t most = 0;
   tilewise_executor executor;
@@ -204,7 +204,7 @@ std::int64_t most_items(const Kernel& kernel, Instance& instance, std::int32_t c
   return most;
 }
 
-// One head, and queries for one block only: without splits there is work for one thread.
+// With one head, and queries for one block only, there would be work for one thread without splits.
 TEST(Decode, ManyKeysAreWorkForEveryThread) {
   TILEWISE_TRACE_SEED();
   constexpr std::int32_t kThreads = 8;
@@ -212,7 +212,8 @@ TEST(Decode, ManyKeysAreWorkForEveryThread) {
     for (const std::int64_t q_len : {2, 30}) {
       Instance instance(make_case(Operation::kForward, dtype, {1, q_len, 20000, 1, 1, 8}));
       for (const Kernel* kernel : runnable_kernels(Operation::kForward, dtype)) {
-        if (std::string_view(kernel->name).substr(0, 4) != "cpu_") continue;  // rungs do not split
+        // Rungs do not split the keys.
+        if (std::string_view(kernel->name).substr(0, 4) != "cpu_") continue;
         EXPECT_EQ(most_items(*kernel, instance, kThreads), kThreads)
             << kernel->name << ": " << describe(instance.description());
       }
@@ -220,8 +221,8 @@ TEST(Decode, ManyKeysAreWorkForEveryThread) {
   }
 }
 
-// One after another or in turns with other heads: how the heads of a cache lie changes the order of
-// the reading, not a bit.
+// The heads of a cache may be separate or interleaved: this changes the order of reads, but not a
+// bit.
 TEST(Decode, StridesChangeNoBit) {
   TILEWISE_TRACE_SEED();
   for (const std::int32_t dtype : kDtypes) {
@@ -238,8 +239,8 @@ TEST(Decode, StridesChangeNoBit) {
   }
 }
 
-// Short and long sequences of queries in one packed batch: each has the bits that it has alone.
-TEST(Decode, PackedBesideLongerSequences) {
+// Short and long sequences of queries in one packed batch each have the bits that they have alone.
+TEST(Decode, LongerPackedSequencesChangeNoBit) {
   TILEWISE_TRACE_SEED();
   const std::vector<std::int64_t> q_lengths = {1, 40, 16, 0, 17, 3};
   Case c = make_case(Operation::kForward, TILEWISE_BF16, {6, 0, kSeveralSplits, 4, 2, 32});

@@ -1,5 +1,5 @@
-// T16 the same bits from run to run, T17 whatever the threads, their order, and what is batched
-// beside a row.
+// A run gives the same bits every time (T16), for any number and order of threads, and whatever
+// else is in the batch (T17).
 #include <cstring>
 
 #include "plan/pool.h"
@@ -9,7 +9,7 @@
 namespace tilewise::tests {
 namespace {
 
-TEST(Reliability, T16_SameBitsFromRunToRun) {
+TEST(Determinism, EveryRunGivesTheSameBits) {
   TILEWISE_TRACE_SEED();
   constexpr int kRuns = 25;
   plan::Pool pool(4);
@@ -33,7 +33,7 @@ TEST(Reliability, T16_SameBitsFromRunToRun) {
   }
 }
 
-// One thread, and then others, in other numbers and orders.
+// Compares the bits of one thread with those of other numbers and orders of threads.
 class ThreadCounts {
  public:
   void expect_same_bits(const Case& c) {
@@ -61,7 +61,7 @@ class ThreadCounts {
   ShuffledExecutor shuffled_{3, run_seed()};
 };
 
-TEST(Reliability, T17_ThreadsNeverChangeABit) {
+TEST(Determinism, ThreadsNeverChangeABit) {
   TILEWISE_TRACE_SEED();
   Random random(run_seed() + 2);
   ThreadCounts threads;
@@ -69,22 +69,23 @@ TEST(Reliability, T17_ThreadsNeverChangeABit) {
     threads.expect_same_bits(verify::random_case(kOperations[i % 2], kDtypes[i / 2 % 4], random));
 }
 
-// So many queries and keys that the number of threads decides how many go together.
-TEST(Reliability, T17_ThreadsAcrossTiles) {
+// There are so many queries and keys that the number of threads decides how many blocks go
+// together.
+TEST(Determinism, ThreadsNeverChangeABitOfManyTiles) {
   TILEWISE_TRACE_SEED();
   ThreadCounts threads;
   for (const Operation operation : kOperations) {
     for (const std::int32_t dtype : {TILEWISE_FP32, TILEWISE_BF16}) {
       Case c = make_case(operation, dtype, {1, 1100, 1100, 2, 1, 40});
       c.causal = true;
-      c.output_dtype = TILEWISE_FP32;  // all bits of the sums
+      c.output_dtype = TILEWISE_FP32;  // shows all bits of the sums
       threads.expect_same_bits(c);
     }
   }
 }
 
-// More keys than stay packed on the matrix unit, where two blocks a worker are enough.
-TEST(Reliability, T17_ThreadsBeyondThePackedKeys) {
+// There are more keys than stay packed on the matrix unit, where two blocks per worker are enough.
+TEST(Determinism, ThreadsNeverChangeABitBeyondThePackedKeys) {
   TILEWISE_TRACE_SEED();
   ThreadCounts threads;
   for (const std::int32_t dtype : {TILEWISE_BF16, TILEWISE_FP16}) {
@@ -95,8 +96,9 @@ TEST(Reliability, T17_ThreadsBeyondThePackedKeys) {
   }
 }
 
-// Heads beyond what has a counter of its own, in sequences of every kind: none, decoded, and more.
-TEST(Reliability, T17_ThreadsOverManyHeads) {
+// There are more heads than have a work counter of their own, in sequences of every kind: empty
+// ones, decode steps, and longer ones.
+TEST(Determinism, ThreadsNeverChangeABitOfManyHeads) {
   TILEWISE_TRACE_SEED();
   Random random(run_seed() + 3);
   ThreadCounts threads;
@@ -112,7 +114,7 @@ TEST(Reliability, T17_ThreadsOverManyHeads) {
   }
 }
 
-// Elements [first, first + count) of the batch axis of a tensor.
+// Returns the elements [first, first + count) of the batch axis of a tensor.
 tilewise_tensor part_of_batch(const tilewise_tensor& tensor, std::int64_t first,
                               std::int64_t count) {
   tilewise_tensor part = tensor;
@@ -123,8 +125,8 @@ tilewise_tensor part_of_batch(const tilewise_tensor& tensor, std::int64_t first,
   return part;
 }
 
-// Every sequence of a batch alone and in batches of 1 to B: its rows keep their bits.
-TEST(Reliability, T17_BatchInvariance) {
+// Runs every sequence of a batch alone and in batches of 1 to B: its rows keep their bits.
+TEST(BatchInvariance, RowsKeepTheirBitsInEveryBatch) {
   TILEWISE_TRACE_SEED();
   constexpr std::int64_t kBatch = 6;
   struct Shape {
@@ -134,7 +136,7 @@ TEST(Reliability, T17_BatchInvariance) {
     for (const Shape shape : {Shape{1, 4500}, Shape{37, 300}}) {
       Case c = make_case(operation, TILEWISE_BF16, {kBatch, shape.q_len, shape.k_len, 4, 2, 16});
       c.batch_invariant = true;
-      c.output_dtype = TILEWISE_FP32;  // all bits of the sums
+      c.output_dtype = TILEWISE_FP32;  // shows all bits of the sums
       c.causal = shape.q_len > 1;
       Instance instance(c);
       give_forward_results(instance);
@@ -161,7 +163,7 @@ TEST(Reliability, T17_BatchInvariance) {
   }
 }
 
-// A sequence's rows, of (T, H, D) tensors.
+// The rows of a sequence in (T, H, D) tensors.
 struct Rows {
   std::int64_t first, count;
 };
@@ -177,9 +179,9 @@ std::vector<std::uint64_t> bits_of(const tilewise_tensor& tensor, Rows rows) {
   return {begin, begin + rows.count * row};
 }
 
-// Sequences of a packed batch, short and long, each alone: kernels are not chosen by what else
-// there is.
-TEST(Reliability, T17_PackedNeighboursChangeNothing) {
+// Runs the sequences of a packed batch, short and long, each alone: which kernel computes a
+// sequence does not depend on the other ones.
+TEST(BatchInvariance, PackedNeighboursChangeNothing) {
   TILEWISE_TRACE_SEED();
   const Rows q_rows[] = {{0, 33}, {33, 60}, {93, 5}};
   const Rows k_rows[] = {{0, 40}, {40, 300}, {340, 2100}};

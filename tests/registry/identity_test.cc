@@ -1,5 +1,5 @@
-// What must hold for attention without any reference: identities of the softmax, of its merge and
-// of its gradient, on every kernel.
+// Identities of the softmax, of its merge and of its gradient, which every kernel must satisfy
+// without any reference.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -36,7 +36,7 @@ TEST(Identity, ProbabilitiesSumToOne) {
   }
 }
 
-// out is a weighted mean: never beyond the largest value of its column.
+// out is a weighted mean, so it never exceeds the largest value of its column.
 TEST(Identity, OutputsStayBetweenTheValues) {
   TILEWISE_TRACE_SEED();
   for (const std::int32_t dtype : kDtypes) {
@@ -54,8 +54,9 @@ TEST(Identity, OutputsStayBetweenTheValues) {
   }
 }
 
-// A constant added to all scores of a row changes its lse by that much, and nothing else.
-TEST(Identity, ShiftedScores) {
+// A constant that is added to all scores of a row changes its lse by that constant, and nothing
+// else.
+TEST(Identity, ShiftedScoresShiftTheLseAlone) {
   TILEWISE_TRACE_SEED();
   constexpr double kShift = 7.5;
   Case c = sample_case(Operation::kForward, TILEWISE_FP64);
@@ -78,8 +79,8 @@ TEST(Identity, ShiftedScores) {
   }
 }
 
-// The order of the keys does not matter without a mask.
-TEST(Identity, PermutedKeys) {
+// Without a mask, the order of the keys does not matter.
+TEST(Identity, PermutedKeysGiveTheSameResult) {
   TILEWISE_TRACE_SEED();
   Case c = sample_case(Operation::kForward, TILEWISE_FP64);
   c.causal = false;
@@ -103,7 +104,7 @@ TEST(Identity, PermutedKeys) {
   }
 }
 
-// Rows [first, first + count) of the sequence axis.
+// Returns the rows [first, first + count) of the sequence axis.
 tilewise_tensor keys_from(const tilewise_tensor& tensor, std::int64_t first, std::int64_t count) {
   tilewise_tensor part = tensor;
   part.data = static_cast<std::byte*>(tensor.data) +
@@ -112,8 +113,8 @@ tilewise_tensor keys_from(const tilewise_tensor& tensor, std::int64_t first, std
   return part;
 }
 
-// Attention over the keys in two parts, merged by the library's one rule, is attention over all:
-// what split caches and rings of machines rest on.
+// Attention over two parts of the keys, merged by the rule of src/math, equals attention over all
+// keys. Split caches and rings of machines rely on this.
 TEST(Identity, PartsMergeToTheWhole) {
   TILEWISE_TRACE_SEED();
   Case c = sample_case(Operation::kForward, TILEWISE_FP64);
@@ -152,7 +153,7 @@ TEST(Identity, PartsMergeToTheWhole) {
   }
 }
 
-// A row's score gradients sum to zero: the bias gradient over a row, and dq for equal keys.
+// The score gradients of a row sum to zero: the bias gradient over a row, and dq for equal keys.
 TEST(Identity, ScoreGradientsSumToZero) {
   TILEWISE_TRACE_SEED();
   Case c = sample_case(Operation::kBackward, TILEWISE_FP64);
@@ -169,8 +170,9 @@ TEST(Identity, ScoreGradientsSumToZero) {
   }
 }
 
-// A dlse of g adds g * P to the score gradients: with dout = 0, dv is 0 and dbias over a row is g.
-TEST(Identity, GradientOfTheLse) {
+// A dlse of g adds g * P to the score gradients: with dout = 0, dv is 0 and dbias over a row sums
+// to g.
+TEST(Identity, GradientOfTheLseIsWeightedByTheProbabilities) {
   TILEWISE_TRACE_SEED();
   Case c = sample_case(Operation::kBackward, TILEWISE_FP64);
   c.dlse = true;
@@ -190,7 +192,8 @@ TEST(Identity, GradientOfTheLse) {
   }
 }
 
-// out is linear in v, and dropout keeps its mean: over many seeds the share of kept weight is 1.
+// out is linear in v, and dropout preserves its mean: over many seeds the mean of the kept
+// probabilities is 1.
 TEST(Identity, DropoutKeepsTheMean) {
   TILEWISE_TRACE_SEED();
   for (const Kernel* kernel : runnable_kernels(Operation::kForward)) {

@@ -1,4 +1,5 @@
-// T04 NaN isolation, T06 poisoned memory, T19 the end of the page, T21 reused workspaces.
+// Isolation of non-finite inputs (T04), garbage in memory (T06), reads at the end of a page (T19),
+// reused workspaces (T21).
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -16,11 +17,11 @@ namespace {
 
 constexpr double kInfinity = HUGE_VAL;
 
-// ---- T04 ----
+// ---- T04: non-finite inputs ----
 
 struct Isolation {
   Case description;
-  // True for a row of k and v that nobody sees.
+  // True for a row of k and v that no query sees.
   bool (*unseen)(const RowIndex& at);
 };
 
@@ -50,7 +51,7 @@ std::vector<Isolation> isolation_cases(Operation operation, std::int32_t dtype) 
   return cases;
 }
 
-// Where the case has a mask over keys, it hides exactly the unseen ones.
+// If the case has a mask over keys, the mask is false for exactly the unseen ones.
 void set_mask(const Isolation& isolation, const tilewise_problem& request) {
   if (request.mask.rank == 0) return;
   for (std::int64_t j = 0; j < request.mask.shape[0]; ++j) {
@@ -71,14 +72,15 @@ void poison_unseen(const Isolation& isolation, const tilewise_problem& request) 
   }
 }
 
-// Kernels that compute rows anew where NaN has spoilt others beside them, and not in the order of
-// their own sums (docs/cuda.md, docs/matrix-unit.md).
+// True for kernels that recompute rows on a slow path after a non-finite value has affected them,
+// and then not in the order of their own sums (docs/cuda.md, docs/matrix-unit.md).
 bool rounds_anew(const Kernel& kernel, Operation operation) {
   const bool amx = std::string(kernel.name) == "cpu_amx" && operation == Operation::kBackward;
   return amx || is_partial(kernel);
 }
 
-// The same number, or of such a kernel the same but for the rounding of its inputs' type.
+// True if x is the expected number or, for a kernel that rounds anew, equal up to the rounding of
+// the inputs' type.
 bool holds(const Kernel& kernel, Operation operation, double x, double expected) {
   if (x == expected) return true;
   return rounds_anew(kernel, operation) &&
@@ -94,7 +96,7 @@ std::int64_t count_other(const Kernel& kernel, const tilewise_tensor& tensor,
   return other;
 }
 
-TEST(Reliability, T04_UnseenKeysReachNothing) {
+TEST(NonFinite, UnseenKeysReachNothing) {
   TILEWISE_TRACE_SEED();
   for (const Operation operation : kOperations) {
     for (const std::int32_t dtype : kDtypes) {
@@ -124,8 +126,9 @@ TEST(Reliability, T04_UnseenKeysReachNothing) {
   }
 }
 
-// A NaN key: exactly the rows that see it are NaN, in out and lse; every other row keeps its bits.
-TEST(Reliability, T04_SeenNaNReachesItsRows) {
+// If a key is NaN, exactly the rows that see it are NaN, in out and lse; every other row keeps its
+// bits.
+TEST(NonFinite, NaNKeyReachesExactlyTheRowsThatSeeIt) {
   TILEWISE_TRACE_SEED();
   constexpr std::int64_t kKey = 29;
   for (const std::int32_t dtype : kDtypes) {
@@ -164,9 +167,9 @@ TEST(Reliability, T04_SeenNaNReachesItsRows) {
   }
 }
 
-// A NaN or infinite value is seen by out alone: by the rows and in the column where plain
-// attention has it; all other numbers keep their accuracy, and lse its bits.
-TEST(Reliability, T04_SeenValueReachesItsColumn) {
+// A NaN or infinite value affects out alone: the rows and the column where plain attention has it.
+// All other numbers keep their accuracy, and lse keeps its bits.
+TEST(NonFinite, ValueReachesOnlyItsColumnOfTheRowsThatSeeIt) {
   TILEWISE_TRACE_SEED();
   for (const Operation operation : kOperations) {
     for (const std::int32_t dtype : kDtypes) {
@@ -182,8 +185,8 @@ TEST(Reliability, T04_SeenValueReachesItsColumn) {
   }
 }
 
-// A NaN query row spoils its own row alone; in the backward pass also what its keys receive.
-TEST(Reliability, T04_NaNQueryStaysInItsRow) {
+// A NaN query row affects its own row alone; in the backward pass also the gradients of its keys.
+TEST(NonFinite, NaNQueryStaysInItsRow) {
   TILEWISE_TRACE_SEED();
   constexpr std::int64_t kRow = 21;
   for (const Work& work : kOperationsOfTwoWidths) {
@@ -209,9 +212,9 @@ TEST(Reliability, T04_NaNQueryStaysInItsRow) {
         for (std::size_t i = 0; i < result.size(); ++i) {
           const RowIndex at =
               row_index(clean.request().*member, TILEWISE_BSHD, static_cast<std::int64_t>(i));
-          const bool spoilt = at.head == 0 && at.row >= first && at.row <= last;
-          ASSERT_TRUE(spoilt ? std::isnan(result[i])
-                             : holds(*kernel, operation, result[i], expected[i]))
+          const bool affected = at.head == 0 && at.row >= first && at.row <= last;
+          ASSERT_TRUE(affected ? std::isnan(result[i])
+                               : holds(*kernel, operation, result[i], expected[i]))
               << kernel->name << " row " << at.row << ": " << describe(c);
         }
       };
@@ -222,13 +225,13 @@ TEST(Reliability, T04_NaNQueryStaysInItsRow) {
   }
 }
 
-// The same beside a row that has seen nothing yet when the NaN comes.
-TEST(Reliability, T04_NaNQueryBesideRowsOfLaterKeys) {
+// The NaN query does not affect a neighbouring row that has seen no key yet when the NaN arrives.
+TEST(NonFinite, NaNQuerySparesRowsThatSeeLaterKeys) {
   TILEWISE_TRACE_SEED();
   for (const std::int32_t dtype : kDtypes) {
     for (const std::int64_t poisoned_row : {4, 20}) {
       Case c = make_case(Operation::kForward, dtype, {1, 40, 96, 1, 1, 32});
-      const std::int64_t late = 24 - poisoned_row;  // its neighbour 16 lanes on
+      const std::int64_t late = 24 - poisoned_row;  // its neighbour, 16 lanes further
       c.slices = {
           {0, late, 0, 66, 0, -1}, {late, late + 1, 64, 96, 0, -1}, {late + 1, 40, 0, 66, 0, -1}};
       Instance clean(c);
@@ -241,8 +244,8 @@ TEST(Reliability, T04_NaNQueryBesideRowsOfLaterKeys) {
         const std::vector<double> expected = values_of(clean.request().lse);
         const std::vector<double> lse = values_of(poisoned.request().lse);
         for (std::size_t row = 0; row < lse.size(); ++row) {
-          const bool spoilt = static_cast<std::int64_t>(row) == poisoned_row;
-          ASSERT_TRUE(spoilt ? std::isnan(lse[row]) : lse[row] == expected[row])
+          const bool affected = static_cast<std::int64_t>(row) == poisoned_row;
+          ASSERT_TRUE(affected ? std::isnan(lse[row]) : lse[row] == expected[row])
               << kernel->name << " row " << row << ": " << describe(c);
         }
       }
@@ -250,9 +253,9 @@ TEST(Reliability, T04_NaNQueryBesideRowsOfLaterKeys) {
   }
 }
 
-// A NaN whose bits are all ones, as memory of 0xFF bytes has them: rounded like a number, it would
-// be zero.
-TEST(Reliability, T04_NaNOfAllOnesStays) {
+// A NaN whose bits are all ones, as in memory of 0xFF bytes, would become zero if it were rounded
+// like a number.
+TEST(NonFinite, NaNWhoseBitsAreAllOnesStaysNaN) {
   TILEWISE_TRACE_SEED();
   for (const std::int32_t dtype : {TILEWISE_FP32, TILEWISE_BF16, TILEWISE_FP16}) {
     for (const auto member : {&tilewise_problem::lse, &tilewise_problem::dlse}) {
@@ -282,8 +285,8 @@ TEST(Reliability, T04_NaNOfAllOnesStays) {
   }
 }
 
-// A query of one infinity whose scores are all -inf sees nothing: with a sink its LSE is finite.
-TEST(Reliability, T04_InfiniteQueryThatSeesNothing) {
+// A query with one infinity whose scores are all -inf sees nothing: with a sink its LSE is finite.
+TEST(NonFinite, InfiniteQueryThatSeesNothingHasTheLseOfTheSink) {
   TILEWISE_TRACE_SEED();
   for (const Operation operation : kOperations) {
     for (const std::int32_t dtype : kDtypes) {
@@ -302,9 +305,9 @@ TEST(Reliability, T04_InfiniteQueryThatSeesNothing) {
   }
 }
 
-// ---- T06 ----
+// ---- T06: garbage in memory ----
 
-TEST(Reliability, T06_PoisonedMemory) {
+TEST(GarbageMemory, InWorkspacesChangesNoBit) {
   TILEWISE_TRACE_SEED();
   Random random(run_seed());
   for (const Operation operation : kOperations) {
@@ -325,7 +328,7 @@ TEST(Reliability, T06_PoisonedMemory) {
   }
 }
 
-// ---- T19 ----
+// ---- T19: reads at the end of a page ----
 
 // Bytes that end where an unreadable page begins, or begin where one ends.
 class PageEdge {
@@ -353,7 +356,7 @@ class PageEdge {
   std::size_t size_;
 };
 
-// Every tensor of the request moved to the edge of a page, with its contents.
+// Moves every tensor of the request to the edge of a page, with its contents.
 tilewise_problem move_to_page_edges(const tilewise_problem& request, bool at_end,
                                     std::vector<std::unique_ptr<PageEdge>>& pages) {
   tilewise_problem moved = request;
@@ -369,7 +372,7 @@ tilewise_problem move_to_page_edges(const tilewise_problem& request, bool at_end
   return moved;
 }
 
-TEST(Reliability, T19_NothingIsReadBeyondATensor) {
+TEST(Bounds, NothingIsReadBeyondATensor) {
   TILEWISE_TRACE_SEED();
   for (const Operation operation : kOperations) {
     for (const std::int32_t dtype : kDtypes) {
@@ -397,11 +400,11 @@ TEST(Reliability, T19_NothingIsReadBeyondATensor) {
   }
 }
 
-// ---- T21 ----
+// ---- T21: reused workspaces ----
 
-// One workspace serves all cases one after another, each leaving its rubbish to the next, with
+// One workspace serves all cases one after another. Each leaves its garbage to the next, with
 // refused calls in between.
-TEST(Reliability, T21_WorkspaceIsReused) {
+TEST(Workspace, ReuseChangesNothing) {
   TILEWISE_TRACE_SEED();
   constexpr std::size_t kBytes = std::size_t{64} << 20;
   const verify::Memory workspace(kBytes);
@@ -412,7 +415,8 @@ TEST(Reliability, T21_WorkspaceIsReused) {
     Instance instance(c);
     give_forward_results(instance);
     for (const Kernel* kernel : runnable_kernels(operation)) {
-      if (kernel->device != TILEWISE_CPU) continue;  // another workspace each run: tests/cuda
+      // On a device each run has another workspace; tests/cuda tests its reuse.
+      if (kernel->device != TILEWISE_CPU) continue;
       plan::Options options;
       options.kernel = kernel->name;
       plan::Plan plan;

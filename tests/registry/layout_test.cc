@@ -1,4 +1,5 @@
-// T08 degenerate sizes, T09 beyond 32 bits, T11 layouts and strides, T13 unusual configurations.
+// Degenerate sizes (T08), sizes beyond 32 bits (T09), layouts and strides (T11), unusual head
+// dimensions and alignments (T13).
 #include <sys/mman.h>
 
 #include <cmath>
@@ -13,9 +14,9 @@ namespace {
 
 using verify::Storage;
 
-// ---- T08 ----
+// ---- T08: degenerate sizes ----
 
-TEST(Reliability, T08_DegenerateSizes) {
+TEST(Sizes, OfZeroAndOneAreComputed) {
   TILEWISE_TRACE_SEED();
   const std::vector<std::int64_t> kSizes[] = {
       {0, 5, 7, 2, 1, 8}, {2, 0, 7, 2, 1, 8}, {2, 5, 0, 2, 1, 8}, {2, 0, 0, 2, 1, 8},
@@ -33,7 +34,7 @@ TEST(Reliability, T08_DegenerateSizes) {
         tilewise_problem request = instance.request();
         for (const problem::NamedTensor& named : problem::kTensors) {
           if (verify::element_count(request.*named.member) == 0) {
-            (request.*named.member).data = nullptr;  // nothing there to point to
+            (request.*named.member).data = nullptr;  // there is no element to point to
           }
         }
         for (const Kernel* kernel : kernels_for(operation, dtype, request)) {
@@ -50,7 +51,7 @@ TEST(Reliability, T08_DegenerateSizes) {
   }
 }
 
-TEST(Reliability, T08_NoHeadDimensionIsAnError) {
+TEST(Sizes, AHeadDimensionOfZeroIsAnError) {
   for (const Operation operation : kOperations) {
     Case c = make_case(operation, TILEWISE_FP32, {1, 2, 2, 1, 1, 4});
     Instance instance(c);
@@ -62,9 +63,9 @@ TEST(Reliability, T08_NoHeadDimensionIsAnError) {
   }
 }
 
-// ---- T09 ----
+// ---- T09: sizes beyond 32 bits ----
 
-// Address space without memory: pages appear where they are touched.
+// Address space without memory: pages appear when they are touched.
 class SparseMemory {
  public:
   explicit SparseMemory(std::size_t bytes) : bytes_(bytes) {
@@ -84,11 +85,11 @@ class SparseMemory {
   std::size_t bytes_;
 };
 
-// Tensors of a small problem spread over more than 2^31 elements, along one axis. All share the
-// address space of one, so that a device has room for their copies.
+// Spreads the tensors of a small problem over more than 2^31 elements along one axis. All of them
+// share one range of addresses, so that a device has memory for their copies.
 class Spread {
  public:
-  // A null tensor if there is no address space.
+  // Returns a null tensor if there is no address space.
   tilewise_tensor operator()(const tilewise_tensor& tensor, int axis) {
     constexpr std::int64_t kFar = (std::int64_t{1} << 31) + 96;
     constexpr std::int64_t kRoom = 1 << 16;  // bytes of a tensor on one side
@@ -111,7 +112,7 @@ class Spread {
   std::int64_t used_ = 0;
 };
 
-TEST(Reliability, T09_StridesBeyond32Bits) {
+TEST(LargeSizes, StridesMayExceed32Bits) {
   TILEWISE_TRACE_SEED();
   for (const Operation operation : kOperations) {
     for (const std::int32_t dtype : kDtypes) {
@@ -140,8 +141,8 @@ TEST(Reliability, T09_StridesBeyond32Bits) {
   }
 }
 
-// A mask and a bias with rows 2^31 elements apart.
-TEST(Reliability, T09_MaskBeyond32Bits) {
+// The rows of a mask and a bias are 2^31 elements apart.
+TEST(LargeSizes, StridesOfMaskAndBiasMayExceed32Bits) {
   TILEWISE_TRACE_SEED();
   for (const Operation operation : kOperations) {
     Case c = make_case(operation, TILEWISE_FP32, {1, 3, 40, 2, 1, 8});
@@ -161,8 +162,8 @@ TEST(Reliability, T09_MaskBeyond32Bits) {
   }
 }
 
-// Sk = 65537 and Sq = 65537 with a mask, 70000 sequences, 70000 heads.
-TEST(Reliability, T09_CountsBeyond16Bits) {
+// Tests Sk = 65537 and Sq = 65537 with a mask, 70000 sequences, and 70000 heads.
+TEST(LargeSizes, CountsMayExceed16Bits) {
   TILEWISE_TRACE_SEED();
   std::vector<Case> cases;
   for (const Operation operation : kOperations) {
@@ -178,8 +179,8 @@ TEST(Reliability, T09_CountsBeyond16Bits) {
   for (const Case& c : cases) expect_all_pass(c);
 }
 
-// 2^22 keys: all equal, so that the answer is known. Keys and values are one row, expanded.
-TEST(Reliability, T09_ManyKeys) {
+// All 2^22 keys are equal, so that the answer is known. Keys and values are one expanded row.
+TEST(LargeSizes, MillionsOfEqualKeysGiveTheirValue) {
   constexpr std::int64_t kKeys = std::int64_t{1} << 22;
   Case c = make_case(Operation::kForward, TILEWISE_FP32, {1, 2, 1, 1, 1, 4});
   c.causal = true;
@@ -202,9 +203,10 @@ TEST(Reliability, T09_ManyKeys) {
   }
 }
 
-// ---- T11 ----
+// ---- T11: layouts and strides ----
 
-// Copies the floating inputs (and for backward out and lse) by their meaning, not by their place.
+// Copies the floating inputs (and for backward out and lse) by their indices, not by their
+// addresses.
 void copy_inputs(const Instance& from, Instance& to) {
   const auto copy = [&](tilewise_tensor tilewise_problem::*member) {
     const tilewise_tensor& source = from.request().*member;
@@ -233,7 +235,7 @@ void copy_inputs(const Instance& from, Instance& to) {
   }
 }
 
-// A row-like tensor's bits in the order (batch or none, row, head, column).
+// Returns the bits of a row-like tensor in the order (batch or none, row, head, column).
 std::vector<std::uint64_t> bits_by_meaning(const tilewise_tensor& tensor, std::int32_t layout) {
   tilewise_tensor view = tensor;
   if (tensor.rank == 4 && layout == TILEWISE_BHSD) {
@@ -273,7 +275,7 @@ std::vector<Case> same_case_in_other_layouts(const Case& contiguous) {
   return cases;
 }
 
-TEST(Reliability, T11_LayoutsAndStridesChangeNoBit) {
+TEST(Layouts, LayoutsAndStridesChangeNoBit) {
   TILEWISE_TRACE_SEED();
   for (const Operation operation : kOperations) {
     for (const std::int32_t dtype : kDtypes) {
@@ -296,15 +298,15 @@ TEST(Reliability, T11_LayoutsAndStridesChangeNoBit) {
   }
 }
 
-// Stride 0: K, V and dO expanded over batch and heads equal their copies.
-TEST(Reliability, T11_ExpandedInputsEqualTheirCopies) {
+// K, V and dO with stride 0, expanded over batch and heads, give the same result as their copies.
+TEST(Layouts, ExpandedInputsEqualTheirCopies) {
   TILEWISE_TRACE_SEED();
   for (const auto& [operation, dtype] : kOperationsOfTwoWidths) {
     Case c = make_case(operation, dtype, {3, 40, 50, 4, 2, 24});
     Instance instance(c);
     const std::vector<tilewise_tensor tilewise_problem::*> members = {
         &tilewise_problem::k, &tilewise_problem::v, &tilewise_problem::dout};
-    for (const auto member : members) {  // every batch and head like the first
+    for (const auto member : members) {  // every batch and head is like the first
       const tilewise_tensor& tensor = instance.request().*member;
       verify::for_each_element(tensor, [&](std::int64_t i, std::int64_t offset) {
         const RowIndex at = row_index(tensor, TILEWISE_BSHD, i);
@@ -327,9 +329,9 @@ TEST(Reliability, T11_ExpandedInputsEqualTheirCopies) {
   }
 }
 
-// ---- T13 ----
+// ---- T13: unusual head dimensions and alignments ----
 
-TEST(Reliability, T13_UnusualHeadDimensions) {
+TEST(Layouts, UnusualHeadDimensionsKeepTheAccuracy) {
   TILEWISE_TRACE_SEED();
   for (const Operation operation : kOperations) {
     for (const std::int64_t dim : {1, 2, 3, 72, 96, 520}) {
@@ -342,8 +344,8 @@ TEST(Reliability, T13_UnusualHeadDimensions) {
   }
 }
 
-// Data that no vector is aligned to, and data that no element is aligned to.
-TEST(Reliability, T13_MisalignedPointers) {
+// Data need not be aligned for a vector; data that is not aligned for an element is refused.
+TEST(Layouts, PointersNeedOnlyTheAlignmentOfAnElement) {
   TILEWISE_TRACE_SEED();
   for (const Operation operation : kOperations) {
     for (const std::int32_t dtype : kDtypes) {

@@ -1,6 +1,6 @@
-// T10: which keys a row sees, taken from the outputs. With q = 0 all visible keys weigh the same,
-// and with v = the unit matrix column j of out is above zero exactly where key j is visible. The
-// expectation is written from the semantics, row by row and key by key.
+// Tests which keys a row sees (T10) by its outputs. With q = 0 all visible keys have the same
+// probability, and with v = the unit matrix, column j of out is above zero exactly where key j is
+// visible. The expectation is computed from the semantics, row by row and key by key.
 #include <cmath>
 #include <set>
 
@@ -28,7 +28,7 @@ bool slice_shows(const Slice& slice, Pair at) {
   return (!causal || key <= row + diagonal) && (!inverse || key >= row);
 }
 
-// Semantics, section "Mask", for head `head` of a sequence with the given lengths.
+// The section "Mask" of the semantics, for head `head` of a sequence with the given lengths.
 bool visible(const Case& c, std::int64_t q_len, std::int64_t k_len, std::int64_t head, Pair at) {
   if (at.j >= k_len) return false;
   if (!c.slices.empty()) {
@@ -50,7 +50,7 @@ std::int64_t length_of(const std::vector<std::int64_t>& lengths, std::int64_t ro
   return lengths.empty() ? rows : lengths[batch];
 }
 
-// All (row, key) pairs of a sequence and head, in the coordinates of the tensors.
+// The visibility of all (row, key) pairs of a sequence and head, in the coordinates of the tensors.
 struct Visibility {
   std::set<std::pair<std::int64_t, std::int64_t>> pairs;
 };
@@ -77,7 +77,7 @@ Visibility expected_visibility(const Case& c, std::int64_t batch, std::int64_t h
   return result;
 }
 
-// The row-major number of an element of a BSHD or packed tensor, by its index.
+// Returns the row-major index of an element of a BSHD or packed tensor.
 std::size_t number_of(const tilewise_tensor& tensor, const RowIndex& at) {
   const bool packed = tensor.rank == 3;
   const std::int64_t rows = tensor.shape[packed ? 0 : 1];
@@ -95,7 +95,7 @@ void expect_visibility(const Case& c, const tilewise_problem& request, const cha
       const Visibility expected = expected_visibility(c, b, h);
       for (std::int64_t i = 0; i < verify::query_tokens(c); ++i) {
         for (std::int64_t j = 0; j < keys; ++j) {
-          // Tokens of other packed sequences are theirs to check.
+          // Rows of other packed sequences are checked with those sequences.
           const RowIndex at = {request.out.rank == 3 ? 0 : b, i, h, j};
           const bool seen = out[number_of(request.out, at)] > 0;
           const bool mine = expected.pairs.count({i, j}) > 0;
@@ -108,7 +108,7 @@ void expect_visibility(const Case& c, const tilewise_problem& request, const cha
   }
 }
 
-// The sum over all sequences: with packed tensors no row sees a key of another one.
+// Compares the sum over all sequences: with packed tensors no row sees a key of another sequence.
 void expect_pair_count(const Case& c, const tilewise_problem& request, const char* kernel) {
   std::size_t expected = 0;
   for (std::int64_t b = 0; b < c.batch; ++b) {
@@ -158,7 +158,8 @@ void check_visibility(const Case& c) {
   }
 }
 
-// A column of out for each key, in eights, as some kernels have them.
+// Returns the number of columns of out, one for each key, rounded up to a multiple of eight for the
+// kernels that need it.
 std::int64_t columns_for(std::int64_t keys) {
   return std::max<std::int64_t>(1, (keys + 7) / 8) * 8;
 }
@@ -181,7 +182,7 @@ void pick_packing(Case& c, Random& random) {
   c.value_dim = columns_for(verify::key_tokens(c));
 }
 
-TEST(Reliability, T10_CausalAndWindowAgainstBruteForce) {
+TEST(Masks, CausalAndWindowAgreeWithBruteForce) {
   TILEWISE_TRACE_SEED();
   Random random(run_seed());
   for (int step = 0; step < 60; ++step) {
@@ -197,7 +198,7 @@ TEST(Reliability, T10_CausalAndWindowAgainstBruteForce) {
   }
 }
 
-TEST(Reliability, T10_SlicesAgainstBruteForce) {
+TEST(Masks, SlicesAgreeWithBruteForce) {
   TILEWISE_TRACE_SEED();
   Random random(run_seed() + 1);
   for (int step = 0; step < 60; ++step) {
@@ -217,8 +218,8 @@ TEST(Reliability, T10_SlicesAgainstBruteForce) {
   }
 }
 
-// The same mask said in several ways gives the same bits.
-TEST(Reliability, T10_Identities) {
+// The same mask, described in several ways, gives the same bits.
+TEST(Masks, EqualMasksInOtherWordsGiveTheSameBits) {
   TILEWISE_TRACE_SEED();
   struct Saying {
     bool causal;
@@ -258,7 +259,7 @@ TEST(Reliability, T10_Identities) {
 }
 
 // A slice list that covers a mask once, or twice, gives its results.
-TEST(Reliability, T10_SlicesSayCausal) {
+TEST(Masks, SlicesThatCoverACausalMaskGiveItsResult) {
   TILEWISE_TRACE_SEED();
   for (const Operation operation : kOperations) {
     Case causal = make_case(operation, TILEWISE_FP64, {2, 60, 85, 2, 1, 16});

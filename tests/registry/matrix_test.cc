@@ -1,5 +1,5 @@
-// The matrix: every kernel of the registry x every case, judged by the accuracy rule. The table of
-// cases covers each option, layout, storage and distribution; random cases combine them.
+// The matrix: every kernel of the registry x every case, judged by the accuracy rule (T01). The
+// table of cases covers each option, layout, storage and distribution; random cases combine them.
 #include "registry/support.h"
 #include "verify/cases.h"
 
@@ -25,7 +25,7 @@ INSTANTIATE_TEST_SUITE_P(Registry, Matrix, testing::ValuesIn(columns()), [](cons
   return operation_and_dtype(column.param.operation, column.param.dtype);
 });
 
-TEST_P(Matrix, CaseTable) {
+TEST_P(Matrix, EveryKernelPassesTheCaseTable) {
   TILEWISE_TRACE_SEED();
   int count = 0;
   for (const Case& description : verify::check_cases(run_seed())) {
@@ -34,10 +34,10 @@ TEST_P(Matrix, CaseTable) {
     expect_all_pass(description);
     ++count;
   }
-  EXPECT_GE(count, 20);  // a table that lost its cases would pass everything
+  EXPECT_GE(count, 20);  // an empty table would pass everything
 }
 
-TEST_P(Matrix, RandomCases) {
+TEST_P(Matrix, EveryKernelPassesRandomCases) {
   constexpr int kCases = 40;
   TILEWISE_TRACE_SEED();
   const std::uint64_t column = static_cast<std::uint64_t>(GetParam().dtype) * 2 +

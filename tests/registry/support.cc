@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
-#include <random>
 #include <thread>
 
 #include "cuda/host/runtime.h"
@@ -16,18 +15,12 @@
 namespace tilewise::tests {
 namespace {
 
-std::uint64_t choose_seed() {
-  const char* const given = std::getenv("TILEWISE_TEST_SEED");
-  if (given != nullptr && given[0] != '\0') return std::strtoull(given, nullptr, 10);
-  return std::random_device()();
-}
-
 bool is_cuda_reference(const Kernel& kernel) {
   return std::string(kernel.name) == "cuda_reference";
 }
 
-// Whether this run asks for the kernel ($TILEWISE_TEST_KERNEL, by its name) and for its device
-// ($TILEWISE_TEST_DEVICE, cpu or cuda).
+// Returns whether this run tests the kernel (by its name in $TILEWISE_TEST_KERNEL) and its device
+// (cpu or cuda in $TILEWISE_TEST_DEVICE).
 bool is_asked_for(const Kernel& kernel) {
   const char* const name = std::getenv("TILEWISE_TEST_KERNEL");
   if (name != nullptr && name[0] != '\0' && std::string(kernel.name) != name) return false;
@@ -36,14 +29,14 @@ bool is_asked_for(const Kernel& kernel) {
   return (kernel.device == TILEWISE_CUDA) == (std::string(device) == "cuda");
 }
 
-// Head dimensions that a kernel leaves to the reference.
+// True for head dimensions that the kernel leaves to the reference.
 bool is_too_wide(const Kernel& kernel, const Case& description) {
   constexpr std::int64_t kMost = 256;
   return kernel.device == TILEWISE_CUDA && !is_cuda_reference(kernel) &&
          std::max(description.head_dim, description.value_dim) > kMost;
 }
 
-// What a kernel of the device has of dtypes.
+// Returns whether a kernel of a device supports the dtype.
 bool cuda_serves(const Kernel& kernel, std::int32_t dtype) {
   if (is_cuda_reference(kernel)) return true;
   if (std::string(kernel.name) == "cuda_fp32") return dtype == TILEWISE_FP32;
@@ -51,11 +44,6 @@ bool cuda_serves(const Kernel& kernel, std::int32_t dtype) {
 }
 
 }  // namespace
-
-std::uint64_t run_seed() {
-  static const std::uint64_t seed = choose_seed();
-  return seed;
-}
 
 std::string operation_and_dtype(Operation operation, std::int32_t dtype) {
   return std::string(operation == Operation::kForward ? "forward_" : "backward_") +
@@ -84,12 +72,14 @@ bool machine_runs(const Kernel& kernel, std::int32_t dtype) {
   const std::string target = name.substr(std::strlen(kPrefix));
   const char* const forced = std::getenv("TILEWISE_CPU_TARGET");
   const bool is_forced = forced != nullptr && forced[0] != '\0';
-  // These have kernels for bf16 (amx: for fp16 too), and leave the rest to the instruction set that
-  // they extend.
-  const auto is_of_halves = [](const std::string& x) { return x == "amx" || x == "avx512_bf16"; };
+  // These instruction sets have kernels for bf16 (amx: for fp16 too), and leave the other dtypes to
+  // the instruction set that they extend.
+  const auto is_16_bit_target = [](const std::string& x) {
+    return x == "amx" || x == "avx512_bf16";
+  };
   const bool is_fp16 = target == "amx" && dtype == TILEWISE_FP16;
-  if (is_of_halves(target) && dtype != TILEWISE_BF16 && !is_fp16) return false;
-  const bool serves = is_forced && is_of_halves(forced) && target == "avx512";
+  if (is_16_bit_target(target) && dtype != TILEWISE_BF16 && !is_fp16) return false;
+  const bool serves = is_forced && is_16_bit_target(forced) && target == "avx512";
   if (is_forced && target != forced && !serves) return false;
   return machine_has(target);
 }
@@ -168,7 +158,7 @@ void give_forward_results(Instance& instance) {
 
 namespace {
 
-// What a kernel leaves out is no number.
+// An output element that the kernel does not write stays NaN.
 void poison_outputs(Operation operation, const tilewise_problem& request) {
   for (const problem::NamedTensor& named : problem::kTensors) {
     if (named.role(operation) == problem::Role::kOutput) verify::poison(request.*named.member);

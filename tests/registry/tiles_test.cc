@@ -1,6 +1,6 @@
-// Many tiles of keys: scores that rise from tile to tile, so that what was summed before is scaled
-// again and again, by as much as numbers hold and by more; windows that begin and end inside of
-// tiles; widths that no register divides.
+// Tests with many tiles of keys: scores that rise from tile to tile, so that previous sums are
+// rescaled again and again, by factors within the range of numbers and beyond it; windows that
+// begin and end inside of tiles; widths that are no multiple of a register.
 #include <cmath>
 #include <iterator>
 #include <limits>
@@ -11,7 +11,7 @@
 namespace tilewise::tests {
 namespace {
 
-// Past two tiles of every kernel, and into the middle of the third.
+// More than two tiles of every kernel, ending in the middle of the third.
 constexpr std::int64_t kKeys = 1130;
 
 Case long_case(Operation operation, std::int32_t dtype, std::int64_t dim, std::int64_t value_dim) {
@@ -20,8 +20,8 @@ Case long_case(Operation operation, std::int32_t dtype, std::int64_t dim, std::i
   return c;
 }
 
-// Scores from 0 for the first key to 200 for the last, or down again: far more than a kernel lets a
-// maximum grow by before it scales.
+// Sets scores from 0 for the first key to 200 for the last, or in reverse. This is far more than
+// the rescale threshold of any kernel.
 void set_slope(const tilewise_problem& request, std::int64_t dim, bool rises) {
   set_elements(request.q, [&](std::int64_t) { return 1.0; });
   set_elements(request.k, [&](std::int64_t i) {
@@ -30,7 +30,7 @@ void set_slope(const tilewise_problem& request, std::int64_t dim, bool rises) {
   });
 }
 
-TEST(Tiles, RisingAndFallingScores) {
+TEST(Tiles, RisingAndFallingScoresKeepTheAccuracy) {
   TILEWISE_TRACE_SEED();
   for (const std::int32_t dtype : kDtypes) {
     for (const bool rises : {false, true}) {
@@ -45,8 +45,8 @@ TEST(Tiles, RisingAndFallingScores) {
   }
 }
 
-// Row i has q near slope(i) and key j has k near height(j): scores are their products, in steps of
-// a hundred keys that a kernel meets one after the other, from either end.
+// Sets q of row i near slope(i) and k of key j near height(j): scores are their products. They rise
+// in steps of a hundred keys, which a kernel visits in order, from either end.
 struct Climb {
   double (*slope)(std::int64_t row);
   double (*height)(std::int64_t key);
@@ -65,28 +65,29 @@ void set_climb(const tilewise_problem& request, const Climb& climb) {
 }
 
 constexpr Climb kClimbs[] = {
-    // Slopes for which a step is 2^0, 2^29, .. 2^173: within numbers, nearly beyond them, beyond.
+    // With these slopes a step is 2^0, 2^29, .. 2^173: within the range of numbers, near its end,
+    // and beyond.
     {[](std::int64_t i) { return static_cast<double>(i % 7) * 0.1; },
      [](std::int64_t j) { return 200.0 * static_cast<double>(j / 100); }},
     {[](std::int64_t i) { return static_cast<double>(i % 7) * 0.1; },
      [](std::int64_t j) { return -200.0 * static_cast<double>(j / 100); }},
-    // 2^115 to 2^139 in steps of 2^0.2.
+    // The steps are 2^115 to 2^139, in steps of 2^0.2.
     {[](std::int64_t i) { return 0.4 + static_cast<double>(i) * 0.0006; },
      [](std::int64_t j) { return -200.0 * static_cast<double>(j / 100); }},
-    // 2^118 to 2^130 for one key, neighbouring rows alike, and a last step down that is seen beside
-    // it.
+    // The steps are 2^118 to 2^130 for one key, equal for neighbouring rows, followed by a step
+    // down that is seen along with it.
     {[](std::int64_t i) { return 0.41 + static_cast<double>(i / 16) * 0.0052; },
      [](std::int64_t j) { return j < 100   ? 190.0
                                  : j < 200 ? 200.0
                                            : 0.0; }},
-    // The first key of all outweighs the others; up and down again.
+    // The first key has almost all of the probability; then the scores go up and down again.
     {[](std::int64_t i) { return i % 5 == 3 ? -1.0 : 1.0; },
      [](std::int64_t j) { return j == 0 ? 150.0 : 0.0; }},
     {[](std::int64_t i) { return i % 2 == 0 ? -1.0 : 1.0; },
      [](std::int64_t j) { return j / 100 % 2 == 0 ? 120.0 : -120.0; }},
 };
 
-// D, Dv, and as many keys as kernels want that keep what rows have begun with.
+// D, Dv, and enough keys for kernels with a lazy maximum.
 struct ClimbSize {
   std::int64_t dim, value_dim, keys;
 };
@@ -98,7 +99,7 @@ Case climb_case(std::int32_t dtype, const ClimbSize& size) {
   return c;
 }
 
-TEST(Tiles, ClimbingScores) {
+TEST(Tiles, ClimbingScoresKeepTheAccuracy) {
   TILEWISE_TRACE_SEED();
   for (const std::int32_t dtype : kDtypes) {
     for (const ClimbSize& size : kClimbSizes) {
@@ -114,9 +115,9 @@ TEST(Tiles, ClimbingScores) {
   }
 }
 
-// A row may begin with keys that weigh nothing, more than a tile of them, and the others may be far
-// below 0.
-TEST(Tiles, KeysOfMinusInfinity) {
+// A row may begin with more than a tile of keys whose probability is 0, and the other scores may be
+// far below 0.
+TEST(Tiles, KeysOfMinusInfinityHaveNoEffect) {
   TILEWISE_TRACE_SEED();
   for (const std::int32_t dtype : {TILEWISE_FP32, TILEWISE_BF16, TILEWISE_FP16}) {
     for (const ClimbSize& size : kClimbSizes) {
@@ -139,8 +140,8 @@ TEST(Tiles, KeysOfMinusInfinity) {
   }
 }
 
-// The same where there are so many keys that another kernel's tile serves.
-TEST(Tiles, ALongClimb) {
+// The same steps with so many keys that kernels use another tile size.
+TEST(Tiles, LongClimbsKeepTheAccuracy) {
   TILEWISE_TRACE_SEED();
   for (const std::int32_t dtype : {TILEWISE_BF16, TILEWISE_FP16}) {
     for (const bool causal : {false, true}) {
@@ -153,8 +154,8 @@ TEST(Tiles, ALongClimb) {
   }
 }
 
-// Rows beside them keep their bits, whether they climb themselves by less than what a kernel waits
-// for, or by more: steps of 2^3 to 2^13.
+// Neighbouring rows keep their bits, whether their own scores rise by less than the rescale
+// threshold or by more: steps of 2^3 to 2^13.
 double gentle_slope(std::int64_t row) { return 0.01 + static_cast<double>(row / 3) * 0.0008; }
 
 void expect_climb_stays_in_its_row(std::int32_t dtype, const ClimbSize& size,
@@ -185,11 +186,11 @@ void expect_climb_stays_in_its_row(std::int32_t dtype, const ClimbSize& size,
   }
 }
 
-TEST(Tiles, AClimbStaysInItsRow) {
+TEST(Tiles, ClimbsStayInTheirRows) {
   TILEWISE_TRACE_SEED();
   for (const std::int32_t dtype : kDtypes) {
     for (const ClimbSize& size : kClimbSizes) {
-      // Kernels meet keys from one end or from the other.
+      // Kernels visit keys from one end or from the other.
       for (const int number : {0, 1}) {
         expect_climb_stays_in_its_row(dtype, size, kClimbs[number].height);
         if (HasFatalFailure()) return;
@@ -198,7 +199,7 @@ TEST(Tiles, AClimbStaysInItsRow) {
   }
 }
 
-TEST(Tiles, WindowsAndWidths) {
+TEST(Tiles, EveryWindowAndWidthKeepsTheAccuracy) {
   TILEWISE_TRACE_SEED();
   const std::int64_t kWindows[][2] = {{-1, -1}, {520, 3}, {40, 700}, {0, 0}};
   const std::int64_t kWidths[][2] = {{64, 128}, {33, 15}, {8, 72}, {96, 1}};
@@ -215,7 +216,7 @@ TEST(Tiles, WindowsAndWidths) {
   }
 }
 
-TEST(Tiles, OptionsInLaterTiles) {
+TEST(Tiles, OptionsHoldInLaterTiles) {
   TILEWISE_TRACE_SEED();
   for (const std::int32_t dtype : kDtypes) {
     Case c = long_case(Operation::kForward, dtype, 24, 40);
@@ -229,8 +230,8 @@ TEST(Tiles, OptionsInLaterTiles) {
   }
 }
 
-// Past two tiles of queries, and of keys that a backward pass takes together.
-TEST(Tiles, ManyQueries) {
+// There are more than two tiles of queries, and of the keys that a backward pass takes together.
+TEST(Tiles, ManyQueryTilesKeepTheAccuracy) {
   TILEWISE_TRACE_SEED();
   for (const Operation operation : kOperations) {
     for (const std::int32_t dtype : {TILEWISE_FP32, TILEWISE_BF16, TILEWISE_FP16}) {
@@ -253,9 +254,9 @@ TEST(Tiles, ManyQueries) {
   }
 }
 
-// Keys in more tiles than the matrix unit's kernel keeps packed at this width, and queries past the
-// block that it makes of them; causal, rows that see no key beside rows that do.
-TEST(Tiles, MoreKeysThanStayPacked) {
+// There are more tiles of keys than the kernel of the matrix unit keeps packed at this width, and
+// more queries than its block has. With causal, rows that see no key are next to rows that do.
+TEST(Tiles, MoreKeysThanStayPackedKeepTheAccuracy) {
   TILEWISE_TRACE_SEED();
   for (const std::int32_t dtype : {TILEWISE_BF16, TILEWISE_FP16}) {
     Case c = make_case(Operation::kForward, dtype, {1, 1150, 1100, 1, 1, 256});
@@ -264,8 +265,9 @@ TEST(Tiles, MoreKeysThanStayPacked) {
   }
 }
 
-// Several sequences, their keys of other lengths; two of them within one tile.
-TEST(Tiles, PackedSequences) {
+// There are several sequences, with keys of other lengths; two of the sequences lie within one
+// tile.
+TEST(Tiles, PackedSequencesKeepTheAccuracy) {
   TILEWISE_TRACE_SEED();
   for (const Operation operation : kOperations) {
     for (const std::int32_t dtype : {TILEWISE_FP32, TILEWISE_BF16, TILEWISE_FP16}) {

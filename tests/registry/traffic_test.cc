@@ -1,5 +1,5 @@
-// Every kernel counts what its closed form says, byte for byte, on dense problems without mask and
-// bias; where there is no closed form it says so.
+// Every kernel counts what its closed form predicts, byte for byte, on dense problems without mask
+// and bias. Where there is no closed form, the prediction is NaN.
 #include <cmath>
 #include <string>
 
@@ -66,7 +66,7 @@ TEST(Traffic, EveryKernelCountsWhatItPredicts) {
           Instance instance(c);
           if (operation == Operation::kBackward) give_forward_results(instance);
           for (const Kernel* kernel : runnable_kernels(operation, dtype)) {
-            if (std::string(kernel->name) == "cuda_reference") continue;  // nothing counts there
+            if (std::string(kernel->name) == "cuda_reference") continue;  // it does not count
             SCOPED_TRACE(kernel->name + (": " + verify::describe(c)));
             const Measured measured = measure(*kernel, instance, mask % 2 == 0 ? 1 : 3);
             EXPECT_EQ(measured.counted, measured.predicted);
@@ -77,7 +77,7 @@ TEST(Traffic, EveryKernelCountsWhatItPredicts) {
   }
 }
 
-// Of the kernels that leave some problems to others, those that move more than FlashAttention-2.
+// The partial kernels of a device that move more bytes than FlashAttention-2.
 TEST(Traffic, LadderOfADeviceCountsWhatItPredicts) {
   if (cuda::device_count() == 0) GTEST_SKIP() << "no device";
   for (const auto& sizes : kSizes) {
@@ -97,7 +97,7 @@ TEST(Traffic, LadderOfADeviceCountsWhatItPredicts) {
   }
 }
 
-TEST(Traffic, NoClosedFormWhereContentsDecide) {
+TEST(Traffic, IsNotPredictedWhereContentsDecide) {
   const std::vector<std::int64_t> sizes = {2, 40, 60, 2, 1, 16};
   for (const Operation operation : kOperations) {
     Case masked_case = make_case(operation, TILEWISE_FP32, sizes);

@@ -1,4 +1,4 @@
-// The accuracy rule lets right results through and stops wrong ones.
+// The accuracy rule passes right results and fails wrong ones.
 #include "verify/accuracy.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ constexpr std::int64_t kRows = 4000;
 constexpr std::int64_t kColumns = 8;
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-// Problems that hold an `out` only, filled element by element.
+// Problems that have only an `out`, filled element by element.
 struct Answers {
   using Fill = std::function<double(std::int64_t, double exact)>;
 
@@ -49,7 +49,7 @@ struct Answers {
 double exact(std::int64_t, double x) { return x; }
 double alternately(std::int64_t i, double x, double error) { return x + (i % 2 ? error : -error); }
 
-// Rounded towards zero, as a kernel that drops the low bits would.
+// Rounds towards zero, as a kernel that drops the low bits would.
 double truncated(std::int64_t, double x) {
   const double nearest = rounded(TILEWISE_BF16, x);
   if (std::abs(nearest) <= std::abs(x)) return nearest;
@@ -145,7 +145,7 @@ TEST(Accuracy, LseIsRelativeToOne) {
   EXPECT_FALSE(passes({0.5, 100, -1e30}, {0.5, 100, -HUGE_VAL}));
 }
 
-TEST(Accuracy, Ulp) {
+TEST(Accuracy, UlpIsTheDistanceToTheNextNumber) {
   EXPECT_EQ(ulp(TILEWISE_FP32, 1), 0x1p-23);
   EXPECT_EQ(ulp(TILEWISE_FP32, -3.9), 0x1p-22);
   EXPECT_EQ(ulp(TILEWISE_BF16, 1), 0x1p-7);

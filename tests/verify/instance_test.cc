@@ -1,4 +1,4 @@
-// Instances: reproducible, poisoned, and watched.
+// Instances are reproducible and poisoned, and they detect writes outside of outputs.
 #include "verify/instance.h"
 
 #include <gtest/gtest.h>
@@ -107,8 +107,8 @@ TEST(Cases, RandomCasesAreValidAndReproducible) {
   }
 }
 
-// A judge must not pass a kernel whose answer is wrong: the oracle of other numbers.
-TEST(Judge, SeesAWrongAnswer) {
+// A judge must not pass a kernel whose answer is wrong: here, the answer for other numbers.
+TEST(Judge, RefusesAWrongAnswer) {
   Case c = small_case(Storage::kContiguous);
   c.operation = Operation::kForward;
   Judge judge(c);

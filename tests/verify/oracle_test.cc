@@ -25,7 +25,7 @@ double largest(const tilewise_tensor& tensor) {
   return result;
 }
 
-// fp32 cases: the oracle is three_pass in fp64; the second opinion gets its fp64 inputs.
+// For fp32 cases the oracle is three_pass in fp64; the second opinion gets its fp64 inputs.
 void compare_oracles(const Case& description) {
   const Instance instance(description);
   Oracle oracle(instance.request());

@@ -47,7 +47,7 @@ DENSE = [
 
 @pytest.mark.parametrize(("dtype", "dim", "mask", "score", "heads", "dropout_p"), DENSE, ids=str)
 def test_dense(dtype: torch.dtype, dim: int, mask: str, score: str, heads: str, dropout_p: float) -> None:
-    # Each case has one of the lengths; together the cases have all of them with everything.
+    # Each case has one of the lengths; together the cases combine all lengths with everything else.
     cases = [DIMS.index(dim), list(MASKS).index(mask), SCORES.index(score), list(HEADS).index(heads)]
     sq, sk = LENGTHS[sum(cases) % len(LENGTHS)]
     ours, theirs = options(mask, score)

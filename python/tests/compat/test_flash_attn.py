@@ -1,4 +1,4 @@
-"""What flash-attn's functions give, beside the definition."""
+"""Compares flash-attn's functions with the definition."""
 
 import pytest
 import tilewise.compat.flash_attn as fa2

@@ -1,4 +1,4 @@
-"""flash_attn_with_kvcache beside the definition: what it writes, what it reads, what it refuses."""
+"""Compares flash_attn_with_kvcache with the definition: what it writes, what it reads, what it refuses."""
 
 import subprocess
 import sys
@@ -113,7 +113,7 @@ def test_with_kvcache(interface, options: dict, store: str, new: int, rotary: bo
     )
     torch.testing.assert_close(out.double(), wanted, **CLOSE)
     assert lse.shape == (batch, heads, sq)
-    for found, true in ((contents(k_cache), keys), (contents(v_cache), values)):  # in place, and nothing beside it
+    for found, true in ((contents(k_cache), keys), (contents(v_cache), values)):  # written in place, and nothing else
         for a, b in zip(found, true, strict=True):
             torch.testing.assert_close(a, b)
 
@@ -144,7 +144,7 @@ def test_kvcache_with_packed_queries_and_keys() -> None:
         torch.testing.assert_close(out[rows].double(), wanted[0], **CLOSE)
 
 
-# ---- read where it lies ---------------------------------------------------------------------------------------------
+# ---- caches that are read in place --------------------------------------------------------------------------------
 
 
 def chosen_rows(kind: str) -> list[int]:
@@ -205,7 +205,7 @@ CALLS = {
     "pages": lambda: call(q, *pages, cache_seqlens=used, block_table=table),
     "the same row": lambda: call(q, k, v, cache_seqlens=used, cache_batch_idx=torch.tensor([2, 2])),
 }
-call(q[:1, :, :1], q[:1, :, :1], q[:1, :, :1])  # what a first call allocates for good
+call(q[:1, :, :1], q[:1, :, :1], q[:1, :, :1])  # allocates what a first call keeps
 before = peak()
 CALLS[%r]()
 print((peak() - before) // 1024)
@@ -221,7 +221,7 @@ def test_what_is_copied(way: str, least: int, most: int) -> None:
     assert least <= int(done.stdout) <= most
 
 
-# ---- what is refused ------------------------------------------------------------------------------------------------
+# ---- refusals -----------------------------------------------------------------------------------------------------
 
 NEW = {"k": torch.ones(2, 1, 2, 16), "v": torch.ones(2, 1, 2, 16), "cache_seqlens": 3}
 ROTARY = {"rotary_cos": torch.ones(3, 8), "rotary_sin": torch.ones(5, 8)}

@@ -22,7 +22,7 @@ import jax.numpy as jnp  # noqa: E402
 import tilewise.jax as tj  # noqa: E402
 
 HAS_BACKWARD = any(name.startswith("cuda") for name in tilewise.kernels(backward=True))
-# Against the library on the CPU, of results near 1; 16-bit ones are rounded twice.
+# Compared with the library on the CPU, for results near 1; 16-bit results are rounded twice.
 TOLERANCES = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
 OPTIONS = (
     "plain", "causal", "top_left", "window", "scale", "softcap", "mask", "bias", "alibi_slopes", "sink", "seqused_k",
@@ -101,7 +101,7 @@ def test_gradients_work_or_say_why_not(rng: np.random.Generator) -> None:
     if not HAS_BACKWARD:
         with pytest.raises(jax.errors.JaxRuntimeError, match="(?s)UNIMPLEMENTED.*kernel"):
             jax.block_until_ready(grad(*arrays))
-        result = tj.attention(*arrays)  # and the process goes on
+        result = tj.attention(*arrays)  # the process continues
         np.testing.assert_allclose(np.asarray(result), tilewise.attention(*arrays), atol=TOLERANCES["float32"])
         return
     with jax.default_device(jax.devices("cpu")[0]):

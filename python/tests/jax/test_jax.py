@@ -21,7 +21,7 @@ import jax.numpy as jnp  # noqa: E402
 
 import tilewise.jax as tj  # noqa: E402
 
-# Two ways to the same numbers, both in float32: the largest difference in units of the largest result.
+# Two computations of the same numbers in float32: the largest difference, relative to the largest result.
 CLOSE = 1e-5
 SHAPES = {"square": (2, 33, 33, 4, 4, 32), "grouped": (2, 17, 50, 4, 2, 32), "one head": (1, 40, 19, 3, 1, 16)}
 
@@ -41,7 +41,7 @@ def assert_near(result: Any, expected: Any, tolerance: float = CLOSE) -> None:
 
 
 def options(rng: np.random.Generator, shape: str) -> dict[str, dict[str, Any]]:
-    """Of jax.nn.dot_product_attention; no row is left without a key, where the two differ by design."""
+    """Options of jax.nn.dot_product_attention. No row is left without a key, where the two differ by design."""
     batch, rows, keys, heads, _, _ = SHAPES[shape]
     mask = rng.random((batch, 1, rows, keys)) < 0.6
     mask[..., 0] = True
@@ -114,7 +114,7 @@ def test_bits_of_the_numpy_functions(option: str, dtype: str, rng: np.random.Gen
 
 
 def test_slices_and_float64(seed: int) -> None:
-    """In an interpreter of its own: jax_enable_x64 is for the whole process."""
+    """Runs in an interpreter of its own, because jax_enable_x64 holds for the whole process."""
     script = f"""
 import sys
 sys.path[:0] = [{str(Path(__file__).parents[1] / "support")!r}, {str(Path(__file__).parents[3] / "tests/python")!r}]
@@ -152,8 +152,8 @@ def test_vmap(axes: tuple, rng: np.random.Generator) -> None:
             assert np.array_equal(result[i], expected)
 
 
-# What is mapped, and whether a problem holds one sequence or two: with one, operands that all problems share are one
-# more batch of stride 0; what a larger batch cannot say runs one problem after the other.
+# What is mapped, and whether a problem holds one sequence or two. With one, operands that all problems share become one
+# more batch of stride 0; what a larger batch cannot express runs one problem after another.
 MAPPED = {
     "all": (0, 0, 0), "queries": (0, None, None), "keys": (None, 0, 0), "values": (None, None, 0)
 }  # fmt: skip

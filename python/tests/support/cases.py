@@ -8,9 +8,9 @@ import ml_dtypes
 import numpy as np
 
 DTYPES = {"float64": np.float64, "float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
-# |result - formula| <= tolerance * the largest size of the terms; the 16-bit ones round Q, K, V and the result.
+# result - formula| <= tolerance * the largest size of the terms; in 16 bits Q, K, V and the result are rounded.
 TOLERANCES = {"float64": 1e-12, "float32": 2e-5, "float16": 8e-3, "bfloat16": 6e-2}
-# What each option adds to a case; every one is run alone, and at random together.
+# What each option adds to a case; every option is tested alone, and in random combinations.
 OPTIONS = (
     "plain", "causal", "top_left", "window", "scale", "softcap", "mask", "bias", "alibi_slopes", "sink", "seqused_k",
     "slices", "dropout", "dlse",

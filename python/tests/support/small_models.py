@@ -50,7 +50,7 @@ def padded(side: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def assert_same_tokens(found: Any, wanted: Any, prompt: int) -> None:
-    """Of two results of generate(): token for token, until one where both choices are as good, up to rounding."""
+    """Compares results of generate() token by token, up to one where both choices are equal up to rounding."""
     assert found.sequences.shape == wanted.sequences.shape
     for row, (theirs, ours) in enumerate(zip(wanted.sequences, found.sequences, strict=True)):
         parted = (theirs != ours).nonzero().flatten().tolist()

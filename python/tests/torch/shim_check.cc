@@ -1,4 +1,5 @@
-// Compiled, not run: the types in python/torch/shim.h are those of PyTorch's own headers.
+// This file is compiled, not run: it checks that the types in python/torch/shim.h are those of
+// PyTorch's own headers.
 #include "../../torch/shim.h"
 //
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>

@@ -1,4 +1,4 @@
-"""What PyTorch asks of an operator: schema, tracing, strides, autograd, autocast, compile; and what is refused."""
+"""Tests what PyTorch requires of an operator: schema, tracing, strides, autograd, autocast, compile; and refusals."""
 
 import contextlib
 
@@ -11,7 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 FORWARD = torch.ops.tilewise.attention_forward.default
 BACKWARD = torch.ops.tilewise.attention_backward.default
 
-# Frozen: an operator that a saved graph calls must go on meaning the same. New arguments go to the end, with defaults.
+# These are frozen: an operator that a saved graph calls must keep its meaning. New arguments go to the end, with
+# defaults.
 TENSORS = (
     "Tensor? mask, Tensor? bias, Tensor? alibi_slopes, Tensor? sink, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
     "Tensor? seqused_k, Tensor? slices, Tensor? dropout_state"

@@ -205,7 +205,7 @@ def test_no_copy_of_q_k_v() -> None:
         assert grown < q.nbytes / 4
 
 
-# ---- behind scaled_dot_product_attention ----------------------------------------------------------------------------
+# ---- scaled_dot_product_attention ---------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -319,7 +319,7 @@ def test_sdpa_leaves_the_rest_to_pytorch(case: str, seed: int, runs: list) -> No
     results = []
     for context in (torch.enable_grad, tilewise.torch.sdpa):
         torch.manual_seed(seed)
-        with sdpa_kernel(back_ends), context():  # without cuDNN, which PyTorch asks first where we are not enabled
+        with sdpa_kernel(back_ends), context():  # without cuDNN, which PyTorch prefers where we are not enabled
             results.append(THEIRS[case](q))
     assert torch.equal(*results) and runs == []
 
@@ -352,7 +352,7 @@ STORES = ["rows", "cache_batch_idx", "cache_leftpad", "block_table"]
 @pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize("store", STORES)
 def test_with_kvcache(store: str, interleaved: bool) -> None:
-    """What the CPU does with the same cache, which test_kvcache.py holds against the definition."""
+    """The CPU's result with the same cache, which test_kvcache.py compares with the definition."""
     keywords = {"cache_seqlens": torch.tensor([5, 40, 17], dtype=torch.int32), "causal": True}
     if store == "block_table":
         cache = [torch.randn(15, 16, 2, 64, dtype=torch.bfloat16) for _ in range(2)]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tilewise.torch import attention
 
-# The most that the process has held, in KiB. (A child's ru_maxrss is at least what its parent held.)
+# Returns the largest memory of the process, in KiB. (A child's ru_maxrss is at least that of its parent.)
 PEAK = """
 peak = lambda: next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM:"))
 """
@@ -23,7 +23,7 @@ LAYOUTS = {
     "bhsd": lambda: attention(q, k.transpose(1, 2), v.transpose(1, 2), layout="bhsd"),
     "copied": lambda: attention(q.transpose(1, 2), k.transpose(2, 3).contiguous().transpose(2, 3), v),
 }
-attention(q, q, q, layout="bhsd")  # what a first call allocates for good
+attention(q, q, q, layout="bhsd")  # allocates what a first call keeps
 before = peak()
 LAYOUTS[%r]()
 print((peak() - before) // 1024)

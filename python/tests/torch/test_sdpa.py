@@ -72,7 +72,7 @@ def test_result_and_gradients_are_pytorchs(shape: str, mask: str, dtype: torch.d
         keywords["attn_mask"] = MASKS[mask](q, k)
     leaves = [t for t in (q, k, v, keywords.get("attn_mask")) if t is not None and t.requires_grad]
 
-    # PyTorch's own formula in double precision is what both approximate.
+    # Both approximate PyTorch's own formula in double precision.
     wide = {name: value.double() if torch.is_tensor(value) and value.is_floating_point() else value
             for name, value in keywords.items()}  # fmt: skip
     wanted = scaled_dot_product_attention(q.double(), k.double(), v.double(), **wide)
@@ -212,7 +212,7 @@ def test_context_manager_restores_what_it_found() -> None:
 def test_compiled_graphs_are_pytorchs(enabled: None, monkeypatch: pytest.MonkeyPatch) -> None:
     q = torch.randn(1, 2, 8, 16)
     eager = scaled_dot_product_attention(q, q, q, is_causal=True)
-    monkeypatch.setattr(_sdpa, "forward", None)  # to call it would raise
+    monkeypatch.setattr(_sdpa, "forward", None)  # calling it would raise
     compiled = torch.compile(
         lambda q: scaled_dot_product_attention(q, q, q, is_causal=True), fullgraph=True, backend="aot_eager"
     )

@@ -18,7 +18,7 @@ def test_finetune_gpt(monkeypatch: pytest.MonkeyPatch) -> None:
     assert model.config._attn_implementation == tilewise.transformers.NAME
     pieces = example.documents([ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
 
-    # A packed row gives what its documents give alone.
+    # A packed row gives the same results as its documents alone.
     with torch.no_grad():
         together = model(**example.packed_row(pieces[:3]), use_cache=False).logits[0]
         alone = torch.cat([model(piece[None], use_cache=False).logits[0] for piece in pieces[:3]])

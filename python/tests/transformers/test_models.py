@@ -62,7 +62,7 @@ def test_packed_position_ids(name: str) -> None:
     wanted, found = (model(ids, position_ids=positions, use_cache=False).logits for model in (eager, ours))
     torch.testing.assert_close(found, wanted, **CLOSE)
     if name == "GPT-OSS":
-        return  # a sequence alone has other logits there, with eager attention too
+        return  # a sequence alone has other logits there, also with eager attention
     alone = ours(ids[:1, 8:], use_cache=False).logits
     torch.testing.assert_close(found[:1, 8:], alone, **CLOSE)
 

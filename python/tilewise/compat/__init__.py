@@ -7,7 +7,7 @@
 import importlib
 import sys
 
-# The modules that flash-attn 2 and 3 have, and where ours lie.
+# The modules of flash-attn 2 and 3, and ours in their place.
 _MODULES = {
     "flash_attn": "tilewise.compat.flash_attn",
     "flash_attn.flash_attn_interface": "tilewise.compat.flash_attn.flash_attn_interface",

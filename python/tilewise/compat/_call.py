@@ -31,7 +31,7 @@ def number(value: Any) -> int | None:
 
 
 def _seeds(dropout_p: float) -> dict[str, Any]:
-    """One draw, for the result and for the probabilities that are shown beside it."""
+    """Draws once, for the result and for the probabilities that are returned with it."""
     if dropout_p == 0.0:
         return {}
     seed, offset = _dropout_state(None, 0).tolist()
@@ -39,7 +39,7 @@ def _seeds(dropout_p: float) -> dict[str, Any]:
 
 
 def _signed(kept: Tensor, probabilities: Tensor) -> Tensor:
-    """What dropout drops is negative."""
+    """Returns the probabilities; those that dropout drops are negative."""
     return torch.where(kept != 0, probabilities, -probabilities)
 
 
@@ -58,7 +58,7 @@ def dense(
         return out
     if not seeds:
         return out, lse, q.new_empty(0)
-    # P is what attention gives for values that are the unit vectors.
+    # P is the attention output for values that are the unit vectors.
     columns = k.shape[1]
     unit = torch.eye(columns, dtype=q.dtype, device=q.device)[None, :, None]
     unit = unit.expand(k.shape[0], columns, k.shape[2], columns)
@@ -99,7 +99,7 @@ def packed(
 def _packed_probabilities(
     q: Tensor, k: Tensor, cu_q: Tensor, cu_k: Tensor, options: dict[str, Any], seeds: dict[str, Any]
 ) -> Tensor:
-    """(B, H, longest query, longest key), zero behind each sequence's end."""
+    """Returns (B, H, longest query, longest key), zero after the end of each sequence."""
     columns = int(cu_k.diff().max())
     place = torch.arange(k.shape[0], device=k.device)
     place = place - torch.repeat_interleave(cu_k[:-1].long(), cu_k.diff().long(), output_size=k.shape[0])

@@ -1,4 +1,4 @@
-"""What index tensors hold, looked at before anything is written."""
+"""Checks the contents of index tensors before anything is written."""
 
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ class Limits(NamedTuple):
 
 
 def are_known(like: Tensor) -> bool:
-    """Whether contents can be asked for: not while a CUDA graph is captured or torch.compile traces."""
+    """Returns whether contents can be read: not while a CUDA graph is captured or torch.compile traces."""
     if torch.compiler.is_compiling():
         return False
     return not (like.is_cuda and torch.cuda.is_current_stream_capturing())

@@ -24,7 +24,7 @@ def _same_shape(name: str, tensor: Tensor, shape: tuple[Any, ...]) -> None:
 
 
 class Call:
-    """One call: looks at its arguments; run() grows the cache and attends."""
+    """One call: the constructor checks its arguments; run() appends to the cache and computes attention."""
 
     def __init__(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None, v: Tensor | None,
@@ -62,7 +62,7 @@ class Call:
             raise ValueError(f"block_table: excludes {name}")
 
     def _check_shapes(self, cache_seqlens: Any, rotary_seqlens: Tensor | None) -> None:
-        """What the library would refuse, and what would be written in a wrong place, before anything is written."""
+        """Refuses, before anything is written, what the library would refuse, and wrong positions."""
         _same_shape("q", self.q, (*([None] * (1 if self.cu_seqlens_q is not None else 2)), None, self.k_cache.shape[-1]))
         _same_shape("k_cache", self.k_cache, (None,) * 4)
         _same_shape("v_cache", self.v_cache, (*self.k_cache.shape[:3], None))
@@ -108,7 +108,7 @@ class Call:
         return self.k.shape[1] if self.cu_seqlens_k_new is None else self.cu_seqlens_k_new.diff().long()
 
     def _limits(self, rotated: list[Tensor]) -> list[Limits]:
-        """Of all that is an index. rotated: positions in rotary_cos and rotary_sin."""
+        """Checks everything that is an index. rotated: positions in rotary_cos and rotary_sin."""
         limits = [Limits("cache_seqlens", self.before, 0, self._capacity())]
         if self.k is not None:
             limits.append(Limits("cache_seqlens with k", self.used, 0, self._capacity()))
@@ -125,9 +125,9 @@ class Call:
     # ---- the cache grows --------------------------------------------------------------------------------------------
 
     def _grow(self, check_options: Callable[[], Any]) -> None:
-        """Rotates q and k, whose sequences begin at `first`, and writes k and v behind what the cache holds; before that
+        """Rotates q and k, whose sequences begin at `first`, and appends k and v to the cache; before that
         comes everything that may be refused."""
-        if self.is_known and self.cu_seqlens_q is not None:  # before positions are made of them
+        if self.is_known and self.cu_seqlens_q is not None:  # before positions are computed from them
             _contents.check(_contents.starts("cu_seqlens_q", self.cu_seqlens_q, self.q.shape[0]))
         if self.k is None or self.v is None:  # neither is there
             self._check_contents([])
@@ -137,9 +137,10 @@ class Call:
         k, sequence, place = tokens_of(self.k.detach(), self.cu_seqlens_k_new)
         v, _, _ = tokens_of(self.v.detach(), self.cu_seqlens_k_new)
         cos, sin = self.rotary
-        positions: list[Tensor] = []  # of q and of k
+        positions: list[Tensor] = []  # positions of q and of k
         if cos is not None:
-            # Under a causal mask or a window queries stand behind each other, else all of them at the cache's end.
+            # Under a causal mask or a window the queries have consecutive positions; otherwise all of them are at the
+            # cache's end.
             q, owner, offset = tokens_of(self.q, self.cu_seqlens_q)
             positions = [self.first[owner] + (offset if self.rotates_queries else 0), self.first[sequence] + place]
         self._check_contents(positions)
@@ -214,7 +215,7 @@ class Call:
         return k, v, where
 
     def _order(self) -> tuple[list[int], list[int], list[int]] | None:
-        """Of a cache that can be read in place though its rows are chosen or padded: as one row of tokens, in which
+        """Describes a cache that can be read in place although its rows are chosen or padded, as one row of tokens, in which
         sequences lie packed, one row of the cache after the other. The sequences in that order, and each one's row and
         padding; None if the cache is read whole anyway, or where the packed form cannot say which keys are meant."""
         if self.block_table is not None or (self.rows is None and self.leftpad is None) or self.batch == 0:

@@ -42,7 +42,7 @@ def stored(k_pages: Tensor, v_pages: Tensor, block_table: Tensor, used: Tensor) 
 
 
 def _in_order(pages: Tensor, block_table: Tensor) -> Tensor:
-    """All pages of each sequence, one behind the other: (B, pages * page size, Hk, D).
+    """Gathers all pages of each sequence, one after another: (B, pages * page size, Hk, D).
 
     Entries behind a sequence's end may hold anything; they are read from the first page and masked by its length.
     """

@@ -64,7 +64,7 @@ def flash_attn_with_kvcache(
     scheduler_metadata: Tensor | None = None, num_splits: int = 0, pack_gqa: bool | None = None, sm_margin: int = 0,
     return_softmax_lse: bool = False,
 ) -> Result:  # fmt: skip
-    """As flash-attn 2's, with packed queries (cu_seqlens_q) and packed new keys (cu_seqlens_k_new) too. No gradient."""
+    """That of flash-attn 2, also with packed queries (cu_seqlens_q) and new keys (cu_seqlens_k_new). No gradient."""
     refuse(
         qv=qv is not None, q_descale=q_descale is not None, k_descale=k_descale is not None,
         v_descale=v_descale is not None, attention_chunk=attention_chunk != 0,
@@ -85,7 +85,7 @@ def flash_attn_combine(
 
     Returns out (B, S, H, D) and lse (B, S, H), fp32. A part without keys has the log-sum-exp -inf.
     """
-    # A softmax over the parts: one query for each row, whose scores are the parts' log-sum-exps.
+    # This is a softmax over the parts: one query for each row, whose scores are the parts' log-sum-exps.
     parts, *shape, width = out_partial.shape
     values = out_partial.float().reshape(parts, -1, width).transpose(0, 1)[:, :, None]  # (rows, parts, 1, D)
     scores = lse_partial.float().reshape(parts, -1).transpose(0, 1)[:, None, None]  # (rows, 1, 1, parts)

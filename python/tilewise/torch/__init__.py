@@ -1,4 +1,4 @@
-"""Tilewise for PyTorch: attention as operators with gradients, and behind ``F.scaled_dot_product_attention``.
+"""Tilewise for PyTorch: attention as operators with gradients, and in ``F.scaled_dot_product_attention``.
 
     from tilewise.torch import attention
     out = attention(q, k, v, causal=True)        # q (B, S, H, D), k and v (B, S, Hk, D)

@@ -7,7 +7,7 @@ import torch
 from tilewise.torch._meta import GRADIENTS
 from tilewise.torch._schema import BACKWARD, FORWARD, FORWARD_NAMES, LAST_SHARED, TENSORS, without_defaults
 
-# Where forward's arguments that have a gradient are, and those that would need one and have none.
+# The positions of forward's arguments that have a gradient, and of those that would need one but have none.
 _DIFFERENTIABLE = {name: FORWARD_NAMES.index(name) for name in GRADIENTS}
 _WITHOUT_GRADIENT = {name: FORWARD_NAMES.index(name) for name in ("alibi_slopes",)}
 
@@ -29,7 +29,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor
 def _gradients(
     ctx: Any, wanted: list[str], dout: torch.Tensor | None, dlse: torch.Tensor | None
 ) -> dict[str, torch.Tensor]:
-    """Of the arguments that `wanted` names; none if neither result was used."""
+    """Returns the gradients of the arguments that `wanted` names; none if neither result was used."""
     if dout is None and dlse is None:
         return {}
     *tensors, out, lse = ctx.saved_tensors
@@ -44,7 +44,7 @@ def _gradients(
 
 
 def _call(operator: Any, *args: Any, **kwargs: Any) -> Any:
-    """The operator; where no gradient can be asked for, past PyTorch's autograd layer, which takes 4 us to say so."""
+    """Calls the operator; where no gradient can be requested, without PyTorch's autograd layer, which takes 4 us."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return operator(*args, **kwargs)
     with torch._C._AutoDispatchBelowAutograd():
@@ -69,7 +69,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        """In the order of forward's arguments."""
+        """Returns the gradients in the order of forward's arguments."""
         wanted = [name for name, is_needed in zip(GRADIENTS, ctx.needs_input_grad, strict=False) if is_needed]
         found = _gradients(ctx, wanted, *gradients)
         return (*(found.get(name) for name in GRADIENTS), None)
@@ -86,12 +86,12 @@ def forward(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
         with torch._C._AutoDispatchBelowAutograd():  # as in _call
             return FORWARD(*without_defaults(args))
     if transform is not None or torch._C._is_any_autocast_enabled():
-        return FORWARD(*args)  # what these change comes before autograd
+        return FORWARD(*args)  # the dispatch keys that these change come before autograd
     return _Attention.apply(*(args[position] for position in _DIFFERENTIABLE.values()), args)
 
 
 def _refuse_derivative(transform: Any, args: tuple[Any, ...]) -> None:
-    """What PyTorch would leave out of its result without a word, or with one about its own classes."""
+    """Refuses what PyTorch would leave out of its result silently, or with a message about its own classes."""
     if transform is not None and transform.key() == torch._C._functorch.TransformType.Grad:
         raise NotImplementedError("tilewise: torch.func.grad cannot pass attention; torch.autograd.grad can")
     has_tangent = (
@@ -103,7 +103,7 @@ def _refuse_derivative(transform: Any, args: tuple[Any, ...]) -> None:
         raise NotImplementedError("tilewise: attention has no forward-mode derivative (jvp); backward it has")
 
 
-# ---- the operators, for graphs and for who calls them -----------------------------------------------------------------
+# ---- the operators, for graphs and for direct calls ---------------------------------------------------------------
 
 
 def _backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""What the operators return, in shapes, strides and dtypes only: for tracing and torch.compile."""
+"""The shapes, strides and dtypes of what the operators return, for tracing and torch.compile."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ def _forward(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return out, q.new_empty(lse_shape, dtype=_lse_dtype(q))
 
 
-# In the order of the results, with the bit of `gradients` that asks for each.
+# The results in their order, each with the bit of `gradients` that requests it.
 GRADIENTS = {"q": 1, "k": 2, "v": 4, "bias": 8, "sink": 16}
 
 

@@ -10,7 +10,8 @@ BACKWARD = torch.ops.tilewise.attention_backward.default
 _ARGUMENTS = {operator: operator._schema.arguments for operator in (FORWARD, BACKWARD)}
 FORWARD_NAMES = tuple(argument.name for argument in _ARGUMENTS[FORWARD])
 
-# Forward's tensors come first, q, k, v and then those that backward takes too; the options, up to `batch_invariant`.
+# The tensors of forward come first: q, k, v, then those that backward takes too; the options follow, up to
+# `batch_invariant`.
 TENSORS = FORWARD_NAMES.index("dropout_state") + 1
 FEW = FORWARD_NAMES.index("causal") + 1  # the arguments that calls without other options need
 _REST = tuple(argument.default_value for argument in _ARGUMENTS[FORWARD][FEW:])
@@ -18,7 +19,7 @@ LAST_SHARED = FORWARD_NAMES.index("batch_invariant") + 1
 
 
 def without_defaults(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """forward's arguments, those behind `causal` left out if they are the defaults: PyTorch takes 2 us to read them."""
+    """Returns forward's arguments, without those after `causal` if they are defaults: PyTorch takes 2 us to read them."""
     return args[:FEW] if args[FEW:] == _REST else args
 
 

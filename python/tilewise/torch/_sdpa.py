@@ -1,4 +1,4 @@
-"""Tilewise behind ``torch.nn.functional.scaled_dot_product_attention``, for code that calls PyTorch's function.
+"""Tilewise in ``torch.nn.functional.scaled_dot_product_attention``, for code that calls PyTorch's function.
 
 On the CPU every eager call that Tilewise can do is answered by it: fp64, fp32, bf16, fp16; boolean and additive masks,
 with the gradient of an additive one; ``is_causal`` (top-left, as PyTorch defines it), GQA, dropout, scale, L != S. On
@@ -61,7 +61,7 @@ def _scaled_dot_product_attention(
 
 
 def _do_we_run(query: torch.Tensor) -> bool:
-    """Not while a graph is traced (it may be kept on disk), under torch.func, or where the user chose a back end."""
+    """False while a graph is traced (it may be stored on disk), under torch.func, or if the user chose a back end."""
     return (
         type(query) in _PLAIN
         and torch._C._get_flash_sdp_enabled()
@@ -136,7 +136,7 @@ def _disable() -> None:
 
 
 def sdpa_enabled() -> bool:
-    """Whether enable_sdpa() is in force."""
+    """Returns whether enable_sdpa() is in force."""
     return _library is not None
 
 

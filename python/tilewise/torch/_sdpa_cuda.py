@@ -15,10 +15,10 @@ import torch
 from tilewise.torch._schema import FORWARD
 
 NAME = "tilewise"
-_LARGEST_HEAD_DIM = 256  # of the fast CUDA kernels; docs/cuda.md
+_LARGEST_HEAD_DIM = 256  # the largest of the fast CUDA kernels; docs/cuda.md
 
 _handle: "_Handle | None" = None
-_order: list[int] | None = None  # of PyTorch's back ends, before ours came first
+_order: list[int] | None = None  # the order of PyTorch's back ends before ours came first
 
 
 class _Handle:
@@ -28,7 +28,7 @@ class _Handle:
         self._library: torch.library.Library | None = torch.library.Library("aten", "IMPL")
         self._dense = torch.library.get_kernel("aten::_scaled_dot_product_flash_attention", "CUDA")
         self._packed = torch.library.get_kernel("aten::_flash_attention_forward", "CUDA")
-        with warnings.catch_warnings():  # PyTorch notes that a kernel is replaced, which is what is asked for
+        with warnings.catch_warnings():  # PyTorch warns that a kernel is replaced, which is intended
             warnings.simplefilter("ignore", UserWarning)
             self._library.impl(
                 "_scaled_dot_product_flash_attention", self._run_dense, "CUDA", with_keyset=True
@@ -97,7 +97,7 @@ class _Handle:
             query, key, value, None, None, alibi_slopes, None, cum_seq_q, cum_seq_k, seqused_k, None, None, scale,
             is_causal, left, right, False, 0.0, 0.0, max_q if packed else -1, max_k if packed else -1,
         )  # fmt: skip
-        # A row without keys: PyTorch's backward pass takes exp(-inf - lse) for its weights, and wants 0.
+        # For a row without keys, PyTorch's backward pass computes its probabilities as exp(-inf - lse) and expects 0.
         return (out, lse.masked_fill_(lse == -math.inf, math.inf), *_no_dropout(query))
 
 
@@ -112,7 +112,7 @@ def _forward(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _is_ours(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
-    """What the fast kernels cover: 16-bit, and head dimensions that are multiples of 8 up to 128."""
+    """Returns whether a fast kernel covers it: 16-bit, and head dimensions that are multiples of 8 up to 128."""
     dtype, dim, value_dim = query.dtype, query.shape[-1], value.shape[-1]
     return (
         (dtype is torch.bfloat16 or dtype is torch.float16)
@@ -128,7 +128,7 @@ def _is_ours(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> boo
 
 
 def _no_dropout(query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What PyTorch returns besides: room for the generator's state and offset, which nothing reads, an empty mask."""
+    """PyTorch's other results: memory for the generator's state and offset, which nothing reads, an empty mask."""
     return (
         query.new_empty((2,), dtype=torch.uint64),
         query.new_empty((), dtype=torch.uint64),
@@ -147,8 +147,9 @@ def _ask_flash_first() -> None:
     if not hasattr(torch._C, "_set_sdp_priority_order"):
         return
     probe = torch.empty(1, 1, 8, 8, dtype=torch.float16, device="cuda")
-    with contextlib.suppress(RuntimeError):  # where a user has left no back end that takes it
-        torch._fused_sdp_choice(probe, probe, probe)  # the first choice sets PyTorch's default order over any other
+    with contextlib.suppress(RuntimeError):  # the user has disabled every back end that supports it
+        # The first choice would set PyTorch's default order over any other.
+        torch._fused_sdp_choice(probe, probe, probe)
     _order = torch._C._get_sdp_priority_order()
     flash = torch.nn.attention.SDPBackend.FLASH_ATTENTION.value
     torch._C._set_sdp_priority_order([flash, *(backend for backend in _order if backend != flash)])

@@ -100,11 +100,11 @@ problem::Status make_map(const Rows& tensor, int tile_rows, bool fp16, TensorMap
       size_in_map(tensor.heads, view.head), size_in_map(tensor.batch, view.batch)};
   const cuuint64_t strides[] = {bytes(view.row), bytes(view.head), bytes(view.batch)};
   const cuuint32_t box[] = {tile::kPanelColumns, static_cast<cuuint32_t>(tile_rows), 1, 1};
-  const cuuint32_t steps[] = {1, 1, 1, 1};
-  map->steps = {sizes[2] > 1 ? 1 : 0, sizes[3] > 1 ? 1 : 0};
+  const cuuint32_t element_strides[] = {1, 1, 1, 1};
+  map->coords = {sizes[2] > 1 ? 1 : 0, sizes[3] > 1 ? 1 : 0};
   const CUresult result = encoder().function(
       &map->map, fp16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4,
-      view.data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      view.data, sizes, strides, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
       CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return TILEWISE_OK;

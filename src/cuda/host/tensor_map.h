@@ -1,10 +1,27 @@
 // Tensor maps, which describe a tensor for TMA (CUDA driver API, cuTensorMapEncodeTiled).
 #pragma once
 
-#include "cuda/forward/sm90/parameters.h"
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "problem/problem.h"
 #include "problem/status.h"
 
 namespace tilewise::cuda::sm90 {
+
+// Factors, 0 or 1, from the numbers of a head and of a sequence to coordinates of a tensor map: an
+// expanded dimension (stride 0) has one element in the map.
+struct CoordScale {
+  std::int32_t head;
+  std::int32_t batch;
+};
+
+// A tensor as TMA sees it.
+struct TensorMap {
+  CUtensorMap map;
+  CoordScale coords;
+};
 
 // A tensor of 16-bit numbers, (batch, heads, rows, columns) by its view.
 struct Rows {

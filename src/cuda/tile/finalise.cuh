@@ -1,27 +1,45 @@
-// The end of a tile: rows are closed.
+// The end of a row: math::finalise() in float, of states whose max is in units of log 2.
 #pragma once
 
+#include "cuda/ptx/arithmetic.cuh"
 #include "cuda/tile/softmax.cuh"
 
 namespace tilewise::cuda::tile {
 
-// math::finalise() in float, of a state in units of log 2. The sink joins as the state (sink, 1).
+// To the rounding of fp32. sink: -inf for none; it joins as the state (sink, 1).
 __device__ __forceinline__ math::Finalised<float> finalise_row(math::SoftmaxState<float> state,
                                                                float sink) {
   const float minus_infinity = -math::Limits<float>::kInfinity;
-  const float scale_log2 = static_cast<float>(math::kLn2);  // of lse
+  const float ln2 = static_cast<float>(math::kLn2);
   if (sink != minus_infinity) {
-    const math::Merged<float> merged = math::merge(
-        {state.max, state.sum}, {sink / scale_log2, 1.0f}, math::ExponentUnit<float>(1.0f));
+    const math::Merged<float> merged =
+        math::merge({state.max, state.sum}, {sink / ln2, 1.0f}, math::ExponentUnit<float>(1.0f));
     return {merged.factor_a / merged.state.sum,
-            __fmaf_rn(math::log2(merged.state.sum), scale_log2, merged.state.max * scale_log2)};
+            __fmaf_rn(math::log2(merged.state.sum), ln2, merged.state.max * ln2)};
   }
   if (state.max == minus_infinity) return {0, minus_infinity};
-  return {1 / state.sum, __fmaf_rn(math::log2(state.sum), scale_log2, state.max * scale_log2)};
+  return {1 / state.sum, __fmaf_rn(math::log2(state.sum), ln2, state.max * ln2)};
 }
 
-// Whether the fast path could not do a row: something is not finite, or a row that saw keys has no
-// prob.
+// By the GPU's approximate logarithm and reciprocal, for 16-bit results; without a branch.
+__device__ __forceinline__ math::Finalised<float> finalise_approx(
+    const math::SoftmaxState<float>& state, float ln2) {
+  const float minus_infinity = -math::Limits<float>::kInfinity;
+  const bool none = state.max == minus_infinity;
+  const float lse = __fmaf_rn(ptx::log2_approx(state.sum), ln2, state.max * ln2);
+  return {none ? 0 : ptx::reciprocal_approx(state.sum), none ? minus_infinity : lse};
+}
+// With a sink, which joins as the state (sink, 1).
+__device__ __forceinline__ math::Finalised<float> finalise_approx(
+    const math::SoftmaxState<float>& state, float sink, float ln2) {
+  const math::Merged<float> merged =
+      math::merge({state.max, state.sum}, {sink / ln2, 1.0f}, math::ExponentUnit<float>(1.0f));
+  return {merged.factor_a * ptx::reciprocal_approx(merged.state.sum),
+          __fmaf_rn(ptx::log2_approx(merged.state.sum), ln2, merged.state.max * ln2)};
+}
+
+// Whether the fast path could not do a row: a result is not finite, or the row saw keys and its
+// probs add up to 0.
 template <int kOut>
 __device__ __forceinline__ bool is_non_finite(const float (&out)[kOut], int which, float scale,
                                               const math::SoftmaxState<float>& state) {

@@ -1,6 +1,6 @@
-// Two cut tiles of a fragment in the place of one: what a row sees of the one it does not see of
-// the other. `hidden` are the lane's columns (tile/bands.h) of the first one that its rows do not
-// see.
+// Two cut key tiles in the registers of one: what a row sees of one tile it does not see of the
+// other (forward/sm90/fused_edges.cuh). `hidden` are the lane's columns (bands.h) of the first tile
+// that its rows do not see.
 #pragma once
 
 #include "cuda/ptx/arithmetic.cuh"
@@ -9,8 +9,8 @@
 
 namespace tilewise::cuda::tile {
 
-// The scores of the two, row by row as apply_mask_bits() has them: `scores` become those that are
-// seen. kFirst: they are of the first tile, and `others` of the last one; else the other way round.
+// Takes hidden scores of one tile from the other, row by row as apply_mask_bits() does. kFirst:
+// `scores` are of the first tile and `others` of the last one; else the other way round.
 template <bool kFirst, int kCount>
 __device__ __forceinline__ void merge_tiles(float (&scores)[kCount], const float (&others)[kCount],
                                             const std::uint32_t (&hidden)[kRowsPerLane]) {
@@ -23,18 +23,18 @@ __device__ __forceinline__ void merge_tiles(float (&scores)[kCount], const float
   }
 }
 
-// Of the i-th pair of an operand (pack()): all bits of the halves that are of the last tile.
+// A mask for a pair of probs (pack_probs()): ones in the halves that belong to the last tile.
 template <int kPair>
 __device__ __forceinline__ std::uint32_t last_tile_bits(
     const std::uint32_t (&hidden)[kRowsPerLane]) {
   constexpr int kBit = FragmentLayout::bit(2 * kPair);
   const std::uint32_t bits = hidden[register_row(2 * kPair)];
-  // Signs of bytes: eight shifts of a row's bits do for all of its pairs.
+  // Signs of bytes: eight shifts of a row's bits serve all of its pairs.
   return ptx::spread_signs<kBit / 8>(bits << (7 - kBit % 8), bits << (6 - kBit % 8));
 }
 
-// The probs of both as operands for the values of each: 0 where they are the other's. The first
-// ones now, the last ones, which stay in `both`, when there is time.
+// The probs of both tiles as operands for the V of each: 0 where they belong to the other. Those of
+// the first tile are needed first; those of the last one stay in `both` until there is time.
 template <int kPair = 0, int kCount>
 __device__ __forceinline__ void probs_of_first(const std::uint32_t (&both)[kCount],
                                                const std::uint32_t (&hidden)[kRowsPerLane],

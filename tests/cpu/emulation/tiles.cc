@@ -31,7 +31,7 @@ Tile& tile_of(int number) {
   return unit.tiles[number];
 }
 
-// The bf16 in one half of each word; denormals are zeros.
+// The bf16 in one half of each word, as floats. Denormals become zeros.
 __m256 half_words(const void* words, bool upper) {
   __m256i bits;
   std::memcpy(&bits, words, sizeof(bits));
@@ -64,8 +64,9 @@ void store_tile(int tile, void* to, std::int64_t stride) {
 }
 void clear_tile(int tile) { tile_of(tile) = {}; }
 
-// Intel SDM vol. 2, TDPBF16PS: the products of even columns and those of odd ones are summed up
-// apart, each in order; then both come to the sum. To nearest even, denormals are zeros.
+// TDPBF16PS (Intel SDM vol. 2): the products of even columns and those of odd columns are added up
+// separately, each in order, and then both are added to the sum. It rounds to nearest even;
+// denormals become zeros.
 void multiply_tiles(int sum, int a, int b) {
   Tile& sums = tile_of(sum);
   const Tile& left = tile_of(a);

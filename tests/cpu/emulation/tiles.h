@@ -1,12 +1,13 @@
-// The matrix unit of a thread: eight registers of 16 rows of 64 bytes. What its instructions would
-// fault at ends the process with a message.
+// The tile registers of AMX for one thread: eight registers of 16 rows of 64 bytes. Where the real
+// instructions would fault, the process ends with a message.
 #pragma once
 
 #include <cstdint>
 
 namespace tilewise::emulation {
 
-// Between these two calls the thread has the registers, zeros at first; the one palette there is.
+// Between these two calls the thread owns the registers, which are zeros at first. There is one
+// palette.
 void configure_tiles();
 void release_tiles();
 // stride: bytes from row to row

@@ -42,7 +42,7 @@ def unpad_input(
 def unpad_input_for_concatenated_sequences(
     hidden_states: Tensor, attention_mask_in_length: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, int]:
-    """The same where a row holds several sequences: attention_mask_in_length (B, S) lists their lengths, then zeros."""
+    """unpad_input for rows of several sequences: attention_mask_in_length (B, S) lists their lengths, then zeros."""
     total = attention_mask_in_length.sum(dim=-1)
     place = torch.arange(attention_mask_in_length.shape[-1], device=total.device)
     indices = torch.nonzero((place < total[:, None]).flatten()).flatten()

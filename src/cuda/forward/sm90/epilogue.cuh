@@ -1,47 +1,30 @@
-// The end of a tile: rows are closed, written, and marked for the non_finite_pass path if the fast
-// one could not do them.
+// The epilogue of a query tile: rows are finalised, stored or staged, and flagged where the fast
+// path could not compute them.
 #pragma once
 
+#include "cuda/forward/sm90/recompute_rows.cuh"
 #include "cuda/forward/sm90/shared.cuh"
-#include "cuda/non_finite/recompute_rows.cuh"
 #include "cuda/ptx/address.cuh"
 #include "cuda/ptx/global_store.cuh"
 #include "cuda/ptx/stmatrix.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/tile/element.cuh"
+#include "cuda/tile/finalise.cuh"
 #include "cuda/tile/softmax.cuh"
 
 namespace tilewise::cuda::sm90 {
 
-// math::finalise() in float, of a state in units of log 2.
-__device__ __forceinline__ math::Finalised<float> finalise(const math::SoftmaxState<float>& state,
-                                                           float ln2) {
-  const float minus_infinity = -math::Limits<float>::kInfinity;
-  const bool none = state.max == minus_infinity;
-  const float lse = __fmaf_rn(ptx::log2_approx(state.sum), ln2, state.max * ln2);
-  return {none ? 0 : ptx::reciprocal_approx(state.sum), none ? minus_infinity : lse};
-}
-
-// The same with a sink, which joins as the state (sink, 1).
-__device__ __forceinline__ math::Finalised<float> finalise(const math::SoftmaxState<float>& state,
-                                                           float sink, float ln2) {
-  const math::Merged<float> merged =
-      math::merge({state.max, state.sum}, {sink / ln2, 1.0f}, math::ExponentUnit<float>(1.0f));
-  return {merged.factor_a * ptx::reciprocal_approx(merged.state.sum),
-          __fmaf_rn(ptx::log2_approx(merged.state.sum), ln2, merged.state.max * ln2)};
-}
-
-// A lane's places on the way out, the same in every tile of queries. Rows leave through the warp's
-// panel in shared memory (tile/swizzle.h), 64 columns at a time.
+// What a lane adds to a tile's addresses on the way out, the same in every query tile. Rows pass
+// through a panel of shared memory (tile/swizzle.h), 64 columns at a time.
 struct LaneOffsets {
-  std::int32_t row;   // the warp's first of a tile
+  std::int32_t row;   // the warp's first row of a tile
   std::int64_t lse;   // bytes from a tile's first lse to that of the lane's first row
-  std::int64_t out;   // and from its first row of out to the 16 bytes that the lane stores first
-  std::uint32_t put;  // where stmatrix puts the row of this lane
-  std::uint32_t get;  // the lane's first 16 bytes
+  std::int64_t out;   // bytes from its first row of out to the 16 bytes that the lane stores first
+  std::uint32_t put;  // address at which stmatrix stores the row of this lane
+  std::uint32_t get;  // address of the lane's first 16 bytes
 };
 
-// thread: of the warpgroup.
+// thread: of the warpgroup. stage: of the warp, in shared memory.
 __device__ __forceinline__ LaneOffsets lane_offsets_of(const problem::Problem& problem,
                                                        int warpgroup, int thread,
                                                        std::uint32_t stage) {
@@ -54,13 +37,23 @@ __device__ __forceinline__ LaneOffsets lane_offsets_of(const problem::Problem& p
       stage + tile::swizzled(lane / 8, lane % 8 * tile::kChunkBytes)};
 }
 
-// 64 columns of the warp's rows from shared memory to memory: eight lanes write 128 bytes of a row.
-// non_finite: become something else than +-0 where one of the lane's rows has a number that is not
-// finite. kAtOnce: times four rows in flight.
+// Whether one of the numbers that were accumulated into `check` (see check_finite()) is NaN or
+// infinite.
+__device__ __forceinline__ bool any_non_finite(std::uint32_t check) {
+  return (check & 0x7FFF7FFFu) != 0;
+}
+// check + 0 * pair, in both halves: +-0 as long as all pairs are finite.
+template <bool kFp16>
+__device__ __forceinline__ std::uint32_t check_finite(std::uint32_t check, std::uint32_t pair) {
+  return ptx::fma_x2<kFp16>(pair, 0, check);
+}
+
+// Stores 64 columns of the warp's rows from shared to global memory: eight lanes store 128 bytes of
+// a row. checks: see check_finite(). kAtOnce: groups of four rows in flight.
 template <bool kFp16, int kAtOnce>
 __device__ __forceinline__ void store_panel(std::uint32_t get, std::int32_t rows, bool inside,
                                             char* to, std::int64_t step,
-                                            std::uint32_t (&non_finite)[kAtOnce]) {
+                                            std::uint32_t (&checks)[kAtOnce]) {
   const int lane = threadIdx.x % 32;
 #pragma unroll kAtOnce
   for (int i = 0; i < 4; ++i) {
@@ -70,85 +63,90 @@ __device__ __forceinline__ void store_panel(std::uint32_t get, std::int32_t rows
     const uint4 chunk = ptx::ld_shared_v4(at + i / 2 * tile::kSwizzleBytes);
     const bool valid = lane / 8 + 4 * i < rows;
     if (inside && valid) ptx::st_global_v4(to, chunk);
-    std::uint32_t& own = non_finite[i % kAtOnce];
-    std::uint32_t sum = ptx::fma_x2<kFp16>(chunk.x, 0, own);
-    sum = ptx::fma_x2<kFp16>(chunk.y, 0, sum);
-    sum = ptx::fma_x2<kFp16>(chunk.z, 0, sum);
-    sum = ptx::fma_x2<kFp16>(chunk.w, 0, sum);
-    own = valid ? sum : own;
+    std::uint32_t& own = checks[i % kAtOnce];
+    std::uint32_t check = check_finite<kFp16>(own, chunk.x);
+    check = check_finite<kFp16>(check, chunk.y);
+    check = check_finite<kFp16>(check, chunk.z);
+    check = check_finite<kFp16>(check, chunk.w);
+    own = valid ? check : own;
     to += step;
   }
 }
 
-// Writes the warp's rows, 16 bits wide, `rows` of them at most. Returns whether one of them has a
-// number that is not finite, of those that this lane looked at.
+// Puts eight registers of out as 16 columns of the warp's rows into a panel. `block`: of 8 columns.
+// Returns the packed pairs through `pairs`.
+template <bool kFp16, int kOut>
+__device__ __forceinline__ void pack_columns(const float (&out)[kOut],
+                                             const float (&scale)[tile::kRowsPerLane], int first,
+                                             std::uint32_t (&pairs)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int r = first + 2 * i;
+    const int which = tile::register_row(r);
+    pairs[i] = ptx::pack<kFp16>(out[r] * scale[which], out[r + 1] * scale[which]);
+  }
+}
+
+// Stores the warp's rows 16 bytes at a time, `rows` of them at most. Returns whether a number that
+// this lane looked at is not finite.
 template <KernelConfig kConfig, int kOut>
-__device__ __forceinline__ bool store_rows_16_bytes(const float (&out)[kOut],
-                                                    const float (&scale)[tile::kRowsPerLane],
-                                                    const LaneOffsets& places, std::int32_t rows,
-                                                    char* to, const Parameters& parameters) {
+__device__ __forceinline__ bool store_rows_vector(const float (&out)[kOut],
+                                                  const float (&scale)[tile::kRowsPerLane],
+                                                  const LaneOffsets& offsets, std::int32_t rows,
+                                                  char* to, const Parameters& parameters) {
   const int lane = threadIdx.x % 32;
-  // Beside so much of out and score_mod scores there are no registers for more.
+  // D 128 and more with a score mod leave no registers for more.
   constexpr int kAtOnce = kConfig.score_mod && kOut > 64 ? 1 : 4;
-  std::uint32_t non_finite[kAtOnce] = {};
+  std::uint32_t checks[kAtOnce] = {};
 #pragma unroll
   for (int panel = 0; panel < kOut / 32; ++panel) {
 #pragma unroll
     for (int block = 0; block < 8; block += 2) {  // of 8 columns
       std::uint32_t pairs[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int r = panel * 32 + block * 4 + 2 * i;
-        const int which = tile::register_row(r);
-        pairs[i] = ptx::pack<kConfig.fp16>(out[r] * scale[which], out[r + 1] * scale[which]);
-      }
-      ptx::stmatrix_x4(places.put ^ block * tile::kChunkBytes, pairs);
+      pack_columns<kConfig.fp16>(out, scale, panel * 32 + block * 4, pairs);
+      ptx::stmatrix_x4(offsets.put ^ block * tile::kChunkBytes, pairs);
     }
     __syncwarp();
     const bool inside = panel * tile::kPanelColumns + lane % 8 * 8 < parameters.problem.value_dim;
-    store_panel<kConfig.fp16, kAtOnce>(places.get, rows, inside, to + panel * tile::kPanelRowBytes,
-                                       parameters.out_step, non_finite);
+    store_panel<kConfig.fp16, kAtOnce>(offsets.get, rows, inside, to + panel * tile::kPanelRowBytes,
+                                       parameters.out_step, checks);
     __syncwarp();
   }
   std::uint32_t any = 0;
-  for (const std::uint32_t own : non_finite) any |= own;
-  return (any & 0x7FFF7FFFu) != 0;
+  for (const std::uint32_t own : checks) any |= own;
+  return any_non_finite(any);
 }
 
-// Leaves the warp's rows in its part of the place of Q. Returns whether one of the lane's numbers
-// is not finite, of `rows` rows at most. put: where stmatrix puts the row of this lane. beside(i):
-// something to be done beside 16 columns, from the i-th on of kOut / 8; returns 0. NOTE: as a part
-// of the address: else ptxas 13.0 has all rows before all of that.
+// Stages the warp's rows in shared memory. Returns whether one of the lane's numbers is not finite,
+// of `rows` rows at most. put: address at which stmatrix stores the row of this lane.
+// overlapped(i) does something else with the 16 columns from the i-th on, of kOut / 8, and returns
+// 0. NOTE: the 0 is a part of the address: without it, ptxas 13.0 stages all rows first.
 template <KernelConfig kConfig, int kOut, class Overlapped>
 __device__ __forceinline__ bool stage_rows(const float (&out)[kOut],
                                            const float (&scale)[tile::kRowsPerLane],
                                            std::uint32_t put, std::int32_t rows,
                                            const Overlapped& overlapped) {
-  std::uint32_t non_finite[4] = {};
+  std::uint32_t checks[4] = {};
 #pragma unroll
   for (int part = 0; part < kOut / 8; ++part) {
     const int panel = part / 4;
     const int block = part % 4 * 2;  // of 8 columns
     const std::uint32_t zero = overlapped(part);
     std::uint32_t pairs[4];
+    pack_columns<kConfig.fp16>(out, scale, part * 8, pairs);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int r = part * 8 + 2 * i;
-      const int which = tile::register_row(r);
-      pairs[i] = ptx::pack<kConfig.fp16>(out[r] * scale[which], out[r + 1] * scale[which]);
-      non_finite[i] = ptx::fma_x2<kConfig.fp16>(pairs[i], 0, non_finite[i]);
-    }
-    const std::uint32_t of_panel = put + panel * tile::kRows * tile::kPanelRowBytes;
-    ptx::stmatrix_x4((of_panel ^ block * tile::kChunkBytes) + zero, pairs);
+    for (int i = 0; i < 4; ++i) checks[i] = check_finite<kConfig.fp16>(checks[i], pairs[i]);
+    const std::uint32_t panel_put = put + panel * tile::kRows * tile::kPanelRowBytes;
+    ptx::stmatrix_x4((panel_put ^ block * tile::kChunkBytes) + zero, pairs);
   }
   std::uint32_t any = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i)
-    any |= tile::lane_row(threadIdx.x % 32, tile::register_row(2 * i)) < rows ? non_finite[i] : 0;
-  return (any & 0x7FFF7FFFu) != 0;
+    any |= tile::lane_row(threadIdx.x % 32, tile::register_row(2 * i)) < rows ? checks[i] : 0;
+  return any_non_finite(any);
 }
 
-// One number, for any dtype and alignment.
+// Stores a number of any floating type at any aligned address.
 __device__ __forceinline__ void store_element(std::int32_t dtype, char* to, float x) {
   if (dtype == TILEWISE_FP32) {
     *reinterpret_cast<float*>(to) = x;
@@ -159,8 +157,9 @@ __device__ __forceinline__ void store_element(std::int32_t dtype, char* to, floa
   }
 }
 
-// The same as floats, 32 columns at a time and one number to a lane, for any dtype and alignment.
-// to: the warp's first row.
+// Stores the warp's rows for any type and alignment of out: as floats through shared memory, 32
+// columns at a time and one number a lane. to: the warp's first row. Returns whether a number that
+// this lane looked at is not finite.
 template <int kOut>
 __device__ __forceinline__ bool store_rows_scalar(const float (&out)[kOut],
                                                   const float (&scale)[tile::kRowsPerLane],
@@ -195,17 +194,17 @@ __device__ __forceinline__ bool store_rows_scalar(const float (&out)[kOut],
   return non_finite;
 }
 
-// What the sums of a lane's rows say, before the product that completes them has come.
+// A lane's rows after finalise, before the product that completes out is done.
 struct FinalisedRows {
   float scale[tile::kRowsPerLane];  // of out
-  bool recompute;                   // a row by the non_finite_pass path
-  RowSum sums[tile::kRowsPerLane];  // of scale_rows()
+  bool recompute;                   // a row must be recomputed
+  RowSum sums[tile::kRowsPerLane];  // for an epilogue warp
 };
 
-// Of the sums of a lane's rows what out is waiting for; the rest is done by the carrier.
-__device__ __forceinline__ FinalisedRows scale_rows(const Parameters& parameters,
-                                                    const WorkTile& tile,
-                                                    const tile::RowStates& states) {
+// Finalises what out waits for; an epilogue warp does the rest.
+__device__ __forceinline__ FinalisedRows finalise_scales(const Parameters& parameters,
+                                                         const WorkTile& tile,
+                                                         const tile::RowStates& states) {
   math::SoftmaxState<float> state[tile::kRowsPerLane];
   FinalisedRows finalised;
   finalised.recompute = false;
@@ -220,41 +219,40 @@ __device__ __forceinline__ FinalisedRows scale_rows(const Parameters& parameters
   float scale[tile::kRowsPerLane];
 #pragma unroll
   for (int which = 0; which < tile::kRowsPerLane; ++which)
-    scale[which] = finalise(state[which], parameters.ln2).scale;
+    scale[which] = tile::finalise_approx(state[which], parameters.ln2).scale;
   if (tile.sink != -math::Limits<float>::kInfinity) {
 #pragma unroll
     for (int which = 0; which < tile::kRowsPerLane; ++which)
-      scale[which] = finalise(state[which], tile.sink, parameters.ln2).scale;
+      scale[which] = tile::finalise_approx(state[which], tile.sink, parameters.ln2).scale;
   }
 #pragma unroll
   for (int which = 0; which < tile::kRowsPerLane; ++which) finalised.scale[which] *= scale[which];
   return finalised;
 }
 
-// Whether a row of a sequence, of this sum, is left to the non_finite_pass path.
-// A sum is 1 at least, or exponents had no room: scores beyond 2^30, or a row that took 0 for a
-// maximum (tile::init_max_all_visible()). kKeeps: maxima were looked for only where rows may see
-// their first key. A row without one that sees keys has begun with scores of -inf; what came behind
-// them is not known.
-template <bool kKeeps>
+// Whether a row of a sequence must be recomputed. A sum is at least 1, or exponents had no room:
+// scores beyond 2^30, or a row that took 0 for its maximum (tile::init_max_all_visible()).
+// kLazyMax: maxima were taken only where rows may see their first key. A row without one that sees
+// keys has begun with scores of -inf; what came after them is not known.
+template <bool kLazyMax>
 __device__ __forceinline__ bool needs_recompute(const WorkTile& tile, std::int32_t row, float max,
                                                 float sum) {
   const bool none = max == -math::Limits<float>::kInfinity;
   if (!none) return sum < 0.5f;
-  return kKeeps && tile.edges.begin(row) < tile.edges.end(row);
+  return kLazyMax && tile.band.begin(row) < tile.band.end(row);
 }
 
-// Closes the rows of a warpgroup, and writes their lse: beside products, for whose end the shuffles
-// and logarithms need not be waited for. Step by step for both rows: one after the other, each
-// would wait for its own shuffles. NOTE: no branch before that of the sink, which few have: ptxas
-// has all of it done between the first steps of the product that was started before.
-template <bool kKeeps>
+// Finalises the rows of a warpgroup and stores their lse, during products, so that nothing waits
+// for the shuffles and logarithms. Step by step for both rows: one after the other, each would wait
+// for its own shuffles. NOTE: no branch before that of the sink, which few problems have: ptxas
+// places all of it between the first steps of the product that was issued before.
+template <bool kLazyMax>
 __device__ __forceinline__ FinalisedRows finalise_rows(const Parameters& parameters,
                                                        const WorkTile& tile,
-                                                       const LaneOffsets& places,
+                                                       const LaneOffsets& offsets,
                                                        const tile::RowStates& states) {
   const int lane = threadIdx.x % 32;
-  const std::int32_t rows = tile.q_len - tile.row - places.row;
+  const std::int32_t rows = tile.q_len - tile.row - offsets.row;
   const float ln2 = parameters.ln2;
   math::SoftmaxState<float> state[tile::kRowsPerLane];
   math::Finalised<float> row[tile::kRowsPerLane];
@@ -264,51 +262,53 @@ __device__ __forceinline__ FinalisedRows finalise_rows(const Parameters& paramet
   for (int which = 0; which < tile::kRowsPerLane; ++which) {
     state[which] = states.row[which];
     state[which].sum = tile::quad_sum(state[which].sum);
-    const std::int32_t own = tile.row + places.row + tile::lane_row(lane, which);
-    finalised.recompute |= needs_recompute<kKeeps>(tile, own, state[which].max, state[which].sum) &&
-                           tile::lane_row(lane, which) < rows;
+    const std::int32_t own = tile.row + offsets.row + tile::lane_row(lane, which);
+    finalised.recompute |=
+        needs_recompute<kLazyMax>(tile, own, state[which].max, state[which].sum) &&
+        tile::lane_row(lane, which) < rows;
     finalised.scale[which] = tile::anchor_rounding_of(state[which].max, parameters.scale_log2);
     state[which].max *= parameters.scale_log2;
-    row[which] = finalise(state[which], ln2);
+    row[which] = tile::finalise_approx(state[which], ln2);
   }
   if (tile.sink != -math::Limits<float>::kInfinity) {
 #pragma unroll
     for (int which = 0; which < tile::kRowsPerLane; ++which)
-      row[which] = finalise(state[which], tile.sink, ln2);
+      row[which] = tile::finalise_approx(state[which], tile.sink, ln2);
   }
 #pragma unroll
   for (int which = 0; which < tile::kRowsPerLane; ++which)
     finalised.scale[which] *= row[which].scale;
   if (lane % tile::kLanesPerRow == 0 && tile.lse != nullptr) {
-    char* const first = tile.lse + places.lse;
+    char* const first = tile.lse + offsets.lse;
     if (tile::lane_row(lane, 0) < rows) ptx::st_global(first, row[0].lse);
     if (tile::lane_row(lane, 1) < rows) ptx::st_global(first + parameters.lse_step, row[1].lse);
   }
   return finalised;
 }
 
-// Writes the closed rows of a warpgroup. last_mark: of the block.
+// Stores the finalised rows of a warpgroup, and flags those that must be recomputed. last_flagged:
+// of the block.
 template <KernelConfig kConfig, int kOut>
-__device__ __forceinline__ void write_rows(const Parameters& parameters, const WorkTile& tile,
-                                           const LaneOffsets& places, const float (&out)[kOut],
-                                           const FinalisedRows& finalised,
-                                           unsigned long long& last_flagged) {
+__device__ __forceinline__ void store_out(const Parameters& parameters, const WorkTile& tile,
+                                          const LaneOffsets& offsets, const float (&out)[kOut],
+                                          const FinalisedRows& finalised,
+                                          unsigned long long& last_flagged) {
   const problem::Problem& problem = parameters.problem;
-  const std::int32_t rows = tile.q_len - tile.row - places.row;
-  bool any = finalised.recompute;
+  const std::int32_t rows = tile.q_len - tile.row - offsets.row;
+  bool recompute = finalised.recompute;
   if (parameters.vector_stores) {
-    any |= store_rows_16_bytes<kConfig>(out, finalised.scale, places, rows, tile.out + places.out,
-                                        parameters);
+    recompute |= store_rows_vector<kConfig>(out, finalised.scale, offsets, rows,
+                                            tile.out + offsets.out, parameters);
   } else {
-    const std::uint32_t stage = places.get & ~(tile::kSwizzleBytes - 1u);
-    any |= store_rows_scalar(out, finalised.scale, stage, rows,
-                             tile.out + places.row * problem.out.row * parameters.out_bytes,
-                             parameters);
+    const std::uint32_t stage = offsets.get & ~(tile::kSwizzleBytes - 1u);
+    recompute |= store_rows_scalar(out, finalised.scale, stage, rows,
+                                   tile.out + offsets.row * problem.out.row * parameters.out_bytes,
+                                   parameters);
   }
-  if (__any_sync(~0u, any) && threadIdx.x % 32 == 0) {
+  if (__any_sync(~0u, recompute) && threadIdx.x % 32 == 0) {
     constexpr std::int64_t kWarps = kConfig.q_tile / tile::kWarpRows;
-    // Divided here: the loops have no registers for it.
-    const std::uint32_t row = ptx::opaque(static_cast<std::uint32_t>(places.row));
+    // Divided here: the loops have no registers for the quotient.
+    const std::uint32_t row = ptx::opaque(static_cast<std::uint32_t>(offsets.row));
     flag_rows(parameters, tile.index * kWarps + row / tile::kWarpRows, last_flagged);
   }
 }

@@ -1,23 +1,27 @@
-// The Hopper forward kernel: one block per multiprocessor, which walks over tiles of queries. Its
-// first warpgroup produces, the others consume.
+// The Hopper forward kernel, FlashAttention-3 (arXiv 2407.08608): one persistent block per
+// multiprocessor. Its first warpgroup holds the producer, the scheduler warp and the epilogue
+// warps; the others are consumers. docs/cuda.md follows a query tile through them.
 #pragma once
 
 #include "cuda/forward/sm90/consumer.cuh"
+#include "cuda/forward/sm90/consumer_epilogue.cuh"
+#include "cuda/forward/sm90/consumer_math.cuh"
+#include "cuda/forward/sm90/consumer_state.cuh"
 #include "cuda/forward/sm90/epilogue_warp.cuh"
 #include "cuda/forward/sm90/fused_edges.cuh"
 #include "cuda/forward/sm90/mask.cuh"
 #include "cuda/forward/sm90/producer.cuh"
+#include "cuda/forward/sm90/recompute_rows.cuh"
 #include "cuda/forward/sm90/scheduler_warp.cuh"
 #include "cuda/forward/sm90/zero_unowned_rows.cuh"
 #include "cuda/host/launch.cuh"
 #include "cuda/host/load.h"
-#include "cuda/non_finite/recompute_rows.cuh"
 #include "cuda/ptx/pdl.cuh"
 #include "cuda/ptx/setmaxnreg.cuh"
 
 namespace tilewise::cuda::sm90 {
 
-// Threads that have to do with rows of out: consumers and carriers.
+// Threads that store rows of out, or flag them: those of consumers and of epilogue warps.
 template <KernelConfig kConfig>
 inline constexpr std::uint32_t kEpilogueThreads =
     (kConfig.has_epilogue_warps() ? 160 : 128) * kConfig.consumers();
@@ -43,10 +47,10 @@ __global__ void __launch_bounds__(kKernels[kRow].config(kFp16).threads(), 1)
   if (threadIdx.x / 32 == 1) {
     if (scheduler.listed || scheduler.sequences.lengths != nullptr) ptx::wait_for_dependency();
     if (scheduler.listed) list_sequences(parameters.problem, kConfig.q_tile, shared.sequences);
-    if (threadIdx.x == 32) scheduler_warp.begin();
+    if (threadIdx.x == 32) scheduler_warp.locate_first();
   }
   __syncthreads();
-  // Up to here beside the end of the kernel before. The next one may come as soon as there is room.
+  // All above overlaps the end of the kernel before (PDL); the next kernel may do the same here.
   if (threadIdx.x == 0) ptx::launch_dependents();
   ptx::wait_for_dependency();
   if (warpgroup == 0) {
@@ -55,7 +59,8 @@ __global__ void __launch_bounds__(kKernels[kRow].config(kFp16).threads(), 1)
     if (warp > 1) {
       if constexpr (kConfig.has_epilogue_warps()) {
         EpilogueWarp<kConfig>(parameters, shared, warp - 2).run();
-        ptx::named_barrier_arrive(kRecomputeBarrier, kEpilogueThreads<kConfig>);
+        ptx::named_barrier_arrive(barrier_of(NamedBarrier::kRecompute, 0),
+                                  kEpilogueThreads<kConfig>);
       }
       zero_unowned_rows(parameters.problem, sequences_of(scheduler, shared.sequences).lengths,
                         static_cast<std::int32_t>(blockIdx.x) * 2 + warp - 2,
@@ -68,9 +73,9 @@ __global__ void __launch_bounds__(kKernels[kRow].config(kFp16).threads(), 1)
   } else {
     ptx::setmaxnreg_inc<kConfig.consumer_registers()>();
     Consumer<kConfig>(parameters, shared, warpgroup - 1).run();
-    ptx::named_barrier_sync(kRecomputeBarrier, kEpilogueThreads<kConfig>);
+    ptx::named_barrier_sync(barrier_of(NamedBarrier::kRecompute, 0), kEpilogueThreads<kConfig>);
     if (shared.last_flagged != 0) {
-      // Where K was: nothing is copied any more.
+      // In the place of K: nothing is loaded any more.
       RowMemory* const memory = reinterpret_cast<RowMemory*>(shared.k[0]) + (warpgroup - 1);
       recompute_flagged_rows(parameters, sequences_of(scheduler, shared.sequences), kConfig.q_tile,
                              kConfig.consumers(), shared.last_flagged, memory, warpgroup - 1);

@@ -1,27 +1,29 @@
-// Both cut tiles of keys of a window as one step of a consumer.
+// Fused window edges: both cut key tiles of a window as one step of a consumer.
 //
-// A window of as many keys as some tiles have cuts the first and the last tile of a tile of queries
-// along the same diagonal: of both a row sees as many keys as one has. By halves of 64 keys, of
-// what the 64 rows of a warpgroup see:
+// A window of as many keys as some key tiles have cuts the first and the last key tile of a query
+// tile along one diagonal: together, a row sees as many of their keys as one tile has. By halves of
+// 64 keys, the 64 rows of a warpgroup see
 //
 //                        first tile        last tile
 //     first warpgroup    cut     whole     cut     -
 //     second warpgroup   -       cut       whole   cut
 //
-// So there is one tile of exponentials for two of keys, and three halves of scores, not four: those
-// of the tile of which a half is seen whole, and the cut half of the other one, in whose hidden
-// scores' place the seen ones of the other come. Their probs are then parted between the values
-// of both: those of the first tile are multiplied here, those of the last one by the step behind,
-// half of the first warpgroup's as zeros.
+// So one tile of exponentials serves two key tiles, and three halves of scores do instead of four:
+// those of the tile of which a half is seen whole, and the cut half of the other one, whose visible
+// scores take the place of the hidden ones. The probs are then divided between the V of both tiles:
+// those of the first tile are multiplied here, those of the last tile by the step that follows,
+// with zeros for half of the first warpgroup's.
 #pragma once
 
 #include "cuda/forward/sm90/consumer.cuh"
+#include "cuda/forward/sm90/recompute_scores.cuh"
 #include "cuda/tile/fused_edges.cuh"
 
 namespace tilewise::cuda::sm90 {
 
-// The last step of a tile of queries that folds, and the opening of the next one, beside a product;
-// false: there is none. NOTE: K of the last tile has come late; the first warpgroup needs it last.
+// The last step of a query tile whose edges are fused, and the load of the next work tile, which
+// overlaps a product; false: there is none. NOTE: K of the last tile arrives late; the first
+// warpgroup needs it last.
 template <KernelConfig kConfig>
 template <bool kSecond>
 __device__ __forceinline__ bool Consumer<kConfig>::fused_edges_step(Fragments& f) {
@@ -33,21 +35,23 @@ __device__ __forceinline__ bool Consumer<kConfig>::fused_edges_step(Fragments& f
   Half& whole = *reinterpret_cast<Half*>(f.scores + (kSecond ? 0 : kHalf / 2));
   Half others;
 
-  Place<kConfig.k_stages> behind = k_;
-  behind.advance();
-  const std::uint32_t first_keys = k_address();
-  const std::uint32_t last_keys = ptx::shared_address(shared_.k) + behind.offset(kConfig.k_bytes());
+  PipelineState<kConfig.k_stages> next = k_.state();
+  next.advance();
+  const std::uint32_t first_keys = k_address(k_.state());
+  const std::uint32_t last_keys = k_address(next);
   const std::uint32_t keys = kSecond ? last_keys : first_keys;
   const std::uint32_t other_keys = kSecond ? first_keys + kHalfBytes : last_keys;
-  const std::uint32_t rows = q_address(q_place().offset(kConfig.q_bytes()));
+  const std::uint32_t rows = q_address();
 
-  if constexpr (kSecond) wait_full(shared_.barriers.k_full, behind);
+  if constexpr (kSecond) k_.wait_next();
   order_barrier_wait();
-  issue_qk_rows<kConfig.k_tile>(rows, keys, f.scores);
-  wait_full(shared_.barriers.v_full, v_place());
-  issue_pv<true, false>(v_descriptor(), f.probs, f.out);
-  if constexpr (!kSecond) wait_full(shared_.barriers.k_full, behind);
-  issue_qk_rows<kHalf>(rows, other_keys, others);
+  gemm_ss<kConfig.fp16, kConfig.k_tile, kConfig.head_dim, kConfig.k_tile>(rows, keys, f.scores);
+  ptx::wgmma_commit();
+  v_.wait();
+  issue_pv(f);
+  if constexpr (!kSecond) k_.wait_next();
+  gemm_ss<kConfig.fp16, kHalf, kConfig.head_dim, kConfig.k_tile>(rows, other_keys, others);
+  ptx::wgmma_commit();
 
   std::uint32_t hidden[tile::kRowsPerLane];
 #pragma unroll
@@ -59,16 +63,16 @@ __device__ __forceinline__ bool Consumer<kConfig>::fused_edges_step(Fragments& f
   ptx::wgmma_wait<2>();
   accept_scores(f.scores);
   v_rows_ = kConfig.k_tile;
-  tile::RowSums totals = tile::exp2_scores(whole, anchors, parameters_.scale_log2);
+  tile::RowSums sums = tile::exp2_scores(whole, anchors, parameters_.scale_log2);
   split_basic_block();
   ptx::wgmma_wait<1>();
   release_v(f.out);
   ptx::wgmma_wait<0>();
   ptx::fence_operand(others);
   tile::merge_tiles<!kSecond>(cut, others, hidden);
-  totals = tile::sum(totals, tile::exp2_scores(cut, anchors, parameters_.scale_log2));
-  if (tile::any_overflowed<kConfig.fp16>(totals)) {
-    recompute_with_new_max(totals, f, [&] {
+  sums = tile::sum(sums, tile::exp2_scores(cut, anchors, parameters_.scale_log2));
+  if (tile::any_overflowed<kConfig.fp16>(sums)) {
+    recompute_with_new_max(sums, f, [&] {
       recompute_scores<kConfig, kConfig.k_tile>(rows, keys, f.scores);
       recompute_scores<kConfig, kHalf>(rows, other_keys, others);
       tile::merge_tiles<!kSecond>(cut, others, hidden);
@@ -81,22 +85,23 @@ __device__ __forceinline__ bool Consumer<kConfig>::fused_edges_step(Fragments& f
   std::uint32_t first[kScores / 2];  // of the second warpgroup, the cut half alone
   tile::pack_probs<kConfig.fp16>(cut, both);
   tile::probs_of_first(both, hidden, first + 4 * kCutStep);
-  std::uint32_t* const whole_weights = kSecond ? f.probs : first + kScores / 4;
+  std::uint32_t* const whole_probs = kSecond ? f.probs : first + kScores / 4;
 #pragma unroll
   for (int i = 0; i < kHalf / 4; ++i)
-    whole_weights[i] = ptx::pack<kConfig.fp16>(whole[2 * i], whole[2 * i + 1]);
-  wait_full(shared_.barriers.v_full, v_place());
-  issue_pv<false>(v_descriptor(), first, f.out, kCutStep, kPvSteps);
+    whole_probs[i] = ptx::pack<kConfig.fp16>(whole[2 * i], whole[2 * i + 1]);
+  v_.wait();
+  gemm_rs<kConfig.fp16, kConfig.value_dim>(first, v_descriptor(), f.out, kCutStep, kPvSteps,
+                                           accumulates_, [](int) {});
   ptx::wgmma_commit();
   tile::probs_of_last(both, hidden, f.probs + 4 * kCutStep);
   if constexpr (!kSecond) {
 #pragma unroll
     for (int i = kScores / 4; i < kScores / 2; ++i) f.probs[i] = 0;
   }
-  tile::add_sums(totals, anchors, f.states);
+  tile::add_sums(sums, anchors, f.states);
   ++slot_;
-  const bool more = open();
-  wait_next_k<false>();
+  const bool more = load_work_tile();
+  k_.wait();
   wait_pv(f.out);
   return more;
 }

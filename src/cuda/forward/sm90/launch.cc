@@ -190,22 +190,22 @@ problem::Status make_maps(const Problem& problem, const KernelConfig& config,
   if (q != TILEWISE_OK) return q;
   parameters->q = parameters->k = parameters->v = parameters->out = map.map;
   parameters->scheduler.q_coords = parameters->scheduler.k_coords = parameters->v_coords =
-      map.steps;
+      map.coords;
   if (parameters->tma_stores) {
     const problem::Status out = make_map(rows_of_out(problem), tile::kRows, config.fp16, &map);
     if (out != TILEWISE_OK) return out;
     parameters->out = map.map;
-    parameters->out_coords = map.steps;
+    parameters->out_coords = map.coords;
   }
   if (problem.k_rows == 0) return TILEWISE_OK;  // nobody asks for a tile of them
   const problem::Status k = make_map(rows_of_k(problem), config.k_tile, config.fp16, &map);
   if (k != TILEWISE_OK) return k;
   parameters->k = map.map;
-  parameters->scheduler.k_coords = map.steps;
+  parameters->scheduler.k_coords = map.coords;
   const problem::Status v = make_map(rows_of_v(problem), config.k_tile, config.fp16, &map);
   if (v != TILEWISE_OK) return v;
   parameters->v = map.map;
-  parameters->v_coords = map.steps;
+  parameters->v_coords = map.coords;
   return TILEWISE_OK;
 }
 

@@ -1,9 +1,17 @@
-// What a consumer's rows see of a tile of keys: edges, and the score rule.
+// What a consumer's rows see of a key tile: the causal mask and the window as bits, and the score
+// mod.
 #pragma once
 
 #include "cuda/forward/sm90/consumer.cuh"
+#include "cuda/tile/score_mod.cuh"
 
 namespace tilewise::cuda::sm90 {
+
+// The first row of this warp, within the sequence.
+template <KernelConfig kConfig>
+__device__ __forceinline__ std::int32_t Consumer<kConfig>::warp_row() const {
+  return tile_->row + warpgroup_ * tile::kRows + threadIdx.x % 128 / 32 * tile::kWarpRows;
+}
 
 template <KernelConfig kConfig>
 __device__ __forceinline__ auto Consumer<kConfig>::find_key_limits() const -> KeyLimits {
@@ -11,25 +19,26 @@ __device__ __forceinline__ auto Consumer<kConfig>::find_key_limits() const -> Ke
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int which = 0; which < tile::kRowsPerLane; ++which) {
-    const std::int32_t row = own_row() + tile::lane_row(lane, which);
-    limits.begin[which] = tile_->edges.begin(row) - tile::lane_column(lane);
-    limits.end[which] = tile_->edges.end(row) - tile::lane_column(lane);
+    const std::int32_t row = warp_row() + tile::lane_row(lane, which);
+    limits.begin[which] = tile_->band.begin(row) - tile::lane_column(lane);
+    limits.end[which] = tile_->band.end(row) - tile::lane_column(lane);
   }
   return limits;
 }
 
-// The mask rule (math/mask_rule.h) as bits (tile/bands.h), while the tensor cores work. Where cut
-// tiles come behind a full one, the limits have been found beside its exponentials. Cut tiles and
-// rows of others are both rare, and one branch.
+// The mask rule (math/mask_rule.h) as bits (tile/bands.h), while the tensor cores work. kFirst: of
+// the first key tile of a query tile; for those that follow a full one, the limits have been found
+// during its exponentials. kWaitsForV: rows of V that belong to another sequence become zero, too.
+// Cut tiles and foreign rows are both rare, and one branch.
 template <KernelConfig kConfig>
-template <bool kFirst, bool kValues>
+template <bool kFirst, bool kWaitsForV>
 __device__ __forceinline__ auto Consumer<kConfig>::mask_of_tile() const -> MaskBits {
   const bool begins = key_ < full_begin_;
   const bool ends = key_ >= full_end_;
   const bool all = !begins && !ends;
-  MaskBits mask = {all && key_ < unseen_, all, {~0u, ~0u}};
-  const bool others = kValues && has_foreign_rows();
-  if (static_cast<int>(all) & static_cast<int>(!others)) return mask;  // && is two branches
+  MaskBits mask = {all && key_ < first_key_from_, all, {~0u, ~0u}};
+  const bool foreign = kWaitsForV && has_foreign_rows();
+  if (static_cast<int>(all) & static_cast<int>(!foreign)) return mask;  // && is two branches
   const KeyLimits limits = kConfig.starts_full() && !kFirst ? key_limits_ : find_key_limits();
   const auto low_bits = [&](std::int32_t limit) {
     return tile::low_bits(tile::columns_before(limit - key_ * kConfig.k_tile, 0));
@@ -44,26 +53,51 @@ __device__ __forceinline__ auto Consumer<kConfig>::mask_of_tile() const -> MaskB
     for (int which = 0; which < tile::kRowsPerLane; ++which)
       mask.bits[which] &= ~low_bits(limits.begin[which]);
   }
-  if (others) wait_v();
+  if (foreign) wait_v();
   return mask;
 }
 
-// The score rule leaves no registers for what was found before it.
+// mask_of_tile() where there are registers for the bits before the scores have arrived.
 template <KernelConfig kConfig>
-__device__ __forceinline__ void Consumer<kConfig>::apply_rules(const MaskBits& mask,
-                                                               float (&scores)[kScores]) {
+template <bool kFirst>
+__device__ __forceinline__ auto Consumer<kConfig>::early_mask() const -> MaskBits {
+  return kConfig.score_mod ? MaskBits{} : mask_of_tile<kFirst>();
+}
+
+// Masked scores become -inf. NOTE: at D 256, row by row costs a register more than there are.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void Consumer<kConfig>::apply_mask(const MaskBits& mask,
+                                                              float (&scores)[kScores],
+                                                              bool always) {
+  if (always || !mask.all)
+    tile::apply_mask_bits<tile::FragmentLayout, kOut <= 64>(scores, mask.bits);
+}
+
+// Of a lazy-max step, in its rare branch; rows that see their first key take their maximum. The
+// mask is applied without a test of its own but at D 64 (S 1024 causal: 0.988).
+template <KernelConfig kConfig>
+__device__ __forceinline__ void Consumer<kConfig>::apply_lazy_mask(const MaskBits& mask,
+                                                                   Fragments& f) const {
+  apply_mask(mask, f.scores, kConfig.starts_full());
+  if (tile::any_without_key(f.states))
+    tile::init_max_without_key(tile::row_max_of(f.scores), f.states);
+}
+
+template <KernelConfig kConfig>
+__device__ __forceinline__ void Consumer<kConfig>::apply_score_mod_and_mask(
+    const MaskBits& mask, float (&scores)[kScores]) const {
   if constexpr (kConfig.score_mod) {
-    // Beside 192 columns of Q there are no registers for all at once.
-    constexpr int kTogether = kConfig.head_dim == 192 ? 16 : kScores;
-    tile::scale_products<tile::Softcap, kTogether>(parameters_.scaling, scores);
+    // D 192 leaves no registers for all scores at once.
+    constexpr int kAtOnce = kConfig.head_dim == 192 ? 16 : kScores;
+    tile::scale_products<tile::Softcap, kAtOnce>(parameters_.scaling, scores);
     const int lane = threadIdx.x % 32;
-    const std::int32_t distance = static_cast<std::int32_t>(own_row()) + tile_->diagonal -
+    const std::int32_t distance = static_cast<std::int32_t>(warp_row()) + tile_->diagonal -
                                   key_ * kConfig.k_tile + tile::lane_row(lane, 0) -
                                   tile::lane_column(lane);
     tile::add_alibi<tile::FragmentLayout>(tile_->slope, distance, scores);
-    apply_mask_bits(mask_of_tile<true>(), scores);
+    apply_mask(mask_of_tile<true>(), scores);
   } else {
-    apply_mask_bits(mask, scores);
+    apply_mask(mask, scores);
   }
 }
 

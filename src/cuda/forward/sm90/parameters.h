@@ -1,10 +1,11 @@
-// What a Hopper kernel is given.
+// The arguments of a Hopper forward kernel.
 #pragma once
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include "cuda/forward/sm90/kernel_table.h"
+#include "cuda/host/tensor_map.h"
 #include "cuda/tile/scheduler.h"
 #include "cuda/tile/score_scaling.h"
 #include "problem/sequence.h"
@@ -15,20 +16,7 @@ using tile::PackedSchedule;
 using tile::Schedule;
 using tile::TileCoord;
 
-// What a head's and a sequence's number are multiplied with to be coordinates of a tensor's map, 0
-// or 1: a dimension that is expanded (stride 0) has one element in the map.
-struct CoordScale {
-  std::int32_t head;
-  std::int32_t batch;
-};
-
-// Of a tensor as the copy engine sees it.
-struct TensorMap {
-  CUtensorMap map;
-  CoordScale steps;
-};
-
-// A sequence (problem/sequence.h) in 32 bits, read at once.
+// A sequence (problem/sequence.h) in 32 bits, read in one load.
 struct alignas(16) SequenceLengths {
   std::int32_t q_start;
   std::int32_t q_len;
@@ -36,41 +24,41 @@ struct alignas(16) SequenceLengths {
   std::int32_t k_len;
 };
 
-// Where the blocks of a launch read what their sequences are, and how many tiles of queries come
-// before each one: in the workspace, or in shared memory, where each block has listed them.
+// The sequences of a launch: in the workspace, or in the shared memory of each block, which lists
+// them itself (sequences.cuh).
 struct Sequences {
-  const SequenceLengths* lengths;   // (B), nullptr where all have the same
-  const std::int32_t* tile_starts;  // (B + 1), of packed queries
+  const SequenceLengths* lengths;   // (B), nullptr where all sequences have the same
+  const std::int32_t* tile_starts;  // (B + 1), query tiles before each packed sequence
 };
-inline constexpr int kMaxListed = 28;  // in what shared memory has left
+inline constexpr int kMaxListed = 28;  // what shared memory has left
 struct ListedSequences {
   SequenceLengths lengths[kMaxListed];
   std::int32_t tile_starts[kMaxListed + 1];
 };
 
-// From which the blocks of a launch take work. `launch` is the launch's own number once the first
-// block has set `taken` to 0, and 0 again once all work is taken: what lies there before, also from
-// the same launch of a graph that runs again, is never taken for it.
+// The work queue of a dynamic schedule. `launch` holds the number of the launch from the moment
+// when the first block has set `taken` to 0 until all tiles are taken, and 0 afterwards: no earlier
+// content of this memory, also of another replay of the same graph, is mistaken for it.
 struct TileCounter {
   unsigned long long launch;
   unsigned taken;
 };
 
-// What it takes to find a tile of queries and to ask for its Q and K. Side by side: a line of
-// constants comes from memory when it is first read, and the first tile of a block waits for each.
+// What it takes to find a query tile and to load its Q and K. Side by side: a line of constants
+// comes from memory when it is first read, and the first tile of a block waits for each.
 struct alignas(64) SchedulerParams {
   bool q_packed;
   bool top_left;
-  bool open_end;             // behind a sequence's last key may follow another's
-  std::int32_t window_left;  // as the problem's, at most tile::kMaxLength
+  bool open_end;             // the keys of another sequence may follow a sequence's last one
+  std::int32_t window_left;  // the problem's, at most tile::kMaxLength
   std::int32_t window_right;
-  tile::FastDivmod group;
+  tile::FastDivmod group;  // query heads that share a kv head (GQA)
   tile::StaticRounds static_rounds;
-  bool listed;                  // each block lists its sequences; else they are
-  Sequences sequences;          // these, or
-  SequenceLengths whole;        // this one
+  bool listed;                  // each block lists the sequences itself
+  Sequences sequences;          // else they are these,
+  SequenceLengths whole;        // or all are this one
   tile::FastSchedule schedule;  // of dense queries
-  PackedSchedule packed;        // of packed ones, but for its tile_starts
+  PackedSchedule packed;        // of packed queries, without tile_starts
   CoordScale q_coords, k_coords;
 
   TILEWISE_INLINE PackedSchedule packed_by(const std::int32_t* tile_starts) const {
@@ -89,24 +77,23 @@ struct alignas(64) SchedulerParams {
 
 struct Parameters {
   CUtensorMap q, k, v;
-  CUtensorMap out;  // of kernels with carriers
+  CUtensorMap out;  // of kernels with epilogue warps
   SchedulerParams scheduler;
   CoordScale v_coords;
   CoordScale out_coords;
   problem::Problem problem;
-  TileCounter* counter;       // nullptr: static_tile() decides
-  unsigned long long launch;  // number of this launch
-  unsigned long long*
-      flags;         // (work, 16 rows): lists of what the non_finite_pass path must compute
-  float scale_log2;  // what a scale_log2 of a score is worth as an exponent of 2
-  tile::ScoreScaling scaling;  // of score_mod kernels
-  float ln2;                   // what a scale_log2 of an exponent is worth in lse: log(2)
-  std::int32_t out_bytes;      // of a number of out
+  TileCounter* counter;        // of a dynamic schedule; nullptr: the schedule is static
+  unsigned long long launch;   // number of this launch
+  unsigned long long* flags;   // (query tiles, q_tile / 16): lists of rows to recompute
+  float scale_log2;            // exponent of 2 that a score of 1 stands for
+  tile::ScoreScaling scaling;  // of kernels with a score mod
+  float ln2;                   // log(2)
+  std::int32_t out_bytes;      // of an element of out
   std::int64_t out_step;       // bytes of four rows of out
   std::int64_t lse_step;       // bytes of eight rows of lse
-  std::uint32_t zero;          // always, but the compiler does not know
+  std::uint32_t zero;          // 0, which the compiler does not know
   bool vector_stores;          // out takes 16 bytes at a time,
-  bool tma_stores;             // or boxes of its map
+  bool tma_stores;             // or boxes of its tensor map
 };
 
 // A compiled kernel: a row of the table and a type. Each is instantiated in a source file that
@@ -117,7 +104,7 @@ struct ForwardKernel {
   static cudaError_t start(const Parameters& parameters, int blocks, cudaStream_t stream);
 };
 
-// Of the kernel below, on the current device.
+// Loads the kernel of start_prepare() on the current device.
 cudaError_t load_support();
 
 // Fills the workspace's sequences.

@@ -1,4 +1,5 @@
-// What stands before the Hopper kernels: lengths and tile numbers of packed batches.
+// The kernel before a Hopper kernel: lengths and tile numbers of packed batches that are too long
+// for each block to list.
 #include "cuda/forward/sm90/sequences.cuh"
 #include "cuda/host/launch.cuh"
 #include "cuda/host/load.h"

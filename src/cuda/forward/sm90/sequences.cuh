@@ -1,4 +1,4 @@
-// The sequences of a batch as the describer reads them.
+// The sequences of a batch as the scheduler warp reads them.
 #pragma once
 
 #include "cuda/forward/sm90/parameters.h"
@@ -18,9 +18,9 @@ __device__ inline std::int64_t tiles_of(const Sequence& sequence, std::int32_t q
 
 __device__ inline std::int64_t sum(std::int64_t a, std::int64_t b) { return a + b; }
 
-// Of at most kMostListed sequences: by a warp of each block, in less time than it takes to begin
-// behind a kernel that lists them for all. NOTE: a function of its own, so that blocks that list
-// nothing do not fetch its code (D 64, S 512: 1 %).
+// Lists at most kMaxListed sequences, by a warp of each block: that takes less time than to start
+// after a kernel that lists them for all. NOTE: not inlined, so that blocks that list nothing do
+// not fetch its code (D 64, S 512: 1 %).
 __device__ __noinline__ inline void list_sequences(const Problem& problem, std::int32_t q_tile,
                                                    ListedSequences& list) {
   const Sequence sequence = sequence_of_lane(problem);

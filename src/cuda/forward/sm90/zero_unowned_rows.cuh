@@ -1,5 +1,6 @@
-// Rows of packed queries that belong to no sequence: out = 0, lse = -inf. By the warps that have
-// nothing else to do: a kernel of its own would cost more than there usually is to fill.
+// Zeroes the rows of packed queries that belong to no sequence: out = 0, lse = -inf. The epilogue
+// warps do it after their last tile: a kernel of its own would cost more than there usually is to
+// fill.
 #pragma once
 
 #include "cuda/forward/sm90/parameters.h"
@@ -25,7 +26,8 @@ __device__ __forceinline__ void zero_row(const problem::Problem& problem, std::i
   }
 }
 
-// Warp `warp` of `warps`. Gap b lies before sequence b, the last one behind all.
+// The part of warp `warp` of `warps`. Rows without a sequence lie in gaps: gap b before sequence b,
+// the last one after all of them.
 __device__ __forceinline__ void zero_unowned_rows(const problem::Problem& problem,
                                                   const SequenceLengths* lengths, std::int32_t warp,
                                                   std::int32_t warps) {

@@ -1,5 +1,5 @@
-// A machine that has every instruction set of src/cpu/targets.cc, if it has AVX2, which the
-// emulation is made of.
+// A machine with AVX2, of which the emulation is made, reports every instruction set of
+// src/cpu/targets.cc.
 #pragma once
 #pragma GCC system_header  // include_next
 
@@ -11,13 +11,13 @@
 namespace tilewise::emulation {
 
 inline bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
-// Every feature bit.
+// Sets every feature bit.
 inline int all_features(unsigned* a, unsigned* b, unsigned* c, unsigned* d) {
   *a = *b = *c = *d = has_avx2() ? ~0u : 0;
   return 1;
 }
 
-// The operating system's leave.
+// The operating system permits the use of AMX.
 template <class... Arguments>
 long granted(Arguments...) {
   return 0;

@@ -1,6 +1,6 @@
-// AVX-512 (F, BW, DQ, VL) and AVX512-BF16 in instructions of AVX2, for kernels compiled without
-// them: the vocabulary of src/cpu, each by its definition in the Intel Intrinsics Guide. Stands
-// before the compiler's own header and goes on to it.
+// AVX-512 (F, BW, DQ, VL) and AVX512-BF16 in instructions of AVX2, for kernels that are compiled
+// without them. It has the intrinsics that src/cpu uses, each by its definition in the Intel
+// Intrinsics Guide. The compiler finds this header before its own, which it includes.
 #pragma once
 #pragma GCC system_header  // include_next; names with an underscore
 
@@ -12,19 +12,19 @@
 #include <cstring>
 #include <limits>
 
-// What the sources ask.
+// The macros that the sources check.
 #define __AVX512F__ 1
 #define __AVX512BW__ 1
 #define __AVX512DQ__ 1
 #define __AVX512VL__ 1
-#ifdef TILEWISE_EMULATED_DOTS
+#ifdef TILEWISE_EMULATED_AVX512_BF16
 #define __AVX512BF16__ 1
 #endif
-#ifdef TILEWISE_EMULATED_TILES
+#ifdef TILEWISE_EMULATED_AMX
 #define __AMX_BF16__ 1
 #endif
 
-// Calls, or the kernels would take ten minutes to compile.
+// They are calls: inlined, the kernels would take ten minutes to compile.
 #define TILEWISE_EMULATED static __attribute__((noinline, unused))
 
 namespace tilewise::emulation {
@@ -61,7 +61,7 @@ TILEWISE_EMULATED void store_aligned(void* to, const __m512i& from) {
   if (reinterpret_cast<std::uintptr_t>(to) % 64 != 0) std::abort();
   store(to, from);
 }
-// Lanes outside the mask are not touched in memory.
+// Lanes outside of the mask are neither read nor written.
 template <class Vector, class Lane>
 TILEWISE_EMULATED Vector load_some(std::uint64_t mask, const void* from) {
   Lane lanes[64 / sizeof(Lane)] = {};
@@ -79,7 +79,7 @@ TILEWISE_EMULATED void store_some(void* to, std::uint64_t mask, const Vector& fr
   }
 }
 
-// ---- lanes from elsewhere ----
+// ---- permutations ----
 
 TILEWISE_EMULATED __m512i set_words(int a, int b, int c, int d, int e, int f, int g, int h, int i,
                                     int j, int k, int l, int m, int n, int o, int p) {
@@ -103,7 +103,7 @@ TILEWISE_EMULATED __m256i half_of(const __m512i& from, int number) {
   return halves[number];
 }
 TILEWISE_EMULATED __m256i lower_half(const __m512i& from) { return half_of(from, 0); }
-// What a cast leaves undefined is not zero.
+// The upper part that a cast leaves undefined is not zero here, so that its use shows.
 TILEWISE_EMULATED __m512i widened(const __m128i& from) {
   __m512i to = same_words(static_cast<int>(0xDEADBEEF));
   std::memcpy(&to, &from, sizeof(from));
@@ -123,7 +123,7 @@ TILEWISE_EMULATED __m512i broadcast_some(const __m512i& source, unsigned mask,
 TILEWISE_EMULATED __m512i broadcast(const __m128i& from) {
   return broadcast_some(same_words(0), 0xFFFF, from);
 }
-// Of each 128 bits the lower or the upper half of the lanes, in turns.
+// Interleaves the lower or the upper halves of the lanes of each 128 bits.
 template <class Lane, int kUpper>
 TILEWISE_EMULATED __m512i unpacked(const __m512i& a, const __m512i& b) {
   constexpr int kLanes = 16 / static_cast<int>(sizeof(Lane));
@@ -189,7 +189,7 @@ TILEWISE_EMULATED __m512i words_of(const __m256i& halves) {
 
 // ---- floats ----
 
-// f of both halves.
+// Applies f to both halves.
 template <class Vector, class Half, class Function, class... Operands>
 TILEWISE_EMULATED Vector by_halves(Function f, const Operands&... operands) {
   Half result[2];
@@ -272,8 +272,8 @@ TILEWISE_EMULATED __m512 absolute(const __m512& x) {
   return bits_as<__m512>(bits_as<Words>(x) & 0x7FFFFFFFu);
 }
 
-// a * 2^floor(b), rounded once. The thread's mode flushes denormals where it is asked to: on the
-// way to floats, for doubles there is no such user.
+// a * 2^floor(b), rounded once. Conversion to float flushes denormals if the mode of the thread
+// says so. Doubles never need that.
 TILEWISE_EMULATED double scaled(double a, double b) {
   if (std::isnan(a) || std::isnan(b)) return a + b;
   if (std::isinf(b)) {
@@ -326,7 +326,7 @@ TILEWISE_EMULATED Floats flushed(Floats x) {
   const Words normal = bits_as<Words>((bits & 0x7F800000u) != 0u);
   return bits_as<Floats>(bits & (normal | 0x80000000u));
 }
-// To nearest even; denormals are zeros.
+// Rounds to nearest even; denormals become zeros.
 TILEWISE_EMULATED void round_pairs(const __m512& x, std::uint16_t* to) {
   std::uint32_t words[16];
   std::memcpy(words, &x, sizeof(x));
@@ -351,7 +351,7 @@ TILEWISE_EMULATED __m512bh rounded_two(const __m512& high, const __m512& low) {
   round_pairs(high, to + 16);
   return bits_as<__m512bh>(to);
 }
-// c + odd products, + even ones. Denormals are zeros.
+// Adds the odd products to c, and then the even ones. Denormals become zeros.
 template <class Operand>
 TILEWISE_EMULATED __m512 added_pairs(const __m512& c, const Operand& a, const Operand& b) {
   const Words first = bits_as<Words>(a);

@@ -1,0 +1,187 @@
+// dBias and dSink. A work item of dBias owns one tile of the bias. It sums up dS over all
+// dimensions in which the tile is broadcast (batches, heads, rows, columns), in that order, and
+// writes the tile once.
+#pragma once
+
+#include "cpu/backward/recompute.h"
+#include "math/integer.h"
+
+namespace tilewise::cpu::TILEWISE_TARGET {
+
+template <class T>
+struct BiasScratch {
+  T* sums;        // (kGradientTile, kWidth): dS of the tile, lanes = queries
+  T* q_panel;     // (D, kWidth)
+  T* dout_panel;  // (Dv, kWidth)
+  GradientScratch<T> gradient;
+};
+
+template <class T, int kWidth>
+BiasScratch<T> take_bias_scratch(const Problem& problem, Arena& arena) {
+  BiasScratch<T> scratch;
+  scratch.sums = arena.take<T>(kGradientTile * kWidth);
+  scratch.q_panel = arena.take<T>(problem.head_dim * kWidth);
+  scratch.dout_panel = arena.take<T>(problem.value_dim * kWidth);
+  scratch.gradient = take_gradient_scratch<T, kWidth>(problem, arena);
+  return scratch;
+}
+
+// The number of bias tiles along rows and columns. A broadcast dimension has one tile.
+struct BiasTiles {
+  std::int64_t row_tiles;
+  std::int64_t column_tiles;
+  std::int64_t count;
+};
+template <int kWidth>
+TILEWISE_INLINE BiasTiles bias_tiles(const Problem& problem) {
+  const std::int64_t* const shape = problem.bias_shape;
+  const std::int64_t rows = math::ceil_div(shape[2], kWidth);
+  const std::int64_t columns = math::ceil_div(shape[3], kGradientTile);
+  return {rows, columns, shape[0] * shape[1] * rows * columns};
+}
+
+// The range of a dimension that one element, or one tile, of the bias stands for.
+TILEWISE_INLINE math::KeyRange broadcast_range(std::int64_t extent, std::int64_t full,
+                                               std::int64_t index, std::int64_t step) {
+  if (extent == 1) return {0, full};
+  return {index * step, math::min(index * step + step, full)};
+}
+
+// Packs rows of Q (with the sign of the scale) and of dO.
+template <class T, int kWidth>
+void pack_query_panel(const HeadContext& context, std::int64_t first, std::int64_t lanes,
+                      T* q_panel, T* dout_panel) {
+  const Problem& problem = *context.problem;
+  const std::int64_t row = context.sequence.q_start + first;
+  pack_panel<T, kWidth>(
+      {&problem.q, context.sequence.batch, context.head, row, lanes, problem.head_dim},
+      ScoreScaling<T>(problem).sign, q_panel);
+  pack_panel<T, kWidth>(
+      {&problem.dout, context.sequence.batch, context.head, row, lanes, problem.value_dim}, T(1),
+      dout_panel);
+}
+
+// Adds dS of the queries `rows` and the keys `keys` of one head, at most one tile.
+template <class T, int kColumns>
+void add_bias_tile(const HeadContext& context, const View& delta, math::KeyRange rows,
+                   math::KeyRange keys, const BiasScratch<T>& scratch) {
+  constexpr int kWidth = kColumns * Vec<T>::kLanes;
+  const Problem& problem = *context.problem;
+  const TileBounds bounds = {rows.begin, rows.end - rows.begin, keys.begin, keys.end - keys.begin};
+  const TileClass tile_class = classify(context, Lanes::kQueries, bounds);
+  if (tile_class == TileClass::kEmpty) return;
+  const std::int64_t row = context.sequence.k_start + keys.begin;
+  const Rows<T> k = stage_rows<T>({&problem.k, context.sequence.batch, context.kv_head(), row,
+                                   bounds.t_count, problem.head_dim},
+                                  scratch.gradient.stage_a);
+  const Rows<T> v = stage_rows<T>({&problem.v, context.sequence.batch, context.kv_head(), row,
+                                   bounds.t_count, problem.value_dim},
+                                  scratch.gradient.stage_b);
+  load_row_statistics(context, delta, rows.begin, bounds.lane_count, kWidth, scratch.gradient);
+  recompute_tile<T, Lanes::kQueries, kColumns, kWidth>(
+      context, bounds, tile_class, all_active<kColumns>(bounds.t_count),
+      {k, v, scratch.q_panel, scratch.dout_panel, nullptr}, false, scratch.gradient);
+  for (std::int64_t t = 0; t < bounds.t_count; ++t) {
+    for (std::int64_t lane = 0; lane < bounds.lane_count; ++lane) {
+      scratch.sums[t * kWidth + lane] += scratch.gradient.tile.gradients[t * kWidth + lane];
+    }
+  }
+}
+
+// Adds dS of all queries and keys of one head that the bias tile stands for.
+template <class T, int kColumns>
+void add_bias_head(const HeadContext& context, const View& delta, math::KeyRange rows,
+                   math::KeyRange keys, const BiasScratch<T>& scratch) {
+  constexpr int kWidth = kColumns * Vec<T>::kLanes;
+  rows.end = math::min(rows.end, context.sequence.q_len);
+  for (std::int64_t first = rows.begin; first < rows.end; first += kWidth) {
+    const std::int64_t lanes = math::min(kWidth, rows.end - first);
+    const math::KeyRange seen = keys_of_rows(context, first, lanes);
+    const std::int64_t end = math::min(keys.end, seen.end);
+    if (keys.begin >= end || seen.begin >= keys.end) continue;
+    pack_query_panel<T, kWidth>(context, first, lanes, scratch.q_panel, scratch.dout_panel);
+    for (std::int64_t tile = keys.begin; tile < end; tile += kGradientTile) {
+      add_bias_tile<T, kColumns>(context, delta, {first, first + lanes},
+                                 {tile, math::min(tile + kGradientTile, end)}, scratch);
+    }
+  }
+}
+
+// Sums over broadcast rows and columns, and stores the tile in the type of the bias.
+template <class T, int kWidth>
+void store_bias_tile(const Problem& problem, std::int64_t b, std::int64_t h, math::KeyRange rows,
+                     math::KeyRange keys, T* sums) {
+  const bool one_row = problem.bias_shape[2] == 1;
+  const bool one_column = problem.bias_shape[3] == 1;
+  const std::int64_t row_count = one_row ? 1 : rows.end - rows.begin;
+  const std::int64_t column_count = one_column ? 1 : keys.end - keys.begin;
+  for (std::int64_t t = 1; one_column && t < kGradientTile; ++t) {
+    for (int lane = 0; lane < kWidth; ++lane) sums[lane] += sums[t * kWidth + lane];
+  }
+  for (std::int64_t t = 0; t < column_count; ++t) {
+    for (int lane = 1; one_row && lane < kWidth; ++lane)
+      sums[t * kWidth] += sums[t * kWidth + lane];
+  }
+  with_storage(problem.dbias.dtype, [&](auto storage) {
+    using S = decltype(storage);
+    for (std::int64_t i = 0; i < row_count; ++i) {
+      for (std::int64_t t = 0; t < column_count; ++t) {
+        const std::int64_t at = problem.dbias.offset(b, h, one_row ? 0 : rows.begin + i,
+                                                     one_column ? 0 : keys.begin + t);
+        math::store(sums[t * kWidth + i], static_cast<S*>(problem.dbias.data) + at);
+      }
+    }
+  });
+}
+
+template <class T, int kColumns>
+void bias_item(const Problem& problem, const BlockSchedule& shared, const View& delta,
+               std::int64_t number, const BiasScratch<T>& scratch) {
+  constexpr int kWidth = kColumns * Vec<T>::kLanes;
+  const BiasTiles tiles = bias_tiles<kWidth>(problem);
+  const std::int64_t* const shape = problem.bias_shape;
+  const std::int64_t column = number % tiles.column_tiles;
+  const std::int64_t row = number / tiles.column_tiles % tiles.row_tiles;
+  const std::int64_t h = number / (tiles.column_tiles * tiles.row_tiles) % shape[1];
+  const std::int64_t b = number / (tiles.column_tiles * tiles.row_tiles * shape[1]);
+  const math::KeyRange rows = broadcast_range(shape[2], problem.max_q, row, kWidth);
+  const math::KeyRange keys = broadcast_range(shape[3], problem.max_k, column, kGradientTile);
+  const math::KeyRange batches = broadcast_range(shape[0], problem.batch, b, 1);
+  const math::KeyRange heads = broadcast_range(shape[1], problem.heads, h, 1);
+  for (std::int64_t i = 0; i < kGradientTile * kWidth; ++i) scratch.sums[i] = T(0);
+  for (std::int64_t batch = batches.begin; batch < batches.end; ++batch) {
+    for (std::int64_t head = heads.begin; head < heads.end; ++head) {
+      HeadContext context = {&problem, shared.sequences[batch], head, scratch.gradient.bands, 0};
+      context.band_count =
+          problem::sequence_bands(problem, context.sequence, head, scratch.gradient.bands);
+      add_bias_head<T, kColumns>(context, delta, rows, keys, scratch);
+    }
+  }
+  store_bias_tile<T, kWidth>(problem, b, h, rows, keys, scratch.sums);
+}
+
+// dSink = -sum over rows of exp(sink - LSE) * delta. It is summed up in double, in the order of the
+// rows.
+template <class T>
+void sink_gradient(const Problem& problem, const BlockSchedule& shared, const View& delta,
+                   std::int64_t head) {
+  const double sink = static_cast<const float*>(problem.sink.data)[problem.sink.offset(0, head, 0)];
+  double sum = 0;
+  for (std::int64_t b = 0; b < problem.batch; ++b) {
+    const Sequence& sequence = shared.sequences[b];
+    for (std::int64_t i = 0; i < sequence.q_len; ++i) {
+      const std::int64_t row = sequence.q_start + i;
+      const double lse = load_statistic<double>(problem.lse, b, head, row);
+      if (sink == -math::Limits<double>::kInfinity) continue;
+      sum += math::exp2((sink - lse) * math::kLog2E) * load_statistic<double>(delta, b, head, row);
+    }
+  }
+  const std::int64_t at = problem.dsink.offset(0, head, 0);
+  if (problem.dsink.dtype == TILEWISE_FP64) {
+    static_cast<double*>(problem.dsink.data)[at] = -sum;
+  } else {
+    static_cast<float*>(problem.dsink.data)[at] = static_cast<float>(-sum);
+  }
+}
+
+}  // namespace tilewise::cpu::TILEWISE_TARGET

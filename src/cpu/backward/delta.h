@@ -1,0 +1,42 @@
+// delta = rowsum(O * dO) - dLSE, the preprocessing step of the backward pass.
+#pragma once
+
+#include "cpu/common/tile.h"
+#include "cpu/simd/conversion.h"
+#include "cpu/simd/inner_product.h"
+#include "cpu/simd/prefetch.h"
+
+namespace tilewise::cpu::TILEWISE_TARGET {
+
+// Computes delta for rows [first, first + count) of a head. For sequences of one key, where O = V,
+// it adds in the order in which Policy adds dP. Then dP - delta is exactly zero, and so is dS,
+// however large the K is that dS is multiplied with.
+//
+// delta: the layout of lse
+template <class T, class Policy>
+void compute_delta(const Problem& problem, const HeadContext& context, const View& delta,
+                   std::int64_t first, std::int64_t count) {
+  const std::int64_t b = context.sequence.batch;
+  for (std::int64_t i = first; i < first + count; ++i) {
+    const std::int64_t row = context.sequence.q_start + i;
+    T sum = T(0);
+    with_storage(problem.out.dtype, [&](auto out_storage) {
+      with_storage(problem.dout.dtype, [&](auto dout_storage) {
+        using Out = decltype(out_storage);
+        using Dout = decltype(dout_storage);
+        const Out* const out =
+            static_cast<const Out*>(problem.out.data) + problem.out.offset(b, context.head, row);
+        const Dout* const dout =
+            static_cast<const Dout*>(problem.dout.data) + problem.dout.offset(b, context.head, row);
+        prefetch_later_row(out, problem.out.row, problem.value_dim);
+        prefetch_later_row(dout, problem.dout.row, problem.value_dim);
+        sum = context.sequence.k_len == 1 ? Policy::inner_product(dout, out, problem.value_dim)
+                                          : inner_product<T>(out, dout, problem.value_dim);
+      });
+    });
+    if (problem.dlse.present()) sum -= load_statistic<T>(problem.dlse, b, context.head, row);
+    store_statistic(delta, b, context.head, row, sum);
+  }
+}
+
+}  // namespace tilewise::cpu::TILEWISE_TARGET

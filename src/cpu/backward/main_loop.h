@@ -1,0 +1,349 @@
+// The main loop of the backward pass: FlashAttention-2 (Dao 2023, algorithm 2), one block of keys
+// at a time. A block of keys of one kv head visits all queries that see it, of all query heads of
+// the group (GQA), in order. It owns its dK and dV, and adds its part of dQ.
+#pragma once
+
+#include "cpu/backward/query_gradient.h"
+#include "math/integer.h"
+
+namespace tilewise::cpu::TILEWISE_TARGET {
+
+template <class E>
+struct KeyScratch {
+  using T = SumOf<E>;
+  E* k_panels;       // (panels, operand_count(D), kWidth), with the sign of the scale
+  E* v_panels;       // (panels, operand_count(Dv), kWidth)
+  T* dk_panels;      // (panels, D rounded up to kGemmRows, kWidth)
+  T* dv_panels;      // (panels, Dv rounded up to kGemmRows, kWidth)
+  E* key_rows;       // (operand_count(panels * kWidth), padded D), for dQ
+  E* gradient_rows;  // (kGradientTile, operand_count(panels * kWidth)): dS; only pairs of bf16 need
+                     // it
+  GradientScratch<E> gradient;
+  std::int64_t panels;
+};
+
+// Numbers of a panel of dK (or dV).
+template <int kWidth>
+TILEWISE_INLINE std::int64_t gradient_panel(std::int64_t width) {
+  return math::round_up(width, kGemmRows) * kWidth;
+}
+
+template <class E, int kWidth>
+KeyScratch<E> take_key_scratch(const Problem& problem, std::int64_t panels, Arena& arena) {
+  using T = SumOf<E>;
+  KeyScratch<E> scratch;
+  scratch.panels = panels;
+  scratch.k_panels = arena.take<E>(panels * operand_count<E>(problem.head_dim) * kWidth);
+  scratch.v_panels = arena.take<E>(panels * operand_count<E>(problem.value_dim) * kWidth);
+  scratch.dk_panels = arena.take<T>(panels * gradient_panel<kWidth>(problem.head_dim));
+  scratch.dv_panels = arena.take<T>(panels * gradient_panel<kWidth>(problem.value_dim));
+  const std::int64_t keys = problem.dq.present() ? operand_count<E>(panels * kWidth) : 0;
+  scratch.key_rows = arena.take<E>(keys * padded_head_dim<T>(problem));
+  scratch.gradient_rows = arena.take<E>(Operand<E>::kNumbers > 1 ? kGradientTile * keys : 0);
+  scratch.gradient = take_gradient_scratch<E, kWidth>(problem, arena);
+  return scratch;
+}
+
+struct KeyBlock {
+  const Problem* problem;
+  Sequence sequence;
+  std::int64_t kv_head;
+  std::int64_t first;
+  std::int64_t keys;
+  OrderBarrier order;
+};
+
+// One pass of a block of keys over the queries. A second pass on the slow path computes only dK and
+// dV again, because dQ has been added.
+template <class T>
+struct KeyPass {
+  bool slow_path;
+  bool keys_are_finite;  // of the block
+  View delta;
+  QueryGradient<T> query_gradient;
+
+  TILEWISE_INLINE bool adds_to_dq() const { return query_gradient.sums != nullptr && !slow_path; }
+};
+
+// A tile of queries: rows of Q and dO, and the same as packed columns.
+template <class E>
+struct QueryTile {
+  Rows<E> q;                      // (rows, D)
+  Rows<E> dout;                   // (rows, Dv)
+  PackedColumns<E> q_columns;     // if dK is wanted
+  PackedColumns<E> dout_columns;  // if dV is wanted
+  Prefetcher prefetcher[2];       // the next rows of Q and dO
+};
+
+TILEWISE_INLINE RowBlock query_rows(const HeadContext& context, const View& view,
+                                    math::KeyRange rows, std::int64_t width) {
+  return {&view,
+          context.sequence.batch,
+          context.head,
+          context.sequence.q_start + rows.begin,
+          math::max(rows.end - rows.begin, 0),
+          width};
+}
+
+template <class E>
+QueryTile<E> load_query_tile(const HeadContext& context, math::KeyRange rows, math::KeyRange next,
+                             bool slow_path, const GradientScratch<E>& scratch) {
+  const Problem& problem = *context.problem;
+  const RowBlock q = query_rows(context, problem.q, rows, problem.head_dim);
+  const RowBlock dout = query_rows(context, problem.dout, rows, problem.value_dim);
+  QueryTile<E> tile;
+  tile.q = stage_rows<E>(q, scratch.stage_a);
+  tile.dout = stage_rows<E>(dout, scratch.stage_b);
+  tile.prefetcher[0] = prefetcher_of(query_rows(context, problem.q, next, problem.head_dim));
+  tile.prefetcher[1] = prefetcher_of(query_rows(context, problem.dout, next, problem.value_dim));
+  if (problem.dk.present()) {
+    tile.q_columns =
+        pack_columns<E>(q, scratch.packed_a, slow_path ? scratch.non_finite.non_finite_a : nullptr);
+  }
+  if (problem.dv.present()) {
+    tile.dout_columns = pack_columns<E>(dout, scratch.packed_b,
+                                        slow_path ? scratch.non_finite.non_finite_b : nullptr);
+  }
+  return tile;
+}
+
+// The panels [begin, end) of a block.
+struct PanelRange {
+  std::int64_t begin;
+  std::int64_t end;
+};
+
+// fp32 and fp64 add dQ panel by panel, in key_tile(). With pairs of bf16, dS of all panels is
+// stored as rows (avx512_bf16/backward.h), and one product takes neighbouring panels together: for
+// the 24 words of one panel the sums of dQ would be loaded and stored for every 24 products.
+//
+// rows: of the tile; keys: of the block
+template <class E, int kMost, int kColumns>
+void store_gradient_rows(const HeadContext&, const TileBounds&, math::KeyRange, std::int64_t,
+                         const KeyPass<SumOf<E>>&, const KeyScratch<E>&) {
+  static_assert(Operand<E>::kNumbers == 1, "pairs have a form of their own");
+}
+template <class E, int kWidth>
+void add_gradient_rows_to_dq(const HeadContext&, math::KeyRange, PanelRange, std::int64_t,
+                             const KeyPass<SumOf<E>>&, const KeyScratch<E>&) {
+  static_assert(Operand<E>::kNumbers == 1, "pairs have a form of their own");
+}
+
+// One step of the main loop: a panel of keys and a part of the tile of queries whose rows are
+// `whole`. The five products are S, dP, dV, dK and dQ. Registers that hold no key of the panel are
+// left out of the products.
+template <class E, int kMost, int kColumns>
+void key_tile(const HeadContext& context, const TileBounds& bounds, TileClass tile_class,
+              QueryTile<E>& rows, math::KeyRange whole, std::int64_t panel,
+              const KeyPass<SumOf<E>>& pass, const KeyScratch<E>& scratch) {
+  using T = SumOf<E>;
+  const std::int64_t skipped = bounds.t0 - whole.begin;
+  constexpr int kWidth = kMost * Vec<T>::kLanes;
+  const Problem& problem = *context.problem;
+  const std::int64_t at_d = panel * operand_count<E>(problem.head_dim) * kWidth;
+  const std::int64_t at_v = panel * operand_count<E>(problem.value_dim) * kWidth;
+  const GradientOperands<E> given = {
+      {rows.q.data + skipped * rows.q.stride, rows.q.stride},
+      {rows.dout.data + skipped * rows.dout.stride, rows.dout.stride},
+      scratch.k_panels + at_d,
+      scratch.v_panels + at_v,
+      rows.prefetcher};
+  const GradientTile<T>& tile = scratch.gradient.tile;
+  const ActiveRegisters<kColumns> active =
+      find_active<T, Lanes::kKeys, kColumns>(context, bounds, tile_class);
+  recompute_tile<E, Lanes::kKeys, kColumns, kWidth>(context, bounds, tile_class, active, given,
+                                                    pass.slow_path || !pass.keys_are_finite,
+                                                    scratch.gradient);
+  if (problem.softcap > 0) apply_softcap_derivative<T, kWidth>(bounds, tile);
+  Vec<T> one[kColumns];
+  for (int n = 0; n < kColumns; ++n) one[n] = Vec<T>(T(1));
+  const std::uint8_t* const seen = scratch.gradient.non_finite.seen;
+  if (pass.adds_to_dq())
+    store_gradient_rows<E, kMost, kColumns>(context, bounds, whole, panel, pass, scratch);
+  if (problem.dv.present()) {
+    accumulate<E, kColumns, kWidth>(
+        rows.dout_columns, skipped, bounds.t_count, active,
+        as_operands<E, kColumns, kWidth>(bounds.t_count, tile.probs), one, seen,
+        scratch.dv_panels + panel * gradient_panel<kWidth>(problem.value_dim));
+  }
+  if (problem.dk.present()) {
+    accumulate<E, kColumns, kWidth>(
+        rows.q_columns, skipped, bounds.t_count, active,
+        as_operands<E, kColumns, kWidth>(bounds.t_count, tile.gradients), one, seen,
+        scratch.dk_panels + panel * gradient_panel<kWidth>(problem.head_dim));
+  }
+  if constexpr (Operand<E>::kNumbers == 1) {
+    if (!pass.adds_to_dq()) return;
+    const T* const key_rows = scratch.key_rows + panel * kWidth * pass.query_gradient.row;
+    add_query_gradient<T, kMost>(context, bounds, active, key_rows, pass.keys_are_finite,
+                                 scratch.gradient, pass.query_gradient);
+  }
+}
+
+// All panels of a block and one tile of queries. Each panel computes only the rows that see it; the
+// others are masked in all its lanes. `next` is the range of rows after the tile.
+template <class E, int kColumns>
+void visit_query_tile(const HeadContext& context, const KeyBlock& block, math::KeyRange rows,
+                      math::KeyRange next, const KeyPass<SumOf<E>>& pass,
+                      const KeyScratch<E>& scratch) {
+  constexpr int kWidth = kColumns * Vec<E>::kLanes;
+  QueryTile<E> tile = load_query_tile(context, rows, next, pass.slow_path, scratch.gradient);
+  for (Prefetcher& prefetcher : tile.prefetcher)
+    prefetcher.spread_over(math::ceil_div(block.keys, kWidth) *
+                           math::ceil_div(rows.end - rows.begin, kGemmRows));
+  PanelRange visited = {0, 0};
+  for (std::int64_t panel = 0; panel * kWidth < block.keys; ++panel) {
+    const std::int64_t lane0 = block.first + panel * kWidth;
+    const std::int64_t lanes = math::min(kWidth, block.keys - panel * kWidth);
+    const math::KeyRange own = rows_of_keys(context, lane0, lanes);
+    const std::int64_t t0 = align_to_operand<E>(math::max(own.begin, rows.begin));
+    const TileBounds bounds = {lane0, lanes, t0, math::min(own.end, rows.end) - t0};
+    if (bounds.t_count <= 0) continue;
+    const TileClass tile_class = classify(context, Lanes::kKeys, bounds);
+    if (tile_class == TileClass::kEmpty) continue;
+    load_row_statistics(context, pass.delta, bounds.t0, bounds.t_count, bounds.t_count,
+                        scratch.gradient);
+    with_columns<E, kColumns>(lanes, [&](auto columns) {
+      key_tile<E, kColumns, decltype(columns)::kCount>(context, bounds, tile_class, tile, rows,
+                                                       panel, pass, scratch);
+    });
+    if (visited.end != panel) {
+      add_gradient_rows_to_dq<E, kWidth>(context, rows, visited, block.keys, pass, scratch);
+      visited.begin = panel;
+    }
+    visited.end = panel + 1;
+  }
+  add_gradient_rows_to_dq<E, kWidth>(context, rows, visited, block.keys, pass, scratch);
+}
+
+template <class E, int kColumns>
+void visit_queries(const RunContext& run, const KeyBlock& block, const KeyPass<SumOf<E>>& pass,
+                   const KeyScratch<E>& scratch) {
+  using T = SumOf<E>;
+  const Problem& problem = *block.problem;
+  const std::int64_t bytes =
+      row_bytes(problem.q, problem.head_dim) + row_bytes(problem.dout, problem.value_dim);
+  const std::int64_t dq_bytes =
+      pass.adds_to_dq() ? pass.query_gradient.row * static_cast<std::int64_t>(sizeof(T)) : 0;
+  const std::int64_t tiles = math::ceil_div(block.sequence.q_len, kGradientTile);
+  for (std::int64_t g = 0; g < problem.group; ++g) {
+    HeadContext context = {&problem, block.sequence, block.kv_head * problem.group + g,
+                           scratch.gradient.bands, 0};
+    context.band_count =
+        problem::sequence_bands(problem, block.sequence, context.head, scratch.gradient.bands);
+    const math::KeyRange rows = rows_of_keys(context, block.first, block.keys);
+    for (std::int64_t tile = rows.begin / kGradientTile * kGradientTile; tile < rows.end;
+         tile += kGradientTile) {
+      const math::KeyRange own = {align_to_operand<E>(math::max(tile, rows.begin)),
+                                  math::min(tile + kGradientTile, rows.end)};
+      const std::int64_t position = g * tiles + tile / kGradientTile;
+      if (pass.adds_to_dq()) block.order.wait(position);
+      const math::KeyRange next = {own.end, math::min(own.end + kGradientTile, rows.end)};
+      visit_query_tile<E, kColumns>(context, block, own, next, pass, scratch);
+      if (pass.adds_to_dq()) block.order.arrive(position);
+      const std::int64_t seen = own.end - math::max(tile, rows.begin);
+      count_traffic(run, seen * (bytes + dq_bytes), seen * dq_bytes);
+    }
+  }
+  if (pass.adds_to_dq()) {
+    block.order.wait(problem.group * tiles - 1);
+    block.order.arrive(problem.group * tiles - 1);
+  }
+}
+
+template <class E, int kWidth>
+void load_keys(const KeyBlock& block, const KeyScratch<E>& scratch) {
+  using T = SumOf<E>;
+  const Problem& problem = *block.problem;
+  for (std::int64_t panel = 0; panel * kWidth < block.keys; ++panel) {
+    const std::int64_t row = block.sequence.k_start + block.first + panel * kWidth;
+    const std::int64_t lanes = math::min(kWidth, block.keys - panel * kWidth);
+    const std::int64_t at_d = panel * operand_count<E>(problem.head_dim) * kWidth;
+    const std::int64_t at_v = panel * operand_count<E>(problem.value_dim) * kWidth;
+    pack_panel<E, kWidth>(
+        {&problem.k, block.sequence.batch, block.kv_head, row, lanes, problem.head_dim},
+        ScoreScaling<T>(problem).sign, scratch.k_panels + at_d);
+    pack_panel<E, kWidth>(
+        {&problem.v, block.sequence.batch, block.kv_head, row, lanes, problem.value_dim}, T(1),
+        scratch.v_panels + at_v);
+    const std::int64_t dk = gradient_panel<kWidth>(problem.head_dim);
+    const std::int64_t dv = gradient_panel<kWidth>(problem.value_dim);
+    for (std::int64_t i = 0; i < dk; ++i) scratch.dk_panels[panel * dk + i] = T(0);
+    for (std::int64_t i = 0; i < dv; ++i) scratch.dv_panels[panel * dv + i] = T(0);
+  }
+}
+
+template <class E, int kWidth>
+bool key_gradients_are_finite(const KeyBlock& block, const KeyScratch<E>& scratch) {
+  using T = SumOf<E>;
+  const Problem& problem = *block.problem;
+  for (std::int64_t panel = 0; panel * kWidth < block.keys; ++panel) {
+    const std::int64_t lanes = math::min(kWidth, block.keys - panel * kWidth);
+    const T* const dk = scratch.dk_panels + panel * gradient_panel<kWidth>(problem.head_dim);
+    const T* const dv = scratch.dv_panels + panel * gradient_panel<kWidth>(problem.value_dim);
+    if (!all_finite<T, kWidth>(dk, problem.head_dim, lanes) ||
+        !all_finite<T, kWidth>(dv, problem.value_dim, lanes)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+template <class E, int kWidth>
+void store_key_gradients(const KeyBlock& block, const KeyScratch<E>& scratch) {
+  using T = SumOf<E>;
+  const Problem& problem = *block.problem;
+  T scale[kWidth];
+  T one[kWidth];
+  for (int lane = 0; lane < kWidth; ++lane) {
+    scale[lane] = static_cast<T>(problem.scale);
+    one[lane] = T(1);
+  }
+  for (std::int64_t panel = 0; panel * kWidth < block.keys; ++panel) {
+    const std::int64_t row = block.sequence.k_start + block.first + panel * kWidth;
+    const std::int64_t lanes = math::min(kWidth, block.keys - panel * kWidth);
+    if (problem.dk.present()) {
+      unpack_panel<T, kWidth>(
+          {&problem.dk, block.sequence.batch, block.kv_head, row, lanes, problem.head_dim}, scale,
+          scratch.dk_panels + panel * gradient_panel<kWidth>(problem.head_dim));
+    }
+    if (problem.dv.present()) {
+      unpack_panel<T, kWidth>(
+          {&problem.dv, block.sequence.batch, block.kv_head, row, lanes, problem.value_dim}, one,
+          scratch.dv_panels + panel * gradient_panel<kWidth>(problem.value_dim));
+    }
+  }
+}
+
+// Loads the K rows of all panels for dQ. Returns false if one of them is not finite.
+template <class E>
+bool load_rows_for_dq(const KeyBlock& block, std::int64_t padded, const KeyScratch<E>& scratch) {
+  const Problem& problem = *block.problem;
+  return load_key_rows<E>({&problem.k, block.sequence.batch, block.kv_head,
+                           block.sequence.k_start + block.first, block.keys, problem.head_dim},
+                          padded, scratch.key_rows)
+      .all_finite;
+}
+
+template <class E, int kColumns>
+void key_block(const RunContext& run, const KeyBlock& block, KeyPass<SumOf<E>> pass,
+               const KeyScratch<E>& scratch) {
+  constexpr int kWidth = kColumns * Vec<E>::kLanes;
+  const Problem& problem = *block.problem;
+  if (pass.query_gradient.sums != nullptr) {
+    pass.keys_are_finite = load_rows_for_dq<E>(block, pass.query_gradient.row, scratch);
+  }
+  for (;; pass.slow_path = true) {
+    load_keys<E, kWidth>(block, scratch);
+    visit_queries<E, kColumns>(run, block, pass, scratch);
+    if (pass.slow_path || key_gradients_are_finite<E, kWidth>(block, scratch)) break;
+  }
+  store_key_gradients<E, kWidth>(block, scratch);
+  count_traffic(run,
+                block.keys * (row_bytes(problem.k, problem.head_dim) +
+                              row_bytes(problem.v, problem.value_dim)),
+                block.keys * (row_bytes(problem.dk, problem.head_dim) +
+                              row_bytes(problem.dv, problem.value_dim)));
+}
+
+}  // namespace tilewise::cpu::TILEWISE_TARGET

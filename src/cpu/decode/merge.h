@@ -1,0 +1,101 @@
+// Merging of the states of splits (math/softmax_state.h), and storing of the results.
+#pragma once
+
+#include "cpu/decode/split_kv.h"
+
+namespace tilewise::cpu::TILEWISE_TARGET {
+
+// Normalises a row, adds the sink to its denominator, and stores O and LSE.
+template <class T>
+void store_decoded_row(const DecodeRange& range, std::int64_t r, const math::SoftmaxState<T>& state,
+                       const T* out) {
+  const Problem& problem = *range.context.problem;
+  const Sequence& sequence = range.context.sequence;
+  const std::int64_t head = range.context.head + r / sequence.q_len;
+  const std::int64_t i = sequence.q_start + r % sequence.q_len;
+  const T sink = problem.sink.present() ? static_cast<T>(static_cast<const float*>(
+                                              problem.sink.data)[problem.sink.offset(0, head, 0)])
+                                        : -math::Limits<T>::kInfinity;
+  const math::Finalised<T> finalised = math::finalise(
+      math::SoftmaxState<T>{state.max * ScoreScaling<T>(problem).factor, state.sum}, sink);
+  if (problem.lse.present()) {
+    store_statistic(problem.lse, sequence.batch, head, i, finalised.lse);
+  }
+  const Padded<T> row = padded<T>(problem.value_dim);
+  with_storage(problem.out.dtype, [&](auto storage) {
+    using S = decltype(storage);
+    S* const to = static_cast<S*>(problem.out.data) + problem.out.offset(sequence.batch, head, i);
+    for (std::int64_t at = 0; at < row.size(); ++at) {
+      const std::int64_t c = at < row.whole() ? at : at - row.size() + row.width;
+      if (c < problem.value_dim) math::store(out[at] * finalised.scale, to + c);
+    }
+  });
+}
+
+// The states of the splits of a head: `stride` rows from one split to the next.
+template <class T>
+struct SplitStates {
+  T* max;
+  T* sum;
+  T* out;
+  std::int64_t size;    // of a row of out
+  std::int64_t stride;  // in rows
+};
+
+// The states of a work item's rows among the shared states.
+template <class T>
+SplitStates<T> split_states(const DecodeRange& range, const DecodeShared<T>& shared,
+                            const DecodeItem& item) {
+  const std::int64_t q_len = range.context.sequence.q_len;
+  const std::int64_t size = padded<T>(range.context.problem->value_dim).size();
+  const std::int64_t stride = range.context.problem->heads * q_len;
+  const std::int64_t row = shared.states_before[item.batch] + range.context.head * q_len;
+  return {shared.max + row, shared.sum + row, shared.out + row * size, size, stride};
+}
+
+// Merges the states of split `right` into those of split `left`, which comes before it.
+template <class T>
+void merge_states(const DecodeRange& range, const SplitStates<T>& states, std::int64_t left,
+                  std::int64_t right) {
+  constexpr std::int64_t kLanes = Vec<T>::kLanes;
+  const math::ExponentUnit<T> scale_log2 =
+      ScoreScaling<T>(*range.context.problem).template scale_log2<T>();
+  for (std::int64_t r = 0; r < range.rows(); ++r) {
+    const std::int64_t to = left * states.stride + r;
+    const std::int64_t from = right * states.stride + r;
+    const math::Merged<T> merged =
+        math::merge(math::SoftmaxState<T>{states.max[to], states.sum[to]},
+                    math::SoftmaxState<T>{states.max[from], states.sum[from]}, scale_log2);
+    states.max[to] = merged.state.max;
+    states.sum[to] = merged.state.sum;
+    T* const out = states.out + to * states.size;
+    const T* const more = states.out + from * states.size;
+    for (std::int64_t c = 0; c < states.size; c += kLanes) {
+      (math::combine(Vec<T>(merged.factor_a), Vec<T>::load(out + c)) +
+       math::combine(Vec<T>(merged.factor_b), Vec<T>::load(more + c)))
+          .store(out + c);
+    }
+  }
+}
+
+// Merges the splits as a tree of pairs, whose shape depends on the number of splits alone. The
+// second worker that arrives at a pair merges it. arrived[b] belongs to the pair whose right half
+// begins with split b. Returns the number of pairs that the caller of `split` has merged, or -1
+// minus that number if other splits have not arrived yet.
+template <class T>
+std::int64_t merge_in_tree(const DecodeRange& range, const SplitStates<T>& states,
+                           std::int64_t split, std::int64_t splits, std::uint8_t* arrived) {
+  std::int64_t merged = 0;
+  for (std::int64_t half = 1; half < splits; half *= 2) {
+    const std::int64_t left = split / (2 * half) * 2 * half;
+    const std::int64_t right = left + half;
+    if (right >= splits) continue;
+    if (__atomic_exchange_n(arrived + right, std::uint8_t{1}, __ATOMIC_ACQ_REL) == 0)
+      return -1 - merged;
+    merge_states(range, states, left, right);
+    ++merged;
+  }
+  return merged;
+}
+
+}  // namespace tilewise::cpu::TILEWISE_TARGET

@@ -1,0 +1,88 @@
+// Online softmax of decoding, one row of a block of scores at a time.
+#pragma once
+
+#include "cpu/common/dropout.h"
+#include "cpu/common/non_finite.h"
+#include "cpu/common/score_mod.h"
+#include "cpu/decode/block.h"
+#include "cpu/decode/lane_sums.h"
+#include "cpu/simd/prefetch.h"
+#include "math/softmax_state.h"
+
+namespace tilewise::cpu::TILEWISE_TARGET {
+
+// Prefetch steps during the softmax of a row, which takes as long as products with so many cache
+// lines.
+inline constexpr int kSoftmaxSteps = 8;
+
+// Updates the state of a row with the scores of a block, and turns them into unnormalised
+// probabilities. Returns the factor by which the row's output so far must be multiplied.
+template <class T>
+TILEWISE_INLINE T softmax_row(T* scores, const math::ExponentUnit<Vec<T>>& scale_log2, T* max,
+                              T* sum) {
+  constexpr int kLanes = Vec<T>::kLanes;
+  const Vec<T> old_max(*max);
+  Vec<T> lanes_max = old_max;
+#pragma GCC unroll 16
+  for (int lane = 0; lane < kDecodeKeys; lane += kLanes)
+    lanes_max = maximum(Vec<T>::load(scores + lane), lanes_max);
+  const Vec<T> new_max = largest_lane(lanes_max);
+  const Vec<T> anchor = math::anchor(new_max);
+  const Vec<T> rescale = math::weight(old_max, anchor, scale_log2);
+  Vec<T> total(T(0));  // of this block only: short sums lose less
+#pragma GCC unroll 16
+  for (int lane = 0; lane < kDecodeKeys; lane += kLanes) {
+    const Vec<T> prob = math::weight(Vec<T>::load(scores + lane), anchor, scale_log2);
+    prob.store(scores + lane);
+    total = total + prob;
+  }
+  *max = new_max.v[0];
+  *sum = multiply_add(Vec<T>(*sum), rescale, sum_of_lanes(total)).v[0];
+  return rescale.v[0];
+}
+
+// From products to probabilities, for the rows of one kv head. first_row: the first of them in the
+// work item
+template <class T>
+void softmax_rows(const DecodeBlock& block, std::int64_t first_row, const DecodeScratch<T>& scratch,
+                  Prefetcher& prefetcher) {
+  const Problem& problem = *block.context.problem;
+  const TileBounds bounds = {block.first, block.keys, 0, block.queries};
+  const TileClass tile_class = classify(block.context, Lanes::kKeys, bounds);
+  const math::ExponentUnit<Vec<T>> scale_log2 = ScoreScaling<T>(problem).scale_log2();
+  for (std::int64_t g = 0; g < block.group; ++g) {
+    HeadContext context = block.context;
+    context.head += first_row / block.queries + g;
+    const std::int64_t at = first_row + g * block.queries;
+    T* const scores = scratch.scores + at * kDecodeKeys;
+    if (tile_class == TileClass::kEmpty) {
+      for (std::int64_t i = 0; i < block.queries * kDecodeKeys; ++i)
+        scores[i] = -math::Limits<T>::kInfinity;
+    } else {
+      apply_score_mod<T, Lanes::kKeys, kDecodeKeys>(context, bounds, tile_class, scratch.mask,
+                                                    scores, nullptr);
+    }
+    for (std::int64_t i = 0; i < block.queries; ++i) {
+      for (std::int64_t lane = block.keys; lane < kDecodeKeys; ++lane)
+        scores[i * kDecodeKeys + lane] = -math::Limits<T>::kInfinity;
+    }
+    if (block.slow_path) {
+      record_seen<T, kDecodeKeys>(block.queries, scores, scratch.seen + at * kDecodeKeys);
+    }
+    for (std::int64_t i = 0; i < block.queries; ++i) {
+      for (int step = 0; step < kSoftmaxSteps; ++step) prefetcher.step();
+      scratch.rescale[at + i] = softmax_row(scores + i * kDecodeKeys, scale_log2,
+                                            scratch.max + at + i, scratch.sum + at + i);
+    }
+    if (problem.dropout_p > 0) {
+      fill_dropout<T, Lanes::kKeys, kDecodeKeys>(context, bounds, dropout_scale<T>(problem),
+                                                 scratch.keep);
+      for (std::int64_t i = 0; i < block.queries; ++i) {
+        for (std::int64_t j = 0; j < block.keys; ++j)
+          scores[i * kDecodeKeys + j] *= scratch.keep[i * kDecodeKeys + j];
+      }
+    }
+  }
+}
+
+}  // namespace tilewise::cpu::TILEWISE_TARGET

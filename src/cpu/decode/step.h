@@ -1,0 +1,170 @@
+// The steps of a block of keys for all rows of a work item: operands, scores, outputs (softmax.h is
+// between the two).
+#pragma once
+
+#include "cpu/decode/gemm.h"
+#include "cpu/decode/softmax.h"
+#include "cpu/simd/finite.h"
+#include "math/integer.h"
+
+namespace tilewise::cpu::TILEWISE_TARGET {
+
+// ---- operands ----
+
+// Converts rows of K or V and pads them with zeros to a register. With finite_only, rows that are
+// not finite become zeros.
+template <class T, class S>
+Rows<T> stage_block(Rows<S> rows, std::int64_t count, std::int64_t width, bool finite_only,
+                    T* staged) {
+  const std::int64_t size = padded<T>(width).width;
+  for (std::int64_t j = 0; j < count; ++j) {
+    T* const to = staged + j * size;
+    const S* const from = rows.data + j * rows.stride;
+    std::int64_t c = 0;
+    for (; c + Vec<T>::kLanes <= width; c += Vec<T>::kLanes)
+      load_converted<T>(from + c).store(to + c);
+    for (; c < width; ++c) to[c] = math::load<T>(from[c]);
+    for (; c < size; ++c) to[c] = T(0);
+    if (finite_only && !row_is_finite(to, width)) {
+      for (c = 0; c < size; ++c) to[c] = T(0);
+    }
+  }
+  return {staged, size};
+}
+
+// Rows of less than a register need the padding. For several blocks of query rows, staging converts
+// each number only once.
+template <class T, class S>
+TILEWISE_INLINE bool needs_staging(std::int64_t width, std::int64_t rows) {
+  return width < Vec<T>::kLanes || (!std::is_same_v<T, S> && rows > kDecodeRows);
+}
+
+// ---- scores ----
+
+template <class T, class S, int kRows>
+void score_rows(Rows<S> k, std::int64_t count, const T* queries, Padded<T> row, T* scores,
+                Prefetcher& shared_prefetcher) {
+  Prefetcher prefetcher = shared_prefetcher;
+  constexpr int kKeys = kDecodeSums / kRows;
+  for (std::int64_t j = 0; j < count; j += kKeys) {
+    const S* keys[kKeys];  // the last one is repeated
+    for (int i = 0; i < kKeys; ++i) keys[i] = k.data + math::min(j + i, count - 1) * k.stride;
+#if defined(__AVX512BF16__)
+    if constexpr (std::is_same_v<T, float> && std::is_same_v<S, math::BFloat16>) {
+      if (uses_bf16_dot<T, S>(row.width)) {
+        bf16_score_block<kRows>(keys, queries, row.width, scores + j, kDecodeKeys, prefetcher);
+        continue;
+      }
+    }
+#endif
+    score_block<T, S, kRows>(keys, queries, row, scores + j, kDecodeKeys, prefetcher);
+  }
+  shared_prefetcher = prefetcher;
+}
+
+// The width of an output block in registers: 16 sums (8 with 16 registers) hide the latency twice
+// over.
+constexpr int output_registers(int rows) { return kDecodeSums / rows < 8 ? kDecodeSums / rows : 8; }
+
+// Sum of f(rows) over the passes that a block makes for `rows` rows of queries.
+template <class Function>
+TILEWISE_INLINE std::int64_t sum_over_passes(std::int64_t rows, Function f) {
+  return rows / 4 * f(4) + rows % 4 / 2 * f(2) + rows % 2 * f(1);
+}
+
+// Prefetch steps of the scores of a block, with their softmax, and of its outputs. S is the type of
+// the rows as the products read them.
+template <class T, class S>
+TILEWISE_INLINE std::int64_t score_steps(std::int64_t keys, std::int64_t rows, std::int64_t width) {
+  const bool pairs = uses_bf16_dot<T, S>(width);
+  const std::int64_t columns =
+      pairs ? width / kBf16Columns : padded<T>(width).whole() / Vec<T>::kLanes;
+  const auto pass = [&](int pass_rows) {
+    const int at_once = kDecodeSums / pass_rows;
+    return math::ceil_div(keys, at_once) * columns *
+           (pairs ? at_once : steps_of_load<T, S>(at_once));
+  };
+  return sum_over_passes(rows, pass) + rows * kSoftmaxSteps;
+}
+template <class T, class S>
+TILEWISE_INLINE std::int64_t output_steps(std::int64_t keys, std::int64_t rows,
+                                          std::int64_t width) {
+  const auto pass = [&](int pass_rows) {
+    std::int64_t steps = 0;
+    std::int64_t left = padded<T>(width).size() / Vec<T>::kLanes;
+    for (int columns = output_registers(pass_rows); columns > 0; columns /= 2) {
+      steps += left / columns * steps_of_load<T, S>(columns);
+      left %= columns;
+    }
+    return keys * steps;
+  };
+  return sum_over_passes(rows, pass);
+}
+
+template <class T, class S>
+void score_all_rows(Rows<S> k, std::int64_t count, std::int64_t rows, const T* queries,
+                    Padded<T> row, T* scores, Prefetcher& prefetcher) {
+  std::int64_t r = 0;
+  for (; r + 4 <= rows; r += 4) {
+    score_rows<T, S, 4>(k, count, queries + r * row.size(), row, scores + r * kDecodeKeys,
+                        prefetcher);
+  }
+  if (rows - r >= 2) {
+    score_rows<T, S, 2>(k, count, queries + r * row.size(), row, scores + r * kDecodeKeys,
+                        prefetcher);
+    r += 2;
+  }
+  if (rows - r == 1)
+    score_rows<T, S, 1>(k, count, queries + r * row.size(), row, scores + r * kDecodeKeys,
+                        prefetcher);
+}
+
+// ---- outputs ----
+
+template <class T, class S, int kRows>
+void output_rows(Rows<S> v, std::int64_t keys, Padded<T> row, std::int64_t first_row,
+                 const DecodeScratch<T>& scratch, Prefetcher& prefetcher) {
+  output_columns<T, S, kRows, output_registers(kRows)>(
+      v, keys, row, 0,
+      {scratch.scores + first_row * kDecodeKeys, kDecodeKeys, scratch.rescale + first_row,
+       scratch.out + first_row * row.size(), row.size()},
+      prefetcher);
+}
+
+template <class T, class S>
+void output_all_rows(Rows<S> v, std::int64_t keys, std::int64_t rows, Padded<T> row,
+                     std::int64_t first_row, const DecodeScratch<T>& scratch,
+                     Prefetcher& prefetcher) {
+  std::int64_t r = 0;
+  for (; r + 4 <= rows; r += 4)
+    output_rows<T, S, 4>(v, keys, row, first_row + r, scratch, prefetcher);
+  if (rows - r >= 2) {
+    output_rows<T, S, 2>(v, keys, row, first_row + r, scratch, prefetcher);
+    r += 2;
+  }
+  if (rows - r == 1) output_rows<T, S, 1>(v, keys, row, first_row + r, scratch, prefetcher);
+}
+
+// The second half of the slow path (common/non_finite.h): rows of V that are not finite entered the
+// product as zeros; each is now added to those rows of the item that see it, and to no others.
+template <class T, class S>
+void add_non_finite_values(Rows<S> v, const DecodeBlock& block, std::int64_t width, Padded<T> row,
+                           std::int64_t first_row, const DecodeScratch<T>& scratch) {
+  for (std::int64_t j = 0; j < block.keys; ++j) {
+    const S* const from = v.data + j * v.stride;
+    bool finite = true;
+    for (std::int64_t c = 0; c < width; ++c)
+      finite = finite && math::is_finite(math::load<T>(from[c]));
+    if (finite) continue;
+    for (std::int64_t r = first_row; r < first_row + block.rows(); ++r) {
+      if (scratch.seen[r * kDecodeKeys + j] == 0) continue;
+      const T prob = scratch.scores[r * kDecodeKeys + j];
+      for (std::int64_t at = 0; at < row.size(); ++at) {
+        const std::int64_t c = at < row.whole() ? at : at - row.size() + row.width;
+        if (c < width) scratch.out[r * row.size() + at] += math::load<T>(from[c]) * prob;
+      }
+    }
+  }
+}
+
+}  // namespace tilewise::cpu::TILEWISE_TARGET

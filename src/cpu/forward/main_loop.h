@@ -1,0 +1,204 @@
+// The main loop of the forward pass: FlashAttention-2 (Dao 2023, algorithm 1), with SIMD lanes =
+// queries. Scores are computed as S^T = K Q^T and outputs as O^T = V^T P^T, so that the maximum,
+// the sum and the rescaling of a row are lane-wise. K is read in place. Q is transposed and packed
+// once for a block; V is packed for every tile.
+#pragma once
+
+#include "cpu/common/dropout.h"
+#include "cpu/forward/block.h"
+#include "cpu/forward/finalise.h"
+#include "cpu/forward/softmax.h"
+#include "math/integer.h"
+
+namespace tilewise::cpu::TILEWISE_TARGET {
+
+// A multiply-add takes a hundred cycles where an operand or its sum is denormal. V is therefore
+// scaled so that none is, and the output is scaled back. A block in which the factor makes a value
+// infinite is computed again, without the factor, on the slow path.
+template <class T>
+inline constexpr T kValueFactor = sizeof(T) == 8 ? T(0x1p53) : T(0x1p24);
+
+// The rows of K and V of the next tile, which are prefetched while a tile is computed.
+struct NextTile {
+  RowBlock k;
+  RowBlock v;
+};
+TILEWISE_INLINE NextTile next_tile(const HeadContext& context, std::int64_t first,
+                                   std::int64_t end) {
+  const Problem& problem = *context.problem;
+  const std::int64_t row = context.sequence.k_start + first;
+  const std::int64_t count = math::clamp(end - first, 0, kKeyTile);
+  const std::int64_t batch = context.sequence.batch;
+  return {{&problem.k, batch, context.kv_head(), row, count, problem.head_dim},
+          {&problem.v, batch, context.kv_head(), row, count, problem.value_dim}};
+}
+
+// A tile of keys in the form that the products read, and the prefetchers of the next tile.
+template <class E>
+struct KeyTile {
+  Rows<E> k;                 // (keys, D)
+  PackedColumns<E> v;        // (keys, Dv)
+  Prefetcher prefetcher[2];  // K and V of the next tile, if there is one
+  bool last;
+};
+
+template <class E>
+KeyTile<E> load_key_tile(const HeadContext& context, math::KeyRange keys, std::int64_t end,
+                         bool slow_path, const ForwardScratch<E>& scratch) {
+  const Problem& problem = *context.problem;
+  const std::int64_t row = context.sequence.k_start + keys.begin;
+  const std::int64_t count = keys.end - keys.begin;
+  const std::int64_t batch = context.sequence.batch;
+  const NextTile next = next_tile(context, keys.end, end);
+  KeyTile<E> tile;
+  tile.k = stage_rows<E>({&problem.k, batch, context.kv_head(), row, count, problem.head_dim},
+                         scratch.k_stage);
+  const RowBlock values = {&problem.v, batch, context.kv_head(), row, count, problem.value_dim};
+  std::uint8_t* const non_finite = slow_path ? scratch.non_finite.non_finite_a : nullptr;
+  if constexpr (Operand<E>::kNumbers > 1) {  // these products flush denormals in any case
+    tile.v = pack_columns<E>(values, scratch.v_packed, non_finite);
+  } else {
+    tile.v = pack_scaled_columns<E>(values, slow_path ? E(1) : kValueFactor<E>, scratch.v_packed,
+                                    non_finite);
+  }
+  tile.prefetcher[0] = prefetcher_of(next.k);
+  tile.prefetcher[1] = prefetcher_of(next.v);
+  tile.last = next.k.count == 0;
+  return tile;
+}
+
+// One step of the main loop: a panel of queries and a tile of keys. Scores, mask, softmax, output.
+// Registers that hold no query of the panel are left out of the products.
+template <class E, int kMost, int kColumns>
+void forward_tile(const HeadContext& context, const TileBounds& bounds, TileClass tile_class,
+                  KeyTile<E>& tile, std::int64_t panel, const ForwardScratch<E>& scratch) {
+  using T = SumOf<E>;
+  constexpr int kWidth = kMost * Vec<T>::kLanes;
+  const Problem& problem = *context.problem;
+  const std::int64_t depth = operand_count<E>(problem.head_dim);
+  const E* const q_panel = scratch.q_panels + panel * depth * kWidth;
+  const std::int64_t skipped = context.sequence.k_start + bounds.t0 - tile.v.rows.first;
+  const ActiveRegisters<kColumns> active =
+      find_active<T, Lanes::kQueries, kColumns>(context, bounds, tile_class);
+  gemm_masked<E, kColumns, kWidth>({tile.k.data + skipped * tile.k.stride, tile.k.stride},
+                                   bounds.t_count, q_panel, depth, active, scratch.scores,
+                                   &tile.prefetcher[0]);
+  apply_score_mod<T, Lanes::kQueries, kWidth>(context, bounds, tile_class, scratch.mask,
+                                              scratch.scores, nullptr);
+  if (tile.v.non_finite != nullptr)
+    record_seen<T, kWidth>(bounds.t_count, scratch.scores, scratch.non_finite.seen);
+  Vec<T> rescale[kColumns];
+  softmax_step<T, kColumns, kWidth>(bounds.t_count, ScoreScaling<T>(problem).scale_log2(),
+                                    scratch.scores, scratch.max + panel * kWidth,
+                                    scratch.sum + panel * kWidth, rescale);
+  if (problem.dropout_p > 0) {
+    fill_dropout<T, Lanes::kQueries, kWidth>(
+        context, bounds, kRoundsProbs<E> ? T(1) : dropout_scale<T>(problem), scratch.keep);
+    apply_dropout<T, kWidth>(bounds, scratch.keep, scratch.scores);
+  }
+  accumulate<E, kColumns, kWidth>(
+      tile.v, skipped, bounds.t_count, active,
+      as_operands<E, kColumns, kWidth>(bounds.t_count, scratch.scores), rescale,
+      scratch.non_finite.seen, scratch.out_panels + panel * scratch.out_panel, &tile.prefetcher[1]);
+}
+
+// A panel, and the part of a range of keys that it may see, aligned to an operand. If t_count <= 0
+// it sees none.
+template <class E, int kWidth>
+TILEWISE_INLINE TileBounds panel_bounds(const QueryBlock& block, std::int64_t panel,
+                                        math::KeyRange keys) {
+  const std::int64_t lane0 = block.first + panel * kWidth;
+  const std::int64_t lanes = math::min(kWidth, block.rows - panel * kWidth);
+  const math::KeyRange own = keys_of_rows(block.context, lane0, lanes);
+  const std::int64_t t0 = align_to_operand<E>(math::max(own.begin, keys.begin));
+  return {lane0, lanes, t0, math::min(own.end, keys.end) - t0};
+}
+
+// All panels of a block and one tile of keys.
+template <class E, int kColumns>
+void visit_key_tile(const QueryBlock& block, math::KeyRange keys, KeyTile<E>& tile,
+                    const ForwardScratch<E>& scratch) {
+  constexpr int kWidth = kColumns * Vec<E>::kLanes;
+  const HeadContext& context = block.context;
+  const Problem& problem = *context.problem;
+  std::int64_t visits = 0;
+  for (std::int64_t panel = 0; panel * kWidth < block.rows; ++panel)
+    visits += panel_bounds<E, kWidth>(block, panel, keys).t_count > 0 ? 1 : 0;
+  visits = math::max(visits, 1);
+  tile.prefetcher[0].spread_over(visits * math::ceil_div(keys.end - keys.begin, kGemmRows));
+  tile.prefetcher[1].spread_over(visits * math::ceil_div(problem.value_dim, kGemmRows));
+  for (std::int64_t panel = 0; panel * kWidth < block.rows; ++panel) {
+    const TileBounds bounds = panel_bounds<E, kWidth>(block, panel, keys);
+    if (bounds.t_count <= 0) continue;
+    const TileClass tile_class = classify(context, Lanes::kQueries, bounds);
+    if (tile_class == TileClass::kEmpty) continue;
+    if (tile.last) {  // the outputs are stored next: prefetch their lines
+      tile.prefetcher[0] =
+          prefetcher_of(panel_rows(problem.out, block, panel, kWidth, problem.value_dim));
+      tile.prefetcher[0].spread_over(math::ceil_div(bounds.t_count, kGemmRows));
+    }
+    with_columns<E, kColumns>(bounds.lane_count, [&](auto columns) {
+      forward_tile<E, kColumns, decltype(columns)::kCount>(context, bounds, tile_class, tile, panel,
+                                                           scratch);
+    });
+  }
+}
+
+// The loop of algorithm 1 over the tiles of keys, for all panels of a block. Tiles lie on a grid of
+// the sequence, so that the result of a row does not depend on the block that it belongs to. Within
+// a tile a panel computes only the keys that it may see.
+template <class E, int kColumns>
+void visit_keys(const RunContext& run, const QueryBlock& block, bool slow_path,
+                const ForwardScratch<E>& scratch) {
+  const Problem& problem = *block.context.problem;
+  const math::KeyRange keys = keys_of_block(block);
+  const std::int64_t key_bytes = problem.head_dim * problem::dtype_size(problem.k.dtype) +
+                                 problem.value_dim * problem::dtype_size(problem.v.dtype);
+  for (std::int64_t first = keys.begin / kKeyTile * kKeyTile; first < keys.end; first += kKeyTile) {
+    const math::KeyRange range = {align_to_operand<E>(math::max(first, keys.begin)),
+                                  math::min(first + kKeyTile, keys.end)};
+    KeyTile<E> tile = load_key_tile(block.context, range, keys.end, slow_path, scratch);
+    count_traffic(run, (range.end - range.begin) * key_bytes, 0);
+    visit_key_tile<E, kColumns>(block, range, tile, scratch);
+  }
+}
+
+template <class E, int kWidth>
+void load_queries(const QueryBlock& block, const ForwardScratch<E>& scratch) {
+  const Problem& problem = *block.context.problem;
+  for (std::int64_t panel = 0; panel * kWidth < block.rows; ++panel) {
+    pack_panel<E, kWidth>(panel_rows(problem.q, block, panel, kWidth, problem.head_dim),
+                          ScoreScaling<SumOf<E>>(problem).sign,
+                          scratch.q_panels + panel * operand_count<E>(problem.head_dim) * kWidth);
+    start_state<E, kWidth>(panel, scratch);
+    clear_output<E>(panel, scratch);
+  }
+}
+
+template <class T, int kWidth>
+void unscale_outputs(const QueryBlock& block, const ForwardScratch<T>& scratch) {
+  const std::int64_t size = block.context.problem->value_dim * kWidth;
+  for (std::int64_t panel = 0; panel * kWidth < block.rows; ++panel) {
+    T* const out = scratch.out_panels + panel * scratch.out_panel;
+    for (std::int64_t at = 0; at < size; at += Vec<T>::kLanes)
+      (Vec<T>::load(out + at) * Vec<T>(T(1) / kValueFactor<T>)).store(out + at);
+  }
+}
+
+// Computes the states of the rows of a block; they stay in the scratch.
+template <class E, int kColumns>
+void forward_block(const RunContext& run, const QueryBlock& block,
+                   const ForwardScratch<E>& scratch) {
+  constexpr int kWidth = kColumns * Vec<E>::kLanes;
+  for (bool slow_path = false;; slow_path = true) {
+    load_queries<E, kWidth>(block, scratch);
+    visit_keys<E, kColumns>(run, block, slow_path, scratch);
+    if (slow_path) break;
+    if (!block_is_finite<E, kWidth>(block, scratch)) continue;
+    if constexpr (Operand<E>::kNumbers == 1) unscale_outputs<E, kWidth>(block, scratch);
+    break;
+  }
+  count_query_traffic(run, block);
+}
+
+}  // namespace tilewise::cpu::TILEWISE_TARGET

@@ -1,0 +1,106 @@
+// A consumer's rows of out: finalised, and stored or staged for its epilogue warp.
+#pragma once
+
+#include "cuda/forward/sm90/consumer.cuh"
+
+namespace tilewise::cuda::sm90 {
+
+// NOTE: D 256 leaves no registers in which the offsets could stay from tile to tile, so the
+// compiler is told that they change.
+template <KernelConfig kConfig>
+__device__ __forceinline__ LaneOffsets Consumer<kConfig>::lane_offsets() const {
+  std::uint32_t thread[] = {threadIdx.x % 128};
+  if constexpr (kOut > 64) ptx::fence_operand(thread);
+  const int warp = static_cast<int>(thread[0]) / 32;
+  std::uint32_t stage;
+  if constexpr (kConfig.stages_out_in_q()) {
+    // The warp's rows of the first panel of the first stage of Q.
+    stage = q_stage_address({}) + static_cast<std::uint32_t>(warp * kStageBytes);
+  } else if constexpr (kConfig.has_epilogue_warps()) {
+    stage = ptx::shared_address(shared_.out.of_warpgroup[warpgroup_]) +
+            static_cast<std::uint32_t>(warp * kStageBytes);
+  } else {
+    stage = ptx::shared_address(shared_.out.of_warp[warpgroup_ * 4 + warp]);
+  }
+  return lane_offsets_of(parameters_.problem, warpgroup_, static_cast<int>(thread[0]), stage);
+}
+
+template <KernelConfig kConfig>
+__device__ __forceinline__ void Consumer<kConfig>::finalise(const WorkTile& tile,
+                                                            const tile::RowStates& states) {
+  if constexpr (kConfig.has_epilogue_warps()) {
+    finalised_ = finalise_scales(parameters_, tile, states);
+  } else {
+    finalised_ = finalise_rows<kConfig.lazy_max>(parameters_, tile, lane_offsets(), states);
+  }
+}
+
+// The rows of the query tile that is finalised, which is the one before tile_.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void Consumer<kConfig>::write_out(const WorkTile& tile,
+                                                             const float (&out)[kOut]) {
+  if constexpr (kConfig.has_epilogue_warps()) {
+    stage_output(tile, out, [](int) { return 0u; });
+  } else {
+    store_out<kConfig>(parameters_, tile, lane_offsets(), out, finalised_, shared_.last_flagged);
+  }
+}
+
+// P of a tile of scores while those rows are staged.
+template <KernelConfig kConfig>
+__device__ __forceinline__ tile::RowSums Consumer<kConfig>::exp2_during_staging(
+    const WorkTile& tile, const tile::Anchors& anchors, Fragments& f) {
+  constexpr int kParts = kOut / 8;
+  tile::PartialSums sums;
+  stage_output(tile, f.out, [&](int part) {
+    tile::exp2_scores(f.scores, part, kParts, anchors, parameters_.scale_log2, sums);
+    return sums.bits() & parameters_.zero;
+  });
+  return sums.totals();
+}
+
+// Stages rows for the epilogue warp, in the place of their Q or in one for all rows, once that is
+// free.
+template <KernelConfig kConfig>
+template <class Overlapped>
+__device__ __forceinline__ void Consumer<kConfig>::stage_output(const WorkTile& tile,
+                                                                const float (&out)[kOut],
+                                                                const Overlapped& overlapped) {
+  const LaneOffsets offsets = lane_offsets();
+  StageBarriers<1>& barriers = shared_.barriers.out[warpgroup_];
+  std::uint32_t offset = 0;
+  if constexpr (kConfig.stages_out_in_q()) {
+    offset = state_after<kConfig.q_stages>(slot_ - 1).offset(kConfig.q_bytes());
+  } else {
+    ptx::mbarrier_wait(ptx::shared_address(&barriers.empty[0]), slot_ % 2);
+  }
+  const std::int32_t rows = tile.q_len - tile.row - offsets.row;
+  bool recompute = false;
+  // Always, where a branch would separate the rows from what overlaps them.
+  if (kConfig.lazy_max || !kConfig.scalar_stores || parameters_.vector_stores)
+    recompute = stage_rows<kConfig>(out, finalised_.scale, offsets.put + offset, rows, overlapped);
+  if constexpr (kConfig.scalar_stores) {
+    if (!parameters_.vector_stores) {
+      const std::uint32_t stage = (offsets.get + offset) & ~(tile::kSwizzleBytes - 1u);
+      recompute = store_rows_scalar(
+          out, finalised_.scale, stage, rows,
+          tile.out + offsets.row * parameters_.problem.out.row * parameters_.out_bytes,
+          parameters_);
+    }
+  }
+  recompute = __any_sync(~0u, recompute);
+  StagedOutput& staged = shared_.staged[warpgroup_];
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x % 128 / 32;
+  const bool has_sums = lane % tile::kLanesPerRow == 0;
+  if (has_sums) {
+#pragma unroll
+    for (int which = 0; which < tile::kRowsPerLane; ++which)
+      staged.rows[warp * tile::kWarpRows + tile::lane_row(lane, which)] = finalised_.sums[which];
+  }
+  if (lane == 0) staged.recompute[warp] = recompute;
+  __syncwarp();
+  if (has_sums) ptx::mbarrier_arrive(ptx::shared_address(&barriers.full[0]));
+}
+
+}  // namespace tilewise::cuda::sm90

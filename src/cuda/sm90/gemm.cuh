@@ -1,0 +1,49 @@
+// The matrix products of a consumer warpgroup by wgmma: 64 rows, fp32 sums. Each function issues
+// its products and returns before they are done; the caller commits them as a group (ptx/wgmma.cuh
+// says what may be touched until that is waited for). Operands in shared memory lie in panels of 64
+// columns (tile/swizzle.h).
+#pragma once
+
+#include "cuda/ptx/wgmma.cuh"
+#include "cuda/tile/fragment.h"
+#include "cuda/tile/swizzle.h"
+
+namespace tilewise::cuda::sm90 {
+
+inline constexpr int kMmaK = 16;  // columns that one wgmma sums over
+
+// d (64, kN) = A B^T, with A (64, kK) and B (kN, kK) at the shared addresses a and b. kBRows: rows
+// of B's panels, kN at least.
+template <bool kFp16, int kN, int kK, int kBRows>
+__device__ __forceinline__ void gemm_ss(std::uint32_t a, std::uint32_t b, float (&d)[kN / 2]) {
+  // A step moves a descriptor's address, which counts 16 bytes and never leaves its 14 bits.
+  const std::uint64_t a_rows = tile::rows_descriptor(a);
+  const std::uint64_t b_rows = tile::rows_descriptor(b);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < kK / kMmaK; ++step) {
+    const int panel = step * kMmaK / tile::kPanelColumns;
+    const int byte = step * kMmaK % tile::kPanelColumns * 2;
+    ptx::Wgmma<kN>::template ss<kFp16>(
+        d, a_rows + (panel * tile::kRows * tile::kPanelRowBytes + byte) / 16,
+        b_rows + (panel * kBRows * tile::kPanelRowBytes + byte) / 16, step > 0);
+  }
+}
+
+// Steps [begin, end) of d (64, kN) += A B, 16 columns of A each: A (64, 16 steps) in registers,
+// 4 for a step; B (16 steps, kN) by its descriptor (tile::columns_descriptor()). accumulate: d
+// holds a sum already; else step 0 begins it. before_step(step) runs before each step.
+template <bool kFp16, int kN, class BeforeStep>
+__device__ __forceinline__ void gemm_rs(const std::uint32_t* a, std::uint64_t b, float (&d)[kN / 2],
+                                        int begin, int end, bool accumulate,
+                                        const BeforeStep& before_step) {
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int step = begin; step < end; ++step) {
+    before_step(step);
+    ptx::Wgmma<kN>::template rs<kFp16>(
+        d, a + 4 * step, b + step * kMmaK * tile::kPanelRowBytes / 16, step > 0 || accumulate);
+  }
+}
+
+}  // namespace tilewise::cuda::sm90

@@ -1,0 +1,23 @@
+// The named barriers of a block of a Hopper kernel (ptx/mbarrier.cuh). Barrier 0 is
+// __syncthreads().
+#pragma once
+
+#include <cstdint>
+
+#include "math/config.h"
+
+namespace tilewise::cuda::sm90 {
+
+// Each value is the barrier of the first consumer warpgroup; those of the others follow.
+enum class NamedBarrier : std::uint32_t {
+  kOrder = 1,          // consumer warpgroups take the tensor cores in turns
+  kZeroV = 4,          // a warpgroup has zeroed rows of V
+  kRecompute = 7,      // all rows are stored or flagged: one barrier for the block
+  kRecomputeTeam = 8,  // threads that recompute a row together
+};
+
+TILEWISE_INLINE constexpr std::uint32_t barrier_of(NamedBarrier first, int warpgroup) {
+  return static_cast<std::uint32_t>(first) + static_cast<std::uint32_t>(warpgroup);
+}
+
+}  // namespace tilewise::cuda::sm90
