@@ -9,7 +9,7 @@
 
 namespace tilewise::cuda::ptx {
 
-// A lane's part of stmatrix.x4: the address that it gives, and its pairs.
+// The arguments of a lane to stmatrix.x4: its address and its pairs.
 struct MatrixStore {
   const std::uint32_t* pairs;  // (4)
   std::uint32_t address;
