@@ -121,7 +121,7 @@ T* at(void* workspace, std::int64_t byte) {
 }  // namespace
 
 problem::Status supports_flash1(const Problem& problem) {
-  if (problem.general_scores() || problem.dropout_p > 0 || problem.slices.present()) {
+  if (problem.has_score_mod() || problem.dropout_p > 0 || problem.slices.present()) {
     return fail(TILEWISE_UNSUPPORTED,
                 "takes no softcap, bias, mask, alibi_slopes, dropout_p or slices");
   }

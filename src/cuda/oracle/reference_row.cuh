@@ -150,8 +150,8 @@ __device__ math::SoftmaxState<double> attend(const Row& row, std::int64_t column
     const double minus_infinity = -math::Limits<double>::kInfinity;
     const double score = key < keys.end ? row.score(key) : minus_infinity;
     const double max = math::maximum(reduce<true>(score, team), state.max);
-    const double prob = math::weight(score, math::anchor(max));
-    const double factor = math::weight(state.max, math::anchor(max));
+    const double prob = math::prob(score, math::anchor(max));
+    const double factor = math::prob(state.max, math::anchor(max));
     state = {max, math::combine(factor, state.sum) + reduce<false>(prob, team)};
     // A masked key gets -1. A visible key with prob 0 multiplies its value, which may be NaN.
     scores[team.thread()] =

@@ -51,7 +51,7 @@ std::int64_t shared_bytes(const Problem& problem) {
 
 bool needs_score_mod(const Problem& problem) {
   constexpr double kLeastScale = 1e-30;
-  return problem.general_scores() || problem.dropout_p > 0 || problem.scale < kLeastScale;
+  return problem.has_score_mod() || problem.dropout_p > 0 || problem.scale < kLeastScale;
 }
 
 Workspace::Workspace(const Problem& problem, std::initializer_list<int> q_tiles) {
