@@ -36,11 +36,11 @@ TILEWISE_INLINE T anchor(T max) {
   return select(max == T(-Limits<L>::kInfinity), T(L(0)), max);
 }
 
-// Returns the factor that rescales a state (or a score) with maximum `max` to the anchor
-// `anchor_point`; 0 for an empty state.
+// Returns exp(score - anchor_point): the prob of a score, or, for the maximum of a state, the
+// factor that rescales the state to that anchor. 0 for a score of -inf, and so for an empty state.
 template <class T>
-TILEWISE_INLINE T prob(T max, T anchor_point, const ScaleLog2<T>& scale_log2 = ScaleLog2<T>()) {
-  return exp2_of_product(max - anchor_point, scale_log2);
+TILEWISE_INLINE T prob(T score, T anchor_point, const ScaleLog2<T>& scale_log2 = ScaleLog2<T>()) {
+  return exp2_of_product(score - anchor_point, scale_log2);
 }
 
 // Returns factor * value, but 0 if the factor is 0: the row of an empty state may hold NaN, so it
