@@ -219,9 +219,8 @@ void expect_as_reference(Instance& instance, const std::string& what) {
   }
 }
 
-// Rows start with the maximum of some of the first scores. Here those are -inf, in a tile of keys
-// that all rows see whole. The other scores are finite, or so small that their probs vanish
-// compared with 1. Partial tiles of keys come after it.
+// Blocks of the first scores are -inf, in a tile of keys that all rows see whole. The other scores
+// are finite, or so small that their probs vanish compared with 1. Partial tiles of keys follow.
 TEST(Device, HopperKernelStartsWithScoresOfMinusInfinity) {
   if (!has_hopper()) GTEST_SKIP() << "no Hopper device";
   constexpr std::int64_t kRow = 128;  // of Q, K
@@ -317,6 +316,47 @@ TEST(Device, HopperKernelFusesEdgesWithScoresThatOverflow) {
         return from <= i / kRow && i / kRow < to ? most * scale_log2 : 0.0;
       });
       const std::string what = "keys " + std::to_string(from) + " to " + std::to_string(to);
+      expect_as_reference(instance, what);
+      EXPECT_LE(written_workspace("cuda_sm90", instance.request()), kCounterBytes) << what;
+    }
+  }
+}
+
+// Scores of several hundred, a few keys that are far larger than others, rows that rise or fall
+// from key to key: the fast path computes all of them, and flags no row for the slow one.
+TEST(Device, HopperKernelFlagsNoRowOfFiniteScores) {
+  if (!has_hopper()) GTEST_SKIP() << "no Hopper device";
+  constexpr int kKinds = 6;
+  const char* const kinds[kKinds] = {"times 64", "times 3000", "outlier keys",
+                                     "rising",   "falling",    "sawtooth"};
+  const struct {
+    std::int64_t keys, dim;
+  } shapes[] = {{700, 64}, {1200, 64}, {700, 128}, {1100, 192}, {500, 256}};
+  for (const auto& shape : shapes) {
+    for (int kind = 0; kind < kKinds; ++kind) {
+      Case c = make_case(Operation::kForward, kind % 2 == 0 ? TILEWISE_BF16 : TILEWISE_FP16,
+                         {1, 200, shape.keys, 1, 1, shape.dim});
+      if (shape.dim == 192) c.value_dim = 128;
+      c.causal = kind % 3 == 0;
+      Instance instance(c);
+      const std::vector<double> q = values_of(instance.request().q);
+      const std::vector<double> k = values_of(instance.request().k);
+      const double factor = kind == 0 ? 64 : kind == 1 ? 3000 : 1;
+      // From column 0 on, a key's scores differ from those of its neighbours by this much.
+      const double slope = 40 * std::sqrt(static_cast<double>(shape.dim));
+      set_elements(instance.request().q, [&](std::int64_t i) {
+        return kind > 2 && i % shape.dim == 0 ? 1.0 : factor * q[static_cast<std::size_t>(i)];
+      });
+      set_elements(instance.request().k, [&](std::int64_t i) {
+        const std::int64_t key = i / shape.dim;
+        const double own = k[static_cast<std::size_t>(i)];
+        if (kind == 2) return key % 97 == 5 ? 30 * own : own;
+        if (kind <= 2 || i % shape.dim != 0) return own;
+        const double place = static_cast<double>(key) / 100;
+        if (kind == 5) return slope * (place - std::floor(place));
+        return slope * (kind == 3 ? place : -place);
+      });
+      const std::string what = std::string(kinds[kind]) + ", D " + std::to_string(shape.dim);
       expect_as_reference(instance, what);
       EXPECT_LE(written_workspace("cuda_sm90", instance.request()), kCounterBytes) << what;
     }
