@@ -71,10 +71,10 @@ DEFAULTS: dict[str, Any] = {
 
 
 def truth(name: str, value: Any) -> bool:
-    """`value`, which must be True or False (1, 0 and NumPy's are): Python calls "no" true."""
+    """`value`, which must be True or False (1, 0 and scalars of a framework may be): Python calls "no" true."""
     if value is True or value is False:
         return value
-    if type(value).__module__.partition(".")[0] == "numpy" and getattr(value, "shape", None) == ():
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()
     if isinstance(value, int) and value in (0, 1):
         return bool(value)
