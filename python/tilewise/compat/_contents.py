@@ -7,6 +7,10 @@ import torch
 Tensor = torch.Tensor
 
 
+class ArgumentError(ValueError, RuntimeError):
+    """An argument that cannot be meant: RuntimeError as flash-attn raises it, ValueError as Python calls it."""
+
+
 class Limits(NamedTuple):
     """Every number of `values` must be from `low` to `high`; `name` is what a message calls one of them."""
 
@@ -24,12 +28,12 @@ def are_known(like: Tensor) -> bool:
 
 
 def check(limits: list[Limits]) -> None:
-    """Raises ValueError for the first number that is out of its limits. One wait for the device, whatever it checks."""
+    """Raises ArgumentError for the first number that is out of its limits. One wait for the device, whatever it checks."""
     checked = [limit for limit in limits if limit.values.numel() > 0]
     for (name, _, low, high), ends in zip(checked, _ends([limit.values for limit in checked]), strict=True):
         for number in ends:
             if not low <= number <= high:
-                raise ValueError(f"{name}: is {number}, must be {low} to {high}")
+                raise ArgumentError(f"{name}: is {number}, must be {low} to {high}")
 
 
 def _ends(tensors: list[Tensor]) -> list[tuple[int, int]]:
@@ -49,3 +53,13 @@ def starts(name: str, cu_seqlens: Tensor, tokens: int) -> list[Limits]:
         Limits(f"a length of {name}", cu_seqlens.diff(), 0, tokens),
         Limits(f"{name}[-1]", cu_seqlens[-1:], tokens, tokens),
     ]
+
+
+_INTEGERS = frozenset((torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8))
+
+
+def check_integers(**tensors: object) -> None:
+    """Raises ArgumentError that names the first tensor whose numbers would be cut to integers."""
+    for name, tensor in tensors.items():
+        if isinstance(tensor, torch.Tensor) and tensor.dtype not in _INTEGERS:
+            raise ArgumentError(f"{name}: dtype is {tensor.dtype}, must be torch.int32 or torch.int64")
