@@ -43,11 +43,12 @@ def stored(
     in_use = table[columns < counts[:, None]]  # (pages in use)
     starts = torch.nn.functional.pad(counts.cumsum(0) * size, (1, 0))
     k, v = (pages.index_select(0, in_use).flatten(0, 1) for pages in (k_pages, v_pages))
+    longest = table.shape[1] * size
     if leftpad is not None:  # a sequence's padding is the end of what lies before it, which seqused_k ends earlier
         skipped = torch.minimum(leftpad.long(), used.long())
         starts = torch.cat((starts[:-1] + skipped, starts[-1:]))
-        used = used - skipped
-    return k, v, {"cu_seqlens_k": starts, "max_seqlen_k": table.shape[1] * size, "seqused_k": used}
+        used, longest = used - skipped, 2 * longest
+    return k, v, {"cu_seqlens_k": starts, "max_seqlen_k": longest, "seqused_k": used}
 
 
 def padding_mask(leftpad: Tensor | None, columns: int) -> dict[str, Any]:

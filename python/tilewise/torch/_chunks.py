@@ -19,8 +19,8 @@ def slices(
     for start in range(max(d, 0) + first - (max(d, 0) + first) % chunk - first, keys, chunk):
         low, high = max(start, 0), min(start + chunk, keys)  # the chunk's keys
         begin = max(low, d)  # its rows, by the keys that they stand at: from begin to high
-        lower = high if left < 0 else min(max(low + left + 1, begin), high)  # from here the window begins later than the chunk
-        upper = begin if right < 0 else min(max(high - 1 - right, begin), high)  # up to here it ends earlier
+        lower = high if left < 0 else min(max(low + left, begin), high)  # from this row on the window's begin counts
+        upper = begin if right < 0 else min(max(high - right, begin), high)  # up to this row the window's end counts
         cuts = sorted({begin, lower, upper, high})
         for r0, r1 in zip(cuts[:-1], cuts[1:], strict=True):
             slopes_low, slopes_high = r0 >= lower, r0 < upper
