@@ -234,12 +234,6 @@ def test_double_backward_is_refused() -> None:
         gradient.sum().backward()
 
 
-def test_vmap_is_refused() -> None:
-    q = make(3, 1, 5, 2, 8, grad=False)
-    with refused(NotImplementedError, "tilewise", "vmap"):
-        torch.func.vmap(lambda q: attention(q, q, q))(q)
-
-
 def test_forward_mode_is_refused() -> None:
     q = make(1, 5, 2, 8, grad=False)
     with refused(NotImplementedError, "tilewise", "jvp"):
