@@ -233,7 +233,9 @@ def _window(local_window_size: Union[None, int, tuple[int, int]]) -> Optional[tu
         return None
     pair = tuple(local_window_size) if isinstance(local_window_size, (tuple, list)) else (local_window_size,) * 2
     if len(pair) != 2 or not all(isinstance(side, (int, np.integer)) and side >= 0 for side in pair):
-        raise ValueError(f"local_window_size: is {local_window_size!r}, must be an integer from 0 on, or two: (left, right)")
+        raise ValueError(
+            f"local_window_size: is {local_window_size!r}, must be an integer from 0 on, or two: (left, right)"
+        )
     return int(pair[0]), int(pair[1])
 
 

@@ -57,7 +57,8 @@ def test_slices_are_the_mask(size: tuple[int, int]) -> None:
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_dense(size: tuple[int, int], mask: str, chunk: int) -> None:
-    q, k, v = (torch.randn(2, s, h, 16, requires_grad=True) for s, h in zip((size[0], size[1], size[1]), (4, 2, 2), strict=True))
+    shapes = [(2, size[0], 4, 16), (2, size[1], 2, 16), (2, size[1], 2, 16)]
+    q, k, v = (torch.randn(shape, requires_grad=True) for shape in shapes)
     wanted, wanted_lse = reference(q, k, v, chunk, MASKS[mask])
     out, lse = fa3.flash_attn_func(q, k, v, attention_chunk=chunk, **MASKS[mask], return_attn_probs=True)
     torch.testing.assert_close(out.double(), wanted, **CLOSE)

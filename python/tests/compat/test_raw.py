@@ -10,8 +10,9 @@ from tilewise.compat.flash_attn.flash_attn_interface import (
     _flash_attn_varlen_forward,
 )
 
+SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0])
 OPTIONS = [
-    {}, {"causal": True}, {"window_size": (4, 1), "softcap": 3.0}, {"alibi_slopes": torch.tensor([0.5, 0.25, 0.125, 0.0])}, {"dropout_p": 0.4},
+    {}, {"causal": True}, {"window_size": (4, 1), "softcap": 3.0}, {"alibi_slopes": SLOPES}, {"dropout_p": 0.4},
 ]  # fmt: skip
 STARTS = (torch.tensor([0, 4, 9], dtype=torch.int32), torch.tensor([0, 7, 13], dtype=torch.int32))
 
@@ -59,7 +60,8 @@ def test_a_ring_of_keys_sums_to_the_whole() -> None:
     dout = torch.randn_like(wanted)
     gradients = torch.autograd.grad(wanted, (q, k, v), dout)
     parts = [slice(0, 5), slice(5, 12)]
-    results = [_flash_attn_forward(q, k[:, p], v[:, p], **{**raw({}), "softmax_scale": None}, return_softmax=False) for p in parts]
+    given = {**raw({}), "softmax_scale": None}
+    results = [_flash_attn_forward(q, k[:, p], v[:, p], **given, return_softmax=False) for p in parts]
     lse = torch.logsumexp(torch.stack([lse for _, lse, *_ in results]), 0)
     out = sum(out * (own - lse).exp().transpose(1, 2)[..., None] for out, own, *_ in results)
     torch.testing.assert_close(out, wanted)
@@ -67,8 +69,8 @@ def test_a_ring_of_keys_sums_to_the_whole() -> None:
     dq, dk, dv = torch.zeros_like(q), torch.empty_like(k), torch.empty_like(v)
     for part in parts:
         own = torch.empty_like(q)
-        given = {**raw({}), "softmax_scale": None, "deterministic": False}
-        _flash_attn_backward(dout, q, k[:, part], v[:, part], out, lse, own, dk[:, part], dv[:, part], **given)
+        tensors = (q, k[:, part], v[:, part], out, lse, own, dk[:, part], dv[:, part])
+        _flash_attn_backward(dout, *tensors, **given, deterministic=False)
         dq += own
     for found, true in zip((dq, dk, dv), gradients, strict=True):
         torch.testing.assert_close(found, true, rtol=1e-4, atol=1e-5)
@@ -78,7 +80,8 @@ def test_what_is_missing_or_not_supported_is_named() -> None:
     q = torch.randn(1, 4, 2, 16)
     out, lse, _, _ = _flash_attn_forward(q, q, q, **raw({}), return_softmax=False)
     with pytest.raises(RuntimeError, match="rng_state: is absent"):
-        _flash_attn_backward(q, q, q, q, out, lse, torch.empty_like(q), None, None, **raw({"dropout_p": 0.5}), deterministic=False)
+        given = {**raw({"dropout_p": 0.5}), "deterministic": False}
+        _flash_attn_backward(q, q, q, q, out, lse, torch.empty_like(q), None, None, **given)
     with pytest.raises(NotImplementedError, match="leftpad_k"):
         _flash_attn_varlen_forward(
             q[0], q[0], q[0], STARTS[0][:1], STARTS[0][:1], 4, 4, 0.0, 0.25, False, leftpad_k=torch.tensor([1])

@@ -42,7 +42,8 @@ def test_apply(packed: bool, offsets: object, interleaved: bool, dtype: torch.dt
     found = apply_rotary_emb(x, angles.cos(), angles.sin(), **given)
     torch.testing.assert_close(found, wanted)
     back = apply_rotary(found, angles.cos(), angles.sin(), conjugate=True, **given)
-    torch.testing.assert_close(back, x, rtol=2e-2 if dtype == torch.bfloat16 else 1e-5, atol=2e-2 if dtype == torch.bfloat16 else 1e-5)
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(back, x, rtol=tolerance, atol=tolerance)
     own = x.clone()
     assert apply_rotary_emb(own, angles.cos(), angles.sin(), inplace=True, **given) is own
     assert torch.equal(own, found)

@@ -115,7 +115,8 @@ def test_packed_batches_slices_and_lengths() -> None:
     used = torch.tensor([[3, 9], [0, 1], [9, 9]])
     for given in ({"slices": slices}, {"seqused_k": used}, {"slices": slices, "seqused_k": used}):
         names = list(given)
-        found = torch.vmap(lambda q, *rest, n=names: attention(q, q, q, **dict(zip(n, rest, strict=True))))(q, *given.values())
+        call = lambda q, *rest, n=names: attention(q, q, q, **dict(zip(n, rest, strict=True)))  # noqa: E731
+        found = torch.vmap(call)(q, *given.values())
         for i in range(COUNT):
             own = {name: value[i] for name, value in given.items()}
             torch.testing.assert_close(found[i], attention(q[i], q[i], q[i], **own))

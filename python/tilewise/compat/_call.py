@@ -153,20 +153,22 @@ def packed_options(
 
 
 def _in_chunks(q: Tensor, k: Tensor, options: dict[str, Any], chunk: int) -> dict[str, Any]:
-    """The options of packed k with attention_chunk: as slices of the whole token axes, or as a mask of each sequence."""
+    """The options with attention_chunk, for packed k: slices of the whole token axes, or a mask of each sequence."""
     cu_q, cu_k, used = options["cu_seqlens_q"], options["cu_seqlens_k"], options["seqused_k"]
     if not _contents.are_known(q):
         rows = q.shape[0] if options["max_seqlen_q"] is None else min(options["max_seqlen_q"], q.shape[0])
         columns = k.shape[0] if options["max_seqlen_k"] is None else min(options["max_seqlen_k"], k.shape[0])
         lengths = cu_k.diff() if used is None else torch.minimum(used, cu_k.diff())
         return options | {"mask": _chunks.mask(rows, columns, cu_q.diff(), lengths, chunk)}
-    _contents.check(_contents.starts("cu_seqlens_q", cu_q, q.shape[0]) + _contents.starts("cu_seqlens_k", cu_k, k.shape[0]))
+    for name, starts, tokens in (("cu_seqlens_q", cu_q, q.shape[0]), ("cu_seqlens_k", cu_k, k.shape[0])):
+        _contents.check(_contents.starts(name, starts, tokens))
     left, right = _bounds(options)
     for name in ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "seqused_k"):
         options.pop(name)
     lengths = (cu_k.diff() if used is None else torch.minimum(used, cu_k.diff())).tolist()
-    starts = zip(cu_q.diff().tolist(), lengths, cu_q.tolist(), cu_k.tolist(), strict=False)
-    found = [slice for rows, keys, q0, k0 in starts for slice in _chunks.slices(rows, keys, chunk, left, right, q0=q0, k0=k0)]
+    found = []
+    for rows, keys, q0, k0 in zip(cu_q.diff().tolist(), lengths, cu_q.tolist(), cu_k.tolist(), strict=False):
+        found += _chunks.slices(rows, keys, chunk, left, right, q0=q0, k0=k0)
     return options | {"slices": _chunks.as_tensor(found, q.device)}
 
 

@@ -28,7 +28,7 @@ def are_known(like: Tensor) -> bool:
 
 
 def check(limits: list[Limits]) -> None:
-    """Raises ArgumentError for the first number that is out of its limits. One wait for the device, whatever it checks."""
+    """Raises ArgumentError for the first number that is out of its limits. Waits for the device once."""
     checked = [limit for limit in limits if limit.values.numel() > 0]
     for (name, _, low, high), ends in zip(checked, _ends([limit.values for limit in checked]), strict=True):
         for number in ends:
@@ -53,6 +53,20 @@ def starts(name: str, cu_seqlens: Tensor, tokens: int) -> list[Limits]:
         Limits(f"a length of {name}", cu_seqlens.diff(), 0, tokens),
         Limits(f"{name}[-1]", cu_seqlens[-1:], tokens, tokens),
     ]
+
+
+def kv_heads(qkv: Tensor, num_heads_q: int | None) -> int:
+    """Hk of a packed projection (B, S, H + 2 Hk, D), num_heads_q = H."""
+    if qkv.dim() != 4:
+        raise ArgumentError(f"qkv: shape is {tuple(qkv.shape)}, must be (B, S, 3, H, D) or (B, S, H + 2 Hk, D)")
+    if num_heads_q is None:
+        raise ArgumentError("num_heads_q: is absent, must be given with qkv of 4 dimensions")
+    others = qkv.shape[2] - num_heads_q
+    if num_heads_q < 1 or others < 2 or others % 2 != 0:
+        raise ArgumentError(
+            f"num_heads_q: is {num_heads_q}, must leave of qkv's {qkv.shape[2]} heads as many for k as for v"
+        )
+    return others // 2
 
 
 _INTEGERS = frozenset((torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8))

@@ -66,7 +66,8 @@ class Call:
 
     def _check_shapes(self, cache_seqlens: Any, rotary_seqlens: Tensor | None) -> None:
         """What the library would refuse, and what would be written in a wrong place, before anything is written."""
-        _same_shape("q", self.q, (*([None] * (1 if self.cu_seqlens_q is not None else 2)), None, self.k_cache.shape[-1]))
+        tokens = [None] * (1 if self.cu_seqlens_q is not None else 2)
+        _same_shape("q", self.q, (*tokens, None, self.k_cache.shape[-1]))
         _same_shape("k_cache", self.k_cache, (None,) * 4)
         _same_shape("v_cache", self.v_cache, (*self.k_cache.shape[:3], None))
         for name, cache in (("k_cache", self.k_cache), ("v_cache", self.v_cache)):
@@ -107,7 +108,8 @@ class Call:
         """(B) int64: keys in the cache before this call."""
         if isinstance(cache_seqlens, torch.Tensor):
             return cache_seqlens.long()
-        filled = self._capacity() if cache_seqlens is None else number("cache_seqlens", cache_seqlens)
+        filled = number("cache_seqlens", cache_seqlens)
+        filled = self._capacity() if filled is None else filled
         return torch.full((self.batch,), filled, dtype=torch.int64, device=self.q.device)
 
     def _new_lengths(self) -> Tensor | int:
@@ -181,8 +183,8 @@ class Call:
         """out like q, lse (B, H, Sq) or (H, T)."""
         chunk = chunk_size(attention_chunk)
         options: dict[str, Any] = {
-            "softmax_scale": softmax_scale, "causal": causal, "window_size": window_pair(window_size), "softcap": softcap,
-            "return_lse": True,
+            "softmax_scale": softmax_scale, "causal": causal, "window_size": window_pair(window_size),
+            "softcap": softcap, "return_lse": True,
         }  # fmt: skip
         with torch.no_grad():
             self._grow(partial(self._attend_to_nothing, alibi_slopes, options))
@@ -253,8 +255,8 @@ class Call:
         return order, rows, padding
 
     def _run_in_place(
-        self, order: list[int], rows: list[int], padding: list[int], alibi_slopes: Tensor | None, options: dict[str, Any],
-        chunk: int,
+        self, order: list[int], rows: list[int], padding: list[int], alibi_slopes: Tensor | None,
+        options: dict[str, Any], chunk: int,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """A sequence's padding is the end of what lies before it; seqused_k ends it."""
         size = self.k_cache.shape[1]

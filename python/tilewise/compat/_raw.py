@@ -41,8 +41,8 @@ def _flash_attn_forward(
 
 def _flash_attn_varlen_forward(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
-    dropout_p: float, softmax_scale: float | None, causal: bool, window_size_left: int = -1, window_size_right: int = -1,
-    softcap: float = 0.0, alibi_slopes: Tensor | None = None, return_softmax: bool = False,
+    dropout_p: float, softmax_scale: float | None, causal: bool, window_size_left: int = -1,
+    window_size_right: int = -1, softcap: float = 0.0, alibi_slopes: Tensor | None = None, return_softmax: bool = False,
     block_table: Tensor | None = None, leftpad_k: Tensor | None = None, seqused_k: Tensor | None = None,
     zero_tensors: bool = False,
 ) -> Forward:  # fmt: skip
@@ -69,7 +69,9 @@ def _flash_attn_backward(
     """Writes the gradients that are given. out and softmax_lse may be those of more keys than k and v are (ring
     attention). Returns rowsum(dout * out), (B, H, Sq) float32."""
     window = (window_size_left, window_size_right)
-    options = (softmax_scale, causal, *window_pair(window), False, softcap, dropout_p, -1, -1, False, deterministic, False)
+    options = (
+        softmax_scale, causal, *window_pair(window), False, softcap, dropout_p, -1, -1, False, deterministic, False,
+    )  # fmt: skip
     tensors = (None, None, alibi_slopes, None, None, None, None, None, _state(dropout_p, rng_state))
     _write_gradients((dq, dk, dv), dout, q, k, v, out, softmax_lse, tensors, options)
     return (dout.float() * out.float()).sum(-1).transpose(1, 2)

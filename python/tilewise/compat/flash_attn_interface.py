@@ -8,9 +8,8 @@ from typing import Any
 
 import tilewise.torch  # noqa: F401  (first: it says what to do where PyTorch is missing)
 import torch
-from tilewise.compat import _kvcache
+from tilewise.compat import _contents, _kvcache
 from tilewise.compat._call import Window, dense, packed, refuse
-from tilewise.compat._contents import ArgumentError
 from tilewise.torch import attention
 from tilewise.torch._attention import window_pair
 
@@ -31,8 +30,9 @@ def flash_attn_func(
         v_descale=v_descale is not None,
     )  # fmt: skip
     result = dense(
-        q, k, v, 0.0, softmax_scale, causal, window_size, softcap, None, deterministic, return_attn_probs, attention_chunk
-    )
+        q, k, v, 0.0, softmax_scale, causal, window_size, softcap, None, deterministic, return_attn_probs,
+        attention_chunk,
+    )  # fmt: skip
     return result[:2] if return_attn_probs else result
 
 
@@ -46,22 +46,12 @@ def flash_attn_qkvpacked_func(
     if qkv.dim() == 5:
         q, k, v = qkv.unbind(dim=-3)
     else:
-        q, k, v = _split_heads(qkv, num_heads_q)
+        heads = _contents.kv_heads(qkv, num_heads_q)
+        q, k, v = qkv.split([qkv.shape[2] - 2 * heads, heads, heads], dim=2)
     return flash_attn_func(
         q, k, v, softmax_scale, causal, None, q_descale, k_descale, v_descale, window_size, attention_chunk, softcap,
         deterministic=deterministic, return_attn_probs=return_attn_probs,
     )  # fmt: skip
-
-
-def _split_heads(qkv: Tensor, num_heads_q: int | None) -> tuple[Tensor, ...]:
-    if qkv.dim() != 4:
-        raise ArgumentError(f"qkv: has {qkv.dim()} dimensions, must have 5, or 4 with num_heads_q")
-    if num_heads_q is None:
-        raise ArgumentError("num_heads_q: is absent, must be given with qkv of 4 dimensions")
-    heads = qkv.shape[2] - num_heads_q
-    if num_heads_q < 1 or heads < 2 or heads % 2 != 0:
-        raise ArgumentError(f"num_heads_q: is {num_heads_q}, must leave of qkv's {qkv.shape[2]} heads as many for k as for v")
-    return qkv.split([num_heads_q, heads // 2, heads // 2], dim=2)
 
 
 def flash_attn_varlen_func(

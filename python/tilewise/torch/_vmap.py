@@ -18,7 +18,8 @@ def run(operator: Any, info: Any, in_dims: tuple[int | None, ...], *args: Any, *
     """The rule that PyTorch asks for: the results, with the mapped dimension in front, and where that is."""
     names = [argument.name for argument in operator._schema.arguments]
     values = by_name(operator, args, kwargs)
-    mapped = {name: value.movedim(dim, 0) for name, dim, value in zip(names, in_dims, args, strict=False) if dim is not None}
+    given = zip(names, in_dims, args, strict=False)
+    mapped = {name: value.movedim(dim, 0) for name, dim, value in given if dim is not None}
     shared = {name: value for name, value in values.items() if name not in mapped}
     count = info.batch_size
     larger = _larger_batch(shared, mapped, count)
@@ -26,9 +27,9 @@ def run(operator: Any, info: Any, in_dims: tuple[int | None, ...], *args: Any, *
         results = [operator(**shared, **{name: value[i] for name, value in mapped.items()}) for i in range(count)]
         return tuple(torch.stack(parts) for parts in zip(*results, strict=True)), (0,) * len(results[0])
     found = operator(**larger)
-    is_wanted = [True] * len(found) if "dout" not in values else [values["gradients"] & bit for bit in GRADIENTS.values()]
-    outputs = tuple(t.unflatten(0, (count, -1)) if w else t for t, w in zip(found, is_wanted, strict=True))
-    return outputs, tuple(0 if wanted else None for wanted in is_wanted)
+    asked = [True, True] if "gradients" not in values else [bool(values["gradients"] & b) for b in GRADIENTS.values()]
+    outputs = tuple(t.unflatten(0, (count, -1)) if is_there else t for t, is_there in zip(found, asked, strict=True))
+    return outputs, tuple(0 if is_there else None for is_there in asked)
 
 
 def _larger_batch(shared: Arguments, mapped: dict[str, Tensor], count: int) -> Arguments | None:

@@ -41,9 +41,9 @@ def attention_forward(
 ) -> tuple[Tensor, None]:
     """query (B, H, Sq, D), key and value (B, Hk, Sk, D).
 
-    attention_mask: a Mask, which says everything about visibility; another tensor, boolean or added to the scores, which
-    does so too; or None, and then the layer's is_causal and sliding_window say it, as for flash attention. cu_seq_lens
-    divide the flattened batch in sequences besides.
+    attention_mask: a Mask, or another tensor, boolean or added to the scores: it says alone which keys are visible. None:
+    the layer's is_causal and sliding_window say it, as for flash attention. cu_seq_lens divide the flattened batch in
+    sequences besides.
 
     Returns the result (B, Sq, H, D), and None in place of the probabilities, which are never stored.
     """
@@ -55,7 +55,9 @@ def attention_forward(
         "sink": None if s_aux is None else s_aux.float(),
     }
     structure = _structure(module, attention_mask, query, key, sliding_window, is_causal)
-    starts = None if cu_seq_lens_q is None else (cu_seq_lens_q, cu_seq_lens_q if cu_seq_lens_k is None else cu_seq_lens_k)
+    starts = None
+    if cu_seq_lens_q is not None:
+        starts = (cu_seq_lens_q, cu_seq_lens_q if cu_seq_lens_k is None else cu_seq_lens_k)
     if structure is not None and structure.starts is not None:
         starts = _united(attention_mask, structure.starts, starts)
     if starts is None:
@@ -100,7 +102,7 @@ def _structure(
     return Structure(causal, (sliding_window - 1, 0 if causal else sliding_window - 1))
 
 
-# ---- one row of queries and keys for each sequence ----------------------------------------------------------------------
+# ---- one row of queries and keys for each sequence ------------------------------------------------------------------
 
 
 def _visible(structure: Structure | None, mask: Tensor | None, query: Tensor, key: Tensor) -> dict[str, Any]:
@@ -127,11 +129,11 @@ def _whole_mask(mask: Tensor, query: Tensor, key: Tensor) -> dict[str, Any]:
     if whole.dtype == torch.bool:
         return {"mask": whole}
     if not whole.is_floating_point():
-        raise TypeError(f"attention_mask: dtype is {whole.dtype}, must be torch.bool, or a floating-point number to add")
+        raise TypeError(f"attention_mask: dtype is {whole.dtype}, must be torch.bool, or floating point to be added")
     return {"bias": whole if whole.dtype in (query.dtype, torch.float32) else whole.float()}
 
 
-# ---- packed sequences ---------------------------------------------------------------------------------------------------
+# ---- packed sequences -----------------------------------------------------------------------------------------------
 
 
 def _united(
@@ -150,7 +152,9 @@ def _united(
     return united[0], united[1]
 
 
-def _packed(query: Tensor, key: Tensor, value: Tensor, starts: tuple[Tensor, Tensor], options: dict[str, Any]) -> Tensor:
+def _packed(
+    query: Tensor, key: Tensor, value: Tensor, starts: tuple[Tensor, Tensor], options: dict[str, Any]
+) -> Tensor:
     """The batch as one row of tokens: (B, H, S, D) to (B * S, H, D) and back."""
     q, k, v = (t.transpose(1, 2).flatten(0, 1) for t in (query, key, value))
     out = attention(q, k, v, cu_seqlens_q=starts[0], cu_seqlens_k=starts[1], **options)
@@ -161,10 +165,8 @@ def _visible_in_sequences(
     structure: Structure | None, mask: Tensor | None, starts: tuple[Tensor, Tensor], query: Tensor, key: Tensor
 ) -> dict[str, Any]:
     """As _visible, where a query sees keys of its own sequence only."""
-    rows, columns = (
-        torch.bucketize(torch.arange(t.shape[0] * t.shape[2], device=t.device), s.to(t.device), right=True).view(t.shape[0], -1)
-        for t, s in zip((query, key), starts, strict=True)
-    )  # (B, Sq), (B, Sk): from 1 on; beyond the last sequence, a number that is none
+    # (B, Sq) and (B, Sk): a token's sequence, from 1 on; beyond the last sequence, a number that is none.
+    rows, columns = (_sequence_of(t, s) for t, s in zip((query, key), starts, strict=True))
     same = (rows[:, :, None] == columns[:, None, :]) & (rows < starts[0].numel())[:, :, None]
     if isinstance(mask, Mask):  # whose windows and chunks may be counted from anywhere
         options = _whole_mask(mask, query, key)
@@ -173,3 +175,9 @@ def _visible_in_sequences(
     own = options.get("mask")
     options["mask"] = same[:, None] if own is None else same[:, None] & own
     return options
+
+
+def _sequence_of(tensor: Tensor, starts: Tensor) -> Tensor:
+    """(B, S): how many sequences have started at each token of (B, H, S, D)."""
+    tokens = torch.arange(tensor.shape[0] * tensor.shape[2], device=tensor.device)
+    return torch.bucketize(tokens, starts.to(tensor.device), right=True).view(tensor.shape[0], -1)

@@ -65,11 +65,14 @@ class Mask(Tensor):
 
 
 # What the tensor that stands for the mask answers as the mask would.
-_PROPERTIES = ("shape", "dtype", "device", "ndim", "is_cuda", "is_cpu", "is_meta", "layout", "requires_grad", "is_nested")
+_PROPERTIES = (
+    "shape", "dtype", "device", "ndim", "is_cuda", "is_cpu", "is_meta", "layout", "requires_grad", "is_nested",
+)  # fmt: skip
+_METHODS = ("size", "dim", "numel", "is_floating_point", "__len__")
 _QUESTIONS = frozenset(
     [
         *(getattr(torch.Tensor, name).__get__ for name in _PROPERTIES),
-        *(torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.is_floating_point, torch.Tensor.__len__),
+        *(getattr(torch.Tensor, name) for name in _METHODS),
     ]
 )
 
@@ -124,7 +127,7 @@ def _padding(attention_mask: Tensor | None, kv_length: int, kv_offset: int) -> T
     return None if mask.all() else mask
 
 
-# ---- what transformers composes masks of --------------------------------------------------------------------------------
+# ---- what transformers composes masks of ----------------------------------------------------------------------------
 
 
 def _captured(function: Callable[..., Any], maker: str) -> dict[str, Any] | None:

@@ -122,7 +122,8 @@ def flash_attn_with_kvcache(
     """
     call = _kvcache.Call(
         q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad,
-        ("block_table", block_table), rotary_interleaved, rotates_queries=causal or window_pair(window_size) != (-1, -1),
+        ("block_table", block_table), rotary_interleaved,
+        rotates_queries=causal or window_pair(window_size) != (-1, -1),
     )  # fmt: skip
     out, lse = call.run(softmax_scale, causal, window_size, softcap, alibi_slopes)
     return (out, lse) if return_softmax_lse else out

@@ -1,8 +1,8 @@
-"""flash_attn.layers.rotary: rotary embeddings of queries, keys and packed projections, and the module that makes them."""
+"""flash_attn.layers.rotary: rotary embeddings of queries, keys and packed projections, and their module."""
 
 import tilewise.torch  # noqa: F401  (first: it says what to do where PyTorch is missing)
 import torch
-from tilewise.compat._contents import ArgumentError
+from tilewise.compat._contents import ArgumentError, kv_heads
 from tilewise.compat.flash_attn.ops.triton.rotary import apply_rotary
 
 Tensor = torch.Tensor
@@ -42,22 +42,17 @@ def _queries_and_keys(qkv: Tensor, num_heads_q: int | None) -> tuple[Tensor, Ten
     """Views of a packed projection."""
     if qkv.dim() == 5 and qkv.shape[2] == 3:
         return qkv[:, :, 0], qkv[:, :, 1]
-    if qkv.dim() != 4:
-        raise ArgumentError(f"qkv: shape is {tuple(qkv.shape)}, must be (B, S, 3, H, D) or (B, S, H + 2 Hk, D)")
-    if num_heads_q is None:
-        raise ArgumentError("num_heads_q: is absent, must be given with qkv of 4 dimensions")
-    others = qkv.shape[2] - num_heads_q
-    if num_heads_q < 1 or others < 2 or others % 2 != 0:
-        raise ArgumentError(f"num_heads_q: is {num_heads_q}, must leave of qkv's {qkv.shape[2]} heads as many for k as for v")
-    return qkv[:, :, :num_heads_q], qkv[:, :, num_heads_q : num_heads_q + others // 2]
+    heads = kv_heads(qkv, num_heads_q)
+    q, k, _ = qkv.split([qkv.shape[2] - 2 * heads, heads, heads], dim=2)
+    return q, k
 
 
 def apply_rotary_emb_qkv_(
     qkv: Tensor, cos: Tensor, sin: Tensor, cos_k: Tensor | None = None, sin_k: Tensor | None = None,
     interleaved: bool = False, seqlen_offsets: int | Tensor = 0, num_heads_q: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """qkv (B, S, 3, H, D), or (B, S, H + 2 Hk, D) with num_heads_q = H; rotates q and k in place, k by its own tables if
-    there are any. Returns qkv."""
+    """qkv (B, S, 3, H, D), or (B, S, H + 2 Hk, D) with num_heads_q = H. Rotates q and k in place, k by its own tables
+    if there are any. Returns qkv."""
     q, k = _queries_and_keys(qkv, num_heads_q)
     apply_rotary(q, cos, sin, seqlen_offsets, interleaved=interleaved, inplace=True)
     cos_k, sin_k = cos if cos_k is None else cos_k, sin if sin_k is None else sin_k
@@ -112,9 +107,9 @@ class RotaryEmbedding(torch.nn.Module):
         self, seqlen: int, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> None:
         known = self._cos_cached
-        is_known = known is not None and known.device == device and known.dtype == dtype
-        if is_known and seqlen <= self._seq_len_cached and not (self.training and known.is_inference()):
-            return
+        if known is not None and known.device == device and known.dtype == dtype and seqlen <= self._seq_len_cached:
+            if not (self.training and known.is_inference()):
+                return
         self._seq_len_cached = seqlen
         # In float32 even where a model was moved to 16 bits: positions are large numbers there.
         place = torch.arange(seqlen, device=device, dtype=torch.float32)
