@@ -276,6 +276,19 @@ def test_models(name: str, padding: str) -> None:
     torch.testing.assert_close(found, wanted, **CLOSE)
 
 
+@pytest.mark.parametrize("padding", ["none", "right"])
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_no_mask_of_all_pairs_is_made(name: str, padding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: object) -> None:
+        raise AssertionError("a mask of Sq x Sk was made")
+
+    monkeypatch.setattr(masking_utils, "sdpa_mask", refuse)
+    tokens = padding_of(padding)
+    given = {} if tokens is None else {"attention_mask": tokens.long()}
+    pair(name)[1](torch.randint(3, 97, (BATCH, LENGTH)), **given)
+
+
 TOLD = [
     *itertools.product(("Llama 4", "Mistral"), ("position_ids", "both", "both, with lengths")),
     *itertools.product(("ModernBERT",), ("both", "both, with lengths")),  # its masks know nothing of position ids

@@ -67,8 +67,9 @@ class Mask(Tensor):
 # What the tensor that stands for the mask answers as the mask would.
 _PROPERTIES = (
     "shape", "dtype", "device", "ndim", "is_cuda", "is_cpu", "is_meta", "layout", "requires_grad", "is_nested",
+    "is_sparse", "is_quantized", "is_leaf", "grad", "grad_fn", "_base",
 )  # fmt: skip
-_METHODS = ("size", "dim", "numel", "is_floating_point", "__len__")
+_METHODS = ("size", "stride", "storage_offset", "dim", "numel", "is_floating_point", "is_contiguous", "__len__")
 _QUESTIONS = frozenset(
     [
         *(getattr(torch.Tensor, name).__get__ for name in _PROPERTIES),
