@@ -103,7 +103,8 @@ void set_shape(const char* name, int rank, const auto* shape, const auto* stride
   }
 }
 
-// numpy.ma keeps the mask of an array apart from its data, and the interface shows the data alone.
+// numpy.ma keeps an array's mask apart from its data, and the array interface exports only the
+// data.
 void refuse_masked(const char* name, nb::handle value) {
   static PyObject* const plain =
       nb::object(nb::module_::import_("numpy").attr("ndarray")).release().ptr();

@@ -51,8 +51,8 @@ std::uint64_t natural(const char* name, nb::handle value) {
   return result;
 }
 
-// True and False, 1 and 0, and scalars of any framework that are one of them. Python calls almost
-// everything else true, "no" and [False] among it: a mistake.
+// Accepts True, False, 1, 0 and scalars of any framework that are one of them. Python would also
+// take "no" and [False] for true; here they are errors.
 std::int32_t truth(const char* name, nb::handle value) {
   if (value.ptr() == Py_True) return 1;
   if (value.ptr() == Py_False) return 0;
@@ -77,14 +77,14 @@ std::int32_t truth(const char* name, nb::handle value) {
   raise(PyExc_ValueError, "%s: is %s, must be %s", name, text.c_str(), expected);
 }
 
-// C says 1/sqrt(D) by a number that is not finite; Python says it by None.
+// In C a number that is not finite stands for 1/sqrt(D). In Python None does.
 void set_scale(const char* name, nb::handle value, Problem* problem) {
   const double scale = number(name, value);
   if (!std::isfinite(scale)) refuse_value(name, value, "finite; None stands for 1/sqrt(D)");
   problem->softmax_scale = scale;
 }
 
-// C says "as many as there are tokens" by -1; Python says it by None.
+// In C -1 stands for the number of tokens. In Python None does.
 template <auto field>
 void set_length(const char* name, nb::handle value, Problem* problem) {
   const std::int64_t length = integer(name, value);

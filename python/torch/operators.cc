@@ -174,7 +174,7 @@ struct Shared {
 
 void set_dropout(const Shared& shared, tilewise_problem* problem) {
   problem->dropout_p = shared.dropout_p;
-  // 0 is no dropout; of the numbers outside of 0 to 1 the library says what is wrong.
+  // 0 is no dropout, and the library refuses numbers outside of 0 to 1.
   if (!(shared.dropout_p > 0.0 && shared.dropout_p < 1.0)) return;
   if (!shared.dropout_state) raise("dropout_state: is absent, must be (2) int64 with dropout_p");
   const tilewise_tensor state = view("dropout_state", shared.dropout_state);
@@ -187,7 +187,7 @@ void set_dropout(const Shared& shared, tilewise_problem* problem) {
   problem->dropout_offset = static_cast<std::uint64_t>(words[state.strides[0]]);
 }
 
-// C says 1/sqrt(D) by a number that is not finite; PyTorch says it by None.
+// In C a number that is not finite stands for 1/sqrt(D). In the schema None does.
 void set_scale(const Shared& shared, tilewise_problem* problem) {
   if (!shared.softmax_scale) return;
   if (!std::isfinite(*shared.softmax_scale)) {

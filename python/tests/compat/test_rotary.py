@@ -1,4 +1,4 @@
-"""flash_attn.layers.rotary beside rotations of the complex plane."""
+"""flash_attn.layers.rotary, compared with rotations of the complex plane."""
 
 import pytest
 import torch

@@ -64,7 +64,7 @@ def kv_heads(qkv: Tensor, num_heads_q: int | None) -> int:
     others = qkv.shape[2] - num_heads_q
     if num_heads_q < 1 or others < 2 or others % 2 != 0:
         raise ArgumentError(
-            f"num_heads_q: is {num_heads_q}, must leave of qkv's {qkv.shape[2]} heads as many for k as for v"
+            f"num_heads_q: is {num_heads_q}, must leave an even number of qkv's {qkv.shape[2]} heads for k and v"
         )
     return others // 2
 
@@ -73,7 +73,7 @@ _INTEGERS = frozenset((torch.int32, torch.int64, torch.int16, torch.int8, torch.
 
 
 def check_integers(**tensors: object) -> None:
-    """Raises ArgumentError that names the first tensor whose numbers would be cut to integers."""
+    """Raises ArgumentError that names the first tensor that does not hold integers."""
     for name, tensor in tensors.items():
         if isinstance(tensor, torch.Tensor) and tensor.dtype not in _INTEGERS:
             raise ArgumentError(f"{name}: dtype is {tensor.dtype}, must be torch.int32 or torch.int64")

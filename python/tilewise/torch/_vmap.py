@@ -33,12 +33,13 @@ def run(operator: Any, info: Any, in_dims: tuple[int | None, ...], *args: Any, *
 
 
 def _larger_batch(shared: Arguments, mapped: dict[str, Tensor], count: int) -> Arguments | None:
-    """`count` problems as one with a batch that much larger; None where that cannot say what is meant, or would copy
-    what the problems share."""
+    """The arguments of one problem whose batch is `count` times as large. None where one problem cannot express all of
+    them, or where tensors that they share would be copied."""
     ranks = {name: (mapped[name].dim() - 1 if name in mapped else shared[name].dim()) for name in ("q", "k")}
     everything = {**shared, **mapped}
     if ranks["q"] != 4 or ranks["k"] != 4 or everything["dropout_p"] != 0.0 or everything.get("gradients", 0) & 24:
-        return None  # packed; a pattern that knows the batch; gradients of bias and sink, which sum over the batch
+        # Packed sequences; dropout, whose pattern depends on the batch; gradients of bias and sink, sums over the batch.
+        return None
     if "slices" in mapped or "sink" in mapped:
         return None
     batch = mapped["q"].shape[1] if "q" in mapped else shared["q"].shape[0]

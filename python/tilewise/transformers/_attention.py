@@ -8,7 +8,7 @@ from tilewise.transformers._mask import Mask, Structure
 
 Tensor = torch.Tensor
 
-# Arguments that change what a layer computes, and that nothing here honours.
+# Arguments that change what a layer computes, and that are not supported.
 _REFUSED = {
     "cache": "a paged cache (continuous batching)",
     "block_table": "a paged cache (continuous batching)",
@@ -168,7 +168,7 @@ def _visible_in_sequences(
     # (B, Sq) and (B, Sk): a token's sequence, from 1 on; beyond the last sequence, a number that is none.
     rows, columns = (_sequence_of(t, s) for t, s in zip((query, key), starts, strict=True))
     same = (rows[:, :, None] == columns[:, None, :]) & (rows < starts[0].numel())[:, :, None]
-    if isinstance(mask, Mask):  # whose windows and chunks may be counted from anywhere
+    if isinstance(mask, Mask):  # its windows and chunks hold for positions in the row
         options = _whole_mask(mask, query, key)
     else:
         options = _visible(structure, mask, query, key)

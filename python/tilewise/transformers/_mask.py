@@ -32,10 +32,10 @@ class Structure(NamedTuple):
 
 
 class Mask(Tensor):
-    """A bool tensor (B, 1, Sq, Sk) that exists only once somebody looks at it.
+    """A bool tensor (B, 1, Sq, Sk) whose contents are computed by the first operation that needs them.
 
-    Models compute with masks: they slice them, combine them, move them. Every such operation gets the whole mask, an
-    ordinary tensor. attention_forward reads `structure` instead. Until then it is one byte of memory.
+    Models slice masks, combine them and move them. Every such operation gets the whole mask, an ordinary tensor.
+    attention_forward reads `structure` in its place. The mask itself takes one byte of memory.
     """
 
     structure: Structure
@@ -50,27 +50,27 @@ class Mask(Tensor):
         return mask
 
     def whole(self) -> Tensor:
-        """The mask as a tensor that holds it."""
+        """The mask as a tensor that has its contents."""
         return _whole(self._request)
 
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func in _QUESTIONS:
+        if func in _METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         args, kwargs = torch.utils._pytree.tree_map_only(Mask, Mask.whole, (args, kwargs or {}))
         return func(*args, **kwargs)
 
 
-# What the tensor that stands for the mask answers as the mask would.
+# The mask answers these itself: they need no contents.
 _PROPERTIES = (
     "shape", "dtype", "device", "ndim", "is_cuda", "is_cpu", "is_meta", "layout", "requires_grad", "is_nested",
     "is_sparse", "is_quantized", "is_leaf", "grad", "grad_fn", "_base",
 )  # fmt: skip
 _METHODS = ("size", "stride", "storage_offset", "dim", "numel", "is_floating_point", "is_contiguous", "__len__")
-_QUESTIONS = frozenset(
+_METADATA = frozenset(
     [
         *(getattr(torch.Tensor, name).__get__ for name in _PROPERTIES),
         *(getattr(torch.Tensor, name) for name in _METHODS),
@@ -98,7 +98,7 @@ def attention_mask_for(
 ) -> Tensor:
     """The mask function that transformers calls. attention_mask (B, Sk): True is a token.
 
-    A Mask where the functions are known and contents may be looked at; else the whole mask (B, 1, Sq, Sk).
+    A Mask where the functions are known and nothing is traced; else the whole mask (B, 1, Sq, Sk).
     """
     for name in ("allow_is_causal_skip", "allow_is_bidirectional_skip"):
         kwargs.pop(name, None)
@@ -106,14 +106,14 @@ def attention_mask_for(
         "batch_size": batch_size, "q_length": q_length, "kv_length": kv_length, "q_offset": q_offset,
         "kv_offset": kv_offset, "mask_function": mask_function, "attention_mask": attention_mask, **kwargs,
     }  # fmt: skip
-    # A mask's contents are not known in a trace.
+    # A trace does not know what attention_mask contains.
     tracing = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
     structure = None if tracing else _structure_of(mask_function)
     if structure is None:
         return _whole(request)
     is_aligned = isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length
     is_relative = structure.causal or structure.window != (-1, -1)
-    if is_relative and not is_aligned:  # the diagonal is elsewhere: a static cache, most often
+    if is_relative and not is_aligned:  # the last row is not the last key's, as in a static cache
         return _whole(request)
     padding = _padding(attention_mask, kv_length, kv_offset)
     return Mask.of(structure._replace(padding=padding, first=kv_offset), request)
