@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "errors.h"
+#include "expected_dtype.h"
 
 namespace nb = nanobind;
 
@@ -45,7 +46,7 @@ bool is_bfloat16(nb::handle value) {
   return true;
 }
 
-std::int32_t dtype_of(const ArrayInterface& array, nb::handle value) {
+std::int32_t dtype_of(const char* name, const ArrayInterface& array, nb::handle value) {
   switch (array.kind) {
     case 'f':
       return array.item_size == 8   ? TILEWISE_FP64
@@ -56,7 +57,9 @@ std::int32_t dtype_of(const ArrayInterface& array, nb::handle value) {
       return array.item_size == 4 ? TILEWISE_INT32 : array.item_size == 8 ? TILEWISE_INT64 : 0;
     case 'b':
       return TILEWISE_BOOL;
-    case 'V':  // a type that NumPy does not know: bfloat16 as ml_dtypes defines it
+    case 'u':
+      return array.item_size == 1 && takes_bytes(name) ? TILEWISE_BOOL : 0;
+    case 'V':  // what NumPy knows nothing of: bfloat16 as ml_dtypes defines it
       return array.item_size == 2 && is_bfloat16(value) ? TILEWISE_BF16 : 0;
     default:
       return 0;
@@ -65,11 +68,7 @@ std::int32_t dtype_of(const ArrayInterface& array, nb::handle value) {
 
 [[noreturn]] void refuse_dtype(const char* name, nb::handle value) {
   const nb::str dtype(nb::getattr(value, "dtype", nb::str("unknown")));
-  raise(
-      PyExc_TypeError,
-      "%s: dtype is %s, must be float64, float32, bfloat16 or float16 (int32, int64 or bool where "
-      "that is asked for)",
-      name, dtype.c_str());
+  raise(PyExc_TypeError, "%s: dtype is %s, must be %s", name, dtype.c_str(), expected_dtype(name));
 }
 
 [[noreturn]] void refuse_write(const char* name) {
@@ -104,7 +103,20 @@ void set_shape(const char* name, int rank, const auto* shape, const auto* stride
   }
 }
 
-// Returns false if `value` has no such interface.
+// numpy.ma keeps an array's mask apart from its data, and the array interface exports only the
+// data.
+void refuse_masked(const char* name, nb::handle value) {
+  static PyObject* const plain =
+      nb::object(nb::module_::import_("numpy").attr("ndarray")).release().ptr();
+  if (value.type().ptr() == plain) return;
+  if (!nb::hasattr(value, "filled") || !nb::hasattr(value, "mask")) return;
+  raise(PyExc_TypeError,
+        "%s: is a masked array, whose mask would be ignored; pass its data, and mask= for hidden "
+        "keys",
+        name);
+}
+
+// False if `value` has no such interface.
 bool read_array_struct(const char* name, nb::handle value, Access access, Array* array) {
   static PyObject* const attribute = interned("__array_struct__");
   const nb::object capsule = nb::steal(PyObject_GetAttr(value.ptr(), attribute));
@@ -118,8 +130,9 @@ bool read_array_struct(const char* name, nb::handle value, Access access, Array*
     PyErr_Clear();
     return false;
   }
+  refuse_masked(name, value);
   tilewise_tensor& tensor = array->tensor;
-  tensor.dtype = dtype_of(*view, value);
+  tensor.dtype = dtype_of(name, *view, value);
   if (tensor.dtype == 0 || !(view->flags & kNotSwapped)) refuse_dtype(name, value);
   if (access == Access::kWrite && !(view->flags & kWriteable)) refuse_write(name);
   tensor.data = view->data;
@@ -145,7 +158,7 @@ struct VersionedTensor {
 constexpr std::uint64_t kReadOnly = 1;
 constexpr int kCpu = 1, kCuda = 2, kCudaHost = 3, kCudaManaged = 13;
 
-std::int32_t dtype_of(const nb::dlpack::dtype& dtype) {
+std::int32_t dtype_of(const char* name, const nb::dlpack::dtype& dtype) {
   using Code = nb::dlpack::dtype_code;
   if (dtype.lanes != 1) return 0;
   const auto is = [&](Code code, int bits) {
@@ -158,6 +171,7 @@ std::int32_t dtype_of(const nb::dlpack::dtype& dtype) {
          : is(Code::Int, 32)    ? TILEWISE_INT32
          : is(Code::Int, 64)    ? TILEWISE_INT64
          : is(Code::Bool, 8)    ? TILEWISE_BOOL
+         : is(Code::UInt, 8)    ? (takes_bytes(name) ? TILEWISE_BOOL : 0)
                                 : 0;
 }
 
@@ -209,7 +223,7 @@ const nb::dlpack::dltensor& tensor_in(const char* name, const nb::object& capsul
 
 void set_tensor(const char* name, nb::handle value, const nb::dlpack::dltensor& given,
                 tilewise_tensor* tensor) {
-  tensor->dtype = dtype_of(given.dtype);
+  tensor->dtype = dtype_of(name, given.dtype);
   if (tensor->dtype == 0) refuse_dtype(name, value);
   const bool on_cuda =
       given.device.device_type == kCuda || given.device.device_type == kCudaManaged;

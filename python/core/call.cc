@@ -1,5 +1,6 @@
 #include "call.h"
 
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -50,23 +51,59 @@ std::uint64_t natural(const char* name, nb::handle value) {
   return result;
 }
 
+// Accepts True, False, 1, 0 and scalars of any framework that are one of them. Python would also
+// take "no" and [False] for true; here they are errors.
 std::int32_t truth(const char* name, nb::handle value) {
-  const int result = PyObject_IsTrue(value.ptr());
-  if (result < 0) {
-    PyErr_Clear();
-    refuse(name, value, "true or false");
+  if (value.ptr() == Py_True) return 1;
+  if (value.ptr() == Py_False) return 0;
+  const nb::object index = nb::steal(PyNumber_Index(value.ptr()));
+  if (index.is_valid()) {
+    const long long result = PyLong_AsLongLong(index.ptr());
+    if (result == 0 || result == 1) return static_cast<std::int32_t>(result);
   }
-  return result;
+  PyErr_Clear();
+  const nb::str dtype(nb::getattr(value, "dtype", nb::none()));
+  const nb::object rank = nb::getattr(value, "ndim", nb::none());
+  if (std::strcmp(dtype.c_str(), "bool") == 0 && rank.equal(nb::int_(0))) {
+    const int result = PyObject_IsTrue(value.ptr());
+    if (result >= 0) return result;
+    PyErr_Clear();
+  }
+  refuse(name, value, "True or False");
+}
+
+[[noreturn]] void refuse_value(const char* name, nb::handle value, const char* expected) {
+  const nb::str text(nb::repr(value));
+  raise(PyExc_ValueError, "%s: is %s, must be %s", name, text.c_str(), expected);
+}
+
+// In C a number that is not finite stands for 1/sqrt(D). In Python None does.
+void set_scale(const char* name, nb::handle value, Problem* problem) {
+  const double scale = number(name, value);
+  if (!std::isfinite(scale)) refuse_value(name, value, "finite; None stands for 1/sqrt(D)");
+  problem->softmax_scale = scale;
+}
+
+// In C -1 stands for the number of tokens. In Python None does.
+template <auto field>
+void set_length(const char* name, nb::handle value, Problem* problem) {
+  const std::int64_t length = integer(name, value);
+  if (length < 0) refuse_value(name, value, "0 or more; None stands for the number of tokens");
+  problem->*field = length;
 }
 
 void set_window(const char* name, nb::handle value, Problem* problem) {
+  constexpr const char* kExpected =
+      "a pair (left, right) of integers from 0 on, -1 or None for no bound";
   if (!PySequence_Check(value.ptr()) || PySequence_Size(value.ptr()) != 2) {
     PyErr_Clear();
-    refuse(name, value, "a pair (left, right) of integers, -1 or None for no bound");
+    refuse(name, value, kExpected);
   }
   const auto side = [&](int index) {
     const nb::object bound = value[index];
-    return bound.is_none() ? -1 : integer(name, bound);
+    const std::int64_t keys = bound.is_none() ? -1 : integer(name, bound);
+    if (keys < -1) refuse_value(name, value, kExpected);
+    return keys;
   };
   problem->window_left = side(0);
   problem->window_right = side(1);
@@ -97,10 +134,6 @@ void set_number(const char* name, nb::handle value, Problem* problem) {
   problem->*field = number(name, value);
 }
 template <auto field>
-void set_integer(const char* name, nb::handle value, Problem* problem) {
-  problem->*field = integer(name, value);
-}
-template <auto field>
 void set_natural(const char* name, nb::handle value, Problem* problem) {
   problem->*field = natural(name, value);
 }
@@ -109,13 +142,13 @@ constexpr Option kOptions[] = {
     {"causal", set_truth<&Problem::causal>},
     {"window_size", set_window},
     {"window", set_window},
-    {"softmax_scale", set_number<&Problem::softmax_scale>},
+    {"softmax_scale", set_scale},
     {"softcap", set_number<&Problem::softcap>},
     {"dropout_p", set_number<&Problem::dropout_p>},
     {"dropout_seed", set_natural<&Problem::dropout_seed>},
     {"dropout_offset", set_natural<&Problem::dropout_offset>},
-    {"max_seqlen_q", set_integer<&Problem::max_seqlen_q>},
-    {"max_seqlen_k", set_integer<&Problem::max_seqlen_k>},
+    {"max_seqlen_q", set_length<&Problem::max_seqlen_q>},
+    {"max_seqlen_k", set_length<&Problem::max_seqlen_k>},
     {"deterministic", set_truth<&Problem::deterministic>},
     {"batch_invariant", set_truth<&Problem::batch_invariant>},
     {"layout", [](const char* name, nb::handle value,

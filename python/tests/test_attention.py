@@ -111,6 +111,29 @@ def test_window_has_two_names_and_none_is_no_bound(rng: np.random.Generator) -> 
     assert not np.array_equal(tilewise.attention(q, k, v), expected)
 
 
+def test_bytes_are_a_mask(rng: np.random.Generator) -> None:
+    case = tensors(rng, "float32")
+    q, k, v = case["q"], case["k"], case["v"]
+    shown = rng.random((2, 1, 33, 50)) < 0.6
+    expected = tilewise.attention(q, k, v, mask=shown)
+    assert np.array_equal(tilewise.attention(q, k, v, mask=shown.astype(np.uint8)), expected)
+    assert np.array_equal(tilewise.attention(q, k, v, mask=np.where(shown, np.uint8(255), np.uint8(0))), expected)
+
+
+@pytest.mark.parametrize("truth", [True, 1, np.bool_(True), np.array(True), np.int64(1)], ids=repr)
+def test_what_counts_as_true(truth: object, rng: np.random.Generator) -> None:
+    case = tensors(rng, "float32")
+    q, k, v = case["q"], case["k"], case["v"]
+    assert np.array_equal(tilewise.attention(q, k, v, causal=truth), tilewise.attention(q, k, v, causal=True))
+
+
+@pytest.mark.parametrize("falsity", [False, 0, np.bool_(False), np.array(False), np.uint8(0)], ids=repr)
+def test_what_counts_as_false(falsity: object, rng: np.random.Generator) -> None:
+    case = tensors(rng, "float32")
+    q, k, v = case["q"], case["k"], case["v"]
+    assert np.array_equal(tilewise.attention(q, k, v, causal=falsity), tilewise.attention(q, k, v))
+
+
 def test_none_is_the_default(rng: np.random.Generator) -> None:
     case = tensors(rng, "float32")
     q, k, v = case["q"], case["k"], case["v"]

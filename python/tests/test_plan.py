@@ -76,6 +76,7 @@ def test_workspace_of_the_caller(rng: np.random.Generator) -> None:
     start = -raw.ctypes.data % 64 // 4
     workspace = raw[start : start + (plan.workspace_bytes + 3) // 4]
     assert np.array_equal(plan(q, k, v, workspace=workspace), tilewise.attention(q, k, v))
+    assert np.array_equal(plan(q, k, v, workspace=workspace.view(np.uint8)), tilewise.attention(q, k, v))
     with pytest.raises(ValueError, match="workspace"):
         plan(q, k, v, workspace=workspace[:10])
     with pytest.raises(ValueError, match="workspace: must be one contiguous row"):

@@ -14,7 +14,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class TensorOptions(TypedDict, total=False):
     """The options that are arrays."""
 
-    mask: Optional[Array]  # bool, broadcasts from the right to (B, H, Sq, Sk); True is visible
+    mask: Optional[Array]  # bool (or uint8, 0 or 1), broadcasts from the right to (B, H, Sq, Sk); True is visible
     bias: Optional[Array]  # q's dtype or float32, broadcasts to (B, H, Sq, Sk)
     alibi_slopes: Optional[Array]  # float32 (H) or (B, H)
     sink: Optional[Array]  # float32 (H)
@@ -68,6 +68,17 @@ DEFAULTS: dict[str, Any] = {
     "alignment": "bottom_right",
     "window": None,
 }
+
+
+def truth(name: str, value: Any) -> bool:
+    """`value`, which must be True or False (1, 0 and scalars of a framework may be): Python calls "no" true."""
+    if value is True or value is False:
+        return value
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, int) and value in (0, 1):
+        return bool(value)
+    raise TypeError(f"{name}: is {value!r}, must be True or False")
 
 
 def spelled_out(function: Function) -> Function:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from tilewise import _core
 from tilewise._attention import Gradients, empty_out, gradient_arrays
-from tilewise._options import Options, TensorOptions, spelled_out
+from tilewise._options import Options, TensorOptions, spelled_out, truth
 from tilewise._outputs import empty, finished, lse_dtype, lse_shape
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def plan(
     Contents of cu_seqlens_q, cu_seqlens_k, seqused_k and slices are clamped by a run, where attention() refuses them.
     """
     out = empty_out(q, v, out_dtype)
-    lse = empty(q, lse_shape(q, options.get("layout")), lse_dtype(q)) if return_lse else None
+    lse = empty(q, lse_shape(q, options.get("layout")), lse_dtype(q)) if truth("return_lse", return_lse) else None
     made = _core.make_plan(_core.FORWARD, "plan", (q, k, v, out, lse), options, kernel, cpu_target, threads)
     return ForwardPlan(made)
 
@@ -141,6 +141,6 @@ def plan_backward(
     out = empty_out(q, v, None)
     lse = empty(q, lse_shape(q, options.get("layout")), lse_dtype(q))
     gradients = gradient_arrays(q, k, v, options, want, grad_dtype)
-    tensors = (out, q, k, v, out, lse, lse if with_dlse else None, *gradients.values())
+    tensors = (out, q, k, v, out, lse, lse if truth("with_dlse", with_dlse) else None, *gradients.values())
     made = _core.make_plan(_core.BACKWARD, "plan_backward", tensors, options, kernel, cpu_target, threads)
     return BackwardPlan(made)

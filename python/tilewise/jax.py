@@ -7,7 +7,9 @@ Shapes and options are checked when a call is traced; the work is an FFI call, w
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Sequence, Union
@@ -21,7 +23,7 @@ except ImportError as error:
     raise ImportError("tilewise.jax: JAX is not installed; try: pip install jax") from error
 
 from tilewise import _core
-from tilewise._options import DEFAULTS, Options, TensorOptions, spelled_out
+from tilewise._options import DEFAULTS, Options, TensorOptions, spelled_out, truth
 from tilewise._outputs import lse_dtype, lse_shape
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["attention", "attention_forward", "dot_product_attention"]
 
 _TENSORS = tuple(TensorOptions.__annotations__)
+_TRUTHS = ("causal", "deterministic", "batch_invariant")
 _GRADIENTS = {"q": "dq", "k": "dk", "v": "dv", "bias": "dbias", "sink": "dsink"}
 
 
@@ -40,8 +43,9 @@ def _register() -> None:
     path = Path(_core.__file__).with_name("libtilewise_jax.so")
     if not path.exists():
         raise ImportError(
-            "tilewise.jax: this build of tilewise has no handlers for XLA, because jaxlib was not there when it was "
-            "built; install jax first, then build again: pip install --force-reinstall --no-deps ."
+            "tilewise.jax: this build of tilewise has no handlers for XLA, because jaxlib was not installed where it "
+            "was built. Install JAX, then build tilewise again in a checkout of its sources, in the same environment: "
+            "pip install jax && pip install --force-reinstall --no-deps ."
         )
     library = ctypes.CDLL(str(path))
     for operation in ("forward", "backward"):
@@ -180,15 +184,27 @@ def _prepared(q: Any, k: Any, v: Any, out_dtype: Any, options: Any) -> tuple[_St
             continue
         if name in _TENSORS:
             arrays[name] = value
-        elif name in ("window", "window_size"):
-            static["window_size"] = tuple(value)
         elif isinstance(value, jax.core.Tracer):
             raise TypeError(f"{name}: is a traced value, must be known when a call is traced (jit's static_argnames)")
+        elif name in ("window", "window_size"):
+            if "window_size" in static:
+                raise TypeError("tilewise.jax: got both 'window' and 'window_size', which are one option")
+            static["window_size"] = tuple(value) if hasattr(value, "__iter__") else value
+        elif name in _TRUTHS:
+            static[name] = truth(name, value)
         else:
             static[name] = value
+    if "mask" in arrays:
+        arrays["mask"] = _as_mask(arrays["mask"])
     as_arrays = tuple(jnp.asarray(array) for array in arrays.values())
     dtype = None if out_dtype is None else np.dtype(out_dtype)
     return _Static(tuple(arrays), tuple(sorted(static.items())), dtype), as_arrays
+
+
+def _as_mask(mask: Any) -> Any:
+    """Bytes hide a key where they are 0, as in every binding."""
+    mask = jnp.asarray(mask)
+    return mask != 0 if mask.dtype == jnp.uint8 else mask
 
 
 @spelled_out
@@ -212,7 +228,33 @@ def attention(q: Array, k: Array, v: Array, *, out_dtype: Any = None, **options:
 
 
 def _window(local_window_size: Union[None, int, tuple[int, int]]) -> Optional[tuple[int, int]]:
-    return (local_window_size,) * 2 if isinstance(local_window_size, int) else local_window_size
+    """(left, right). JAX has no number for no bound, and a negative one would be it here."""
+    if local_window_size is None:
+        return None
+    pair = tuple(local_window_size) if isinstance(local_window_size, (tuple, list)) else (local_window_size,) * 2
+    if len(pair) != 2 or not all(isinstance(side, (int, np.integer)) and side >= 0 for side in pair):
+        raise ValueError(
+            f"local_window_size: is {local_window_size!r}, must be an integer from 0 on, or two: (left, right)"
+        )
+    return int(pair[0]), int(pair[1])
+
+
+# What dot_product_attention calls the arguments of attention_forward.
+_NAMES_OF_JAX = {
+    "q": "query", "k": "key", "v": "value", "softmax_scale": "scale", "seqused_k": "key_value_seq_lengths",
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def _names_of_jax() -> Iterator[None]:
+    """A message that begins with the name of an argument has the caller's name for it."""
+    try:
+        yield
+    except (NotImplementedError, TypeError, ValueError) as error:
+        name, colon, rest = str(error).partition(":")
+        if name not in _NAMES_OF_JAX or type(error) not in (NotImplementedError, TypeError, ValueError):
+            raise
+        raise type(error)(_NAMES_OF_JAX[name] + colon + rest) from error
 
 
 def dot_product_attention(
@@ -244,14 +286,15 @@ def dot_product_attention(
     if bias is not None:
         bias = jnp.asarray(bias)
         bias = bias if bias.dtype == query.dtype else bias.astype(jnp.float32)
-    out, lse = attention_forward(
-        query, key, value, bias=bias, mask=mask, softmax_scale=scale, causal=is_causal, alignment="top_left",
-        window_size=_window(local_window_size), seqused_k=key_value_seq_lengths,
-    )  # fmt: skip
-    if query_seq_lengths is not None:  # rows after the end of a query are 0
-        row_exists = jnp.arange(query.shape[1]) < jnp.asarray(query_seq_lengths)[:, None]
+    with _names_of_jax():
+        out, lse = attention_forward(
+            query, key, value, bias=bias, mask=mask, softmax_scale=scale, causal=truth("is_causal", is_causal),
+            alignment="top_left", window_size=_window(local_window_size), seqused_k=key_value_seq_lengths,
+        )  # fmt: skip
+    if query_seq_lengths is not None:  # rows after a query's end are 0
+        row_exists = jnp.arange(query.shape[1])[None, :] < jnp.asarray(query_seq_lengths)[:, None]  # (B, T)
         out = jnp.where(row_exists[:, :, None, None], out, 0)
     residual = jax.lax.stop_gradient(lse.swapaxes(1, 2)).astype(key.dtype)  # (B, T, N)
     if alone:
         out, residual = out[0], residual[0]
-    return (out, residual) if return_residual else out
+    return (out, residual) if truth("return_residual", return_residual) else out

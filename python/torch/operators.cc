@@ -2,6 +2,7 @@
 // tilewise.h. The schemas below are frozen (python/tests/torch/test_contract.py): arguments are
 // only added at the end, with defaults.
 #include <atomic>
+#include <cmath>
 #include <memory>
 #include <string>
 
@@ -174,7 +175,8 @@ struct Shared {
 
 void set_dropout(const Shared& shared, tilewise_problem* problem) {
   problem->dropout_p = shared.dropout_p;
-  if (shared.dropout_p == 0.0) return;
+  // 0 is no dropout, and the library refuses numbers outside of 0 to 1.
+  if (!(shared.dropout_p > 0.0 && shared.dropout_p < 1.0)) return;
   if (!shared.dropout_state) raise("dropout_state: is absent, must be (2) int64 with dropout_p");
   const tilewise_tensor state = view("dropout_state", shared.dropout_state);
   if (state.device != TILEWISE_CPU || state.dtype != TILEWISE_INT64 || state.rank != 1 ||
@@ -184,6 +186,17 @@ void set_dropout(const Shared& shared, tilewise_problem* problem) {
   const auto* const words = static_cast<const std::int64_t*>(state.data);
   problem->dropout_seed = static_cast<std::uint64_t>(words[0]);
   problem->dropout_offset = static_cast<std::uint64_t>(words[state.strides[0]]);
+}
+
+// In C a number that is not finite stands for 1/sqrt(D). In the schema None does.
+void set_scale(const Shared& shared, tilewise_problem* problem) {
+  if (!shared.softmax_scale) return;
+  if (!std::isfinite(*shared.softmax_scale)) {
+    raise(("softmax_scale: is " + std::to_string(*shared.softmax_scale) +
+           ", must be finite; None stands for 1/sqrt(D)")
+              .c_str());
+  }
+  problem->softmax_scale = *shared.softmax_scale;
 }
 
 tilewise_problem make_problem(const Shared& shared) {
@@ -196,7 +209,7 @@ tilewise_problem make_problem(const Shared& shared) {
   problem.batch_invariant = shared.batch_invariant;
   problem.window_left = shared.window_left;
   problem.window_right = shared.window_right;
-  if (shared.softmax_scale) problem.softmax_scale = *shared.softmax_scale;
+  set_scale(shared, &problem);
   problem.softcap = shared.softcap;
   problem.max_seqlen_q = shared.max_seqlen_q;
   problem.max_seqlen_k = shared.max_seqlen_k;

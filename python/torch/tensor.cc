@@ -4,6 +4,8 @@
 #include <numeric>
 #include <string>
 
+#include "../core/expected_dtype.h"
+
 namespace tilewise::torch_binding {
 namespace {
 
@@ -31,10 +33,10 @@ std::int32_t tilewise_dtype(const char* name, Tensor tensor) {
   for (const DtypePair& pair : dtypes()) {
     if (pair.theirs == theirs) return pair.ours;
   }
-  raise((std::string(name) +
-         ": this dtype is not supported; float64, float32, bfloat16, float16, int32, int64 and "
-         "bool are")
-            .c_str());
+  if (theirs == torch().aoti_torch_dtype_uint8() && python::takes_bytes(name)) return TILEWISE_BOOL;
+  raise(
+      (std::string(name) + ": this dtype is not supported, must be " + python::expected_dtype(name))
+          .c_str());
 }
 
 std::int32_t tilewise_device(const char* name, Tensor tensor) {

@@ -60,6 +60,19 @@ def test_qkvpacked() -> None:
     torch.testing.assert_close(lse.double(), wanted_lse, **CLOSE)
 
 
+def test_qkvpacked_of_flash_attn_3() -> None:
+    packed = torch.randn(2, 7, 3, 4, 16)
+    out, lse = fa3.flash_attn_qkvpacked_func(packed, causal=True, return_attn_probs=True)
+    assert torch.equal(out, fa2.flash_attn_func(*packed.unbind(2), causal=True)) and lse.shape == (2, 4, 7)
+    grouped = torch.randn(2, 7, 8, 16)  # 4 heads of q, 2 of k, 2 of v
+    out = fa3.flash_attn_qkvpacked_func(grouped, 0.3, window_size=(3, 0), softcap=4.0, num_heads_q=4)
+    wanted = fa3.flash_attn_func(*grouped.split([4, 2, 2], 2), 0.3, window_size=(3, 0), softcap=4.0)
+    assert torch.equal(out, wanted)
+    for given, words in ((None, "num_heads_q: is absent"), (3, "num_heads_q: is 3"), (8, "num_heads_q: is 8"), (0, "is 0")):
+        with pytest.raises(ValueError, match=words):
+            fa3.flash_attn_qkvpacked_func(grouped, num_heads_q=given)
+
+
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_varlen(options: dict) -> None:
     cu_q, cu_k = (torch.tensor(x, dtype=torch.int32) for x in ([0, 4, 4, 15], [0, 9, 11, 30]))
@@ -153,7 +166,6 @@ def test_combine() -> None:
 
 UNSUPPORTED = {
     "qv": torch.ones(1), "q_descale": torch.ones(1), "k_descale": torch.ones(1), "v_descale": torch.ones(1),
-    "attention_chunk": 4,
 }  # fmt: skip
 
 
@@ -165,9 +177,47 @@ def test_what_is_not_supported_is_named(name: str) -> None:
     calls = [lambda: fa3.flash_attn_varlen_func(q[0], q[0], q[0], starts, starts, 9, 9, **given)]
     if name != "seqused_q":
         calls += [lambda: fa3.flash_attn_func(q, k, v, **given), lambda: fa3.flash_attn_with_kvcache(q, k, v, **given)]
+    if name.endswith("_descale"):
+        calls += [lambda: fa3.flash_attn_qkvpacked_func(torch.stack((q, q, q), 2), **given)]
     for call in calls:
         with pytest.raises(NotImplementedError, match=name):
             call()
+
+
+CUT = [
+    (TypeError, "window_size: is (1.5, 0)", {"window_size": (1.5, 0)}),
+    (TypeError, "window_size: is (4,)", {"window_size": (4,)}),
+    (ValueError, "window_size: is (-2, 0)", {"window_size": (-2, 0)}),
+    (TypeError, "causal: is 'no', must be True or False", {"causal": "no"}),
+    (RuntimeError, "softmax_scale: is inf, must be finite", {"softmax_scale": float("inf")}),
+]
+
+
+@pytest.mark.parametrize(("error", "words", "given"), CUT, ids=[words for _, words, _ in CUT])
+def test_no_argument_is_cut_to_one_that_has_a_meaning(error: type[Exception], words: str, given: dict) -> None:
+    q, k, v = qkv()
+    starts = torch.tensor([0, 4, 9], dtype=torch.int32)
+    for call in (
+        lambda: fa2.flash_attn_func(q, k, v, **given),
+        lambda: fa2.flash_attn_varlen_func(q[0], q[0], q[0], starts, starts, 5, 5, **given),
+        lambda: fa2.flash_attn_with_kvcache(q, k, v, **given),
+        lambda: fa3.flash_attn_func(q, k, v, **given),
+        lambda: fa3.flash_attn_with_kvcache(q, k, v, **given),
+    ):
+        with pytest.raises(error) as caught:
+            call()
+        assert words in str(caught.value)
+
+
+def test_lengths_are_integers() -> None:
+    q, starts = torch.randn(9, 2, 16), torch.tensor([0, 4, 9], dtype=torch.int32)
+    with pytest.raises(TypeError, match=r"max_seqlen_q: is 5\.5, must be an integer"):
+        fa2.flash_attn_varlen_func(q, q, q, starts, starts, 5.5, 5)
+    for at, name in ((0, "cu_seqlens_q"), (1, "cu_seqlens_k")):
+        given = [starts, starts]
+        given[at] = starts.float()
+        with pytest.raises(RuntimeError, match=rf"{name}: dtype is torch\.float32"):
+            fa2.flash_attn_varlen_func(q, q, q, *given, 5, 5)
 
 
 # ---- padding --------------------------------------------------------------------------------------------------------

@@ -50,7 +50,10 @@ def expected_cache_result(q, keys, values, lengths, leftpad, options):  # noqa: 
     return torch.cat(outs)
 
 
-STORES = ["rows", "cache_batch_idx", "block_table", "cache_leftpad"]
+STORES = [
+    "rows", "cache_batch_idx", "block_table", "cache_leftpad", "block_table, cache_batch_idx",
+    "block_table, cache_leftpad", "block_table, cache_batch_idx, cache_leftpad",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("rotary", [None, True, False], ids=["no rotary", "GPT-J", "NeoX"])
@@ -72,23 +75,23 @@ def test_with_kvcache(interface, options: dict, store: str, new: int, rotary: bo
     leftpad = None
     page = 8
     rows = torch.arange(batch)
-    if store == "block_table":
-        table = torch.randperm(12)[: batch * 3].view(batch, 3).int()
-        k_cache, v_cache = (torch.randn(12, page, kv_heads, dim) for _ in range(2))
+    count = 5 if "cache_batch_idx" in store else batch
+    if "block_table" in store:
+        table = torch.randperm(18)[: count * 3].view(count, 3).int()
+        k_cache, v_cache = (torch.randn(18, page, kv_heads, dim) for _ in range(2))
         keywords["block_table" if interface is fa2 else "page_table"] = table
     else:
-        count = 5 if store == "cache_batch_idx" else batch
         k_cache, v_cache = (torch.randn(count, capacity, kv_heads, dim) for _ in range(2))
-        if store == "cache_batch_idx":
-            rows = torch.tensor([4, 0, 2])
-            keywords["cache_batch_idx"] = rows.int()
-        if store == "cache_leftpad":
-            leftpad = torch.tensor([0, 3, 9])
-            keywords["cache_leftpad"] = leftpad.int()
+    if "cache_batch_idx" in store:
+        rows = torch.tensor([4, 0, 2])
+        keywords["cache_batch_idx"] = rows.int()
+    if "cache_leftpad" in store:
+        leftpad = torch.tensor([0, 3, 9])
+        keywords["cache_leftpad"] = leftpad.int()
 
     def contents(cache: torch.Tensor) -> list[torch.Tensor]:
-        if store == "block_table":
-            return [torch.cat([cache[int(page)] for page in table[b]]) for b in range(batch)]
+        if "block_table" in store:
+            return [torch.cat([cache[int(page)] for page in table[row]]) for row in rows]
         return [cache[int(row)].clone() for row in rows]
 
     keys, values = contents(k_cache), contents(v_cache)
@@ -231,7 +234,13 @@ MISTAKES = {
     "cache_seqlens: is absent": {**NEW, "cache_seqlens": None},
     "rotary_cos and rotary_sin": {"rotary_cos": torch.ones(13, 8)},
     "rotary_cos: is given without k": {"rotary_cos": torch.ones(13, 8), "rotary_sin": torch.ones(13, 8)},
-    "block_table: excludes cache_batch_idx": {"block_table": torch.zeros(2, 1).int(), "cache_batch_idx": torch.zeros(2)},
+    "cache_batch_idx: is 3, must be 0 to 2": {
+        **NEW, "block_table": torch.zeros(3, 1).int(), "cache_batch_idx": torch.tensor([3, 0])
+    },
+    "cache_batch_idx: dtype is torch.float32": {**NEW, "cache_batch_idx": torch.zeros(2)},
+    "cache_leftpad: dtype is torch.bool": {**NEW, "cache_leftpad": torch.zeros(2, dtype=torch.bool)},
+    "cache_seqlens: dtype is torch.float64": {**NEW, "cache_seqlens": torch.tensor([3.9, 4.0], dtype=torch.float64)},
+    "block_table: dtype is torch.float32": {**NEW, "block_table": torch.zeros(2, 1)},
     "cache_seqlens: is 14, must be 0 to 13": {"cache_seqlens": torch.tensor([3, 14])},
     "cache_seqlens: is -1, must be 0 to 13": {"cache_seqlens": torch.tensor([-1, 3])},
     "cache_seqlens with k: is 14, must be 0 to 13": {**NEW, "cache_seqlens": 13},
@@ -280,8 +289,8 @@ def test_mistakes_are_named_and_nothing_is_written(message: str) -> None:
 REFUSED = {
     "softcap: is -1": {"softcap": -1.0},
     "softmax_scale: is nan": {"softmax_scale": float("nan")},
-    "window_left: is -2": {"window_size": (-2, 0)},
-    "too many values": {"window_size": (1, 2, 3)},
+    "window_size: is (-2, 0)": {"window_size": (-2, 0)},
+    "window_size: is (1, 2, 3)": {"window_size": (1, 2, 3)},
     "alibi_slopes: shape is (3)": {"alibi_slopes": torch.ones(3)},
     "alibi_slopes: dtype is fp64": {"alibi_slopes": torch.ones(4, dtype=torch.float64)},
     "q: 3 heads, must be a multiple of k's 2": {"q": torch.ones(2, 1, 3, 16)},
@@ -302,13 +311,36 @@ def test_options_that_the_library_refuses_write_nothing(message: str, store: str
         if "alibi_slopes" in given:
             return  # flash-attn 3 has none
     before = [cache.clone() for cache in (k, v)]
-    with pytest.raises((RuntimeError, ValueError)) as caught:
+    with pytest.raises((RuntimeError, ValueError, TypeError)) as caught:
         call(**given)
     assert message in str(caught.value)
     assert torch.equal(before[0], k) and torch.equal(before[1], v)
 
 
-def test_pages_behind_the_end_may_be_any_number() -> None:
+def test_a_full_cache_raises_what_flash_attn_raises() -> None:
+    q, k, v = qkv(sq=1)
+    for call in (fa2.flash_attn_with_kvcache, fa3.flash_attn_with_kvcache):
+        with pytest.raises(RuntimeError, match="cache_seqlens with k: is 14, must be 0 to 13"):
+            call(q, k, v, NEW["k"], NEW["v"], cache_seqlens=13)
+        with pytest.raises(TypeError, match=r"cache_seqlens: is 3\.7, must be an integer"):
+            call(q, k, v, cache_seqlens=3.7)
+
+
+def test_messages_have_the_callers_name_of_the_table() -> None:
+    q, k, v = qkv(sq=1)
+    for table, words in (
+        (torch.tensor([[0], [2]]), "page_table: is 2, must be 0 to 1"),
+        (torch.zeros(3, 1).int(), "page_table: shape is (3, 1)"),
+        (torch.zeros(2, 1), "page_table: dtype is torch.float32"),
+    ):
+        with pytest.raises(RuntimeError) as caught:
+            fa3.flash_attn_with_kvcache(q, k, v, cache_seqlens=3, page_table=table)
+        assert str(caught.value).startswith(words)
+    with pytest.raises(RuntimeError, match="a length of page_table's sequences: is 14|cache_seqlens: is 14"):
+        fa3.flash_attn_with_kvcache(q, k, v, cache_seqlens=14, page_table=torch.tensor([[0], [1]]))
+
+
+def test_pages_after_the_end_may_be_any_number() -> None:
     q, k, v = qkv(sq=1)
     table = torch.tensor([[1, -7], [0, 99]])
     out = fa2.flash_attn_with_kvcache(q, k, v, cache_seqlens=torch.tensor([13, 2]), block_table=table)
@@ -326,7 +358,11 @@ def test_a_page_of_a_packed_batch_that_is_not_there() -> None:
 
 def test_traced_calls_do_not_look_at_contents() -> None:
     q, k, v = qkv(sq=1)
-    for more in ({}, {"cache_batch_idx": torch.tensor([1, 0])}, {"block_table": torch.tensor([[1], [0]])}):
+    table = {"block_table": torch.tensor([[1], [0]])}
+    for more in (
+        {}, {"cache_batch_idx": torch.tensor([1, 0])}, table, {**table, "cache_batch_idx": torch.tensor([1, 0])},
+        {**table, "cache_leftpad": torch.tensor([1, 2])},
+    ):  # fmt: skip
         keywords = {"k": NEW["k"], "v": NEW["v"], "cache_seqlens": torch.tensor([3, 7]), **more}
         caches = [[cache.clone() for cache in (k, v)] for _ in range(2)]
         compiled = torch.compile(fa2.flash_attn_with_kvcache, fullgraph=True, backend="aot_eager")

@@ -8,13 +8,38 @@ import pytest
 import tilewise.compat
 import tilewise.compat.flash_attn as fa2
 import tilewise.compat.flash_attn_interface as fa3
+from tilewise.compat.flash_attn import flash_attn_interface as fa2_interface
+from tilewise.compat.flash_attn.layers import rotary
+from tilewise.compat.flash_attn.ops.triton import rotary as triton_rotary
 
 TAIL = "dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, " \
     "deterministic=False, return_attn_probs=False"  # fmt: skip
 LENGTHS = "cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k"
 SCALES = "qv=None, q_descale=None, k_descale=None, v_descale=None"
 HINTS = "num_splits=1, pack_gqa=None, deterministic=False, sm_margin=0, return_attn_probs=False"
+RAW = "dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap, alibi_slopes"
+TO_BACKWARD = "dout, q, k, v, out, softmax_lse, dq, dk, dv"
 SIGNATURES = {
+    (fa2_interface, "_flash_attn_forward"): f"q, k, v, {RAW}, return_softmax",
+    (fa2_interface, "_flash_attn_varlen_forward"): f"q, k, v, {LENGTHS}, dropout_p, softmax_scale, causal, "
+    "window_size_left=-1, window_size_right=-1, softcap=0.0, alibi_slopes=None, return_softmax=False, block_table=None, "
+    "leftpad_k=None, seqused_k=None, zero_tensors=False",
+    (fa2_interface, "_flash_attn_backward"): f"{TO_BACKWARD}, {RAW}, deterministic, rng_state=None",
+    (fa2_interface, "_flash_attn_varlen_backward"): f"{TO_BACKWARD}, {LENGTHS}, {RAW}, deterministic, rng_state=None, "
+    "zero_tensors=False",
+    (rotary, "apply_rotary_emb"): "x, cos, sin, interleaved=False, inplace=False, seqlen_offsets=0, cu_seqlens=None, "
+    "max_seqlen=None",
+    (rotary, "apply_rotary_emb_torch"): "x, cos, sin, interleaved=False",
+    (rotary, "apply_rotary_emb_qkv_"): "qkv, cos, sin, cos_k=None, sin_k=None, interleaved=False, seqlen_offsets=0, "
+    "num_heads_q=None",
+    (rotary, "apply_rotary_emb_kv_"): "kv, cos, sin, interleaved=False, seqlen_offsets=0",
+    (rotary, "rotate_half"): "x, interleaved=False",
+    (rotary, "RotaryEmbedding"): "dim, base=10000.0, interleaved=False, scale_base=None, device=None",
+    (triton_rotary, "apply_rotary"): "x, cos, sin, seqlen_offsets=0, cu_seqlens=None, max_seqlen=None, "
+    "interleaved=False, inplace=False, conjugate=False",
+    (fa3, "flash_attn_qkvpacked_func"): "qkv, softmax_scale=None, causal=False, q_descale=None, k_descale=None, "
+    "v_descale=None, window_size=(-1, -1), attention_chunk=0, softcap=0.0, deterministic=False, num_heads_q=None, "
+    "sm_margin=0, return_attn_probs=False",
     (fa2, "flash_attn_func"): f"q, k, v, {TAIL}",
     (fa2, "flash_attn_qkvpacked_func"): f"qkv, {TAIL}",
     (fa2, "flash_attn_kvpacked_func"): f"q, kv, {TAIL}",
@@ -59,6 +84,9 @@ def run(code: str) -> str:
 def test_install_makes_the_imports_work() -> None:
     assert run(
         "import importlib.util, tilewise.compat as c; c.install(); c.install(); import flash_attn, flash_attn_interface;"
+        "from flash_attn.layers.rotary import RotaryEmbedding, apply_rotary_emb; import flash_attn.layers.rotary;"
+        "from flash_attn.ops.triton.rotary import apply_rotary; flash_attn.ops.triton.rotary.apply_rotary;"
+        "from flash_attn.flash_attn_interface import _flash_attn_forward, _flash_attn_varlen_backward;"
         "from flash_attn import flash_attn_func; from flash_attn.bert_padding import unpad_input, pad_input, "
         "index_first_axis; from flash_attn.flash_attn_interface import flash_attn_varlen_func;"
         "assert importlib.util.find_spec('flash_attn') is not None; print(flash_attn_func.__module__)"

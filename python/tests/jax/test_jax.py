@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -90,6 +91,45 @@ def test_gradients_are_those_of_jax_nn(name: str, shape: str, rng: np.random.Gen
     expected = jax.grad(loss(jax.nn.dot_product_attention), (0, 1, 2, 3))(*arrays, bias)
     assert_near(jax.grad(loss(tj.dot_product_attention), (0, 1, 2, 3))(*arrays, bias), expected, 3 * CLOSE)
     assert_near(jax.jit(jax.grad(loss(tj.dot_product_attention), (0, 1, 2, 3)))(*arrays, bias), expected, 3 * CLOSE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_rank_is_promoted(name: str, rng: np.random.Generator) -> None:
+    arrays, given = qkv(rng, "grouped"), options(rng, "grouped")[name]
+    expected = tj.dot_product_attention(*arrays, **given)
+    with jax.numpy_rank_promotion("raise"):
+        assert_near(tj.dot_product_attention(*arrays, **given), expected)
+        loss = lambda *a: sum(leaf.sum() for leaf in jax.tree.leaves(tj.dot_product_attention(*a, **given)))  # noqa: E731
+        jax.grad(loss, (0, 1, 2))(*arrays)
+
+
+@pytest.mark.parametrize("option", [name for name in OPTIONS if name != "slices"])  # int64: JAX has it on request only
+def test_no_rank_of_an_option_is_promoted(option: str, rng: np.random.Generator) -> None:
+    case = tensors(rng, "float32")
+    add_option(case, option, rng)
+    arrays = [case[name] for name in ("q", "k", "v")]
+    with jax.numpy_rank_promotion("raise"):
+        jax.grad(lambda *a: tj.attention(*a, **options_of(case)).sum(), (0, 1, 2))(*arrays)
+
+
+def test_bytes_are_a_mask(rng: np.random.Generator) -> None:
+    arrays, shown = qkv(rng, "grouped"), rng.random((2, 1, 17, 50)) < 0.6
+    expected = tj.attention(*arrays, mask=shown)
+    for mask in (shown.astype(np.uint8), np.where(shown, np.uint8(7), np.uint8(0))):
+        assert np.array_equal(tj.attention(*arrays, mask=mask), expected)
+        assert np.array_equal(jax.jit(lambda m: tj.attention(*arrays, mask=m))(mask), expected)
+
+
+def test_import_without_handlers_says_what_to_do(tmp_path: Path) -> None:
+    package = Path(tilewise.__file__).parent
+    shutil.copytree(package, tmp_path / "tilewise", ignore=shutil.ignore_patterns("libtilewise_jax*", "__pycache__"))
+    done = subprocess.run(
+        [sys.executable, "-c", "import tilewise.jax"], capture_output=True, text=True, timeout=120,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 1
+    for words in ("ImportError: tilewise.jax", "no handlers for XLA", "jaxlib was not installed", "pip install"):
+        assert words in done.stderr
 
 
 def test_one_sequence_without_a_batch(rng: np.random.Generator) -> None:
@@ -288,6 +328,32 @@ def test_bad_input(rng: np.random.Generator) -> None:
         jax.grad(lambda s: jax.grad(lambda x: (tj.attention(q * x, k, v) ** 2).sum())(s))(1.0)
     with pytest.raises(NotImplementedError, match="no gradient of alibi_slopes"):
         jax.grad(lambda s: tj.attention(q, k, v, alibi_slopes=s).sum())(jnp.ones(4))
+    for value, words in ((jnp.inf, "softmax_scale: is inf, must be finite"), (jnp.nan, "softmax_scale: is nan")):
+        with pytest.raises(ValueError, match=words):
+            tj.attention(q, k, v, softmax_scale=value)
+    with pytest.raises(ValueError, match="scale: is inf, must be finite"):
+        tj.dot_product_attention(q, k, v, scale=float("inf"))
+    with pytest.raises(ValueError, match="max_seqlen_q: is -1"):
+        tj.attention(q, k, v, max_seqlen_q=-1)
+    with pytest.raises(TypeError, match="dropout_seed: is -1"):
+        tj.attention(q, k, v, dropout_p=0.5, dropout_seed=-1)
+    for window in (-1, (-1, 3), (1.5, 0), (1, 2, 3), (None, 1)):
+        with pytest.raises(ValueError, match="local_window_size: is"):
+            tj.dot_product_attention(q, k, v, local_window_size=window)
+    with pytest.raises(TypeError, match=r"window_size: is 3, must be a pair"):
+        tj.attention(q, k, v, window_size=3)
+    with pytest.raises(TypeError, match="both 'window' and 'window_size'"):
+        tj.attention(q, k, v, window_size=(3, 0), window=(1, 0))
+    with pytest.raises(TypeError, match="causal: is 'no', must be True or False"):
+        tj.attention(q, k, v, causal="no")
+    with pytest.raises(TypeError, match="is_causal: is 'no', must be True or False"):
+        tj.dot_product_attention(q, k, v, is_causal="no")
+    with pytest.raises(ValueError, match="^key: head dimension is 8"):
+        tj.dot_product_attention(q, k[..., :8], v)
+    with pytest.raises(ValueError, match="mask: dtype is fp32, must be bool"):
+        tj.attention(q, k, v, mask=jnp.ones((33, 33), jnp.float32))
+    with pytest.raises(Exception, match="[Mm]asked array"):
+        tj.attention(np.ma.array(q), k, v)
     with pytest.raises(ValueError, match="implementation"):
         tj.dot_product_attention(q, k, v, implementation="cudnn")
     starts = jnp.asarray([0, 50, 33], jnp.int32)

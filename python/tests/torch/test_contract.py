@@ -235,12 +235,6 @@ def test_double_backward_is_refused() -> None:
         gradient.sum().backward()
 
 
-def test_vmap_is_refused() -> None:
-    q = make(3, 1, 5, 2, 8, grad=False)
-    with refused(NotImplementedError, "tilewise", "vmap"):
-        torch.func.vmap(lambda q: attention(q, q, q))(q)
-
-
 def test_forward_mode_is_refused() -> None:
     q = make(1, 5, 2, 8, grad=False)
     with refused(NotImplementedError, "tilewise", "jvp"):
@@ -284,13 +278,18 @@ def test_gradient_of_slopes_is_refused() -> None:
 BAD = {
     "k: head dimension is 16": lambda q: attention(q, q.repeat(1, 1, 1, 2), q),
     "v": lambda q: attention(q, q, q[:, :3]),
-    "q: this dtype": lambda q: attention(q.to(torch.int8), q, q),
     "k": lambda q: attention(q, q.double(), q),
     "q: has 2 dimensions": lambda q: attention(q[0, 0], q, q),
     "k: has 2 dimensions": lambda q: attention(q, q[0, 0], q),
     "q: has 5 dimensions": lambda q: attention(q[None], q, q),
-    "window_left": lambda q: attention(q, q, q, window_size=(-2, 0)),
-    "softmax_scale": lambda q: attention(q, q, q, softmax_scale=float("nan")),
+    "q: this dtype is not supported, must be float64": lambda q: attention(q.to(torch.int8), q, q),
+    "mask: this dtype is not supported, must be bool, or uint8": lambda q: attention(q, q, q, mask=q[0, :, 0].char()),
+    "sink: this dtype is not supported, must be float32": lambda q: attention(q, q, q, sink=q[0, 0, :, 0].byte()),
+    "softmax_scale: is nan, must be finite": lambda q: attention(q, q, q, softmax_scale=float("nan")),
+    "softmax_scale: is inf, must be finite; None": lambda q: attention(q, q, q, softmax_scale=float("inf")),
+    "softmax_scale: is -inf": lambda q: FORWARD(q, q, q, *no_tensors(), softmax_scale=-float("inf")),
+    "dropout_p: is nan": lambda q: attention(q, q, q, dropout_p=float("nan")),
+    "dropout_p: is -0.5": lambda q: attention(q, q, q, dropout_p=-0.5),
     "softcap": lambda q: attention(q, q, q, softcap=-1.0),
     "dropout_p": lambda q: attention(q, q, q, dropout_p=1.0),
     "mask": lambda q: attention(q, q, q, mask=torch.ones(3, 5)),
@@ -310,11 +309,40 @@ def test_bad_input_names_the_argument(words: str) -> None:
         BAD[words](make(1, 5, 2, 8, grad=False))
 
 
-@pytest.mark.parametrize("option", [{"alignment": "middle"}, {"layout": "sbhd"}, {"out_dtype": torch.int8}], ids=str)
-def test_a_word_that_is_not_an_option(option: dict) -> None:
+MEANINGLESS = [
+    (ValueError, "alignment: is 'middle'", {"alignment": "middle"}),
+    (ValueError, "layout: is 'sbhd'", {"layout": "sbhd"}),
+    (ValueError, "out_dtype: is torch.int8", {"out_dtype": torch.int8}),
+    (ValueError, "window_size: is (-2, 0), must be a pair", {"window_size": (-2, 0)}),
+    (TypeError, "window_size: is (1.5, 0), must be a pair", {"window_size": (1.5, 0)}),
+    (TypeError, "window_size: is (1, 0, 2), must be a pair", {"window_size": (1, 0, 2)}),
+    (TypeError, "window_size: is 3, must be a pair", {"window_size": 3}),
+    (ValueError, "max_seqlen_q: is -1, must be 0 or more", {"max_seqlen_q": -1}),
+    (ValueError, "max_seqlen_k: is -1, must be 0 or more", {"max_seqlen_k": -1}),
+    (TypeError, "causal: is 'no', must be True or False", {"causal": "no"}),
+    (TypeError, "causal: is 2, must be True or False", {"causal": 2}),
+    (TypeError, "return_lse: is 'no', must be True or False", {"return_lse": "no"}),
+    (ValueError, "dropout_seed: is -1, must be an integer from 0", {"dropout_p": 0.5, "dropout_seed": -1}),
+    (ValueError, "dropout_offset: is 4294967296", {"dropout_p": 0.5, "dropout_seed": 1, "dropout_offset": 2**32}),
+    (TypeError, "interpreted as an integer", {"dropout_p": 0.5, "dropout_seed": 1.5}),
+]
+
+
+@pytest.mark.parametrize(("error", "words", "option"), MEANINGLESS, ids=[words for _, words, _ in MEANINGLESS])
+def test_a_value_that_an_option_does_not_have(error: type[Exception], words: str, option: dict) -> None:
     q = make(1, 5, 2, 8, grad=False)
-    with refused(ValueError, *option):
+    with refused(error, words):
         attention(q, q, q, **option)
+
+
+def test_other_spellings_of_an_option() -> None:
+    q, shown = make(1, 5, 2, 8, grad=False), torch.rand(5, 5) < 0.6
+    assert torch.equal(attention(q, q, q, mask=shown.byte()), attention(q, q, q, mask=shown))
+    assert torch.equal(attention(q, q, q, mask=255 * shown.byte()), attention(q, q, q, mask=shown))
+    assert torch.equal(attention(q, q, q, window_size=[2, None]), attention(q, q, q, window_size=(2, -1)))
+    assert torch.equal(attention(q, q, q, window_size=None), attention(q, q, q))
+    for causal in (1, torch.tensor(True), torch.tensor(1)):
+        assert torch.equal(attention(q, q, q, causal=causal), attention(q, q, q, causal=True))
 
 
 def test_a_device_that_is_not_ours() -> None:

@@ -169,6 +169,15 @@ def test_errors_are_pytorchs(case: str) -> None:
         assert ours == theirs
 
 
+@pytest.mark.parametrize("scale", [float("inf"), float("-inf"), float("nan")])
+def test_a_scale_that_is_not_finite_is_pytorchs(enabled: None, scale: float) -> None:
+    q = torch.randn(1, 2, 8, 16)
+    found, runs = counted(lambda: scaled_dot_product_attention(q, q, q, scale=scale))
+    tilewise.torch.disable_sdpa()
+    assert runs == 0
+    torch.testing.assert_close(found, scaled_dot_product_attention(q, q, q, scale=scale), equal_nan=True)
+
+
 def test_off_is_bit_for_bit_as_before(seed: int) -> None:
     def results() -> list[torch.Tensor]:
         torch.manual_seed(seed)

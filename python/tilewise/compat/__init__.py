@@ -12,6 +12,11 @@ _MODULES = {
     "flash_attn": "tilewise.compat.flash_attn",
     "flash_attn.flash_attn_interface": "tilewise.compat.flash_attn.flash_attn_interface",
     "flash_attn.bert_padding": "tilewise.compat.flash_attn.bert_padding",
+    "flash_attn.layers": "tilewise.compat.flash_attn.layers",
+    "flash_attn.layers.rotary": "tilewise.compat.flash_attn.layers.rotary",
+    "flash_attn.ops": "tilewise.compat.flash_attn.ops",
+    "flash_attn.ops.triton": "tilewise.compat.flash_attn.ops.triton",
+    "flash_attn.ops.triton.rotary": "tilewise.compat.flash_attn.ops.triton.rotary",
     "flash_attn_interface": "tilewise.compat.flash_attn_interface",
 }
 

@@ -1,12 +1,13 @@
 """From flash-attn's arguments to tilewise.torch.attention."""
 
+import operator
 from typing import Any
 
 import torch
-
-from tilewise.compat import _pages
-from tilewise.torch import attention
-from tilewise.torch._attention import _dropout_state
+from tilewise.compat import _contents, _pages
+from tilewise.compat._contents import ArgumentError
+from tilewise.torch import _chunks, attention
+from tilewise.torch._attention import _dropout_state, window_pair
 
 Tensor = torch.Tensor
 Window = tuple[int | None, int | None]
@@ -19,19 +20,29 @@ def refuse(**given: bool) -> None:
             raise NotImplementedError(f"tilewise.compat.flash_attn: {name} is not supported")
 
 
-def window(size: Window) -> tuple[int, int]:
-    """(left, right), None as -1."""
-    left, right = size
-    return -1 if left is None else int(left), -1 if right is None else int(right)
+def number(name: str, value: Any) -> int | None:
+    """A length, which some callers hold as a tensor."""
+    if value is None or isinstance(value, int):
+        return value
+    if isinstance(value, torch.Tensor):
+        _contents.check_integers(**{name: value})
+        return int(value)
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: is {value!r}, must be an integer") from None
 
 
-def number(value: Any) -> int | None:
-    """A maximal length, which some callers hold as a tensor."""
-    return None if value is None else int(value)
+def chunk_size(attention_chunk: int) -> int:
+    """Keys of a chunk; 0 is no chunks."""
+    size = number("attention_chunk", attention_chunk)
+    if size is None or size < 0:
+        raise ArgumentError(f"attention_chunk: is {attention_chunk!r}, must be 0 (off) or more")
+    return size
 
 
 def _seeds(dropout_p: float) -> dict[str, Any]:
-    """Draws once, for the result and for the probabilities that are returned with it."""
+    """One draw, for the result and for the probabilities that are shown with it."""
     if dropout_p == 0.0:
         return {}
     seed, offset = _dropout_state(None, 0).tolist()
@@ -45,61 +56,133 @@ def _signed(kept: Tensor, probabilities: Tensor) -> Tensor:
 
 def dense(
     q: Tensor, k: Tensor, v: Tensor, dropout_p: float, softmax_scale: float | None, causal: bool, window_size: Window,
-    softcap: float, alibi_slopes: Tensor | None, deterministic: bool, return_attn_probs: bool,
+    softcap: float, alibi_slopes: Tensor | None, deterministic: bool, return_attn_probs: bool, attention_chunk: int = 0,
 ) -> Any:  # fmt: skip
     """(B, S, H, D)."""
-    options: dict[str, Any] = {
-        "softmax_scale": softmax_scale, "causal": causal, "window_size": window(window_size), "softcap": softcap,
-        "alibi_slopes": alibi_slopes, "deterministic": deterministic or None,
-    }  # fmt: skip
     seeds = _seeds(dropout_p)
+    options = dense_options(
+        q, k, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, attention_chunk
+    )
     out, lse = attention(q, k, v, **options, **seeds, return_lse=True)
     if not return_attn_probs:
         return out
+    return out, lse, dense_probabilities(q, k, options, seeds)
+
+
+def dense_options(
+    q: Tensor, k: Tensor, softmax_scale: float | None, causal: bool, window_size: Window, softcap: float,
+    alibi_slopes: Tensor | None, deterministic: bool, attention_chunk: int = 0,
+) -> dict[str, Any]:  # fmt: skip
+    """Those of attention()."""
+    options: dict[str, Any] = {
+        "softmax_scale": softmax_scale, "causal": causal, "window_size": window_pair(window_size), "softcap": softcap,
+        "alibi_slopes": alibi_slopes, "deterministic": deterministic or None,
+    }  # fmt: skip
+    chunk = chunk_size(attention_chunk)
+    if chunk == 0:
+        return options
+    if not _contents.are_known(q):  # a graph must not depend on numbers of this call
+        keys = torch.full((q.shape[0],), k.shape[1], device=q.device)
+        return options | {"mask": _chunks.mask(q.shape[1], k.shape[1], q.shape[1], keys, chunk)}
+    left, right = _bounds(options)
+    return options | {"slices": _chunks.as_tensor(_chunks.slices(q.shape[1], k.shape[1], chunk, left, right), q.device)}
+
+
+def _bounds(options: dict[str, Any]) -> tuple[int, int]:
+    """Takes causal and the window out of the options, as slices exclude them: (left, right) of both together."""
+    left, right = options.pop("window_size")
+    return left, 0 if options.pop("causal") else right
+
+
+def dense_probabilities(q: Tensor, k: Tensor, options: dict[str, Any], seeds: dict[str, Any]) -> Tensor:
+    """(B, H, Sq, Sk), negative where dropout drops; empty without dropout, as flash-attn has it."""
     if not seeds:
-        return out, lse, q.new_empty(0)
-    # P is the attention output for values that are the unit vectors.
+        return q.new_empty(0)
+    # P is what attention gives for values that are the unit vectors.
     columns = k.shape[1]
     unit = torch.eye(columns, dtype=q.dtype, device=q.device)[None, :, None]
     unit = unit.expand(k.shape[0], columns, k.shape[2], columns)
     with torch.no_grad():
-        shown = [attention(q, k, unit, **options, **kind).transpose(1, 2) for kind in (seeds, {})]
-    return out, lse, _signed(*shown)
+        return _signed(*(attention(q, k, unit, **options, **kind).transpose(1, 2) for kind in (seeds, {})))
 
 
 def packed(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[Tensor, Tensor], max_seqlen: tuple[Any, Any], dropout_p: float,
     softmax_scale: float | None, causal: bool, window_size: Window, softcap: float, alibi_slopes: Tensor | None,
     deterministic: bool, return_attn_probs: bool, block_table: Tensor | None, seqused_k: Tensor | None = None,
+    attention_chunk: int = 0,
 ) -> Any:  # fmt: skip
     """(T, H, D), or keys in pages."""
-    cu_q, cu_k = cu_seqlens
-    options: dict[str, Any] = {
-        "softmax_scale": softmax_scale, "causal": causal, "window_size": window(window_size), "softcap": softcap,
-        "alibi_slopes": alibi_slopes, "deterministic": deterministic or None, "cu_seqlens_q": cu_q,
-        "max_seqlen_q": number(max_seqlen[0]), "seqused_k": seqused_k,
-    }  # fmt: skip
-    if block_table is None:
-        options |= {"cu_seqlens_k": cu_k, "max_seqlen_k": number(max_seqlen[1])}
-    else:
-        used = cu_k.diff() if seqused_k is None else seqused_k
-        _pages.check(k, block_table, used)
-        k, v, where = _pages.stored(k, v, block_table, used)
-        options |= where
     seeds = _seeds(dropout_p)
+    k, v, options = packed_options(
+        q, k, v, cu_seqlens, max_seqlen, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        block_table, seqused_k, attention_chunk,
+    )  # fmt: skip
     out, lse = attention(q, k, v, **options, **seeds, return_lse=True)
     if not return_attn_probs:
         return out
-    if not seeds:
-        return out, lse, q.new_empty(0)
-    refuse(return_attn_probs=block_table is not None)
-    return out, lse, _packed_probabilities(q, k, cu_q, cu_k, options, seeds)
+    refuse(return_attn_probs=bool(seeds) and block_table is not None)
+    return out, lse, packed_probabilities(q, k, *cu_seqlens, options, seeds)
+
+
+def packed_options(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[Tensor, Tensor], max_seqlen: tuple[Any, Any],
+    softmax_scale: float | None, causal: bool, window_size: Window, softcap: float, alibi_slopes: Tensor | None,
+    deterministic: bool, block_table: Tensor | None, seqused_k: Tensor | None = None, attention_chunk: int = 0,
+) -> tuple[Tensor, Tensor, dict[str, Any]]:  # fmt: skip
+    """k, v and the options of attention()."""
+    cu_q, cu_k = cu_seqlens
+    _contents.check_integers(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, seqused_k=seqused_k, block_table=block_table)
+    options: dict[str, Any] = {
+        "softmax_scale": softmax_scale, "causal": causal, "window_size": window_pair(window_size), "softcap": softcap,
+        "alibi_slopes": alibi_slopes, "deterministic": deterministic or None, "cu_seqlens_q": cu_q,
+        "max_seqlen_q": number("max_seqlen_q", max_seqlen[0]), "seqused_k": seqused_k,
+    }  # fmt: skip
+    longest = number("max_seqlen_k", max_seqlen[1])
+    if block_table is None:
+        options |= {"cu_seqlens_k": cu_k, "max_seqlen_k": longest}
+    else:
+        used = cu_k.diff() if seqused_k is None else seqused_k
+        _pages.check(k, "block_table", block_table, used)
+        k, v, where = _pages.stored(k, v, block_table, used)
+        options |= where
+    chunk = chunk_size(attention_chunk)
+    if chunk > 0:
+        options = _in_chunks(q, k, options, chunk)
+    return k, v, options
+
+
+def _in_chunks(q: Tensor, k: Tensor, options: dict[str, Any], chunk: int) -> dict[str, Any]:
+    """The options with attention_chunk, for packed k: slices of the whole token axes, or a mask of each sequence."""
+    cu_q, cu_k, used = options["cu_seqlens_q"], options["cu_seqlens_k"], options["seqused_k"]
+    if not _contents.are_known(q):
+        rows = q.shape[0] if options["max_seqlen_q"] is None else min(options["max_seqlen_q"], q.shape[0])
+        columns = k.shape[0] if options["max_seqlen_k"] is None else min(options["max_seqlen_k"], k.shape[0])
+        lengths = cu_k.diff() if used is None else torch.minimum(used, cu_k.diff())
+        return options | {"mask": _chunks.mask(rows, columns, cu_q.diff(), lengths, chunk)}
+    for name, starts, tokens in (("cu_seqlens_q", cu_q, q.shape[0]), ("cu_seqlens_k", cu_k, k.shape[0])):
+        _contents.check(_contents.starts(name, starts, tokens))
+    left, right = _bounds(options)
+    for name in ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "seqused_k"):
+        options.pop(name)
+    lengths = (cu_k.diff() if used is None else torch.minimum(used, cu_k.diff())).tolist()
+    found = []
+    for rows, keys, q0, k0 in zip(cu_q.diff().tolist(), lengths, cu_q.tolist(), cu_k.tolist(), strict=False):
+        found += _chunks.slices(rows, keys, chunk, left, right, q0=q0, k0=k0)
+    return options | {"slices": _chunks.as_tensor(found, q.device)}
+
+
+def packed_probabilities(
+    q: Tensor, k: Tensor, cu_q: Tensor, cu_k: Tensor, options: dict[str, Any], seeds: dict[str, Any]
+) -> Tensor:
+    """Empty without dropout, as flash-attn has it."""
+    return _packed_probabilities(q, k, cu_q, cu_k, options, seeds) if seeds else q.new_empty(0)
 
 
 def _packed_probabilities(
     q: Tensor, k: Tensor, cu_q: Tensor, cu_k: Tensor, options: dict[str, Any], seeds: dict[str, Any]
 ) -> Tensor:
-    """Returns (B, H, longest query, longest key), zero after the end of each sequence."""
+    """(B, H, longest query, longest key), zero after each sequence's end."""
     columns = int(cu_k.diff().max())
     place = torch.arange(k.shape[0], device=k.device)
     place = place - torch.repeat_interleave(cu_k[:-1].long(), cu_k.diff().long(), output_size=k.shape[0])

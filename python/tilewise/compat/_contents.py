@@ -7,6 +7,10 @@ import torch
 Tensor = torch.Tensor
 
 
+class ArgumentError(ValueError, RuntimeError):
+    """An argument that cannot be meant: RuntimeError as flash-attn raises it, ValueError as Python calls it."""
+
+
 class Limits(NamedTuple):
     """Every number of `values` must be from `low` to `high`; `name` is what a message calls one of them."""
 
@@ -24,12 +28,12 @@ def are_known(like: Tensor) -> bool:
 
 
 def check(limits: list[Limits]) -> None:
-    """Raises ValueError for the first number that is out of its limits. One wait for the device, whatever it checks."""
+    """Raises ArgumentError for the first number that is out of its limits. Waits for the device once."""
     checked = [limit for limit in limits if limit.values.numel() > 0]
     for (name, _, low, high), ends in zip(checked, _ends([limit.values for limit in checked]), strict=True):
         for number in ends:
             if not low <= number <= high:
-                raise ValueError(f"{name}: is {number}, must be {low} to {high}")
+                raise ArgumentError(f"{name}: is {number}, must be {low} to {high}")
 
 
 def _ends(tensors: list[Tensor]) -> list[tuple[int, int]]:
@@ -49,3 +53,27 @@ def starts(name: str, cu_seqlens: Tensor, tokens: int) -> list[Limits]:
         Limits(f"a length of {name}", cu_seqlens.diff(), 0, tokens),
         Limits(f"{name}[-1]", cu_seqlens[-1:], tokens, tokens),
     ]
+
+
+def kv_heads(qkv: Tensor, num_heads_q: int | None) -> int:
+    """Hk of a packed projection (B, S, H + 2 Hk, D), num_heads_q = H."""
+    if qkv.dim() != 4:
+        raise ArgumentError(f"qkv: shape is {tuple(qkv.shape)}, must be (B, S, 3, H, D) or (B, S, H + 2 Hk, D)")
+    if num_heads_q is None:
+        raise ArgumentError("num_heads_q: is absent, must be given with qkv of 4 dimensions")
+    others = qkv.shape[2] - num_heads_q
+    if num_heads_q < 1 or others < 2 or others % 2 != 0:
+        raise ArgumentError(
+            f"num_heads_q: is {num_heads_q}, must leave an even number of qkv's {qkv.shape[2]} heads for k and v"
+        )
+    return others // 2
+
+
+_INTEGERS = frozenset((torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8))
+
+
+def check_integers(**tensors: object) -> None:
+    """Raises ArgumentError that names the first tensor that does not hold integers."""
+    for name, tensor in tensors.items():
+        if isinstance(tensor, torch.Tensor) and tensor.dtype not in _INTEGERS:
+            raise ArgumentError(f"{name}: dtype is {tensor.dtype}, must be torch.int32 or torch.int64")

@@ -5,12 +5,12 @@ from functools import partial
 from typing import Any
 
 import torch
-
 from tilewise.compat import _contents, _pages
-from tilewise.compat._call import number, window
-from tilewise.compat._contents import Limits
+from tilewise.compat._call import chunk_size, number
+from tilewise.compat._contents import ArgumentError, Limits
 from tilewise.compat._tokens import rotate, tokens_of
-from tilewise.torch import attention
+from tilewise.torch import _chunks, attention
+from tilewise.torch._attention import window_pair
 
 Tensor = torch.Tensor
 
@@ -20,7 +20,7 @@ def _same_shape(name: str, tensor: Tensor, shape: tuple[Any, ...]) -> None:
     found = tuple(tensor.shape)
     if len(found) != len(shape) or found != tuple([b if a is None else a for a, b in zip(shape, found, strict=True)]):
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
-        raise ValueError(f"{name}: shape is {found}, must be ({wanted})")
+        raise ArgumentError(f"{name}: shape is {found}, must be ({wanted})")
 
 
 class Call:
@@ -29,18 +29,24 @@ class Call:
     def __init__(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None, v: Tensor | None,
         rotary_cos: Tensor | None, rotary_sin: Tensor | None, cache_seqlens: Any, cache_batch_idx: Tensor | None,
-        cache_leftpad: Tensor | None, block_table: Tensor | None, rotary_interleaved: bool, rotates_queries: bool,
+        cache_leftpad: Tensor | None, table: tuple[str, Tensor | None], rotary_interleaved: bool, rotates_queries: bool,
         cu_seqlens_q: Tensor | None = None, cu_seqlens_k_new: Tensor | None = None, max_seqlen_q: Any = None,
         rotary_seqlens: Tensor | None = None,
     ) -> None:  # fmt: skip
+        """table: of pages, with the name that the caller has for it."""
         self.q, self.k_cache, self.v_cache, self.k, self.v = q.detach(), k_cache, v_cache, k, v
-        self.cu_seqlens_q, self.max_seqlen_q = cu_seqlens_q, number(max_seqlen_q)
+        self.cu_seqlens_q, self.max_seqlen_q = cu_seqlens_q, number("max_seqlen_q", max_seqlen_q)
         self.cu_seqlens_k_new, self.rotary = cu_seqlens_k_new, (rotary_cos, rotary_sin)
-        self.rows, self.leftpad, self.block_table = cache_batch_idx, cache_leftpad, block_table
+        self.rows, self.leftpad = cache_batch_idx, cache_leftpad
+        self.table_name, self.table = table
         self.batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.numel() - 1
         self._check_presence(cache_seqlens)
         self._check_shapes(cache_seqlens, rotary_seqlens)
         self.is_known = _contents.are_known(q)
+        if self.table is not None and self.rows is not None:  # which rows of the table
+            if self.is_known:
+                _contents.check([Limits("cache_batch_idx", self.rows, 0, self.table.shape[0] - 1)])
+            self.table, self.rows = self.table.index_select(0, self.rows.long()), None
         self.before = self._lengths(cache_seqlens)
         self.used = self.before if k is None else self.before + self._new_lengths()
         self.first = self.before if rotary_seqlens is None else rotary_seqlens.long()
@@ -50,31 +56,29 @@ class Call:
 
     def _check_presence(self, cache_seqlens: Any) -> None:
         if (self.k is None) != (self.v is None):
-            raise ValueError("k and v: one is given without the other")
+            raise ArgumentError("k and v: one is given without the other")
         if self.k is not None and cache_seqlens is None:
-            raise ValueError("cache_seqlens: is absent, must be given with k: it says where k goes")
+            raise ArgumentError("cache_seqlens: is absent, must be given with k: it says where k goes")
         if (self.rotary[0] is None) != (self.rotary[1] is None):
-            raise ValueError("rotary_cos and rotary_sin: one is given without the other")
+            raise ArgumentError("rotary_cos and rotary_sin: one is given without the other")
         if self.rotary[0] is not None and self.k is None:
-            raise ValueError("rotary_cos: is given without k; what is in the cache is rotated already")
-        if self.block_table is not None and (self.rows is not None or self.leftpad is not None):
-            name = "cache_batch_idx" if self.rows is not None else "cache_leftpad"
-            raise ValueError(f"block_table: excludes {name}")
+            raise ArgumentError("rotary_cos: is given without k; what is in the cache is rotated already")
 
     def _check_shapes(self, cache_seqlens: Any, rotary_seqlens: Tensor | None) -> None:
-        """Refuses, before anything is written, what the library would refuse, and wrong positions."""
-        _same_shape("q", self.q, (*([None] * (1 if self.cu_seqlens_q is not None else 2)), None, self.k_cache.shape[-1]))
+        """What the library would refuse, and what would be written in a wrong place, before anything is written."""
+        tokens = [None] * (1 if self.cu_seqlens_q is not None else 2)
+        _same_shape("q", self.q, (*tokens, None, self.k_cache.shape[-1]))
         _same_shape("k_cache", self.k_cache, (None,) * 4)
         _same_shape("v_cache", self.v_cache, (*self.k_cache.shape[:3], None))
         for name, cache in (("k_cache", self.k_cache), ("v_cache", self.v_cache)):
             if cache.dtype != self.q.dtype:
-                raise ValueError(f"{name}: dtype is {cache.dtype}, must be q's {self.q.dtype}")
+                raise ArgumentError(f"{name}: dtype is {cache.dtype}, must be q's {self.q.dtype}")
         leading = (self.batch, None) if self.cu_seqlens_k_new is None else (None,)
         for name, new, cache in (("k", self.k, self.k_cache), ("v", self.v, self.v_cache)):
             if new is not None:
                 _same_shape(name, new, (*leading, *cache.shape[2:]))
                 if new.device != cache.device:
-                    raise ValueError(f"{name}: is on {new.device}, must be on {name}_cache's {cache.device}")
+                    raise ArgumentError(f"{name}: is on {new.device}, must be on {name}_cache's {cache.device}")
         if self.k is not None and self.v is not None:
             _same_shape("v", self.v, (*self.k.shape[:-1], self.v_cache.shape[-1]))
         of_batch = {
@@ -86,21 +90,26 @@ class Call:
                 _same_shape(name, tensor, (self.batch,))
         if self.cu_seqlens_k_new is not None:
             _same_shape("cu_seqlens_k_new", self.cu_seqlens_k_new, (self.batch + 1,))
-        if self.block_table is not None:
-            _same_shape("block_table", self.block_table, (self.batch, None))
+        _contents.check_integers(
+            **of_batch, cu_seqlens_q=self.cu_seqlens_q, cu_seqlens_k_new=self.cu_seqlens_k_new,
+            **{self.table_name: self.table},
+        )  # fmt: skip
+        if self.table is not None:
+            _same_shape(self.table_name, self.table, (self.batch if self.rows is None else None, None))
         elif self.rows is None and self.k_cache.shape[0] < self.batch:
-            raise ValueError(f"k_cache: holds {self.k_cache.shape[0]} sequences, must hold q's {self.batch}")
+            raise ArgumentError(f"k_cache: holds {self.k_cache.shape[0]} sequences, must hold q's {self.batch}")
 
     def _capacity(self) -> int:
-        if self.block_table is None:
+        if self.table is None:
             return self.k_cache.shape[1]
-        return self.block_table.shape[1] * self.k_cache.shape[1]
+        return self.table.shape[1] * self.k_cache.shape[1]
 
     def _lengths(self, cache_seqlens: Any) -> Tensor:
         """(B) int64: keys in the cache before this call."""
         if isinstance(cache_seqlens, torch.Tensor):
             return cache_seqlens.long()
-        filled = self._capacity() if cache_seqlens is None else int(cache_seqlens)
+        filled = number("cache_seqlens", cache_seqlens)
+        filled = self._capacity() if filled is None else filled
         return torch.full((self.batch,), filled, dtype=torch.int64, device=self.q.device)
 
     def _new_lengths(self) -> Tensor | int:
@@ -125,7 +134,7 @@ class Call:
     # ---- the cache grows --------------------------------------------------------------------------------------------
 
     def _grow(self, check_options: Callable[[], Any]) -> None:
-        """Rotates q and k, whose sequences begin at `first`, and appends k and v to the cache; before that
+        """Rotates q and k, whose sequences begin at `first`, and writes k and v after what the cache holds; before that
         comes everything that may be refused."""
         if self.is_known and self.cu_seqlens_q is not None:  # before positions are computed from them
             _contents.check(_contents.starts("cu_seqlens_q", self.cu_seqlens_q, self.q.shape[0]))
@@ -139,8 +148,7 @@ class Call:
         cos, sin = self.rotary
         positions: list[Tensor] = []  # positions of q and of k
         if cos is not None:
-            # Under a causal mask or a window the queries have consecutive positions; otherwise all of them are at the
-            # cache's end.
+            # Under a causal mask or a window queries stand one after the other, else all of them at the cache's end.
             q, owner, offset = tokens_of(self.q, self.cu_seqlens_q)
             positions = [self.first[owner] + (offset if self.rotates_queries else 0), self.first[sequence] + place]
         self._check_contents(positions)
@@ -156,32 +164,36 @@ class Call:
     def _check_contents(self, rotated: list[Tensor]) -> None:
         if self.is_known:
             _contents.check(self._limits(rotated))
-        if self.block_table is not None:
-            _pages.check(self.k_cache, self.block_table, self.used)
+        if self.table is not None:
+            _pages.check(self.k_cache, self.table_name, self.table, self.used)
 
     def _places(self, sequence: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
         """Index into the cache of each new token."""
-        if self.block_table is None:
+        if self.table is None:
             return (sequence if self.rows is None else self.rows.long()[sequence]), position
         size = self.k_cache.shape[1]
-        return self.block_table.long()[sequence, position // size], position % size
+        return self.table.long()[sequence, position // size], position % size
 
     # ---- attention to it --------------------------------------------------------------------------------------------
 
     def run(
-        self, softmax_scale: float | None, causal: bool, window_size: Any, softcap: float, alibi_slopes: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+        self, softmax_scale: float | None, causal: bool, window_size: Any, softcap: float, alibi_slopes: Tensor | None,
+        attention_chunk: int = 0,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """out like q, lse (B, H, Sq) or (H, T)."""
+        chunk = chunk_size(attention_chunk)
         options: dict[str, Any] = {
-            "softmax_scale": softmax_scale, "causal": causal, "window_size": window(window_size), "softcap": softcap,
-            "return_lse": True,
+            "softmax_scale": softmax_scale, "causal": causal, "window_size": window_pair(window_size),
+            "softcap": softcap, "return_lse": True,
         }  # fmt: skip
         with torch.no_grad():
             self._grow(partial(self._attend_to_nothing, alibi_slopes, options))
             order = self._order() if self.is_known else None
             if order is not None:
-                return self._run_in_place(*order, alibi_slopes, options)
+                return self._run_in_place(*order, alibi_slopes, options, chunk)
             k, v, where = self._keys()
+            if chunk > 0:
+                where["mask"] = self._chunk_mask(k, where, chunk)
             return attention(
                 self.q, k, v, **options, **where, alibi_slopes=alibi_slopes, cu_seqlens_q=self.cu_seqlens_q,
                 max_seqlen_q=self.max_seqlen_q,
@@ -200,12 +212,9 @@ class Call:
     def _keys(self) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """k, v and where the sequences are: the cache itself, or a copy of the rows or pages that are named."""
         caches = (self.k_cache, self.v_cache)
-        if self.block_table is not None:
-            return _pages.stored(*caches, self.block_table, self.used)
-        where: dict[str, Any] = {"seqused_k": self.used}
-        if self.leftpad is not None:
-            columns = torch.arange(self.k_cache.shape[1], device=self.q.device)
-            where["mask"] = (columns >= self.leftpad[:, None])[:, None, None]
+        if self.table is not None:
+            return _pages.stored(*caches, self.table, self.used, self.leftpad)
+        where = {"seqused_k": self.used, **_pages.padding_mask(self.leftpad, self.k_cache.shape[1])}
         if self.rows is not None:
             k, v = (cache[self.rows.long()] for cache in caches)
         elif self.batch < self.k_cache.shape[0]:
@@ -214,11 +223,24 @@ class Call:
             k, v = caches
         return k, v, where
 
+    def _chunk_mask(self, k: Tensor, where: dict[str, Any], chunk: int) -> Tensor:
+        """(B, 1, Sq, Sk), with the mask that is there already. Chunks are counted from a sequence's first key."""
+        rows, rows_used = self.q.shape[1], None
+        if self.cu_seqlens_q is not None:
+            rows = self.q.shape[0] if self.max_seqlen_q is None else min(self.max_seqlen_q, self.q.shape[0])
+            rows_used = self.cu_seqlens_q.diff()
+        columns = min(where["max_seqlen_k"], k.shape[0]) if "max_seqlen_k" in where else k.shape[1]
+        padding, used = where.get("mask"), where["seqused_k"]
+        leftpad = None if padding is None else self.leftpad
+        used = used if leftpad is None else used - leftpad
+        shown = _chunks.mask(rows, columns, rows if rows_used is None else rows_used, used, chunk, leftpad)
+        return shown if padding is None else shown & padding
+
     def _order(self) -> tuple[list[int], list[int], list[int]] | None:
         """Describes a cache that can be read in place although its rows are chosen or padded, as one row of tokens, in which
         sequences lie packed, one row of the cache after the other. The sequences in that order, and each one's row and
         padding; None if the cache is read whole anyway, or where the packed form cannot say which keys are meant."""
-        if self.block_table is not None or (self.rows is None and self.leftpad is None) or self.batch == 0:
+        if self.table is not None or (self.rows is None and self.leftpad is None) or self.batch == 0:
             return None
         rows = list(range(self.batch)) if self.rows is None else self.rows.tolist()
         padding = [0] * self.batch if self.leftpad is None else self.leftpad.tolist()
@@ -233,8 +255,9 @@ class Call:
         return order, rows, padding
 
     def _run_in_place(
-        self, order: list[int], rows: list[int], padding: list[int], alibi_slopes: Tensor | None, options: dict[str, Any]
-    ) -> tuple[Tensor, Tensor]:
+        self, order: list[int], rows: list[int], padding: list[int], alibi_slopes: Tensor | None,
+        options: dict[str, Any], chunk: int,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """A sequence's padding is the end of what lies before it; seqused_k ends it."""
         size = self.k_cache.shape[1]
         begins = [rows[b] * size + padding[b] for b in order]
@@ -250,9 +273,14 @@ class Call:
             q, used = q[index], used[index]
             if alibi_slopes is not None and alibi_slopes.dim() == 2:
                 alibi_slopes = alibi_slopes[index]
+        where: dict[str, Any] = {
+            "seqused_k": used, "cu_seqlens_k": torch.tensor(starts, device=device),
+            "max_seqlen_k": max(end - start for start, end in zip(starts[:-1], starts[1:], strict=True)),
+        }  # fmt: skip
+        if chunk > 0:
+            where["mask"] = self._chunk_mask(k, where, chunk)
         out, lse = attention(
-            q, k, v, **options, alibi_slopes=alibi_slopes, cu_seqlens_q=self.cu_seqlens_q, seqused_k=used,
-            cu_seqlens_k=torch.tensor(starts, device=device), max_seqlen_q=self.max_seqlen_q,
-            max_seqlen_k=max(end - start for start, end in zip(starts[:-1], starts[1:], strict=True)),
+            q, k, v, **options, **where, alibi_slopes=alibi_slopes, cu_seqlens_q=self.cu_seqlens_q,
+            max_seqlen_q=self.max_seqlen_q,
         )  # fmt: skip
         return (out, lse) if back is None else (out[back], lse[back])

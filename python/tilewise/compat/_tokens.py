@@ -11,8 +11,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, interleaved: 
     Pairs are neighbours (GPT-J) if `interleaved`, else the two halves of R (GPT-NeoX).
     """
     half = cos.shape[-1]
-    turned, rest = x[..., : 2 * half].float(), x[..., 2 * half :]
-    c, s = (table[positions].float()[:, None] for table in (cos, sin))  # (T, 1, R/2)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    turned, rest = x[..., : 2 * half].to(wide), x[..., 2 * half :]
+    c, s = (table[positions].to(wide)[:, None] for table in (cos, sin))  # (T, 1, R/2)
     if interleaved:
         a, b = turned[..., 0::2], turned[..., 1::2]
         turned = torch.stack((a * c - b * s, a * s + b * c), dim=-1).flatten(-2)

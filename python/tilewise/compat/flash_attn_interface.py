@@ -1,16 +1,17 @@
 """flash_attn_interface: the functions of flash-attn 3, with its names, order of arguments, defaults and results.
 
 num_splits, pack_gqa, sm_margin and scheduler_metadata steer flash-attn's kernels; they are taken and change nothing.
-qv, the descales, attention_chunk and seqused_q are not supported: NotImplementedError names them.
+qv, the descales and seqused_q are not supported: NotImplementedError names them.
 """
 
 from typing import Any
 
 import tilewise.torch  # noqa: F401  (first: it says what to do where PyTorch is missing)
 import torch
-from tilewise.compat import _kvcache
+from tilewise.compat import _contents, _kvcache
 from tilewise.compat._call import Window, dense, packed, refuse
 from tilewise.torch import attention
+from tilewise.torch._attention import window_pair
 
 Tensor = torch.Tensor
 Result = Any
@@ -26,10 +27,31 @@ def flash_attn_func(
     """q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv). Returns out, or (out, lse (B, H, Sq))."""
     refuse(
         qv=qv is not None, q_descale=q_descale is not None, k_descale=k_descale is not None,
-        v_descale=v_descale is not None, attention_chunk=attention_chunk != 0,
+        v_descale=v_descale is not None,
     )  # fmt: skip
-    result = dense(q, k, v, 0.0, softmax_scale, causal, window_size, softcap, None, deterministic, return_attn_probs)
+    result = dense(
+        q, k, v, 0.0, softmax_scale, causal, window_size, softcap, None, deterministic, return_attn_probs,
+        attention_chunk,
+    )  # fmt: skip
     return result[:2] if return_attn_probs else result
+
+
+def flash_attn_qkvpacked_func(
+    qkv: Tensor, softmax_scale: float | None = None, causal: bool = False, q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None, v_descale: Tensor | None = None, window_size: Window = (-1, -1),
+    attention_chunk: int = 0, softcap: float = 0.0, deterministic: bool = False, num_heads_q: int | None = None,
+    sm_margin: int = 0, return_attn_probs: bool = False,
+) -> Result:  # fmt: skip
+    """qkv (B, S, 3, H, D), or (B, S, H + 2 Hk, D) with num_heads_q = H. Returns out, or (out, lse (B, H, S))."""
+    if qkv.dim() == 5:
+        q, k, v = qkv.unbind(dim=-3)
+    else:
+        heads = _contents.kv_heads(qkv, num_heads_q)
+        q, k, v = qkv.split([qkv.shape[2] - 2 * heads, heads, heads], dim=2)
+    return flash_attn_func(
+        q, k, v, softmax_scale, causal, None, q_descale, k_descale, v_descale, window_size, attention_chunk, softcap,
+        deterministic=deterministic, return_attn_probs=return_attn_probs,
+    )  # fmt: skip
 
 
 def flash_attn_varlen_func(
@@ -43,11 +65,11 @@ def flash_attn_varlen_func(
     """q (Tq, H, D), k (Tk, Hk, D), v (Tk, Hk, Dv). Returns out, or (out, lse (H, Tq))."""
     refuse(
         seqused_q=seqused_q is not None, qv=qv is not None, q_descale=q_descale is not None,
-        k_descale=k_descale is not None, v_descale=v_descale is not None, attention_chunk=attention_chunk != 0,
+        k_descale=k_descale is not None, v_descale=v_descale is not None,
     )  # fmt: skip
     result = packed(
         q, k, v, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), 0.0, softmax_scale, causal, window_size,
-        softcap, None, deterministic, return_attn_probs, None, seqused_k,
+        softcap, None, deterministic, return_attn_probs, None, seqused_k, attention_chunk,
     )  # fmt: skip
     return result[:2] if return_attn_probs else result
 
@@ -67,14 +89,15 @@ def flash_attn_with_kvcache(
     """That of flash-attn 2, also with packed queries (cu_seqlens_q) and new keys (cu_seqlens_k_new). No gradient."""
     refuse(
         qv=qv is not None, q_descale=q_descale is not None, k_descale=k_descale is not None,
-        v_descale=v_descale is not None, attention_chunk=attention_chunk != 0,
+        v_descale=v_descale is not None,
     )  # fmt: skip
     call = _kvcache.Call(
-        q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, page_table,
-        rotary_interleaved, rotates_queries=causal or tuple(window_size) != (-1, -1), cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k_new=cu_seqlens_k_new, max_seqlen_q=max_seqlen_q, rotary_seqlens=rotary_seqlens,
+        q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad,
+        ("page_table", page_table), rotary_interleaved, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k_new=cu_seqlens_k_new,
+        max_seqlen_q=max_seqlen_q, rotary_seqlens=rotary_seqlens,
+        rotates_queries=causal or window_pair(window_size) != (-1, -1) or attention_chunk != 0,
     )  # fmt: skip
-    out, lse = call.run(softmax_scale, causal, window_size, softcap, None)
+    out, lse = call.run(softmax_scale, causal, window_size, softcap, None, attention_chunk)
     return (out, lse) if return_softmax_lse else out
 
 

@@ -1,10 +1,15 @@
 """The function that users call."""
 
+import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from tilewise._options import truth
 from tilewise.torch._autograd import forward
+
+Window = Sequence[int | None]
 
 _ALIGNMENTS = {"bottom_right": False, "top_left": True}
 _LAYOUTS = {"bshd": False, "bhsd": True}
@@ -16,7 +21,7 @@ def attention(
     v: torch.Tensor,
     *,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: Window | None = (-1, -1),
     softmax_scale: float | None = None,
     softcap: float = 0.0,
     mask: torch.Tensor | None = None,
@@ -50,10 +55,10 @@ def attention(
         k: (B, Sk, Hk, D) or packed (Tk, Hk, D).
         v: (B, Sk, Hk, Dv) or packed (Tk, Hk, Dv).
         causal: keys j <= i + d, d = Sk - Sq, or 0 with ``alignment="top_left"``.
-        window_size: (left, right): keys i + d - left <= j <= i + d + right; -1 is unbounded.
+        window_size: (left, right): keys i + d - left <= j <= i + d + right; -1 or None is unbounded.
         softmax_scale: any finite number; None is 1/sqrt(D).
         softcap: c > 0: scores become c * tanh(score / c).
-        mask: bool, broadcasts from the right to (B, H, Sq, Sk); True is visible.
+        mask: bool, broadcasts from the right to (B, H, Sq, Sk); True is visible. Or uint8, where 0 hides a key.
         bias: q's dtype or float32, broadcasts to (B, H, Sq, Sk); has a gradient.
         alibi_slopes: float32 (H) or (B, H): - slope * |i + d - j|.
         sink: float32 (H): a logit that joins the denominator only; has a gradient.
@@ -74,27 +79,61 @@ def attention(
 
     Raises:
         RuntimeError: with the library's message, which names the argument, its value and the limit.
-        ValueError: for a word that is not one of an option's.
+        ValueError, TypeError: for a value of an option that has no meaning.
     """
+    left, right = window_pair(window_size)
+    if causal is not True and causal is not False:
+        causal = causal is not None and truth("causal", causal)
+    return_lse = return_lse is True or (return_lse is not False and truth("return_lse", return_lse))
     dropout_state = None
-    if dropout_p > 0.0:
+    if dropout_p != 0.0:
         dropout_state = _dropout_state(dropout_seed, dropout_offset)
     if alignment not in _ALIGNMENTS or layout not in _LAYOUTS or out_dtype not in (None, q.dtype, torch.float32):
         _refuse(q, alignment, layout, out_dtype)
     out, lse = forward(
         q, k, v, mask, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, seqused_k, slices, dropout_state,
-        softmax_scale, causal, window_size[0], window_size[1], _ALIGNMENTS[alignment], softcap, dropout_p,
-        -1 if max_seqlen_q is None else max_seqlen_q, -1 if max_seqlen_k is None else max_seqlen_k, _LAYOUTS[layout],
+        softmax_scale, causal, left, right, _ALIGNMENTS[alignment], softcap, dropout_p,
+        _length("max_seqlen_q", max_seqlen_q), _length("max_seqlen_k", max_seqlen_k), _LAYOUTS[layout],
         torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic, batch_invariant,
         out_dtype == torch.float32,
     )  # fmt: skip
     return (out, lse) if return_lse else out
 
 
+def window_pair(window_size: Window | None) -> tuple[int, int]:
+    """(left, right) as the operators take it: None and -1 are no bound."""
+    if window_size is None or (type(window_size) is tuple and window_size == (-1, -1)):
+        return -1, -1
+    expected = "must be a pair (left, right) of integers from 0 on, -1 or None for no bound"
+    try:
+        left, right = (-1 if side is None else side for side in window_size)
+        if not (isinstance(left, int) and isinstance(right, int)):  # torch.SymInt has no __index__ in a trace
+            left, right = operator.index(left), operator.index(right)
+    except (TypeError, ValueError):
+        raise TypeError(f"window_size: is {window_size!r}, {expected}") from None
+    if left < -1 or right < -1:
+        raise ValueError(f"window_size: is {window_size!r}, {expected}")
+    return left, right
+
+
+def _length(name: str, length: int | None) -> int:
+    """As the operators take it: -1 is the number of tokens."""
+    if length is None:
+        return -1
+    if length < 0:
+        raise ValueError(f"{name}: is {length}, must be 0 or more; None stands for the number of tokens")
+    return length
+
+
 def _dropout_state(seed: int | None, offset: int) -> torch.Tensor:
     """(2) int64 on the CPU: seed and offset. Seeds from 2^63 on are the negative numbers of the same bits."""
     if seed is None:
         return torch.randint(0, 2**32, (2,), dtype=torch.int64)
+    seed, offset = (number if isinstance(number, int) else operator.index(number) for number in (seed, offset))
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"dropout_seed: is {seed}, must be an integer from 0 to 2^64 - 1")
+    if not 0 <= offset < 2**32:
+        raise ValueError(f"dropout_offset: is {offset}, must be an integer from 0 to 2^32 - 1")
     return torch.tensor([seed - 2**64 if seed >= 2**63 else seed, offset], dtype=torch.int64)
 
 

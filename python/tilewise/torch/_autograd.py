@@ -1,9 +1,11 @@
 """The operators' gradients, their behaviour under autocast, and what they refuse."""
 
+from functools import partial
 from typing import Any
 
 import torch
 
+from tilewise.torch import _vmap
 from tilewise.torch._meta import GRADIENTS
 from tilewise.torch._schema import BACKWARD, FORWARD, FORWARD_NAMES, LAST_SHARED, TENSORS, without_defaults
 
@@ -124,12 +126,6 @@ def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) ->
     pass
 
 
-def _refuse_vmap(info: Any, in_dims: Any, *args: Any) -> None:
-    raise NotImplementedError(
-        "tilewise: attention has no torch.vmap rule; flatten the mapped dimension into its batch dimension"
-    )
-
-
 _AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 
 
@@ -158,7 +154,7 @@ def register() -> None:
     forward, backward = "tilewise::attention_forward", "tilewise::attention_backward"
     torch.library.register_autograd(forward, _backward, setup_context=_setup_context)
     torch.library.register_autograd(backward, _refuse_double_backward, setup_context=_keep_nothing)
-    torch.library.register_vmap(forward, _refuse_vmap)
-    torch.library.register_vmap(backward, _refuse_vmap)
+    torch.library.register_vmap(forward, partial(_vmap.run, FORWARD))
+    torch.library.register_vmap(backward, partial(_vmap.run, BACKWARD))
     for device, key in _AUTOCAST_KEYS.items():
         _LIBRARY.impl("attention_forward", _autocast(device), key)

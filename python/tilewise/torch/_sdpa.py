@@ -8,6 +8,7 @@ torch.func, and code under ``torch.nn.attention.sdpa_kernel`` without the flash 
 """
 
 import contextlib
+import math
 import threading
 from collections.abc import Iterator
 
@@ -42,6 +43,7 @@ def _scaled_dot_product_attention(
         and _are_inputs_ours(query, key, value, enable_gqa)
         and _is_mask_ours(query, key, attn_mask, is_causal)
         and 0.0 <= dropout_p < 1.0
+        and (scale is None or math.isfinite(scale))
     ):
         return _PYTORCH.decompose(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa

@@ -54,7 +54,8 @@ class _Handle:
     ) -> tuple[Any, ...]:
         """q, k, v (B, H, S, D). A causal square has one alignment; PyTorch sends no other."""
         square = query.shape[2] == key.shape[2]
-        if dropout_p != 0.0 or return_debug_mask or (is_causal and not square) or not _is_ours(query, key, value):
+        ours = _is_ours(query, key, value, scale)
+        if dropout_p != 0.0 or return_debug_mask or (is_causal and not square) or not ours:
             return self._dense.call_boxed(
                 keys, query, key, value, dropout_p, is_causal, return_debug_mask, scale=scale
             )
@@ -83,7 +84,7 @@ class _Handle:
         **later: Any,
     ) -> tuple[Any, ...]:
         """q, k, v packed (T, H, D) with cum_seq, or dense (B, S, H, D). Bottom-right, as flash attention is."""
-        ours = dropout_p == 0.0 and not return_debug_mask and _is_ours(query, key, value)
+        ours = dropout_p == 0.0 and not return_debug_mask and _is_ours(query, key, value, scale)
         if not ours or any(option is not None for option in later.values()):
             return self._packed.call_boxed(
                 keys, query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, return_debug_mask,
@@ -111,8 +112,8 @@ def _forward(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return out, lse
 
 
-def _is_ours(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
-    """Returns whether a fast kernel covers it: 16-bit, and head dimensions that are multiples of 8 up to 128."""
+def _is_ours(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None) -> bool:
+    """What the fast kernels cover: 16-bit, head dimensions that are multiples of 8 up to 256, a finite scale."""
     dtype, dim, value_dim = query.dtype, query.shape[-1], value.shape[-1]
     return (
         (dtype is torch.bfloat16 or dtype is torch.float16)
@@ -124,6 +125,7 @@ def _is_ours(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> boo
         and query.numel() > 0
         and key.numel() > 0
         and value.numel() > 0
+        and (scale is None or math.isfinite(scale))
     )
 
 

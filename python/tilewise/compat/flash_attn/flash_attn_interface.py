@@ -12,9 +12,22 @@ import tilewise.torch  # noqa: F401  (first: it says what to do where PyTorch is
 import torch
 from tilewise.compat import _kvcache
 from tilewise.compat._call import Window, dense, packed
+from tilewise.compat._raw import (
+    _flash_attn_backward,
+    _flash_attn_forward,
+    _flash_attn_varlen_backward,
+    _flash_attn_varlen_forward,
+)
+from tilewise.torch._attention import window_pair
 
 Tensor = torch.Tensor
 Result = Any  # a tensor, or (out, lse, probabilities)
+
+# flash-attn's other names for them: its operators, as torch.compile calls them.
+_wrapped_flash_attn_forward = _flash_attn_forward
+_wrapped_flash_attn_backward = _flash_attn_backward
+_wrapped_flash_attn_varlen_forward = _flash_attn_varlen_forward
+_wrapped_flash_attn_varlen_backward = _flash_attn_varlen_backward
 
 
 def flash_attn_func(
@@ -103,13 +116,14 @@ def flash_attn_with_kvcache(
     """Appends k and v to the cache in place, rotated, and attends to it. No gradient.
 
     q (B, Sq, H, D); k_cache and v_cache (Bc, Sc, Hk, D), or pages (N, page size, Hk, D) with block_table (B, pages);
-    k and v (B, new, Hk, D), written behind cache_seqlens, a number or (B). rotary_cos, rotary_sin (length, R/2).
+    k and v (B, new, Hk, D), written after cache_seqlens keys, a number or (B). rotary_cos, rotary_sin (length, R/2).
     cache_batch_idx (B): which row of the cache; cache_leftpad (B): where its keys start. num_splits is a hint to
     flash-attn's kernels and changes nothing.
     """
     call = _kvcache.Call(
-        q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, block_table,
-        rotary_interleaved, rotates_queries=causal or tuple(window_size) != (-1, -1),
+        q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad,
+        ("block_table", block_table), rotary_interleaved,
+        rotates_queries=causal or window_pair(window_size) != (-1, -1),
     )  # fmt: skip
     out, lse = call.run(softmax_scale, causal, window_size, softcap, alibi_slopes)
     return (out, lse) if return_softmax_lse else out

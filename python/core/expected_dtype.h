@@ -1,0 +1,40 @@
+// What a message says that an argument's dtype must be. Shared by all bindings.
+#pragma once
+
+#include <string_view>
+
+namespace tilewise::python {
+
+inline const char* expected_dtype(std::string_view argument) {
+  struct Row {
+    std::string_view argument;
+    const char* text;
+  };
+  constexpr Row kRows[] = {
+      {"mask", "bool, or uint8 where 0 hides a key"},
+      {"bias", "q's dtype or float32"},
+      {"dbias", "the dtype of bias"},
+      {"alibi_slopes", "float32"},
+      {"sink", "float32"},
+      {"slices", "int64"},
+      {"cu_seqlens_q", "int32 or int64"},
+      {"cu_seqlens_k", "int32 or int64"},
+      {"seqused_k", "int32 or int64"},
+      {"lse", "float32 (float64 for float64 inputs)"},
+      {"dlse", "float32 (float64 for float64 inputs)"},
+      {"dsink", "float32 (float64 for float64 inputs)"},
+      {"workspace", "a dtype that the other arguments may have, or uint8"},
+  };
+  for (const Row& row : kRows) {
+    if (row.argument == argument) return row.text;
+  }
+  return "float64, float32, bfloat16 or float16";
+}
+
+// Whether the argument may be an array of bytes: a kernel reads a mask byte by byte, and hides a
+// key where the byte is 0.
+inline bool takes_bytes(std::string_view argument) {
+  return argument == "mask" || argument == "workspace";
+}
+
+}  // namespace tilewise::python

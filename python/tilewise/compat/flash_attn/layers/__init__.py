@@ -1,0 +1,1 @@
+"""flash_attn.layers: rotary embeddings. Its patch embedding is left out."""
