@@ -12,6 +12,7 @@
 #include "cuda/tile/bands.h"
 #include "cuda/tile/fragment.h"
 #include "cuda/tile/ldmatrix_tile.h"
+#include "cuda/tile/mask_bits.h"
 #include "cuda/tile/pair_loads.h"
 #include "math/mask_rule.h"
 #include "verify/random.h"

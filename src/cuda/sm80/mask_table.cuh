@@ -5,6 +5,7 @@
 #include "cuda/host/sequences.cuh"
 #include "cuda/sm80/parameters.h"
 #include "cuda/sm80/shared.cuh"
+#include "cuda/tile/mask_bits.h"
 #include "cuda/tile/window_band.h"
 #include "math/integer.h"
 

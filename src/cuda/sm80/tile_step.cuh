@@ -8,6 +8,7 @@
 #include "cuda/sm80/mask_table.cuh"
 #include "cuda/sm80/warp_pair.cuh"
 #include "cuda/sm80/work_tile.cuh"
+#include "cuda/tile/dropout.cuh"
 #include "cuda/tile/ldmatrix_tile.h"
 #include "cuda/tile/score_mod.cuh"
 #include "cuda/tile/softmax.cuh"
