@@ -1,4 +1,4 @@
-// A build without CUDA: no device, and every request says so.
+// The CUDA runtime of a build without CUDA: there is no device, and every call says so.
 #include <cmath>
 
 #include "cuda/host/runtime.h"

@@ -37,12 +37,12 @@ Status run_reference_kernel(const Problem& problem, const RunContext& context) {
   return check(run_reference(problem, table, stream), "starting cuda_reference");
 }
 
-// Nothing counts the traffic of the reference.
+// The reference counts no traffic.
 double no_prediction(const Problem&, std::int64_t, std::int64_t) {
   return std::numeric_limits<double>::quiet_NaN();
 }
 
-// Rungs that are there to be compared.
+// Why a rung of the ladder is not chosen by itself.
 const char* below_flash2(const Problem&, const Machine&) {
   return "a rung of the ladder below FlashAttention-2";
 }
@@ -52,7 +52,7 @@ const char* below_flash2(const Problem&, const Machine&) {
 constinit const Kernel kForwardSm90 = {
     "cuda_sm90",
     "FlashAttention-3 on Hopper: TMA, wgmma, warp specialisation; bf16 and fp16, D up to 256; "
-    "beside NaN rows may be rounded anew",
+    "rows next to a NaN may round differently",
     [](const Problem& problem, const Machine&) { return sm90::supports(problem); },
     [](const Problem& problem, std::int64_t) { return sm90::workspace_bytes(problem); },
     sm90::run,
@@ -78,7 +78,7 @@ constinit const Kernel kForwardSm80 = {
 
 constinit const Kernel kForwardFp32 = {
     "cuda_fp32",
-    "FlashAttention-2 since Ampere by multiply-adds: fp32, D up to 256, every option",
+    "FlashAttention-2 since Ampere in multiply-adds: fp32, D up to 256, every option",
     [](const Problem& problem, const Machine&) { return fp32::supports(problem); },
     [](const Problem& problem, std::int64_t) { return fp32::workspace_bytes(problem); },
     fp32::run,
@@ -92,7 +92,7 @@ constinit const Kernel kForwardFp32 = {
 constinit const Kernel kForwardFlash1 = {
     "cuda_flash1",
     "FlashAttention-1: a block for each head, out renormalised in memory; bf16 and fp16, D up to "
-    "128; beside NaN rows may be rounded anew",
+    "128; rows next to a NaN may round differently",
     [](const Problem& problem, const Machine&) { return ladder::supports_flash1(problem); },
     [](const Problem& problem, std::int64_t) { return ladder::workspace_of_flash1(problem); },
     ladder::run_flash1,
@@ -107,8 +107,8 @@ constinit const Kernel kForwardFlash1 = {
 
 constinit const Kernel kForwardStandard = {
     "cuda_standard",
-    "S and P in memory, three kernels: attention as the formula has it; bf16 and fp16, D up to "
-    "128; beside NaN rows may be rounded anew",
+    "S and P in memory, three kernels: attention as in the formula; bf16 and fp16, D up to "
+    "128; rows next to a NaN may round differently",
     [](const Problem& problem, const Machine&) { return ladder::supports_standard(problem); },
     [](const Problem& problem, std::int64_t) { return ladder::workspace_of_standard(problem); },
     ladder::run_standard,

@@ -90,11 +90,11 @@ TILEWISE_INLINE T exp2(T x) {
 // scale_log2: a positive factor that turns a difference of scores into an exponent of 2. It is
 // log2(e) for scores as the formula has them, and scale * log2(e) for unscaled products q.k.
 template <class T>
-struct ExponentUnit {
+struct ScaleLog2 {
   T factor;
   T lowest;  // below this difference the power is 0
 
-  TILEWISE_INLINE explicit ExponentUnit(T scale_log2 = T(Lane<T>(kLog2E)))
+  TILEWISE_INLINE explicit ScaleLog2(T scale_log2 = T(Lane<T>(kLog2E)))
       : factor(scale_log2), lowest(T(Limits<Lane<T>>::kLowestExp2) / scale_log2) {}
 };
 
@@ -104,7 +104,7 @@ struct ExponentUnit {
 // 1.5 ulp in double. Results of 0, as for masked scores, are selected: computing one would
 // underflow, which costs x86 a hundred cycles. Whatever the discarded side computes may be NaN.
 template <class T>
-TILEWISE_INLINE T exp2_of_product(T x, const ExponentUnit<T>& scale_log2) {
+TILEWISE_INLINE T exp2_of_product(T x, const ScaleLog2<T>& scale_log2) {
   const T offset(PowerOffset<Lane<T>>::kOffset);
   const T shifted = multiply_add(x, scale_log2.factor, offset);
   const T n = shifted - offset;

@@ -36,12 +36,11 @@ TILEWISE_INLINE T anchor(T max) {
   return select(max == T(-Limits<L>::kInfinity), T(L(0)), max);
 }
 
-// Returns the factor that rescales a state (or a score) with maximum `max` to the anchor
-// `anchor_point`; 0 for an empty state.
+// Returns exp(score - anchor_point): the prob of a score, or, for the maximum of a state, the
+// factor that rescales the state to that anchor. 0 for a score of -inf, and so for an empty state.
 template <class T>
-TILEWISE_INLINE T weight(T max, T anchor_point,
-                         const ExponentUnit<T>& scale_log2 = ExponentUnit<T>()) {
-  return exp2_of_product(max - anchor_point, scale_log2);
+TILEWISE_INLINE T prob(T score, T anchor_point, const ScaleLog2<T>& scale_log2 = ScaleLog2<T>()) {
+  return exp2_of_product(score - anchor_point, scale_log2);
 }
 
 // Returns factor * value, but 0 if the factor is 0: the row of an empty state may hold NaN, so it
@@ -62,10 +61,10 @@ struct Merged {
 };
 template <class T>
 TILEWISE_INLINE Merged<T> merge(SoftmaxState<T> a, SoftmaxState<T> b,
-                                const ExponentUnit<T>& scale_log2 = ExponentUnit<T>()) {
+                                const ScaleLog2<T>& scale_log2 = ScaleLog2<T>()) {
   const T max = maximum(a.max, b.max);
-  const T factor_a = weight(a.max, anchor(max), scale_log2);
-  const T factor_b = weight(b.max, anchor(max), scale_log2);
+  const T factor_a = prob(a.max, anchor(max), scale_log2);
+  const T factor_b = prob(b.max, anchor(max), scale_log2);
   // The sum of an empty state is 0, so nothing has to be selected here, and a NaN is kept however
   // small its factor.
   return {{max, factor_a * a.sum + factor_b * b.sum}, factor_a, factor_b};
@@ -99,8 +98,7 @@ TILEWISE_INLINE Finalised<T> finalise(SoftmaxState<T> state, T sink) {
 // its probabilities are 0. No probability exceeds 1: at scores of 10^9 and more the rounding of lse
 // would otherwise make it infinite.
 template <class T>
-TILEWISE_INLINE T probability(T score, T lse,
-                              const ExponentUnit<T>& scale_log2 = ExponentUnit<T>()) {
+TILEWISE_INLINE T probability(T score, T lse, const ScaleLog2<T>& scale_log2 = ScaleLog2<T>()) {
   using L = Lane<T>;
   return exp2_of_product(-maximum(T(L(0)), anchor(lse) - score), scale_log2);  // a NaN is kept
 }

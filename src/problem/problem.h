@@ -92,7 +92,7 @@ struct Problem {
 
   // True if the score is more than scale * q.k: with softcap, bias, mask or ALiBi. (Dropout acts on
   // the probabilities.)
-  TILEWISE_INLINE bool general_scores() const {
+  TILEWISE_INLINE bool has_score_mod() const {
     return softcap > 0 || bias.present() || mask.present() || alibi_slopes.present();
   }
 };

@@ -68,7 +68,7 @@ struct Flash2Forward {
     T* const out = b.out_tile + tile_row.in_tile * head.value_dim();
     head.score_row(tile_row.row, tile_row.keys, query, b.key_tile, b.scores, nullptr);
     const T max = math::maximum(state->max, row_max(b.scores, keys));
-    const T factor = math::weight(state->max, math::anchor(max));
+    const T factor = math::prob(state->max, math::anchor(max));
     const T sum = exponentiate(b.scores, keys, max, b.probs);
     *state = {max, factor * state->sum + sum};
     probs_times_values<T>(head, {tile_row.row, tile_row.keys, b.scores, b.probs}, b.value_tile,

@@ -83,7 +83,7 @@ T row_max(const T* scores, std::int64_t keys) {
 template <class T>
 T exponentiate(const T* scores, std::int64_t keys, T max, T* exponentials) {
   const T anchor_point = math::anchor(max);
-  for (std::int64_t j = 0; j < keys; ++j) exponentials[j] = math::weight(scores[j], anchor_point);
+  for (std::int64_t j = 0; j < keys; ++j) exponentials[j] = math::prob(scores[j], anchor_point);
   return sum(exponentials, keys);
 }
 

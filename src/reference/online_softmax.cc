@@ -90,7 +90,7 @@ struct OnlineSoftmaxForward {
         // one.
         set_zero(b.total, problem.value_dim);
         for_each_score(group, head, i, b, [&](std::int64_t j, T score, T) {
-          const T prob = math::weight(score, math::anchor(state.max));
+          const T prob = math::prob(score, math::anchor(state.max));
           group.memory.load(problem.v, group.key_rows(j, 1), problem.value_dim, b.value);
           add_scaled(prob * head.dropout_factor(i, j), b.value, problem.value_dim, b.total);
         });

@@ -75,13 +75,13 @@ template <class T>
 void probe_softmax_step(std::int64_t keys, T scale_log2, T* scores, T* max, T* sum, T* rescale) {
   Vec<T> factors[kWideColumns];
   softmax_step<T, kWideColumns, static_cast<int>(kWidth<T>)>(
-      keys, math::ExponentUnit<Vec<T>>(Vec<T>(scale_log2)), scores, max, sum, factors);
+      keys, math::ScaleLog2<Vec<T>>(Vec<T>(scale_log2)), scores, max, sum, factors);
   for (int n = 0; n < kWideColumns; ++n) factors[n].store(rescale + n * Vec<T>::kLanes);
 }
 
 template <class T>
 T probe_softmax_row(T scale_log2, T* scores, T* max, T* sum) {
-  return softmax_row<T>(scores, math::ExponentUnit<Vec<T>>(Vec<T>(scale_log2)), max, sum);
+  return softmax_row<T>(scores, math::ScaleLog2<Vec<T>>(Vec<T>(scale_log2)), max, sum);
 }
 
 template <class T>

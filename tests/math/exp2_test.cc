@@ -94,7 +94,7 @@ TEST(Exp2OfProduct, IsWithinTheStatedUlpsIntoTheDenormals) {
     const float x = static_cast<float>(exponent / factor);
     const float unit = static_cast<float>(factor);
     const double exact = std::exp2(static_cast<double>(x) * static_cast<double>(unit));
-    ASSERT_LE(ulps(exp2_of_product(x, ExponentUnit<float>(unit)), exact), 2.5) << x << " " << unit;
+    ASSERT_LE(ulps(exp2_of_product(x, ScaleLog2<float>(unit)), exact), 2.5) << x << " " << unit;
     // A long double has too few bits for the product of two doubles, so the rest is computed
     // separately.
     const double wide = (i % 3 == 0 ? exponent : exponent * 7) / factor;
@@ -102,15 +102,15 @@ TEST(Exp2OfProduct, IsWithinTheStatedUlpsIntoTheDenormals) {
     const long double rest =
         std::fma(static_cast<long double>(wide), static_cast<long double>(factor), -product);
     const long double power = std::exp2(product);
-    ASSERT_LE(
-        ulps(exp2_of_product(wide, ExponentUnit<double>(factor)), power + power * rest * kLn2), 1.5)
+    ASSERT_LE(ulps(exp2_of_product(wide, ScaleLog2<double>(factor)), power + power * rest * kLn2),
+              1.5)
         << wide << " " << factor;
   }
 }
 
 template <class T>
 void expect_exact_powers() {
-  const ExponentUnit<T> one(T(1));
+  const ScaleLog2<T> one(T(1));
   for (int n = static_cast<int>(Limits<T>::kLowestExp2) + 2; n <= 0; ++n)
     EXPECT_EQ(exp2_of_product(T(n), one), static_cast<T>(std::ldexp(1.0, n))) << n;
   EXPECT_EQ(exp2_of_product(-T(kInfinity), one), T(0));
@@ -124,8 +124,8 @@ void expect_exact_powers() {
 TEST(Exp2OfProduct, IsExactWhereItMustBe) {
   expect_exact_powers<float>();
   expect_exact_powers<double>();
-  EXPECT_TRUE(std::isnan(exp2_of_product(float_of(0x7fffffff), ExponentUnit<float>(1.0f))));
-  EXPECT_TRUE(std::isnan(exp2_of_product(float_of(0xffffffff), ExponentUnit<float>(1.0f))));
+  EXPECT_TRUE(std::isnan(exp2_of_product(float_of(0x7fffffff), ScaleLog2<float>(1.0f))));
+  EXPECT_TRUE(std::isnan(exp2_of_product(float_of(0xffffffff), ScaleLog2<float>(1.0f))));
 }
 
 TEST(Tanh, IsWithinAFewUlpsOfTheResult) {

@@ -44,7 +44,7 @@ struct QueryPair {
 // 4e-6. With two terms, `exponent` is LSE, and the probability is that of all other kernels.
 template <int kTerms>
 TILEWISE_INLINE Vec<float> fast_probability(Vec<float> score, Vec<float> exponent,
-                                            const math::ExponentUnit<Vec<float>>& scale_log2) {
+                                            const math::ScaleLog2<Vec<float>>& scale_log2) {
   if constexpr (kTerms == 2) return math::probability(score, exponent, scale_log2);
   return amx_exp2(multiply_subtract(score, scale_log2.factor, exponent));
 }
@@ -56,7 +56,7 @@ class GradientSlices {
  public:
   static constexpr int kTerms = kPlan.terms;
 
-  TILEWISE_INLINE explicit GradientSlices(const math::ExponentUnit<Vec<float>>& scale_log2)
+  TILEWISE_INLINE explicit GradientSlices(const math::ScaleLog2<Vec<float>>& scale_log2)
       : scale_log2_(scale_log2) {}
 
   TILEWISE_INLINE void begin(const GradientBlock& block) {
@@ -132,7 +132,7 @@ class GradientSlices {
     _mm512_storeu_si512(rows + kTileDepth / 2, rounder_.paired(odd, high_odd));
   }
 
-  math::ExponentUnit<Vec<float>> scale_log2_;
+  math::ScaleLog2<Vec<float>> scale_log2_;
   GradientBlock to_ = {};
   std::int64_t left_ = 0;  // pairs of queries
   Bf16Rounder rounder_;

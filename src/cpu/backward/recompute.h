@@ -77,7 +77,7 @@ void gradient_step(const Problem& problem, const TileBounds& bounds,
   using T = SumOf<E>;
   constexpr bool kQueries = kLanesAre == Lanes::kQueries;
   const GradientTile<T>& tile = scratch.tile;
-  const math::ExponentUnit<Vec<T>> scale_log2 = ScoreScaling<T>(problem).scale_log2();
+  const math::ScaleLog2<Vec<T>> scale_log2 = ScoreScaling<T>(problem).scale_log2();
   for (std::int64_t t = 0; t < bounds.t_count; ++t) {
     for (int lane = 0; lane < kColumns * Vec<T>::kLanes; lane += Vec<T>::kLanes) {
       const std::int64_t at = t * kWidth + lane;

@@ -66,15 +66,15 @@ struct ScoreScaling {
 
   TILEWISE_INLINE explicit ScoreScaling(const Problem& problem) {
     const double size = __builtin_fabs(problem.scale);
-    unscaled = !problem.general_scores() && size > 0x1p-60 && size < 0x1p60;
+    unscaled = !problem.has_score_mod() && size > 0x1p-60 && size < 0x1p60;
     sign = unscaled && problem.scale < 0 ? T(-1) : T(1);
     factor = unscaled ? static_cast<T>(size) : T(1);
   }
 
   // L is T, or a vector of it.
   template <class L = Vec<T>>
-  TILEWISE_INLINE math::ExponentUnit<L> scale_log2() const {
-    return math::ExponentUnit<L>(L(static_cast<T>(static_cast<double>(factor) * math::kLog2E)));
+  TILEWISE_INLINE math::ScaleLog2<L> scale_log2() const {
+    return math::ScaleLog2<L>(L(static_cast<T>(static_cast<double>(factor) * math::kLog2E)));
   }
 };
 

@@ -58,7 +58,7 @@ template <class T>
 void merge_states(const DecodeRange& range, const SplitStates<T>& states, std::int64_t left,
                   std::int64_t right) {
   constexpr std::int64_t kLanes = Vec<T>::kLanes;
-  const math::ExponentUnit<T> scale_log2 =
+  const math::ScaleLog2<T> scale_log2 =
       ScoreScaling<T>(*range.context.problem).template scale_log2<T>();
   for (std::int64_t r = 0; r < range.rows(); ++r) {
     const std::int64_t to = left * states.stride + r;

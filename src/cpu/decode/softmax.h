@@ -18,7 +18,7 @@ inline constexpr int kSoftmaxSteps = 8;
 // Updates the state of a row with the scores of a block, and turns them into unnormalised
 // probabilities. Returns the factor by which the row's output so far must be multiplied.
 template <class T>
-TILEWISE_INLINE T softmax_row(T* scores, const math::ExponentUnit<Vec<T>>& scale_log2, T* max,
+TILEWISE_INLINE T softmax_row(T* scores, const math::ScaleLog2<Vec<T>>& scale_log2, T* max,
                               T* sum) {
   constexpr int kLanes = Vec<T>::kLanes;
   const Vec<T> old_max(*max);
@@ -28,11 +28,11 @@ TILEWISE_INLINE T softmax_row(T* scores, const math::ExponentUnit<Vec<T>>& scale
     lanes_max = maximum(Vec<T>::load(scores + lane), lanes_max);
   const Vec<T> new_max = largest_lane(lanes_max);
   const Vec<T> anchor = math::anchor(new_max);
-  const Vec<T> rescale = math::weight(old_max, anchor, scale_log2);
+  const Vec<T> rescale = math::prob(old_max, anchor, scale_log2);
   Vec<T> total(T(0));  // of this block only: short sums lose less
 #pragma GCC unroll 16
   for (int lane = 0; lane < kDecodeKeys; lane += kLanes) {
-    const Vec<T> prob = math::weight(Vec<T>::load(scores + lane), anchor, scale_log2);
+    const Vec<T> prob = math::prob(Vec<T>::load(scores + lane), anchor, scale_log2);
     prob.store(scores + lane);
     total = total + prob;
   }
@@ -49,7 +49,7 @@ void softmax_rows(const DecodeBlock& block, std::int64_t first_row, const Decode
   const Problem& problem = *block.context.problem;
   const TileBounds bounds = {block.first, block.keys, 0, block.queries};
   const TileClass tile_class = classify(block.context, Lanes::kKeys, bounds);
-  const math::ExponentUnit<Vec<T>> scale_log2 = ScoreScaling<T>(problem).scale_log2();
+  const math::ScaleLog2<Vec<T>> scale_log2 = ScoreScaling<T>(problem).scale_log2();
   for (std::int64_t g = 0; g < block.group; ++g) {
     HeadContext context = block.context;
     context.head += first_row / block.queries + g;

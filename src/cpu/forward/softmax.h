@@ -24,18 +24,18 @@ TILEWISE_INLINE Vec<T> column_maximum(const T* column, std::int64_t rows, Vec<T>
 // probabilities. rescale receives the factor by which the panel's output so far must be multiplied.
 // The first kColumns registers of kWidth lanes are computed.
 template <class T, int kColumns, int kWidth>
-TILEWISE_INLINE void softmax_step(std::int64_t keys, math::ExponentUnit<Vec<T>> scale_log2,
-                                  T* scores, T* max, T* sum, Vec<T>* rescale) {
+TILEWISE_INLINE void softmax_step(std::int64_t keys, math::ScaleLog2<Vec<T>> scale_log2, T* scores,
+                                  T* max, T* sum, Vec<T>* rescale) {
   constexpr int kLanes = Vec<T>::kLanes;
   for (int n = 0; n < kColumns; ++n) {
     T* const column = scores + n * kLanes;
     const Vec<T> old_max = Vec<T>::load(max + n * kLanes);
     const Vec<T> new_max = column_maximum<T, kWidth>(column, keys, old_max);
     const Vec<T> anchor = math::anchor(new_max);
-    rescale[n] = math::weight(old_max, anchor, scale_log2);
+    rescale[n] = math::prob(old_max, anchor, scale_log2);
     Vec<T> total(T(0));  // of this tile only: short sums lose less
     for (std::int64_t j = 0; j < keys; ++j) {
-      const Vec<T> prob = math::weight(Vec<T>::load(column + j * kWidth), anchor, scale_log2);
+      const Vec<T> prob = math::prob(Vec<T>::load(column + j * kWidth), anchor, scale_log2);
       prob.store(column + j * kWidth);
       total = total + prob;
     }

@@ -122,7 +122,7 @@ bool store_split_state(const QueryBlock& block, std::int64_t split, std::int64_t
 
 // Merges one register of states and outputs into those of the scratch.
 template <class T, int kWidth>
-TILEWISE_INLINE void merge_lanes(const math::ExponentUnit<Vec<T>>& scale_log2, std::int64_t values,
+TILEWISE_INLINE void merge_lanes(const math::ScaleLog2<Vec<T>>& scale_log2, std::int64_t values,
                                  const T* more_max, const T* more_sum, const T* more_out, T* max,
                                  T* sum, T* out) {
   const math::Merged<Vec<T>> merged = math::merge(
@@ -142,8 +142,7 @@ template <class E, int kWidth>
 void merge_splits(const QueryBlock& block, std::int64_t splits, const ForwardScratch<E>& scratch,
                   const SplitShared<SumOf<E>>& shared) {
   using T = SumOf<E>;
-  const math::ExponentUnit<Vec<T>> scale_log2 =
-      ScoreScaling<T>(*block.context.problem).scale_log2();
+  const math::ScaleLog2<Vec<T>> scale_log2 = ScoreScaling<T>(*block.context.problem).scale_log2();
   const std::int64_t values = block.context.problem->value_dim;
   const std::int64_t size = scratch.out_panel;
   for (std::int64_t panel = 0; panel * kWidth < block.rows; ++panel) {

@@ -5,19 +5,19 @@
 namespace tilewise::cuda {
 namespace {
 
-constexpr int kMostDevices = 64;
+constexpr int kMaxDevices = 64;
 
 struct Devices {
-  int count = 0;  // first: the initialiser of `error` sets it
+  int count = 0;  // declared first: the initialiser of `error` sets it
   cudaError_t error;
-  DeviceInfo infos[kMostDevices];
+  DeviceInfo infos[kMaxDevices];
 
   Devices() : error(cudaGetDeviceCount(&count)), infos{} {
     if (error != cudaSuccess) {
       static_cast<void>(cudaGetLastError());
       count = 0;
     }
-    if (count > kMostDevices) count = kMostDevices;
+    if (count > kMaxDevices) count = kMaxDevices;
     for (int index = 0; index < count; ++index) infos[index] = describe(index);
   }
 

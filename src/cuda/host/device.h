@@ -1,4 +1,4 @@
-// Inside src/cuda: errors of the runtime as statuses, and the current device.
+// Errors of the CUDA runtime as statuses, and the current device; for src/cuda only.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,11 +7,11 @@
 
 namespace tilewise::cuda {
 
-// TILEWISE_OK, or the status of a failed call of the runtime; `what` says what was tried. The
-// runtime's own error state is cleared, so that the next call of the program does not report it.
+// The status of a call of the runtime. `what` names the call in the message. Clears the error state
+// of the runtime, so that the program's next call does not report the error again.
 Status check(cudaError_t error, const char* what);
 
-// Makes a device the calling thread's current one and the previous one current again at the end.
+// Makes a device the current one of the calling thread, and restores the previous one at the end.
 class CurrentDevice {
  public:
   explicit CurrentDevice(std::int32_t device);

@@ -1,5 +1,5 @@
-// What only nvcc can read: <<<>>> and the shared memory whose size is given there. An emulation of
-// the kernels on the CPU has its own file of this name (tests/cuda/emulation).
+// Launches, and the dynamic shared memory of a block: the syntax that only nvcc compiles. The
+// emulation of the kernels on the CPU replaces this file (tests/cuda/emulation).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,19 +13,19 @@ namespace tilewise::cuda {
 struct Grid {
   std::int64_t blocks;
   int threads;
-  int shared_bytes = 0;  // behind dynamic_shared()
+  int shared_bytes = 0;  // of dynamic_shared()
 };
 
-// Starts a kernel in the order of the stream.
-template <class... Given>
-cudaError_t launch(void (*kernel)(Given...), const Grid& grid, cudaStream_t stream,
-                   const std::type_identity_t<Given>&... arguments) {
+// Starts a kernel on the stream.
+template <class... Arguments>
+cudaError_t launch(void (*kernel)(Arguments...), const Grid& grid, cudaStream_t stream,
+                   const std::type_identity_t<Arguments>&... arguments) {
   kernel<<<static_cast<unsigned>(grid.blocks), grid.threads, grid.shared_bytes, stream>>>(
       arguments...);
   return cudaGetLastError();
 }
 
-// Drivers before 12.3 refuse such launches while a graph is captured.
+// Whether launch_early() uses PDL. Drivers before 12.3 refuse it while a graph is captured.
 inline bool allows_early_launches() {
   static const bool allows = [] {
     constexpr int kFirst = 12030;
@@ -35,11 +35,11 @@ inline bool allows_early_launches() {
   return allows;
 }
 
-// The same for a kernel that may begin while the one before it ends: each of its threads waits for
-// that by ptx/succession.cuh before it reads or writes memory.
-template <class... Given>
-cudaError_t launch_early(void (*kernel)(Given...), const Grid& grid, cudaStream_t stream,
-                         const std::type_identity_t<Given>&... arguments) {
+// Starts a kernel with programmatic dependent launch (PDL): it may begin while the kernel before it
+// ends. Each of its threads waits for that end (ptx/pdl.cuh) before it reads or writes memory.
+template <class... Arguments>
+cudaError_t launch_early(void (*kernel)(Arguments...), const Grid& grid, cudaStream_t stream,
+                         const std::type_identity_t<Arguments>&... arguments) {
   if (!allows_early_launches()) return launch(kernel, grid, stream, arguments...);
   cudaLaunchAttribute early = {};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -54,8 +54,7 @@ cudaError_t launch_early(void (*kernel)(Given...), const Grid& grid, cudaStream_
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
-// The block's memory of Grid::shared_bytes, at a multiple of 1024 bytes: the copy engine's swizzle
-// asks for so much.
+// The Grid::shared_bytes bytes of the block, aligned to 1024 bytes as the swizzle of TMA requires.
 __device__ __forceinline__ unsigned char* dynamic_shared() {
   extern __shared__ __align__(1024) unsigned char memory[];
   return memory;

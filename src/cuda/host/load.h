@@ -1,4 +1,4 @@
-// What is done with a kernel before it is started for the first time, on the current device.
+// Loads kernels on the current device, before they are started for the first time.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -6,15 +6,15 @@
 namespace tilewise::cuda {
 
 // Loads a kernel.
-template <class... Given>
-cudaError_t load(void (*kernel)(Given...)) {
+template <class... Arguments>
+cudaError_t load(void (*kernel)(Arguments...)) {
   cudaFuncAttributes attributes;
   return cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel));
 }
 
-// Loads a kernel whose blocks have `bytes` of shared memory behind dynamic_shared().
-template <class... Given>
-cudaError_t load(void (*kernel)(Given...), int bytes) {
+// Loads a kernel whose blocks have `bytes` bytes of dynamic_shared().
+template <class... Arguments>
+cudaError_t load(void (*kernel)(Arguments...), int bytes) {
   return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                               cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
 }

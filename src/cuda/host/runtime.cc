@@ -49,13 +49,13 @@ Status synchronise(std::int32_t device, void* stream) {
 
 Status check_address(std::int32_t device, const char* name, const void* address) {
   if (address == nullptr) return TILEWISE_OK;
-  const CurrentDevice current(device);  // whose address of pinned memory is asked for
+  const CurrentDevice current(device);  // devicePointer of pinned memory is that of this device
   if (current.status() != TILEWISE_OK) return current.status();
   cudaPointerAttributes attributes = {};
   const Status status =
       check(cudaPointerGetAttributes(&attributes, address), "asking what an address is");
   if (status != TILEWISE_OK) return status;
-  // Of another device's memory there is none, if this one cannot reach it.
+  // Memory of another device that this one cannot reach has no devicePointer either.
   if (attributes.type != cudaMemoryTypeDevice && attributes.devicePointer == nullptr) {
     return problem::fail(
         TILEWISE_INVALID_ARGUMENT,

@@ -1,6 +1,5 @@
-// The CUDA runtime as the rest of the library and its tools see it: devices, memory, clocks. No
-// CUDA header here, and a build without CUDA has all of it too (absent.cc): then there is no
-// device.
+// The CUDA runtime for the rest of the library and its tools: devices, memory, clocks. It includes
+// no CUDA header, and a build without CUDA has it, too (absent.cc): there it finds no device.
 #pragma once
 
 #include "problem/status.h"
@@ -21,18 +20,19 @@ struct DeviceInfo {
   std::int64_t l2_bytes;
 };
 
-// Devices that the driver offers; 0 without a driver. Asked once.
+// The number of devices; 0 without a driver. The driver is queried once.
 std::int32_t device_count();
 
-// What is known of device `index`; or TILEWISE_UNSUPPORTED and why there is none.
+// Describes device `index`. TILEWISE_UNSUPPORTED, with a message, if it does not exist.
 Status find_device(std::int32_t index, DeviceInfo* info);
 
-// Device memory. Waits for nothing that runs on other streams than `stream` (a cudaStream_t).
+// Allocates and releases device memory in the order of `stream` (a cudaStream_t). Does not wait for
+// other streams.
 Status allocate(std::int32_t device, std::int64_t bytes, void* stream, void** memory);
 void release(std::int32_t device, void* memory, void* stream);
 
-// Between memory of any two kinds, or bytes of `value`; in the order of the stream. copy() waits
-// for its end.
+// copy() copies between memory of any two kinds and waits for the end of the copy. fill() sets
+// bytes to `value`. Both run in the order of the stream.
 Status copy(std::int32_t device, void* to, const void* from, std::int64_t bytes, void* stream);
 Status fill(std::int32_t device, void* memory, int value, std::int64_t bytes, void* stream);
 Status synchronise(std::int32_t device, void* stream);
@@ -41,7 +41,7 @@ Status synchronise(std::int32_t device, void* stream);
 // host memory. `name` is the tensor's, for the message.
 Status check_address(std::int32_t device, const char* name, const void* address);
 
-// Two events on a stream.
+// Measures time on the device with two events on a stream.
 class Stopwatch {
  public:
   Stopwatch(std::int32_t device, void* stream);

@@ -31,7 +31,7 @@ tile::Schedule schedule_of(const Problem& problem, int q_tile) {
                              static_cast<std::int32_t>(problem.heads),
                              static_cast<std::int32_t>(problem.batch), 0, 0};
   if (!has_diagonal(problem)) return schedule;
-  std::int64_t keys = problem.k_rows;  // that a query sees
+  std::int64_t keys = problem.k_rows;  // that a query sees: all, or a window of them
   if (problem.window_left >= 0) {
     keys = math::min(
         keys, math::min(keys, problem.window_left) + math::min(keys, problem.window_right) + 1);

@@ -1,5 +1,5 @@
-// The host's side of the work of every kernel that computes tiles of queries: how much there is, in
-// which order it is done, where its parts of the workspace lie.
+// The tiles of queries of a problem for the kernels that compute them: how many there are, and in
+// which order blocks compute them.
 #pragma once
 
 #include "cuda/host/runtime.h"
@@ -10,33 +10,34 @@
 
 namespace tilewise::cuda {
 
-inline constexpr std::int64_t kAlignment = 16;  // bytes, that a thread moves at once
+inline constexpr std::int64_t kAlignment = 16;  // bytes of the largest load or store of a thread
 
 // TILEWISE_OK on compute capability 8.0 and later: machine code for 8.0 and 9.0, PTX from 8.0 on
 // (cmake/TilewiseCuda.cmake).
 Status check_device(const problem::Problem& problem);
 
-// Which kernel takes a problem may depend on its longest sequence, and with the kernel the order of
-// a row's sums. Not in a packed batch whose rows are to have the same bits whatever is beside them.
+// The longest sequence may decide which kernel runs, and with the kernel the order of a row's sums.
+// In a batch-invariant packed batch it must not: there a row's bits do not depend on the other
+// sequences.
 inline bool may_ask_for_longest(const problem::Problem& problem) {
   return !problem.batch_invariant || !(problem.q_packed || problem.k_packed);
 }
 
-// Queries see nothing behind some diagonal: those near a sequence's beginning see fewer keys than
-// others.
+// Whether the mask is causal or a window with a right edge: queries near a sequence's beginning see
+// fewer keys than others.
 bool has_diagonal(const problem::Problem& problem);
 
-// At most so many tiles of queries: a packed sequence may end within one.
+// An upper bound on the number of tiles of queries. A packed sequence may end within a tile.
 problem::Checked max_tiles(const problem::Problem& problem, std::int64_t q_tile);
 
-// The order of the tiles of dense queries. Under a diagonal the longest first, within heads of
-// which what is seen of K and V at once fits most of L2 beside what passes through.
+// The order of the tiles of dense queries. With a diagonal the longest come first, within groups of
+// heads whose visible K and V fit most of L2 together (head swizzle).
 tile::Schedule schedule_of(const problem::Problem& problem, int q_tile);
 
 // The order of the tiles of packed queries; tile_starts (B + 1).
 tile::PackedSchedule packed_schedule_of(const problem::Problem& problem, const void* tile_starts);
 
-// Rows that begin at multiples of 16 bytes and are as long.
+// Whether rows begin at multiples of 16 bytes, and their length is a multiple of 16 bytes.
 bool is_wide(const problem::View& view, std::int64_t columns);
 
 }  // namespace tilewise::cuda

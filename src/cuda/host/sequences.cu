@@ -14,7 +14,7 @@ __global__ void __launch_bounds__(kScanThreads)
   compute_table(problem, warps, table);
 }
 
-// One warp looks at one token.
+// A warp handles one token at a time. Tokens of no sequence get out = 0 and lse = -inf.
 __global__ void unowned_kernel(const __grid_constant__ Problem problem,
                                const Sequence* table /* (B) */) {
   const std::int64_t warps = std::int64_t{gridDim.x} * (blockDim.x / 32);
@@ -39,12 +39,12 @@ cudaError_t fill_table(const Problem& problem, Sequence* table, cudaStream_t str
   return launch(table_kernel, {1, kScanThreads}, stream, problem, table);
 }
 
-cudaError_t fill_unowned(const Problem& problem, const Sequence* table, cudaStream_t stream) {
+cudaError_t fill_unowned_rows(const Problem& problem, const Sequence* table, cudaStream_t stream) {
   constexpr int kRowsPerBlock = 8;
-  constexpr std::int64_t kMostBlocks = 1 << 16;
+  constexpr std::int64_t kMaxBlocks = 1 << 16;
   if (!problem.q_packed || problem.q_rows == 0) return cudaSuccess;
   const std::int64_t blocks = math::ceil_div(problem.q_rows, kRowsPerBlock);
-  return launch(unowned_kernel, {math::min(blocks, kMostBlocks), 32 * kRowsPerBlock}, stream,
+  return launch(unowned_kernel, {math::min(blocks, kMaxBlocks), 32 * kRowsPerBlock}, stream,
                 problem, table);
 }
 

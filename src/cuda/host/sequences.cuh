@@ -1,5 +1,5 @@
-// The sequences of a problem as device code sees them: problem/sequence.h, whose host functions
-// read the same lists one after the other.
+// The sequences of a problem in device code: the counterpart of problem/sequence.h, whose host
+// functions read the same lists serially.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,7 +12,7 @@ namespace tilewise::cuda {
 using problem::Problem;
 using problem::Sequence;
 
-// A table is needed where starts are given: each depends on all before it.
+// Sequences need a table if cu_seqlens are given: each start depends on all before it.
 inline bool has_table(const Problem& problem) {
   return problem.cu_seqlens_q.present() || problem.cu_seqlens_k.present();
 }
@@ -20,14 +20,14 @@ inline std::int64_t table_bytes(const Problem& problem) {
   return has_table(problem) ? problem.batch * static_cast<std::int64_t>(sizeof(Sequence)) : 0;
 }
 
-// Fills table (B) on the stream; table_bytes(problem) of device memory.
+// Fills `table` (B), which is table_bytes(problem) of device memory, on the stream.
 cudaError_t fill_table(const Problem& problem, Sequence* table, cudaStream_t stream);
 
-// Rows of packed queries that belong to no sequence: out = 0, lse = -inf. Does nothing for dense
-// queries.
-cudaError_t fill_unowned(const Problem& problem, const Sequence* table, cudaStream_t stream);
+// Sets out = 0 and lse = -inf in rows of packed queries that belong to no sequence. Does nothing
+// for dense queries.
+cudaError_t fill_unowned_rows(const Problem& problem, const Sequence* table, cudaStream_t stream);
 
-// Sequence `b` given the extents of its sides: cut by seqused_k, with its diagonal.
+// Completes a sequence that has its starts and lengths: applies seqused_k, and sets the diagonal.
 __device__ __forceinline__ Sequence close_sequence(const Problem& problem, Sequence sequence) {
   if (problem.seqused_k.present()) {
     sequence.k_len = math::clamp(problem.seqused_k.at(sequence.batch), 0, sequence.k_len);
@@ -36,7 +36,7 @@ __device__ __forceinline__ Sequence close_sequence(const Problem& problem, Seque
   return sequence;
 }
 
-// Sequence `b`; `table` is nullptr where there is none.
+// Sequence `b`. `table` is nullptr if there is none.
 __device__ __forceinline__ Sequence sequence_at(const Problem& problem, const Sequence* table,
                                                 std::int64_t b) {
   if (table != nullptr) return table[b];
@@ -44,7 +44,7 @@ __device__ __forceinline__ Sequence sequence_at(const Problem& problem, const Se
 }
 
 // The sequence that may own token `row` of packed queries: the last one that starts at or before
-// it; the first one if none does. Those of no length share their start with the one behind them.
+// it, or the first one. An empty sequence has the same start as the one after it.
 __device__ __forceinline__ Sequence owner_of(const Problem& problem, const Sequence* table,
                                              std::int64_t row) {
   if (table == nullptr) return sequence_at(problem, nullptr, 0);

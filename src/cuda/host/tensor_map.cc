@@ -10,8 +10,8 @@ using problem::fail;
 
 constexpr std::int64_t kAlignment = 16;  // bytes, of the address and of strides
 constexpr std::int64_t kElement = 2;
-constexpr std::int64_t kMostStride = std::int64_t{1} << 40;
-constexpr std::int64_t kMostSize = (std::int64_t{1} << 31) - 1;
+constexpr std::int64_t kMaxStride = std::int64_t{1} << 40;
+constexpr std::int64_t kMaxSize = (std::int64_t{1} << 31) - 1;
 
 using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
                             const cuuint64_t*, const cuuint32_t*, const cuuint32_t*,
@@ -39,10 +39,10 @@ const Encoder& encoder() {
 
 long long printable(std::int64_t x) { return static_cast<long long>(x); }
 
-// A dimension of more than one.
-bool takes_stride(std::int64_t stride, bool is_row) {
+// Whether the stride of a dimension with a size above 1 fits a tensor map.
+bool is_valid_stride(std::int64_t stride, bool is_row) {
   return stride >= (is_row ? 1 : 0) && stride * kElement % kAlignment == 0 &&
-         stride < kMostStride / kElement;
+         stride < kMaxStride / kElement;
 }
 
 }  // namespace
@@ -61,14 +61,14 @@ problem::Status check_map(const Rows& tensor) {
                     {"head", tensor.heads, tensor.view.head},
                     {"batch", tensor.batch, tensor.view.batch}};
   for (const auto& [dimension, size, stride] : dimensions) {
-    if (size > kMostSize) {
-      return fail(TILEWISE_UNSUPPORTED, "%s: %lld %ss, the copy engine takes %lld", tensor.name,
-                  printable(size), dimension, printable(kMostSize));
+    if (size > kMaxSize) {
+      return fail(TILEWISE_UNSUPPORTED, "%s: %lld %ss, TMA takes %lld", tensor.name,
+                  printable(size), dimension, printable(kMaxSize));
     }
-    if (size > 1 && !takes_stride(stride, dimension == dimensions[0].dimension)) {
+    if (size > 1 && !is_valid_stride(stride, dimension == dimensions[0].dimension)) {
       return fail(TILEWISE_UNSUPPORTED,
-                  "%s: %s stride is %lld elements, the copy engine needs a multiple of %lld",
-                  tensor.name, dimension, printable(stride), printable(kAlignment / kElement));
+                  "%s: %s stride is %lld elements, TMA needs a multiple of %lld", tensor.name,
+                  dimension, printable(stride), printable(kAlignment / kElement));
     }
   }
   return TILEWISE_OK;
@@ -76,7 +76,7 @@ problem::Status check_map(const Rows& tensor) {
 
 bool has_map(const Rows& tensor) {
   const auto takes = [](std::int64_t size, std::int64_t stride, bool is_row) {
-    return size <= kMostSize && (size <= 1 || takes_stride(stride, is_row));
+    return size <= kMaxSize && (size <= 1 || is_valid_stride(stride, is_row));
   };
   return takes(tensor.rows, tensor.view.row, true) &&
          takes(tensor.heads, tensor.view.head, false) &&
@@ -88,16 +88,16 @@ problem::Status make_map(const Rows& tensor, int tile_rows, bool fp16, TensorMap
     return fail(TILEWISE_INVALID_ARGUMENT, "%s: address is %p, cuda_sm90 needs a multiple of %lld",
                 tensor.name, tensor.view.data, printable(kAlignment));
   }
-  const auto in_map = [](std::int64_t size, std::int64_t stride) {
+  const auto size_in_map = [](std::int64_t size, std::int64_t stride) {
     return static_cast<cuuint64_t>(stride > 0 && size > 0 ? size : 1);
   };
   const auto bytes = [](std::int64_t stride) {
     return static_cast<cuuint64_t>(stride > 0 ? stride * kElement : kAlignment);
   };
   const problem::View& view = tensor.view;
-  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(tensor.columns),
-                              in_map(tensor.rows, view.row), in_map(tensor.heads, view.head),
-                              in_map(tensor.batch, view.batch)};
+  const cuuint64_t sizes[] = {
+      static_cast<cuuint64_t>(tensor.columns), size_in_map(tensor.rows, view.row),
+      size_in_map(tensor.heads, view.head), size_in_map(tensor.batch, view.batch)};
   const cuuint64_t strides[] = {bytes(view.row), bytes(view.head), bytes(view.batch)};
   const cuuint32_t box[] = {tile::kPanelColumns, static_cast<cuuint32_t>(tile_rows), 1, 1};
   const cuuint32_t element_strides[] = {1, 1, 1, 1};

@@ -1,5 +1,4 @@
-// Tensor maps: how TMA is told where a tensor lies (CUDA driver API,
-// cuTensorMapEncodeTiled).
+// Tensor maps, which describe a tensor for TMA (CUDA driver API, cuTensorMapEncodeTiled).
 #pragma once
 
 #include <cuda.h>
@@ -34,18 +33,18 @@ struct Rows {
   std::int64_t columns;
 };
 
-// TILEWISE_OK, or TILEWISE_UNSUPPORTED and what is in the way of a map: strides that are negative
-// or no multiples of 16 bytes, sizes beyond 2^31. Does not look at the address.
+// Checks that the tensor can have a map. Strides that are negative or no multiples of 16 bytes, and
+// sizes beyond 2^31, are TILEWISE_UNSUPPORTED. The address is not checked.
 problem::Status check_map(const Rows& tensor);
 
-// Whether check_map() would say TILEWISE_OK.
+// Whether check_map() returns TILEWISE_OK.
 bool has_map(const Rows& tensor);
 
-// A map whose boxes are (tile_rows, 64), swizzled as tile/swizzle.h says. The address must be a
+// Makes a map with boxes (tile_rows, 64), swizzled as in tile/swizzle.h. The address must be a
 // multiple of 16.
 problem::Status make_map(const Rows& tensor, int tile_rows, bool fp16, TensorMap* map);
 
-// Looks for the driver's function; once, when a plan is made.
+// Finds the driver's function, once. Called when a plan is made.
 problem::Status find_encoder();
 
 }  // namespace tilewise::cuda::sm90

@@ -17,14 +17,14 @@ math::Band band_of(const Problem& problem) {
                            problem.window_right);
 }
 
-// Not where the traffic depends on what is in the tensors, which the host cannot read, or bias and
-// mask add to it.
+// There is none if the traffic depends on the contents of tensors, which the host cannot read, or
+// if bias and mask add to it.
 bool has_closed_form(const Problem& problem) {
   return !problem.q_packed && !problem.k_packed && !problem.slices.present() &&
          !problem.seqused_k.present() && !problem.mask.present() && !problem.bias.present();
 }
 
-// Of a query: its row of Q and of out. Of a key: its rows of K and V.
+// The bytes of a query (its rows of Q and of out) and of a key (its rows of K and V).
 std::int64_t q_bytes(const Problem& problem) {
   return problem.head_dim * problem::dtype_size(problem.dtype);
 }
@@ -34,7 +34,7 @@ std::int64_t out_bytes(const Problem& problem) {
 std::int64_t key_bytes(const Problem& problem) {
   return (problem.head_dim + problem.value_dim) * problem::dtype_size(problem.dtype);
 }
-// Of a query in FlashAttention-1: its row of out between two tiles of keys.
+// The bytes of a query's row of out between two tiles of keys, in FlashAttention-1.
 std::int64_t partial_bytes(const Problem& problem) { return value_stride(problem) * 4; }
 
 double heads_of(const Problem& problem) {
@@ -59,9 +59,9 @@ void count_traffic(const Problem& problem, const tile::Schedule& schedule, TileS
     const std::int32_t end = math::min(first + tiles.q_rows, rows);
     traffic->read_bytes += (end - first) * q_bytes(problem);
     traffic->written_bytes += (end - first) * out_bytes(problem);
-    const tile::Range seen = tile::keys_of(band, first, end - 1);
-    if (seen.begin >= seen.end) continue;
-    for (std::int32_t key = seen.begin / tiles.k_rows * tiles.k_rows; key < seen.end;
+    const tile::Range visible = tile::keys_of(band, first, end - 1);
+    if (visible.begin >= visible.end) continue;
+    for (std::int32_t key = visible.begin / tiles.k_rows * tiles.k_rows; key < visible.end;
          key += tiles.k_rows) {
       traffic->read_bytes += (math::min(key + tiles.k_rows, keys) - key) * key_bytes(problem);
     }
@@ -71,13 +71,13 @@ void count_traffic(const Problem& problem, const tile::Schedule& schedule, TileS
 double predicted_traffic(const Problem& problem, TileSizes tiles) {
   if (!has_closed_form(problem)) return std::numeric_limits<double>::quiet_NaN();
   const math::Band band = band_of(problem);
-  std::int64_t keys = 0;  // over the tiles of queries of a head
+  std::int64_t keys = 0;  // loaded, over the tiles of queries of a head
   for (std::int64_t row = 0; row < problem.q_rows; row += tiles.q_rows) {
-    const math::KeyRange seen =
+    const math::KeyRange visible =
         math::tile_keys(band, row, math::min(row + tiles.q_rows, problem.q_rows));
-    if (seen.begin >= seen.end) continue;
-    const std::int64_t last = math::round_up(seen.end, tiles.k_rows);
-    keys += math::min(last, problem.k_rows) - seen.begin / tiles.k_rows * tiles.k_rows;
+    if (visible.begin >= visible.end) continue;
+    const std::int64_t last = math::round_up(visible.end, tiles.k_rows);
+    keys += math::min(last, problem.k_rows) - visible.begin / tiles.k_rows * tiles.k_rows;
   }
   return heads_of(problem) * (static_cast<double>(problem.q_rows) *
                                   static_cast<double>(q_bytes(problem) + out_bytes(problem)) +
@@ -97,18 +97,19 @@ void count_flash1_traffic(const Problem& problem, TileSizes tiles, problem::Traf
   problem::Traffic head;
   head.written_bytes = rows * out_bytes(problem);
   for (std::int32_t key = 0; key < keys; key += tiles.k_rows) {
-    bool visited = false;
+    bool is_loaded = false;
     for (std::int32_t first = 0; first < rows; first += tiles.q_rows) {
       const std::int32_t end = math::min(first + tiles.q_rows, rows);
-      const tile::Range seen = tile::keys_of(band, first, end - 1);
-      if (seen.begin >= seen.end || seen.end <= key || seen.begin >= key + tiles.k_rows) continue;
-      visited = true;
+      const tile::Range visible = tile::keys_of(band, first, end - 1);
+      if (visible.begin >= visible.end || visible.end <= key || visible.begin >= key + tiles.k_rows)
+        continue;
+      is_loaded = true;
       head.read_bytes += (end - first) * q_bytes(problem);
-      if (seen.begin < key) head.read_bytes += (end - first) * partial_bytes(problem);
-      if (seen.end > key + tiles.k_rows)
+      if (visible.begin < key) head.read_bytes += (end - first) * partial_bytes(problem);
+      if (visible.end > key + tiles.k_rows)
         head.written_bytes += (end - first) * partial_bytes(problem);
     }
-    if (visited)
+    if (is_loaded)
       head.read_bytes += (math::min(key + tiles.k_rows, keys) - key) * key_bytes(problem);
   }
   add_heads(problem, head, traffic);
@@ -117,16 +118,16 @@ void count_flash1_traffic(const Problem& problem, TileSizes tiles, problem::Traf
 double predicted_flash1_traffic(const Problem& problem, TileSizes tiles) {
   if (!has_closed_form(problem)) return std::numeric_limits<double>::quiet_NaN();
   const math::Band band = band_of(problem);
-  std::int64_t q_passes = 0;    // rows of Q that come for a tile of keys
-  std::int64_t out_passes = 0;  // rows of out that wait for another one
-  std::int64_t keys = 0;        // that come at all
-  std::int64_t covered = 0;     // all visited keys lie before
+  std::int64_t q_passes = 0;    // rows of Q loaded, over the tiles of keys
+  std::int64_t out_passes = 0;  // rows of out stored between two tiles of keys
+  std::int64_t keys = 0;        // loaded
+  std::int64_t covered = 0;     // the end of the keys loaded so far
   for (std::int64_t row = 0; row < problem.q_rows; row += tiles.q_rows) {
     const std::int64_t end = math::min(row + tiles.q_rows, problem.q_rows);
-    const math::KeyRange seen = math::tile_keys(band, row, end);
-    if (seen.begin >= seen.end) continue;
-    const std::int64_t first = seen.begin / tiles.k_rows;
-    const std::int64_t last = (seen.end - 1) / tiles.k_rows;
+    const math::KeyRange visible = math::tile_keys(band, row, end);
+    if (visible.begin >= visible.end) continue;
+    const std::int64_t first = visible.begin / tiles.k_rows;
+    const std::int64_t last = (visible.end - 1) / tiles.k_rows;
     q_passes += (end - row) * (last + 1 - first);
     out_passes += (end - row) * (last - first);
     const std::int64_t from = math::max(first * tiles.k_rows, covered);

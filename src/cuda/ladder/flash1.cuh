@@ -1,6 +1,7 @@
-// FlashAttention-1 (arXiv 2205.14135), Algorithm 2: a block has a head, tiles of keys in the outer
-// loop, of queries in the inner one. out and the states of its rows pass through memory for each
-// pair of tiles; out there is always right for the keys seen so far.
+// FlashAttention-1 (arXiv 2205.14135), Algorithm 2. A block computes a head, with tiles of keys in
+// the outer loop and tiles of queries in the inner one. Each pair of tiles loads out and the states
+// of its rows from global memory and stores them again. out there is always normalised for the keys
+// so far.
 #pragma once
 
 #include "cuda/host/launch.cuh"
@@ -8,39 +9,39 @@
 #include "cuda/ladder/kernel_table.h"
 #include "cuda/ladder/parameters.h"
 #include "cuda/sm80/epilogue.cuh"
-#include "cuda/sm80/tile_step.cuh"
+#include "cuda/sm80/softmax_step.cuh"
 #include "math/integer.h"
 
 namespace tilewise::cuda::ladder {
 
 template <KernelConfig kConfig>
-class Flash1 : public sm80::TileStep<kConfig> {
+class Flash1 : public sm80::SoftmaxStep<kConfig> {
  public:
-  using Step = sm80::TileStep<kConfig>;
-  static_assert(Step::kParts == 1, "A lane has two rows.");
+  using Step = sm80::SoftmaxStep<kConfig>;
+  static_assert(Step::kRowBlocks == 1, "A lane has two rows.");
 
   __device__ Flash1(const Parameters& parameters, sm80::Shared<kConfig>& shared)
-      : Step(parameters.tiles, shared), given_(parameters) {}
+      : Step(parameters.tiles, shared), ladder_(parameters) {}
 
-  // The tile is described as the head's first one.
+  // The work tile is the head's first one.
   __device__ __forceinline__ void run() {
-    if (threadIdx.x < 32) mask_.gather();
+    if (threadIdx.x < 32) mask_.build_by_warp();
     if (threadIdx.x == 0) shared_.non_finite_pass = false;
     __syncthreads();
     const std::int32_t first_index = tile_.index;
-    close_unseen(first_index);
-    for (std::int32_t key = 0; key * kConfig.k_tile < keys(); ++key) {
-      std::int32_t query = next_visit(0, key);
-      if (query < 0) continue;
-      __syncthreads();  // nobody reads the K, V and Q before these
-      this->load_k(key, 0);
-      this->load_v(key, 0);
-      fetch(query);
-      while (query >= 0) {
-        const std::int32_t next = next_visit(query + 1, key);
-        move_to(first_index, query);
-        visit(query, key, next);
-        query = next;
+    finalise_rows_without_keys(first_index);
+    for (std::int32_t key_tile = 0; key_tile * kConfig.k_tile < keys(); ++key_tile) {
+      std::int32_t query_tile = next_visible_query_tile(0, key_tile);
+      if (query_tile < 0) continue;
+      __syncthreads();  // no warp reads the K, V and Q before these
+      this->load_k(key_tile, 0);
+      this->load_v(key_tile, 0);
+      fetch_q(query_tile);
+      while (query_tile >= 0) {
+        const std::int32_t next = next_visible_query_tile(query_tile + 1, key_tile);
+        select_query_tile(first_index, query_tile);
+        inner_step(query_tile, key_tile, next);
+        query_tile = next;
       }
     }
   }
@@ -61,131 +62,133 @@ class Flash1 : public sm80::TileStep<kConfig> {
   __device__ __forceinline__ std::int32_t keys() const {
     return static_cast<std::int32_t>(tile_.sequence.k_len);
   }
-  __device__ __forceinline__ std::int32_t last_row(std::int32_t query) const {
-    return math::min((query + 1) * kConfig.q_tile(), queries()) - 1;
+  __device__ __forceinline__ std::int32_t last_row(std::int32_t query_tile) const {
+    return math::min((query_tile + 1) * kConfig.q_tile(), queries()) - 1;
   }
 
-  // Tiles of keys that some row of a tile of queries sees: there is one band, none between them is
-  // empty.
-  __device__ __forceinline__ tile::Range tiles_of(std::int32_t query) const {
+  // The tiles of keys that some row of a tile of queries sees. There is one band, so that no tile
+  // between them is empty.
+  __device__ __forceinline__ tile::Range tiles_of(std::int32_t query_tile) const {
     const tile::Range keys =
-        tile::keys_of(shared_.mask.bands[0], query * kConfig.q_tile(), last_row(query));
+        tile::keys_of(shared_.mask.bands[0], query_tile * kConfig.q_tile(), last_row(query_tile));
     if (keys.begin >= keys.end) return {0, 0};
     return {keys.begin / kConfig.k_tile, math::ceil_div(keys.end, kConfig.k_tile)};
   }
 
-  // The first tile of queries from `query` on that sees some of tile `key`. -1: none.
-  __device__ __forceinline__ std::int32_t next_visit(std::int32_t query, std::int32_t key) const {
-    for (; query * kConfig.q_tile() < queries(); ++query) {
-      const tile::Range tiles = tiles_of(query);
-      if (key >= tiles.begin && key < tiles.end) return query;
+  // The first tile of queries from `query_tile` on that sees some of tile `key_tile`, or -1.
+  __device__ __forceinline__ std::int32_t next_visible_query_tile(std::int32_t query_tile,
+                                                                  std::int32_t key_tile) const {
+    for (; query_tile * kConfig.q_tile() < queries(); ++query_tile) {
+      const tile::Range tiles = tiles_of(query_tile);
+      if (key_tile >= tiles.begin && key_tile < tiles.end) return query_tile;
     }
     return -1;
   }
 
-  // Q of a tile of queries is on its way, if there is one.
-  __device__ __forceinline__ void fetch(std::int32_t query) {
-    if (query >= 0) {
+  // Starts the copy of Q of a tile of queries, if there is one.
+  __device__ __forceinline__ void fetch_q(std::int32_t query_tile) {
+    if (query_tile >= 0) {
       sm80::load_tile<kConfig.q_tile(), kConfig.columns, kConfig.threads()>(
-          tile_.q, query * kConfig.q_tile(), shared_.q);
+          tile_.q, query_tile * kConfig.q_tile(), shared_.q);
     }
     ptx::cp_async_commit();
   }
 
-  // The tile is that of `query`, and what was fetched is there.
-  __device__ __forceinline__ void move_to(std::int32_t first_index, std::int32_t query) {
-    __syncthreads();  // nobody reads what the tile was before
+  // Makes `query_tile` the work tile, and waits for its Q.
+  __device__ __forceinline__ void select_query_tile(std::int32_t first_index,
+                                                    std::int32_t query_tile) {
+    __syncthreads();  // no thread reads the work tile before any more
     if (threadIdx.x == 0) {
-      shared_.tile.index = first_index + query;
-      shared_.tile.first = query * kConfig.q_tile();
-      shared_.tile.last = last_row(query);
+      shared_.tile.index = first_index + query_tile;
+      shared_.tile.first = query_tile * kConfig.q_tile();
+      shared_.tile.last = last_row(query_tile);
     }
     ptx::cp_async_wait<0>();
     __syncthreads();
   }
 
-  // Tiles of queries that see nothing at all.
-  __device__ void close_unseen(std::int32_t first_index) {
-    for (std::int32_t query = 0; query * kConfig.q_tile() < queries(); ++query) {
-      const tile::Range tiles = tiles_of(query);
+  // Finalises the tiles of queries that see no key.
+  __device__ void finalise_rows_without_keys(std::int32_t first_index) {
+    for (std::int32_t query_tile = 0; query_tile * kConfig.q_tile() < queries(); ++query_tile) {
+      const tile::Range tiles = tiles_of(query_tile);
       if (tiles.begin < tiles.end) continue;
-      move_to(first_index, query);
+      select_query_tile(first_index, query_tile);
       this->clear();
-      close();
+      finalise();
     }
   }
 
-  // A pair of tiles: the inner loop of Algorithm 2. K, V and Q are there.
-  __device__ __forceinline__ void visit(std::int32_t query, std::int32_t key, std::int32_t next) {
-    const tile::Range tiles = tiles_of(query);
-    const bool last = key == tiles.end - 1;
-    if (key == tiles.begin) {
+  // A pair of tiles: the inner loop of Algorithm 2, after K, V and Q have landed.
+  __device__ __forceinline__ void inner_step(std::int32_t query_tile, std::int32_t key_tile,
+                                             std::int32_t next) {
+    const tile::Range tiles = tiles_of(query_tile);
+    const bool last = key_tile == tiles.end - 1;
+    if (key_tile == tiles.begin) {
       this->clear();
     } else {
       load_rows();
     }
     float scores[1][kScores];
-    this->multiply_scores(0, scores);
-    if (key != tiles.begin) multiply_rows();
-    __syncthreads();  // nobody reads Q any more
-    if (!last) fetch(next);
+    this->multiply_qk(0, scores);
+    if (key_tile != tiles.begin) unnormalise_rows();
+    __syncthreads();  // no warp reads Q any more
+    if (!last) fetch_q(next);
     const float scale = static_cast<float>(parameters_.problem.scale);
 #pragma unroll
     for (float& score : scores[0]) score *= scale;
-    const std::int32_t begin = key * kConfig.k_tile;
-    const tile::TileClass kind = tile::classify(shared_.mask.bands[0], tile_.first, tile_.last,
-                                                begin, begin + kConfig.k_tile);
-    if (kind == tile::kFull) {
-      this->template absorb<false>(key, kind, 0, scores);
+    const std::int32_t begin = key_tile * kConfig.k_tile;
+    const tile::TileClass tile_class = tile::classify(shared_.mask.bands[0], tile_.first,
+                                                      tile_.last, begin, begin + kConfig.k_tile);
+    if (tile_class == tile::kFull) {
+      this->template softmax_and_multiply_pv<false>(key_tile, tile_class, 0, scores);
     } else {
-      this->template absorb<true>(key, kind, 0, scores);
+      this->template softmax_and_multiply_pv<true>(key_tile, tile_class, 0, scores);
     }
     if (last) {
-      close();
-      __syncthreads();  // out has left the memory of Q
-      fetch(next);
+      finalise();
+      __syncthreads();  // the output staged in the memory of Q is stored
+      fetch_q(next);
     } else {
       store_rows();
     }
   }
 
-  // The tile of queries has seen all of its keys.
-  __device__ __forceinline__ void close() {
+  // Finalises and stores the rows of a tile of queries after its last tile of keys.
+  __device__ __forceinline__ void finalise() {
     sm80::Epilogue<kConfig> epilogue(parameters_, shared_, out_, states_);
-    const bool spoilt = __syncthreads_or(epilogue.has_non_finite());
-    if (spoilt) this->begin_non_finite_pass();
-    epilogue.finish();
-    if (!spoilt) return;
+    const bool non_finite = __syncthreads_or(epilogue.has_non_finite());
+    if (non_finite) this->begin_non_finite_pass();
+    epilogue.finalise_and_store();
+    if (!non_finite) return;
     __syncthreads();
     if (threadIdx.x == 0) shared_.non_finite_pass = false;
   }
 
-  // Calls function(which, pointer to out, pointer to the state) for those of the lane's rows that
-  // there are.
+  // Calls function(which, pointer to out, pointer to the state) for the lane's rows that exist.
   template <class Function>
-  __device__ __forceinline__ void for_rows(const Function& function) {
-    const std::int64_t first = given_.first_row(tile_.sequence, tile_.head);
+  __device__ __forceinline__ void for_each_row(const Function& function) {
+    const std::int64_t first = ladder_.first_row(tile_.sequence, tile_.head);
     const std::int32_t row = sm80::lane_row<kConfig>(tile_, 0);
 #pragma unroll
     for (int which = 0; which < tile::kRowsPerLane; ++which) {
       if (row + 8 * which > tile_.last) continue;
       const std::int64_t number = first + row + 8 * which;
       function(which,
-               given_.out + number * given_.value_stride + tile::lane_column(threadIdx.x % 32),
-               given_.states + 2 * number);
+               ladder_.out + number * ladder_.value_stride + tile::lane_column(threadIdx.x % 32),
+               ladder_.states + 2 * number);
     }
   }
 
-  // out and the states as they were stored; what is behind the end of the sequence is empty.
+  // Loads out and the states. Rows after the end of the sequence are empty.
   __device__ __forceinline__ void load_rows() {
     this->clear();
-    for_rows([&](int which, const float* out, const float* state) {
+    for_each_row([&](int which, const float* out, const float* state) {
       const float2 both = *reinterpret_cast<const float2*>(state);
       states_[0].row[which].max = both.x;
       states_[0].row[which].sum = both.y;
 #pragma unroll
       for (int chunk = 0; chunk < kConfig.columns / 8; ++chunk) {
-        if (chunk * 8 >= given_.value_stride) continue;
+        if (chunk * 8 >= ladder_.value_stride) continue;
         const float2 pair = *reinterpret_cast<const float2*>(out + 8 * chunk);
         out_[0][4 * chunk + 2 * which] = pair.x;
         out_[0][4 * chunk + 2 * which + 1] = pair.y;
@@ -193,8 +196,8 @@ class Flash1 : public sm80::TileStep<kConfig> {
     });
   }
 
-  // out times its sum, of which one lane of the row has all.
-  __device__ __forceinline__ void multiply_rows() {
+  // Multiplies out by the row sums. One lane of each row keeps the sum.
+  __device__ __forceinline__ void unnormalise_rows() {
 #pragma unroll
     for (int r = 0; r < kOut; ++r) out_[0][r] *= states_[0].row[tile::register_row(r)].sum;
     if (threadIdx.x % tile::kLanesPerRow == 0) return;
@@ -202,7 +205,7 @@ class Flash1 : public sm80::TileStep<kConfig> {
     for (math::SoftmaxState<float>& state : states_[0].row) state.sum = 0;
   }
 
-  // out divided by its sum, and the states; a row that has seen nothing yet is 0.
+  // Stores the states, and out divided by the row sums; 0 for a row that has seen no key yet.
   __device__ __forceinline__ void store_rows() {
     float factors[tile::kRowsPerLane];
 #pragma unroll
@@ -211,14 +214,14 @@ class Flash1 : public sm80::TileStep<kConfig> {
       state.sum = tile::quad_sum(state.sum);
       factors[which] = state.sum == 0 ? 0 : 1 / state.sum;
     }
-    for_rows([&](int which, float* out, float* state) {
+    for_each_row([&](int which, float* out, float* state) {
       if (threadIdx.x % tile::kLanesPerRow == 0) {
         *reinterpret_cast<float2*>(state) =
             make_float2(states_[0].row[which].max, states_[0].row[which].sum);
       }
 #pragma unroll
       for (int chunk = 0; chunk < kConfig.columns / 8; ++chunk) {
-        if (chunk * 8 >= given_.value_stride) continue;
+        if (chunk * 8 >= ladder_.value_stride) continue;
         *reinterpret_cast<float2*>(out + 8 * chunk) =
             make_float2(out_[0][4 * chunk + 2 * which] * factors[which],
                         out_[0][4 * chunk + 2 * which + 1] * factors[which]);
@@ -226,10 +229,10 @@ class Flash1 : public sm80::TileStep<kConfig> {
     });
   }
 
-  const Parameters& given_;
+  const Parameters& ladder_;
 };
 
-// A block for each head of each sequence. The row and the type stand for the configuration.
+// A block computes a head of a sequence. The row and the type select the configuration.
 template <int kRow, bool kFp16>
 __global__ void __launch_bounds__(kFlash1Kernels[kRow].config(kFp16).threads(),
                                   kFlash1Kernels[kRow].config(kFp16).blocks)
@@ -243,7 +246,7 @@ __global__ void __launch_bounds__(kFlash1Kernels[kRow].config(kFp16).threads(),
     const std::int32_t head = static_cast<std::int32_t>(blockIdx.x) % heads;
     shared.tile.index = tiles.problem.q_packed ? tiles.packed.first(batch, head)
                                                : tiles.schedule.first(batch, head);
-    sm80::describe_tile(tiles, {batch, head, 0}, kConfig.q_tile(), shared.tile);
+    sm80::set_work_tile(tiles, {batch, head, 0}, kConfig.q_tile(), shared.tile);
   }
   __syncthreads();
   Flash1<kConfig>(parameters, shared).run();

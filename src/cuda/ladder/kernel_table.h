@@ -1,5 +1,5 @@
-// The shapes of the rungs below FlashAttention-2, in the terms of sm80/config.h. Small devices and
-// large ones run the same.
+// The compiled kernels of the rungs below FlashAttention-2, in the terms of sm80/kernel_config.h.
+// Small and large devices run the same kernels.
 #pragma once
 
 #include "cuda/sm80/kernel_config.h"
@@ -9,12 +9,12 @@ namespace tilewise::cuda::ladder {
 using sm80::KernelConfig;
 using sm80::TileRow;
 
-// One block has a head to itself, so that a multiprocessor has one block at work.
+// A block computes a whole head, so that a multiprocessor runs one block.
 inline constexpr TileRow kFlash1Kernels[] = {
     {64, false, sm80::kSmall, 8, 1, 128, 1, false, 1, "many keys: out passes once; not measured"},
     {128, false, sm80::kSmall, 8, 1, 128, 1, false, 1, "Q, K and V fill 99 KB; not measured"},
 };
-// As many queries as columns: a tile of P lies where one of K would.
+// As many queries as columns: a tile of P fills the shared memory of a tile of K.
 inline constexpr TileRow kStandardKernels[] = {
     {64, true, sm80::kSmall, 4, 1, 64, 2, false, 4, "several blocks wait for memory; not measured"},
     {128, true, sm80::kSmall, 8, 1, 64, 2, false, 2,
@@ -24,7 +24,7 @@ inline constexpr std::int64_t kMaxColumns = 128;
 
 inline constexpr int kKernelRows = 2;  // of each table
 
-// The row of either table for head dimensions up to `columns`; -1: none.
+// The row of either table for head dimensions up to `columns`, or -1.
 constexpr int tile_row(std::int64_t columns, std::int64_t shared_bytes) {
   if (columns > kMaxColumns || shared_bytes < sm80::kSmall) return -1;
   return columns <= kFlash1Kernels[0].columns ? 0 : 1;

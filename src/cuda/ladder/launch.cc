@@ -76,15 +76,15 @@ problem::Status check_problem(const Problem& problem, int (*q_tile_for)(const Pr
   return sm80::check_tiles(problem, kMaxColumns, sm80::kSmall, row_for, q_tile_for);
 }
 
-// Loads what `load` does, then what stands around it.
+// Loads the kernel by `load`, then the kernels that run before and after it.
 problem::Status prepare(const Problem& problem, sm80::Load load, const char* what) {
   const CurrentDevice current(problem.device_index);
   if (current.status() != TILEWISE_OK) return current.status();
   const problem::Status loaded = check(load(), what);
-  return loaded == TILEWISE_OK ? check(sm80::load_support(), what) : loaded;
+  return loaded == TILEWISE_OK ? check(sm80::load_common_kernels(), what) : loaded;
 }
 
-// Rows of lse: (B, H, Sq), packed (H, T).
+// The number of rows of lse: (B, H, Sq), packed (H, T).
 Checked rows_of(const Problem& problem) {
   return Checked{problem.q_packed ? 1 : problem.batch} * Checked{problem.heads} *
          Checked{problem.q_rows};
@@ -121,7 +121,7 @@ T* at(void* workspace, std::int64_t byte) {
 }  // namespace
 
 problem::Status supports_flash1(const Problem& problem) {
-  if (problem.general_scores() || problem.dropout_p > 0 || problem.slices.present()) {
+  if (problem.has_score_mod() || problem.dropout_p > 0 || problem.slices.present()) {
     return fail(TILEWISE_UNSUPPORTED,
                 "takes no softcap, bias, mask, alibi_slopes, dropout_p or slices");
   }
@@ -143,14 +143,14 @@ double predicted_traffic_of_flash1(const Problem& problem) {
 problem::Status run_flash1(const Problem& problem, const problem::RunContext& context) {
   if (problem.heads == 0 || problem.q_rows == 0) return TILEWISE_OK;
   const int q_tile = flash1_q_tile(problem, false);
-  const Flash1Workspace places(problem);
+  const Flash1Workspace offsets(problem);
   Parameters parameters = {};
-  // The scores get their scale, whatever its sign, before the exponent.
-  parameters.tiles = sm80::parameters_for(problem, q_tile, true, places, context.workspace);
+  // The kernel multiplies the scores by the scale, of either sign, before the exponent.
+  parameters.tiles = sm80::parameters_for(problem, q_tile, true, offsets, context.workspace);
   parameters.tiles.schedule.swizzle = 0;
   parameters.tiles.packed.longest_first = false;
-  parameters.out = at<float>(context.workspace, places.out);
-  parameters.states = at<float>(context.workspace, places.states);
+  parameters.out = at<float>(context.workspace, offsets.out);
+  parameters.states = at<float>(context.workspace, offsets.states);
   parameters.value_stride = value_stride(problem);
   count_flash1_traffic(problem, tiles_of(flash1_tile(problem)), context.traffic);
   return sm80::run_tiles(parameters.tiles, q_tile, context.executor->stream, "starting cuda_flash1",
@@ -168,9 +168,9 @@ problem::Status supports_standard(const Problem& problem) {
                 "batch_invariant of a packed batch: rows of S are as long as the longest sequence");
   }
   const Checked rows = rows_of(problem);
-  if (rows.valid && rows.value <= kMostScoreRows) return TILEWISE_OK;
+  if (rows.valid && rows.value <= kMaxScoreRows) return TILEWISE_OK;
   return fail(TILEWISE_UNSUPPORTED, "S has more than %lld rows",
-              static_cast<long long>(kMostScoreRows));
+              static_cast<long long>(kMaxScoreRows));
 }
 
 problem::Status prepare_standard(const Problem& problem) {
@@ -193,11 +193,11 @@ problem::Status run_standard(const Problem& problem, const problem::RunContext& 
   if (problem.heads == 0 || problem.q_rows == 0) return TILEWISE_OK;
   const StandardInstance& instance = standard_instance(problem);
   const TileSizes sizes = tiles_of(standard_tile(problem));
-  const StandardWorkspace places(problem);
+  const StandardWorkspace offsets(problem);
   Parameters parameters = {};
-  parameters.tiles = sm80::parameters_for(problem, sizes.q_rows, true, places, context.workspace);
-  parameters.scores = at<float>(context.workspace, places.scores);
-  parameters.probs = at<std::uint16_t>(context.workspace, places.probs);
+  parameters.tiles = sm80::parameters_for(problem, sizes.q_rows, true, offsets, context.workspace);
+  parameters.scores = at<float>(context.workspace, offsets.scores);
+  parameters.probs = at<std::uint16_t>(context.workspace, offsets.probs);
   parameters.score_stride = score_stride(problem);
   count_standard_traffic(problem, sizes, context.traffic);
   return sm80::run_tiles(

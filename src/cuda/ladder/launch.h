@@ -1,5 +1,5 @@
-// The rungs below FlashAttention-2 as the registry sees them; problem/kernel.h says what each
-// function owes.
+// The host code of the rungs below FlashAttention-2 (cuda_flash1, cuda_standard), for the registry.
+// problem/kernel.h says what each function must do.
 #pragma once
 
 #include "problem/kernel.h"

@@ -1,5 +1,5 @@
-// What the kernels of the ladder are given: what any kernel of tiles of queries is, and where the
-// results between them lie.
+// The parameters of the kernels of the ladder: those of sm80, and the intermediate results in
+// global memory.
 #pragma once
 
 #include "cuda/sm80/parameters.h"
@@ -9,13 +9,13 @@ namespace tilewise::cuda::ladder {
 using problem::Problem;
 using problem::Sequence;
 
-// Rows are numbered as lse is: (B, H, Sq), packed (H, T).
+// Rows are numbered like those of lse: (B, H, Sq), packed (H, T).
 struct Parameters {
   sm80::Parameters tiles;
-  float* out;            // flash1: (rows, value_stride), what is seen so far, divided by its sum
+  float* out;            // flash1: (rows, value_stride), normalised for the keys so far
   float* states;         // flash1: (rows, 2), maximum and sum
   float* scores;         // standard: (rows, score_stride)
-  std::uint16_t* probs;  // standard: (rows, score_stride), of the inputs' type
+  std::uint16_t* probs;  // standard: (rows, score_stride), in the inputs' type
   std::int64_t value_stride;
   std::int64_t score_stride;
 
@@ -27,8 +27,8 @@ struct Parameters {
   }
 };
 
-// The compiled kernels: a row of a table and a type each. Each is instantiated in a source file
-// that CMakeLists.txt makes.
+// A compiled kernel, given by a row of its table and a type. CMakeLists.txt generates the source
+// files that instantiate them.
 template <int kRow, bool kFp16>
 struct Flash1Kernel {
   static cudaError_t load();
@@ -45,9 +45,9 @@ struct StandardKernel {
                                   cudaStream_t stream);
 };
 
-// Probabilities and lse from scores, a row at a time. Rows are numbered in 32 bits: at 64 keys, S
-// and P of more fill 768 GB.
-inline constexpr std::int64_t kMostScoreRows = (std::int64_t{1} << 31) - 1;
+// P and lse from S, row by row. Rows are numbered in 32 bits: with 64 keys, S and P of more rows
+// fill 768 GB.
+inline constexpr std::int64_t kMaxScoreRows = (std::int64_t{1} << 31) - 1;
 cudaError_t load_softmax();
 cudaError_t start_softmax(const Parameters& parameters, int k_tile, cudaStream_t stream);
 

@@ -1,4 +1,4 @@
-// P = softmax(S), a block for each row; the row is read twice, for its state and for its probs.
+// P = softmax(S). A block computes a row; it reads the row twice, for the state and for the probs.
 #include "cuda/host/launch.cuh"
 #include "cuda/host/load.h"
 #include "cuda/host/sequences.cuh"
@@ -11,8 +11,8 @@
 namespace tilewise::cuda::ladder {
 namespace {
 
-// Threads of a block: a few numbers for each, and not more rows in flight than L2 holds.
-constexpr int kMostThreads = 256;
+// Threads of a block: each has a few scores, and the rows in flight fit L2.
+constexpr int kMaxThreads = 256;
 constexpr int kFewThreads = 128;
 constexpr std::int64_t kShortRow = 2048;
 
@@ -21,42 +21,43 @@ struct Row {
   Sequence sequence;
   std::int64_t head;
   std::int64_t row;      // of the sequence
-  std::int64_t number;   // Parameters
-  std::int32_t columns;  // that were written, whole tiles of keys: a multiple of 4
+  std::int64_t number;   // in Parameters
+  std::int32_t columns;  // in whole tiles of keys: a multiple of 4
 };
 
-__device__ __forceinline__ float weight_of(float score, float anchor) {
+__device__ __forceinline__ float exp2_prob(float score, float anchor) {
   return ptx::exp2_approx((score - anchor) * static_cast<float>(math::kLog2E));
 }
 
-// The largest (or the sum) of a number of each thread. Every thread gets it.
+// Reduces a number of each thread to the maximum or the sum. Every thread gets the result.
 template <bool kMaximum>
-__device__ __forceinline__ float reduce(float x, float* warps /* (kMostThreads / 32) */) {
-  const auto both = [](float a, float b) { return kMaximum ? fmaxf(a, b) : a + b; };
-  for (int step = 16; step > 0; step /= 2) x = both(x, __shfl_xor_sync(~0u, x, step));
+__device__ __forceinline__ float reduce(float x, float* warps /* (kMaxThreads / 32) */) {
+  const auto combine = [](float a, float b) { return kMaximum ? fmaxf(a, b) : a + b; };
+  for (int step = 16; step > 0; step /= 2) x = combine(x, __shfl_xor_sync(~0u, x, step));
   __syncthreads();
   if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;
   __syncthreads();
   x = warps[0];
-  for (unsigned w = 1; w < blockDim.x / 32; ++w) x = both(x, warps[w]);
+  for (unsigned w = 1; w < blockDim.x / 32; ++w) x = combine(x, warps[w]);
   return x;
 }
 
-// The state of the row: of the numbers of each thread, then of all. Every thread gets it.
+// The state of the row. Each thread computes the state of its scores; then they are merged. Every
+// thread gets the result.
 __device__ math::SoftmaxState<float> state_of(const float* scores, std::int32_t columns,
-                                              float* warps /* (kMostThreads / 32) */) {
+                                              float* warps /* (kMaxThreads / 32) */) {
   const std::int32_t step = 4 * static_cast<std::int32_t>(blockDim.x);
   math::SoftmaxState<float> state = math::empty_state<float>();
   for (std::int32_t c = 4 * threadIdx.x; c < columns; c += step) {
     const float4 four = *reinterpret_cast<const float4*>(scores + c);
     const float max = fmaxf(fmaxf(four.x, four.y), fmaxf(four.z, four.w));
-    if (max > state.max) state = {max, state.sum * weight_of(state.max, max)};
+    if (max > state.max) state = {max, state.sum * exp2_prob(state.max, max)};
     const float anchor = math::anchor(state.max);
-    state.sum += (weight_of(four.x, anchor) + weight_of(four.y, anchor)) +
-                 (weight_of(four.z, anchor) + weight_of(four.w, anchor));
+    state.sum += (exp2_prob(four.x, anchor) + exp2_prob(four.y, anchor)) +
+                 (exp2_prob(four.z, anchor) + exp2_prob(four.w, anchor));
   }
   const float max = reduce<true>(state.max, warps);
-  const float factor = weight_of(state.max, math::anchor(max));
+  const float factor = exp2_prob(state.max, math::anchor(max));
   return {max, reduce<false>(factor * state.sum, warps)};
 }
 
@@ -72,8 +73,8 @@ __device__ void write_probs(const Parameters& parameters, const Row& row, float 
   const std::int32_t step = 4 * static_cast<std::int32_t>(blockDim.x);
   for (std::int32_t c = 4 * threadIdx.x; c < row.columns; c += step) {
     const float4 four = *reinterpret_cast<const float4*>(scores + c);
-    float probs[4] = {weight_of(four.x, anchor), weight_of(four.y, anchor),
-                      weight_of(four.z, anchor), weight_of(four.w, anchor)};
+    float probs[4] = {exp2_prob(four.x, anchor), exp2_prob(four.y, anchor),
+                      exp2_prob(four.z, anchor), exp2_prob(four.w, anchor)};
     for (float& prob : probs) prob *= scale;
     if (problem.dropout_p > 0) {
       const math::Philox4 words = math::dropout_words(rule, head_index, row.row, c / 4);
@@ -91,33 +92,33 @@ __device__ void write_probs(const Parameters& parameters, const Row& row, float 
   }
 }
 
-__global__ void __launch_bounds__(kMostThreads)
+__global__ void __launch_bounds__(kMaxThreads)
     softmax_kernel(const __grid_constant__ Parameters parameters, std::int32_t rows,
                    std::int32_t k_tile) {
-  __shared__ float warps[kMostThreads / 32];
+  __shared__ float warps[kMaxThreads / 32];
   const Problem& problem = parameters.tiles.problem;
   const std::int32_t q_rows = static_cast<std::int32_t>(problem.q_rows);
   const std::int32_t heads = static_cast<std::int32_t>(problem.heads);
   for (std::int64_t number = blockIdx.x; number < rows; number += gridDim.x) {
-    const std::int32_t column = static_cast<std::int32_t>(number) / q_rows;  // (batch, head)
-    const std::int32_t place = static_cast<std::int32_t>(number) % q_rows;
-    const std::int32_t head = column % heads;
-    const std::int32_t batch = column / heads;
+    const std::int32_t head_index = static_cast<std::int32_t>(number) / q_rows;  // (batch, head)
+    const std::int32_t q_row = static_cast<std::int32_t>(number) % q_rows;
+    const std::int32_t head = head_index % heads;
+    const std::int32_t batch = head_index / heads;
     const Sequence sequence = problem.q_packed
-                                  ? owner_of(problem, parameters.tiles.table, place)
+                                  ? owner_of(problem, parameters.tiles.table, q_row)
                                   : sequence_at(problem, parameters.tiles.table, batch);
-    if (!owns(sequence, place)) continue;
+    if (!owns(sequence, q_row)) continue;
     const std::int32_t tiles = math::ceil_div(static_cast<std::int32_t>(sequence.k_len), k_tile);
-    const Row row = {sequence, head, place - sequence.q_start, number, tiles * k_tile};
+    const Row row = {sequence, head, q_row - sequence.q_start, number, tiles * k_tile};
     const math::SoftmaxState<float> state =
         state_of(parameters.scores + number * parameters.score_stride, row.columns, warps);
     float sink = -math::Limits<float>::kInfinity;
     if (problem.sink.present())
       sink = static_cast<const float*>(problem.sink.data)[problem.sink.offset(0, head, 0)];
-    const math::Finalised<float> closed = math::finalise(state, sink);
-    write_probs(parameters, row, math::anchor(state.max), closed.scale);
+    const math::Finalised<float> finalised = math::finalise(state, sink);
+    write_probs(parameters, row, math::anchor(state.max), finalised.scale);
     if (threadIdx.x != 0 || !problem.lse.present()) continue;
-    static_cast<float*>(problem.lse.data)[problem.lse.offset(batch, head, place)] = closed.lse;
+    static_cast<float*>(problem.lse.data)[problem.lse.offset(batch, head, q_row)] = finalised.lse;
   }
 }
 
@@ -126,11 +127,11 @@ __global__ void __launch_bounds__(kMostThreads)
 cudaError_t load_softmax() { return load(softmax_kernel); }
 
 cudaError_t start_softmax(const Parameters& parameters, int k_tile, cudaStream_t stream) {
-  constexpr std::int64_t kMostBlocks = std::int64_t{1} << 20;
+  constexpr std::int64_t kMaxBlocks = std::int64_t{1} << 20;
   const Problem& problem = parameters.tiles.problem;
   const std::int64_t rows = (problem.q_packed ? 1 : problem.batch) * problem.heads * problem.q_rows;
-  const int threads = parameters.score_stride <= kShortRow ? kFewThreads : kMostThreads;
-  return launch(softmax_kernel, {math::min(rows, kMostBlocks), threads}, stream, parameters,
+  const int threads = parameters.score_stride <= kShortRow ? kFewThreads : kMaxThreads;
+  return launch(softmax_kernel, {math::min(rows, kMaxBlocks), threads}, stream, parameters,
                 static_cast<std::int32_t>(rows), k_tile);
 }
 

@@ -1,6 +1,6 @@
-// Attention as the formula has it (arXiv 2205.14135, Algorithm 0): S = Q K^T goes to memory, P =
-// softmax(S) comes from there and goes there (softmax.cu), out = P V reads it again. The two
-// products; a block has a tile of queries and walks over all keys, visible or not.
+// Standard attention (arXiv 2205.14135, Algorithm 0) through global memory: this file stores
+// S = Q K^T, softmax.cu computes P = softmax(S), and this file multiplies O = P V. A block computes
+// a tile of queries over all keys, visible or not.
 #pragma once
 
 #include "cuda/host/launch.cuh"
@@ -8,19 +8,20 @@
 #include "cuda/ladder/kernel_table.h"
 #include "cuda/ladder/parameters.h"
 #include "cuda/sm80/epilogue.cuh"
-#include "cuda/sm80/tile_step.cuh"
+#include "cuda/sm80/softmax_step.cuh"
 
 namespace tilewise::cuda::ladder {
 
-// S = Q K^T with every rule applied: what a row does not see is -inf.
+// S = Q K^T after score mods and mask. Masked scores are -inf.
 template <KernelConfig kConfig>
-class Scores : public sm80::TileStep<kConfig> {
+class Scores : public sm80::SoftmaxStep<kConfig> {
  public:
-  using Step = sm80::TileStep<kConfig>;
-  static_assert(kConfig.stages == 2 && Step::kParts == 1, "As the loop is written.");
+  using Step = sm80::SoftmaxStep<kConfig>;
+  static_assert(kConfig.stages == 2 && Step::kRowBlocks == 1,
+                "The loop has two stages and one row block.");
 
   __device__ Scores(const Parameters& parameters, sm80::Shared<kConfig>& shared)
-      : Step(parameters.tiles, shared), given_(parameters) {}
+      : Step(parameters.tiles, shared), ladder_(parameters) {}
 
   __device__ __forceinline__ void run() {
     const std::int32_t keys = static_cast<std::int32_t>(tile_.sequence.k_len);
@@ -29,18 +30,19 @@ class Scores : public sm80::TileStep<kConfig> {
                                                                           shared_.q);
     this->load_k(0, 0);
     ptx::cp_async_commit();
-    if (threadIdx.x < 32) mask_.gather();
+    if (threadIdx.x < 32) mask_.build_by_warp();
     if (threadIdx.x == 0) shared_.non_finite_pass = false;
-    for (std::int32_t key = 0; key * kConfig.k_tile < keys; ++key) {
-      const int stage = key % 2;
+    for (std::int32_t key_tile = 0; key_tile * kConfig.k_tile < keys; ++key_tile) {
+      const int stage = key_tile % 2;
       ptx::cp_async_wait<0>();
       __syncthreads();
-      if ((key + 1) * kConfig.k_tile < keys) this->load_k(key + 1, stage ^ 1);
+      if ((key_tile + 1) * kConfig.k_tile < keys) this->load_k(key_tile + 1, stage ^ 1);
       ptx::cp_async_commit();
       float scores[1][kScores];
-      this->multiply_scores(stage, scores);
-      this->apply_rules(key, mask_.kind(shared_.mask.tiles, key), scores);
-      store(key, scores[0]);
+      this->multiply_qk(stage, scores);
+      this->apply_score_mod_and_mask(key_tile, mask_.tile_class(shared_.mask.tiles, key_tile),
+                                     scores);
+      store(key_tile, scores[0]);
     }
   }
 
@@ -50,51 +52,53 @@ class Scores : public sm80::TileStep<kConfig> {
   using Step::shared_;
   using Step::tile_;
 
-  __device__ __forceinline__ void store(std::int32_t key, const float (&scores)[kScores]) {
+  __device__ __forceinline__ void store(std::int32_t key_tile, const float (&scores)[kScores]) {
     const int lane = threadIdx.x % 32;
     const std::int32_t row = sm80::lane_row<kConfig>(tile_, 0);
     float* const first =
-        given_.scores + (given_.first_row(tile_.sequence, tile_.head) + row) * given_.score_stride +
-        key * kConfig.k_tile + tile::lane_column(lane);
+        ladder_.scores +
+        (ladder_.first_row(tile_.sequence, tile_.head) + row) * ladder_.score_stride +
+        key_tile * kConfig.k_tile + tile::lane_column(lane);
 #pragma unroll
     for (int r = 0; r < kScores; r += 2) {
       const std::int32_t down = 8 * tile::register_row(r);
       if (row + down > tile_.last) continue;
-      *reinterpret_cast<float2*>(first + down * given_.score_stride + tile::register_column(r)) =
+      *reinterpret_cast<float2*>(first + down * ladder_.score_stride + tile::register_column(r)) =
           make_float2(scores[r], scores[r + 1]);
     }
   }
 
-  const Parameters& given_;
+  const Parameters& ladder_;
 };
 
-// out = P V. A tile of P lies in shared memory where one of K would.
+// O = P V. A tile of P is loaded into the shared memory of a tile of K.
 template <KernelConfig kConfig>
-class Values : public sm80::TileStep<kConfig> {
+class Values : public sm80::SoftmaxStep<kConfig> {
  public:
-  using Step = sm80::TileStep<kConfig>;
+  using Step = sm80::SoftmaxStep<kConfig>;
   using ProbLayout = tile::LdmatrixTile<kConfig.k_tile>;
-  static_assert(kConfig.stages == 2 && Step::kParts == 1, "As the loop is written.");
+  static_assert(kConfig.stages == 2 && Step::kRowBlocks == 1,
+                "The loop has two stages and one row block.");
   static_assert(kConfig.q_tile() == kConfig.columns, "A tile of P is as large as one of K.");
 
   __device__ Values(const Parameters& parameters, sm80::Shared<kConfig>& shared)
-      : Step(parameters.tiles, shared), given_(parameters) {}
+      : Step(parameters.tiles, shared), ladder_(parameters) {}
 
   __device__ __forceinline__ void run() {
     const std::int32_t keys = static_cast<std::int32_t>(tile_.sequence.k_len);
     if (threadIdx.x == 0) shared_.non_finite_pass = false;
     this->clear();
     load(0);
-    for (std::int32_t key = 0; key * kConfig.k_tile < keys; ++key) {
-      const int stage = key % 2;
+    for (std::int32_t key_tile = 0; key_tile * kConfig.k_tile < keys; ++key_tile) {
+      const int stage = key_tile % 2;
       ptx::cp_async_wait<0>();
       __syncthreads();
-      if ((key + 1) * kConfig.k_tile < keys) load(key + 1);
-      multiply(stage);
+      if ((key_tile + 1) * kConfig.k_tile < keys) load(key_tile + 1);
+      multiply_pv(stage);
     }
     ptx::cp_async_wait<0>();
     __syncthreads();
-    close();
+    flag_and_store();
   }
 
  private:
@@ -106,25 +110,25 @@ class Values : public sm80::TileStep<kConfig> {
   using Step::states_;
   using Step::tile_;
 
-  // P and V of a tile of keys are on their way. Rows of P are whole tiles.
-  __device__ __forceinline__ void load(std::int32_t key) {
+  // Starts the copies of P and V of a tile of keys. Rows of P are whole tiles.
+  __device__ __forceinline__ void load(std::int32_t key_tile) {
     if (tile_.sequence.k_len > 0) {
       const sm80::Rows probs = {
-          given_.probs + given_.first_row(tile_.sequence, tile_.head) * given_.score_stride +
-              key * kConfig.k_tile,
-          given_.score_stride, static_cast<std::int32_t>(tile_.sequence.q_len), kConfig.k_tile,
+          ladder_.probs + ladder_.first_row(tile_.sequence, tile_.head) * ladder_.score_stride +
+              key_tile * kConfig.k_tile,
+          ladder_.score_stride, static_cast<std::int32_t>(tile_.sequence.q_len), kConfig.k_tile,
           true};
       sm80::load_tile<kConfig.q_tile(), kConfig.k_tile, kConfig.threads()>(probs, tile_.first,
-                                                                           shared_.k[key % 2]);
-      this->load_v(key, key % 2);
+                                                                           shared_.k[key_tile % 2]);
+      this->load_v(key_tile, key_tile % 2);
     }
     ptx::cp_async_commit();
   }
 
-  // out += P V
-  __device__ __forceinline__ void multiply(int stage) {
+  // O += P V
+  __device__ __forceinline__ void multiply_pv(int stage) {
     const int lane = threadIdx.x % 32;
-    const std::uint32_t values = this->values_start(stage);
+    const std::uint32_t values = this->v_operand(stage);
     const std::uint32_t probs =
         ptx::shared_address(shared_.k[stage]) + sm80::warp_row<kConfig>() * ProbLayout::kRowBytes +
         ProbLayout::place(tile::lane_row_first(lane), tile::lane_chunk_first(lane));
@@ -133,31 +137,31 @@ class Values : public sm80::TileStep<kConfig> {
       std::uint32_t a[4];
       ptx::ldmatrix_x4(a, tile::step_address<kConfig.k_tile>(probs, step));
 #pragma unroll
-      for (int n = 0; n < kSteps; ++n) this->multiply_block(values, step, n, a, 4);
+      for (int n = 0; n < kSteps; ++n) this->multiply_pv_step(values, step, n, a, 4);
     }
   }
 
-  // Rows are normalised already; where something is not finite, they are marked.
-  __device__ __forceinline__ void close() {
+  // Rows are normalised already. Those with a value that is not finite are flagged.
+  __device__ __forceinline__ void flag_and_store() {
     for (math::SoftmaxState<float>& state : states_[0].row) state = {0, 1};
     sm80::Epilogue<kConfig> epilogue(parameters_, shared_, out_, states_);
     if (__syncthreads_or(epilogue.has_non_finite())) this->begin_non_finite_pass();
     const float scales[1][tile::kRowsPerLane] = {{1, 1}};
     epilogue.store(scales);
-    epilogue.mark(scales);
+    epilogue.flag_rows(scales);
   }
 
-  const Parameters& given_;
+  const Parameters& ladder_;
 };
 
-// A block for each tile of queries. The row and the type stand for the configuration.
+// A block computes a tile of queries. The row and the type select the configuration.
 template <KernelConfig kConfig, template <KernelConfig> class Product>
 __device__ __forceinline__ void run_product(const Parameters& parameters) {
   auto& shared = *reinterpret_cast<sm80::Shared<kConfig>*>(dynamic_shared());
   const sm80::Parameters& tiles = parameters.tiles;
   const std::int32_t index = static_cast<std::int32_t>(blockIdx.x);
   if (tiles.problem.q_packed && index >= tiles.packed.count()) return;
-  if (threadIdx.x == 0) sm80::find_tile(tiles, index, kConfig.q_tile(), shared.tile);
+  if (threadIdx.x == 0) sm80::load_work_tile(tiles, index, kConfig.q_tile(), shared.tile);
   __syncthreads();
   Product<kConfig>(parameters, shared).run();
 }

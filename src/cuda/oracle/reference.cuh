@@ -1,4 +1,4 @@
-// cuda_reference: every option, any dtype, any head dimension; slow.
+// cuda_reference: every option, any dtype and any head dimension. It is slow.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,7 +10,7 @@ namespace tilewise::cuda {
 // Loads the kernels; on the current device.
 cudaError_t load_reference();
 
-// out and lse on the stream. `table` (B) as fill_table() left it, or nullptr.
+// Computes out and lse on the stream. `table` (B) is that of fill_table(), or nullptr.
 cudaError_t run_reference(const problem::Problem& problem, const problem::Sequence* table,
                           cudaStream_t stream);
 

@@ -1,5 +1,5 @@
-// One row of attention by one block, in double, with every option of the semantics: the slow oracle
-// of the device, and the non_finite_pass path of the fast kernels.
+// One row of attention in double, with every option of the semantics: the oracle of the device, and
+// the arithmetic by which rows that the fast kernels flag are recomputed.
 #pragma once
 
 #include "cuda/tile/element.cuh"
@@ -14,23 +14,24 @@ namespace tilewise::cuda {
 using problem::Problem;
 using problem::Sequence;
 
-inline constexpr int kRowThreads = 128;  // of a block: as many keys at a time
-inline constexpr int kRowColumns = 4;    // of out in a thread's registers; more take another pass
+inline constexpr int kRowThreads = 128;  // of a block; also the number of keys at a time
+inline constexpr int kRowColumns =
+    4;  // of out in a thread's registers; more columns need another pass
 
 struct RowMemory {
   double scores[kRowThreads];  // then the probs of these keys
   double warps[kRowThreads / 32];
 };
 
-// The kRowThreads that compute a row, and their memory: a whole block.
-struct RowBlock {
+// A team is the kRowThreads threads that compute a row, and their memory. Here it is a whole block.
+struct BlockTeam {
   RowMemory& memory;
 
   __device__ int thread() const { return static_cast<int>(threadIdx.x); }
   __device__ void sync() const { __syncthreads(); }
 };
 
-// A row of a query head, and what it sees.
+// A row of a query head, and the keys that it sees.
 struct Row {
   const Problem& problem;
   const Sequence& sequence;
@@ -39,7 +40,7 @@ struct Row {
 
   __device__ std::int64_t batch_of(bool packed) const { return packed ? 0 : sequence.batch; }
 
-  // Without slices, all that is visible.
+  // Without slices, the range of visible keys (causal and window).
   __device__ math::KeyRange keys() const {
     if (problem.slices.present()) return {0, sequence.k_len};
     const math::Band band = math::window_band(sequence.q_len, sequence.k_len, sequence.diagonal,
@@ -83,7 +84,7 @@ struct Row {
     return sum;
   }
 
-  // -inf if the key is masked: nothing of it is read then.
+  // -inf if the key is masked. Nothing of a masked key is read.
   __device__ double score(std::int64_t key) const {
     if (!visible(key)) return -math::Limits<double>::kInfinity;
     double score = problem.scale * product(key);
@@ -92,9 +93,9 @@ struct Row {
       score += read_element(problem.bias, problem.bias.offset(sequence.batch, head, row, key));
     }
     if (problem.alibi_slopes.present()) {
-      const std::int64_t place = problem.alibi_slopes.offset(sequence.batch, head, 0);
+      const std::int64_t slope = problem.alibi_slopes.offset(sequence.batch, head, 0);
       const double distance = static_cast<double>(row + sequence.diagonal - key);
-      score += math::alibi(read_element(problem.alibi_slopes, place), distance);
+      score += math::alibi(read_element(problem.alibi_slopes, slope), distance);
     }
     return score;
   }
@@ -113,7 +114,7 @@ struct Row {
   }
 };
 
-// The largest (or the sum) of a number of each thread. Every thread gets it.
+// Reduces a number of each thread to the maximum or the sum. Every thread gets the result.
 template <bool kMaximum, class Team>
 __device__ double reduce(double x, const Team& team) {
   for (int step = 16; step > 0; step /= 2) {
@@ -131,8 +132,8 @@ __device__ double reduce(double x, const Team& team) {
   return x;
 }
 
-// Online softmax over kRowThreads keys at a time: a thread scores one key, then adds the weighted
-// values to columns column_begin + thread + kRowThreads * c of out.
+// Online softmax over kRowThreads keys at a time. A thread computes the score of one key, then adds
+// P V to columns column_begin + thread + kRowThreads * c of out.
 //   out (kRowColumns)
 template <class Team>
 __device__ math::SoftmaxState<double> attend(const Row& row, std::int64_t column_begin,
@@ -149,10 +150,10 @@ __device__ math::SoftmaxState<double> attend(const Row& row, std::int64_t column
     const double minus_infinity = -math::Limits<double>::kInfinity;
     const double score = key < keys.end ? row.score(key) : minus_infinity;
     const double max = math::maximum(reduce<true>(score, team), state.max);
-    const double prob = math::weight(score, math::anchor(max));
-    const double factor = math::weight(state.max, math::anchor(max));
+    const double prob = math::prob(score, math::anchor(max));
+    const double factor = math::prob(state.max, math::anchor(max));
     state = {max, math::combine(factor, state.sum) + reduce<false>(prob, team)};
-    // A masked key is marked: the prob 0 of a visible one meets its value, which may be NaN.
+    // A masked key gets -1. A visible key with prob 0 multiplies its value, which may be NaN.
     scores[team.thread()] =
         score == minus_infinity ? -1 : prob * (key < keys.end ? row.dropout_factor(key) : 0);
     team.sync();
@@ -172,24 +173,25 @@ __device__ math::SoftmaxState<double> attend(const Row& row, std::int64_t column
   return state;
 }
 
-// out and lse of a row, by all threads of a team.
+// Computes out and lse of a row, with all threads of a team. GQA and MQA: `group` query heads share
+// a kv head.
 template <class Team>
 __device__ void compute_row(const Row& row, const Team& team) {
   const Problem& problem = row.problem;
   const std::int64_t batch = row.batch_of(problem.q_packed);
-  const std::int64_t place = row.sequence.q_start + row.row;
+  const std::int64_t q_row = row.sequence.q_start + row.row;
   for (std::int64_t first = 0; first < problem.value_dim; first += kRowThreads * kRowColumns) {
     double out[kRowColumns];
     const math::SoftmaxState<double> state = attend(row, first, team, out);
-    const math::Finalised<double> closed = math::finalise(state, row.sink());
+    const math::Finalised<double> finalised = math::finalise(state, row.sink());
     for (int c = 0; c < kRowColumns; ++c) {
       const std::int64_t column = first + team.thread() + kRowThreads * c;
       if (column >= problem.value_dim) break;
-      write_element(problem.out, problem.out.offset(batch, row.head, place, column),
-                    out[c] * closed.scale);
+      write_element(problem.out, problem.out.offset(batch, row.head, q_row, column),
+                    out[c] * finalised.scale);
     }
     if (first == 0 && team.thread() == 0 && problem.lse.present()) {
-      write_element(problem.lse, problem.lse.offset(batch, row.head, place), closed.lse);
+      write_element(problem.lse, problem.lse.offset(batch, row.head, q_row), finalised.lse);
     }
   }
 }

@@ -1,4 +1,4 @@
-// Tiles of Q, K and V on their way into shared memory.
+// Copies tiles of Q, K and V from global to shared memory with cp.async.
 #pragma once
 
 #include "cuda/ptx/cp_async.cuh"
@@ -6,7 +6,7 @@
 
 namespace tilewise::cuda::sm80 {
 
-// Up to 8 elements from `from` on, the others zero.
+// Up to 8 elements from `from` on; the others are zero.
 __device__ __forceinline__ uint4 load_elements(const std::uint16_t* from, std::int32_t count) {
   uint4 chunk = make_uint4(0, 0, 0, 0);
   std::uint32_t* const words = reinterpret_cast<std::uint32_t*>(&chunk);
@@ -17,16 +17,17 @@ __device__ __forceinline__ uint4 load_elements(const std::uint16_t* from, std::i
   return chunk;
 }
 
-// How the threads of a block share the 16-byte chunks of a tile: eight move 128 bytes of a row. The
-// rows of a thread are a multiple of 8 apart, so that its chunks lie at the same place of theirs.
+// How the threads of a block share the 16-byte chunks of a tile. Eight threads copy 128 bytes of a
+// row. The rows of one thread are a multiple of 8 apart, so that the swizzle puts its chunks at the
+// same offset of each of them.
 template <int kRows, int kColumns, int kThreads>
-struct Share {
+struct TileCopy {
   using Layout = tile::LdmatrixTile<kColumns>;
   static constexpr int kRowThreads = 8;
   static constexpr int kStep = kThreads / kRowThreads;  // rows
   static constexpr int kGroups = kColumns / 64;         // of 128 bytes
   static_assert(kColumns % 64 == 0 && kStep % 8 == 0 && kRows % kStep == 0,
-                "Every thread moves the same number of chunks.");
+                "Every thread copies the same number of chunks.");
 
   __device__ __forceinline__ static int row() {
     return static_cast<int>(threadIdx.x) / kRowThreads;
@@ -34,15 +35,17 @@ struct Share {
   __device__ __forceinline__ static int chunk() {
     return static_cast<int>(threadIdx.x) % kRowThreads;
   }
-  // Where the thread's first chunk lies in the tile in shared memory, and in the tensor.
-  __device__ __forceinline__ static std::uint32_t place() {
+
+  // The offset of the thread's first chunk, in bytes of the tile and in elements of the tensor.
+  __device__ __forceinline__ static std::uint32_t tile_offset() {
     return static_cast<std::uint32_t>(Layout::place(row(), chunk()));
   }
-  __device__ __forceinline__ static std::int64_t offset(std::int64_t stride) {
+  __device__ __forceinline__ static std::int64_t tensor_offset(std::int64_t stride) {
     return row() * stride + chunk() * 8;
   }
 
-  // A tile inside of the tensor; from, address: of the thread's first chunk.
+  // Copies a tile that lies inside of the tensor. `from` and `address` are those of the thread's
+  // first chunk.
   __device__ __forceinline__ static void copy(const std::uint16_t* from, std::int64_t stride,
                                               std::uint32_t address) {
 #pragma unroll
@@ -54,7 +57,7 @@ struct Share {
     }
   }
 
-  // Any tile, from row `first` on; what lies outside of the tensor becomes zero.
+  // Copies any tile, from row `first` on. What lies outside of the tensor becomes zero.
   __device__ __forceinline__ static void copy_edge(const Rows& rows, std::int32_t first,
                                                    const std::uint16_t* from,
                                                    std::uint32_t address) {
@@ -72,63 +75,38 @@ struct Share {
   }
 };
 
-// Rows [row, row + kRows) into the tile at `to` (kRows, kColumns), by all kThreads of the block:
-// asynchronously where they are wide. What lies outside of the tensor becomes zero. own, address:
-// of the thread's first chunk, in the tensor and in the tile.
+// Loads rows [row, row + kRows) into the tile at `to` (kRows, kColumns) with all kThreads of the
+// block, asynchronously if the rows are aligned to 16 bytes. What lies outside of the tensor
+// becomes zero. `from` and `address` are those of the thread's first chunk in the tensor and in the
+// tile.
 template <int kRows, int kColumns, int kThreads>
 __device__ __forceinline__ void load_edge(const Rows& rows, std::int32_t row,
-                                          const std::uint16_t* own, std::uint32_t address,
+                                          const std::uint16_t* from, std::uint32_t address,
                                           unsigned char* to) {
-  using Part = Share<kRows, kColumns, kThreads>;
-  if (rows.wide) return Part::copy_edge(rows, row, own, address);
+  using Copy = TileCopy<kRows, kColumns, kThreads>;
+  if (rows.aligned16) return Copy::copy_edge(rows, row, from, address);
   using Layout = tile::LdmatrixTile<kColumns>;
 #pragma unroll 1
   for (int chunk = threadIdx.x; chunk < kRows * Layout::kChunks; chunk += kThreads) {
     const int r = chunk / Layout::kChunks;
     const int c = chunk % Layout::kChunks;
     const std::int32_t left = row + r < rows.count ? rows.columns - c * 8 : 0;
-    const std::uint16_t* const from = rows.first + (left > 0 ? (row + r) * rows.stride + c * 8 : 0);
-    *reinterpret_cast<uint4*>(to + Layout::place(r, c)) = load_elements(from, left);
+    const std::uint16_t* const source =
+        rows.first + (left > 0 ? (row + r) * rows.stride + c * 8 : 0);
+    *reinterpret_cast<uint4*>(to + Layout::place(r, c)) = load_elements(source, left);
   }
 }
 
-// The same, the shortest way where there is nothing outside.
+// Loads a tile like load_edge(), but on the shortest path if all of it lies inside of the tensor.
 template <int kRows, int kColumns, int kThreads>
 __device__ __forceinline__ void load_tile(const Rows& rows, std::int32_t row, unsigned char* to) {
-  using Part = Share<kRows, kColumns, kThreads>;
-  const std::uint16_t* const own = rows.first + row * rows.stride + Part::offset(rows.stride);
-  const std::uint32_t address = ptx::shared_address(to) + Part::place();
-  if (!rows.wide || rows.columns != kColumns || row + kRows > rows.count)
-    return load_edge<kRows, kColumns, kThreads>(rows, row, own, address, to);
-  Part::copy(own, rows.stride, address);
-}
-
-// All bits of the exponent set: infinity or NaN.
-template <bool kFp16>
-__device__ __forceinline__ bool is_special(std::uint32_t bits) {
-  constexpr std::uint32_t kExponent = kFp16 ? 0x7C00u : 0x7F80u;
-  return (bits & kExponent) == kExponent;
-}
-
-// The non_finite_pass pass: elements that are not finite become zero, and their rows are flagged. A
-// tile that is there; by all threads, between barriers.
-template <bool kFp16, int kRows, int kColumns, int kThreads>
-__device__ void clean_tile(unsigned char* tile, std::uint8_t* non_finite /* (kRows) */) {
-  using Layout = tile::LdmatrixTile<kColumns>;
-#pragma unroll 1
-  for (int chunk = threadIdx.x; chunk < kRows * Layout::kChunks; chunk += kThreads) {
-    const int row = chunk / Layout::kChunks;
-    std::uint32_t* const words =
-        reinterpret_cast<std::uint32_t*>(tile + Layout::place(row, chunk % Layout::kChunks));
-#pragma unroll 1
-    for (int i = 0; i < 4; ++i) {
-      const bool low = is_special<kFp16>(words[i]);
-      const bool high = is_special<kFp16>(words[i] >> 16);
-      if (low) words[i] &= 0xFFFF0000u;
-      if (high) words[i] &= 0x0000FFFFu;
-      if (low || high) non_finite[row] = 1;
-    }
-  }
+  using Copy = TileCopy<kRows, kColumns, kThreads>;
+  const std::uint16_t* const from =
+      rows.first + row * rows.stride + Copy::tensor_offset(rows.stride);
+  const std::uint32_t address = ptx::shared_address(to) + Copy::tile_offset();
+  if (!rows.aligned16 || rows.columns != kColumns || row + kRows > rows.count)
+    return load_edge<kRows, kColumns, kThreads>(rows, row, from, address, to);
+  Copy::copy(from, rows.stride, address);
 }
 
 }  // namespace tilewise::cuda::sm80

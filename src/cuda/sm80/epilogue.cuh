@@ -1,4 +1,5 @@
-// The end of a tile: rows are closed, written, and marked where the fast path could not do them.
+// The epilogue of a tile: finalises its rows, stores them, and flags those that the recompute
+// kernel must compute (prepare.cu).
 #pragma once
 
 #include "cuda/ptx/global_store.cuh"
@@ -13,53 +14,54 @@ namespace tilewise::cuda::sm80 {
 template <KernelConfig kConfig>
 class Epilogue {
  public:
-  static constexpr int kParts = kConfig.row_parts;
+  static constexpr int kRowBlocks = kConfig.row_blocks;
   static constexpr bool kPaired = kConfig.paired;
-  static constexpr int kColumns = kConfig.columns / kConfig.column_parts();  // of the warp
+  static constexpr int kColumns = kConfig.columns / kConfig.pair_size();  // of the warp
   static constexpr int kOut = kColumns / 2;
   using Layout = tile::LdmatrixTile<kConfig.columns>;
 
-  // out and states: of the lane's rows
+  // `out` and `states` are those of the lane's rows.
   __device__ __forceinline__ Epilogue(const Parameters& parameters, Shared<kConfig>& shared,
-                                      float (&out)[kParts][kOut], tile::RowStates (&states)[kParts])
+                                      float (&out)[kRowBlocks][kOut],
+                                      tile::RowStates (&states)[kRowBlocks])
       : parameters_(parameters), shared_(shared), tile_(shared.tile), out_(out), states_(states) {}
 
-  // Closes the sums; whether something of this lane is not finite, or a row that saw keys has no
-  // prob. Without the scale, which may bring back into range what is not: the non_finite_pass pass
-  // looks.
+  // Reduces the row sums. Returns whether a value of this lane is not finite, or a row that sees
+  // keys has no prob above zero. The scale is not applied, although it may bring an infinite value
+  // back into range: the non-finite pass applies it.
   __device__ __forceinline__ bool has_non_finite() {
-    close_sums();
+    reduce_sums();
     float total = 0;
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
+    for (int row_block = 0; row_block < kRowBlocks; ++row_block) {
 #pragma unroll
-      for (const math::SoftmaxState<float>& state : states_[part].row) {
+      for (const math::SoftmaxState<float>& state : states_[row_block].row) {
         total +=
             state.sum == 0 && state.max != -math::Limits<float>::kInfinity ? HUGE_VALF : state.sum;
       }
-      float chains[4] = {};  // an addition takes four cycles
+      float partial[4] = {};  // an addition has a latency of four cycles
 #pragma unroll
-      for (int r = 0; r < kOut; ++r) chains[r % 4] += fabsf(out_[part][r]);
-      total += (chains[0] + chains[1]) + (chains[2] + chains[3]);
+      for (int r = 0; r < kOut; ++r) partial[r % 4] += fabsf(out_[row_block][r]);
+      total += (partial[0] + partial[1]) + (partial[2] + partial[3]);
     }
     return !(total - total == 0);
   }
 
-  __device__ __forceinline__ void finish() {
-    float scales[kParts][tile::kRowsPerLane];
-    close(scales);
-    mark(scales);  // first: behind it nobody asks for out, whose registers the way out takes
+  __device__ __forceinline__ void finalise_and_store() {
+    float scales[kRowBlocks][tile::kRowsPerLane];
+    finalise_rows(scales);
+    flag_rows(scales);  // comes first: store() then may overwrite the registers of out
     store(scales);
   }
 
-  // out times the scales of its rows.
-  __device__ __forceinline__ void store(const float (&scales)[kParts][tile::kRowsPerLane]) {
+  // Stores out times the scales of its rows.
+  __device__ __forceinline__ void store(const float (&scales)[kRowBlocks][tile::kRowsPerLane]) {
     if (parameters_.problem.out.dtype == TILEWISE_FP32) {
       store_floats(scales);
     } else {
-      stage(scales);
+      stage_output(scales);
       __syncwarp();
-      if (parameters_.wide.out) {
+      if (parameters_.aligned16.out) {
         store_chunks();
       } else {
         store_elements();
@@ -67,83 +69,86 @@ class Epilogue {
     }
   }
 
-  // Rows for the repair kernel; there are none but after a non_finite_pass pass.
-  __device__ __forceinline__ void mark(const float (&scales)[kParts][tile::kRowsPerLane]) {
+  // Flags the rows that the recompute kernel must compute. Only a non-finite pass leaves some.
+  __device__ __forceinline__ void flag_rows(const float (&scales)[kRowBlocks][tile::kRowsPerLane]) {
     const int lane = threadIdx.x % 32;
-    std::uint32_t marks[kParts] = {};
+    std::uint32_t flags[kRowBlocks] = {};
     const bool non_finite_pass = shared_.non_finite_pass;
     if (non_finite_pass) {
 #pragma unroll
-      for (int i = 0; i < kParts * tile::kRowsPerLane; ++i) {
+      for (int i = 0; i < kRowBlocks * tile::kRowsPerLane; ++i) {
         const int row = i / 2 * 16 + tile::lane_row(lane, i % 2);
-        const bool non_finite = (shared_.seen[threadIdx.x] >> i & 1) != 0 ||
+        const bool non_finite = (shared_.sees_non_finite[threadIdx.x] >> i & 1) != 0 ||
                                 shared_.non_finite_row[first_row() + row] != 0 ||
                                 tile::is_non_finite(out_[i / 2], i % 2, scales[i / 2][i % 2],
                                                     states_[i / 2].row[i % 2]);
-        if (non_finite && is_inside(row)) marks[i / 2] |= 1u << row % 16;
+        if (non_finite && is_inside(row)) flags[i / 2] |= 1u << row % 16;
       }
     }
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) marks[part] = __reduce_or_sync(~0u, marks[part]);
+    for (int row_block = 0; row_block < kRowBlocks; ++row_block)
+      flags[row_block] = __reduce_or_sync(~0u, flags[row_block]);
     if constexpr (kPaired) {
-      if (non_finite_pass) join(marks);
+      if (non_finite_pass) merge_flags_of_pair(flags);
     }
-    if (lane != 0 || column_part<kConfig>() != 0) return;
-    // Not by first_row(), which would stay in a register from before the loops on.
-    constexpr int kSharers = kConfig.column_parts();
-    const std::int64_t rows = threadIdx.x / (32 * kSharers);
+    if (lane != 0 || pair_index<kConfig>() != 0) return;
+    // Does not use first_row(), which would occupy a register during the main loop.
+    constexpr int kPairSize = kConfig.pair_size();
+    const std::int64_t rows = threadIdx.x / (32 * kPairSize);
     const std::int64_t first =
-        (tile_.index * std::int64_t{kConfig.warps / kSharers} + rows) * kParts;
+        (tile_.index * std::int64_t{kConfig.warps / kPairSize} + rows) * kRowBlocks;
 #pragma unroll
-    for (int part = 0; part < kParts; ++part)
-      parameters_.marks[first + part] = static_cast<std::uint16_t>(marks[part]);
+    for (int row_block = 0; row_block < kRowBlocks; ++row_block)
+      parameters_.flags[first + row_block] = static_cast<std::uint16_t>(flags[row_block]);
   }
 
  private:
-  // The sums of the rows, over the lanes of a quad and the keys of a pair.
-  __device__ __forceinline__ void close_sums() {
+  // Adds up the row sums of the lanes of a quad and of the warps of a pair.
+  __device__ __forceinline__ void reduce_sums() {
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
+    for (int row_block = 0; row_block < kRowBlocks; ++row_block) {
 #pragma unroll
-      for (math::SoftmaxState<float>& state : states_[part].row)
+      for (math::SoftmaxState<float>& state : states_[row_block].row)
         state.sum = tile::quad_sum(state.sum);
     }
     if constexpr (kPaired) {
       const float rows[4] = {states_[0].row[0].sum, states_[0].row[1].sum, states_[1].row[0].sum,
                              states_[1].row[1].sum};
-      give_rows(shared_, rows);
-      meet_partner<kConfig>();
-      const float4 others = take_rows(shared_);
-      states_[0].row[0].sum += others.x;
-      states_[0].row[1].sum += others.y;
-      states_[1].row[0].sum += others.z;
-      states_[1].row[1].sum += others.w;
+      publish_rows(shared_, rows);
+      sync_pair<kConfig>();
+      const float4 partner = read_partner_rows(shared_);
+      states_[0].row[0].sum += partner.x;
+      states_[0].row[1].sum += partner.y;
+      states_[1].row[0].sum += partner.z;
+      states_[1].row[1].sum += partner.w;
     }
   }
 
-  // Marks of a pair: what spoils a row may be among the keys or the columns of either warp.
-  __device__ __forceinline__ void join(std::uint32_t (&marks)[kParts]) {
-    // 16 bits are a float exactly.
-    const float own[4] = {static_cast<float>(marks[0]), static_cast<float>(marks[1]), 0, 0};
-    give_rows(shared_, own);
-    meet_partner<kConfig>();
-    const float4 others = take_rows(shared_);
-    marks[0] |= static_cast<std::uint32_t>(others.x);
-    marks[1] |= static_cast<std::uint32_t>(others.y);
+  // Merges the flags of a pair: a value that is not finite may be among the keys or the columns of
+  // either warp.
+  __device__ __forceinline__ void merge_flags_of_pair(std::uint32_t (&flags)[kRowBlocks]) {
+    // A float holds 16 bits exactly.
+    const float own[4] = {static_cast<float>(flags[0]), static_cast<float>(flags[1]), 0, 0};
+    publish_rows(shared_, own);
+    sync_pair<kConfig>();
+    const float4 partner = read_partner_rows(shared_);
+    flags[0] |= static_cast<std::uint32_t>(partner.x);
+    flags[1] |= static_cast<std::uint32_t>(partner.y);
   }
 
-  // The warp's first row, of the tile. Wide rows have no register for it in the loops before, and
-  // find it again.
+  // The warp's first row in the tile. Kernels with one row block have no register for it in the
+  // main loop, and compute it here.
   __device__ __forceinline__ static int first_row() {
-    if constexpr (kParts == 2) return warp_row<kConfig>();
+    if constexpr (kRowBlocks == 2) return warp_row<kConfig>();
     return static_cast<int>(ptx::opaque(threadIdx.x) / 32) * 16;
   }
 
-  __device__ __forceinline__ static int first_column() { return column_part<kConfig>() * kColumns; }
+  __device__ __forceinline__ static int first_column() { return pair_index<kConfig>() * kColumns; }
 
-  // The lanes of a quad have the same rows: each closes one of them.
-  __device__ __forceinline__ void close(float (&scales)[kParts][tile::kRowsPerLane]) {
-    constexpr int kRows = kParts * tile::kRowsPerLane;
+  // Finalises the rows and writes their lse. The lanes of a quad have the same rows: each finalises
+  // one of them.
+  __device__ __forceinline__ void finalise_rows(float (&scales)[kRowBlocks][tile::kRowsPerLane]) {
+    constexpr int kRows = kRowBlocks * tile::kRowsPerLane;
     static_assert(kRows <= tile::kLanesPerRow, "Every row of a lane has a lane of the quad.");
     const Problem& problem = parameters_.problem;
     const int lane = threadIdx.x % 32;
@@ -159,29 +164,29 @@ class Epilogue {
     if (problem.sink.present()) {
       sink = static_cast<const float*>(problem.sink.data)[problem.sink.offset(0, tile_.head, 0)];
     }
-    math::Finalised<float> closed = tile::finalise_row(state, sink);
-    closed.scale *= rounding;
+    math::Finalised<float> finalised = tile::finalise_row(state, sink);
+    finalised.scale *= rounding;
     if (kConfig.score_mod && problem.dropout_p > 0)
-      closed.scale *= static_cast<float>(1 / (1 - problem.dropout_p));
+      finalised.scale *= static_cast<float>(1 / (1 - problem.dropout_p));
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       scales[i / 2][i % 2] =
-          __shfl_sync(~0u, closed.scale, lane / tile::kLanesPerRow * tile::kLanesPerRow + i);
+          __shfl_sync(~0u, finalised.scale, lane / tile::kLanesPerRow * tile::kLanesPerRow + i);
     }
     const std::int32_t row = lane_row<kConfig>(tile_, own / 2) + own % 2 * 8;
     if (!problem.lse.present() || row > tile_.last || lane % tile::kLanesPerRow >= kRows ||
-        column_part<kConfig>() != 0)
+        pair_index<kConfig>() != 0)
       return;
-    const std::int64_t place = tile_.sequence.q_start + row;
-    static_cast<float*>(problem.lse.data)[problem.lse.offset(out_batch(), tile_.head, place)] =
-        closed.lse;
+    const std::int64_t q_row = tile_.sequence.q_start + row;
+    static_cast<float*>(problem.lse.data)[problem.lse.offset(out_batch(), tile_.head, q_row)] =
+        finalised.lse;
   }
 
   __device__ __forceinline__ std::int64_t out_batch() const {
     return parameters_.problem.q_packed ? 0 : tile_.sequence.batch;
   }
 
-  // The first element of a row of the warp.
+  // The offset of the first element of a row of the warp.
   __device__ __forceinline__ std::int64_t out_offset(int row) const {
     return parameters_.problem.out.offset(out_batch(), tile_.head,
                                           tile_.sequence.q_start + tile_.first + first_row() + row);
@@ -190,11 +195,12 @@ class Epilogue {
     return tile_.first + first_row() + row <= tile_.last;
   }
 
-  __device__ __forceinline__ void store_floats(const float (&scales)[kParts][tile::kRowsPerLane]) {
+  __device__ __forceinline__ void store_floats(
+      const float (&scales)[kRowBlocks][tile::kRowsPerLane]) {
     const problem::View& view = parameters_.problem.out;
     const int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int i = 0; i < kParts * tile::kRowsPerLane; ++i) {
+    for (int i = 0; i < kRowBlocks * tile::kRowsPerLane; ++i) {
       const int row = i / 2 * 16 + tile::lane_row(lane, i % 2);
       if (!is_inside(row)) continue;
       float* const to = static_cast<float*>(view.data) + out_offset(row);
@@ -207,31 +213,32 @@ class Epilogue {
     }
   }
 
-  // out in 16 bits, where the warp's rows of Q were. The rows of a lane are a multiple of 8 apart:
-  // their chunks are exchanged alike.
-  __device__ __forceinline__ void stage(const float (&scales)[kParts][tile::kRowsPerLane]) {
+  // Stages out, in 16 bits, in the shared memory of the warp's rows of Q. The rows of a lane are a
+  // multiple of 8 apart, so that the swizzle of their chunks is the same.
+  __device__ __forceinline__ void stage_output(
+      const float (&scales)[kRowBlocks][tile::kRowsPerLane]) {
     const int lane = threadIdx.x % 32;
     const std::uint32_t first =
         static_cast<std::uint32_t>(Layout::place(first_row() + tile::lane_row(lane, 0), 0) +
                                    first_column() * 2 + lane % tile::kLanesPerRow * 4);
 #pragma unroll
     for (int chunk = 0; chunk < kColumns / 8; ++chunk) {
-      const std::uint32_t place = tile::chunk_address<kConfig.columns>(first, chunk);
+      const std::uint32_t offset = tile::chunk_address<kConfig.columns>(first, chunk);
 #pragma unroll
-      for (int i = 0; i < kParts * tile::kRowsPerLane; ++i) {
+      for (int i = 0; i < kRowBlocks * tile::kRowsPerLane; ++i) {
         const float* const pair = &out_[i / 2][4 * chunk + i % 2 * 2];
         const float scale = scales[i / 2][i % 2];
-        unsigned char* const to = shared_.q + place + i * 8 * Layout::kRowBytes;
+        unsigned char* const to = shared_.q + offset + i * 8 * Layout::kRowBytes;
         *reinterpret_cast<std::uint32_t*>(to) =
             ptx::pack<kConfig.fp16>(pair[0] * scale, pair[1] * scale);
       }
     }
   }
 
-  // From there to out, 128 bytes of four rows at a time; everything is read before the first is
-  // written.
+  // Stores the staged output with 16-byte stores, 128 bytes of four rows at a time. All of it is
+  // read before the first store.
   __device__ __forceinline__ void store_chunks() {
-    constexpr int kSteps = kParts * 4;
+    constexpr int kSteps = kRowBlocks * 4;
     constexpr int kGroups = kColumns / 64;
     const problem::View& view = parameters_.problem.out;
     const int row = static_cast<int>(threadIdx.x) % 32 / 8;
@@ -243,7 +250,7 @@ class Epilogue {
     for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
-        // Eight rows on, chunks are exchanged as before.
+        // The swizzle repeats after eight rows.
         chunks[step][group] =
             *reinterpret_cast<const uint4*>(from + Layout::place(row + step % 2 * 4, column / 8) +
                                             step / 2 * 8 * Layout::kRowBytes + group * 128);
@@ -264,10 +271,11 @@ class Epilogue {
     }
   }
 
+  // Stores the staged output element by element.
   __device__ __forceinline__ void store_elements() {
     const problem::View& view = parameters_.problem.out;
 #pragma unroll 1
-    for (int row = 0; row < kParts * 16 && is_inside(row); ++row) {
+    for (int row = 0; row < kRowBlocks * 16 && is_inside(row); ++row) {
       std::uint16_t* const to = static_cast<std::uint16_t*>(view.data) + out_offset(row);
 #pragma unroll 1
       for (int c = first_column() + threadIdx.x % 32;
@@ -280,9 +288,9 @@ class Epilogue {
 
   const Parameters& parameters_;
   Shared<kConfig>& shared_;
-  const Tile& tile_;
-  float (&out_)[kParts][kOut];
-  tile::RowStates (&states_)[kParts];
+  const WorkTile& tile_;
+  float (&out_)[kRowBlocks][kOut];
+  tile::RowStates (&states_)[kRowBlocks];
 };
 
 }  // namespace tilewise::cuda::sm80

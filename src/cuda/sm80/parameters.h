@@ -1,4 +1,4 @@
-// What a kernel is given.
+// The parameters of a kernel, and the functions that start kernels.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -18,46 +18,46 @@ using tile::PackedSchedule;
 using tile::Schedule;
 using tile::TileCoord;
 
-// Tensors that can be moved 16 bytes at a time.
-struct Wide {
+// Tensors that can be read or written 16 bytes at a time.
+struct Aligned16 {
   bool q, k, v, out;
 };
 
-// Tensors whose rows can be moved so and are no shorter than those of the kernel's tiles.
-struct Whole {
+// Tensors that can be read so and whose rows fill the rows of the kernel's tiles.
+struct FullRows {
   bool k, v;
 };
 
 struct Parameters {
   Problem problem;
-  const Sequence* table;    // (B), nullptr for dense batches
-  Schedule schedule;        // of dense queries
-  PackedSchedule packed;    // of packed ones
-  const tile::Band* bands;  // (slices)
-  std::uint16_t* marks;  // (work, q_tile / 16): rows for the non_finite_pass path, a bit for each
+  const Sequence* table;     // (B), nullptr for dense batches
+  Schedule schedule;         // for dense queries
+  PackedSchedule packed;     // for packed queries
+  const tile::Band* bands;   // (slices)
+  std::uint16_t* flags;      // (work, q_tile / 16): a bit for each row that must be recomputed
   std::int32_t window_left;  // as problem's, at most tile::kMaxLength
   std::int32_t window_right;
-  float scale_log2;  // what a scale_log2 of a score is worth as an exponent of 2
+  float scale_log2;  // scale * log2(e): exp(scale * x) = exp2(scale_log2 * x)
   tile::ScoreScaling scaling;
   tile::PairLoads pair_loads;
-  Wide wide;
-  Whole whole;
+  Aligned16 aligned16;
+  FullRows full_rows;
 };
 
 using Start = cudaError_t (*)(const Parameters& parameters, std::int64_t blocks,
                               cudaStream_t stream);
 using Load = cudaError_t (*)();
 
-// A compiled forward kernel: a row of the table and a type. Each is instantiated in a source file
-// that CMakeLists.txt makes.
+// A compiled forward kernel, given by a row of the table and a type. CMakeLists.txt generates the
+// source files that instantiate them.
 template <int kRow, bool kFp16>
 struct ForwardKernel {
   static cudaError_t load();
   static cudaError_t start(const Parameters& parameters, std::int64_t blocks, cudaStream_t stream);
 };
 
-// What stands around the kernels, on the current device.
-cudaError_t load_support();
+// Loads the kernels that run before and after the forward kernel, on the current device.
+cudaError_t load_common_kernels();
 
 // Fills tile_starts (B + 1) of a packed batch.
 cudaError_t start_tile_starts(const Parameters& parameters, int q_tile, cudaStream_t stream);
@@ -65,7 +65,8 @@ cudaError_t start_tile_starts(const Parameters& parameters, int q_tile, cudaStre
 // Fills bands (slices).
 cudaError_t start_bands(const Parameters& parameters, cudaStream_t stream);
 
-// Computes the marked rows by the non_finite_pass path (cuda/reference_row.cuh).
-cudaError_t start_repair(const Parameters& parameters, int q_tile, int blocks, cudaStream_t stream);
+// Computes the flagged rows in double (cuda/oracle/reference_row.cuh).
+cudaError_t start_recompute(const Parameters& parameters, int q_tile, int blocks,
+                            cudaStream_t stream);
 
 }  // namespace tilewise::cuda::sm80

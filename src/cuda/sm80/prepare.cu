@@ -1,5 +1,5 @@
-// What stands around the kernels: tile numbers of packed batches and bands of slices before them,
-// the non_finite_pass path behind them.
+// The kernels that run before and after the forward kernel: tile numbers of packed batches, bands
+// of slices, and the recomputation of flagged rows.
 #include "cuda/host/launch.cuh"
 #include "cuda/host/load.h"
 #include "cuda/host/sequences.cuh"
@@ -36,38 +36,38 @@ __global__ void bands_kernel(const __grid_constant__ Parameters parameters,
   if (s >= problem.slices.count) return;
   std::int64_t slice[5];
   for (int c = 0; c < 5; ++c) slice[c] = problem.slices.at(s, c);
-  // Only heads that exist are looked for.
+  // A head that does not exist becomes one that no tile has.
   const std::int64_t head = problem.slices.columns == 6 ? problem.slices.at(s, 5) : -1;
   bands[s] =
       tile::narrow_band(math::slice_band(slice, problem.q_rows, problem.k_rows, problem.k_rows),
                         math::clamp(head, -2, problem.heads));
 }
 
-// A block looks at the marks of kRowThreads times 16 rows at a time and computes those rows whose
-// bits are set.
+// Computes the flagged rows in double. A block reads the flags of kRowThreads row blocks (16 rows)
+// at a time.
 __global__ void __launch_bounds__(kRowThreads)
     repair_kernel(const __grid_constant__ Parameters parameters, std::int32_t q_tile) {
   __shared__ RowMemory shared;
-  __shared__ std::uint32_t marks[kRowThreads];
+  __shared__ std::uint32_t flags[kRowThreads];
   const Problem& problem = parameters.problem;
-  const std::int64_t parts = q_tile / tile::kWarpRows;  // of a tile
+  const std::int64_t row_blocks = q_tile / tile::kWarpRows;  // of a tile
   const std::int64_t count =
-      parts * (problem.q_packed ? parameters.packed.count() : parameters.schedule.count());
+      row_blocks * (problem.q_packed ? parameters.packed.count() : parameters.schedule.count());
   const std::int64_t stride = std::int64_t{gridDim.x} * kRowThreads;
   for (std::int64_t first = std::int64_t{blockIdx.x} * kRowThreads; first < count;
        first += stride) {
     const std::int64_t own = first + threadIdx.x;
-    marks[threadIdx.x] = own < count ? parameters.marks[own] : 0;
-    if (__syncthreads_or(marks[threadIdx.x] != 0) == 0) continue;
+    flags[threadIdx.x] = own < count ? parameters.flags[own] : 0;
+    if (__syncthreads_or(flags[threadIdx.x] != 0) == 0) continue;
     for (std::int64_t i = 0; i < kRowThreads; ++i) {
-      const std::int32_t index = static_cast<std::int32_t>((first + i) / parts);
-      for (std::uint32_t left = marks[i]; left != 0; left &= left - 1) {
+      const std::int32_t index = static_cast<std::int32_t>((first + i) / row_blocks);
+      for (std::uint32_t left = flags[i]; left != 0; left &= left - 1) {
         const TileCoord work = problem.q_packed ? parameters.packed.tile_coord(index)
                                                 : parameters.schedule.tile_coord(index);
         const Sequence sequence = sequence_at(problem, parameters.table, work.batch);
         const std::int64_t row = std::int64_t{work.q_tile} * q_tile +
-                                 (first + i) % parts * tile::kWarpRows + __ffs(left) - 1;
-        compute_row({problem, sequence, work.head, row}, RowBlock{shared});
+                                 (first + i) % row_blocks * tile::kWarpRows + __ffs(left) - 1;
+        compute_row({problem, sequence, work.head, row}, BlockTeam{shared});
       }
     }
     __syncthreads();
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kRowThreads)
 
 }  // namespace
 
-cudaError_t load_support() {
+cudaError_t load_common_kernels() {
   cudaError_t error = load(tile_starts_kernel);
   if (error == cudaSuccess) error = load(bands_kernel);
   return error == cudaSuccess ? load(repair_kernel) : error;
@@ -95,8 +95,8 @@ cudaError_t start_bands(const Parameters& parameters, cudaStream_t stream) {
                 const_cast<tile::Band*>(parameters.bands));
 }
 
-cudaError_t start_repair(const Parameters& parameters, int q_tile, int blocks,
-                         cudaStream_t stream) {
+cudaError_t start_recompute(const Parameters& parameters, int q_tile, int blocks,
+                            cudaStream_t stream) {
   return launch(repair_kernel, {blocks, kRowThreads}, stream, parameters, q_tile);
 }
 

@@ -15,13 +15,13 @@ template <class Element>
 struct RowsOf {
   const Element* first;
   std::int64_t stride;   // elements
-  std::int32_t count;    // behind them the tile is zero
+  std::int32_t count;    // the tile is zero after them
   std::int32_t columns;  // D or Dv
-  bool wide;             // 16 bytes at a time
+  bool aligned16;        // 16 bytes can be copied at a time
 };
 
 // The tile of queries of a block.
-struct Place {
+struct QueryTile {
   std::int32_t index;  // of the work
   std::int32_t head;
   std::int32_t first;  // rows first .. last of the sequence
@@ -30,65 +30,64 @@ struct Place {
 };
 
 template <class Element>
-struct TileOf : Place {
+struct WorkTileOf : QueryTile {
   RowsOf<Element> q, k, v;
 };
-
 using Rows = RowsOf<std::uint16_t>;
-using Tile = TileOf<std::uint16_t>;
+using WorkTile = WorkTileOf<std::uint16_t>;
 
-// What one band makes of tiles of keys: one load, once per tile of keys.
+// The classes of the key tiles under a single band; one load per key tile reads them.
 struct alignas(16) TileRanges {
-  std::int32_t first;       // that some row sees
-  std::int32_t full_begin;  // full_begin .. full_end - 1: that all rows see
+  std::int32_t first;       // the first tile that some row sees
+  std::int32_t full_begin;  // full_begin .. full_end - 1: tiles that all rows see
   std::int32_t full_end;
   std::int32_t one;  // there is one band
 };
 
-// The structured mask of the tile.
+// The structured mask of the work tile.
 struct MaskTable {
   tile::Band bands[kMaxBands];
-  std::int32_t count;  // of the bands that touch the tile, or of all that there are:
-  bool in_memory;      // more than kMaxBands touch it, they stay where they are
+  std::int32_t count;  // of the bands that touch the tile, or of all slices if in_global
+  bool in_global;      // more than kMaxBands touch the tile: they are read from global memory
   tile::Range keys;    // that some row sees
-  bool no_full;        // full tiles are taken for partial ones
-  TileRanges tiles;    // full ones only where there is one band
+  bool no_full;        // full tiles count as partial ones
+  TileRanges tiles;    // has full tiles only if there is one band
 };
 
-// Where a thread's part of K and of V begins in the tensors.
-struct alignas(16) From {
+// The addresses of the thread's first chunks of K and of V in global memory.
+struct alignas(16) ThreadSources {
   const std::uint16_t* k;
   const std::uint16_t* v;
 };
 
-// What the two warps of a pair tell each other; each writes its own.
+// What the two warps of a pair exchange. Each warp writes its own entries.
 template <KernelConfig kConfig>
-struct alignas(16) Exchange {
-  // Of a warp's rows, lane by lane: lane l has row l % 4 of the four of its quad.
+struct alignas(16) PairBuffers {
+  // A value for each row of a warp, lane by lane: lane l has row l % 4 of the four of its quad.
   float rows[kConfig.warps][32];
-  // A tile's probs of the warp's keys, as operands of 16 keys and 16 rows.
-  uint4 probs[kConfig.warps][kConfig.k_tile / 32 * kConfig.row_parts][32];
+  // The probs of a tile for the warp's keys, as operands of 16 keys and 16 rows.
+  uint4 probs[kConfig.warps][kConfig.k_tile / 32 * kConfig.row_blocks][32];
 };
-struct NoExchange {};
+struct NoPairBuffers {};
 
 template <KernelConfig kConfig>
 struct Shared {
-  // Where two parts take all registers.
-  static constexpr bool kKeepsFrom = kConfig.row_parts == 2;
+  // With two row blocks in a warp, the main loop has no registers left for the sources.
+  static constexpr bool kSourcesInShared = kConfig.row_blocks == 2;
 
-  unsigned char q[kConfig.q_bytes()];  // at the end, out
+  unsigned char q[kConfig.q_bytes()];  // later the staged output
   unsigned char k[kConfig.stages][kConfig.k_bytes()];
-  unsigned char v[kConfig.stages][kConfig.k_bytes()];  // right behind K
-  Tile tile;
+  unsigned char v[kConfig.stages][kConfig.k_bytes()];  // adjacent to K
+  WorkTile tile;
   MaskTable mask;
-  From from[kKeepsFrom ? kConfig.threads() : 1];
-  // The non_finite_pass pass: rows of Q and keys with an operand that is not finite; of each
-  // thread, a bit for each of its rows that saw one.
+  ThreadSources sources[kSourcesInShared ? kConfig.threads() : 1];
   bool non_finite_pass;
-  std::uint8_t seen[kConfig.threads()];
+  // In the non-finite pass, a bit for each row of a thread: it sees an operand that is not finite.
+  std::uint8_t sees_non_finite[kConfig.threads()];
+  // Rows of Q and keys with an operand that is not finite.
   std::uint8_t non_finite_row[kConfig.q_tile()];
   std::uint8_t non_finite_key[kConfig.k_tile];
-  std::conditional_t<kConfig.paired, Exchange<kConfig>, NoExchange> exchange;
+  std::conditional_t<kConfig.paired, PairBuffers<kConfig>, NoPairBuffers> pair;
 };
 
 }  // namespace tilewise::cuda::sm80

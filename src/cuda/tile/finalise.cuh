@@ -14,7 +14,7 @@ __device__ __forceinline__ math::Finalised<float> finalise_row(math::SoftmaxStat
   const float ln2 = static_cast<float>(math::kLn2);
   if (sink != minus_infinity) {
     const math::Merged<float> merged =
-        math::merge({state.max, state.sum}, {sink / ln2, 1.0f}, math::ExponentUnit<float>(1.0f));
+        math::merge({state.max, state.sum}, {sink / ln2, 1.0f}, math::ScaleLog2<float>(1.0f));
     return {merged.factor_a / merged.state.sum,
             __fmaf_rn(math::log2(merged.state.sum), ln2, merged.state.max * ln2)};
   }
@@ -35,7 +35,7 @@ __device__ __forceinline__ math::Finalised<float> finalise_approx(
 __device__ __forceinline__ math::Finalised<float> finalise_approx(
     const math::SoftmaxState<float>& state, float sink, float ln2) {
   const math::Merged<float> merged =
-      math::merge({state.max, state.sum}, {sink / ln2, 1.0f}, math::ExponentUnit<float>(1.0f));
+      math::merge({state.max, state.sum}, {sink / ln2, 1.0f}, math::ScaleLog2<float>(1.0f));
   return {merged.factor_a * ptx::reciprocal_approx(merged.state.sum),
           __fmaf_rn(ptx::log2_approx(merged.state.sum), ln2, merged.state.max * ln2)};
 }

@@ -8,12 +8,12 @@
 namespace tilewise::emulation {
 namespace {
 
-constexpr std::uint64_t kMark = 0xB0A771E4B0A771E4u;  // where an mbarrier lies
+constexpr std::uint64_t kMagic = 0xB0A771E4B0A771E4u;  // the contents of an mbarrier
 constexpr std::uint32_t kBarrierBytes = 8;
-constexpr std::uint32_t kMostArrivals = (1u << 20) - 1;
-constexpr std::int64_t kMostBytes = (1 << 20) - 1;
-constexpr int kRegisters = 65536;    // of a multiprocessor
-constexpr int kMostRegisters = 256;  // of a thread
+constexpr std::uint32_t kMaxArrivals = (1u << 20) - 1;
+constexpr std::int64_t kMaxBytes = (1 << 20) - 1;
+constexpr int kRegisters = 65536;   // of a multiprocessor
+constexpr int kMaxRegisters = 256;  // of a thread
 
 }  // namespace
 
@@ -23,21 +23,21 @@ void Barriers::begin(int threads) {
   known_ = {};
   // As with __launch_bounds__(threads, 1).
   registers_.assign(static_cast<std::size_t>(threads),
-                    std::min(kRegisters / threads / 8 * 8, kMostRegisters));
+                    std::min(kRegisters / threads / 8 * 8, kMaxRegisters));
   free_registers_ = 0;
 }
 
 void Barriers::init(std::uint32_t address, std::uint32_t arrivals) {
-  if (arrivals < 1 || arrivals > kMostArrivals) fail("mbarrier.init: %u arrivals", arrivals);
-  std::memcpy(from_shared(address, kBarrierBytes, "mbarrier.init"), &kMark, kBarrierBytes);
+  if (arrivals < 1 || arrivals > kMaxArrivals) fail("mbarrier.init: %u arrivals", arrivals);
+  std::memcpy(from_shared(address, kBarrierBytes, "mbarrier.init"), &kMagic, kBarrierBytes);
   barriers_.insert_or_assign(address, MBarrier{arrivals, arrivals});
 }
 
 Barriers::MBarrier& Barriers::at(std::uint32_t address, const char* what) {
   const auto found = barriers_.find(address);
   if (found == barriers_.end()) fail("%s: there is no mbarrier at address %u", what, address);
-  if (std::memcmp(from_shared(address, kBarrierBytes, what), &kMark, kBarrierBytes) != 0)
-    fail("%s: somebody wrote to the mbarrier at address %u", what, address);
+  if (std::memcmp(from_shared(address, kBarrierBytes, what), &kMagic, kBarrierBytes) != 0)
+    fail("%s: a thread wrote to the mbarrier at address %u", what, address);
   return found->second;
 }
 
@@ -49,7 +49,7 @@ void Barriers::end_phase(MBarrier& barrier) {
   if (barrier.pending != 0 || barrier.bytes != 0) return;
   barrier.pending = barrier.arrivals;
   barrier.parity ^= 1;
-  learn(barrier.handover.passed, barrier.handover.coming);
+  learn(barrier.knowledge.passed, barrier.knowledge.arriving);
   wake(&barrier);
 }
 
@@ -59,11 +59,11 @@ void Barriers::arrive(std::uint32_t address, std::uint32_t expected_bytes) {
     fail("mbarrier.arrive: one more than the %u of the phase, address %u", barrier.arrivals,
          address);
   barrier.bytes += expected_bytes;
-  if (barrier.bytes > kMostBytes)
+  if (barrier.bytes > kMaxBytes)
     fail("mbarrier.arrive: %lld bytes are more than it counts",
          static_cast<long long>(barrier.bytes));
   --barrier.pending;
-  learn(barrier.handover.coming, known());
+  learn(barrier.knowledge.arriving, known());
   block().shared.meet();
   end_phase(barrier);
 }
@@ -71,13 +71,13 @@ void Barriers::arrive(std::uint32_t address, std::uint32_t expected_bytes) {
 void Barriers::wait(std::uint32_t address, std::uint32_t parity) {
   const MBarrier& barrier = at(address, "mbarrier.try_wait");
   while (barrier.parity == (parity & 1)) wait_for(&barrier, "waits for the mbarrier at", address);
-  learn(known(), barrier.handover.passed);
+  learn(known(), barrier.knowledge.passed);
 }
 
 bool Barriers::test(std::uint32_t address, std::uint32_t parity) {
   const MBarrier& barrier = at(address, "mbarrier.test_wait");
   const bool complete = barrier.parity != (parity & 1);
-  if (complete) learn(known(), barrier.handover.passed);
+  if (complete) learn(known(), barrier.knowledge.passed);
   return complete;
 }
 
@@ -104,21 +104,21 @@ void Barriers::meet() {
   }
 }
 
-Barriers::Named& Barriers::come(std::uint32_t name, std::uint32_t threads) {
+Barriers::Named& Barriers::arrive_at(std::uint32_t name, std::uint32_t threads) {
   if (name >= kNames) fail("barrier: there is no barrier %u", name);
   if (threads == 0 || threads % kWarpThreads != 0) fail("barrier: %u threads", threads);
   Named& named = named_[name];
   if (named.arrived != 0 && named.threads != threads)
-    fail("barrier %u: for %u threads, the others came for %u", name, threads, named.threads);
+    fail("barrier %u: for %u threads, the others arrived for %u", name, threads, named.threads);
   if (known()[name] != named.completed)
-    fail("barrier %u: comes without knowing that the phase before is over", name);
+    fail("barrier %u: arrives without knowing that the phase before is over", name);
   named.threads = threads;
-  learn(named.handover.coming, known());
+  learn(named.knowledge.arriving, known());
   if (++named.arrived == threads) {
     named.arrived = 0;
     ++named.completed;
-    learn(named.handover.passed, named.handover.coming);
-    named.handover.passed[name] = named.completed;
+    learn(named.knowledge.passed, named.knowledge.arriving);
+    named.knowledge.passed[name] = named.completed;
     block().shared.meet();
     wake(&named);
   }
@@ -127,13 +127,13 @@ Barriers::Named& Barriers::come(std::uint32_t name, std::uint32_t threads) {
 
 void Barriers::named_barrier_sync(std::uint32_t name, std::uint32_t threads) {
   const std::uint64_t before = name < kNames ? named_[name].completed : 0;
-  const Named& named = come(name, threads);
+  const Named& named = arrive_at(name, threads);
   while (named.completed == before) wait_for(&named, "waits at named barrier", name);
-  learn(known(), named.handover.passed);
+  learn(known(), named.knowledge.passed);
 }
 
 void Barriers::named_barrier_arrive(std::uint32_t name, std::uint32_t threads) {
-  come(name, threads);
+  arrive_at(name, threads);
 }
 
 void Barriers::setmaxnreg_dec(int count) {

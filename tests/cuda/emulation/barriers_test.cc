@@ -1,4 +1,4 @@
-// What threads and blocks of the emulation wait at: barriers, registers, each other.
+// Barriers and setmaxnreg of the emulation, and blocks that wait for each other.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -11,8 +11,8 @@
 namespace tilewise::cuda {
 namespace {
 
-// Thread t arrives in phase p once it has seen phase p - 1 end; seen (threads): what arrived before
-// the last phase ended.
+// Thread t arrives in phase p after phase p - 1 has ended.
+//   seen (threads): the number of arrivals before the last phase ended
 void phases_kernel(int phases, unsigned* seen) {
   init_room(128);
   unsigned& count = *reinterpret_cast<unsigned*>(room().boxes[0]);
@@ -29,7 +29,7 @@ void phases_kernel(int phases, unsigned* seen) {
   ptx::mbarrier_wait(barrier_address(), static_cast<std::uint32_t>((phases - 1) % 2));  // still is
 }
 
-TEST(Barriers, PhasesFollowEachOther) {
+TEST(Mbarrier, PhasesFollowEachOther) {
   Numbers<unsigned> seen(128);
   for (const int phases : {1, 2, 5}) {
     ASSERT_EQ(message_of(phases_kernel, kRoom, phases, seen.data()), "");
@@ -37,8 +37,9 @@ TEST(Barriers, PhasesFollowEachOther) {
   }
 }
 
-// seen (3): whether a phase was over before its only thread arrived and behind, and the one before.
-void tested_kernel(unsigned* seen) {
+// seen (3): whether the phase is over before its only thread arrives, after that, and whether the
+// next phase is over.
+void test_wait_kernel(unsigned* seen) {
   init_room(1);
   __syncthreads();
   if (threadIdx.x != 0) return;
@@ -48,16 +49,16 @@ void tested_kernel(unsigned* seen) {
   seen[2] = ptx::mbarrier_test(barrier_address(), 1);
 }
 
-TEST(Barriers, AreTested) {
+TEST(Mbarrier, TestWaitSeesTheEndOfAPhase) {
   Numbers<unsigned> seen(3);
-  ASSERT_EQ(message_of(tested_kernel, kRoom, seen.data()), "");
+  ASSERT_EQ(message_of(test_wait_kernel, kRoom, seen.data()), "");
   EXPECT_EQ(seen[0], 0u);
   EXPECT_EQ(seen[1], 1u);
   EXPECT_EQ(seen[2], 0u);
 }
 
-// Warp 0 gives a value to warp 1 without waiting, twice.
-void handed_kernel(unsigned* seen) {
+// Warp 0 passes a value to warp 1 without waiting for it.
+void pass_value_kernel(unsigned* seen) {
   init_room(1);
   unsigned& value = *reinterpret_cast<unsigned*>(room().boxes[0]);
   if (threadIdx.x < 32) {
@@ -69,16 +70,16 @@ void handed_kernel(unsigned* seen) {
   }
 }
 
-TEST(Barriers, NamedOnesCountWhoArrives) {
+TEST(NamedBarrier, CountsArrivals) {
   Numbers<unsigned> seen(32);
-  ASSERT_EQ(message_of(handed_kernel, kRoom, seen.data()), "");
+  ASSERT_EQ(message_of(pass_value_kernel, kRoom, seen.data()), "");
   for (std::size_t lane = 0; lane < 32; ++lane) EXPECT_EQ(seen[lane], 7u);
 }
 
 enum class Between { kNothing, kNamed, kBlock, kMBarrier };
 
-// Two warps tell each other something and wait for it, twice: the first of them may come to its own
-// barrier again before the second has waited there for the first time.
+// Two warps arrive for each other and wait, twice. The first of them may arrive at its own barrier
+// again before the second has waited there for the first time.
 void partners_kernel(Between between) {
   init_room(64);
   const std::uint32_t own = threadIdx.x / 32;
@@ -94,26 +95,26 @@ void partners_kernel(Between between) {
   }
 }
 
-TEST(Barriers, NamedOnesAreOverBeforeTheyAreUsedAgain) {
+TEST(NamedBarrier, ReuseBeforeThePhaseEndsIsFound) {
   constexpr Grid kPair = {1, 64, sizeof(Room)};
   for (const Between between : {Between::kNamed, Between::kBlock, Between::kMBarrier})
     EXPECT_EQ(message_of(partners_kernel, kPair, between), "");
   const std::string seen = message_of(partners_kernel, kPair, Between::kNothing);
-  EXPECT_NE(seen.find("comes without knowing that the phase before is over"), std::string::npos)
+  EXPECT_NE(seen.find("arrives without knowing that the phase before is over"), std::string::npos)
       << seen;
 }
 
 // The first warpgroup of three gives registers to the others.
-template <int kGiven, int kTaken>
+template <int kFewer, int kMore>
 void registers_kernel() {
   if (threadIdx.x < 128) {
-    ptx::setmaxnreg_dec<kGiven>();
+    ptx::setmaxnreg_dec<kFewer>();
   } else {
-    ptx::setmaxnreg_inc<kTaken>();
+    ptx::setmaxnreg_inc<kMore>();
   }
 }
 
-TEST(Registers, AreCounted) {
+TEST(Setmaxnreg, RegistersAreCounted) {
   constexpr Grid kThree = {1, 384};
   EXPECT_EQ(message_of(registers_kernel<40, 232>, kThree), "");
   EXPECT_EQ(message_of(registers_kernel<24, 240>, kThree), "");
@@ -129,25 +130,25 @@ TEST(Registers, AreCounted) {
   }
 }
 
-// One block opens what the others wait for, wherever it comes in their order.
-void counter_kernel(unsigned opener, unsigned long long* open, unsigned* count) {
-  if (blockIdx.x == opener) ptx::store_release(open, 1);
-  while (ptx::load_acquire(open) != 1) {
+// One block sets the flag for which the others wait, wherever it comes in their order.
+void counter_kernel(unsigned setter, unsigned long long* flag, unsigned* count) {
+  if (blockIdx.x == setter) ptx::store_release(flag, 1);
+  while (ptx::load_acquire(flag) != 1) {
   }
   atomicAdd(count, 1u);
 }
 
-TEST(Blocks, WaitForEachOther) {
-  Numbers<unsigned long long> open(1);
+TEST(Blocks, MayWaitForEachOther) {
+  Numbers<unsigned long long> flag(1);
   Numbers<unsigned> count(1);
-  for (const unsigned opener : {0u, 3u}) {
-    open[0] = count[0] = 0;
-    EXPECT_EQ(message_of(counter_kernel, Grid{4, 1}, opener, open.data(), count.data()), "");
+  for (const unsigned setter : {0u, 3u}) {
+    flag[0] = count[0] = 0;
+    EXPECT_EQ(message_of(counter_kernel, Grid{4, 1}, setter, flag.data(), count.data()), "");
     EXPECT_EQ(count[0], 4u);
   }
-  open[0] = 0;
+  flag[0] = 0;
   constexpr unsigned kNobody = 4;
-  EXPECT_NE(message_of(counter_kernel, Grid{4, 1}, kNobody, open.data(), count.data())
+  EXPECT_NE(message_of(counter_kernel, Grid{4, 1}, kNobody, flag.data(), count.data())
                 .find("the blocks wait for each other"),
             std::string::npos);
 }

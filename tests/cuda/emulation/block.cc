@@ -1,4 +1,4 @@
-// A block: its threads run in turns, each until it meets others.
+// The threads of a block run one at a time, each until it must wait for others.
 #include "cuda/emulation/block.h"
 
 #include <algorithm>
@@ -24,7 +24,7 @@ constexpr const char* kStateNames[] = {"is ready",
                                        "waits for other blocks",
                                        "has returned"};
 
-// Performs the collective of the mask if all its lanes are there. From a fiber.
+// Performs the collective of the mask if all of its lanes have called it. Called from a fiber.
 void complete(int first, std::uint32_t mask, Perform perform) {
   Block& b = block();
   Warp& warp = b.warps[static_cast<std::size_t>(first / kWarpThreads)];
@@ -54,9 +54,9 @@ void resume(int number) {
   Thread& own = thread();
   if (!own.fiber->resume()) return;
   own.state = State::kReturned;
-  if (!own.follows && m.failure.empty())
+  if (!own.dependency_done && m.failure.empty())
     record("thread " + std::to_string(number) + " ended without griddepcontrol.wait");
-  // Those of its warp may have waited for nobody else: one of them looks again.
+  // The other lanes of its warp may have waited only for this one: one of them checks again.
   const int first = number / kWarpThreads * kWarpThreads;
   b.warps[static_cast<std::size_t>(first / kWarpThreads)].alive &= ~(1u << number % kWarpThreads);
   for (int lane = 0; lane < kWarpThreads && first + lane < m.launch.threads; ++lane) {
@@ -67,13 +67,13 @@ void resume(int number) {
 
 void check_end() {
   Block& b = block();
-  if (!b.shared.intact()) record("the block wrote beside its shared memory");
-  if (!b.engine.idle()) record("the block ended before a copy of the copy engine");
-  b.engine.finish();
-  if (!b.products.idle()) record("the block ended before a product of wgmma");
+  if (!b.shared.intact()) record("the block wrote outside of its shared memory");
+  if (!b.tma.idle()) record("the block ended before a copy by TMA");
+  b.tma.write_pending_stores();
+  if (!b.wgmma.idle()) record("the block ended before a product of wgmma");
 }
 
-// No thread can go on, but some have not returned.
+// Reports that no thread can go on although some have not returned.
 void report_deadlock() {
   std::string states;
   std::string before;
@@ -90,7 +90,7 @@ void report_deadlock() {
   record("the block cannot go on: from " + states);
 }
 
-// Runs each thread of a warp that can; whether one could.
+// Runs each thread of a warp that is ready. Returns whether there was one.
 bool run_warp(int first) {
   Machine& m = machine();
   bool ran = false;
@@ -106,13 +106,14 @@ bool run_warp(int first) {
   return ran;
 }
 
-// What happens beside the threads, as late as it can: one thing. Whether there was something.
-bool finish_something() {
+// Completes one asynchronous operation, which happens as late as possible. Returns whether there
+// was one.
+bool complete_something() {
   Machine& m = machine();
   Block& b = block();
   const bool copies_first = !m.shuffles || m.random() % 2 == 0;
-  if (copies_first && b.engine.go_on()) return true;
-  return b.products.finish() || (!copies_first && b.engine.go_on());
+  if (copies_first && b.tma.advance_one()) return true;
+  return b.wgmma.complete_one() || (!copies_first && b.tma.advance_one());
 }
 
 bool all(State state) {
@@ -155,19 +156,19 @@ void begin_block(Block& b, std::int64_t number) {
   b.number = number;
   b.shared.begin(m.launch.shared_bytes);
   b.barriers.begin(m.launch.threads);
-  b.engine.begin();
-  b.products.begin();
+  b.tma.begin();
+  b.wgmma.begin();
   b.at_block = 0;
   b.any = false;
   for (int& waiting : b.at_warpgroup) waiting = 0;
   for (Warp& warp : b.warps) warp = {};
-  for (CopyQueue& queue : b.copies) queue = {};
+  for (CpAsyncQueue& queue : b.cp_async) queue = {};
   for (int t = 0; t < m.launch.threads; ++t) {
     Thread& own = b.threads[static_cast<std::size_t>(t)];
     if (own.fiber == nullptr) own.fiber = std::make_unique<Fiber>(static_cast<std::size_t>(t));
-    own.fiber->begin(m.launch.body, m.launch.argument);
+    own.fiber->begin(m.launch.function, m.launch.argument);
     own.state = State::kReady;
-    own.follows = !m.launch.early;
+    own.dependency_done = !m.launch.early;
     b.warps[static_cast<std::size_t>(t / kWarpThreads)].alive |= 1u << t % kWarpThreads;
   }
 }
@@ -183,7 +184,7 @@ Progress run_block(Block& b) {
   std::vector<int> warps;
   for (int first = 0; first < m.launch.threads; first += kWarpThreads) warps.push_back(first);
   constexpr int kLateRounds = 32;  // on average
-  int late = -1;                   // the first thread of a warp that goes on when nobody else can
+  int late = -1;                   // the first thread of a warp that runs only when no other can
   bool ran = true;
   while (ran && m.failure.empty()) {
     if (m.shuffles) {
@@ -193,7 +194,7 @@ Progress run_block(Block& b) {
     ran = false;
     for (const int first : warps) ran |= first != late && run_warp(first);
     if (!ran && late >= 0) ran = run_warp(late);
-    if (!ran && !all(State::kReturned)) ran = finish_something();
+    if (!ran && !all(State::kReturned)) ran = complete_something();
   }
   if (!m.failure.empty()) return Progress::kDone;
   if (any(State::kYields)) return Progress::kYields;
@@ -277,10 +278,10 @@ void fail(const char* format, ...) {
   while (true) thread().fiber->suspend();
 }
 
-void follow_kernel_before() { thread().follows = true; }
+void wait_for_dependency() { thread().dependency_done = true; }
 
-void check_follows(const char* what) {
-  if (!thread().follows) fail("%s before griddepcontrol.wait", what);
+void check_waited_for_dependency(const char* what) {
+  if (!thread().dependency_done) fail("%s before griddepcontrol.wait", what);
 }
 
 int poison() { return machine().poison; }

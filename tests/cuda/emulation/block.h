@@ -1,5 +1,5 @@
-// A block of CUDA threads on one thread of the CPU: each is a fiber that runs until it meets
-// others, in a collective of its warp or at a barrier of the block.
+// Runs a block of CUDA threads on one thread of the CPU. Each of them is a fiber that runs until it
+// must wait for others, in a collective of its warp or at a barrier of the block.
 #pragma once
 
 #include <array>
@@ -11,50 +11,51 @@ namespace tilewise::emulation {
 
 inline constexpr int kWarpThreads = 32;
 inline constexpr int kGroupThreads = 128;  // of a warpgroup
-inline constexpr int kMostThreads = 1024;  // of a block
+inline constexpr int kMaxThreads = 1024;   // of a block
 
-// What the lanes of a warp bring to a collective, and where they want its result; nullptr: the lane
-// takes no part.
+// The arguments of the lanes of a warp to a collective, and the addresses of its results. nullptr
+// if the lane does not participate.
 using Requests = std::array<void*, kWarpThreads>;
 using Perform = void (*)(const Requests& requests);
 using GroupRequests = std::array<void*, kGroupThreads>;
 using PerformGroup = void (*)(const GroupRequests& requests);
 
-// ---- for device code: of the thread that runs ----
+// ---- for device code, called by the running thread ----
 
-// Waits for all lanes of the mask, which must come to the same collective; the last one performs.
+// Waits for all lanes of the mask, which must call the same collective. The last one performs it.
 void meet_warp(std::uint32_t mask, Perform perform, void* request);
 
-// The same for all threads of a warpgroup.
+// A collective of all threads of a warpgroup.
 void meet_warpgroup(PerformGroup perform, void* request);
 
-// Waits for all threads of the block; whether `value` was true in one of them. No thread may have
-// returned.
+// Waits for all threads of the block, of which none may have returned. Returns whether `value` was
+// true in one of them.
 bool meet_block(bool value);
 
-// Other blocks have their turn: where this one looks at what they have done.
+// Lets other blocks run. Called where this block reads what they have written.
 void meet_blocks();
 
-// The block fails here and now, and with it the launch; does not come back.
+// Fails the block, and with it the launch. Does not return.
 [[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
-// griddepcontrol.wait. Each thread of a kernel that may begin early comes here, and asks for
-// nothing of the device's memory before it does.
-void follow_kernel_before();
+// griddepcontrol.wait. Each thread of a kernel started by launch_early() must call it before it
+// accesses global memory.
+void wait_for_dependency();
 
-// Fails where `what` comes before that.
-void check_follows(const char* what);
+// Fails if the thread has not called wait_for_dependency(). `what` is the instruction that needs
+// it.
+void check_waited_for_dependency(const char* what);
 
-// Every byte of memory that nobody has written yet.
+// The value of every byte of shared memory that has not been written.
 int poison();
 
-// The block's dynamic shared memory, full of poison() when it begins.
+// The block's dynamic shared memory, which begins full of poison().
 unsigned char* shared_memory();
 
-// Its bytes as instructions address them (shared.h).
+// The address of a byte of it in instructions (shared_memory.h).
 std::uint32_t to_shared(const void* pointer);
 
-// `bytes` bytes at a multiple of themselves; `what` asks for them.
+// The bytes at an address, which must be aligned to their number. `what` is the instruction.
 unsigned char* from_shared(std::uint32_t address, std::uint32_t bytes, const char* what);
 
 // ---- for launches ----
@@ -63,16 +64,17 @@ struct Launch {
   std::int64_t blocks;
   int threads;
   std::size_t shared_bytes;
-  void (*body)(void* argument);  // of each thread
+  void (*function)(void* argument);  // that each thread runs
   void* argument;
-  bool early = false;  // may begin before the kernel before has ended
+  bool early = false;  // launched with PDL: may begin before the previous kernel has ended
 };
 
-// Blocks that run at the same time where they wait for each other: one for each multiprocessor.
+// The number of blocks that run at the same time if they wait for each other: one for each
+// multiprocessor.
 inline constexpr int kMultiprocessors = 4;
 
-// Runs the blocks one after the other, as far as they do not wait for others. What was wrong; empty
-// if nothing was.
+// Runs the blocks one after the other, unless they wait for others. Returns what was wrong, or an
+// empty string.
 std::string run(const Launch& launch);
 
 }  // namespace tilewise::emulation

@@ -19,8 +19,7 @@
 #define ASAN_UNPOISON_MEMORY_REGION(first, bytes)
 #endif
 
-// Switching leaves frames behind in the middle of a function, of which a sanitizer must think
-// nothing.
+// Switching leaves functions without returning from them, which a sanitizer must not track.
 #define TILEWISE_SWITCHES __attribute__((noinline, no_sanitize("address")))
 
 namespace tilewise::emulation {
@@ -28,13 +27,13 @@ namespace {
 
 constexpr std::size_t kPageBytes = 4096;
 constexpr std::size_t kStackBytes = 256 * 1024;
-// Stack n begins n % 61 times 17 lines of the cache further down.
+// Stack n begins n % 61 times 17 cache lines further down.
 constexpr std::size_t kColours = 61;
 constexpr std::size_t kColourBytes = 17 * 64;
 
 Fiber* entering = nullptr;
 
-// The address sanitizer is told which stack is the thread's.
+// Tells the address sanitizer which stack is the thread's.
 struct Stack {
   const void* first = nullptr;
   std::size_t bytes = 0;
@@ -50,7 +49,7 @@ void arrive_from(Stack* stack) {
 void leave_for(const Stack&) {}
 void arrive_from(Stack*) {}
 #endif
-Stack outside;  // of who resumed the fiber that runs
+Stack outside;  // of the caller of resume()
 
 // __builtin_longjmp may not return to a function that contains it.
 TILEWISE_SWITCHES void jump(void** to) { __builtin_longjmp(to, 1); }
@@ -61,7 +60,7 @@ Fiber::Fiber(std::size_t number) : number_(number) {
   void* const memory = mmap(nullptr, kStackBytes + kPageBytes, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
-  mprotect(memory, kPageBytes, PROT_NONE);  // what grows beyond its stack is stopped there
+  mprotect(memory, kPageBytes, PROT_NONE);  // stops a stack that overflows
   stack_ = static_cast<std::byte*>(memory) + kPageBytes;
 }
 
@@ -75,9 +74,9 @@ void Fiber::forget() {
   entered_ = false;
 }
 
-void Fiber::begin(Body body, void* argument) {
+void Fiber::begin(Function function, void* argument) {
   if (!finished_) forget();
-  body_ = body;
+  function_ = function;
   argument_ = argument;
   finished_ = false;
 }
@@ -112,7 +111,7 @@ TILEWISE_SWITCHES void Fiber::enter() {
   arrive_from(&outside);
   Fiber* const self = entering;
   while (true) {
-    self->body_(self->argument_);
+    self->function_(self->argument_);
     self->finished_ = true;
     self->suspend();
   }

@@ -1,5 +1,6 @@
-// A function on a stack of its own, which runs until it suspends itself and goes on from there when
-// it is resumed. No system call on the way: a product of a warp suspends 32 of them.
+// A fiber is a function on a stack of its own. It runs until it suspends itself, and goes on from
+// there when it is resumed. Switching needs no system call: a collective of a warp suspends 32 of
+// them.
 #pragma once
 
 #include <cstddef>
@@ -8,23 +9,24 @@ namespace tilewise::emulation {
 
 class Fiber {
  public:
-  using Body = void (*)(void* argument);
+  using Function = void (*)(void* argument);
 
-  // `number` of the fiber among those that run in turns: their stacks begin at different lines of
-  // the cache, or the same variable of all would compete for one.
+  // `number` counts the fibers that run alternately. Their stacks begin at different cache lines;
+  // otherwise the same variable of all fibers would compete for one cache set.
   explicit Fiber(std::size_t number);
   ~Fiber();
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
 
-  // The next resume() calls body(argument). Whatever the fiber did before is forgotten, and its
-  // variables are never destroyed, if it had not finished.
-  void begin(Body body, void* argument);
+  // The next resume() calls function(argument). A fiber that had not finished is abandoned, and its
+  // variables are never destroyed.
+  void begin(Function function, void* argument);
 
-  // Runs the fiber until it suspends itself (false) or its body returns (true). Not from a fiber.
+  // Runs the fiber until it suspends itself (false) or its function returns (true). Not called from
+  // a fiber.
   bool resume();
 
-  // Back to resume(). From inside of a fiber.
+  // Returns to resume(). Called from inside of the fiber.
   void suspend();
 
  private:
@@ -33,11 +35,11 @@ class Fiber {
 
   std::size_t number_;
   std::byte* stack_;
-  Body body_ = nullptr;
+  Function function_ = nullptr;
   void* argument_ = nullptr;
   void* inside_[5] = {};   // where the fiber suspended itself
   void* outside_[5] = {};  // where it was resumed
-  bool entered_ = false;   // its stack holds enter()
+  bool entered_ = false;   // its stack has a frame of enter()
   bool finished_ = true;
 };
 

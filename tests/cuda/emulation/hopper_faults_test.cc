@@ -1,4 +1,4 @@
-// That the emulation finds what is wrong with a kernel for compute capability 9.0.
+// The emulation finds what is wrong with a kernel for compute capability 9.0.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -27,7 +27,7 @@ enum class Fault {
   kNamedOfSome,
   kNoProductFence,
   kProductBeforeCopy,
-  kProductBesideCopy,
+  kCopyDuringProduct,
   kSumsTooEarly,
   kSumsWritten,
   kOperandWritten,
@@ -40,7 +40,7 @@ enum class Fault {
   kEndsBeforeStore,
 };
 
-// A box, a product of it with itself in both ways, a store of it, and what can go wrong with them.
+// Loads a box, multiplies it with itself in both ways, and stores it, with one fault.
 void faulty_kernel(Fault fault, const CUtensorMap* map) {
   const unsigned t = threadIdx.x;
   const auto is = [fault](Fault other) { return fault == other; };
@@ -79,20 +79,20 @@ void faulty_kernel(Fault fault, const CUtensorMap* map) {
   if (is(Fault::kOtherDescriptor) && t == 77) rows += 2;
   if (is(Fault::kOtherLayout)) rows |= std::uint64_t{1} << 63;
   if (is(Fault::kWarpMissing) && t >= 96) return;
-  ptx::Wgmma<64>::scores<false>(sums, rows, tile::rows_descriptor(box), false);
-  ptx::Wgmma<64>::values<false>(sums, probs, tile::columns_descriptor(box, 1024), true);
+  ptx::Wgmma<64>::ss<false>(sums, rows, tile::rows_descriptor(box), false);
+  ptx::Wgmma<64>::rs<false>(sums, probs, tile::columns_descriptor(box, 1024), true);
   ptx::wgmma_commit();
   if (is(Fault::kEndsBeforeProduct)) return;
   if (is(Fault::kSumsTooEarly)) ptx::fence_operand(sums);
   if (is(Fault::kSumsWritten)) sums[5] = 0;
   if (is(Fault::kOperandWritten) && t == 9) probs[2] = 1;
-  if (is(Fault::kProductBesideCopy) && t == 0) {
+  if (is(Fault::kCopyDuringProduct) && t == 0) {
     ptx::mbarrier_arrive_expect_tx(barrier, kBoxBytes);
     copy(2);
   }
   ptx::wgmma_wait<0>();
   ptx::fence_operand(sums);
-  if (is(Fault::kProductBesideCopy)) ptx::mbarrier_wait(barrier, 1);
+  if (is(Fault::kCopyDuringProduct)) ptx::mbarrier_wait(barrier, 1);
 
   __syncthreads();
   if (t != 0) return;
@@ -113,25 +113,25 @@ TEST(Hopper, FaultsAreNamed) {
       {Fault::kArrivesTwice, "one more than the 1 of the phase"},
       {Fault::kWaitsForEver, "cannot go on: from thread 0 waits for the mbarrier at"},
       {Fault::kWrongBytes, "cannot go on: from thread 0 waits for the mbarrier at"},
-      {Fault::kWritesToBarrier, "somebody wrote to the mbarrier"},
+      {Fault::kWritesToBarrier, "a thread wrote to the mbarrier"},
       {Fault::kBarrierNotFenced, "no fence.mbarrier_init"},
       {Fault::kCopyNotAligned, "no multiple of 128"},
       {Fault::kCopyFromNowhere, "is not memory of the device"},
       {Fault::kNoMap, "no tensor map at"},
       {Fault::kEndsBeforeCopy, "ended before a copy"},
-      {Fault::kNamedForOthers, "threads, the others came for"},
+      {Fault::kNamedForOthers, "threads, the others arrived for"},
       {Fault::kNamedOfSome, "thread 32 waits at named barrier 1"},
       {Fault::kNoProductFence, "no wgmma.fence"},
-      {Fault::kProductBeforeCopy, "what a copy has not brought yet"},
-      {Fault::kProductBesideCopy, "what a product reads in shared memory has changed"},
-      {Fault::kSumsTooEarly, "that nobody has waited for"},
+      {Fault::kProductBeforeCopy, "what a copy has not written yet"},
+      {Fault::kCopyDuringProduct, "what a product reads in shared memory has changed"},
+      {Fault::kSumsTooEarly, "before a wait for it"},
       {Fault::kSumsWritten, "the registers of its sums were written"},
       {Fault::kOperandWritten, "registers that a product reads have changed"},
       {Fault::kOtherDescriptor, "lanes ask for different products"},
       {Fault::kOtherLayout, "asks for a layout that is not emulated"},
       {Fault::kWarpMissing, "from thread 0 waits for its warpgroup, thread 96 has returned"},
       {Fault::kEndsBeforeProduct, "ended before a product"},
-      {Fault::kStoreNotFenced, "is not behind a fence.proxy.async"},
+      {Fault::kStoreNotFenced, "without a fence.proxy.async"},
       {Fault::kStoreOverwritten, "a bulk store had still to read in shared memory was written"},
       {Fault::kEndsBeforeStore, "ended before a copy"},
   };
@@ -142,14 +142,14 @@ TEST(Hopper, FaultsAreNamed) {
   for (const auto& [fault, message] : faults) {
     const std::string seen = message_of(faulty_kernel, kRoom, fault, &maps[0]);
     EXPECT_NE(seen.find(message), std::string::npos) << seen << ", not: " << message;
-    // The next launch knows nothing of it.
+    // The fault does not affect the next launch.
     EXPECT_EQ(message_of(faulty_kernel, kRoom, Fault::kNone, &maps[0]), "");
   }
 }
 
 enum class Haste { kNone, kPrefetches, kStores, kNeverWaits };
 
-// Begins before the kernel before has ended, and asks for memory too early.
+// A kernel that may begin before the previous one has ended, and accesses memory too early.
 void hasty_kernel(Haste haste, const CUtensorMap* map) {
   const bool first = threadIdx.x == 0;
   ptx::prefetch_tensormap(map);
@@ -162,7 +162,7 @@ void hasty_kernel(Haste haste, const CUtensorMap* map) {
   if (first) ptx::tma_prefetch(map, 0, 0, 0, 0, ptx::L2Hint::kEvictLast);
 }
 
-TEST(Hopper, KernelsThatBeginEarlyWait) {
+TEST(Pdl, KernelsThatBeginEarlyMustWait) {
   const struct {
     Haste haste;
     const char* message;
@@ -176,7 +176,7 @@ TEST(Hopper, KernelsThatBeginEarlyWait) {
     const std::string seen = message_of(launch_early(hasty_kernel, kRoom, nullptr, haste, &map));
     EXPECT_NE(seen.find(message), std::string::npos) << seen << ", not: " << message;
     EXPECT_EQ(message_of(launch_early(hasty_kernel, kRoom, nullptr, Haste::kNone, &map)), "");
-    // In a kernel that is launched behind the end of the one before nothing of it is wrong.
+    // A kernel launched without PDL needs no griddepcontrol.wait.
     if (haste != Haste::kStores) {
       EXPECT_EQ(message_of(hasty_kernel, kRoom, haste, &map), "");
     }

@@ -1,13 +1,13 @@
-// For the tests of what the emulation has of compute capability 9.0: boxes of tensors in shared
-// memory, and a barrier.
+// For the tests of the Hopper instructions of the emulation: boxes of tensors in shared memory, and
+// an mbarrier.
 #pragma once
 
 #include <cuda.h>
 
 #include <cstdint>
 
-#include "cuda/emulation/copy_engine.h"
 #include "cuda/emulation/test_support.h"
+#include "cuda/emulation/tma.h"
 #include "cuda/ptx/address.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/tma.cuh"
@@ -21,7 +21,7 @@ inline constexpr int kPanel = tile::kPanelColumns;
 
 inline constexpr int kBoxRows = 16;
 
-// A tensor (batch, heads, rows, columns) of small numbers, by its place.
+// A tensor (batch, heads, rows, columns) whose elements count up from 1.
 struct Tensor {
   int batch, heads, rows, columns;
 
@@ -33,7 +33,8 @@ struct Tensor {
   }
 };
 
-// A map of the tensor for boxes of (box_rows, box_columns). misfit: bytes that its rows are longer.
+// Encodes a tensor map for boxes of (box_rows, box_columns). `misfit` bytes are added to the row
+// stride.
 inline CUresult encode(const Tensor& tensor, const void* data, int box_rows, CUtensorMap* map,
                        cuuint32_t box_columns = kPanel, cuuint64_t misfit = 0) {
   const auto size = [](int x) { return static_cast<cuuint64_t>(x); };
@@ -49,7 +50,7 @@ inline CUresult encode(const Tensor& tensor, const void* data, int box_rows, CUt
       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
-// Where the kernels below have things in shared memory: boxes first.
+// The shared memory of the test kernels.
 struct Room {
   unsigned char boxes[4][kBoxRows * tile::kPanelRowBytes];
   std::uint64_t barrier;

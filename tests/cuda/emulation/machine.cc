@@ -1,4 +1,4 @@
-// A launch: its blocks one after the other, but in turns where they wait for each other.
+// A launch runs its blocks one after the other, or alternately where they wait for each other.
 #include "cuda/emulation/machine.h"
 
 #include <algorithm>
@@ -10,23 +10,23 @@
 namespace tilewise::emulation {
 namespace {
 
-// 12 in fp32 and bf16, 2.6 in fp16: a wrong result. NaN in every format: no result, but kernels may
-// take it for an input's and compute the row again.
+// The byte of poison. kGarbage is a wrong number: 12 in fp32 and bf16, 2.6 in fp16. kNan is NaN in
+// every format, but kernels may take it for a non-finite input and recompute the row.
 constexpr int kGarbage = 0x41;
 constexpr int kNan = 0xFF;
 
-// Turns in which no block ends before they are said to wait for each other for ever: more than any
-// launch here has tiles to share.
-constexpr int kMostTurns = 100000;
+// After so many runs of blocks of which none ended, the blocks wait for each other for ever. No
+// launch here has so many tiles.
+constexpr int kMaxIdleRuns = 100000;
 
-// 0: threads and blocks in their order; else shuffled by it. Odd: NaN for what was not written.
-// $TILEWISE_EMULATION_SEED.
+// $TILEWISE_EMULATION_SEED. 0: threads and blocks run in their order; else the seed shuffles them.
+// Odd: memory that was not written holds NaN.
 std::uint64_t order_seed() {
   const char* const given = std::getenv("TILEWISE_EMULATION_SEED");
   return given != nullptr ? std::strtoull(given, nullptr, 10) : 0;
 }
 
-// Those of a launch that have begun, and memory for more.
+// The blocks of a launch that have begun, and memory for more.
 class Blocks {
  public:
   std::size_t running() const { return running_.size(); }
@@ -38,7 +38,7 @@ class Blocks {
     begin_block(*running_.back(), number);
   }
 
-  // The next one has its turn, or any.
+  // Runs the next block, or a random one.
   Progress run_one() {
     Machine& m = machine();
     if (m.shuffles) std::swap(running_.front(), running_[m.random() % running_.size()]);
@@ -64,13 +64,13 @@ class Blocks {
 void run_all(const std::vector<std::int64_t>& order) {
   static Blocks blocks;
   Machine& m = machine();
-  int turns = 0;
+  int idle_runs = 0;
   for (std::size_t next = 0; m.failure.empty() && (next < order.size() || blocks.running() > 0);) {
     const bool may_wait = m.shuffles && blocks.running() > 0 && m.random() % 2 == 0;
     const bool begins = next < order.size() && blocks.running() < kMultiprocessors && !may_wait;
     if (begins) blocks.begin(order[next++]);
-    turns = blocks.run_one() == Progress::kDone ? 0 : turns + 1;
-    if (turns > kMostTurns) record("the blocks wait for each other");
+    idle_runs = blocks.run_one() == Progress::kDone ? 0 : idle_runs + 1;
+    if (idle_runs > kMaxIdleRuns) record("the blocks wait for each other");
   }
   blocks.drop();
 }
@@ -78,7 +78,7 @@ void run_all(const std::vector<std::int64_t>& order) {
 }  // namespace
 
 std::string run(const Launch& launch) {
-  static std::mutex one_launch;  // those of several host threads wait for each other
+  static std::mutex one_launch;  // launches of several host threads wait for each other
   const std::lock_guard<std::mutex> alone(one_launch);
   Machine& m = machine();
   m.launch = launch;

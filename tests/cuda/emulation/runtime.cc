@@ -7,9 +7,9 @@
 #include <string>
 #include <utility>
 
-#include "cuda/emulation/copy_engine.h"
-#include "cuda/emulation/kernels.h"
-#include "cuda/emulation/memory.h"
+#include "cuda/emulation/device_memory.h"
+#include "cuda/emulation/launch.h"
+#include "cuda/emulation/tma.h"
 #include "cuda_runtime_api.h"
 
 namespace {
@@ -17,7 +17,7 @@ namespace {
 using tilewise::emulation::is_device_memory;
 
 constexpr int kSharedBytes = 48 * 1024;  // of a block, unless a kernel asks for more
-constexpr int kMostBlocks = 2147483647;
+constexpr int kMaxBlocks = 2147483647;
 
 thread_local cudaError_t last_error = cudaSuccess;
 thread_local std::string last_message;
@@ -28,7 +28,7 @@ cudaError_t failed(cudaError_t error, std::string message) {
   return error;
 }
 
-// What differs between devices that run the same kernels.
+// The properties in which the emulated devices differ.
 struct Kind {
   const char* capability;
   int major;
@@ -42,7 +42,7 @@ constexpr Kind kKinds[] = {
     {"10.0", 10, 0, 227 * 1024},
 };
 
-// The one that $TILEWISE_EMULATED_DEVICE names, else the first.
+// The device that $TILEWISE_EMULATED_DEVICE names, or the first.
 const Kind& kind() {
   const char* const given = std::getenv("TILEWISE_EMULATED_DEVICE");
   for (const Kind& each : kKinds) {
@@ -51,7 +51,7 @@ const Kind& kind() {
   return kKinds[0];
 }
 
-// What kernels have asked for.
+// The shared memory that kernels have asked for.
 struct Limits {
   std::mutex mutex;
   std::map<const void*, int> shared_bytes;
@@ -76,9 +76,9 @@ struct CUevent_st {
 namespace tilewise::emulation {
 
 cudaError_t launch(const void* kernel, const Launch& launch) {
-  if (launch.blocks < 1 || launch.blocks > kMostBlocks)
+  if (launch.blocks < 1 || launch.blocks > kMaxBlocks)
     return failed(cudaErrorInvalidValue, std::to_string(launch.blocks) + " blocks");
-  if (launch.threads < 1 || launch.threads > kMostThreads)
+  if (launch.threads < 1 || launch.threads > kMaxThreads)
     return failed(cudaErrorInvalidValue, std::to_string(launch.threads) + " threads in a block");
   const int allowed = allowed_shared_bytes(kernel);
   if (launch.shared_bytes > static_cast<std::size_t>(allowed)) {

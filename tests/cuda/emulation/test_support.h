@@ -1,11 +1,11 @@
-// For the tests of the emulation: launches and memory of its device.
+// For the tests of the emulation: launches, and memory of the emulated device.
 #pragma once
 
 #include <cstddef>
 #include <string>
 #include <type_traits>
 
-#include "cuda/emulation/memory.h"
+#include "cuda/emulation/device_memory.h"
 #include "cuda/host/launch.cuh"
 
 namespace tilewise::cuda {
@@ -14,14 +14,14 @@ inline std::string message_of(cudaError_t error) {
   return error == cudaSuccess ? "" : cudaGetErrorString(error);
 }
 
-// What was wrong with a launch; empty if nothing was.
-template <class... Given>
-std::string message_of(void (*kernel)(Given...), const Grid& grid,
-                       const std::type_identity_t<Given>&... arguments) {
+// What was wrong with a launch, or an empty string.
+template <class... Arguments>
+std::string message_of(void (*kernel)(Arguments...), const Grid& grid,
+                       const std::type_identity_t<Arguments>&... arguments) {
   return message_of(launch(kernel, grid, nullptr, arguments...));
 }
 
-// Memory of the device, for `count` numbers.
+// Memory of the device for `count` numbers.
 template <class T>
 class Numbers {
  public:

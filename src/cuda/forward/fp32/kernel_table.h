@@ -1,4 +1,4 @@
-// The shapes of the fp32 kernels: one constexpr value for each kernel, and the table that chooses.
+// The compiled fp32 kernels: their configurations, and the table that selects one.
 #pragma once
 
 #include "math/config.h"
@@ -8,7 +8,7 @@ namespace tilewise::cuda::fp32 {
 inline constexpr int kWarpRows = 16;   // of queries
 inline constexpr int kThreadRows = 8;  // of them in a thread's registers
 inline constexpr int kAcross = 16;     // threads that share rows
-inline constexpr int kPad = 4;         // floats behind a row of shared memory (layout.h)
+inline constexpr int kPad = 4;         // floats after each row in shared memory (layout.h)
 inline constexpr int kMaxChunk = 32;   // keys whose probs a warp exchanges at once
 inline constexpr int kVector = 4;      // floats of a load
 
@@ -28,10 +28,11 @@ struct KernelConfig {
   TILEWISE_INLINE constexpr int chunk_row() const { return chunk() + kPad; }  // of probs
 };
 
-// Why these shapes. A thread multiplies 8 rows with thread_keys() keys, then 8 rows with
-// thread_columns() columns of V: of every 4 steps of a product, 8 + n loads of 16 bytes for 32 n
-// multiply-adds. n = 4: 12 loads for 128; n = 8: 16 for 256; n = 16: 24 for 512. Its registers hold
-// 8 thread_columns() of out, 8 thread_keys() scores and 32 of an operand.
+// Why these shapes. A thread multiplies 8 rows with n = thread_keys() keys, then 8 rows with
+// n = thread_columns() columns of V. Four steps of a product need 8 + n loads of 16 bytes for 32 n
+// multiply-adds: 12 loads for 128 with n = 4, 16 for 256 with n = 8, 24 for 512 with n = 16. The
+// registers of a thread hold 8 thread_columns() of out, 8 thread_keys() scores and 32 of an
+// operand.
 struct TileRow {
   int columns;
   bool score_mod;
@@ -50,14 +51,15 @@ inline constexpr int kHuge = 227 * 1024;   // compute capability 9.0, 10.0
 inline constexpr int kLarge = 163 * 1024;  // 8.0, 8.7
 inline constexpr int kSmall = 99 * 1024;   // 8.6, 8.9, 12.0
 
-// The first row that fits serves. Figures: TFLOP/s on one H200, full, S 16384.
+// The first row that fits a problem is used. The reasons give TFLOP/s on one H200 (full attention,
+// S 16384).
 inline constexpr TileRow kKernels[] = {
     {64, false, kLarge, 12, 64, 1, "34.7; three warps a scheduler have 168 registers"},
     {64, false, kSmall, 8, 64, 1, "what fits 99 KB; not measured"},
-    {64, true, kSmall, 8, 64, 1, "the rules take registers of a third warp; not measured"},
+    {64, true, kSmall, 8, 64, 1, "score mods take the registers of a third warp; not measured"},
     {128, false, kLarge, 8, 64, 1, "39.4; two warps a scheduler; 64 keys: 151 KB"},
     {128, false, kSmall, 4, 32, 1, "what fits 99 KB; not measured"},
-    {128, true, kLarge, 8, 64, 1, "as without rules; not measured"},
+    {128, true, kLarge, 8, 64, 1, "as without score mods; not measured"},
     {128, true, kSmall, 4, 32, 1, "what fits 99 KB; not measured"},
     {256, false, kHuge, 4, 64, 1, "31.0; 203 KB; 32 keys would be 10 loads for 64"},
     {256, false, kLarge, 4, 32, 1, "what fits 163 KB; not measured"},
@@ -68,7 +70,7 @@ inline constexpr TileRow kKernels[] = {
 inline constexpr int kKernelRows = static_cast<int>(sizeof(kKernels) / sizeof(kKernels[0]));
 inline constexpr std::int64_t kMaxColumns = 256;
 
-// The row of the table for head dimensions up to `columns`; -1: none.
+// The row of the table for head dimensions up to `columns`, or -1.
 constexpr int tile_row(std::int64_t columns, bool score_mod, std::int64_t shared_bytes) {
   for (int row = 0; row < kKernelRows; ++row) {
     const TileRow& tile = kKernels[row];

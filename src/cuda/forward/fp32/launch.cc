@@ -65,7 +65,7 @@ problem::Status prepare(const Problem& problem) {
         check(instance_for(problem, score_mod).load(), "loading cuda_fp32");
     if (loaded != TILEWISE_OK) return loaded;
   }
-  return check(sm80::load_support(), "loading cuda_fp32");
+  return check(sm80::load_common_kernels(), "loading cuda_fp32");
 }
 
 std::int64_t workspace_bytes(const Problem& problem) {

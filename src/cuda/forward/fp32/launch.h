@@ -1,4 +1,4 @@
-// The host's side of the fp32 kernels.
+// The host code of the fp32 kernels (cuda_fp32), for the registry.
 #pragma once
 
 #include "problem/kernel.h"

@@ -1,4 +1,4 @@
-// Tiles of Q, K and V on their way into shared memory.
+// Copies tiles of Q, K and V from global to shared memory with cp.async.
 #pragma once
 
 #include "cuda/forward/fp32/layout.h"
@@ -8,24 +8,32 @@
 
 namespace tilewise::cuda::fp32 {
 
-// Rows [row, row + kRows) of a tensor into a tile of shared memory (kRows, kStride), by all
-// kThreads of the block, asynchronously: 16 bytes at a time where rows are wide, else 4. What lies
-// outside of the tensor becomes zero, up to kColumns. kRun: row r of the tile is row key_at(r,
-// kRun).
-template <int kRows, int kColumns, int kStride, int kThreads, int kRun>
+// A tile in shared memory, (rows, stride), which all threads of the block load. Columns up to
+// `columns` are loaded; row r of the tile is row key_at(r, run) of the tensor's rows.
+struct TileShape {
+  int rows;
+  int columns;
+  int stride;  // floats
+  int threads;
+  int run;
+};
+
+// Loads a tile from row `row` of the tensor on, asynchronously: 16 bytes at a time if rows are
+// aligned to them, else 4. What lies outside of the tensor becomes zero.
+template <TileShape kShape>
 __device__ __forceinline__ void load_tile(const Rows& rows, std::int32_t row, float* to) {
-  const int each = rows.wide ? kVector : 1;  // floats of a copy
-  const int copies = kColumns / each;        // of a row
+  const int each = rows.aligned16 ? kVector : 1;  // floats of a copy
+  const int copies = kShape.columns / each;       // of a row
   const std::uint32_t start = ptx::shared_address(to);
 #pragma unroll 4
-  for (int i = threadIdx.x; i < kRows * copies; i += kThreads) {
-    const int place = i / copies;
+  for (int i = threadIdx.x; i < kShape.rows * copies; i += kShape.threads) {
+    const int tile_row = i / copies;
     const int column = i % copies * each;
-    const std::int32_t from = row + (kRun > 1 ? key_at(place, kRun) : place);
+    const std::int32_t from = row + (kShape.run > 1 ? key_at(tile_row, kShape.run) : tile_row);
     const bool inside = from < rows.count && column < rows.columns;
     const float* const source = rows.first + (inside ? from * rows.stride + column : 0);
-    const std::uint32_t address = start + (place * kStride + column) * 4;
-    if (rows.wide) {
+    const std::uint32_t address = start + (tile_row * kShape.stride + column) * 4;
+    if (rows.aligned16) {
       ptx::cp_async_16(address, source, inside);
     } else {
       ptx::cp_async_4(address, source, inside);
@@ -33,69 +41,72 @@ __device__ __forceinline__ void load_tile(const Rows& rows, std::int32_t row, fl
   }
 }
 
-// The tiles of K or of V, one after the other: what is the same for all of them is computed once.
-// Tiles inside of the tensor are copied by the shortest way, others as load_tile() does.
-template <int kRows, int kColumns, int kStride, int kThreads, int kRun>
-class Tiles {
+// Loads the tiles of K or of V, one after the other. What is the same for all of them is computed
+// once. Tiles inside of the tensor take the shortest path, others are loaded by load_tile().
+template <TileShape kShape>
+class TileLoader {
  public:
-  // rows: in shared memory. All threads.
-  __device__ __forceinline__ explicit Tiles(const Rows& rows)
+  // `rows` is in shared memory. All threads construct one.
+  __device__ __forceinline__ explicit TileLoader(const Rows& rows)
       : rows_(rows),
-        from_(rows.first + row() * kRun * rows.stride + chunk() * kVector),
+        source_(rows.first + row() * kShape.run * rows.stride + chunk() * kVector),
         stride_(rows.stride),
-        inside_(rows.wide && rows.columns == kColumns ? rows.count / kRows : 0) {}
+        tiles_inside_(rows.aligned16 && rows.columns == kShape.columns ? rows.count / kShape.rows
+                                                                       : 0) {}
 
-  // Where this thread's first chunk lies in a tile, in bytes.
-  __device__ __forceinline__ static std::uint32_t place() {
-    return static_cast<std::uint32_t>(row() * kStride + chunk() * kVector) * sizeof(float);
+  // The offset of this thread's first chunk in a tile, in bytes.
+  __device__ __forceinline__ static std::uint32_t tile_offset() {
+    return static_cast<std::uint32_t>(row() * kShape.stride + chunk() * kVector) * sizeof(float);
   }
 
-  // Tile `key` to `tile`; address: of place() in it.
-  __device__ __forceinline__ void load(std::int32_t key, float* tile, std::uint32_t address) const {
-    if (key >= inside_)
-      return load_tile<kRows, kColumns, kStride, kThreads, kRun>(rows_, key * kRows, tile);
+  // Loads tile `key_tile` into `tile`. `address` is that of tile_offset() in it.
+  __device__ __forceinline__ void load(std::int32_t key_tile, float* tile,
+                                       std::uint32_t address) const {
+    if (key_tile >= tiles_inside_) return load_tile<kShape>(rows_, key_tile * kShape.rows, tile);
     if (threadIdx.x >= kCopiers) return;
-    const float* from = from_ + std::int64_t{key} * kRows * stride_;
+    const float* from = source_ + std::int64_t{key_tile} * kShape.rows * stride_;
 #pragma unroll
-    for (int first = 0; first < kRows; first += kStep) {
-      ptx::cp_async_16(address + first * kStride * sizeof(float), from);
+    for (int first = 0; first < kShape.rows; first += kStep) {
+      ptx::cp_async_16(address + first * kShape.stride * sizeof(float), from);
       from += (source(first + kStep) - source(first)) * stride_;
     }
   }
 
  private:
-  // A power of two of the threads copies, so that the rows of a thread are the same number apart.
-  static constexpr int kCopiers = kThreads & (kThreads - 1) ? kThreads / 3 * 2 : kThreads;
-  static constexpr int kCopies = kColumns / kVector;  // of a row
+  // The number of threads that copy is a power of two, so that the rows of a thread are equally far
+  // apart.
+  static constexpr int kCopiers =
+      kShape.threads & (kShape.threads - 1) ? kShape.threads / 3 * 2 : kShape.threads;
+  static constexpr int kCopies = kShape.columns / kVector;  // of a row
   static constexpr int kStep = kCopiers / kCopies;
-  static_assert((kCopiers & (kCopiers - 1)) == 0 && kStep > 0 && kRows % kStep == 0 &&
-                    (kRun == 1 || kAcross % kStep == 0),
-                "Row first + r of the tile is row source(first) + r * kRun.");
-  __device__ __forceinline__ static constexpr int source(int place) {
-    return kRun > 1 ? key_at(place, kRun) : place;
+  static_assert((kCopiers & (kCopiers - 1)) == 0 && kStep > 0 && kShape.rows % kStep == 0 &&
+                    (kShape.run == 1 || kAcross % kStep == 0),
+                "Row first + r of the tile is row source(first) + r * kShape.run.");
+  __device__ __forceinline__ static constexpr int source(int tile_row) {
+    return kShape.run > 1 ? key_at(tile_row, kShape.run) : tile_row;
   }
   __device__ __forceinline__ static int row() { return static_cast<int>(threadIdx.x) / kCopies; }
   __device__ __forceinline__ static int chunk() { return static_cast<int>(threadIdx.x) % kCopies; }
 
   const Rows& rows_;
-  const float* from_;  // this thread's first chunk of tile 0
+  const float* source_;  // this thread's first chunk of tile 0
   std::int64_t stride_;
-  std::int32_t inside_;  // tiles
+  std::int32_t tiles_inside_;  // of the tensor
 };
 
-__device__ __forceinline__ bool is_special(float x) { return !(x - x == 0); }
+__device__ __forceinline__ bool is_non_finite(float x) { return !(x - x == 0); }
 
-// The non_finite_pass pass: elements that are not finite become zero, and their rows are flagged. A
-// tile that is there; by all threads, between barriers.
-template <int kRows, int kColumns, int kStride, int kThreads, int kRun>
-__device__ void clean_tile(float* tile, std::uint8_t* non_finite /* (kRows) */) {
+// The non-finite pass: replaces the non-finite elements of a loaded tile by zero, and flags their
+// rows. All threads call it, between two barriers.
+template <TileShape kShape>
+__device__ void zero_non_finite(float* tile, std::uint8_t* non_finite /* (rows) */) {
 #pragma unroll 1
-  for (int i = threadIdx.x; i < kRows * kColumns; i += kThreads) {
-    const int place = i / kColumns;
-    float& element = tile[place * kStride + i % kColumns];
-    if (!is_special(element)) continue;
+  for (int i = threadIdx.x; i < kShape.rows * kShape.columns; i += kShape.threads) {
+    const int tile_row = i / kShape.columns;
+    float& element = tile[tile_row * kShape.stride + i % kShape.columns];
+    if (!is_non_finite(element)) continue;
     element = 0;
-    non_finite[kRun > 1 ? key_at(place, kRun) : place] = 1;
+    non_finite[kShape.run > 1 ? key_at(tile_row, kShape.run) : tile_row] = 1;
   }
 }
 

@@ -1,4 +1,4 @@
-// What a kernel is given: the same as those of cuda/sm80.
+// The parameters of the fp32 kernels are those of cuda/sm80.
 #pragma once
 
 #include "cuda/sm80/parameters.h"
@@ -8,8 +8,8 @@ namespace tilewise::cuda::fp32 {
 using problem::Problem;
 using sm80::Parameters;
 
-// A compiled kernel: a row of the table. Each is instantiated in a source file that CMakeLists.txt
-// makes.
+// A compiled kernel, given by a row of the table. CMakeLists.txt generates the source files that
+// instantiate them.
 template <int kRow>
 struct ForwardKernel {
   static cudaError_t load();

@@ -1,27 +1,29 @@
-// The forward kernels of every GPU since Ampere that are compiled, each once for bf16 and once for
-// fp16. CMakeLists.txt makes a source file of every few rows.
+// The compiled forward kernels for Ampere and later. Each row is compiled for bf16 and for fp16;
+// CMakeLists.txt generates a source file for every few rows.
 #pragma once
 
 #include "cuda/sm80/kernel_config.h"
 
 namespace tilewise::cuda::sm80 {
 
-// Why these shapes. A thread's registers hold out (row_parts * columns / 2 / column_parts()),
-// scores (row_parts * k_tile / 2 / column_parts()) and half as many probs.
-// Of a block of eight warps there is one on a multiprocessor, and nothing else while it begins and
-// ends: two of four warps are faster where it does so often.
+// Why these shapes. A thread's registers hold out (row_blocks * columns / 2 / pair_size()),
+// scores (row_blocks * k_tile / 2 / pair_size()) and half as many probs.
+// A multiprocessor holds one block of eight warps, and idles while that block begins and ends. Two
+// blocks of four warps are faster for short sequences, where blocks begin and end often.
 inline constexpr int kLongKeys = 2049;
 
-// The first row that fits serves. Figures:
-// TFLOP/s on one H200, full, S 16384, each kernel alone; where pairs are named, kernels in turns.
+// The first row that fits a problem is used. The reasons give TFLOP/s on one H200 (full attention,
+// S 16384), of each kernel alone; where they name pairs, of kernels that ran in alternation.
 inline constexpr TileRow kKernels[] = {
     {64, false, kSmall, 4, 2, 80, 2, true, 2, "327; 64 keys 310, Q read again 302, 16 rows 272",
      kLongKeys},
     {64, false, kSmall, 4, 2, 64, 2, true, 2,
      "up to 2048 keys; S 1024: 296, causal 208; 80 keys 290, 201"},
-    {64, true, kSmall, 4, 2, 64, 2, true, 2, "the rules take registers of 80 keys; not measured"},
+    {64, true, kSmall, 4, 2, 64, 2, true, 2,
+     "score mods take the registers of 80 keys; not measured"},
     {128, false, kSmall, 4, 2, 64, 1, false, 2, "375; 48 keys 359, 8 warps 349, 16 rows 311"},
-    {128, true, kSmall, 4, 1, 64, 1, false, 2, "the rules take registers of 32 rows; not measured"},
+    {128, true, kSmall, 4, 1, 64, 1, false, 2,
+     "score mods take the registers of 32 rows; not measured"},
     {192, false, kLarge, 8, 1, 96, 1, false, 1, "as 256; not measured by itself", kLongKeys},
     {192, false, kSmall, 4, 1, 64, 1, false, 2, "as 256; not measured by itself"},
     {256, false, kHuge, 8, 2, 96, 1, false, 1, "pairs: 360; 128 x 64 336, 64 x 64 344, without 324",
@@ -40,7 +42,7 @@ inline constexpr TileRow kKernels[] = {
 inline constexpr int kKernelRows = static_cast<int>(sizeof(kKernels) / sizeof(kKernels[0]));
 inline constexpr std::int64_t kMaxColumns = 256;
 
-// The row of the table for head dimensions up to `columns` and sequences of up to `keys`; -1: none.
+// The row of the table for head dimensions up to `columns` and sequences of up to `keys`, or -1.
 constexpr int tile_row(std::int64_t columns, bool score_mod, std::int64_t shared_bytes,
                        std::int64_t keys) {
   for (int row = 0; row < kKernelRows; ++row) {

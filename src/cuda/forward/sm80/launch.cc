@@ -15,9 +15,9 @@ namespace {
 using problem::fail;
 
 int row_for(const Problem& problem, bool score_mod) {
-  constexpr std::int64_t kMany = std::int64_t{1} << 62;
+  constexpr std::int64_t kAnyLength = std::int64_t{1} << 62;
   return tile_row(math::max(problem.head_dim, problem.value_dim), score_mod, shared_bytes(problem),
-                  may_ask_for_longest(problem) ? problem.max_k : kMany);
+                  may_ask_for_longest(problem) ? problem.max_k : kAnyLength);
 }
 
 struct Instance {
@@ -69,7 +69,7 @@ problem::Status prepare(const Problem& problem) {
         check(instance_for(problem, score_mod).load(), "loading cuda_sm80");
     if (loaded != TILEWISE_OK) return loaded;
   }
-  return check(load_support(), "loading cuda_sm80");
+  return check(load_common_kernels(), "loading cuda_sm80");
 }
 
 std::int64_t workspace_bytes(const Problem& problem) {
@@ -88,8 +88,8 @@ problem::Status run(const Problem& problem, const problem::RunContext& context) 
   const int q_tile = instance.config.q_tile();
   Parameters parameters =
       parameters_for(problem, q_tile, score_mod, workspace_for(problem), context.workspace);
-  parameters.whole = {parameters.wide.k && problem.head_dim == instance.config.columns,
-                      parameters.wide.v && problem.value_dim == instance.config.columns};
+  parameters.full_rows = {parameters.aligned16.k && problem.head_dim == instance.config.columns,
+                          parameters.aligned16.v && problem.value_dim == instance.config.columns};
   count_traffic(problem, parameters.schedule, tiles_for(problem, score_mod), context.traffic);
   return run_tiles(parameters, q_tile, context.executor->stream, "starting cuda_sm80",
                    [&](std::int64_t blocks, cudaStream_t stream) {

@@ -1,4 +1,4 @@
-// The host's side of the kernels of every GPU since Ampere.
+// The host code of the forward kernels for Ampere and later (cuda_sm80), for the registry.
 #pragma once
 
 #include "problem/kernel.h"

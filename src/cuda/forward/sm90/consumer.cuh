@@ -137,8 +137,7 @@ class Consumer {
     if constexpr (kConfig.starts_full()) key_limits_ = find_key_limits();
     tile::RowSums sums;
     if constexpr (kConfig.lazy_max && !kStagesDuringExp2) sums = exp2_scores(anchors, f);
-    // A branch of update_max() has done it otherwise.
-    if constexpr (!kConfig.starts_full() || kConfig.fp16) split_basic_block();
+    split_basic_block();
     wait_pv(f.out);
     if constexpr (!kConfig.finalises_early()) finalise(before, last_states);
     if constexpr (kStagesDuringExp2) {
@@ -217,7 +216,6 @@ class Consumer {
   __device__ void issue_last_pv(Fragments& f);
   __device__ void issue_early_pv(std::uint64_t v, Fragments& f);
   __device__ tile::Anchors accept_and_update_max(const MaskBits& mask, Fragments& f);
-  __device__ tile::Anchors update_max(const MaskBits& mask, Fragments& f) const;
   __device__ tile::RowSums exp2_scores(const tile::Anchors& anchors, Fragments& f) const;
   __device__ tile::RowSums exp2_during_pv(std::uint64_t v, const tile::Anchors& anchors,
                                           Fragments& f);

@@ -65,26 +65,9 @@ __device__ __forceinline__ tile::Anchors Consumer<kConfig>::accept_and_update_ma
   accept_scores(f.scores);
   if constexpr (!kConfig.releases_k_late()) release_k();
   apply_score_mod_and_mask(mask, f.scores);
-  const tile::Anchors anchors = update_max(mask, f);
+  const tile::Anchors anchors = tile::update_max(f.scores, f.states, parameters_.scale_log2);
   if constexpr (kConfig.releases_k_late()) release_k();
   return anchors;
-}
-
-// What exponents are taken against. With a lazy max, rows take it from the first scores that they
-// see; in bf16 from a sample of them, since probs have the room.
-template <KernelConfig kConfig>
-__device__ __forceinline__ tile::Anchors Consumer<kConfig>::update_max(const MaskBits& mask,
-                                                                       Fragments& f) const {
-  const float scale_log2 = parameters_.scale_log2;
-  if constexpr (!kConfig.lazy_max || kConfig.fp16)
-    return tile::update_max(f.scores, f.states, scale_log2);
-  const tile::RowMax sample = tile::sampled_row_max_of(f.scores);
-  if (kConfig.starts_full() && mask.all)
-    return tile::init_max_all_visible(sample, f.states, scale_log2);
-  tile::init_max(sample, f.states);
-  if (tile::any_without_key(f.states))
-    tile::init_max_without_key(tile::row_max_of(f.scores), f.states);
-  return tile::anchors_of(f.states, scale_log2);
 }
 
 // P = exp2(S * scale_log2 - anchor), in the place of S.

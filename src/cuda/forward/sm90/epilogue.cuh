@@ -232,9 +232,8 @@ __device__ __forceinline__ FinalisedRows finalise_scales(const Parameters& param
 }
 
 // Whether a row of a sequence must be recomputed. A sum is at least 1, or exponents had no room:
-// scores beyond 2^30, or a row that took 0 for its maximum (tile::init_max_all_visible()).
-// kLazyMax: maxima were taken only where rows may see their first key. A row without one that sees
-// keys has begun with scores of -inf; what came after them is not known.
+// scores beyond 2^30. kLazyMax: maxima were taken only where rows may see their first key. A row
+// without one that sees keys has begun with scores of -inf; what came after them is not known.
 template <bool kLazyMax>
 __device__ __forceinline__ bool needs_recompute(const WorkTile& tile, std::int32_t row, float max,
                                                 float sum) {

@@ -20,7 +20,6 @@
 #include "math/philox.h"
 
 namespace tilewise::cuda::sm90 {
-
 namespace {
 
 using problem::Checked;
@@ -49,9 +48,10 @@ const Instance& instance_for(const Problem& problem, bool score_mod) {
   return kInstances[static_cast<std::size_t>(2 * row + (problem.dtype == TILEWISE_FP16 ? 1 : 0))];
 }
 
-// A scale, and with it the kernel, may change from run to run of a plan: the worst of both.
+// The scale, and with it the kernel, may change from run to run of a plan: these are the larger
+// numbers of both kernels.
 struct MaxTiles {
-  Checked work = Checked{0};
+  Checked tiles = Checked{0};
   Checked warps = Checked{0};
 
   explicit MaxTiles(const Problem& problem) {
@@ -59,7 +59,7 @@ struct MaxTiles {
       const std::int64_t q_tile = instance_for(problem, score_mod).config.q_tile;
       const Checked own = max_tiles(problem, q_tile);
       const Checked own_warps = own * Checked{q_tile / tile::kWarpRows};
-      if (work.valid && (!own.valid || own.value > work.value)) work = own;
+      if (tiles.valid && (!own.valid || own.value > tiles.value)) tiles = own;
       if (warps.valid && (!own_warps.valid || own_warps.value > warps.value)) warps = own_warps;
     }
   }
@@ -68,18 +68,19 @@ struct MaxTiles {
 bool needs_lengths(const Problem& problem) {
   return has_table(problem) || problem.seqused_k.present();
 }
-// Of more sequences than a block lists, a kernel before does.
+// A kernel before this one lists the sequences: there are more than a block lists itself.
 bool has_kernel_before(const Problem& problem) {
   return needs_lengths(problem) && problem.batch > kMaxListed;
 }
 
-// Tiles of very different lengths are taken from a counter, others in turns fixed beforehand.
+// Where query tiles have very different numbers of keys, blocks take them from a counter; else the
+// schedule is static.
 bool schedules_dynamically(const Problem& problem) {
   return has_diagonal(problem) || needs_lengths(problem);
 }
 
-// Of a launch: no other has it in this process, and hardly any word of memory that has been
-// something else. Never 0.
+// A number that no other launch of this process has, and hardly any memory holds by chance. Never
+// 0.
 std::uint64_t launch_number() {
   static std::atomic<std::uint64_t> last{[] {
     const auto now = std::chrono::steady_clock::now().time_since_epoch().count();
@@ -89,7 +90,7 @@ std::uint64_t launch_number() {
   return last.fetch_add(2, std::memory_order_relaxed) | 1;
 }
 
-// The parts of the workspace.
+// The offsets of the workspace's arrays.
 struct Workspace : problem::Arena {
   std::int64_t lengths = 0;
   std::int64_t tile_starts = 0;
@@ -107,30 +108,22 @@ struct Workspace : problem::Arena {
   }
 };
 
-Rows rows_of_q(const Problem& problem) {
-  return {"q",           problem.q,      problem.q_packed ? 1 : problem.batch,
-          problem.heads, problem.q_rows, problem.head_dim};
+Rows q_side(const char* name, const problem::View& view, const Problem& problem,
+            std::int64_t columns) {
+  return {name, view, problem.q_packed ? 1 : problem.batch, problem.heads, problem.q_rows, columns};
 }
-Rows rows_of_k(const Problem& problem) {
-  return {"k",
-          problem.k,
-          problem.k_packed ? 1 : problem.batch,
-          problem.kv_heads,
-          problem.k_rows,
-          problem.head_dim};
+Rows k_side(const char* name, const problem::View& view, const Problem& problem,
+            std::int64_t columns) {
+  return {name,           view,   problem.k_packed ? 1 : problem.batch, problem.kv_heads,
+          problem.k_rows, columns};
 }
+Rows rows_of_q(const Problem& problem) { return q_side("q", problem.q, problem, problem.head_dim); }
+Rows rows_of_k(const Problem& problem) { return k_side("k", problem.k, problem, problem.head_dim); }
 Rows rows_of_v(const Problem& problem) {
-  return {"v",
-          problem.v,
-          problem.k_packed ? 1 : problem.batch,
-          problem.kv_heads,
-          problem.k_rows,
-          problem.value_dim};
+  return k_side("v", problem.v, problem, problem.value_dim);
 }
-
 Rows rows_of_out(const Problem& problem) {
-  return {"out",         problem.out,    problem.q_packed ? 1 : problem.batch,
-          problem.heads, problem.q_rows, problem.value_dim};
+  return q_side("out", problem.out, problem, problem.value_dim);
 }
 
 problem::Status check_strides(const Problem& problem) {
@@ -175,7 +168,7 @@ problem::Status check_sizes(const Problem& problem) {
                 static_cast<long long>(problem.value_dim));
   }
   const std::int64_t longest = math::max(problem.q_rows, problem.k_rows);
-  const Checked work = MaxTiles(problem).work;
+  const Checked work = MaxTiles(problem).tiles;
   if (longest > tile::kMaxLength || !work.valid || work.value > tile::kMaxTiles) {
     return fail(TILEWISE_UNSUPPORTED, "more than %d rows or %lld tiles of queries",
                 tile::kMaxLength, static_cast<long long>(tile::kMaxTiles));
@@ -197,7 +190,7 @@ problem::Status make_maps(const Problem& problem, const KernelConfig& config,
     parameters->out = map.map;
     parameters->out_coords = map.coords;
   }
-  if (problem.k_rows == 0) return TILEWISE_OK;  // nobody asks for a tile of them
+  if (problem.k_rows == 0) return TILEWISE_OK;  // K and V are not loaded
   const problem::Status k = make_map(rows_of_k(problem), config.k_tile, config.fp16, &map);
   if (k != TILEWISE_OK) return k;
   parameters->k = map.map;
@@ -261,7 +254,7 @@ void fill_parameters(const Problem& problem, const KernelConfig& config, std::by
       config.has_epilogue_warps() && parameters->vector_stores && has_map(rows_of_out(problem));
 }
 
-// Every launch in the order of the stream; nothing waits.
+// Launches everything in the order of the stream; nothing waits.
 cudaError_t start(const Parameters& parameters, const Instance& instance, int blocks,
                   cudaStream_t stream) {
   const SchedulerParams& scheduler = parameters.scheduler;

@@ -1,5 +1,5 @@
-// Those parts of the CUDA driver's interface that the library names, for a device that is emulated
-// on the CPU (tests/cuda/emulation): descriptors of its copy engine.
+// The parts of the CUDA driver's interface that the library uses, for the emulated device: tensor
+// maps for TMA.
 #pragma once
 
 #include <cstdint>

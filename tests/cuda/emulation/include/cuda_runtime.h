@@ -1,5 +1,5 @@
-// What nvcc includes before device code, for the emulation: who a thread is, and the functions that
-// device code has without asking.
+// What nvcc includes before device code: the indices of a thread, and the functions that device
+// code calls without an include.
 #pragma once
 
 #include <bit>
@@ -34,7 +34,7 @@ struct alignas(16) float4 {
 };
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
-extern uint3 threadIdx;  // of the thread that runs
+extern uint3 threadIdx;  // of the running thread
 extern dim3 blockIdx;
 extern dim3 blockDim;
 extern dim3 gridDim;
@@ -58,14 +58,14 @@ inline int __syncthreads_or(int value) { return tilewise::emulation::meet_block(
 
 // ---- all blocks ----
 
-// Between two of these, other blocks have their turn.
+// Other blocks may run before it.
 inline unsigned atomicAdd(unsigned* to, unsigned x) {
   tilewise::emulation::meet_blocks();
   const unsigned before = *to;
   *to += x;
   return before;
 }
-// Of shared memory.
+// Only for shared memory.
 inline unsigned long long atomicExch(unsigned long long* to, unsigned long long x) {
   const unsigned long long before = *to;
   *to = x;
@@ -76,11 +76,11 @@ inline unsigned long long atomicExch(unsigned long long* to, unsigned long long 
 
 namespace tilewise::emulation {
 
-// Each lane gives a value and a function makes of all of them what each lane gets.
+// Exchanges values of the lanes of the mask. combine() computes what each lane gets:
 //   combine(values, mask of the lanes that gave one, lane) -> its result
 template <class T, class Combine>
 T exchange(std::uint32_t mask, T value, Combine) {
-  static_assert(std::is_empty_v<Combine>, "Lanes at the same place bring the same function.");
+  static_assert(std::is_empty_v<Combine>, "All lanes of a collective pass the same function.");
   struct Request {
     T value;
     T result;
@@ -116,20 +116,20 @@ namespace tilewise::emulation {
 
 inline unsigned own_lane() { return threadIdx.x % kWarpThreads; }
 
-// The value of lane `source`, which must take part.
+// The value of lane `source`, which must participate.
 template <class T>
 T shuffle(std::uint32_t mask, T value, unsigned source) {
-  struct Given {
+  struct Arguments {
     T value;
     unsigned source;
   };
-  const auto pick = [](const Given* given, std::uint32_t lanes, unsigned lane) {
+  const auto pick = [](const Arguments* given, std::uint32_t lanes, unsigned lane) {
     const unsigned from = given[lane].source;
     if (from >= kWarpThreads || (lanes >> from & 1) == 0)
       fail("shuffle: lane %u asks for lane %u, which gives nothing", lane, from);
     return given[from];
   };
-  return exchange(mask, Given{value, source}, pick).value;
+  return exchange(mask, Arguments{value, source}, pick).value;
 }
 
 template <class T>

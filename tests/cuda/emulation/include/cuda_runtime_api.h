@@ -1,5 +1,5 @@
-// Those parts of the CUDA runtime that the library uses, for a device that is emulated on the CPU
-// (tests/cuda/emulation). Found before the toolkit's header of this name, if there is one.
+// The parts of the CUDA runtime that the library uses, for the emulated device. The compiler finds
+// this file before the toolkit's header of the same name.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +12,9 @@
 #define __launch_bounds__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __forceinline__ inline __attribute__((always_inline))
-#define __noinline__  // also an attribute in headers of the C++ library, which take none as well
-// One block runs at a time, but for those of cuda_sm90's forward kernels, which have none of it.
+#define __noinline__  // empty: headers of the C++ library use the same name as an attribute
+// One block runs at a time. Blocks of cuda_sm90's forward kernels alternate, but have no such
+// memory.
 #define __shared__ static
 // NOLINTEND(bugprone-reserved-identifier)
 
@@ -28,8 +29,8 @@ enum cudaError_t {
 
 struct CUstream_st;
 struct CUevent_st;
-using cudaStream_t =
-    CUstream_st*;  // all work is done when it is asked for: streams are not looked at
+// Streams are ignored: all work is done when it is started.
+using cudaStream_t = CUstream_st*;
 using cudaEvent_t = CUevent_st*;
 
 enum cudaDeviceAttr {

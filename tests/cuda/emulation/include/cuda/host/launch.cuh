@@ -5,35 +5,36 @@
 #include <type_traits>
 
 #include "cuda/emulation/block.h"
-#include "cuda/emulation/kernels.h"
+#include "cuda/emulation/launch.h"
 
 namespace tilewise::cuda {
 
 struct Grid {
   std::int64_t blocks;
   int threads;
-  int shared_bytes = 0;  // behind dynamic_shared()
+  int shared_bytes = 0;  // of dynamic_shared()
 };
 
-template <class... Given>
-cudaError_t launch_at(bool early, void (*kernel)(Given...), const Grid& grid,
-                      const std::type_identity_t<Given>&... arguments) {
-  const auto body = [&] { kernel(arguments...); };
-  const auto run_body = [](void* of) { (*static_cast<decltype(&body)>(of))(); };
-  return emulation::launch(reinterpret_cast<const void*>(kernel),
-                           {grid.blocks, grid.threads, static_cast<std::size_t>(grid.shared_bytes),
-                            run_body, const_cast<void*>(static_cast<const void*>(&body)), early});
+template <class... Arguments>
+cudaError_t launch_at(bool early, void (*kernel)(Arguments...), const Grid& grid,
+                      const std::type_identity_t<Arguments>&... arguments) {
+  const auto function = [&] { kernel(arguments...); };
+  const auto run_function = [](void* called) { (*static_cast<decltype(&function)>(called))(); };
+  return emulation::launch(
+      reinterpret_cast<const void*>(kernel),
+      {grid.blocks, grid.threads, static_cast<std::size_t>(grid.shared_bytes), run_function,
+       const_cast<void*>(static_cast<const void*>(&function)), early});
 }
 
-template <class... Given>
-cudaError_t launch(void (*kernel)(Given...), const Grid& grid, cudaStream_t,
-                   const std::type_identity_t<Given>&... arguments) {
+template <class... Arguments>
+cudaError_t launch(void (*kernel)(Arguments...), const Grid& grid, cudaStream_t,
+                   const std::type_identity_t<Arguments>&... arguments) {
   return launch_at(false, kernel, grid, arguments...);
 }
 
-template <class... Given>
-cudaError_t launch_early(void (*kernel)(Given...), const Grid& grid, cudaStream_t,
-                         const std::type_identity_t<Given>&... arguments) {
+template <class... Arguments>
+cudaError_t launch_early(void (*kernel)(Arguments...), const Grid& grid, cudaStream_t,
+                         const std::type_identity_t<Arguments>&... arguments) {
   return launch_at(true, kernel, grid, arguments...);
 }
 

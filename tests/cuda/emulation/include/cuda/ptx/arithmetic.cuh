@@ -1,5 +1,5 @@
-// src/cuda/ptx/arithmetic.cuh for the emulation. What PTX leaves open within an error is here the
-// rounded result.
+// src/cuda/ptx/arithmetic.cuh for the emulation. Where PTX allows an error, the result here is the
+// rounded one.
 #pragma once
 
 #include <cmath>
@@ -9,7 +9,7 @@
 
 namespace tilewise::cuda::ptx {
 
-// Numbers below 2^-126 as zero, with their sign.
+// Flushes numbers below 2^-126 to zero, with their sign.
 inline float flushed(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; }
 
 inline float exp2_approx(float x) { return flushed(std::exp2(flushed(x))); }

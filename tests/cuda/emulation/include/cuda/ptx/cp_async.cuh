@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "cuda/emulation/copies.h"
+#include "cuda/emulation/cp_async.h"
 
 namespace tilewise::cuda::ptx {
 

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "cuda/emulation/block.h"
-#include "cuda/emulation/memory.h"
+#include "cuda/emulation/device_memory.h"
 
 namespace tilewise::cuda::ptx {
 

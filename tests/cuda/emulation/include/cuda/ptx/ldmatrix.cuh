@@ -8,13 +8,13 @@
 
 namespace tilewise::cuda::ptx {
 
-// A lane's part of ldmatrix.x4: the address that it gives, and its registers.
+// The arguments of a lane to ldmatrix.x4: its address and its registers.
 struct MatrixLoad {
   std::uint32_t* to;  // (4)
   std::uint32_t address;
 };
 
-// Matrix i, as the rows at the addresses of lanes 8 i to 8 i + 7. elements (8, 8)
+// Matrix i: the rows at the addresses of lanes 8 i to 8 i + 7. elements (8, 8)
 inline void read_matrix(const emulation::Requests& requests, unsigned i,
                         std::uint16_t (&elements)[8][8]) {
   for (unsigned row = 0; row < 8; ++row) {

@@ -7,13 +7,13 @@
 namespace tilewise::cuda::ptx {
 
 inline void store_release(unsigned long long* to, unsigned long long x) {
-  emulation::check_follows("st.release");
+  emulation::check_waited_for_dependency("st.release");
   *to = x;
   emulation::meet_blocks();
 }
 
 inline unsigned long long load_acquire(const unsigned long long* from) {
-  emulation::check_follows("ld.acquire");
+  emulation::check_waited_for_dependency("ld.acquire");
   emulation::meet_blocks();
   return *from;
 }

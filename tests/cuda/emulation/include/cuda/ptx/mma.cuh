@@ -1,5 +1,5 @@
-// src/cuda/ptx/mma.cuh for the emulation. PTX does not say in which order a product adds; here it
-// is from the first summand to the last one, each sum rounded to float.
+// src/cuda/ptx/mma.cuh for the emulation. PTX leaves the order of a product's additions open. Here
+// it is from the first summand to the last one, each sum rounded to float.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace tilewise::cuda::ptx {
 
-// A lane's part of mma.m16n8k16.
+// The arguments of a lane to mma.m16n8k16.
 struct Multiply {
   float* d;                // (4)
   const std::uint32_t* a;  // (4)

@@ -1,5 +1,5 @@
-// src/cuda/ptx/pdl.cuh for the emulation: kernels run one after the other, but one that may
-// begin early is looked at.
+// src/cuda/ptx/pdl.cuh for the emulation. Kernels run one after the other, but the emulation checks
+// that those launched with PDL wait.
 #pragma once
 
 #include "cuda/emulation/block.h"
@@ -7,6 +7,6 @@
 namespace tilewise::cuda::ptx {
 
 inline void launch_dependents() {}
-inline void wait_for_dependency() { emulation::follow_kernel_before(); }
+inline void wait_for_dependency() { emulation::wait_for_dependency(); }
 
 }  // namespace tilewise::cuda::ptx

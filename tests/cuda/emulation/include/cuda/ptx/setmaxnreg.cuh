@@ -1,4 +1,4 @@
-// src/cuda/ptx/setmaxnreg.cuh for the emulation, which counts them.
+// src/cuda/ptx/setmaxnreg.cuh for the emulation, which counts the registers.
 #pragma once
 
 #include "cuda/emulation/machine.h"

@@ -5,11 +5,10 @@
 #include <cstring>
 
 #include "cuda/emulation/block.h"
-#include "cuda_runtime.h"
 
 namespace tilewise::cuda::ptx {
 
-// What a lane gives to stmatrix.x4: an address and its pairs.
+// The arguments of a lane to stmatrix.x4: its address and its pairs.
 struct MatrixStore {
   const std::uint32_t* pairs;  // (4)
   std::uint32_t address;

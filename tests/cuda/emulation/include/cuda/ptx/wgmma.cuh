@@ -7,16 +7,16 @@
 
 namespace tilewise::cuda::ptx {
 
-inline void wgmma_fence() { emulation::block().products.fence(); }
-inline void wgmma_commit() { emulation::block().products.commit(); }
+inline void wgmma_fence() { emulation::block().wgmma.fence(); }
+inline void wgmma_commit() { emulation::block().wgmma.commit(); }
 template <int kGroups>
 void wgmma_wait() {
-  emulation::block().products.wait(kGroups);
+  emulation::block().wgmma.wait(kGroups);
 }
 
 template <int kCount>
 void fence_operand(float (&registers)[kCount]) {
-  emulation::block().products.check_settled(registers);
+  emulation::block().wgmma.check_waited_for(registers);
 }
 template <int kCount>
 void fence_operand(std::uint32_t (&)[kCount]) {}
@@ -27,11 +27,11 @@ struct Wgmma {
 
   template <bool kFp16>
   static void ss(float (&d)[kWidth / 2], std::uint64_t a, std::uint64_t b, bool add) {
-    emulation::block().products.add({kWidth, kFp16, add, d, nullptr, a, b});
+    emulation::block().wgmma.add({kWidth, kFp16, add, d, nullptr, a, b});
   }
   template <bool kFp16>
   static void rs(float (&d)[kWidth / 2], const std::uint32_t* a, std::uint64_t b, bool add) {
-    emulation::block().products.add({kWidth, kFp16, add, d, a, 0, b});
+    emulation::block().wgmma.add({kWidth, kFp16, add, d, a, 0, b});
   }
 };
 

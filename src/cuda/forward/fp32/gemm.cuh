@@ -1,0 +1,125 @@
+// The two products of attention in fp32, with multiply-adds: S = Q K^T and O += P V. layout.h says
+// which rows, keys and columns a thread has.
+#pragma once
+
+#include "cuda/forward/fp32/layout.h"
+#include "cuda/forward/fp32/shared.cuh"
+#include "math/softmax_state.h"
+
+namespace tilewise::cuda::fp32 {
+
+__device__ __forceinline__ int warp_row() { return static_cast<int>(threadIdx.x) / 32 * kWarpRows; }
+
+__device__ __forceinline__ float4 load_vector(const float* from) {
+  return *reinterpret_cast<const float4*>(from);
+}
+__device__ __forceinline__ void add_product(const float4& a, const float4& b, float& sum) {
+  sum = math::multiply_add(a.x, b.x, sum);
+  sum = math::multiply_add(a.y, b.y, sum);
+  sum = math::multiply_add(a.z, b.z, sum);
+  sum = math::multiply_add(a.w, b.w, sum);
+}
+__device__ __forceinline__ void add_vector(float prob, const float4& value, float* sum) {
+  sum[0] = math::multiply_add(prob, value.x, sum[0]);
+  sum[1] = math::multiply_add(prob, value.y, sum[1]);
+  sum[2] = math::multiply_add(prob, value.z, sum[2]);
+  sum[3] = math::multiply_add(prob, value.w, sum[3]);
+}
+
+template <KernelConfig kConfig>
+class Gemm {
+ public:
+  static constexpr int kKeys = kConfig.thread_keys();
+  static constexpr int kScores = kThreadRows * kKeys;
+  static constexpr int kColumns = kConfig.thread_columns();
+  static constexpr int kRuns = kColumns / kVector;  // of adjacent columns of out
+  static constexpr int kRow = kConfig.row();
+  static constexpr int kChunkRow = kConfig.chunk_row();
+  static constexpr int kTile = kConfig.k_tile;
+
+  // S = Q K^T, four columns of both at a time. `columns` is D.
+  __device__ __forceinline__ static void multiply_qk(const Shared<kConfig>& shared,
+                                                     std::int32_t columns,
+                                                     float (&scores)[kScores]) {
+    const int lane = threadIdx.x % 32;
+    const float* q = shared.q + (warp_row() + lane_row(lane, 0)) * kRow;
+    const float* k = shared.k + lane_across(lane) * kRow;
+    const float* const end = q + columns;
+#pragma unroll
+    for (float& x : scores) x = 0;
+#pragma unroll 2
+    for (; q < end; q += kVector, k += kVector) {
+      float4 keys[kKeys];
+#pragma unroll
+      for (int n = 0; n < kKeys; ++n) keys[n] = load_vector(k + n * kAcross * kRow);
+#pragma unroll
+      for (int i = 0; i < kThreadRows; ++i) {
+        const float4 query = load_vector(q + 2 * i * kRow);
+#pragma unroll
+        for (int n = 0; n < kKeys; ++n) add_product(query, keys[n], scores[i * kKeys + n]);
+      }
+    }
+  }
+
+  // O += P V. The lanes of the warp exchange a chunk of keys of P at a time through shared memory
+  // that belongs to the warp.
+  __device__ __forceinline__ static void multiply_pv(Shared<kConfig>& shared,
+                                                     const float (&probs)[kScores],
+                                                     float (&out)[kThreadRows][kColumns]) {
+    constexpr int kChunk = kConfig.chunk();
+    float* const memory = shared.probs + warp_row() * kChunkRow;
+#pragma unroll 1
+    for (int chunk = 0; chunk < kTile; chunk += kChunk) {
+      __syncwarp();
+      store_probs(probs, chunk, memory);
+      __syncwarp();
+      multiply_chunk(memory, shared.v + chunk * kConfig.columns, out);
+    }
+  }
+
+ private:
+  // Stores the probs of the keys [chunk, chunk + kChunk) of the tile.
+  __device__ __forceinline__ static void store_probs(const float (&probs)[kScores], int chunk,
+                                                     float* memory) {
+    const int lane = threadIdx.x % 32;
+    const int first = lane_across(lane) * kKeys - chunk;
+    if (first < 0 || first >= kConfig.chunk()) return;
+#pragma unroll
+    for (int i = 0; i < kThreadRows; ++i) {
+      float* const to = memory + lane_row(lane, i) * kChunkRow + first;
+#pragma unroll
+      for (int n = 0; n < kKeys; ++n) to[n] = probs[i * kKeys + n];
+    }
+  }
+
+  __device__ __forceinline__ static void multiply_chunk(const float* memory, const float* values,
+                                                        float (&out)[kThreadRows][kColumns]) {
+    const int lane = threadIdx.x % 32;
+    const float* const own_probs = memory + lane_row(lane, 0) * kChunkRow;
+    const float* const own_values = values + lane_run(lane, 0);
+#pragma unroll 2
+    for (int key = 0; key < kConfig.chunk(); key += kVector) {
+      float probs[kThreadRows][kVector];
+#pragma unroll
+      for (int i = 0; i < kThreadRows; ++i) {
+        const float4 four = load_vector(own_probs + 2 * i * kChunkRow + key);
+        probs[i][0] = four.x, probs[i][1] = four.y;
+        probs[i][2] = four.z, probs[i][3] = four.w;
+      }
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) {
+#pragma unroll
+        for (int m = 0; m < kRuns; ++m) {
+          const float4 value =
+              load_vector(own_values + (key + j) * kConfig.columns + m * kAcross * kVector);
+#pragma unroll
+          for (int i = 0; i < kThreadRows; ++i) {
+            add_vector(probs[i][j], value, &out[i][m * kVector]);
+          }
+        }
+      }
+    }
+  }
+};
+
+}  // namespace tilewise::cuda::fp32

@@ -1,0 +1,43 @@
+// Plans on a machine with or without a GPU: clear refusals, and no tensor for the wrong kernel.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "cuda/device/support.h"
+#include "registry/support.h"
+
+namespace tilewise::tests {
+namespace {
+
+TEST(Device, PlanWithoutADeviceSaysSo) {
+  if (has_device()) GTEST_SKIP() << "there is a device";
+  const Case c = make_case(Operation::kForward, TILEWISE_BF16, {1, 64, 64, 2, 1, 64});
+  plan::Plan plan;
+  EXPECT_EQ(plan_on_cuda(c, nullptr, &plan), TILEWISE_UNSUPPORTED);
+  EXPECT_NE(std::string(problem::message()).find("cuda"), std::string::npos) << problem::message();
+}
+
+TEST(Device, CudaKernelsRefuseHostTensors) {
+  const Instance instance(make_case(Operation::kForward, TILEWISE_BF16, {1, 64, 64, 2, 1, 64}));
+  for (const Kernel* kernel : plan::kernels(Operation::kForward)) {
+    if (kernel->device != TILEWISE_CUDA) continue;
+    plan::Plan plan;
+    plan::Options options;
+    options.kernel = kernel->name;
+    EXPECT_EQ(plan::make_plan(Operation::kForward, instance.request(), options, &plan),
+              TILEWISE_UNSUPPORTED);
+    EXPECT_NE(std::string(problem::message()).find("q is on cpu"), std::string::npos)
+        << problem::message();
+  }
+}
+
+TEST(Device, CpuKernelsRefuseDeviceTensors) {
+  const Case c = make_case(Operation::kForward, TILEWISE_BF16, {1, 64, 64, 2, 1, 64});
+  plan::Plan plan;
+  EXPECT_EQ(plan_on_cuda(c, "flash2", &plan), TILEWISE_UNSUPPORTED);
+  EXPECT_NE(std::string(problem::message()).find("q is on cuda:0"), std::string::npos)
+      << problem::message();
+}
+
+}  // namespace
+}  // namespace tilewise::tests

@@ -1,0 +1,150 @@
+// wgmma in the emulation.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "cuda/emulation/hopper_support.h"
+#include "cuda/ptx/arithmetic.cuh"
+#include "cuda/ptx/named_barrier.cuh"
+#include "cuda/ptx/wgmma.cuh"
+#include "cuda/tile/fragment.h"
+
+namespace tilewise::cuda {
+namespace {
+
+template <int kWidth>
+struct Operands {
+  unsigned char left[64 * tile::kPanelRowBytes];       // (64, 64)
+  unsigned char right[kWidth * tile::kPanelRowBytes];  // (kWidth, 64), or (64, kWidth) in panels
+  std::uint64_t barrier;
+};
+
+// sums (64, kWidth) = left (64, 64) right (kWidth, 64)^T with both operands in shared memory; or,
+// with left in registers, left (64, 64) right (64, kWidth).
+template <int kWidth, bool kFp16, bool kValues>
+void product_kernel(const Number* left_numbers, const CUtensorMap* left, const CUtensorMap* right,
+                    float* to) {
+  auto& shared = *reinterpret_cast<Operands<kWidth>*>(dynamic_shared());
+  const std::uint32_t barrier = ptx::shared_address(&shared.barrier);
+  const std::uint32_t right_address = ptx::shared_address(shared.right);
+  const std::uint32_t left_address = ptx::shared_address(shared.left);
+  if (threadIdx.x == 0) {
+    ptx::mbarrier_init(barrier, 1);
+    ptx::fence_mbarrier_init();
+    ptx::mbarrier_arrive_expect_tx(barrier, sizeof(shared.left) + sizeof(shared.right));
+    ptx::tma_load(left_address, left, 0, 0, 0, 0, barrier, ptx::L2Hint::kEvictLast);
+    if (kValues) {
+      for (int panel = 0; panel < kWidth / kPanel; ++panel) {
+        ptx::tma_load(ptx::shared_address(shared.right + panel * 64 * tile::kPanelRowBytes), right,
+                      panel * kPanel, 0, 0, 0, barrier, ptx::L2Hint::kEvictLast);
+      }
+    } else {
+      ptx::tma_load(right_address, right, 0, 0, 0, 0, barrier, ptx::L2Hint::kEvictLast);
+    }
+  }
+  __syncthreads();
+  ptx::mbarrier_wait(barrier, 0);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int first = static_cast<int>(threadIdx.x) / 32 * tile::kWarpRows;
+  const auto row_of = [&](int r) { return first + tile::lane_row(lane, tile::register_row(r)); };
+  const auto column_of = [&](int r) { return tile::lane_column(lane) + tile::register_column(r); };
+  std::uint32_t probs[16];
+  for (int i = 0; i < 16; ++i) {
+    const Number* const pair = left_numbers + row_of(2 * i) * 64 + column_of(2 * i);
+    probs[i] = pair[0] | static_cast<std::uint32_t>(pair[1]) << 16;
+  }
+  float sums[kWidth / 2];
+  ptx::wgmma_fence();
+  for (int step = 0; step < 4; ++step) {
+    if (kValues) {
+      ptx::Wgmma<kWidth>::template rs<kFp16>(
+          sums, probs + 4 * step,
+          tile::columns_descriptor(right_address, 64 * tile::kPanelRowBytes) +
+              static_cast<std::uint64_t>(step * 16 * tile::kPanelRowBytes / 16),
+          step > 0);
+    } else {
+      const auto offset = static_cast<std::uint64_t>(step * 2);
+      ptx::Wgmma<kWidth>::template ss<kFp16>(sums, tile::rows_descriptor(left_address) + offset,
+                                             tile::rows_descriptor(right_address) + offset,
+                                             step > 0);
+    }
+  }
+  ptx::wgmma_commit();
+  ptx::wgmma_wait<0>();
+  ptx::fence_operand(sums);
+  for (int r = 0; r < kWidth / 2; ++r) to[row_of(r) * kWidth + column_of(r)] = sums[r];
+}
+
+template <int kWidth, bool kFp16, bool kValues>
+void expect_product() {
+  Numbers<Number> left(64 * 64);
+  Numbers<Number> right(64 * kWidth);
+  Numbers<float> to(64 * kWidth);
+  const auto of_left = [](int row, int k) { return (row * 7 + k * 3) % 11 - 5; };
+  const auto of_right = [](int k, int column) { return (k * 5 + column * 3) % 13 - 6; };
+  const auto bits = [](int x) {
+    return static_cast<Number>(ptx::pack<kFp16>(static_cast<float>(x), 0) & 0xFFFF);
+  };
+  for (int i = 0; i < 64 * 64; ++i)
+    left[static_cast<std::size_t>(i)] = bits(of_left(i / 64, i % 64));
+  for (int i = 0; i < 64 * kWidth; ++i) {
+    right[static_cast<std::size_t>(i)] =
+        bits(kValues ? of_right(i / kWidth, i % kWidth) : of_right(i % 64, i / 64));
+  }
+  CUtensorMap left_map;
+  CUtensorMap right_map;
+  ASSERT_EQ(encode({1, 1, 64, 64}, left.data(), 64, &left_map), CUDA_SUCCESS);
+  const Tensor tensor = kValues ? Tensor{1, 1, 64, kWidth} : Tensor{1, 1, kWidth, 64};
+  ASSERT_EQ(encode(tensor, right.data(), kValues ? 64 : kWidth, &right_map), CUDA_SUCCESS);
+  ASSERT_EQ(message_of(product_kernel<kWidth, kFp16, kValues>,
+                       Grid{1, 128, static_cast<int>(sizeof(Operands<kWidth>))}, left.data(),
+                       &left_map, &right_map, to.data()),
+            "");
+  for (int i = 0; i < 64 * kWidth; ++i) {
+    int expected = 0;
+    for (int k = 0; k < 64; ++k) expected += of_left(i / kWidth, k) * of_right(k, i % kWidth);
+    ASSERT_EQ(to[static_cast<std::size_t>(i)], static_cast<float>(expected)) << i;
+  }
+}
+
+TEST(Wgmma, MultipliesTheOperandsOfItsDescriptors) {
+  expect_product<64, false, false>();
+  expect_product<64, true, true>();
+  expect_product<128, true, false>();
+  expect_product<128, false, true>();
+  expect_product<256, false, false>();
+  expect_product<256, true, true>();
+}
+
+// Multiplies a box that the threads have cleared with itself. to (128): one sum of each thread.
+void cleared_kernel(bool fences, bool waits, float* to) {
+  unsigned char* const boxes = room().boxes[0];
+  for (std::size_t i = threadIdx.x; i < sizeof(room().boxes); i += 128) boxes[i] = 0;
+  if (fences) ptx::fence_proxy_async();
+  if (waits) ptx::named_barrier_sync(2, 128);
+  float sums[32];
+  const std::uint64_t rows = tile::rows_descriptor(ptx::shared_address(boxes));
+  ptx::wgmma_fence();
+  ptx::Wgmma<64>::ss<false>(sums, rows, rows, false);
+  ptx::wgmma_commit();
+  ptx::wgmma_wait<0>();
+  to[threadIdx.x] = sums[0];
+}
+
+TEST(Wgmma, SeesWritesBeforeAFenceAndABarrier) {
+  Numbers<float> to(128);
+  for (const bool fences : {false, true}) {
+    for (const bool waits : {false, true}) {
+      const std::string seen = message_of(cleared_kernel, kRoom, fences, waits, to.data());
+      if (fences && waits) {
+        EXPECT_EQ(seen, "");
+        for (std::size_t t = 0; t < 128; ++t) ASSERT_EQ(to[t], 0) << t;
+      } else {
+        EXPECT_NE(seen.find("without a fence of the async proxy"), std::string::npos) << seen;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tilewise::cuda
