@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/forward/sm90/parameters.h"
-#include "cuda/tile/sequence_table.cuh"
+#include "cuda/host/sequence_table.cuh"
 #include "math/integer.h"
 
 namespace tilewise::cuda::sm90 {
