@@ -19,7 +19,7 @@ __device__ __forceinline__ std::uint32_t opaque(std::uint32_t x) {
   asm volatile("mov.u32 %0, %1;" : "=r"(result) : "r"(x));
   return result;
 }
-// The same for the address of an object in shared memory: returns a reference to x.
+// opaque() of the address of an object in shared memory: returns a reference to x.
 template <class T>
 __device__ __forceinline__ T& opaque(T& x) {
   return *static_cast<T*>(__cvta_shared_to_generic(opaque(shared_address(&x))));

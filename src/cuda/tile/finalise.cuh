@@ -22,8 +22,8 @@ __device__ __forceinline__ math::Finalised<float> finalise_row(math::SoftmaxStat
   return {1 / state.sum, __fmaf_rn(math::log2(state.sum), ln2, state.max * ln2)};
 }
 
-// The same with the GPU's approximate logarithm and reciprocal and without a branch, for 16-bit
-// outputs.
+// finalise_row() of a row without a sink, with the GPU's approximate logarithm and reciprocal and
+// without a branch, for 16-bit outputs.
 __device__ __forceinline__ math::Finalised<float> finalise_approx(
     const math::SoftmaxState<float>& state, float ln2) {
   const float minus_infinity = -math::Limits<float>::kInfinity;
@@ -31,7 +31,7 @@ __device__ __forceinline__ math::Finalised<float> finalise_approx(
   const float lse = __fmaf_rn(ptx::log2_approx(state.sum), ln2, state.max * ln2);
   return {none ? 0 : ptx::reciprocal_approx(state.sum), none ? minus_infinity : lse};
 }
-// The same for a row with a sink, which joins as the state (sink, 1).
+// finalise_approx() of a row with a sink, which joins as the state (sink, 1).
 __device__ __forceinline__ math::Finalised<float> finalise_approx(
     const math::SoftmaxState<float>& state, float sink, float ln2) {
   const math::Merged<float> merged =

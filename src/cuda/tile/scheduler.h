@@ -50,7 +50,7 @@ struct Schedule {
     return tile_coord(index, q_tiles, swizzle * q_tiles, swizzle, last_swizzle(), heads);
   }
 
-  // The same with the divisors as arguments, which are numbers or FastDivmod.
+  // tile_coord() takes its divisors as arguments, which are numbers or FastDivmod.
   template <class D>
   TILEWISE_INLINE TileCoord tile_coord(std::int32_t index, const D& by_tiles,
                                        const D& by_swizzle_tiles, const D& by_swizzle,

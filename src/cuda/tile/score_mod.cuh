@@ -122,7 +122,7 @@ __device__ __forceinline__ void add_pairs(const T* first, std::int64_t row_strid
   }
 }
 
-// Clears the bits of the columns that the boolean mask hides. first: the offset of the lane's first
+// Clears the bits of the columns that the boolean mask masks. first: the offset of the lane's first
 // row and key in the mask.
 template <class Layout, int kCount>
 __device__ __forceinline__ void apply_boolean_mask(const problem::View& mask, std::int64_t first,
@@ -181,8 +181,8 @@ __device__ __forceinline__ bool see_all(const std::uint32_t (&visible)[Layout::k
 }
 
 // Applies the score mod to the scores of a lane, whose first row and key are `row` and `key`.
-// `visible` holds the mask bits of its rows; the boolean mask clears the bits of the columns that
-// it hides. Nothing is read for a column that the structured mask hides.
+// `visible` holds the mask bits of its rows, of which the boolean mask clears some. The bias and
+// the boolean mask are not read at columns that the structured mask has cleared.
 template <class Layout, class Cap, int kCount>
 __device__ __forceinline__ void apply_score_mod(const problem::Problem& problem,
                                                 const ScoreScaling& scaling,

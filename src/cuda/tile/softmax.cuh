@@ -61,26 +61,6 @@ __device__ __forceinline__ RowMax row_max_of(const float (&scores)[kCount]) {
   return {{quad_max(fmaxf(max[0][0], max[0][1])), quad_max(fmaxf(max[1][0], max[1][1]))}};
 }
 
-// Returns the maxima of a sample of the columns: four blocks of 8, which are a quarter of 128. The
-// first and the last block are among them, so that a row that sees the begin or the end of the tile
-// has a score in the sample.
-template <int kCount>
-__device__ __forceinline__ RowMax sampled_row_max_of(const float (&scores)[kCount]) {
-  constexpr int kBlocks = kCount / 4;  // of 8 columns
-  constexpr int kSample[] = {0, kBlocks / 3, kBlocks * 2 / 3, kBlocks - 1};
-  float max[kRowsPerLane];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-#pragma unroll
-    for (int which = 0; which < kRowsPerLane; ++which) {
-      const int r = kSample[i] * 4 + which * 2;
-      const float pair = fmaxf(scores[r], scores[r + 1]);
-      max[which] = i == 0 ? pair : fmaxf(max[which], pair);
-    }
-  }
-  return {{quad_max(max[0]), quad_max(max[1])}};
-}
-
 // Updates the states by the maxima of a tile of scores, and returns the new anchors. The max of a
 // row stays as it is unless the new one exceeds it by more than the rescale threshold. scale_log2:
 // softmax scale * log2(e), more than 0.
@@ -108,12 +88,6 @@ __device__ __forceinline__ Anchors update_max(const float (&scores)[kCount], Row
   return update_max(row_max_of(scores), states, scale_log2);
 }
 
-// Sets the max of both rows, of which neither has seen a key yet.
-__device__ __forceinline__ void init_max(const RowMax& maxima, RowStates& states) {
-#pragma unroll
-  for (int which = 0; which < kRowsPerLane; ++which) states.row[which].max = maxima.row[which];
-}
-
 // Says whether any row of the warp has seen no key yet.
 __device__ __forceinline__ bool any_without_key(const RowStates& states) {
   const float none = -math::Limits<float>::kInfinity;
@@ -135,22 +109,6 @@ __device__ __forceinline__ Anchors anchors_of(const RowStates& states, float sca
   return {
       {math::anchor(states.row[0].max) * scale_log2, math::anchor(states.row[1].max) * scale_log2},
       {1.0f, 1.0f}};
-}
-
-// Sets the max of rows that see every key of their first tile, from a sample of its scores. A row
-// whose sampled scores are all -inf gets 0. If that is wrong, the sum shows it: a max that is one
-// of the row's scores makes the sum at least 1 (forward/sm90/epilogue.cuh).
-__device__ __forceinline__ Anchors init_max_all_visible(const RowMax& maxima, RowStates& states,
-                                                        float scale_log2) {
-  Anchors anchors;
-#pragma unroll
-  for (int which = 0; which < kRowsPerLane; ++which) {
-    const float max = math::anchor(maxima.row[which]);
-    states.row[which].max = max;
-    anchors.anchor[which] = max * scale_log2;
-    anchors.factor[which] = 1.0f;
-  }
-  return anchors;
 }
 
 // The sums of a tile of probs over this lane's columns, for its two rows.
@@ -265,8 +223,8 @@ __device__ __forceinline__ void pack_probs(const float (&probs)[kCount],
 }
 
 // Returns 2^(max * scale_log2 - anchor), the factor by which the rounding of the anchor has made
-// the probs of a row too large. Rounding to 16 bits hides the factor: a prob that ought to be 1 is
-// 1 as an operand, but not in the sum.
+// the probs of a row too large. Rounding to 16 bits removes the factor: a prob that ought to be 1
+// is 1 as an operand, but not in the sum.
 __device__ __forceinline__ float anchor_rounding_of(float max, float scale_log2) {
   const float error = __fmaf_rn(max, scale_log2, -(max * scale_log2));
   constexpr float kSmall = 0x1p-10f;  // above it, probs are less accurate than its square
