@@ -4,35 +4,52 @@
 // masked scores come on top and are no part of a band.
 #pragma once
 
+#include <concepts>
+#include <type_traits>
+
 #include "math/config.h"
 #include "math/integer.h"
 
 namespace tilewise::math {
 
-struct KeyRange {  // [begin, end); empty if end <= begin
-  std::int64_t begin;
-  std::int64_t end;
+template <std::signed_integral Int>
+struct KeyRangeOf {  // [begin, end); empty if end <= begin
+  Int begin;
+  Int end;
 };
+using KeyRange = KeyRangeOf<std::int64_t>;
 
 // The rows [row_begin, row_end) see the keys
 //   max(key_begin, lower_slope * row + lower_offset) <= j < min(key_end, upper_slope * row +
 //   upper_offset).
-struct Band {
-  std::int64_t row_begin;
-  std::int64_t row_end;
-  std::int64_t key_begin;
-  std::int64_t key_end;
-  std::int64_t lower_slope;  // 0 or 1
-  std::int64_t lower_offset;
-  std::int64_t upper_slope;  // 0 or 1
-  std::int64_t upper_offset;
+// Int is std::int64_t, or std::int32_t in kernels whose sequences are short enough.
+template <std::signed_integral Int>
+struct BandOf {
+  Int row_begin;
+  Int row_end;
+  Int key_begin;
+  Int key_end;
+  Int lower_slope;  // 0 or 1
+  Int lower_offset;
+  Int upper_slope;  // 0 or 1
+  Int upper_offset;
+
+  // The keys [begin(row), end(row)) of a row of the band.
+  TILEWISE_INLINE Int begin(Int row) const {
+    return math::max(lower_slope * row + lower_offset, key_begin);
+  }
+  TILEWISE_INLINE Int end(Int row) const {
+    return math::min(upper_slope * row + upper_offset, key_end);
+  }
 };
+using Band = BandOf<std::int64_t>;
 
 // Returns the keys that `row` sees through the band.
-TILEWISE_INLINE KeyRange visible_keys(const Band& band, std::int64_t row) {
+template <class Int>
+TILEWISE_INLINE KeyRangeOf<Int> visible_keys(const BandOf<Int>& band,
+                                             std::type_identity_t<Int> row) {
   if (row < band.row_begin || row >= band.row_end) return {0, 0};
-  return {math::max(band.key_begin, band.lower_slope * row + band.lower_offset),
-          math::min(band.key_end, band.upper_slope * row + band.upper_offset)};
+  return {band.begin(row), band.end(row)};
 }
 
 TILEWISE_INLINE Band full_band(std::int64_t q_len, std::int64_t k_len) {
@@ -92,31 +109,38 @@ enum class TileClass { kEmpty, kFull, kPartial };
 
 // Says whether the band leaves the tile [row_begin, row_end) x [key_begin, key_end) empty, full or
 // partial. Both edges are monotone in the row, so the first and the last row decide.
-TILEWISE_INLINE TileClass classify(const Band& band, std::int64_t row_begin, std::int64_t row_end,
-                                   std::int64_t key_begin, std::int64_t key_end) {
-  const std::int64_t first = math::max(row_begin, band.row_begin);
-  const std::int64_t last = math::min(row_end, band.row_end) - 1;
+template <class Int>
+TILEWISE_INLINE TileClass classify(const BandOf<Int>& band, std::type_identity_t<Int> row_begin,
+                                   std::type_identity_t<Int> row_end,
+                                   std::type_identity_t<Int> key_begin,
+                                   std::type_identity_t<Int> key_end) {
+  const Int first = math::max(row_begin, band.row_begin);
+  const Int last = math::min(row_end, band.row_end) - 1;
   if (first > last || key_begin >= key_end) return TileClass::kEmpty;
-  const KeyRange of_first = visible_keys(band, first);
-  const KeyRange of_last = visible_keys(band, last);
-  if (of_last.end <= key_begin || of_first.begin >= key_end) return TileClass::kEmpty;
+  if (band.end(last) <= key_begin || band.begin(first) >= key_end) return TileClass::kEmpty;
   const bool covers_rows = band.row_begin <= row_begin && band.row_end >= row_end;
-  if (covers_rows && of_last.begin <= key_begin && of_first.end >= key_end) return TileClass::kFull;
+  if (covers_rows && band.begin(last) <= key_begin && band.end(first) >= key_end)
+    return TileClass::kFull;
   return TileClass::kPartial;
 }
 
 // Returns the keys that any row of [row_begin, row_end) may see, which is the range of k tiles to
 // visit.
-TILEWISE_INLINE KeyRange tile_keys(const Band& band, std::int64_t row_begin, std::int64_t row_end) {
-  const std::int64_t first = math::max(row_begin, band.row_begin);
-  const std::int64_t last = math::min(row_end, band.row_end) - 1;
+template <class Int>
+TILEWISE_INLINE KeyRangeOf<Int> tile_keys(const BandOf<Int>& band,
+                                          std::type_identity_t<Int> row_begin,
+                                          std::type_identity_t<Int> row_end) {
+  const Int first = math::max(row_begin, band.row_begin);
+  const Int last = math::min(row_end - 1, band.row_end - 1);
   if (first > last) return {0, 0};
-  return {visible_keys(band, first).begin, visible_keys(band, last).end};
+  return {band.begin(first), band.end(last)};
 }
 
 // Returns the keys that every row of [row_begin, row_end) sees.
-TILEWISE_INLINE KeyRange common_keys(const Band& band, std::int64_t row_begin,
-                                     std::int64_t row_end) {
+template <class Int>
+TILEWISE_INLINE KeyRangeOf<Int> common_keys(const BandOf<Int>& band,
+                                            std::type_identity_t<Int> row_begin,
+                                            std::type_identity_t<Int> row_end) {
   if (band.row_begin > row_begin || band.row_end < row_end) return {0, 0};
   return {visible_keys(band, row_end - 1).begin, visible_keys(band, row_begin).end};
 }

@@ -1,8 +1,8 @@
 #include "cuda/host/sequences.cuh"
 
 #include "cuda/host/launch.cuh"
+#include "cuda/host/sequence_table.cuh"
 #include "cuda/tile/element.cuh"
-#include "cuda/tile/sequence_table.cuh"
 #include "math/integer.h"
 
 namespace tilewise::cuda {

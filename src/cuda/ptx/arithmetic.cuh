@@ -1,4 +1,4 @@
-// Arithmetic that C++ has no word for. Any thread.
+// Arithmetic instructions without a C++ operator. Any thread may execute them; none touches memory.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,8 @@ __device__ __forceinline__ float reciprocal_approx(float x) {
   return result;
 }
 
-// min.NaN.f32, max.NaN.f32 (9.7.3.11, 9.7.3.12), sm_80 and later: NaN if either is NaN.
+// min.NaN.f32, max.NaN.f32 (9.7.3.11, 9.7.3.12), sm_80 and later: the result is NaN if either
+// operand is.
 __device__ __forceinline__ float min_nan(float a, float b) {
   float result;
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
@@ -39,7 +40,7 @@ __device__ __forceinline__ float log2_approx(float x) {
   return result;
 }
 
-// fma.rn.bf16x2, fma.rn.f16x2 (9.7.4.4): a * b + c in both halves.
+// fma.rn.bf16x2, fma.rn.f16x2 (9.7.4.4): a * b + c, for each of the two 16-bit halves.
 template <bool kFp16>
 __device__ __forceinline__ std::uint32_t fma_x2(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
   std::uint32_t result;
@@ -51,8 +52,8 @@ __device__ __forceinline__ std::uint32_t fma_x2(std::uint32_t a, std::uint32_t b
   return result;
 }
 
-// cvt.rn.bf16x2.f32, cvt.rn.f16x2.f32 (9.7.9.22): two floats rounded to nearest even, `low` in the
-// low half.
+// cvt.rn.bf16x2.f32, cvt.rn.f16x2.f32 (9.7.9.22): rounds two floats to nearest even and packs them,
+// `low` in the low half.
 template <bool kFp16>
 __device__ __forceinline__ std::uint32_t pack(float low, float high) {
   std::uint32_t result;
@@ -64,12 +65,13 @@ __device__ __forceinline__ std::uint32_t pack(float low, float high) {
   return result;
 }
 
-// prmt.b32 (9.7.9.7) of signs: both bytes of the low half become the sign of byte kByte of `low`,
-// those of the high half that of byte kByte of `high`.
+// prmt.b32 (9.7.9.7) in its mode that replicates signs: both bytes of the low half of the result
+// become the sign bit of byte kByte of `low` (0x00 or 0xFF), both bytes of the high half that of
+// byte kByte of `high`.
 template <int kByte>
 __device__ __forceinline__ std::uint32_t spread_signs(std::uint32_t low, std::uint32_t high) {
   static_assert(kByte >= 0 && kByte < 4);
-  constexpr std::uint32_t kSign = 8;  // in place of the byte itself
+  constexpr std::uint32_t kSign = 8;  // the selector's bit for the sign instead of the byte
   constexpr std::uint32_t kLow = kSign | kByte;
   constexpr std::uint32_t kHigh = kSign | 4 | kByte;
   std::uint32_t result;

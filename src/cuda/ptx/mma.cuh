@@ -1,6 +1,6 @@
-// mma.sync: the product of a warp (PTX ISA 9.7.14.5.8). All 32 lanes together; the operands lie in
-// registers as tile/fragment.h draws them, for 16 rows. Synchronous: results are there for the next
-// instruction that reads them.
+// mma.sync: a matrix product of a warp (PTX ISA 9.7.14.5.8). All 32 lanes execute it together. The
+// operands lie in registers as tile/fragment.h draws them, for 16 rows. It is synchronous: the next
+// instruction may read the result.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 namespace tilewise::cuda::ptx {
 
 // mma.sync.aligned.m16n8k16: d (16, 8) += a (16, 16) b (16, 8), fp32 sums of bf16 or fp16 products.
-// d: 4 registers; a: 4; b: 2, of lane l the rows 2 (l % 4), + 1 (+ 8 in the second) of column l
-// / 4.
+//   d (4), a (4)
+//   b0, b1: lane l holds rows 2 (l % 4), + 1 of column l / 4 in b0, and those 8 further down in b1
 template <bool kFp16>
 __device__ __forceinline__ void mma_m16n8k16(float* d, const std::uint32_t* a, std::uint32_t b0,
                                              std::uint32_t b1) {

@@ -1,16 +1,18 @@
-// A kernel that begins while the one before it in the stream still runs (PTX ISA 9.7.13.13,
-// griddepcontrol). Launched otherwise, neither does anything.
+// Programmatic dependent launch: a kernel may begin while the kernel before it in the stream still
+// runs (griddepcontrol, PTX ISA 9.7.13.13). Without the launch attribute neither instruction has an
+// effect.
 #pragma once
 
 namespace tilewise::cuda::ptx {
 
-// griddepcontrol.launch_dependents: the next kernel may begin once every block of this one has said
-// so or ended. Any thread.
+// griddepcontrol.launch_dependents: the next kernel may begin once every block of this one has
+// executed this instruction or ended. Any thread. It orders no memory.
 __device__ __forceinline__ void launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
-// griddepcontrol.wait: until the kernel before has ended and its writes can be seen. Any thread.
+// griddepcontrol.wait: waits until the kernel before has ended and its writes are visible. Any
+// thread.
 __device__ __forceinline__ void wait_for_dependency() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }

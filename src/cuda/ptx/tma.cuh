@@ -1,25 +1,27 @@
-// The bulk tensor copy engine (TMA): PTX ISA 9.7.9.27, tensor maps 5.5.
+// TMA: copies of boxes of a tensor between global and shared memory (cp.async.bulk.tensor, PTX ISA
+// 9.7.9.27; tensor maps, 5.5). TMA accesses shared memory through the asynchronous proxy
+// (fence_proxy_async()).
 #pragma once
 
 #include <cstdint>
 
 namespace tilewise::cuda::ptx {
 
-// How long a line should stay in L2: the encodings that createpolicy.fractional gives for a whole
-// access (9.7.9.18).
+// How long a line should stay in L2. The values are the encodings that createpolicy.fractional
+// returns for a whole access (9.7.9.18).
 enum class L2Hint : std::uint64_t {
   kEvictFirst = 0x12F0000000000000u,
   kEvictLast = 0x14F0000000000000u
 };
 
-// prefetch.tensormap: the descriptor into its cache. One thread.
+// prefetch.tensormap: brings the tensor map into its cache. One thread.
 __device__ __forceinline__ void prefetch_tensormap(const void* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// cp.async.bulk.tensor: the box of a 4-dimensional map at (column, row, head, batch) into shared
-// memory at `to`, what lies outside of the tensor as zeros. One thread. Asynchronous: the bytes of
-// the whole box are counted by `barrier`, which must expect them; readers wait there.
+// cp.async.bulk.tensor: loads the box of a 4-dimensional map at (column, row, head,
+// batch) into shared memory at `to`; elements outside of the tensor become zeros. One thread. The
+// load is asynchronous: `barrier` must expect the bytes of the whole box, and readers wait there.
 __device__ __forceinline__ void tma_load(std::uint32_t to, const void* map, std::int32_t column,
                                          std::int32_t row, std::int32_t head, std::int32_t batch,
                                          std::uint32_t barrier, L2Hint hint) {
@@ -31,8 +33,8 @@ __device__ __forceinline__ void tma_load(std::uint32_t to, const void* map, std:
       : "memory");
 }
 
-// cp.async.bulk.prefetch.tensor (9.7.9.27.3): the same box into L2 only, where it is to stay. One
-// thread; nobody waits for it.
+// cp.async.bulk.prefetch.tensor (9.7.9.27.3): loads the box into L2 only, with a hint how long to
+// keep it. One thread. Nothing signals its completion.
 __device__ __forceinline__ void tma_prefetch(const void* map, std::int32_t column, std::int32_t row,
                                              std::int32_t head, std::int32_t batch, L2Hint hint) {
   asm volatile(
@@ -42,9 +44,9 @@ __device__ __forceinline__ void tma_prefetch(const void* map, std::int32_t colum
       : "memory");
 }
 
-// cp.async.bulk.tensor the other way: the box from shared memory at `from`, of which what lies
-// outside of the tensor is left out. One thread, which then commits. What other threads wrote to
-// shared memory by ordinary stores needs fence_proxy_async() before.
+// cp.async.bulk.tensor: stores the box from shared memory at `from`; elements outside
+// of the tensor are not written. One thread, which then commits. Threads that wrote the box by
+// ordinary stores execute fence_proxy_async() first, and then meet this thread at a barrier.
 __device__ __forceinline__ void tma_store(const void* map, std::int32_t column, std::int32_t row,
                                           std::int32_t head, std::int32_t batch,
                                           std::uint32_t from) {
@@ -54,22 +56,25 @@ __device__ __forceinline__ void tma_store(const void* map, std::int32_t column, 
       "r"(column), "r"(row), "r"(head), "r"(batch), "r"(from)
       : "memory");
 }
-// cp.async.bulk.commit_group (9.7.9.28.1): the stores of this thread so far.
+// cp.async.bulk.commit_group (9.7.9.28.1): the stores that this thread has issued since its last
+// commit become a group.
 __device__ __forceinline__ void tma_store_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-// cp.async.bulk.wait_group.read (9.7.9.28.2): until committed stores have read shared memory.
+// cp.async.bulk.wait_group.read (9.7.9.28.2): waits until all committed stores of this thread have
+// read shared memory, which may then be overwritten.
 __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
-// cp.async.bulk.wait_group: until they are done, and this thread's later stores come behind them.
+// cp.async.bulk.wait_group (9.7.9.28.2): waits until all committed stores of this thread are
+// complete, so that its later stores to the same addresses come after them.
 __device__ __forceinline__ void tma_store_wait() {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
-// fence.proxy.async (9.7.13.4): what this thread wrote to shared memory by ordinary stores becomes
-// visible to wgmma and the copy engine. Each writing thread, before the barrier behind which they
-// read.
+// fence.proxy.async (9.7.13.4): makes what this thread wrote to shared memory by ordinary stores
+// visible to the asynchronous proxy, that is, to wgmma and TMA. Every writing thread executes it
+// before the barrier after which they read.
 __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

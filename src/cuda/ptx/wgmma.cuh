@@ -1,32 +1,33 @@
-// wgmma: asynchronous matrix products of a warpgroup (PTX ISA 9.7.15). Every function here is for
-// all 128 threads of a warpgroup together.
+// wgmma: asynchronous matrix products of a warpgroup (PTX ISA 9.7.15). All 128 threads of the
+// warpgroup execute every function here together.
 //
-// Order: begin() before the first product, and again whenever registers of an operand were written
-// by other instructions; any number of products; commit(); wait<n>() until at most n committed
-// groups are unfinished. Between a product and that wait nobody touches its registers, nor
-// overwrites its shared memory. The compiler does not know that the results come late:
-// fence_operand() keeps it from moving reads of them before the wait.
+// Order: wgmma_fence() before the first product, and again whenever other instructions have written
+// registers of an operand; any number of products; wgmma_commit(); wgmma_wait<n>(), which waits
+// until at most n committed groups are unfinished. Between a product and that wait, no instruction
+// may touch its registers or overwrite its shared memory. The compiler does not know that the
+// results come late: fence_operand() keeps it from moving reads of them before the wait.
 #pragma once
 
 #include <cstdint>
 
 namespace tilewise::cuda::ptx {
 
-// wgmma.fence (9.7.15.7.1)
+// wgmma.fence (9.7.15.7.1): orders earlier accesses of registers before the products that follow.
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
-// wgmma.commit_group (9.7.15.7.2)
+// wgmma.commit_group (9.7.15.7.2): the products since the last commit become a group.
 __device__ __forceinline__ void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-// wgmma.wait_group (9.7.15.7.3)
+// wgmma.wait_group (9.7.15.7.3): waits until at most kGroups of the latest groups are unfinished.
 template <int kGroups>
 __device__ __forceinline__ void wgmma_wait() {
   static_assert(kGroups >= 0 && kGroups <= 7, "wgmma.wait_group takes 0 to 7 groups.");
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory");
 }
 
+// No instruction: the compiler must assume that the registers change here.
 template <int kCount>
 __device__ __forceinline__ void fence_operand(float (&registers)[kCount]) {
 #pragma unroll
@@ -39,7 +40,7 @@ __device__ __forceinline__ void fence_operand(std::uint32_t (&registers)[kCount]
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(registers[i])::"memory");
 }
 
-// The placeholders and operands of 8 to 128 accumulator registers.
+// Placeholders and operands of 8 to 128 accumulator registers.
 #define TILEWISE_D8(d, i)                                                                     \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
@@ -58,10 +59,12 @@ __device__ __forceinline__ void fence_operand(std::uint32_t (&registers)[kCount]
   "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113," \
   "%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
-// wgmma.mma_async m64nNk16 with fp32 sums, d (N / 2) laid out as tile/fragment.cuh draws it.
-//   scores:  d (+)= A B^T, A (64, 16) and B (N, 16) in shared memory, rows contiguous
-//   values:  d (+)= A B, A (64, 16) in registers, B (16, N) in shared memory, rows contiguous
-// a, b: descriptors of tile/descriptor.cuh. `add` false: the sum starts here.
+// wgmma.mma_async m64nNk16 with fp32 sums; d (N / 2) is laid out as tile/fragment.h
+// draws it.
+//   ss (scores):  d (+)= A B^T, A (64, 16) and B (N, 16) in shared memory, rows contiguous
+//   rs (values):  d (+)= A B, A (64, 16) in registers, B (16, N) in shared memory, rows contiguous
+// Operands in shared memory are given as descriptors (tile/swizzle.h). Unless `add`, the products
+// replace d instead of being added to it.
 template <int kWidth>
 struct Wgmma;
 

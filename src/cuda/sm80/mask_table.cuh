@@ -5,6 +5,7 @@
 #include "cuda/host/sequences.cuh"
 #include "cuda/sm80/parameters.h"
 #include "cuda/sm80/shared.cuh"
+#include "cuda/tile/mask_bits.h"
 #include "cuda/tile/window_band.h"
 #include "math/integer.h"
 
@@ -88,15 +89,10 @@ class Mask {
     const tile::WindowBand edges = tile::window_band(
         static_cast<std::int32_t>(sequence.k_len), static_cast<std::int32_t>(sequence.diagonal),
         parameters_.window_left, parameters_.window_right);
-    const tile::Band band = {0,
-                             static_cast<std::int32_t>(sequence.q_len),
-                             0,
-                             edges.key_end,
-                             edges.lower_slope,
-                             edges.lower_offset,
-                             edges.upper_slope,
-                             edges.upper_offset,
-                             -1};
+    const tile::Band band = {
+        {0, static_cast<std::int32_t>(sequence.q_len), 0, edges.key_end, edges.lower_slope,
+         edges.lower_offset, edges.upper_slope, edges.upper_offset},
+        -1};
     tile::Range keys = tile::keys_of(band, tile_.first, tile_.last);
     if (keys.begin >= keys.end) keys = {0, 0};
     if (threadIdx.x == 0) {

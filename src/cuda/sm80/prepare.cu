@@ -22,8 +22,8 @@ __global__ void __launch_bounds__(kScanThreads)
     const std::int64_t b = first + threadIdx.x;
     const bool inside = b < problem.batch;
     const std::int64_t rows = inside ? sequence_at(problem, parameters.table, b).q_len : 0;
-    const std::int64_t end = running(math::ceil_div(rows, q_tile), warps, carry,
-                                     [](std::int64_t a, std::int64_t c) { return a + c; });
+    const std::int64_t end = block_scan(math::ceil_div(rows, q_tile), warps, carry,
+                                        [](std::int64_t a, std::int64_t c) { return a + c; });
     if (inside) tile_starts[b + 1] = static_cast<std::int32_t>(end);
   }
   if (threadIdx.x == 0) tile_starts[0] = 0;

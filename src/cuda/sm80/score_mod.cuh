@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/sm80/gemm.cuh"
+#include "cuda/tile/dropout.cuh"
 #include "cuda/tile/score_mod.cuh"
 
 namespace tilewise::cuda::sm80 {

@@ -1,7 +1,7 @@
 // A pair of warps that compute the same rows (KernelConfig::paired).
 #pragma once
 
-#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/named_barrier.cuh"
 #include "cuda/sm80/work_tile.cuh"
 
 namespace tilewise::cuda::sm80 {

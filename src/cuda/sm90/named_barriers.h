@@ -1,4 +1,4 @@
-// The named barriers of a block of a Hopper kernel (ptx/mbarrier.cuh). Barrier 0 is
+// The named barriers of a block of a Hopper kernel (ptx/named_barrier.cuh). Barrier 0 is
 // __syncthreads().
 #pragma once
 

@@ -1,4 +1,4 @@
-// Elements of any dtype, read and written one at a time: for code that need not be fast.
+// Reads and writes single elements of any dtype, for code that need not be fast.
 #pragma once
 
 #include "math/number.h"

@@ -1,5 +1,5 @@
-// Division by a number that is known before: a product and a shift. A division of the GPU's is some
-// 25 instructions, one after the other.
+// Division by a number that is known before the launch, as a product and a shift. The GPU divides
+// in some 25 instructions, each of which needs the one before it.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +10,13 @@
 namespace tilewise::cuda::tile {
 
 // T. Granlund, P. L. Montgomery: Division by Invariant Integers using Multiplication (1994), for
-// dividends below 2^31. With 2^(p - 1) < value <= 2^p, factor = ceil(2^(31 + p) / value) exceeds
-// the quotient by less than 2^p / value, which times a dividend is less than 2^31 * 2^p / value.
+// dividends below 2^31. Let 2^(p - 1) < value <= 2^p. Then factor = ceil(2^(31 + p) / value)
+// exceeds 2^(31 + p) / value by less than 1, which is at most 2^p / value. Multiplied by a dividend
+// below 2^31, the error stays below 2^(31 + p) / value, too little to reach the next quotient.
 class FastDivmod {
  public:
   FastDivmod() = default;
-  // value: at least 1. On the host.
+  // Prepares the division by `value`, at least 1. Host only.
   explicit FastDivmod(std::int32_t value) : value_(value) {
     const auto divisor = static_cast<std::uint32_t>(value);
     if (divisor > 1) shift_ += 32 - static_cast<std::uint32_t>(__builtin_clz(divisor - 1));
@@ -24,7 +25,7 @@ class FastDivmod {
 
   TILEWISE_INLINE std::int32_t value() const { return value_; }
 
-  // dividend: at least 0.
+  // The dividend is at least 0.
   TILEWISE_INLINE friend std::int32_t operator/(std::int32_t dividend, const FastDivmod& by) {
     return static_cast<std::int32_t>(
         std::uint64_t{static_cast<std::uint32_t>(dividend)} * by.factor_ >> by.shift_);

@@ -1,4 +1,4 @@
-// The end of a row: math::finalise() in float, of states whose max is in units of log 2.
+// Finalises rows: math::finalise() in float, for states whose max is a score times log2(e).
 #pragma once
 
 #include "cuda/ptx/arithmetic.cuh"
@@ -6,7 +6,8 @@
 
 namespace tilewise::cuda::tile {
 
-// To the rounding of fp32. sink: -inf for none; it joins as the state (sink, 1).
+// Returns the factor of out and the LSE of a row, exact to the rounding of fp32. The sink joins as
+// the state (sink, 1); -inf: the row has none.
 __device__ __forceinline__ math::Finalised<float> finalise_row(math::SoftmaxState<float> state,
                                                                float sink) {
   const float minus_infinity = -math::Limits<float>::kInfinity;
@@ -21,7 +22,8 @@ __device__ __forceinline__ math::Finalised<float> finalise_row(math::SoftmaxStat
   return {1 / state.sum, __fmaf_rn(math::log2(state.sum), ln2, state.max * ln2)};
 }
 
-// By the GPU's approximate logarithm and reciprocal, for 16-bit results; without a branch.
+// finalise_row() of a row without a sink, with the GPU's approximate logarithm and reciprocal and
+// without a branch, for 16-bit outputs.
 __device__ __forceinline__ math::Finalised<float> finalise_approx(
     const math::SoftmaxState<float>& state, float ln2) {
   const float minus_infinity = -math::Limits<float>::kInfinity;
@@ -29,7 +31,7 @@ __device__ __forceinline__ math::Finalised<float> finalise_approx(
   const float lse = __fmaf_rn(ptx::log2_approx(state.sum), ln2, state.max * ln2);
   return {none ? 0 : ptx::reciprocal_approx(state.sum), none ? minus_infinity : lse};
 }
-// With a sink, which joins as the state (sink, 1).
+// finalise_approx() of a row with a sink, which joins as the state (sink, 1).
 __device__ __forceinline__ math::Finalised<float> finalise_approx(
     const math::SoftmaxState<float>& state, float sink, float ln2) {
   const math::Merged<float> merged =
@@ -38,8 +40,8 @@ __device__ __forceinline__ math::Finalised<float> finalise_approx(
           __fmaf_rn(ptx::log2_approx(merged.state.sum), ln2, merged.state.max * ln2)};
 }
 
-// Whether the fast path could not do a row: a result is not finite, or the row saw keys and its
-// probs add up to 0.
+// Says whether row `which` of the fragment needs the slow path: one of its results is not finite,
+// or the row saw keys and its probs add up to 0.
 template <int kOut>
 __device__ __forceinline__ bool is_non_finite(const float (&out)[kOut], int which, float scale,
                                               const math::SoftmaxState<float>& state) {

@@ -1,8 +1,8 @@
-// Where the elements of a warpgroup's tile lie in its registers. Plain functions of host and
-// device, so that a test can look at them without a GPU.
+// Where the elements of a warpgroup's tile lie in its registers. These are plain functions of host
+// and device, so that tests can check them without a GPU.
 //
-// The result of wgmma (64 rows, N columns): warp w of the warpgroup has rows 16 w to 16 w + 15.
-// Lane l has, of each 8 columns, two of row l / 4 and two of row l / 4 + 8:
+// The result of wgmma has 64 rows and N columns. Warp w of the warpgroup holds rows 16 w to
+// 16 w + 15. Of each 8 columns, lane l holds two of row l / 4 and two of row l / 4 + 8:
 //
 //            columns  0  1 | 2  3 | 4  5 | 6  7 | 8  9 ...
 //     row 0           lane 0 | lane 1 | lane 2 | lane 3 |  lane 0 ...      registers 0 1 | 4 5 ...
@@ -10,8 +10,8 @@
 //     ...
 //     row 8           lane 0 | lane 1 | lane 2 | lane 3 |  lane 0 ...      registers 2 3 | 6 7 ...
 //
-// A (64, 16) operand in registers has the same map, two 16-bit numbers to a register: probabilities
-// become the left operand of the next product without moving between lanes.
+// A (64, 16) operand in registers has the same layout, with two 16-bit numbers in a register, so
+// that probs become the left operand of the next product without moving between lanes.
 #pragma once
 
 #include "math/config.h"
@@ -19,16 +19,17 @@
 namespace tilewise::cuda::tile {
 
 inline constexpr int kRows = 64;        // of a warpgroup's tile
-inline constexpr int kWarpRows = 16;    // of a warp's part
+inline constexpr int kWarpRows = 16;    // of a warp
 inline constexpr int kRowsPerLane = 2;  // l / 4 and l / 4 + 8
-inline constexpr int kLanesPerRow = 4;  // the quad that shares a row
+inline constexpr int kLanesPerRow = 4;  // a quad shares a row
 
-// Row of the warp's part, for the lane's row number 0 or 1.
+// The lane's row `which` (0 or 1), among the 16 rows of its warp.
 TILEWISE_INLINE constexpr int lane_row(int lane, int which) { return lane / 4 + 8 * which; }
 
-// Of register r: which of the lane's two rows, and the column.
+// Register r holds an element of the lane's row register_row(r), at column register_column(r) +
+// lane_column(lane).
 TILEWISE_INLINE constexpr int register_row(int r) { return r / 2 % 2; }
-TILEWISE_INLINE constexpr int register_column(int r) { return r / 4 * 8 + r % 2; }  // of lane 0
-TILEWISE_INLINE constexpr int lane_column(int lane) { return lane % 4 * 2; }        // added to it
+TILEWISE_INLINE constexpr int register_column(int r) { return r / 4 * 8 + r % 2; }
+TILEWISE_INLINE constexpr int lane_column(int lane) { return lane % 4 * 2; }
 
 }  // namespace tilewise::cuda::tile

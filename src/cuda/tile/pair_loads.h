@@ -1,4 +1,5 @@
-// Which columns of the mask and of the bias may be read two at a time; the host knows.
+// Whether columns of the boolean mask and of the bias may be read two at a time, which the host
+// finds out.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +9,8 @@
 
 namespace tilewise::cuda::tile {
 
-// Whether neighbouring columns of the mask, of the bias lie side by side, and two of them at a
-// multiple of their size wherever the first one's number is even.
+// Whether columns 2 n and 2 n + 1 of the boolean mask, or of the bias, lie next to each other in
+// memory and are aligned to the size of the pair.
 struct PairLoads {
   bool mask;
   bool bias;

@@ -1,6 +1,6 @@
-// The score_mod score rule on the scores of a lane: scale, softcap, bias, ALiBi, the boolean
-// mask, dropout (math/score_rule.h, math/philox.h). What a problem has of them is read at run time:
-// each is a pass of its own over the scores, so that what is absent costs one comparison.
+// The score mod on the scores of a lane: scale, softcap, bias, ALiBi and the boolean mask
+// (math/score_rule.h). Which of them a problem has is known at run time. Each is a pass of its own
+// over the scores, so that one that is absent costs one comparison.
 #pragma once
 
 #include <type_traits>
@@ -10,21 +10,20 @@
 #include "cuda/tile/pair_loads.h"
 #include "cuda/tile/softcap.cuh"
 #include "math/number.h"
-#include "math/philox.h"
 #include "math/score_rule.h"
 #include "problem/problem.h"
 
 namespace tilewise::cuda::tile {
 
-// Of ALiBi; 0: none.
+// Returns the ALiBi slope of a head; 0 without ALiBi.
 __device__ __forceinline__ float slope_of(const problem::Problem& problem, std::int64_t batch,
                                           std::int64_t head) {
   if (!problem.alibi_slopes.present()) return 0;
-  const std::int64_t place = problem.alibi_slopes.offset(batch, head, 0);
-  return static_cast<const float*>(problem.alibi_slopes.data)[place];
+  const std::int64_t offset = problem.alibi_slopes.offset(batch, head, 0);
+  return static_cast<const float*>(problem.alibi_slopes.data)[offset];
 }
 
-// A head of a sequence as the rule sees it.
+// What the score mod needs to know of a head of a sequence.
 struct Head {
   std::int64_t batch;  // the sequence's number
   std::int64_t head;
@@ -44,9 +43,10 @@ __device__ __forceinline__ float read_bias(const problem::View& bias, std::int64
   return math::to_float(static_cast<const math::Float16*>(bias.data)[offset]);
 }
 
-// Where the scores of a lane lie, register by register: which of its rows and how far below the
-// first one, how many columns from its first one, and the bit of a row's visibility that stands for
-// the column. A fragment (tile/fragment.h):
+// A layout says where the scores of a lane lie. For register r, row() is which of the lane's rows,
+// row_offset() how many rows below the first one, column() how many columns right of the first one,
+// and bit() the mask bit of the column (mask_bits.h). This is the layout of a fragment
+// (tile/fragment.h).
 struct FragmentLayout {
   static constexpr int kRows = kRowsPerLane;
   TILEWISE_INLINE static constexpr int row(int r) { return register_row(r); }
@@ -55,10 +55,10 @@ struct FragmentLayout {
   TILEWISE_INLINE static constexpr int bit(int r) { return r / 4 * 2 + r % 2; }
 };
 
-// Scale, or scale and softcap, of products, kTogether at a time: ptxas interleaves what is in one
-// block, but of many scores it may keep too much in registers. NOTE: the likely way is said, and
-// what is not lies elsewhere: on one H200, D 128, S 8192, softcap runs at 390 TFLOP/s, not 379, and
-// ALiBi at 594, not 547.
+// Applies scale, or scale and softcap, to products, kTogether at a time. ptxas interleaves the
+// instructions of one basic block, but with many scores in it too many values stay in registers.
+// NOTE: __builtin_expect names the likely branches and moves the others out of the way: on one
+// H200, D 128, S 8192, softcap runs at 390 TFLOP/s, not 379, and ALiBi at 594, not 547.
 template <class Cap, int kTogether, int kCount>
 __device__ __forceinline__ void scale_products(const ScoreScaling& scaling,
                                                float (&scores)[kCount]) {
@@ -68,10 +68,10 @@ __device__ __forceinline__ void scale_products(const ScoreScaling& scaling,
     for (float& score : scores) score *= scaling.scale;
     return;
   }
-  const bool is_short = Cap::kTwoForms && scaling.short_unit != 0;
+  const bool is_short = Cap::kTwoForms && scaling.short_scale_log2 != 0;
 #pragma unroll
   for (int first = 0; first < kCount; first += kTogether) {
-    // A branch for each part, unless the parts are one.
+    // opaque(): a branch for each run of kTogether scores, unless there is only one.
     const bool now_short =
         Cap::kTwoForms && (kTogether < kCount ? ptx::opaque(is_short ? 1u : 0u) != 0 : is_short);
     if (__builtin_expect(now_short, 1)) {
@@ -86,7 +86,7 @@ __device__ __forceinline__ void scale_products(const ScoreScaling& scaling,
   }
 }
 
-// distance: of the lane's first row from its first key
+// distance: i + d - j for the lane's first row and first key
 template <class Layout, int kCount>
 __device__ __forceinline__ void add_alibi(float slope, std::int32_t distance,
                                           float (&scores)[kCount]) {
@@ -99,7 +99,7 @@ __device__ __forceinline__ void add_alibi(float slope, std::int32_t distance,
   }
 }
 
-// Two numbers that lie side by side.
+// Reads two adjacent numbers.
 __device__ __forceinline__ float2 read_pair(const float* from) {
   return *reinterpret_cast<const float2*>(from);
 }
@@ -110,7 +110,7 @@ __device__ __forceinline__ float2 read_pair(const Half* from) {
           math::to_float(Half{static_cast<std::uint16_t>(pair >> 16)})};
 }
 
-// Of Layout, pair by pair: register r and the next one are pair_loads in memory.
+// Adds the bias pair by pair: registers r and r + 1 are neighbours in memory.
 template <class Layout, class T, int kCount>
 __device__ __forceinline__ void add_pairs(const T* first, std::int64_t row_stride,
                                           float (&scores)[kCount]) {
@@ -122,7 +122,8 @@ __device__ __forceinline__ void add_pairs(const T* first, std::int64_t row_strid
   }
 }
 
-// Where the lane's first row and key lie in the mask; what it hides loses its bit.
+// Clears the bits of the columns that the boolean mask masks. first: the offset of the lane's first
+// row and key in the mask.
 template <class Layout, int kCount>
 __device__ __forceinline__ void apply_boolean_mask(const problem::View& mask, std::int64_t first,
                                                    bool pairs,
@@ -147,7 +148,7 @@ __device__ __forceinline__ void apply_boolean_mask(const problem::View& mask, st
   }
 }
 
-// The same for the bias, which visible scores gain.
+// Adds the bias to visible scores. first: the offset of the lane's first row and key in the bias.
 template <class Layout, int kCount>
 __device__ __forceinline__ void add_bias(const problem::View& bias, std::int64_t first, bool pairs,
                                          const std::uint32_t (&visible)[Layout::kRows],
@@ -169,7 +170,7 @@ __device__ __forceinline__ void add_bias(const problem::View& bias, std::int64_t
   }
 }
 
-// Whether the lanes of the warp see all of their columns: pairs may be read then.
+// Says whether every lane of the warp sees all of its columns, in which case pairs may be read.
 template <class Layout, int kCount>
 __device__ __forceinline__ bool see_all(const std::uint32_t (&visible)[Layout::kRows]) {
   constexpr std::uint32_t kAll = ~0u >> (32 - kCount / Layout::kRows);
@@ -179,9 +180,9 @@ __device__ __forceinline__ bool see_all(const std::uint32_t (&visible)[Layout::k
   return !__any_sync(~0u, all != kAll);
 }
 
-// The lane's first row and key are `row` and `key`; `visible` are its rows' visible columns, and
-// lose those that the boolean mask hides. Nothing is read of a column that the structured mask
-// hides.
+// Applies the score mod to the scores of a lane, whose first row and key are `row` and `key`.
+// `visible` holds the mask bits of its rows, of which the boolean mask clears some. The bias and
+// the boolean mask are not read at columns that the structured mask has cleared.
 template <class Layout, class Cap, int kCount>
 __device__ __forceinline__ void apply_score_mod(const problem::Problem& problem,
                                                 const ScoreScaling& scaling,
@@ -206,42 +207,17 @@ __device__ __forceinline__ void apply_score_mod(const problem::Problem& problem,
   add_alibi<Layout>(head.slope, row + head.diagonal - key, scores);
 }
 
-// kByRow: of a fragment, row by row: ptxas makes predicates of seven neighbouring bits at once
-// (R2P), not of two.
+// Scores whose mask bit is 0 become -inf. kByRow: the scores of a fragment are visited row by row,
+// where ptxas turns seven neighbouring bits into predicates at once (R2P) instead of two.
 template <class Layout, bool kByRow = false, int kCount>
 __device__ __forceinline__ void apply_mask_bits(float (&scores)[kCount],
                                                 const std::uint32_t (&visible)[Layout::kRows]) {
   static_assert(!kByRow || std::is_same_v<Layout, FragmentLayout>);
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    const int n = i % (kCount / 2);  // of a row
+    const int n = i % (kCount / 2);  // the column of the row
     const int r = kByRow ? n / 2 * 4 + i / (kCount / 2) * 2 + n % 2 : i;
     scores[r] = math::masked((visible[Layout::row(r)] >> Layout::bit(r) & 1) != 0, scores[r]);
-  }
-}
-
-// Drops probs of a fragment. Four words of Philox are the columns of two lanes: the even lane of
-// a pair computes those of the first row, the odd one those of the second, and they exchange
-// halves.
-template <int kCount>
-__device__ __forceinline__ void dropout(const math::DropoutRule& rule, std::int64_t head_index,
-                                        std::int32_t row, std::int32_t column,
-                                        float (&probs)[kCount]) {
-  const int lane = threadIdx.x % 32;
-  const bool odd = lane % 2 == 1;
-  const std::int64_t own_row = row + (odd ? 8 : 0);
-#pragma unroll
-  for (int block = 0; block < kCount / 4; ++block) {
-    const std::int64_t group = column / 4 + block * 2 + lane % 4 / 2;
-    const math::Philox4 words = math::dropout_words(rule, head_index, own_row, group);
-    const std::uint32_t first = __shfl_xor_sync(~0u, odd ? words.word[0] : words.word[2], 1);
-    const std::uint32_t second = __shfl_xor_sync(~0u, odd ? words.word[1] : words.word[3], 1);
-    const std::uint32_t chosen[4] = {odd ? first : words.word[0], odd ? second : words.word[1],
-                                     odd ? words.word[2] : first, odd ? words.word[3] : second};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (chosen[i] < rule.threshold) probs[block * 4 + i] = 0;
-    }
   }
 }
 

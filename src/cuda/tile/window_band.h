@@ -1,12 +1,13 @@
-// The mask of a tile: one interval of keys for each row (math/mask_rule.h), and whether a tile of
-// keys needs looking at them.
+// The band of causal mask and window over one whole sequence, in five registers.
 #pragma once
 
 #include "math/mask_rule.h"
 
 namespace tilewise::cuda::tile {
 
-// A band over one sequence of fewer than 2^29 rows and keys, in 32 bits.
+// The compressed form of a band (math/mask_rule.h) over a whole sequence of fewer than 2^29 rows
+// and keys. Rows and keys begin at 0 and all rows belong to it, so that row_begin, row_end and
+// key_begin are not stored.
 struct WindowBand {
   std::int32_t key_end;
   std::int32_t lower_slope;
@@ -14,6 +15,7 @@ struct WindowBand {
   std::int32_t upper_slope;
   std::int32_t upper_offset;
 
+  // `row` sees the keys [begin(row), end(row)), which are none if end(row) <= begin(row).
   TILEWISE_INLINE std::int32_t begin(std::int32_t row) const {
     const std::int32_t lower = lower_slope * row + lower_offset;
     return lower > 0 ? lower : 0;
@@ -23,29 +25,30 @@ struct WindowBand {
     return upper < key_end ? upper : key_end;
   }
 
-  // Every row of first .. last sees every key of [key_begin, key_end).
+  // Says whether every row of first .. last sees every key of [keys_begin, keys_end).
   TILEWISE_INLINE bool full(std::int32_t first, std::int32_t last, std::int32_t keys_begin,
                             std::int32_t keys_end) const {
     return begin(last) <= keys_begin && end(first) >= keys_end;
   }
 };
 
-// math::window_band() in 32 bits: the describer of a Hopper kernel has few registers, and each
-// number of 64 bits takes two. tests/cuda compares the two. left, right: -1 or at most kMaxLength.
 inline constexpr std::int32_t kMaxLength = (std::int32_t{1} << 29) - 1;
 
+// Returns what math::window_band() returns, compressed. left, right: -1 (unbounded) or at most
+// kMaxLength. All is computed in 32 bits: the scheduler warp of a Hopper kernel has few registers,
+// and a 64-bit number takes two. tests/cuda compares the two functions.
 TILEWISE_INLINE WindowBand window_band(std::int32_t k_len, std::int32_t diagonal, std::int32_t left,
                                        std::int32_t right) {
-  WindowBand edges = {k_len, 0, 0, 0, k_len};
+  WindowBand band = {k_len, 0, 0, 0, k_len};
   if (left >= 0) {
-    edges.lower_slope = 1;
-    edges.lower_offset = diagonal - left;
+    band.lower_slope = 1;
+    band.lower_offset = diagonal - left;
   }
   if (right >= 0) {
-    edges.upper_slope = 1;
-    edges.upper_offset = diagonal + right + 1;
+    band.upper_slope = 1;
+    band.upper_offset = diagonal + right + 1;
   }
-  return edges;
+  return band;
 }
 
 }  // namespace tilewise::cuda::tile

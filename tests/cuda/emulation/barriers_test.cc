@@ -5,6 +5,7 @@
 
 #include "cuda/emulation/hopper_support.h"
 #include "cuda/ptx/memory_order.cuh"
+#include "cuda/ptx/named_barrier.cuh"
 #include "cuda/ptx/setmaxnreg.cuh"
 
 namespace tilewise::cuda {

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "cuda/emulation/hopper_support.h"
+#include "cuda/ptx/named_barrier.cuh"
 #include "cuda/ptx/pdl.cuh"
 #include "cuda/ptx/wgmma.cuh"
 

@@ -5,6 +5,7 @@
 
 #include "cuda/emulation/hopper_support.h"
 #include "cuda/ptx/arithmetic.cuh"
+#include "cuda/ptx/named_barrier.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/tile/fragment.h"
 

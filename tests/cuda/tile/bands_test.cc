@@ -3,6 +3,7 @@
 
 #include "cuda/tile/bands.h"
 #include "cuda/tile/fragment.h"
+#include "cuda/tile/mask_bits.h"
 #include "math/mask_rule.h"
 #include "verify/random.h"
 

@@ -249,7 +249,7 @@ TEST(Schedule, BatchedTilesAreStaticAndHaveKeys) {
       const std::int32_t row = schedule.tile_coord(index).q_tile * shape.q_tile;
       const std::int32_t last = std::min(row + shape.q_tile, shape.rows) - 1;
       const tile::TileRange keys = tile::key_tiles(edges, row, last, 128);
-      EXPECT_GE(keys.end - keys.begin, tile::kLeastKeys);
+      EXPECT_GE(keys.end - keys.begin, tile::kMinBatchedKeyTiles);
     }
   }
   const Schedule swizzle_groups = {128, 16, 1, 8, 2};

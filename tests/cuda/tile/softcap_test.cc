@@ -34,7 +34,7 @@ TEST(Softcap, ShortFormKeepsItsErrorBound) {
   for (const float cap : {0x1p-6f, 1.0f, 30.0f, 50.0f, 64.0f}) {
     for (const float scale : {0.125f, 0.0883883476f, -1.0f, 3e-6f}) {
       const ScoreScaling scaling = score_scaling_of(scale, cap);
-      ASSERT_NE(scaling.short_unit, 0);
+      ASSERT_NE(scaling.short_scale_log2, 0);
       const ShortSoftcap softcap(scaling);
       for (double exponent = -30; exponent < 20; exponent += 0.0007) {
         for (const double sign : {-1.0, 1.0}) {
@@ -56,14 +56,14 @@ TEST(Softcap, ShortFormKeepsItsErrorBound) {
 }
 
 TEST(Softcap, ShortFormIsForCapsInUse) {
-  EXPECT_EQ(score_scaling_of(0.125, 64.5).short_unit, 0);
-  EXPECT_EQ(score_scaling_of(0.125, 0x1p-7).short_unit, 0);
-  EXPECT_EQ(score_scaling_of(0.125, 0).short_unit, 0);
+  EXPECT_EQ(score_scaling_of(0.125, 64.5).short_scale_log2, 0);
+  EXPECT_EQ(score_scaling_of(0.125, 0x1p-7).short_scale_log2, 0);
+  EXPECT_EQ(score_scaling_of(0.125, 0).short_scale_log2, 0);
   EXPECT_EQ(score_scaling_of(0.125, 0).cap, 0);
   EXPECT_GT(score_scaling_of(0.125, 1e-60).cap, 0);
-  EXPECT_EQ(score_scaling_of(1e30, 30).short_unit, 0);
-  EXPECT_EQ(score_scaling_of(1e-30, 30).short_unit, 0);
-  EXPECT_EQ(score_scaling_of(std::nan(""), 30).short_unit, 0);
+  EXPECT_EQ(score_scaling_of(1e30, 30).short_scale_log2, 0);
+  EXPECT_EQ(score_scaling_of(1e-30, 30).short_scale_log2, 0);
+  EXPECT_EQ(score_scaling_of(std::nan(""), 30).short_scale_log2, 0);
 }
 
 TEST(Softcap, FarAboveTheScoresItChangesNothing) {

@@ -9,7 +9,7 @@
 #include "cuda/ptx/tma.cuh"
 #include "cuda/sm90/gemm.cuh"
 #include "cuda/sm90/named_barriers.h"
-#include "cuda/tile/bands.h"
+#include "cuda/tile/mask_bits.h"
 #include "cuda/tile/softmax.cuh"
 
 namespace tilewise::cuda::sm90 {

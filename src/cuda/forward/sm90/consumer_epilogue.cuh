@@ -56,7 +56,7 @@ __device__ __forceinline__ tile::RowSums Consumer<kConfig>::exp2_during_staging(
     tile::exp2_scores(f.scores, part, kParts, anchors, parameters_.scale_log2, sums);
     return sums.bits() & parameters_.zero;
   });
-  return sums.totals();
+  return sums.row_sums();
 }
 
 // Stages rows for the epilogue warp, in the place of their Q or in one for all rows, once that is

@@ -90,7 +90,7 @@ __device__ __forceinline__ tile::RowSums Consumer<kConfig>::exp2_during_pv(
     issue_pv_steps(v, f, step, step + 1);
     ptx::wgmma_commit();
   }
-  return sums.totals();
+  return sums.row_sums();
 }
 
 // A prob of the tile has overflowed: S once more, since P has taken its place, and P against new

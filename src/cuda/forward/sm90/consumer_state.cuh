@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/forward/sm90/consumer.cuh"
+#include "cuda/ptx/named_barrier.cuh"
 
 namespace tilewise::cuda::sm90 {
 

@@ -6,6 +6,7 @@
 #include "cuda/forward/sm90/shared.cuh"
 #include "cuda/ptx/address.cuh"
 #include "cuda/ptx/global_store.cuh"
+#include "cuda/ptx/shared_memory.cuh"
 #include "cuda/ptx/stmatrix.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/tile/element.cuh"

@@ -5,6 +5,7 @@
 
 #include "cuda/forward/sm90/epilogue.cuh"
 #include "cuda/forward/sm90/shared.cuh"
+#include "cuda/ptx/shared_memory.cuh"
 #include "cuda/sm90/tma_tile.cuh"
 
 namespace tilewise::cuda::sm90 {

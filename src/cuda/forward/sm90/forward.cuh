@@ -16,6 +16,7 @@
 #include "cuda/forward/sm90/zero_unowned_rows.cuh"
 #include "cuda/host/launch.cuh"
 #include "cuda/host/load.h"
+#include "cuda/ptx/named_barrier.cuh"
 #include "cuda/ptx/pdl.cuh"
 #include "cuda/ptx/setmaxnreg.cuh"
 

@@ -26,10 +26,10 @@ __device__ __forceinline__ auto Consumer<kConfig>::find_key_limits() const -> Ke
   return limits;
 }
 
-// The mask rule (math/mask_rule.h) as bits (tile/bands.h), while the tensor cores work. kFirst: of
-// the first key tile of a query tile; for those that follow a full one, the limits have been found
-// during its exponentials. kWaitsForV: rows of V that belong to another sequence become zero, too.
-// Cut tiles and foreign rows are both rare, and one branch.
+// The mask rule (math/mask_rule.h) as bits (tile/mask_bits.h), while the tensor cores work. kFirst:
+// of the first key tile of a query tile; for those that follow a full one, the limits have been
+// found during its exponentials. kWaitsForV: rows of V that belong to another sequence become zero,
+// too. Cut tiles and foreign rows are both rare, and one branch.
 template <KernelConfig kConfig>
 template <bool kFirst, bool kWaitsForV>
 __device__ __forceinline__ auto Consumer<kConfig>::mask_of_tile() const -> MaskBits {

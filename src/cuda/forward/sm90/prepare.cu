@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kScanThreads)
   const Problem& problem = parameters.problem;
   std::int64_t carry = 0;
   visit_sequences(problem, warps, [&](const Sequence& sequence) {
-    const std::int64_t end = running(tiles_of(sequence, q_tile), warps, carry, sum);
+    const std::int64_t end = block_scan(tiles_of(sequence, q_tile), warps, carry, sum);
     if (sequence.batch >= problem.batch) return;
     lengths[sequence.batch] = lengths_of(sequence);
     tile_starts[sequence.batch + 1] = static_cast<std::int32_t>(end);

@@ -6,7 +6,7 @@
 #include "cuda/forward/sm90/parameters.h"
 #include "cuda/host/sequences.cuh"
 #include "cuda/oracle/reference_row.cuh"
-#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/named_barrier.cuh"
 #include "cuda/sm90/named_barriers.h"
 #include "cuda/tile/fragment.h"
 #include "math/integer.h"

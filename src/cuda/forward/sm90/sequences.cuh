@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/forward/sm90/parameters.h"
-#include "cuda/tile/sequence_table.cuh"
+#include "cuda/host/sequence_table.cuh"
 #include "math/integer.h"
 
 namespace tilewise::cuda::sm90 {
@@ -24,7 +24,7 @@ __device__ inline std::int64_t sum(std::int64_t a, std::int64_t b) { return a + 
 __device__ __noinline__ inline void list_sequences(const Problem& problem, std::int32_t q_tile,
                                                    ListedSequences& list) {
   const Sequence sequence = sequence_of_lane(problem);
-  const std::int64_t end = running_in_warp(tiles_of(sequence, q_tile), sum);
+  const std::int64_t end = warp_scan(tiles_of(sequence, q_tile), sum);
   if (sequence.batch < problem.batch) {
     list.lengths[sequence.batch] = lengths_of(sequence);
     list.tile_starts[sequence.batch + 1] = static_cast<std::int32_t>(end);

@@ -23,11 +23,5 @@ inline void mbarrier_wait(std::uint32_t barrier, std::uint32_t parity) {
 inline bool mbarrier_test(std::uint32_t barrier, std::uint32_t parity) {
   return emulation::block().barriers.test(barrier, parity);
 }
-inline void named_barrier_sync(std::uint32_t name, std::uint32_t threads) {
-  emulation::block().barriers.named_barrier_sync(name, threads);
-}
-inline void named_barrier_arrive(std::uint32_t name, std::uint32_t threads) {
-  emulation::block().barriers.named_barrier_arrive(name, threads);
-}
 
 }  // namespace tilewise::cuda::ptx
