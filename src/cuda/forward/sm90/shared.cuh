@@ -72,7 +72,7 @@ struct Barriers {
   std::uint64_t always_complete;  // a wait for phase 1 never waits
 };
 
-// What a consumer warpgroup hands to its epilogue warp beside the rows of out.
+// What a consumer warpgroup hands to its epilogue warp together with the rows of out.
 struct StagedOutput {
   RowSum rows[tile::kRows];
   bool recompute[tile::kRows / tile::kWarpRows];  // whether a row of a warp must be recomputed
