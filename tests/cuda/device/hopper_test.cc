@@ -119,7 +119,7 @@ TEST(Device, HopperKernelSchedulesTilesInBatches) {
 // kernel runs before: packed, and dense with seqused_k.
 TEST(Device, HopperKernelListsSequences) {
   if (!has_hopper()) GTEST_SKIP() << "no Hopper device";
-  std::mt19937 random(std::random_device{}());
+  std::mt19937 random(static_cast<std::uint32_t>(run_seed()));
   const auto lengths = [&](std::int64_t count, std::int64_t most) {
     std::uniform_int_distribution<std::int64_t> any(-most / 3, most);  // a quarter of them are 0
     std::vector<std::int64_t> of;

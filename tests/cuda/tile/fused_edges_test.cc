@@ -4,6 +4,7 @@
 #include <random>
 
 #include "cuda/tile/scheduler.h"
+#include "support/seed.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -13,7 +14,7 @@ namespace {
 // the halves.
 TEST(FusedEdges, TwoKeyTilesAreVisibleAsOne) {
   constexpr std::int32_t kTile = 128;
-  std::mt19937 random(std::random_device{}());
+  std::mt19937 random(static_cast<std::uint32_t>(tests::run_seed()));
   const auto draw = [&random](std::int32_t most) {
     return static_cast<std::int32_t>(random() % static_cast<std::uint32_t>(most + 1));
   };
