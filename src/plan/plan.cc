@@ -11,6 +11,7 @@
 #include "math/integer.h"
 #include "plan/pool.h"
 #include "plan/registry.h"
+#include "plan/thread_count.h"
 #include "problem/tensors.h"
 #include "problem/validate.h"
 
@@ -229,6 +230,7 @@ Status resolve_machine(const Options& options, Machine* machine) {
       options.cpu_target != nullptr ? options.cpu_target : environment("TILEWISE_CPU_TARGET");
   machine->concurrency = options.max_concurrency;
   if (machine->concurrency == 0) {
+    if (const Status status = check_thread_variables(); status != TILEWISE_OK) return status;
     const Pool* const pool = default_pool();
     machine->concurrency = pool != nullptr ? pool->threads() : 1;
   }

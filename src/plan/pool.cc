@@ -1,19 +1,18 @@
 #include "plan/pool.h"
 
 #include <pthread.h>
-#include <sched.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cfenv>
 #include <chrono>
 #include <condition_variable>
-#include <cstdio>
 #include <mutex>
 #include <new>
 #include <system_error>
 #include <thread>
 #include <vector>
+
+#include "plan/thread_count.h"
 
 namespace tilewise::plan {
 namespace {
@@ -70,35 +69,7 @@ std::uint64_t fork_count = 0;
                      start_mutex.unlock();
                    });
 
-// Returns quota / period of a cgroup file that holds "quota period" (v2), or 0 if there is none.
-double cgroup_quota() {
-  long long quota = -1;
-  long long period = 0;
-  if (std::FILE* file = std::fopen("/sys/fs/cgroup/cpu.max", "r")) {
-    if (std::fscanf(file, "%lld %lld", &quota, &period) != 2) quota = -1;
-    std::fclose(file);
-  } else {
-    std::FILE* quota_file = std::fopen("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "r");
-    std::FILE* period_file = std::fopen("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "r");
-    if (quota_file && std::fscanf(quota_file, "%lld", &quota) != 1) quota = -1;
-    if (period_file && std::fscanf(period_file, "%lld", &period) != 1) period = 0;
-    if (quota_file) std::fclose(quota_file);
-    if (period_file) std::fclose(period_file);
-  }
-  return quota > 0 && period > 0 ? static_cast<double>(quota) / static_cast<double>(period) : 0;
-}
-
 }  // namespace
-
-std::int32_t usable_cpus() {
-  std::int32_t cpus = static_cast<std::int32_t>(std::max(1u, std::thread::hardware_concurrency()));
-  cpu_set_t affinity;
-  if (sched_getaffinity(0, sizeof(affinity), &affinity) == 0)
-    cpus = std::max(1, CPU_COUNT(&affinity));
-  const double quota = cgroup_quota();
-  if (quota > 0 && quota < cpus) cpus = std::max(1, static_cast<std::int32_t>(quota + 0.999));
-  return cpus;
-}
 
 struct Pool::Crew {
   std::mutex mutex;
@@ -224,7 +195,9 @@ Pool* default_pool() {
   static std::atomic<Pool*> pool = nullptr;
   if (Pool* const made = pool.load(std::memory_order_acquire)) return made;
   const std::lock_guard lock(start_mutex);  // not a guarded static: see forks_are_watched
-  if (pool.load() == nullptr) pool.store(new (std::nothrow) Pool(usable_cpus()));
+  ThreadCount count;
+  read_thread_count(&count);  // make_plan() reports a failure
+  if (pool.load() == nullptr) pool.store(new (std::nothrow) Pool(count.threads));
   return pool.load();
 }
 

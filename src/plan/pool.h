@@ -8,10 +8,6 @@
 
 namespace tilewise::plan {
 
-// Returns the number of CPUs that this process may use: the affinity mask, limited by the cgroup's
-// quota. At least 1.
-std::int32_t usable_cpus();
-
 class Pool {
  public:
   // `threads` counts the calling thread and is at least 1. No thread starts before the first
@@ -38,8 +34,8 @@ class Pool {
   std::uint64_t generation_ = 0;  // the number of forks when the crew was created
 };
 
-// Returns the pool that is used for "executor NULL"; nullptr if memory is short. It is never
-// destroyed.
+// Returns the pool that is used for "executor NULL"; nullptr if memory is short. Its size is that
+// of read_thread_count() at the first call. It is never destroyed.
 Pool* default_pool();
 
 }  // namespace tilewise::plan
