@@ -183,12 +183,20 @@ TILEWISE_API void tilewise_executor_init(tilewise_executor* executor);
 
 /* A pool of `threads` threads, the caller's included (0: as many as the CPU affinity and the
  * cgroup's quota allow). Threads start with the first use, sleep when idle, and are created
- * again after fork(). */
+ * again after fork(). The default pool has $TILEWISE_NUM_THREADS threads, else $OMP_NUM_THREADS,
+ * else as many as 0 gives. */
 typedef struct tilewise_pool tilewise_pool;
 TILEWISE_API tilewise_status tilewise_pool_create(int32_t threads, tilewise_pool** pool);
 TILEWISE_API void tilewise_pool_destroy(tilewise_pool* pool); /* NULL is allowed */
 TILEWISE_API tilewise_status tilewise_pool_executor(tilewise_pool* pool,
                                                     tilewise_executor* executor);
+
+/* Ends the threads of the default pool and of every tilewise_pool, and returns when they are gone.
+ * They start again with the next use, so that this may be called at any time and repeatedly: before
+ * fork(), before a plugin is unloaded, to free the threads of an idle process. Returns
+ * TILEWISE_INVALID_ARGUMENT if another thread is computing; the pool that it uses keeps its
+ * threads. Unloading the library and exit() need no call of it. */
+TILEWISE_API tilewise_status tilewise_shutdown(void);
 
 /* ---- one-call functions ----------------------------------------------------------------- */
 

@@ -129,6 +129,9 @@ class Pool {
   tilewise_executor executor_;
 };
 
+// Ends the threads of every pool; they start again with the next use. See tilewise_shutdown().
+inline void shutdown() { check(tilewise_shutdown()); }
+
 // One call that allocates the workspace. See tilewise_forward() and tilewise_backward().
 inline void forward(const Problem& problem, const tilewise_executor* executor = nullptr) {
   check(tilewise_forward(&problem, executor));

@@ -164,6 +164,8 @@ tilewise_status tilewise_pool_executor(tilewise_pool* pool, tilewise_executor* e
   return TILEWISE_OK;
 }
 
+tilewise_status tilewise_shutdown(void) { return tilewise::plan::stop_pools(); }
+
 tilewise_status tilewise_forward(const tilewise_problem* problem,
                                  const tilewise_executor* executor) {
   return run_once(Operation::kForward, problem, executor);

@@ -150,9 +150,7 @@ Status run_problem(const Plan& plan, const Problem& problem, const RunOptions& o
       return status;
     executor = *options.executor;
   } else {
-    Pool* const pool = default_pool();
-    if (pool == nullptr) return fail(TILEWISE_NO_MEMORY, "no memory for the default thread pool");
-    executor = pool->executor();
+    executor = default_pool()->executor();
   }
   const problem::RunContext context = {options.workspace, &executor, plan.concurrency,
                                        options.sram_bytes, options.traffic};
@@ -231,8 +229,7 @@ Status resolve_machine(const Options& options, Machine* machine) {
   machine->concurrency = options.max_concurrency;
   if (machine->concurrency == 0) {
     if (const Status status = check_thread_variables(); status != TILEWISE_OK) return status;
-    const Pool* const pool = default_pool();
-    machine->concurrency = pool != nullptr ? pool->threads() : 1;
+    machine->concurrency = default_pool()->threads();
   }
   if (machine->concurrency < 0) {
     return fail(TILEWISE_INVALID_ARGUMENT, "max_concurrency: is %d, must be >= 0",
