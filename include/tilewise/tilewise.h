@@ -102,9 +102,7 @@ enum {
   TILEWISE_SLICE_BAND = 3            /* i <= j <= i + d */
 };
 
-/* The softmax_scale that means 1/sqrt(D). Every finite scale is legal; NaN and -infinity are
- * errors.
- */
+/* The softmax_scale that means 1/sqrt(D). NaN and -infinity are errors. */
 #define TILEWISE_DEFAULT_SCALE ((double)INFINITY)
 
 /* A problem, forward and backward. Start from tilewise_problem_init(): it sets struct_size, every
@@ -130,8 +128,9 @@ typedef struct tilewise_problem {
   int32_t reserved;     /* 0 */
   int64_t window_left;  /* keys j >= i + d - window_left; -1 is unbounded */
   int64_t window_right; /* keys j <= i + d + window_right; -1 is unbounded */
-  double softmax_scale; /* TILEWISE_DEFAULT_SCALE or any finite number */
-  double softcap;       /* c > 0: scores become c*tanh(score/c); 0 is off */
+  double softmax_scale; /* TILEWISE_DEFAULT_SCALE, or -1e30 to 1e30 (fp64: -1e300 to 1e300) */
+  double softcap;       /* c > 0: scores become c*tanh(score/c); 0 is off, and so is a finite c of
+                           1e30 (fp64: 1e300) or more, which changes no score */
   double dropout_p;     /* 0 <= p < 1, on the normalised probabilities; LSE ignores it */
   uint64_t dropout_seed;
   uint64_t dropout_offset; /* < 2^32 */
