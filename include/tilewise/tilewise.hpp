@@ -8,6 +8,13 @@
 #ifndef TILEWISE_TILEWISE_HPP_
 #define TILEWISE_TILEWISE_HPP_
 
+#if __cplusplus < 202002L && !(defined(_MSVC_LANG) && _MSVC_LANG >= 202002L)
+#error "tilewise.hpp needs C++20 (-std=c++20); tilewise.h works with every C++ and with C99"
+#endif
+#if !defined(__cpp_exceptions)
+#error "tilewise.hpp reports failures as exceptions; without them use tilewise.h"
+#endif
+
 #include <tilewise/tilewise.h>
 
 #include <cstdint>
