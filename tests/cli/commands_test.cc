@@ -42,7 +42,6 @@ std::vector<std::string> printing_commands() {
           "run --q q.npy --k q.npy --v q.npy --out out.npy",
           "run --q q.npy --k q.npy --v q.npy --out out.npy --json",
           "explain --shape 1,64,64,1,1,16",
-          "explain --shape 1,64,64,1,1,16 --json",
           "compare --shape 1,16,16,1,1,16 --kernels three_pass",
           "compare --shape 1,16,16,1,1,16 --kernels three_pass --json",
           "bench --shape 1,16,16,1,1,16 --seconds 0.01",
@@ -82,12 +81,13 @@ TEST_F(Commands, InfoShowsTheThreadsOfTheDefaultPool) {
   EXPECT_EQ(given, json({{"count", 3}, {"variable", "TILEWISE_NUM_THREADS"}}));
   const json openmp = run_json("info", "TILEWISE_NUM_THREADS= OMP_NUM_THREADS=2,1")["threads"];
   EXPECT_EQ(openmp, json({{"count", 2}, {"variable", "OMP_NUM_THREADS"}}));
-  const std::string bench = "bench --shape 1,16,16,1,1,16 --seconds 0.01";
-  EXPECT_EQ(run_json(bench, "TILEWISE_NUM_THREADS=3")["threads"], 3);
-  EXPECT_EQ(run_json(bench + " --threads 2", "TILEWISE_NUM_THREADS=x")["threads"], 2);
-  const Outcome wrong = run(bench, "", "TILEWISE_NUM_THREADS=x");
+  write("q.npy", random_array(io::ElementType::f32, {1, 4, 1, 4}, 1));
+  const std::string forward = "run --q q.npy --k q.npy --v q.npy --out out.npy";
+  EXPECT_EQ(run_json(forward, "TILEWISE_NUM_THREADS=3")["threads"], 3);
+  EXPECT_EQ(run_json(forward + " --threads 2", "TILEWISE_NUM_THREADS=x")["threads"], 2);
+  const Outcome wrong = run(forward, "", "TILEWISE_NUM_THREADS=x");
   EXPECT_EQ(wrong.code, 2);
-  EXPECT_EQ(wrong.err, "tilewise bench: TILEWISE_NUM_THREADS: is \"x\", must be 0 (all) to 4096\n");
+  EXPECT_EQ(wrong.err, "tilewise run: TILEWISE_NUM_THREADS: is \"x\", must be 0 (all) to 4096\n");
   EXPECT_NE(run("info", "", "TILEWISE_NUM_THREADS=x").out.find("must be 0 (all) to 4096"),
             std::string::npos);
 }
