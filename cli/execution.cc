@@ -7,12 +7,12 @@
 #include <fstream>
 
 #include "format.h"
+#include "plan/thread_count.h"
 #include "problem/validate.h"
 
 namespace tilewise::cli {
 namespace {
 
-constexpr std::int64_t kMaxThreads = 4096;
 constexpr std::int32_t kDevice = 0;
 
 }  // namespace
@@ -24,7 +24,10 @@ Executor::Executor(const Flags& flags) {
     if (cuda::find_device(kDevice, &device) != TILEWISE_OK)
       throw UsageError(fmt::format("--device: {}; use --device cpu", problem::message()));
   }
-  const std::int64_t threads = flags.integer("threads", 1, kMaxThreads, plan::usable_cpus());
+  plan::ThreadCount count;
+  const problem::Status status = plan::read_thread_count(&count);
+  const std::int64_t threads = flags.integer("threads", 1, plan::kMostThreads, count.threads);
+  if (status != TILEWISE_OK && !flags.given("threads")) throw UsageError(problem::message());
   pool_ = std::make_unique<plan::Pool>(static_cast<std::int32_t>(threads));
   executor_ = pool_->executor();
 }

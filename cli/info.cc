@@ -11,12 +11,21 @@
 #include "cuda/ladder/kernel_table.h"
 #include "machine.h"
 #include "plan/description.h"
+#include "plan/thread_count.h"
 
 namespace tilewise::cli {
 namespace {
 
 using nlohmann::json;
 using problem::Operation;
+
+// The number of threads of the default pool, and the environment variable that gives it or null.
+json threads_json() {
+  plan::ThreadCount count;
+  if (plan::read_thread_count(&count) != TILEWISE_OK) return {{"error", problem::message()}};
+  return {{"count", count.threads},
+          {"variable", count.variable != nullptr ? json(count.variable) : json(nullptr)}};
+}
 
 json targets_json() {
   json rows = json::array();
@@ -104,6 +113,7 @@ int run(const Flags& flags) {
   }
   const json result = {{"version", tilewise_version()},
                        {"machine", machine_json(host)},
+                       {"threads", threads_json()},
                        {"targets", targets_json()},
                        {"kernels",
                         {{"forward", kernels_json(Operation::kForward)},

@@ -20,7 +20,7 @@ Progress::Progress(std::int64_t steps, bool quiet)
 
 Progress::~Progress() {
   if (!shown_) return;
-  fmt::print(stderr, "\r\033[K");
+  std::fputs("\r\033[K", stderr);  // does not throw if the terminal is gone
   std::fflush(stderr);
 }
 

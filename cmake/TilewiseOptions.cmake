@@ -27,6 +27,20 @@ set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 
 # These are for C and C++ only; nvcc has its own (src/cuda/CMakeLists.txt).
 add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:-Wall;-Wextra;-Wconversion;-Wshadow>")
+# A project that adds Tilewise may be compiled with -ffast-math, -Ofast or -fno-exceptions. The kernels need infinity, NaN
+# and the order of operations that is written, and the C interface catches exceptions. These options follow the flags of
+# the project and undo that; src/math/config.h refuses what they could not undo.
+add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:-fno-fast-math;-fno-unsafe-math-optimizations>"
+                    "$<$<COMPILE_LANG_AND_ID:C,GNU>:-fno-allow-store-data-races;-fno-single-precision-constant>"
+                    "$<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fno-allow-store-data-races;-fno-single-precision-constant>"
+                    "$<$<COMPILE_LANGUAGE:CXX>:-fexceptions>"
+                    "$<$<COMPILE_LANGUAGE:CUDA>:-ftz=false;-prec-div=true;-prec-sqrt=true;-Xcompiler=-fno-fast-math>")
+# When one of those flags reaches the linker too, the compiler adds crtfastmath.o, whose constructor makes every program
+# that loads the library flush denormal numbers to zero. -Ofast is undone by another -O only.
+add_link_options(-fno-fast-math -fno-unsafe-math-optimizations)
+if("${CMAKE_CXX_FLAGS} ${CMAKE_CXX_FLAGS_RELEASE} ${CMAKE_SHARED_LINKER_FLAGS}" MATCHES "-Ofast")
+  add_link_options(-O3)
+endif()
 # A compiler that fuses a*b+c on its own gives other bits for each target and version. Fused operations are written
 # explicitly.
 add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:-ffp-contract=off>")

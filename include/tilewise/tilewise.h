@@ -102,9 +102,7 @@ enum {
   TILEWISE_SLICE_BAND = 3            /* i <= j <= i + d */
 };
 
-/* The softmax_scale that means 1/sqrt(D). Every finite scale is legal; NaN and -infinity are
- * errors.
- */
+/* The softmax_scale that means 1/sqrt(D). NaN and -infinity are errors. */
 #define TILEWISE_DEFAULT_SCALE ((double)INFINITY)
 
 /* A problem, forward and backward. Start from tilewise_problem_init(): it sets struct_size, every
@@ -130,8 +128,9 @@ typedef struct tilewise_problem {
   int32_t reserved;     /* 0 */
   int64_t window_left;  /* keys j >= i + d - window_left; -1 is unbounded */
   int64_t window_right; /* keys j <= i + d + window_right; -1 is unbounded */
-  double softmax_scale; /* TILEWISE_DEFAULT_SCALE or any finite number */
-  double softcap;       /* c > 0: scores become c*tanh(score/c); 0 is off */
+  double softmax_scale; /* TILEWISE_DEFAULT_SCALE, or -1e30 to 1e30 (fp64: -1e300 to 1e300) */
+  double softcap;       /* c > 0: scores become c*tanh(score/c); 0 is off, and so is a finite c of
+                           1e30 (fp64: 1e300) or more, which changes no score */
   double dropout_p;     /* 0 <= p < 1, on the normalised probabilities; LSE ignores it */
   uint64_t dropout_seed;
   uint64_t dropout_offset; /* < 2^32 */
@@ -183,12 +182,20 @@ TILEWISE_API void tilewise_executor_init(tilewise_executor* executor);
 
 /* A pool of `threads` threads, the caller's included (0: as many as the CPU affinity and the
  * cgroup's quota allow). Threads start with the first use, sleep when idle, and are created
- * again after fork(). */
+ * again after fork(). The default pool has $TILEWISE_NUM_THREADS threads, else $OMP_NUM_THREADS,
+ * else as many as 0 gives. */
 typedef struct tilewise_pool tilewise_pool;
 TILEWISE_API tilewise_status tilewise_pool_create(int32_t threads, tilewise_pool** pool);
 TILEWISE_API void tilewise_pool_destroy(tilewise_pool* pool); /* NULL is allowed */
 TILEWISE_API tilewise_status tilewise_pool_executor(tilewise_pool* pool,
                                                     tilewise_executor* executor);
+
+/* Ends the threads of the default pool and of every tilewise_pool, and returns when they are gone.
+ * They start again with the next use, so that this may be called at any time and repeatedly: before
+ * fork(), before a plugin is unloaded, to free the threads of an idle process. Returns
+ * TILEWISE_INVALID_ARGUMENT if another thread is computing; the pool that it uses keeps its
+ * threads. Unloading the library and exit() need no call of it. */
+TILEWISE_API tilewise_status tilewise_shutdown(void);
 
 /* ---- one-call functions ----------------------------------------------------------------- */
 

@@ -8,6 +8,13 @@
 #ifndef TILEWISE_TILEWISE_HPP_
 #define TILEWISE_TILEWISE_HPP_
 
+#if __cplusplus < 202002L && !(defined(_MSVC_LANG) && _MSVC_LANG >= 202002L)
+#error "tilewise.hpp needs C++20 (-std=c++20); tilewise.h works with every C++ and with C99"
+#endif
+#if !defined(__cpp_exceptions)
+#error "tilewise.hpp reports failures as exceptions; without them use tilewise.h"
+#endif
+
 #include <tilewise/tilewise.h>
 
 #include <cstdint>
@@ -128,6 +135,9 @@ class Pool {
   std::unique_ptr<tilewise_pool, Destroy> pool_;
   tilewise_executor executor_;
 };
+
+// Ends the threads of every pool; they start again with the next use. See tilewise_shutdown().
+inline void shutdown() { check(tilewise_shutdown()); }
 
 // One call that allocates the workspace. See tilewise_forward() and tilewise_backward().
 inline void forward(const Problem& problem, const tilewise_executor* executor = nullptr) {

@@ -11,8 +11,10 @@
 #include "plan/plan.h"
 #include "plan/pool.h"
 #include "plan/registry.h"
+#include "plan/thread_count.h"
 #include "problem/validate.h"
 
+using tilewise::plan::kMostThreads;
 using tilewise::plan::Pool;
 using tilewise::problem::fail;
 using tilewise::problem::Kernel;
@@ -30,7 +32,6 @@ namespace {
 
 constexpr std::size_t kLargestTail =
     4096;  // the struct of a newer header may be larger than ours by this much
-constexpr std::int32_t kMostThreads = 4096;
 
 // A caller that was built with a newer header passes a larger struct. That is valid if the part
 // that this library does not know is zero.
@@ -162,6 +163,8 @@ tilewise_status tilewise_pool_executor(tilewise_pool* pool, tilewise_executor* e
   *executor = pool->pool.executor();
   return TILEWISE_OK;
 }
+
+tilewise_status tilewise_shutdown(void) { return tilewise::plan::stop_pools(); }
 
 tilewise_status tilewise_forward(const tilewise_problem* problem,
                                  const tilewise_executor* executor) {

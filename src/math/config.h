@@ -4,6 +4,18 @@
 
 #include <cstdint>
 
+// Infinity is the maximum of an empty row, NaN must reach the rows that see it, and the rounding of
+// exp2 depends on the order of its operations. cmake/TilewiseOptions.cmake undoes these options if
+// they come from the flags of a project that contains Tilewise.
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || \
+    defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || defined(__NO_SIGNED_ZEROS__)
+#error "Tilewise needs IEEE arithmetic: compile its sources without any part of -ffast-math"
+#endif
+#if defined(__FLT_EVAL_METHOD__) && (__FLT_EVAL_METHOD__ == 1 || __FLT_EVAL_METHOD__ == 2)
+#error "Tilewise needs arithmetic without excess precision: compile its sources with -mfpmath=sse"
+#endif
+static_assert(sizeof(1.0) == sizeof(double), "Tilewise cannot use -fsingle-precision-constant");
+
 #if defined(__CUDACC__)
 #define TILEWISE_INLINE __host__ __device__ __forceinline__
 #else

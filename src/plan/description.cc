@@ -3,6 +3,7 @@
 #include "cpu/targets.h"
 #include "cuda/host/runtime.h"
 #include "plan/registry.h"
+#include "plan/thread_count.h"
 
 namespace tilewise::plan {
 namespace {
@@ -35,6 +36,15 @@ std::string cuda_devices() {
   return text;
 }
 
+// Returns the number of threads of the default pool and what sets it.
+std::string threads_text() {
+  ThreadCount count;
+  if (read_thread_count(&count) != TILEWISE_OK) return problem::message();
+  return std::to_string(count.threads) + (count.variable != nullptr
+                                              ? std::string(" (") + count.variable + ")"
+                                              : " (set TILEWISE_NUM_THREADS for another number)");
+}
+
 }  // namespace
 
 std::vector<Listed> listed_targets() {
@@ -65,6 +75,7 @@ std::string description(const Host& host) {
   text += "compiler  " + host.compiler + "\n";
   text += "system    " + host.system + "\n";
   text += "cpu       " + host.cpu + ", " + std::to_string(host.cpus) + " usable\n";
+  text += "threads   " + threads_text() + "\n";
   text += "features  " + host.features + "\n";
   text += "devices   cpu" + cuda_devices() + "\n";
   text += list_text("Instruction sets, best first (force one with TILEWISE_CPU_TARGET):",

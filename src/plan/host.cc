@@ -7,7 +7,7 @@
 
 #include "cpu/targets.h"
 #include "plan/plan.h"
-#include "plan/pool.h"
+#include "plan/thread_count.h"
 
 namespace tilewise::plan {
 namespace {

@@ -11,6 +11,7 @@
 #include "math/integer.h"
 #include "plan/pool.h"
 #include "plan/registry.h"
+#include "plan/thread_count.h"
 #include "problem/tensors.h"
 #include "problem/validate.h"
 
@@ -149,9 +150,7 @@ Status run_problem(const Plan& plan, const Problem& problem, const RunOptions& o
       return status;
     executor = *options.executor;
   } else {
-    Pool* const pool = default_pool();
-    if (pool == nullptr) return fail(TILEWISE_NO_MEMORY, "no memory for the default thread pool");
-    executor = pool->executor();
+    executor = default_pool()->executor();
   }
   const problem::RunContext context = {options.workspace, &executor, plan.concurrency,
                                        options.sram_bytes, options.traffic};
@@ -229,8 +228,8 @@ Status resolve_machine(const Options& options, Machine* machine) {
       options.cpu_target != nullptr ? options.cpu_target : environment("TILEWISE_CPU_TARGET");
   machine->concurrency = options.max_concurrency;
   if (machine->concurrency == 0) {
-    const Pool* const pool = default_pool();
-    machine->concurrency = pool != nullptr ? pool->threads() : 1;
+    if (const Status status = check_thread_variables(); status != TILEWISE_OK) return status;
+    machine->concurrency = default_pool()->threads();
   }
   if (machine->concurrency < 0) {
     return fail(TILEWISE_INVALID_ARGUMENT, "max_concurrency: is %d, must be >= 0",

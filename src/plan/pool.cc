@@ -1,19 +1,20 @@
 #include "plan/pool.h"
 
 #include <pthread.h>
-#include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cfenv>
 #include <chrono>
 #include <condition_variable>
-#include <cstdio>
 #include <mutex>
 #include <new>
 #include <system_error>
 #include <thread>
 #include <vector>
+
+#include "plan/thread_count.h"
 
 namespace tilewise::plan {
 namespace {
@@ -55,52 +56,11 @@ void spin_until(const Condition& condition) {
   } while (std::chrono::steady_clock::now() < end);
 }
 
-// Forks are counted, and no fork happens while a crew is being created: the child finds the mutex
-// free and its crew gone.
-std::mutex start_mutex;
-std::uint64_t fork_count = 0;
-
-// This is registered when the library is loaded: the guard of a function-local static could itself
-// be interrupted by a fork.
-[[maybe_unused]] const int forks_are_watched =
-    pthread_atfork([] { start_mutex.lock(); }, [] { start_mutex.unlock(); },
-                   [] {
-                     ++fork_count;
-                     inside_item = false;
-                     start_mutex.unlock();
-                   });
-
-// Returns quota / period of a cgroup file that holds "quota period" (v2), or 0 if there is none.
-double cgroup_quota() {
-  long long quota = -1;
-  long long period = 0;
-  if (std::FILE* file = std::fopen("/sys/fs/cgroup/cpu.max", "r")) {
-    if (std::fscanf(file, "%lld %lld", &quota, &period) != 2) quota = -1;
-    std::fclose(file);
-  } else {
-    std::FILE* quota_file = std::fopen("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "r");
-    std::FILE* period_file = std::fopen("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "r");
-    if (quota_file && std::fscanf(quota_file, "%lld", &quota) != 1) quota = -1;
-    if (period_file && std::fscanf(period_file, "%lld", &period) != 1) period = 0;
-    if (quota_file) std::fclose(quota_file);
-    if (period_file) std::fclose(period_file);
-  }
-  return quota > 0 && period > 0 ? static_cast<double>(quota) / static_cast<double>(period) : 0;
-}
-
 }  // namespace
 
-std::int32_t usable_cpus() {
-  std::int32_t cpus = static_cast<std::int32_t>(std::max(1u, std::thread::hardware_concurrency()));
-  cpu_set_t affinity;
-  if (sched_getaffinity(0, sizeof(affinity), &affinity) == 0)
-    cpus = std::max(1, CPU_COUNT(&affinity));
-  const double quota = cgroup_quota();
-  if (quota > 0 && quota < cpus) cpus = std::max(1, static_cast<std::int32_t>(quota + 0.999));
-  return cpus;
-}
-
-struct Pool::Crew {
+// The threads of a pool. They start with the first parallel_for() and end with the pool, at
+// tilewise_shutdown() or when the library is unloaded.
+struct Crew {
   std::mutex mutex;
   std::condition_variable work_arrived;
   std::condition_variable worker_left;
@@ -108,6 +68,12 @@ struct Pool::Crew {
   bool closing = false;
   std::atomic<std::uint64_t> arrivals = 0;  // of jobs, and of the end
   std::vector<std::thread> workers;
+
+  // These are guarded by the start mutex, except that a call ends without it.
+  std::atomic<std::int64_t> calls = 0;  // parallel_for() calls that use this crew
+  Crew** owner = nullptr;               // the pool's pointer to this crew; null without pool
+  Crew* next = nullptr;                 // in the list of all crews
+  pid_t process = getpid();
 
   Job* open_job() const {
     for (Job* job = jobs; job != nullptr; job = job->link) {
@@ -117,7 +83,6 @@ struct Pool::Crew {
   }
 
   void serve() {
-    inside_item = true;
     std::unique_lock lock(mutex);
     while (true) {
       Job* job = open_job();
@@ -131,6 +96,9 @@ struct Pool::Crew {
       if (job == nullptr) return;
       ++job->users;
       lock.unlock();
+      // The first access to a thread-local variable may take the dynamic loader's lock, which
+      // dlclose() holds while it waits for this thread. During a job nobody may call dlclose().
+      inside_item = true;
       std::fesetenv(&job->environment);
       job->work();
       lock.lock();
@@ -155,43 +123,115 @@ struct Pool::Crew {
     lock.lock();
     worker_left.wait(lock, [&] { return job->users == 0; });
   }
+
+  bool has_worker(std::thread::id id) const {
+    return std::any_of(workers.begin(), workers.end(),
+                       [&](const std::thread& worker) { return worker.get_id() == id; });
+  }
 };
 
-Pool::Crew* Pool::crew() {
-  const std::lock_guard lock(start_mutex);
-  if (crew_ != nullptr && generation_ == fork_count) return crew_;
-  // After a fork the old crew has no threads, and its mutex may be held by one that is gone. It is
-  // leaked, not destroyed.
-  crew_ = new (std::nothrow) Crew;
-  generation_ = fork_count;
-  if (crew_ == nullptr) return nullptr;
-  try {
-    crew_->workers.reserve(static_cast<std::size_t>(threads_ - 1));
-    Crew* crew = crew_;
-    for (std::int32_t i = 1; i < threads_; ++i)
-      crew->workers.emplace_back([crew] { crew->serve(); });
-  } catch (const std::system_error&) {  // the pool runs with those that could be started
-  } catch (const std::bad_alloc&) {
+namespace {
+
+// Guards the start and the end of crews. Forks are counted, and no fork happens while a crew is
+// being created: the child finds the mutex free and its crew gone.
+std::mutex start_mutex;
+std::uint64_t fork_count = 0;
+Crew* crews = nullptr;   // of this process
+bool unloading = false;  // true once no thread may start any more
+
+// This is registered when the library is loaded: the guard of a function-local static could itself
+// be interrupted by a fork.
+[[maybe_unused]] const int forks_are_watched =
+    pthread_atfork([] { start_mutex.lock(); }, [] { start_mutex.unlock(); },
+                   [] {
+                     ++fork_count;
+                     crews = nullptr;
+                     inside_item = false;
+                     start_mutex.unlock();
+                   });
+
+// Ends the threads of a crew and frees it, unless a call still uses it. Called with the start mutex
+// held, so that no further call begins.
+bool stop(Crew* crew) {
+  if (crew->calls.load(std::memory_order_acquire) != 0) return false;
+  if (crew->process != getpid()) return false;  // a child made without the handlers of fork()
+  if (crew->has_worker(std::this_thread::get_id())) return false;  // a signal handler calls exit()
+  {
+    const std::lock_guard lock(crew->mutex);
+    crew->closing = true;
+    crew->arrivals.fetch_add(1, std::memory_order_relaxed);
   }
+  crew->work_arrived.notify_all();
+  for (std::thread& worker : crew->workers) worker.join();
+  Crew** link = &crews;
+  while (*link != crew) link = &(*link)->next;
+  *link = crew->next;
+  if (crew->owner != nullptr) *crew->owner = nullptr;
+  delete crew;
+  return true;
+}
+
+bool stop_all() {
+  bool all = true;
+  for (Crew* crew = crews; crew != nullptr;) {
+    Crew* const next = crew->next;
+    all = stop(crew) && all;
+    crew = next;
+  }
+  return all;
+}
+
+// Runs at dlclose() and at exit(). At dlclose() no call is in progress and every thread ends here,
+// before its code is unmapped. At exit() other threads may be computing: their crews are left to
+// the end of the process, and calls that begin later run on the calling thread alone. If the mutex
+// stays taken, exit() was called in a signal handler that interrupted its owner.
+[[gnu::destructor]] void stop_at_unload() {
+  constexpr int kMilliseconds = 1000;
+  for (int waited = 0; !start_mutex.try_lock(); ++waited) {
+    if (waited == kMilliseconds) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  unloading = true;
+  stop_all();
+  start_mutex.unlock();
+}
+
+}  // namespace
+
+Crew* Pool::begin_call() {
+  const std::lock_guard lock(start_mutex);
+  if (unloading) return nullptr;
+  if (crew_ == nullptr || generation_ != fork_count) {
+    // After a fork the old crew has no threads, and its mutex may be held by one that is gone. It
+    // is leaked, not destroyed.
+    crew_ = new (std::nothrow) Crew;
+    generation_ = fork_count;
+    if (crew_ == nullptr) return nullptr;
+    crew_->owner = &crew_;
+    crew_->next = crews;
+    crews = crew_;
+    try {
+      crew_->workers.reserve(static_cast<std::size_t>(threads_ - 1));
+      Crew* crew = crew_;
+      for (std::int32_t i = 1; i < threads_; ++i)
+        crew->workers.emplace_back([crew] { crew->serve(); });
+    } catch (const std::system_error&) {  // the pool runs with those that could be started
+    } catch (const std::bad_alloc&) {
+    }
+  }
+  crew_->calls.fetch_add(1, std::memory_order_relaxed);
   return crew_;
 }
 
 Pool::~Pool() {
   const std::lock_guard lock(start_mutex);
   if (crew_ == nullptr || generation_ != fork_count) return;
-  {
-    const std::lock_guard crew_lock(crew_->mutex);
-    crew_->closing = true;
-    crew_->arrivals.fetch_add(1, std::memory_order_relaxed);
-  }
-  crew_->work_arrived.notify_all();
-  for (std::thread& worker : crew_->workers) worker.join();
-  delete crew_;
+  if (Crew* const crew = crew_; !stop(crew)) crew->owner = nullptr;
 }
 
 void Pool::parallel_for(std::int64_t n, void (*fn)(void*, std::int64_t), void* context) {
-  Crew* const hired = n > 1 && threads_ > 1 && !inside_item ? crew() : nullptr;
-  if (hired == nullptr) {
+  Crew* const crew = n > 1 && threads_ > 1 && !inside_item ? begin_call() : nullptr;
+  if (crew == nullptr) {
     for (std::int64_t item = 0; item < n; ++item) fn(context, item);
     return;
   }
@@ -200,12 +240,13 @@ void Pool::parallel_for(std::int64_t n, void (*fn)(void*, std::int64_t), void* c
   job.context = context;
   job.n = n;
   std::fegetenv(&job.environment);
-  hired->add(&job);
-  hired->work_arrived.notify_all();
+  crew->add(&job);
+  crew->work_arrived.notify_all();
   inside_item = true;
   job.work();
   inside_item = false;
-  hired->remove_and_wait(&job);
+  crew->remove_and_wait(&job);
+  crew->calls.fetch_sub(1, std::memory_order_release);
 }
 
 tilewise_executor Pool::executor() {
@@ -221,11 +262,27 @@ tilewise_executor Pool::executor() {
 }
 
 Pool* default_pool() {
+  // This is no guarded static: see forks_are_watched. It is never destroyed: calls may come from
+  // the destructors of a program's static objects.
   static std::atomic<Pool*> pool = nullptr;
+  alignas(Pool) static unsigned char memory[sizeof(Pool)];
   if (Pool* const made = pool.load(std::memory_order_acquire)) return made;
-  const std::lock_guard lock(start_mutex);  // not a guarded static: see forks_are_watched
-  if (pool.load() == nullptr) pool.store(new (std::nothrow) Pool(usable_cpus()));
+  const std::lock_guard lock(start_mutex);
+  ThreadCount count;
+  read_thread_count(&count);  // make_plan() reports a failure
+  if (pool.load() == nullptr) pool.store(new (memory) Pool(count.threads));
   return pool.load();
+}
+
+Status stop_pools() {
+  if (inside_item) {
+    return problem::fail(TILEWISE_INVALID_ARGUMENT,
+                         "tilewise_shutdown: called by a work item, which needs its thread");
+  }
+  const std::lock_guard lock(start_mutex);
+  if (stop_all()) return TILEWISE_OK;
+  return problem::fail(TILEWISE_INVALID_ARGUMENT,
+                       "tilewise_shutdown: called while another thread computes");
 }
 
 }  // namespace tilewise::plan

@@ -1,16 +1,17 @@
-// The default executor: a pool of threads that sleep when idle, serve several callers at once, and
-// survive fork().
+// The default executor: a pool of threads that sleep when idle, serve several callers at once,
+// survive fork(), and end when the library is unloaded.
 #pragma once
 
 #include <tilewise/tilewise.h>
 
 #include <cstdint>
 
+#include "problem/status.h"
+
 namespace tilewise::plan {
 
-// Returns the number of CPUs that this process may use: the affinity mask, limited by the cgroup's
-// quota. At least 1.
-std::int32_t usable_cpus();
+using problem::Status;
+struct Crew;  // the threads of a pool
 
 class Pool {
  public:
@@ -30,16 +31,19 @@ class Pool {
   tilewise_executor executor();
 
  private:
-  struct Crew;
-  Crew* crew();
+  Crew* begin_call();
 
   std::int32_t threads_;
   Crew* crew_ = nullptr;          // guarded by the start mutex
   std::uint64_t generation_ = 0;  // the number of forks when the crew was created
 };
 
-// Returns the pool that is used for "executor NULL"; nullptr if memory is short. It is never
-// destroyed.
+// Returns the pool that is used for "executor NULL". Its size is that of read_thread_count() at the
+// first call. It is never destroyed.
 Pool* default_pool();
+
+// Ends the threads of every pool. They start again with the pool's next parallel_for. Pools that
+// another thread uses at the moment keep their threads, which is an error.
+Status stop_pools();
 
 }  // namespace tilewise::plan

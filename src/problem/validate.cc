@@ -1,69 +1,14 @@
 #include "problem/validate.h"
 
-#include <cmath>
-
 #include "math/integer.h"
 #include "problem/checked.h"
+#include "problem/options.h"
 #include "problem/read_tensors.h"
 #include "problem/tensor_checks.h"
 #include "problem/tensors.h"
 
 namespace tilewise::problem {
 namespace {
-
-Status read_options(const tilewise_problem& request, Problem* problem) {
-  if (request.layout != TILEWISE_BSHD && request.layout != TILEWISE_BHSD) {
-    return fail(TILEWISE_INVALID_ARGUMENT, "layout: is %d, must be 0 (BSHD) or 1 (BHSD)",
-                request.layout);
-  }
-  if (request.alignment != TILEWISE_BOTTOM_RIGHT && request.alignment != TILEWISE_TOP_LEFT) {
-    return fail(TILEWISE_INVALID_ARGUMENT,
-                "alignment: is %d, must be 0 (bottom-right) or 1 (top-left)", request.alignment);
-  }
-  const struct {
-    const char* name;
-    std::int32_t value;
-  } flags[] = {{"causal", request.causal},
-               {"deterministic", request.deterministic},
-               {"batch_invariant", request.batch_invariant}};
-  for (const auto& flag : flags) {
-    if (flag.value != 0 && flag.value != 1) {
-      return fail(TILEWISE_INVALID_ARGUMENT, "%s: is %d, must be 0 or 1", flag.name, flag.value);
-    }
-  }
-  if (request.reserved != 0)
-    return fail(TILEWISE_INVALID_ARGUMENT, "reserved: is %d, must be 0", request.reserved);
-  if (request.window_left < -1) {
-    return fail(TILEWISE_INVALID_ARGUMENT, "window_left: is %lld, must be >= -1",
-                printable(request.window_left));
-  }
-  if (request.window_right < -1) {
-    return fail(TILEWISE_INVALID_ARGUMENT, "window_right: is %lld, must be >= -1",
-                printable(request.window_right));
-  }
-  if (!std::isfinite(request.softcap) || request.softcap < 0) {
-    return fail(TILEWISE_INVALID_ARGUMENT, "softcap: is %g, must be finite and >= 0 (0 is off)",
-                request.softcap);
-  }
-  if (!(request.dropout_p >= 0 && request.dropout_p < 1)) {
-    return fail(TILEWISE_INVALID_ARGUMENT, "dropout_p: is %g, must be >= 0 and < 1",
-                request.dropout_p);
-  }
-  if (request.dropout_offset >> 32) {
-    return fail(TILEWISE_INVALID_ARGUMENT, "dropout_offset: is %llu, must be < 2^32",
-                static_cast<unsigned long long>(request.dropout_offset));
-  }
-  problem->softcap = request.softcap;
-  problem->dropout_p = request.dropout_p;
-  problem->dropout_seed = request.dropout_seed;
-  problem->dropout_offset = request.dropout_offset;
-  problem->top_left = request.alignment == TILEWISE_TOP_LEFT;
-  problem->window_left = request.window_left;
-  problem->window_right = request.causal ? 0 : request.window_right;
-  problem->deterministic = request.deterministic != 0;
-  problem->batch_invariant = request.batch_invariant != 0;
-  return TILEWISE_OK;
-}
 
 Status check_qkv(const tilewise_problem& request) {
   const struct {
@@ -305,20 +250,6 @@ Status read_backward(const tilewise_problem& request, Problem* problem) {
     problem->dsink.dtype = request.dsink.dtype;
     problem->dsink.head = stride_of(request.dsink, 0);
   }
-  return TILEWISE_OK;
-}
-
-Status read_scale(const tilewise_problem& request, Problem* problem) {
-  const double scale = request.softmax_scale;
-  if (scale == TILEWISE_DEFAULT_SCALE) {
-    problem->scale = 1.0 / std::sqrt(static_cast<double>(problem->head_dim));
-    return TILEWISE_OK;
-  }
-  if (!std::isfinite(scale)) {
-    return fail(TILEWISE_INVALID_ARGUMENT,
-                "softmax_scale: is %g, must be finite (or TILEWISE_DEFAULT_SCALE)", scale);
-  }
-  problem->scale = scale;
   return TILEWISE_OK;
 }
 

@@ -1,4 +1,5 @@
 // Tests compare, explain, bench, check, info and the help: the output for people and for programs.
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <tilewise/tilewise.hpp>
@@ -12,8 +13,8 @@ using nlohmann::json;
 
 class Commands : public Cli {
  protected:
-  json run_json(const std::string& arguments) const {
-    const Outcome outcome = run(arguments + " --json");
+  json run_json(const std::string& arguments, const std::string& variables = "") const {
+    const Outcome outcome = run(arguments + " --json", "", variables);
     EXPECT_EQ(outcome.code, 0) << arguments << "\n" << outcome.err;
     EXPECT_EQ(outcome.err, "") << arguments;
     return json::parse(outcome.out);
@@ -30,6 +31,65 @@ TEST_F(Commands, HelpHasAnExample) {
   }
   EXPECT_EQ(run("--help").code, 0);
   EXPECT_EQ(run("--version").out, std::string(tilewise_version()) + "\n");
+}
+
+// Returns commands that print: one of each kind, small, and the help.
+std::vector<std::string> printing_commands() {
+  return {"info",
+          "info --json",
+          "info --kernels",
+          "info --kernels --json",
+          "run --q q.npy --k q.npy --v q.npy --out out.npy",
+          "run --q q.npy --k q.npy --v q.npy --out out.npy --json",
+          "explain --shape 1,64,64,1,1,16",
+          "compare --shape 1,16,16,1,1,16 --kernels three_pass",
+          "compare --shape 1,16,16,1,1,16 --kernels three_pass --json",
+          "bench --shape 1,16,16,1,1,16 --seconds 0.01",
+          "--help",
+          "run --help",
+          "--version"};
+}
+
+TEST_F(Commands, AFullOrClosedOutputIsAnErrorOfOneLine) {
+  write("q.npy", random_array(io::ElementType::f32, {1, 4, 1, 4}, 1));
+  for (const std::string& command : printing_commands()) {
+    const Outcome right = run(command);
+    EXPECT_EQ(right.code, 0) << command << "\n" << right.err;
+    for (const char* out : {">/dev/full", ">&-"}) {
+      const Outcome outcome = run(command, out);
+      EXPECT_EQ(outcome.code, 2) << command << " " << out;
+      EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+      EXPECT_EQ(outcome.err.rfind("tilewise", 0), 0u) << outcome.err;
+    }
+  }
+}
+
+// A report that is printed while standard output is closed must not end up in the output file.
+TEST_F(Commands, AClosedOutputLeavesTheOutputFilesWhole) {
+  write("q.npy", random_array(io::ElementType::f32, {1, 4, 1, 4}, 1));
+  const std::string command = "run --q q.npy --k q.npy --v q.npy --out ";
+  EXPECT_EQ(run(command + "right.npy").code, 0);
+  EXPECT_EQ(run(command + "closed.npy", ">&-").code, 2);
+  EXPECT_EQ(run(command + "all_closed.npy", "<&- >&- 2>&-").code, 2);
+  const std::map<std::string, std::string> files = contents();
+  EXPECT_EQ(files.at("closed.npy"), files.at("right.npy"));
+  EXPECT_EQ(files.at("all_closed.npy"), files.at("right.npy"));
+}
+
+TEST_F(Commands, InfoShowsTheThreadsOfTheDefaultPool) {
+  const json given = run_json("info", "TILEWISE_NUM_THREADS=3 OMP_NUM_THREADS=2")["threads"];
+  EXPECT_EQ(given, json({{"count", 3}, {"variable", "TILEWISE_NUM_THREADS"}}));
+  const json openmp = run_json("info", "TILEWISE_NUM_THREADS= OMP_NUM_THREADS=2,1")["threads"];
+  EXPECT_EQ(openmp, json({{"count", 2}, {"variable", "OMP_NUM_THREADS"}}));
+  write("q.npy", random_array(io::ElementType::f32, {1, 4, 1, 4}, 1));
+  const std::string forward = "run --q q.npy --k q.npy --v q.npy --out out.npy";
+  EXPECT_EQ(run_json(forward, "TILEWISE_NUM_THREADS=3")["threads"], 3);
+  EXPECT_EQ(run_json(forward + " --threads 2", "TILEWISE_NUM_THREADS=x")["threads"], 2);
+  const Outcome wrong = run(forward, "", "TILEWISE_NUM_THREADS=x");
+  EXPECT_EQ(wrong.code, 2);
+  EXPECT_EQ(wrong.err, "tilewise run: TILEWISE_NUM_THREADS: is \"x\", must be 0 (all) to 4096\n");
+  EXPECT_NE(run("info", "", "TILEWISE_NUM_THREADS=x").out.find("must be 0 (all) to 4096"),
+            std::string::npos);
 }
 
 TEST_F(Commands, InfoListsTheRegistry) {

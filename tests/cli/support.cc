@@ -49,11 +49,13 @@ Cli::~Cli() {
   std::filesystem::remove_all(streams_);
 }
 
-Outcome Cli::run(const std::string& arguments) const {
+Outcome Cli::run(const std::string& arguments, const std::string& redirections,
+                 const std::string& variables) const {
   const std::string out = (streams_ / "out").string();
   const std::string err = (streams_ / "err").string();
-  const std::string command = "cd '" + directory_.string() + "' && exec '" TILEWISE_CLI "' " +
-                              arguments + " >'" + out + "' 2>'" + err + "'";
+  const std::string command = "cd '" + directory_.string() + "' && exec env " + variables +
+                              " '" TILEWISE_CLI "' " + arguments + " >'" + out + "' 2>'" + err +
+                              "' " + redirections;
   const int status = std::system(command.c_str());
   const int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
   return {code, slurp(out), slurp(err)};

@@ -24,8 +24,10 @@ class Cli : public ::testing::Test {
   Cli();
   ~Cli() override;
 
-  // Runs tilewise with these arguments, which a shell parses.
-  Outcome run(const std::string& arguments) const;
+  // Runs tilewise with these arguments, which a shell parses. Redirections such as ">/dev/full"
+  // override those that catch the output; variables such as "A=1 B=2" are set for the program.
+  Outcome run(const std::string& arguments, const std::string& redirections = "",
+              const std::string& variables = "") const;
 
   std::string path(const std::string& name) const { return (directory_ / name).string(); }
   void write(const std::string& name, const io::Array& array) const;

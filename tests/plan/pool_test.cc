@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "plan/thread_count.h"
 #include "problem/sample.h"
 #include "registry/support.h"
 #include "verify/cases.h"
