@@ -77,11 +77,14 @@ struct Row {
         problem.q.offset(batch_of(problem.q_packed), head, sequence.q_start + row);
     const std::int64_t k =
         problem.k.offset(batch_of(problem.k_packed), head / problem.group, sequence.k_start + key);
-    double sum = 0;
-    for (std::int64_t c = 0; c < problem.head_dim; ++c) {
-      sum += read_element(problem.q, q + c) * read_element(problem.k, k + c);
-    }
-    return sum;
+    return with_elements(problem.q, [&](const auto* q_elements) {
+      const auto* const k_elements = static_cast<decltype(q_elements)>(problem.k.data) + k;
+      double sum = 0;
+#pragma unroll 8
+      for (std::int64_t c = 0; c < problem.head_dim; ++c)
+        sum += math::load<double>(q_elements[q + c]) * math::load<double>(k_elements[c]);
+      return sum;
+    });
   }
 
   // -inf if the key is masked. Nothing of a masked key is read.
@@ -158,17 +161,23 @@ __device__ math::SoftmaxState<double> attend(const Row& row, std::int64_t column
         score == minus_infinity ? -1 : prob * (key < keys.end ? row.dropout_factor(key) : 0);
     team.sync();
     const std::int64_t count = math::min(kRowThreads, keys.end - begin);
+#pragma unroll
     for (int c = 0; c < kRowColumns; ++c) {
       const std::int64_t column = column_begin + team.thread() + kRowThreads * c;
-      if (column >= problem.value_dim) break;
-      double sum = factor * out[c];
-      for (std::int64_t j = 0; j < count; ++j) {
-        if (scores[j] < 0) continue;
-        sum += scores[j] * read_element(problem.v, v + (begin + j) * problem.v.row + column);
-      }
-      out[c] = sum;
+      if (column >= problem.value_dim) continue;
+      const double before = factor * out[c];
+      out[c] = with_elements(problem.v, [&, before](const auto* elements) {
+        const auto* value = elements + v + begin * problem.v.row + column;
+        double sum = before;
+#pragma unroll 4
+        for (std::int64_t n = 0; n < count; ++n, value += problem.v.row) {
+          if (!(scores[n] < 0)) sum += scores[n] * math::load<double>(*value);
+        }
+        return sum;
+      });
     }
     team.sync();
+    if (state.sum != state.sum) break;  // the row is NaN, whatever follows
   }
   return state;
 }

@@ -1,4 +1,4 @@
-// Reads and writes single elements of any dtype, for code that need not be fast.
+// Reads and writes elements of any dtype, for code that need not be fast.
 #pragma once
 
 #include "math/number.h"
@@ -17,6 +17,21 @@ __device__ __forceinline__ double read_element(const void* data, std::int32_t dt
       return math::load<double>(static_cast<const math::BFloat16*>(data)[offset]);
     default:
       return math::load<double>(static_cast<const math::Float16*>(data)[offset]);
+  }
+}
+
+// Calls `function` with the elements of a view as an array of their type.
+template <class Function>
+__device__ __forceinline__ auto with_elements(const problem::View& view, const Function& function) {
+  switch (view.dtype) {
+    case TILEWISE_FP64:
+      return function(static_cast<const double*>(view.data));
+    case TILEWISE_FP32:
+      return function(static_cast<const float*>(view.data));
+    case TILEWISE_BF16:
+      return function(static_cast<const math::BFloat16*>(view.data));
+    default:
+      return function(static_cast<const math::Float16*>(view.data));
   }
 }
 
