@@ -45,7 +45,7 @@ __global__ void bands_kernel(const __grid_constant__ Parameters parameters,
 
 // Computes the flagged rows in double. A block reads the flags of kRowThreads row blocks (16 rows)
 // at a time.
-__global__ void __launch_bounds__(kRowThreads)
+__global__ void __launch_bounds__(kRowThreads, 1)
     repair_kernel(const __grid_constant__ Parameters parameters, std::int32_t q_tile) {
   __shared__ RowMemory shared;
   __shared__ std::uint32_t flags[kRowThreads];
