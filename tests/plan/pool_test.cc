@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cfenv>
+#include <chrono>
 #include <thread>
 #include <vector>
 
@@ -104,6 +105,45 @@ TEST(Pool, MayBeDestroyedWithoutWork) {
     Pool pool(4);
     run_items(pool, 4, [](std::int64_t) {});
   }
+}
+
+// While other threads compute, a shutdown is refused or comes between two of their calls; either
+// way every item runs.
+TEST(Pool, ShutdownDuringUseLosesNoItem) {
+  Pool pool(4);
+  std::atomic<bool> stop{false};
+  std::atomic<std::int64_t> started{0};
+  std::atomic<std::int64_t> ran{0};
+  std::vector<std::thread> hosts;
+  for (int host = 0; host < 3; ++host) {
+    hosts.emplace_back([&] {
+      while (!stop) {
+        started += 8;
+        run_items(pool, 8, [&](std::int64_t) { ++ran; });
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
+      }
+    });
+  }
+  for (int i = 0; i < 300; ++i) {
+    const tilewise_status status = tilewise_shutdown();
+    if (status != TILEWISE_OK) {
+      EXPECT_EQ(status, TILEWISE_INVALID_ARGUMENT);
+      EXPECT_EQ(std::string(tilewise_last_error()),
+                "tilewise_shutdown: called while another thread computes");
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  stop = true;
+  for (std::thread& host : hosts) host.join();
+  EXPECT_EQ(ran, started);
+  EXPECT_EQ(tilewise_shutdown(), TILEWISE_OK);
+}
+
+TEST(Pool, ShutdownFromAWorkItemIsRefused) {
+  Pool pool(3);
+  std::atomic<int> refused{0};
+  run_items(pool, 6, [&](std::int64_t) { refused += tilewise_shutdown() != TILEWISE_OK; });
+  EXPECT_EQ(refused, 6);
 }
 
 TEST(Pool, CountsAtLeastOneCpu) { EXPECT_GE(plan::usable_cpus(), 1); }
