@@ -117,7 +117,7 @@ TEST(Unload, TheThreadsOfTheDefaultPoolEndBeforeTheirCode) {
 }
 
 // The pools stay reachable, so that the leak checker reports nothing but the library's own leaks.
-std::vector<tilewise_pool*> forgotten_pools;
+std::vector<tilewise_pool*>& forgotten_pools = *new std::vector<tilewise_pool*>;
 
 TEST(Unload, TheThreadsOfAForgottenPoolEndToo) {
   EXPECT_EQ(status_of_child([] {

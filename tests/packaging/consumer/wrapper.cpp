@@ -1,4 +1,5 @@
-// A user's program over tilewise.hpp: equal scores, so every row of the output is the mean of the values.
+// A user's program over tilewise.hpp: equal scores, so every row of the output is the mean of the
+// values.
 #include <cmath>
 #include <cstdio>
 #include <span>
