@@ -56,7 +56,7 @@ def attention(
         v: (B, Sk, Hk, Dv) or packed (Tk, Hk, Dv).
         causal: keys j <= i + d, d = Sk - Sq, or 0 with ``alignment="top_left"``.
         window_size: (left, right): keys i + d - left <= j <= i + d + right; -1 or None is unbounded.
-        softmax_scale: any finite number; None is 1/sqrt(D).
+        softmax_scale: from -1e30 to 1e30 (fp64: 1e300); None is 1/sqrt(D).
         softcap: c > 0: scores become c * tanh(score / c).
         mask: bool, broadcasts from the right to (B, H, Sq, Sk); True is visible. Or uint8, where 0 hides a key.
         bias: q's dtype or float32, broadcasts to (B, H, Sq, Sk); has a gradient.
