@@ -10,8 +10,6 @@ namespace tilewise::reference {
 namespace {
 
 using math::KeyRange;
-using math::max;
-using math::min;
 using problem::Operation;
 
 math::Band band_of(const AttentionShape& shape) {

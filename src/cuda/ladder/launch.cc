@@ -39,15 +39,15 @@ struct StandardInstance {
 };
 
 std::size_t instance_index(const Problem& problem) {
-  return static_cast<std::size_t>(2 * row_for(problem, false) +
-                                  (problem.dtype == TILEWISE_FP16 ? 1 : 0));
+  return 2 * static_cast<std::size_t>(row_for(problem, false)) +
+         (problem.dtype == TILEWISE_FP16 ? 1 : 0);
 }
 const Flash1Instance& flash1_instance(const Problem& problem) {
   static constexpr auto kInstances = []<std::size_t... kIndex>(std::index_sequence<kIndex...>) {
     return std::array{Flash1Instance{Flash1Kernel<kIndex / 2, kIndex % 2 != 0>::load,
                                      Flash1Kernel<kIndex / 2, kIndex % 2 != 0>::start}...};
   }
-  (std::make_index_sequence<2 * kKernelRows>());
+  (std::make_index_sequence<std::size_t{2} * kKernelRows>());
   return kInstances[instance_index(problem)];
 }
 const StandardInstance& standard_instance(const Problem& problem) {
@@ -57,7 +57,7 @@ const StandardInstance& standard_instance(const Problem& problem) {
                          StandardKernel<kIndex / 2, kIndex % 2 != 0>::start_scores,
                          StandardKernel<kIndex / 2, kIndex % 2 != 0>::start_values}...};
   }
-  (std::make_index_sequence<2 * kKernelRows>());
+  (std::make_index_sequence<std::size_t{2} * kKernelRows>());
   return kInstances[instance_index(problem)];
 }
 int flash1_q_tile(const Problem& problem, bool) {

@@ -34,9 +34,10 @@ constexpr std::array<Instance, sizeof...(kIndex)> make_instances(std::index_sequ
 }
 
 const Instance& instance_for(const Problem& problem, bool score_mod) {
-  static constexpr auto kInstances = make_instances(std::make_index_sequence<2 * kKernelRows>());
+  static constexpr auto kInstances =
+      make_instances(std::make_index_sequence<std::size_t{2} * kKernelRows>());
   const int row = row_for(problem, score_mod);
-  return kInstances[static_cast<std::size_t>(2 * row + (problem.dtype == TILEWISE_FP16 ? 1 : 0))];
+  return kInstances[2 * static_cast<std::size_t>(row) + (problem.dtype == TILEWISE_FP16 ? 1 : 0)];
 }
 
 int q_tile_for(const Problem& problem, bool score_mod) {
