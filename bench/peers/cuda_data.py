@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Forward on one GPU on data of several kinds: what each takes beside random normal inputs of the same shape.
+"""Forward on one GPU on data of several kinds: each kind is compared with random normal inputs of the same shape.
 
 Usage: bench/peers/cuda_data.py LIBTILEWISE [--out FILE.json] [--kernels NAME...] [--dtypes bf16 fp16] [--seconds S]
 Example: bench/peers/cuda_data.py build/release/libtilewise.so --kernels cuda_sm90
