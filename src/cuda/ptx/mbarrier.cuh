@@ -13,6 +13,12 @@ __device__ __forceinline__ void mbarrier_init(std::uint32_t barrier, std::uint32
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
+// mbarrier.inval: the barrier is none from here on, and may be initialised again. One thread, after
+// a block barrier that ends all other use.
+__device__ __forceinline__ void mbarrier_invalidate(std::uint32_t barrier) {
+  asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 // fence.mbarrier_init (9.7.13.4): makes the barriers that this thread has initialised visible to
 // TMA copies.
 __device__ __forceinline__ void fence_mbarrier_init() {
@@ -44,22 +50,6 @@ __device__ __forceinline__ void mbarrier_wait(std::uint32_t barrier, std::uint32
       "}\n" ::"r"(barrier),
       "r"(parity)
       : "memory");
-}
-
-// mbarrier.test_wait.parity: returns whether the phase of that parity is complete, without waiting.
-// Any thread. If it is, the call acquires what mbarrier_wait() acquires.
-__device__ __forceinline__ bool mbarrier_test(std::uint32_t barrier, std::uint32_t parity) {
-  std::uint32_t complete;
-  asm volatile(
-      "{\n"
-      ".reg .pred complete;\n"
-      "mbarrier.test_wait.parity.shared::cta.b64 complete, [%1], %2;\n"
-      "selp.u32 %0, 1, 0, complete;\n"
-      "}\n"
-      : "=r"(complete)
-      : "r"(barrier), "r"(parity)
-      : "memory");
-  return complete != 0;
 }
 
 }  // namespace tilewise::cuda::ptx

@@ -10,10 +10,12 @@ namespace tilewise::cuda::sm90 {
 
 // Each value is the barrier of the first consumer warpgroup; those of the others follow.
 enum class NamedBarrier : std::uint32_t {
-  kOrder = 1,          // consumer warpgroups take the tensor cores in turns
-  kZeroV = 4,          // a warpgroup has zeroed rows of V
-  kRecompute = 7,      // all rows are stored or flagged: one barrier for the block
-  kRecomputeTeam = 8,  // threads that recompute a row together
+  kOrder = 1,           // consumer warpgroups take the tensor cores in turns
+  kZeroV = 4,           // a warpgroup has zeroed rows of V
+  kPassEnd = 7,         // all query tiles of a pass are stored or listed: one barrier for the block
+  kPassBegin = 8,       // the second pass may begin: one barrier for the block
+  kScanTeam = 9,        // all consumers
+  kRecomputeTeam = 10,  // threads that recompute a row together
 };
 
 TILEWISE_INLINE constexpr std::uint32_t barrier_of(NamedBarrier first, int warpgroup) {

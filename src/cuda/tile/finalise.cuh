@@ -23,13 +23,14 @@ __device__ __forceinline__ math::Finalised<float> finalise_row(math::SoftmaxStat
 }
 
 // finalise_row() of a row without a sink, with the GPU's approximate logarithm and reciprocal and
-// without a branch, for 16-bit outputs.
+// without a branch, for 16-bit outputs. A row whose scores are all NaN has no max, but a sum.
 __device__ __forceinline__ math::Finalised<float> finalise_approx(
     const math::SoftmaxState<float>& state, float ln2) {
   const float minus_infinity = -math::Limits<float>::kInfinity;
   const bool none = state.max == minus_infinity;
   const float lse = __fmaf_rn(ptx::log2_approx(state.sum), ln2, state.max * ln2);
-  return {none ? 0 : ptx::reciprocal_approx(state.sum), none ? minus_infinity : lse};
+  return {none ? state.sum : ptx::reciprocal_approx(state.sum),
+          none ? minus_infinity + state.sum : lse};
 }
 // finalise_approx() of a row with a sink, which joins as the state (sink, 1).
 __device__ __forceinline__ math::Finalised<float> finalise_approx(

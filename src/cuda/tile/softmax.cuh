@@ -173,6 +173,12 @@ __device__ __forceinline__ void add_sums(const RowSums& sums, const Anchors& anc
   }
 }
 
+// Rescales the sums so far.
+__device__ __forceinline__ void scale_sums(const Anchors& anchors, RowStates& states) {
+#pragma unroll
+  for (int which = 0; which < kRowsPerLane; ++which) states.row[which].sum *= anchors.factor[which];
+}
+
 // How large a lane's sum of probs may become where the anchor is not the maximum of the row. bf16
 // has the exponent range of fp32, and exp2 of such a large exponent is still accurate enough for a
 // prob of 16 bits; fp16 ends at 2^16.
@@ -194,7 +200,16 @@ __device__ __forceinline__ OverflowedRows overflowed_rows(const RowSums& sums) {
            quad_max(sums.row[1]) > kOverflowLimit<kFp16>}};
 }
 
-// Sets the max of overflowed rows to the maxima of the tile; other rows stay as they are.
+// How far the maximum of a tile may exceed the anchor of its row, in log 2, before a lazy max is
+// taken again. A prob that far above 1 makes its lane's sum overflow, so that any_overflowed()
+// finds every such row; the fraction covers the rounding of the prob.
+template <bool kFp16>
+inline constexpr float kLazyRescaleThreshold = kFp16 ? 15.0625f : 60.0625f;
+
+// Sets the max of rows that have overflowed, and whose maximum exceeds the threshold, to the maxima
+// of the tile; other rows stay as they are. The rule is that of update_max_carefully(), so that a
+// row has the same bits on both ways.
+template <bool kFp16>
 __device__ __forceinline__ Anchors update_max_of_overflowed(const OverflowedRows& overflowed,
                                                             const RowMax& maxima, RowStates& states,
                                                             float scale_log2) {
@@ -202,11 +217,13 @@ __device__ __forceinline__ Anchors update_max_of_overflowed(const OverflowedRows
 #pragma unroll
   for (int which = 0; which < kRowsPerLane; ++which) {
     float& max = states.row[which].max;
-    const float before = math::anchor(max) * scale_log2;
-    if (overflowed.row[which]) max = maxima.row[which];
+    const float before = math::anchor(max);
+    const bool grows = overflowed.row[which] &&
+                       (maxima.row[which] - before) * scale_log2 > kLazyRescaleThreshold<kFp16>;
+    if (grows) max = maxima.row[which];
     anchors.anchor[which] = math::anchor(max) * scale_log2;
     anchors.factor[which] =
-        overflowed.row[which] ? ptx::exp2_approx(before - anchors.anchor[which]) : 1.0f;
+        grows ? ptx::exp2_approx(before * scale_log2 - anchors.anchor[which]) : 1.0f;
   }
   return anchors;
 }

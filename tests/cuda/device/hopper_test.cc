@@ -115,7 +115,7 @@ TEST(Device, HopperKernelSchedulesTilesInBatches) {
   }
 }
 
-// Batches of up to 28 sequences, which each block lists by itself, and larger ones, for which a
+// Batches of up to 24 sequences, which each block lists by itself, and larger ones, for which a
 // kernel runs before: packed, and dense with seqused_k.
 TEST(Device, HopperKernelListsSequences) {
   if (!has_hopper()) GTEST_SKIP() << "no Hopper device";
@@ -126,7 +126,7 @@ TEST(Device, HopperKernelListsSequences) {
     while (std::ssize(of) < count) of.push_back(std::max<std::int64_t>(any(random), 0));
     return of;
   };
-  for (const std::int64_t batch : {1, 2, 27, 28, 29, 33, 70}) {
+  for (const std::int64_t batch : {1, 2, 23, 24, 25, 33, 70}) {
     for (const bool packed : {false, true}) {
       Case c = make_case(Operation::kForward, TILEWISE_BF16, {batch, 50, 150, 2, 1, 64});
       c.causal = batch % 2 == 0;
@@ -144,27 +144,6 @@ TEST(Device, HopperKernelListsSequences) {
       EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
     }
   }
-}
-
-// The bytes of a workspace that a launch has written if it flags no row.
-constexpr std::int64_t kCounterBytes = 16;
-
-// The number of bytes of a workspace full of 0xFF that a kernel has written.
-std::int64_t written_workspace(const char* kernel, const tilewise_problem& request) {
-  const verify::DeviceCopy copy(Operation::kForward, request);
-  plan::Options options;
-  options.kernel = kernel;
-  plan::Plan plan;
-  EXPECT_EQ(plan::make_plan(Operation::kForward, copy.request(), options, &plan), TILEWISE_OK);
-  const verify::DeviceMemory workspace(0, plan.workspace_bytes);
-  plan::RunOptions run;
-  run.workspace = workspace.data();
-  run.workspace_bytes = static_cast<std::size_t>(plan.workspace_bytes);
-  EXPECT_EQ(plan::run_plan(plan, copy.request(), run), TILEWISE_OK) << problem::message();
-  std::vector<unsigned char> bytes(run.workspace_bytes);
-  EXPECT_EQ(cuda::copy(0, bytes.data(), workspace.data(), plan.workspace_bytes, nullptr),
-            TILEWISE_OK);
-  return std::count_if(bytes.begin(), bytes.end(), [](unsigned char b) { return b != 0xFF; });
 }
 
 // Windows that begin in either half of a tile of keys, and windows of few keys. Only rows with
@@ -193,29 +172,6 @@ TEST(Device, HopperKernelTakesWindows) {
       EXPECT_LE(written_workspace("cuda_sm90", instance.request()), kCounterBytes)
           << "D " << dim << " window " << left << ", " << right;
     }
-  }
-}
-
-// Runs the kernel on the contents of an instance, which are not random numbers, and compares it
-// with cuda_reference.
-void expect_as_reference(Instance& instance, const std::string& what) {
-  const std::int64_t columns = instance.request().out.shape[3];
-  ASSERT_EQ(run_kernel("cuda_reference", Operation::kForward, instance.request()), TILEWISE_OK);
-  const std::vector<double> expected = values_of(instance.request().out);
-  const std::vector<double> expected_lse = values_of(instance.request().lse);
-  verify::poison(instance.request().out);
-  verify::poison(instance.request().lse);
-  ASSERT_EQ(run_kernel("cuda_sm90", Operation::kForward, instance.request()), TILEWISE_OK);
-  const std::vector<double> got = values_of(instance.request().out);
-  const std::vector<double> lse = values_of(instance.request().lse);
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    ASSERT_NEAR(got[i], expected[i], 0.02 * std::abs(expected[i]) + 1e-2)
-        << what << " row " << static_cast<std::int64_t>(i) / columns;
-  }
-  for (std::size_t i = 0; i < lse.size(); ++i) {
-    if (expected_lse[i] == lse[i]) continue;  // -inf
-    ASSERT_NEAR(lse[i], expected_lse[i], 1e-5 * std::abs(expected_lse[i]) + 1e-4)
-        << what << " row " << i;
   }
 }
 
@@ -316,47 +272,6 @@ TEST(Device, HopperKernelFusesEdgesWithScoresThatOverflow) {
         return from <= i / kRow && i / kRow < to ? most * scale_log2 : 0.0;
       });
       const std::string what = "keys " + std::to_string(from) + " to " + std::to_string(to);
-      expect_as_reference(instance, what);
-      EXPECT_LE(written_workspace("cuda_sm90", instance.request()), kCounterBytes) << what;
-    }
-  }
-}
-
-// Scores of several hundred, a few keys that are far larger than others, rows that rise or fall
-// from key to key: the fast path computes all of them, and flags no row for the slow one.
-TEST(Device, HopperKernelFlagsNoRowOfFiniteScores) {
-  if (!has_hopper()) GTEST_SKIP() << "no Hopper device";
-  constexpr int kKinds = 6;
-  const char* const kinds[kKinds] = {"times 64", "times 3000", "outlier keys",
-                                     "rising",   "falling",    "sawtooth"};
-  const struct {
-    std::int64_t keys, dim;
-  } shapes[] = {{700, 64}, {1200, 64}, {700, 128}, {1100, 192}, {500, 256}};
-  for (const auto& shape : shapes) {
-    for (int kind = 0; kind < kKinds; ++kind) {
-      Case c = make_case(Operation::kForward, kind % 2 == 0 ? TILEWISE_BF16 : TILEWISE_FP16,
-                         {1, 200, shape.keys, 1, 1, shape.dim});
-      if (shape.dim == 192) c.value_dim = 128;
-      c.causal = kind % 3 == 0;
-      Instance instance(c);
-      const std::vector<double> q = values_of(instance.request().q);
-      const std::vector<double> k = values_of(instance.request().k);
-      const double factor = kind == 0 ? 64 : kind == 1 ? 3000 : 1;
-      // From column 0 on, a key's scores differ from those of its neighbours by this much.
-      const double slope = 40 * std::sqrt(static_cast<double>(shape.dim));
-      set_elements(instance.request().q, [&](std::int64_t i) {
-        return kind > 2 && i % shape.dim == 0 ? 1.0 : factor * q[static_cast<std::size_t>(i)];
-      });
-      set_elements(instance.request().k, [&](std::int64_t i) {
-        const std::int64_t key = i / shape.dim;
-        const double own = k[static_cast<std::size_t>(i)];
-        if (kind == 2) return key % 97 == 5 ? 30 * own : own;
-        if (kind <= 2 || i % shape.dim != 0) return own;
-        const double place = static_cast<double>(key) / 100;
-        if (kind == 5) return slope * (place - std::floor(place));
-        return slope * (kind == 3 ? place : -place);
-      });
-      const std::string what = std::string(kinds[kind]) + ", D " + std::to_string(shape.dim);
       expect_as_reference(instance, what);
       EXPECT_LE(written_workspace("cuda_sm90", instance.request()), kCounterBytes) << what;
     }

@@ -1,8 +1,16 @@
 // For the tests on devices: which GPU there is, and plans for it.
 #pragma once
 
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
 #include "cuda/host/runtime.h"
 #include "registry/support.h"
+#include "verify/device_copy.h"
 
 namespace tilewise::tests {
 
@@ -26,6 +34,53 @@ inline problem::Status plan_on_cuda(const Case& description, const char* kernel,
   plan::Options options;
   options.kernel = kernel;
   return plan::make_plan(Operation::kForward, on_cuda(instance.request()), options, plan);
+}
+
+// The bytes of a workspace that a launch has written if it flags no row.
+inline constexpr std::int64_t kCounterBytes = 16;
+
+// The number of bytes of a workspace full of 0xFF that a kernel has written.
+inline std::int64_t written_workspace(const char* kernel, const tilewise_problem& request) {
+  const verify::DeviceCopy copy(Operation::kForward, request);
+  plan::Options options;
+  options.kernel = kernel;
+  plan::Plan plan;
+  EXPECT_EQ(plan::make_plan(Operation::kForward, copy.request(), options, &plan), TILEWISE_OK);
+  const verify::DeviceMemory workspace(0, plan.workspace_bytes);
+  plan::RunOptions run;
+  run.workspace = workspace.data();
+  run.workspace_bytes = static_cast<std::size_t>(plan.workspace_bytes);
+  EXPECT_EQ(plan::run_plan(plan, copy.request(), run), TILEWISE_OK) << problem::message();
+  std::vector<unsigned char> bytes(run.workspace_bytes);
+  EXPECT_EQ(cuda::copy(0, bytes.data(), workspace.data(), plan.workspace_bytes, nullptr),
+            TILEWISE_OK);
+  return std::count_if(bytes.begin(), bytes.end(), [](unsigned char b) { return b != 0xFF; });
+}
+
+// Runs the kernel on the contents of an instance, which are not random numbers, and compares it
+// with cuda_reference.
+inline void expect_as_reference(Instance& instance, const std::string& what) {
+  const std::int64_t columns = instance.request().out.shape[3];
+  ASSERT_EQ(run_kernel("cuda_reference", Operation::kForward, instance.request()), TILEWISE_OK);
+  const std::vector<double> expected = values_of(instance.request().out);
+  const std::vector<double> expected_lse = values_of(instance.request().lse);
+  verify::poison(instance.request().out);
+  verify::poison(instance.request().lse);
+  ASSERT_EQ(run_kernel("cuda_sm90", Operation::kForward, instance.request()), TILEWISE_OK);
+  const std::vector<double> got = values_of(instance.request().out);
+  const std::vector<double> lse = values_of(instance.request().lse);
+  double largest = 0;
+  for (const double x : expected) largest = std::max(largest, std::abs(x));
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    ASSERT_NEAR(got[i], expected[i],
+                0.02 * std::abs(expected[i]) + 1e-2 * std::max(1.0, largest / 8))
+        << what << " row " << static_cast<std::int64_t>(i) / columns;
+  }
+  for (std::size_t i = 0; i < lse.size(); ++i) {
+    if (expected_lse[i] == lse[i]) continue;  // -inf
+    ASSERT_NEAR(lse[i], expected_lse[i], 1e-5 * std::abs(expected_lse[i]) + 1e-4)
+        << what << " row " << i;
+  }
 }
 
 }  // namespace tilewise::tests

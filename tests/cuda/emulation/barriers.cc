@@ -33,6 +33,11 @@ void Barriers::init(std::uint32_t address, std::uint32_t arrivals) {
   barriers_.insert_or_assign(address, MBarrier{arrivals, arrivals});
 }
 
+void Barriers::invalidate(std::uint32_t address) {
+  at(address, "mbarrier.inval");
+  barriers_.erase(address);
+}
+
 Barriers::MBarrier& Barriers::at(std::uint32_t address, const char* what) {
   const auto found = barriers_.find(address);
   if (found == barriers_.end()) fail("%s: there is no mbarrier at address %u", what, address);
@@ -72,13 +77,6 @@ void Barriers::wait(std::uint32_t address, std::uint32_t parity) {
   const MBarrier& barrier = at(address, "mbarrier.try_wait");
   while (barrier.parity == (parity & 1)) wait_for(&barrier, "waits for the mbarrier at", address);
   learn(known(), barrier.knowledge.passed);
-}
-
-bool Barriers::test(std::uint32_t address, std::uint32_t parity) {
-  const MBarrier& barrier = at(address, "mbarrier.test_wait");
-  const bool complete = barrier.parity != (parity & 1);
-  if (complete) learn(known(), barrier.knowledge.passed);
-  return complete;
 }
 
 void Barriers::check_copy(std::uint32_t address) {

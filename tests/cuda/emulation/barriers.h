@@ -18,10 +18,10 @@ class Barriers {
   void begin(int threads);
 
   void init(std::uint32_t address, std::uint32_t arrivals);
+  void invalidate(std::uint32_t address);
   void fence_init();  // TMA may use the mbarriers initialised so far
   void arrive(std::uint32_t address, std::uint32_t expected_bytes);
   void wait(std::uint32_t address, std::uint32_t parity);
-  bool test(std::uint32_t address, std::uint32_t parity);
   // Checks the mbarrier that a TMA load will complete.
   void check_copy(std::uint32_t address);
   void complete(std::uint32_t address, std::uint32_t bytes);

@@ -37,24 +37,32 @@ TEST(Mbarrier, PhasesFollowEachOther) {
   }
 }
 
-// seen (3): whether the phase is over before its only thread arrives, after that, and whether the
-// next phase is over.
-void test_wait_kernel(unsigned* seen) {
+// seen (1): 1 once a barrier that begins anew, with another number of arrivals, has been waited
+// for.
+void invalidate_kernel(unsigned* seen) {
+  init_room(2);
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  ptx::mbarrier_invalidate(barrier_address());
+  ptx::mbarrier_init(barrier_address(), 1);
+  ptx::mbarrier_arrive(barrier_address());
+  ptx::mbarrier_wait(barrier_address(), 0);
+  seen[0] = 1;
+}
+void use_invalid_kernel(unsigned*) {
   init_room(1);
   __syncthreads();
   if (threadIdx.x != 0) return;
-  seen[0] = ptx::mbarrier_test(barrier_address(), 0);
+  ptx::mbarrier_invalidate(barrier_address());
   ptx::mbarrier_arrive(barrier_address());
-  seen[1] = ptx::mbarrier_test(barrier_address(), 0);
-  seen[2] = ptx::mbarrier_test(barrier_address(), 1);
 }
 
-TEST(Mbarrier, TestWaitSeesTheEndOfAPhase) {
-  Numbers<unsigned> seen(3);
-  ASSERT_EQ(message_of(test_wait_kernel, kRoom, seen.data()), "");
-  EXPECT_EQ(seen[0], 0u);
-  EXPECT_EQ(seen[1], 1u);
-  EXPECT_EQ(seen[2], 0u);
+TEST(Mbarrier, IsInitialisedAnewAfterItsEnd) {
+  Numbers<unsigned> seen(1);
+  ASSERT_EQ(message_of(invalidate_kernel, kRoom, seen.data()), "");
+  EXPECT_EQ(seen[0], 1u);
+  EXPECT_NE(message_of(use_invalid_kernel, kRoom, seen.data()).find("there is no mbarrier"),
+            std::string::npos);
 }
 
 // Warp 0 passes a value to warp 1 without waiting for it.

@@ -9,6 +9,7 @@
 #include "cuda/ptx/tma.cuh"
 #include "cuda/sm90/gemm.cuh"
 #include "cuda/sm90/named_barriers.h"
+#include "cuda/tile/careful_softmax.cuh"
 #include "cuda/tile/mask_bits.h"
 #include "cuda/tile/softmax.cuh"
 
@@ -22,8 +23,10 @@ class Consumer {
         shared_(shared),
         warpgroup_(warpgroup),
         k_(shared.barriers.k),
-        v_(shared.barriers.v) {
-    // The first warpgroup is first at the tensor cores.
+        v_(shared.barriers.v) {}
+
+  // The first warpgroup is first at the tensor cores. A pass leaves the barrier as this does.
+  __device__ __forceinline__ void begin() const {
     if (warpgroup_ == kConfig.consumers() - 1) order_barrier_arrive();
   }
 
@@ -48,6 +51,9 @@ class Consumer {
     }
     last_product(f);
   }
+
+  // The same for a careful pass (careful_steps.cuh).
+  __device__ void run_carefully();
 
  private:
   static constexpr int kScores = kConfig.k_tile / 2;  // registers of a thread
@@ -220,9 +226,22 @@ class Consumer {
   __device__ tile::RowSums exp2_during_pv(std::uint64_t v, const tile::Anchors& anchors,
                                           Fragments& f);
   __device__ void recompute_tile(tile::RowSums& sums, Fragments& f) const;
-  template <class ComputeScores>
+  template <class ComputeScores, class Exp2>
   __device__ void recompute_with_new_max(tile::RowSums& sums, Fragments& f,
-                                         const ComputeScores& compute_scores) const;
+                                         const ComputeScores& compute_scores,
+                                         const Exp2& exp2) const;
+
+  // careful_steps.cuh: query tiles whose data the fast steps cannot take.
+  __device__ void careful_step(Fragments& f);
+  __device__ void careful_pv(std::int32_t v_key, int begin, Fragments& f);
+  __device__ void careful_fused_edges(Fragments& f);
+  template <bool kSecond>
+  __device__ void careful_fused_probs(float (&others)[kConfig.k_tile / 4], Fragments& f);
+  __device__ tile::Anchors update_max_carefully(Fragments& f) const;
+  __device__ float shift_of(std::uint32_t slot) const;
+  __device__ void zero_non_finite_v(std::int32_t key) const;
+  __device__ void add_non_finite_v(std::int32_t key, float (&out)[kOut]) const;
+  __device__ void request_careful_pass() const;
 
   // mask.cuh: causal masks, windows and the score mod.
   struct KeyLimits {  // keys [begin, end) of the lane's rows, less the lane's column
@@ -242,7 +261,7 @@ class Consumer {
 
   // consumer_epilogue.cuh: rows of out.
   __device__ LaneOffsets lane_offsets() const;
-  __device__ void finalise(const WorkTile& tile, const tile::RowStates& states);
+  __device__ void finalise(const WorkTile& tile, const tile::RowStates& states, float shift = 0);
   __device__ void write_out(const WorkTile& tile, const float (&out)[kOut]);
   __device__ tile::RowSums exp2_during_staging(const WorkTile& tile, const tile::Anchors& anchors,
                                                Fragments& f);

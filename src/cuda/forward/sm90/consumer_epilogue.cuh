@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/forward/sm90/consumer.cuh"
+#include "cuda/forward/sm90/recompute_rows.cuh"
 
 namespace tilewise::cuda::sm90 {
 
@@ -25,13 +26,19 @@ __device__ __forceinline__ LaneOffsets Consumer<kConfig>::lane_offsets() const {
   return lane_offsets_of(parameters_.problem, warpgroup_, static_cast<int>(thread[0]), stage);
 }
 
+// shift: of a careful tile, by which probs are smaller.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void Consumer<kConfig>::finalise(const WorkTile& tile,
-                                                            const tile::RowStates& states) {
+                                                            const tile::RowStates& states,
+                                                            float shift) {
   if constexpr (kConfig.has_epilogue_warps()) {
-    finalised_ = finalise_scales(parameters_, tile, states);
+    finalised_ = finalise_scales(parameters_, tile, states, shift);
   } else {
-    finalised_ = finalise_rows<kConfig.lazy_max>(parameters_, tile, lane_offsets(), states);
+    finalised_ = finalise_rows<kConfig>(parameters_, tile, lane_offsets(), states, shift);
+    if constexpr (kConfig.has_careful_passes()) {
+      if (__any_sync(~0u, finalised_.failed) && threadIdx.x % 32 == 0)
+        report_failure(shared_.careful.reports, slot_ - 1, kFailedScores);
+    }
   }
 }
 
@@ -42,7 +49,17 @@ __device__ __forceinline__ void Consumer<kConfig>::write_out(const WorkTile& til
   if constexpr (kConfig.has_epilogue_warps()) {
     stage_output(tile, out, [](int) { return 0u; });
   } else {
-    store_out<kConfig>(parameters_, tile, lane_offsets(), out, finalised_, shared_.last_flagged);
+    const LaneOffsets offsets = lane_offsets();
+    const bool non_finite = store_out<kConfig>(parameters_, tile, offsets, out, finalised_);
+    if constexpr (kConfig.has_careful_passes()) {
+      if (__any_sync(~0u, non_finite) && threadIdx.x % 32 == 0)
+        report_failure(shared_.careful.reports, slot_ - 1, kNonFiniteOut);
+    } else if (__any_sync(~0u, non_finite || finalised_.failed) && threadIdx.x % 32 == 0) {
+      constexpr std::int64_t kWarps = kConfig.q_tile / tile::kWarpRows;
+      // Divided here: the loops have no registers for the quotient.
+      const std::uint32_t row = ptx::opaque(static_cast<std::uint32_t>(offsets.row));
+      flag_rows(parameters_, tile.index * kWarps + row / tile::kWarpRows, shared_.last_flagged);
+    }
   }
 }
 
@@ -75,20 +92,20 @@ __device__ __forceinline__ void Consumer<kConfig>::stage_output(const WorkTile& 
     ptx::mbarrier_wait(ptx::shared_address(&barriers.empty[0]), slot_ % 2);
   }
   const std::int32_t rows = tile.q_len - tile.row - offsets.row;
-  bool recompute = false;
+  bool non_finite = false;
   // Always, where a branch would separate the rows from what overlaps them.
   if (kConfig.lazy_max || !kConfig.scalar_stores || parameters_.vector_stores)
-    recompute = stage_rows<kConfig>(out, finalised_.scale, offsets.put + offset, rows, overlapped);
+    non_finite = stage_rows<kConfig>(out, finalised_.scale, offsets.put + offset, rows, overlapped);
   if constexpr (kConfig.scalar_stores) {
     if (!parameters_.vector_stores) {
       const std::uint32_t stage = (offsets.get + offset) & ~(tile::kSwizzleBytes - 1u);
-      recompute = store_rows_scalar(
+      non_finite = store_rows_scalar(
           out, finalised_.scale, stage, rows,
           tile.out + offsets.row * parameters_.problem.out.row * parameters_.out_bytes,
           parameters_);
     }
   }
-  recompute = __any_sync(~0u, recompute);
+  non_finite = __any_sync(~0u, non_finite);
   StagedOutput& staged = shared_.staged[warpgroup_];
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x % 128 / 32;
@@ -98,7 +115,7 @@ __device__ __forceinline__ void Consumer<kConfig>::stage_output(const WorkTile& 
     for (int which = 0; which < tile::kRowsPerLane; ++which)
       staged.rows[warp * tile::kWarpRows + tile::lane_row(lane, which)] = finalised_.sums[which];
   }
-  if (lane == 0) staged.recompute[warp] = recompute;
+  if (lane == 0) staged.non_finite[warp] = non_finite;
   __syncwarp();
   if (has_sums) ptx::mbarrier_arrive(ptx::shared_address(&barriers.full[0]));
 }

@@ -98,25 +98,27 @@ __device__ __forceinline__ tile::RowSums Consumer<kConfig>::exp2_during_pv(
 template <KernelConfig kConfig>
 __device__ __forceinline__ void Consumer<kConfig>::recompute_tile(tile::RowSums& sums,
                                                                   Fragments& f) const {
-  recompute_with_new_max(sums, f, [&] {
+  const auto scores = [&] {
     const MaskBits mask = mask_of_tile<false>();
     recompute_scores<kConfig, kConfig.k_tile>(q_address(), k_address(k_.state()), f.scores);
     apply_mask(mask, f.scores);
-  });
+  };
+  const auto exp2 = [&](const tile::Anchors& anchors) { return exp2_scores(anchors, f); };
+  recompute_with_new_max(sums, f, scores, exp2);
 }
 template <KernelConfig kConfig>
-template <class ComputeScores>
+template <class ComputeScores, class Exp2>
 __device__ __forceinline__ void Consumer<kConfig>::recompute_with_new_max(
-    tile::RowSums& sums, Fragments& f, const ComputeScores& compute_scores) const {
+    tile::RowSums& sums, Fragments& f, const ComputeScores& compute_scores,
+    const Exp2& exp2) const {
+  request_careful_pass();
   const tile::OverflowedRows overflowed = tile::overflowed_rows<kConfig.fp16>(sums);
   compute_scores();
-  const tile::Anchors anchors = tile::update_max_of_overflowed(
+  const tile::Anchors anchors = tile::update_max_of_overflowed<kConfig.fp16>(
       overflowed, tile::row_max_of(f.scores), f.states, parameters_.scale_log2);
   tile::scale_rows(f.out, anchors.factor);
-  sums = exp2_scores(anchors, f);
-#pragma unroll
-  for (int which = 0; which < tile::kRowsPerLane; ++which)
-    f.states.row[which].sum *= anchors.factor[which];
+  sums = exp2(anchors);
+  tile::scale_sums(anchors, f.states);
 }
 
 }  // namespace tilewise::cuda::sm90

@@ -6,10 +6,6 @@
 
 namespace tilewise::cuda::sm90 {
 
-// The same number in all lanes, which ptxas then knows: loops that it bounds keep stages and
-// addresses in uniform registers.
-__device__ __forceinline__ std::int32_t uniform(std::int32_t x) { return __shfl_sync(~0u, x, 0); }
-
 // Waits for the Q of the next query tile, and with it for its description; false: there is none.
 template <KernelConfig kConfig>
 __device__ __forceinline__ bool Consumer<kConfig>::load_work_tile() {

@@ -1,14 +1,14 @@
-// The epilogue of a query tile: rows are finalised, stored or staged, and flagged where the fast
-// path could not compute them.
+// The epilogue of a query tile: rows are finalised and stored or staged. What the fast steps could
+// not compute is reported (reports.cuh).
 #pragma once
 
-#include "cuda/forward/sm90/recompute_rows.cuh"
 #include "cuda/forward/sm90/shared.cuh"
 #include "cuda/ptx/address.cuh"
 #include "cuda/ptx/global_store.cuh"
 #include "cuda/ptx/shared_memory.cuh"
 #include "cuda/ptx/stmatrix.cuh"
 #include "cuda/ptx/wgmma.cuh"
+#include "cuda/tile/careful_softmax.cuh"
 #include "cuda/tile/element.cuh"
 #include "cuda/tile/finalise.cuh"
 #include "cuda/tile/softmax.cuh"
@@ -142,8 +142,13 @@ __device__ __forceinline__ bool stage_rows(const float (&out)[kOut],
   }
   std::uint32_t any = 0;
 #pragma unroll
-  for (int i = 0; i < 4; ++i)
-    any |= tile::lane_row(threadIdx.x % 32, tile::register_row(2 * i)) < rows ? checks[i] : 0;
+  for (int i = 0; i < 4; ++i) {
+    const int which = tile::register_row(2 * i);
+    // A row that has seen a NaN score has a scale of NaN, and is what it ought to be.
+    const bool counts =
+        tile::lane_row(threadIdx.x % 32, which) < rows && scale[which] == scale[which];
+    any |= counts ? checks[i] : 0;
+  }
   return any_non_finite(any);
 }
 
@@ -198,23 +203,24 @@ __device__ __forceinline__ bool store_rows_scalar(const float (&out)[kOut],
 // A lane's rows after finalise, before the product that completes out is done.
 struct FinalisedRows {
   float scale[tile::kRowsPerLane];  // of out
-  bool recompute;                   // a row must be recomputed
+  bool failed;                      // scores of a row left the range of the fast steps
   RowSum sums[tile::kRowsPerLane];  // for an epilogue warp
 };
 
 // Finalises what out waits for; an epilogue warp does the rest.
 __device__ __forceinline__ FinalisedRows finalise_scales(const Parameters& parameters,
                                                          const WorkTile& tile,
-                                                         const tile::RowStates& states) {
+                                                         const tile::RowStates& states,
+                                                         float shift) {
   math::SoftmaxState<float> state[tile::kRowsPerLane];
   FinalisedRows finalised;
-  finalised.recompute = false;
+  finalised.failed = false;
 #pragma unroll
   for (int which = 0; which < tile::kRowsPerLane; ++which) {
     state[which] = states.row[which];
     state[which].sum = tile::quad_sum(state[which].sum);
     finalised.scale[which] = tile::anchor_rounding_of(state[which].max, parameters.scale_log2);
-    state[which].max *= parameters.scale_log2;
+    state[which].max = __fmaf_rn(state[which].max, parameters.scale_log2, shift);
     finalised.sums[which] = {state[which].max, state[which].sum};
   }
   float scale[tile::kRowsPerLane];
@@ -231,43 +237,44 @@ __device__ __forceinline__ FinalisedRows finalise_scales(const Parameters& param
   return finalised;
 }
 
-// Whether a row of a sequence must be recomputed. A sum is at least 1, or exponents had no room:
-// scores beyond 2^30. kLazyMax: maxima were taken only where rows may see their first key. A row
-// without one that sees keys has begun with scores of -inf; what came after them is not known.
-template <bool kLazyMax>
-__device__ __forceinline__ bool needs_recompute(const WorkTile& tile, std::int32_t row, float max,
-                                                float sum) {
+// Whether scores of a row left the range of the fast steps: they are huge
+// (tile/careful_softmax.cuh), or, with a lazy max, which is taken only where rows may see their
+// first key, those of the first key tile were all -inf although the row sees keys. A row with NaN
+// has its result. Without careful passes a sum tells: it is at least 1, or exponents had no room.
+template <KernelConfig kConfig>
+__device__ __forceinline__ bool scores_failed(const WorkTile& tile, std::int32_t row, float max,
+                                              float sum) {
   const bool none = max == -math::Limits<float>::kInfinity;
-  if (!none) return sum < 0.5f;
-  return kLazyMax && tile.band.begin(row) < tile.band.end(row);
+  if (sum != sum) return false;
+  if (!none) return kConfig.has_careful_passes() ? tile::is_huge(max) : sum < 0.5f;
+  return kConfig.lazy_max && tile.band.begin(row) < tile.band.end(row);
 }
 
 // Finalises the rows of a warpgroup and stores their lse, during products, so that nothing waits
 // for the shuffles and logarithms. Step by step for both rows: one after the other, each would wait
 // for its own shuffles. NOTE: no branch before that of the sink, which few problems have: ptxas
 // places all of it between the first steps of the product that was issued before.
-template <bool kLazyMax>
+template <KernelConfig kConfig>
 __device__ __forceinline__ FinalisedRows finalise_rows(const Parameters& parameters,
                                                        const WorkTile& tile,
                                                        const LaneOffsets& offsets,
-                                                       const tile::RowStates& states) {
+                                                       const tile::RowStates& states, float shift) {
   const int lane = threadIdx.x % 32;
   const std::int32_t rows = tile.q_len - tile.row - offsets.row;
   const float ln2 = parameters.ln2;
   math::SoftmaxState<float> state[tile::kRowsPerLane];
   math::Finalised<float> row[tile::kRowsPerLane];
   FinalisedRows finalised;
-  finalised.recompute = false;
+  finalised.failed = false;
 #pragma unroll
   for (int which = 0; which < tile::kRowsPerLane; ++which) {
     state[which] = states.row[which];
     state[which].sum = tile::quad_sum(state[which].sum);
     const std::int32_t own = tile.row + offsets.row + tile::lane_row(lane, which);
-    finalised.recompute |=
-        needs_recompute<kLazyMax>(tile, own, state[which].max, state[which].sum) &&
-        tile::lane_row(lane, which) < rows;
     finalised.scale[which] = tile::anchor_rounding_of(state[which].max, parameters.scale_log2);
-    state[which].max *= parameters.scale_log2;
+    state[which].max = __fmaf_rn(state[which].max, parameters.scale_log2, shift);
+    finalised.failed |= scores_failed<kConfig>(tile, own, state[which].max, state[which].sum) &&
+                        tile::lane_row(lane, which) < rows;
     row[which] = tile::finalise_approx(state[which], ln2);
   }
   if (tile.sink != -math::Limits<float>::kInfinity) {
@@ -286,31 +293,22 @@ __device__ __forceinline__ FinalisedRows finalise_rows(const Parameters& paramet
   return finalised;
 }
 
-// Stores the finalised rows of a warpgroup, and flags those that must be recomputed. last_flagged:
-// of the block.
+// Stores the finalised rows of a warpgroup. Returns whether a number that this lane looked at is
+// not finite.
 template <KernelConfig kConfig, int kOut>
-__device__ __forceinline__ void store_out(const Parameters& parameters, const WorkTile& tile,
+__device__ __forceinline__ bool store_out(const Parameters& parameters, const WorkTile& tile,
                                           const LaneOffsets& offsets, const float (&out)[kOut],
-                                          const FinalisedRows& finalised,
-                                          unsigned long long& last_flagged) {
+                                          const FinalisedRows& finalised) {
   const problem::Problem& problem = parameters.problem;
   const std::int32_t rows = tile.q_len - tile.row - offsets.row;
-  bool recompute = finalised.recompute;
   if (parameters.vector_stores) {
-    recompute |= store_rows_vector<kConfig>(out, finalised.scale, offsets, rows,
-                                            tile.out + offsets.out, parameters);
-  } else {
-    const std::uint32_t stage = offsets.get & ~(tile::kSwizzleBytes - 1u);
-    recompute |= store_rows_scalar(out, finalised.scale, stage, rows,
-                                   tile.out + offsets.row * problem.out.row * parameters.out_bytes,
-                                   parameters);
+    return store_rows_vector<kConfig>(out, finalised.scale, offsets, rows, tile.out + offsets.out,
+                                      parameters);
   }
-  if (__any_sync(~0u, recompute) && threadIdx.x % 32 == 0) {
-    constexpr std::int64_t kWarps = kConfig.q_tile / tile::kWarpRows;
-    // Divided here: the loops have no registers for the quotient.
-    const std::uint32_t row = ptx::opaque(static_cast<std::uint32_t>(offsets.row));
-    flag_rows(parameters, tile.index * kWarps + row / tile::kWarpRows, last_flagged);
-  }
+  const std::uint32_t stage = offsets.get & ~(tile::kSwizzleBytes - 1u);
+  return store_rows_scalar(out, finalised.scale, stage, rows,
+                           tile.out + offsets.row * problem.out.row * parameters.out_bytes,
+                           parameters);
 }
 
 }  // namespace tilewise::cuda::sm90

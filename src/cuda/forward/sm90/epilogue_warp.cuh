@@ -35,8 +35,8 @@ class EpilogueWarp {
         if (slot >= delay) store_out(slot - delay);
       }
     }
-    // Recomputed rows are written over these.
-    if (__any_sync(~0u, flagged_) && is_first()) ptx::tma_store_wait();
+    // Rows of a careful pass are written over these.
+    if (failed_ && is_first()) ptx::tma_store_wait();
     __syncwarp();
   }
 
@@ -95,7 +95,7 @@ class EpilogueWarp {
     } else if (parameters_.vector_stores) {
       store_rows(of.out + first * parameters_.problem.out.row * 2, rows, from);
     }
-    store_lse(of, first, rows);
+    store_lse(slot, first, rows);
     if (is_first()) ptx::tma_store_wait_read();
     ptx::fence_proxy_async();
     __syncwarp();
@@ -142,9 +142,11 @@ class EpilogueWarp {
     }
   }
 
-  // Stores lse, and flags rows that must be recomputed: a lane has one row of each half.
-  __device__ __forceinline__ void store_lse(const WorkTile& of, std::int32_t first,
+  // Stores lse, and reports the tile if the fast steps have failed: a lane has one row of each
+  // half.
+  __device__ __forceinline__ void store_lse(std::uint32_t slot, std::int32_t first,
                                             std::int32_t rows) {
+    const WorkTile& of = tile(slot);
     const int lane = threadIdx.x % 32;
     const StagedOutput& staged = shared_.staged[warpgroup_];
 #pragma unroll 1
@@ -157,23 +159,20 @@ class EpilogueWarp {
         lse = tile::finalise_approx(state, of.sink, parameters_.ln2).lse;
       if (of.lse != nullptr && own < rows)
         ptx::st_global(of.lse + (first + own) * parameters_.problem.lse.row * 4, lse);
-      const bool recompute = own < rows && (staged.recompute[own / tile::kWarpRows] ||
-                                            needs_recompute<kConfig.lazy_max>(
-                                                of, of.row + first + own, row.max, row.sum));
-      const unsigned flagged = __ballot_sync(~0u, recompute) >> (lane & tile::kWarpRows);
-      if (lane % tile::kWarpRows == 0 && (flagged & 0xFFFFu) != 0) {
-        constexpr std::int64_t kWarps = kConfig.q_tile / tile::kWarpRows;
-        flag_rows(parameters_, of.index * kWarps + (first + own) / tile::kWarpRows,
-                  shared_.last_flagged);
-        flagged_ = true;
-      }
+      const bool scores =
+          own < rows && scores_failed<kConfig>(of, of.row + first + own, row.max, row.sum);
+      const bool non_finite = staged.non_finite[own / tile::kWarpRows];
+      if (!__any_sync(~0u, scores || non_finite)) continue;
+      failed_ = true;
+      report_failure(shared_.careful.reports, slot,
+                     (scores ? kFailedScores : 0) | (non_finite ? kNonFiniteOut : 0));
     }
   }
 
   const Parameters& parameters_;
   Shared<kConfig>& shared_;
   int warpgroup_;
-  bool flagged_ = false;  // a row, by this lane
+  bool failed_ = false;  // the fast steps, in a query tile
 };
 
 }  // namespace tilewise::cuda::sm90

@@ -3,6 +3,7 @@
 // warps; the others are consumers. docs/cuda.md follows a query tile through them.
 #pragma once
 
+#include "cuda/forward/sm90/careful_steps.cuh"
 #include "cuda/forward/sm90/consumer.cuh"
 #include "cuda/forward/sm90/consumer_epilogue.cuh"
 #include "cuda/forward/sm90/consumer_math.cuh"
@@ -10,6 +11,7 @@
 #include "cuda/forward/sm90/epilogue_warp.cuh"
 #include "cuda/forward/sm90/fused_edges.cuh"
 #include "cuda/forward/sm90/mask.cuh"
+#include "cuda/forward/sm90/passes.cuh"
 #include "cuda/forward/sm90/producer.cuh"
 #include "cuda/forward/sm90/recompute_rows.cuh"
 #include "cuda/forward/sm90/scheduler_warp.cuh"
@@ -22,10 +24,61 @@
 
 namespace tilewise::cuda::sm90 {
 
-// Threads that store rows of out, or flag them: those of consumers and of epilogue warps.
+// The first warpgroup of a block: its fast pass, and its careful ones. NOTE: two copies of the
+// roles. In a loop over passes the producer was slower (S 512 causal, D 128: 0.90).
 template <KernelConfig kConfig>
-inline constexpr std::uint32_t kEpilogueThreads =
-    (kConfig.has_epilogue_warps() ? 160 : 128) * kConfig.consumers();
+__device__ __forceinline__ void run_first_warpgroup(const Parameters& parameters,
+                                                    Shared<kConfig>& shared,
+                                                    Scheduler<kConfig>& scheduler_warp) {
+  const std::int32_t warp = static_cast<std::int32_t>(threadIdx.x) / 32;
+  if (warp > 1) {
+    if constexpr (kConfig.has_epilogue_warps())
+      EpilogueWarp<kConfig>(parameters, shared, warp - 2).run();
+    zero_unowned_rows(parameters.problem,
+                      sequences_of(parameters.scheduler, shared.sequences).lengths,
+                      static_cast<std::int32_t>(blockIdx.x) * 2 + warp - 2,
+                      static_cast<std::int32_t>(gridDim.x) * 2);
+  } else if (warp == 1 && threadIdx.x % 32 < tile::kMaxBatchedTiles) {
+    scheduler_warp.run();
+  } else if (threadIdx.x == 0) {
+    Producer<kConfig>(parameters, shared).run();
+  } else if (kConfig.has_careful_passes() && threadIdx.x == 31) {
+    scheduler_warp.look_at_first_tile();
+  }
+  if constexpr (kConfig.has_careful_passes()) {
+    while (begins_careful_pass(shared, scheduler_warp)) {
+      if (warp > 1) {
+        if constexpr (kConfig.has_epilogue_warps())
+          EpilogueWarp<kConfig>(parameters, shared, warp - 2).run();
+      } else if (threadIdx.x == 32) {
+        scheduler_warp.run_carefully();
+      } else if (threadIdx.x == 0) {
+        Producer<kConfig, true>(parameters, shared).run();
+      }
+    }
+  }
+}
+
+// The consumers of a block likewise.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void run_consumer(const Parameters& parameters, Shared<kConfig>& shared,
+                                             int number) {
+  Consumer<kConfig> consumer(parameters, shared, number);
+  consumer.begin();
+  consumer.run();
+  if constexpr (kConfig.has_careful_passes()) {
+    while (begins_careful_pass(parameters, shared))
+      Consumer<kConfig>(parameters, shared, number).run_carefully();
+  } else {
+    ptx::named_barrier_sync(barrier_of(NamedBarrier::kPassEnd, 0), 128 * kConfig.consumers());
+    if (shared.last_flagged == 0) return;
+    // In the place of K: nothing is loaded any more.
+    RowMemory* const memory = reinterpret_cast<RowMemory*>(shared.k[0]) + number;
+    recompute_flagged_rows(parameters, sequences_of(parameters.scheduler, shared.sequences),
+                           kConfig.q_tile, kConfig.consumers(), shared.last_flagged, memory,
+                           number);
+  }
+}
 
 // The kernel of a row of the table. nvcc 13 gives a kernel whose template parameter is a struct a
 // name that does not compile, so the row stands for it.
@@ -42,6 +95,7 @@ __global__ void __launch_bounds__(kKernels[kRow].config(kFp16).threads(), 1)
     ptx::prefetch_tensormap(&parameters.v);
     if constexpr (kConfig.has_epilogue_warps()) ptx::prefetch_tensormap(&parameters.out);
     init_barriers<kConfig>(shared.barriers);
+    init_careful_state(shared.careful);
     shared.last_flagged = 0;
   }
   const SchedulerParams& scheduler = parameters.scheduler;
@@ -56,31 +110,10 @@ __global__ void __launch_bounds__(kKernels[kRow].config(kFp16).threads(), 1)
   ptx::wait_for_dependency();
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<kConfig.producer_registers()>();
-    const std::int32_t warp = static_cast<std::int32_t>(threadIdx.x) / 32;
-    if (warp > 1) {
-      if constexpr (kConfig.has_epilogue_warps()) {
-        EpilogueWarp<kConfig>(parameters, shared, warp - 2).run();
-        ptx::named_barrier_arrive(barrier_of(NamedBarrier::kRecompute, 0),
-                                  kEpilogueThreads<kConfig>);
-      }
-      zero_unowned_rows(parameters.problem, sequences_of(scheduler, shared.sequences).lengths,
-                        static_cast<std::int32_t>(blockIdx.x) * 2 + warp - 2,
-                        static_cast<std::int32_t>(gridDim.x) * 2);
-    } else if (warp == 1 && threadIdx.x % 32 < tile::kMaxBatchedTiles) {
-      scheduler_warp.run();
-    } else if (threadIdx.x == 0) {
-      Producer<kConfig>(parameters, shared).run();
-    }
+    run_first_warpgroup(parameters, shared, scheduler_warp);
   } else {
     ptx::setmaxnreg_inc<kConfig.consumer_registers()>();
-    Consumer<kConfig>(parameters, shared, warpgroup - 1).run();
-    ptx::named_barrier_sync(barrier_of(NamedBarrier::kRecompute, 0), kEpilogueThreads<kConfig>);
-    if (shared.last_flagged != 0) {
-      // In the place of K: nothing is loaded any more.
-      RowMemory* const memory = reinterpret_cast<RowMemory*>(shared.k[0]) + (warpgroup - 1);
-      recompute_flagged_rows(parameters, sequences_of(scheduler, shared.sequences), kConfig.q_tile,
-                             kConfig.consumers(), shared.last_flagged, memory, warpgroup - 1);
-    }
+    run_consumer(parameters, shared, warpgroup - 1);
   }
 }
 

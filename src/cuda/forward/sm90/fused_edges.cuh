@@ -72,10 +72,14 @@ __device__ __forceinline__ bool Consumer<kConfig>::fused_edges_step(Fragments& f
   tile::merge_tiles<!kSecond>(cut, others, hidden);
   sums = tile::sum(sums, tile::exp2_scores(cut, anchors, parameters_.scale_log2));
   if (tile::any_overflowed<kConfig.fp16>(sums)) {
-    recompute_with_new_max(sums, f, [&] {
+    const auto scores = [&] {
       recompute_scores<kConfig, kConfig.k_tile>(rows, keys, f.scores);
       recompute_scores<kConfig, kHalf>(rows, other_keys, others);
       tile::merge_tiles<!kSecond>(cut, others, hidden);
+    };
+    recompute_with_new_max(sums, f, scores, [&](const tile::Anchors& of) {
+      return tile::sum(tile::exp2_scores(whole, of, parameters_.scale_log2),
+                       tile::exp2_scores(cut, of, parameters_.scale_log2));
     });
   }
   release_k();
@@ -104,6 +108,74 @@ __device__ __forceinline__ bool Consumer<kConfig>::fused_edges_step(Fragments& f
   k_.wait();
   wait_pv(f.out);
   return more;
+}
+
+// The same in a careful pass (careful_steps.cuh), one product after the other. The halves that a
+// warpgroup does not see are computed as well, and hidden.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void Consumer<kConfig>::careful_fused_edges(Fragments& f) {
+  constexpr int kHalf = kConfig.k_tile / 2;  // keys
+  using Half = float[kHalf / 2];
+  const bool second = warpgroup_ != 0;
+  PipelineState<kConfig.k_stages> next = k_.state();
+  next.advance();
+  k_.wait();
+  k_.wait_next();
+  const std::uint32_t keys = k_address(second ? next : k_.state());
+  const std::uint32_t other_keys =
+      second ? k_address(k_.state()) + kHalf * tile::kPanelRowBytes : k_address(next);
+  Half others;
+  gemm_ss<kConfig.fp16, kConfig.k_tile, kConfig.head_dim, kConfig.k_tile>(q_address(), keys,
+                                                                          f.scores);
+  gemm_ss<kConfig.fp16, kHalf, kConfig.head_dim, kConfig.k_tile>(q_address(), other_keys, others);
+  ptx::wgmma_commit();
+  ptx::wgmma_wait<0>();
+  accept_scores(f.scores);
+  ptx::fence_operand(others);
+  release_k();
+  release_k();
+  v_rows_ = kConfig.k_tile;
+  second ? careful_fused_probs<true>(others, f) : careful_fused_probs<false>(others, f);
+}
+
+template <KernelConfig kConfig>
+template <bool kSecond>
+__device__ __forceinline__ void Consumer<kConfig>::careful_fused_probs(
+    float (&others)[kConfig.k_tile / 4], Fragments& f) {
+  constexpr int kHalf = kConfig.k_tile / 2;  // keys
+  constexpr int kCutStep = kSecond ? kPvSteps / 2 : 0;
+  constexpr int kWholeStep = kSecond ? 0 : kPvSteps / 2;
+  using Half = float[kHalf / 2];
+  Half& cut = *reinterpret_cast<Half*>(f.scores + (kSecond ? kHalf / 2 : 0));
+  Half& whole = *reinterpret_cast<Half*>(f.scores + (kSecond ? 0 : kHalf / 2));
+  std::uint32_t hidden[tile::kRowsPerLane];
+  const KeyLimits limits = find_key_limits();
+#pragma unroll
+  for (int which = 0; which < tile::kRowsPerLane; ++which) {
+    const std::int32_t limit = limits.begin[which] - (first_key_ - 1) * kConfig.k_tile;
+    hidden[which] = tile::low_bits(tile::columns_before(limit, 0)) >> (kSecond ? kHalf / 4 : 0);
+  }
+  tile::merge_tiles<!kSecond>(cut, others, hidden);
+  const tile::Anchors anchors = update_max_carefully(f);
+  tile::rescale(f.out, anchors.factor);
+  const tile::RowSums sums = tile::sum(tile::exp2_scores(whole, anchors, parameters_.scale_log2),
+                                       tile::exp2_scores(cut, anchors, parameters_.scale_log2));
+  tile::add_sums(sums, anchors, f.states);
+
+  std::uint32_t both[kHalf / 4];
+  std::uint32_t whole_probs[kHalf / 4];
+  tile::pack_probs<kConfig.fp16>(cut, both);
+  tile::pack_probs<kConfig.fp16>(whole, whole_probs);
+#pragma unroll
+  for (int i = 0; i < kHalf / 4; ++i) f.probs[4 * kWholeStep + i] = kSecond ? 0 : whole_probs[i];
+  tile::probs_of_first(both, hidden, f.probs + 4 * kCutStep);
+  v_.wait();
+  careful_pv(first_key_ - 1, kCutStep, f);
+#pragma unroll
+  for (int i = 0; i < kHalf / 4; ++i) f.probs[4 * kWholeStep + i] = kSecond ? whole_probs[i] : 0;
+  tile::probs_of_last(both, hidden, f.probs + 4 * kCutStep);
+  v_.wait();
+  careful_pv(end_key_, 0, f);
 }
 
 }  // namespace tilewise::cuda::sm90

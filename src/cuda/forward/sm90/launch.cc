@@ -49,22 +49,22 @@ const Instance& instance_for(const Problem& problem, bool score_mod) {
   return kInstances[2 * static_cast<std::size_t>(row) + (problem.dtype == TILEWISE_FP16 ? 1 : 0)];
 }
 
-// The scale, and with it the kernel, may change from run to run of a plan: these are the larger
-// numbers of both kernels.
-struct MaxTiles {
+// The most query tiles of a launch. The scale, and with it the kernel, may change from run to run
+// of a plan: this is the larger number of both kernels.
+Checked most_tiles(const Problem& problem) {
   Checked tiles = Checked{0};
-  Checked warps = Checked{0};
-
-  explicit MaxTiles(const Problem& problem) {
-    for (const bool score_mod : {false, true}) {
-      const std::int64_t q_tile = instance_for(problem, score_mod).config.q_tile;
-      const Checked own = max_tiles(problem, q_tile);
-      const Checked own_warps = own * Checked{q_tile / tile::kWarpRows};
-      if (tiles.valid && (!own.valid || own.value > tiles.value)) tiles = own;
-      if (warps.valid && (!own_warps.valid || own_warps.value > warps.value)) warps = own_warps;
-    }
+  for (const bool score_mod : {false, true}) {
+    const Checked own = max_tiles(problem, instance_for(problem, score_mod).config.q_tile);
+    if (tiles.valid && (!own.valid || own.value > tiles.value)) tiles = own;
   }
-};
+  return tiles;
+}
+// Entries of Parameters::links.
+Checked most_links(const Problem& problem) {
+  const KernelConfig& config = instance_for(problem, false).config;
+  const int links = config.has_careful_passes() ? 1 : config.q_tile / tile::kWarpRows;
+  return most_tiles(problem) * Checked{links};
+}
 
 bool needs_lengths(const Problem& problem) {
   return has_table(problem) || problem.seqused_k.present();
@@ -96,7 +96,7 @@ struct Workspace : problem::Arena {
   std::int64_t lengths = 0;
   std::int64_t tile_starts = 0;
   std::int64_t counter = 0;
-  std::int64_t flags = 0;
+  std::int64_t links = 0;
 
   explicit Workspace(const Problem& problem) {
     const bool listed = has_kernel_before(problem);
@@ -105,7 +105,7 @@ struct Workspace : problem::Arena {
     counter =
         reserve(Checked{schedules_dynamically(problem) ? std::int64_t{sizeof(TileCounter)} : 0})
             .value;
-    flags = reserve(MaxTiles(problem).warps * Checked{sizeof(*Parameters::flags)}).value;
+    links = reserve(most_links(problem) * Checked{sizeof(*Parameters::links)}).value;
   }
 };
 
@@ -169,7 +169,7 @@ problem::Status check_sizes(const Problem& problem) {
                 static_cast<long long>(problem.value_dim));
   }
   const std::int64_t longest = math::max(problem.q_rows, problem.k_rows);
-  const Checked work = MaxTiles(problem).tiles;
+  const Checked work = most_tiles(problem);
   if (longest > tile::kMaxLength || !work.valid || work.value > tile::kMaxTiles) {
     return fail(TILEWISE_UNSUPPORTED, "more than %d rows or %lld tiles of queries",
                 tile::kMaxLength, static_cast<long long>(tile::kMaxTiles));
@@ -243,7 +243,7 @@ void fill_parameters(const Problem& problem, const KernelConfig& config, std::by
     parameters->counter = reinterpret_cast<TileCounter*>(workspace + places.counter);
     parameters->launch = launch_number();
   }
-  parameters->flags = reinterpret_cast<unsigned long long*>(workspace + places.flags);
+  parameters->links = reinterpret_cast<unsigned long long*>(workspace + places.links);
   parameters->scale_log2 = static_cast<float>(scale * math::kLog2E);
   parameters->scaling = tile::score_scaling_of(problem.scale, problem.softcap);
   parameters->ln2 = static_cast<float>(math::kLn2);
@@ -290,10 +290,7 @@ problem::Status prepare(const Problem& problem) {
   return check(load_support(), "loading cuda_sm90");
 }
 
-std::int64_t workspace_bytes(const Problem& problem) {
-  const Checked bytes = Workspace(problem).used();
-  return bytes.valid ? bytes.value : -1;
-}
+std::int64_t workspace_bytes(const Problem& problem) { return Workspace(problem).bytes(); }
 
 double predicted_traffic(const Problem& problem) {
   const KernelConfig& config = instance_for(problem, needs_score_mod(problem)).config;

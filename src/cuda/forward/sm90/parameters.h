@@ -30,7 +30,7 @@ struct Sequences {
   const SequenceLengths* lengths;   // (B), nullptr where all sequences have the same
   const std::int32_t* tile_starts;  // (B + 1), query tiles before each packed sequence
 };
-inline constexpr int kMaxListed = 28;  // what shared memory has left
+inline constexpr int kMaxListed = 24;  // what shared memory has left
 struct ListedSequences {
   SequenceLengths lengths[kMaxListed];
   std::int32_t tile_starts[kMaxListed + 1];
@@ -84,7 +84,8 @@ struct Parameters {
   problem::Problem problem;
   TileCounter* counter;        // of a dynamic schedule; nullptr: the schedule is static
   unsigned long long launch;   // number of this launch
-  unsigned long long* flags;   // (query tiles, q_tile / 16): lists of rows to recompute
+  unsigned long long* links;   // (query tiles): lists of query tiles (listed_tiles.cuh); at D 256
+                               // (query tiles, q_tile / 16): of rows (recompute_rows.cuh)
   float scale_log2;            // exponent of 2 that a score of 1 stands for
   tile::ScoreScaling scaling;  // of kernels with a score mod
   float ln2;                   // log(2)

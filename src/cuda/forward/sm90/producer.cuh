@@ -12,7 +12,8 @@ namespace tilewise::cuda::sm90 {
 // The consumer's order of loads: K runs one key tile ahead of V, also from one query tile to the
 // next, whose first K comes before the last V of the one before. So does its Q where there is a
 // second stage of Q; else Q would wait for the last scores, and V with it.
-template <KernelConfig kConfig>
+// kCareful: of a careful pass, whose tiles are published one by one.
+template <KernelConfig kConfig, bool kCareful = false>
 class Producer {
  public:
   __device__ Producer(const Parameters& parameters, Shared<kConfig>& shared)
@@ -80,7 +81,7 @@ class Producer {
   // Requests the next tile of the scheduler warp, unless it was published together with this one.
   __device__ __forceinline__ void request_next() {
     if (static_cast<std::int32_t>(tiles_) != requested_) return;
-    requested_ += parameters_.scheduler.static_rounds.batched_tiles(requested_);
+    requested_ += kCareful ? 1 : parameters_.scheduler.static_rounds.batched_tiles(requested_);
     ptx::mbarrier_arrive(ptx::shared_address(&shared_.barriers.tile_requested));
   }
 
@@ -169,6 +170,9 @@ class Producer {
   __device__ __forceinline__ void load_v(const WorkTile& tile, std::int32_t key) {
     wait_empty(shared_.barriers.v, v_);
     std::uint64_t& full = shared_.barriers.v.full[v_.stage];
+    if constexpr (kCareful) {
+      for (std::uint32_t& keys : shared_.careful.non_finite_keys[v_.stage]) keys = 0;
+    }
     if (tile.keys == KeyVisibility::kNone) {
       ptx::mbarrier_arrive(ptx::shared_address(&full));
     } else {

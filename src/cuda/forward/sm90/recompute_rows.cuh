@@ -1,6 +1,6 @@
-// The slow path for rows that the fast one could not compute: a block's flagged rows, recomputed in
-// fp64 like cuda_reference once all others are done. Where no row is flagged, nothing is written
-// and nothing starts.
+// The slow path of D 256 for rows that the fast one could not compute: a block's flagged rows,
+// recomputed in fp64 like cuda_reference once all others are done. Where no row is flagged, nothing
+// is written and nothing starts.
 #pragma once
 
 #include "cuda/forward/sm90/parameters.h"
@@ -14,12 +14,12 @@
 namespace tilewise::cuda::sm90 {
 
 // Flags the 16 rows of a warp of a query tile. The flagged warps of a block are a list: `last` is
-// the number of the last one, and parameters.flags holds for each the number of the one before it.
+// the number of the last one, and parameters.links holds for each the number of the one before it.
 // Numbers begin with 1; 0 ends the list.
 __device__ __forceinline__ void flag_rows(const Parameters& parameters, std::int64_t warp,
                                           unsigned long long& last) {
   const unsigned long long own = static_cast<unsigned long long>(warp) + 1;
-  parameters.flags[warp] = atomicExch(&last, own);
+  parameters.links[warp] = atomicExch(&last, own);
 }
 
 // A consumer warpgroup that computes rows.
@@ -44,7 +44,7 @@ inline __device__ __noinline__ void recompute_flagged_rows(const Parameters& par
   const std::int64_t warps = q_tile / tile::kWarpRows;  // of a tile
   for (int turn = 0; last != 0; turn = (turn + 1) % warpgroups) {
     const std::int64_t warp = static_cast<std::int64_t>(last) - 1;
-    last = parameters.flags[warp];
+    last = parameters.links[warp];
     if (turn != warpgroup) continue;
     const std::int32_t index = static_cast<std::int32_t>(warp / warps);
     const TileCoord coord = parameters.scheduler.tile_coord(index, sequences);

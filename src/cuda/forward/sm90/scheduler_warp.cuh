@@ -6,10 +6,12 @@
 // once, for the cycles of one.
 #pragma once
 
+#include "cuda/forward/sm90/listed_tiles.cuh"
 #include "cuda/forward/sm90/sequences.cuh"
 #include "cuda/forward/sm90/shared.cuh"
 #include "cuda/ptx/memory_order.cuh"
 #include "cuda/tile/fragment.h"
+#include "cuda/tile/non_finite.cuh"
 #include "cuda/tile/score_mod.cuh"
 #include "math/integer.h"
 
@@ -146,8 +148,32 @@ __device__ __forceinline__ void complete_tile(const Parameters& parameters, Work
   }
 }
 
+// Values from 2^50 on may overflow an unnormalised sum, whose probs may grow to 2^60.
+template <bool kFp16>
+__device__ __forceinline__ bool is_large_value(std::uint32_t bits) {
+  constexpr std::uint32_t kLarge = (127u + 50u) << 7;
+  return !kFp16 && (bits & 0x7FFFu) >= kLarge && !tile::is_non_finite16<kFp16>(bits);
+}
+
+// Where values are large, they mostly are from the first key on: such a tile is left to a careful
+// pass at once. Looks at eight numbers.
+template <KernelConfig kConfig>
+__device__ __forceinline__ bool starts_with_large_value(const Problem& problem,
+                                                        const WorkTile& tile) {
+  if (kConfig.fp16 || tile.keys == KeyVisibility::kNone) return false;
+  const std::int64_t batch = problem.k_packed ? 0 : tile.batch;
+  const auto* const first = static_cast<const std::uint16_t*>(problem.v.data) +
+                            problem.v.offset(batch, tile.kv_head, tile.k_start);
+  const uint4 chunk = *reinterpret_cast<const uint4*>(first);
+  bool large = false;
+  for (const std::uint32_t pair : {chunk.x, chunk.y, chunk.z, chunk.w})
+    large |= is_large_value<kConfig.fp16>(pair) || is_large_value<kConfig.fp16>(pair >> 16);
+  return large;
+}
+
 // Publishes all query tiles of the block, and after them one with index -1. The first lanes of a
-// warp.
+// warp. A block that meets data for which the fast steps are not made ends its fast pass early, and
+// goes on carefully: with the tiles that have failed, then with those that are left.
 template <KernelConfig kConfig>
 class Scheduler {
  public:
@@ -159,6 +185,17 @@ class Scheduler {
   __device__ __forceinline__ void locate_first() {
     queue_.init(count());
     locate(0, queue_.index(parameters_, 0));
+  }
+  // The same for a careful pass.
+  __device__ __forceinline__ void locate_first_careful() {
+    queue_.init(count());
+    locate_careful(0);
+  }
+
+  // After a pass: lists the last failed tiles. One thread.
+  __device__ __forceinline__ void list_failed_tiles() {
+    for (std::uint32_t slot = 0; slot < kTileSlots; ++slot)
+      list_failed_tile(parameters_, shared_, slot);
   }
 
   // Publishes the first tile, and the others when the producer requests them.
@@ -179,10 +216,39 @@ class Scheduler {
       if (lane >= tiles) return;
       ptx::mbarrier_wait(ptx::shared_address(&shared_.barriers.tile_requested), request.phase);
       request.advance();
+      if constexpr (kConfig.has_careful_passes()) {
+        // The lanes that publish decide together, by one look: each costs the next tile time.
+        unsigned reports = peek(shared_.careful.reports);
+        if (tiles > 1) reports = __shfl_sync((1u << tile::kMaxBatchedTiles) - 1u, reports, 0);
+        if (reports != 0 && ends_fast_pass(reports, round, round + lane)) return;
+      }
       const bool found = locate(round + lane, queue_.index(parameters_, round + lane));
       publish(round + lane);
       round += tiles;
       more = tiles > 1 ? queue_.has_static(round - 1) : found;
+    }
+  }
+  // Whether the first tile, which begins before this is known, has large values: then it fails. One
+  // thread that publishes nothing, once that tile is published.
+  __device__ __forceinline__ void look_at_first_tile() {
+    ptx::mbarrier_wait(ptx::shared_address(&shared_.barriers.tile_full[0]), 0);
+    if (tile(0).index < 0 || !starts_with_large_value<kConfig>(parameters_.problem, tile(0)))
+      return;
+    report_failure(shared_.careful.reports, 0, kNonFiniteOut);
+    report_overflow(shared_.careful.reports);
+  }
+
+  // The same for a careful pass. One thread.
+  __device__ __forceinline__ void run_carefully() {
+    queue_.init(count());
+    PipelineState<1> request;
+    for (std::int32_t round = 0;; ++round) {
+      publish(round);
+      if (tile(round).index < 0) return;
+      ptx::mbarrier_wait(ptx::shared_address(&shared_.barriers.tile_requested), request.phase);
+      request.advance();
+      list_failed_tile(parameters_, shared_, static_cast<std::uint32_t>(round + 1));
+      locate_careful(round + 1);
     }
   }
 
@@ -206,6 +272,39 @@ class Scheduler {
     }
     return found;
   }
+  // Listed tiles come first, then those that the fast pass has left.
+  __device__ __forceinline__ void locate_careful(std::int32_t round) {
+    CarefulState<kConfig>& careful = shared_.careful;
+    bool& shifted = careful.shifted[round % kTileSlots];
+    shifted = false;
+    std::int32_t index = take_selected_tile(parameters_, careful, shifted);
+    const bool listed = index >= 0;
+    if (!listed && careful.next_round >= 0) index = queue_.index(parameters_, careful.next_round++);
+    if (!listed && !(index >= 0 && queue_.holds(index))) {
+      careful.next_round = -1;
+      tile(round).index = -1;
+      return;
+    }
+    locate(round, index);
+    if (!listed) shifted = starts_with_large_value<kConfig>(parameters_.problem, tile(round));
+  }
+
+  // There are reports: lists the tile of the slot of round `own`, and ends the fast pass before
+  // `round` if there is a reason. Where all rows see the same keys, a value that is not finite is
+  // where it ought to be: that is none. The tile before stands for those that have failed.
+  __device__ __forceinline__ bool ends_fast_pass(unsigned reports, std::int32_t round,
+                                                 std::int32_t own) {
+    list_failed_tile(parameters_, shared_, static_cast<std::uint32_t>(own));
+    const unsigned reasons = reasons_of(reports);
+    if ((reasons & (kFailedScores | kOverflowed)) == 0 &&
+        (reasons == 0 || !has_cut_keys<kConfig>(tile(round - 1))))
+      return false;
+    tile(own).index = -1;
+    shared_.careful.next_round = round;
+    publish(own);
+    return true;
+  }
+
   __device__ __forceinline__ void publish(std::int32_t round) {
     if (tile(round).index >= 0) complete_tile<kConfig>(parameters_, tile(round));
     ptx::mbarrier_arrive(ptx::shared_address(&shared_.barriers.tile_full[round % kTileSlots]));

@@ -6,6 +6,7 @@
 
 #include "cuda/forward/sm90/config.h"
 #include "cuda/forward/sm90/parameters.h"
+#include "cuda/forward/sm90/reports.cuh"
 #include "cuda/sm90/pipeline.cuh"
 #include "cuda/tile/fragment.h"
 #include "cuda/tile/swizzle.h"
@@ -14,9 +15,13 @@
 namespace tilewise::cuda::sm90 {
 
 // The keys of a query tile. kFusedEdges: its key tiles are followed by the tile before them and the
-// one after them, in one step (fused_edges.cuh). One byte: where a WorkTile takes more, ptxas
-// spills.
+// one after them, in one step (fused_edges.cuh). One byte: where a WorkTile takes more than 128,
+// ptxas spills.
 enum class KeyVisibility : std::uint8_t { kNone, kSome, kFusedEdges };
+
+// Probs of a tile with large values are so much smaller, by powers of two, that they add up to 1/2
+// at most.
+inline constexpr float kShift = 80.0f;
 
 // A query tile as the scheduler warp publishes it. Lengths and rows are below 2^30. A query tile
 // without keys has one key tile all the same, which is not loaded and of which no key is visible.
@@ -46,6 +51,8 @@ struct WorkTile {
   std::int32_t full_end[kMaxConsumers];
 };
 
+static_assert(sizeof(WorkTile) == 128);
+
 // The number of key tiles that are loaded.
 template <KernelConfig kConfig>
 __device__ __forceinline__ std::int32_t key_tile_count(const WorkTile& tile) {
@@ -72,10 +79,14 @@ struct Barriers {
   std::uint64_t always_complete;  // a wait for phase 1 never waits
 };
 
+// The same number in all lanes, which ptxas then knows: loops that it bounds keep stages and
+// addresses in uniform registers.
+__device__ __forceinline__ std::int32_t uniform(std::int32_t x) { return __shfl_sync(~0u, x, 0); }
+
 // What a consumer warpgroup hands to its epilogue warp together with the rows of out.
 struct StagedOutput {
   RowSum rows[tile::kRows];
-  bool recompute[tile::kRows / tile::kWarpRows];  // whether a row of a warp must be recomputed
+  bool non_finite[tile::kRows / tile::kWarpRows];  // whether a result of a warp is not
 };
 
 // Where 64 columns of a warp's rows pass on their way from registers to global memory.
@@ -98,6 +109,31 @@ using OutStages =
 template <KernelConfig kConfig>
 using StagedOutputs = StagedOutput[kConfig.has_epilogue_warps() ? kConfig.consumers() : 1];
 
+// What a block knows of query tiles that the fast steps cannot compute (listed_tiles.cuh).
+template <KernelConfig kConfig>
+struct CarefulState {
+  int pass;          // 0: the fast one
+  unsigned reports;  // report_failure()
+  std::int32_t
+      next_round;        // where the fast pass has ended early, the first round that is left; or -1
+  unsigned found_value;  // of the scan of V (passes.cuh)
+  unsigned long long listed;    // head of the list of tiles that this pass could not compute,
+  unsigned long long selected;  // and of those that it takes (listed_tiles.cuh)
+  bool shifted[kTileSlots];     // probs of the tile are 2^-kShift times as large
+  // Keys of each stage of V whose elements that are not finite count as zero, as bits
+  // (careful_steps.cuh).
+  std::uint32_t non_finite_keys[kConfig.v_stages][kConfig.k_tile / 32];
+};
+
+template <KernelConfig kConfig>
+__device__ void init_careful_state(CarefulState<kConfig>& careful) {
+  careful.pass = 0;
+  careful.reports = 0;
+  careful.next_round = -1;
+  careful.listed = 0;
+  careful.selected = 0;
+}
+
 // The swizzle wants stages at multiples of 1024 bytes.
 template <KernelConfig kConfig>
 struct Shared {
@@ -108,14 +144,17 @@ struct Shared {
   Barriers barriers;
   WorkTile tiles[kTileSlots];
   StagedOutputs<kConfig> staged;
-  ListedSequences sequences;        // where each block lists them
-  unsigned long long last_flagged;  // head of the block's list (recompute_rows.cuh)
+  ListedSequences sequences;  // where each block lists them
+  CarefulState<kConfig> careful;
+  unsigned long long last_flagged;  // head of the list of failed rows (recompute_rows.cuh)
 };
 
-// One arrival for each warp that reads: all four warps of a warpgroup read all of a stage.
-template <KernelConfig kConfig>
+// One arrival for each warp that reads: all four warps of a warpgroup read all of a stage. kAgain:
+// the barriers have been used.
+template <KernelConfig kConfig, bool kAgain = false>
 __device__ void init_barriers(Barriers& barriers) {
   const auto init = [](std::uint64_t& barrier, std::uint32_t arrivals) {
+    if constexpr (kAgain) ptx::mbarrier_invalidate(ptx::shared_address(&barrier));
     ptx::mbarrier_init(ptx::shared_address(&barrier), arrivals);
   };
   for (int warpgroup = 0; warpgroup < kConfig.consumers(); ++warpgroup) {

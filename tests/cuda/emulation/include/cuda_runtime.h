@@ -43,6 +43,7 @@ extern dim3 gridDim;
 
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
+inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
 inline float __fmaf_rn(float a, float b, float c) { return std::fmaf(a, b, c); }
 inline double __fma_rn(double a, double b, double c) { return std::fma(a, b, c); }
 inline int __popc(unsigned x) { return std::popcount(x); }
@@ -66,11 +67,23 @@ inline unsigned atomicAdd(unsigned* to, unsigned x) {
   return before;
 }
 // Only for shared memory.
-inline unsigned long long atomicExch(unsigned long long* to, unsigned long long x) {
-  const unsigned long long before = *to;
+template <class T>
+T atomicExch(T* to, T x) {
+  const T before = *to;
   *to = x;
   return before;
 }
+inline unsigned atomicOr(unsigned* to, unsigned x) {
+  const unsigned before = *to;
+  *to |= x;
+  return before;
+}
+inline unsigned atomicAnd(unsigned* to, unsigned x) {
+  const unsigned before = *to;
+  *to &= x;
+  return before;
+}
+inline void __threadfence_block() {}
 
 // ---- the warp ----
 

@@ -10,6 +10,9 @@ namespace tilewise::cuda::ptx {
 inline void mbarrier_init(std::uint32_t barrier, std::uint32_t arrivals) {
   emulation::block().barriers.init(barrier, arrivals);
 }
+inline void mbarrier_invalidate(std::uint32_t barrier) {
+  emulation::block().barriers.invalidate(barrier);
+}
 inline void fence_mbarrier_init() { emulation::block().barriers.fence_init(); }
 inline void mbarrier_arrive(std::uint32_t barrier) {
   emulation::block().barriers.arrive(barrier, 0);
@@ -19,9 +22,6 @@ inline void mbarrier_arrive_expect_tx(std::uint32_t barrier, std::uint32_t bytes
 }
 inline void mbarrier_wait(std::uint32_t barrier, std::uint32_t parity) {
   emulation::block().barriers.wait(barrier, parity);
-}
-inline bool mbarrier_test(std::uint32_t barrier, std::uint32_t parity) {
-  return emulation::block().barriers.test(barrier, parity);
 }
 
 }  // namespace tilewise::cuda::ptx

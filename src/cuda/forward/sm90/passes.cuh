@@ -1,0 +1,187 @@
+// What lies between the passes of a block. Its fast pass ends with the last query tile, or early
+// (scheduler_warp.cuh); a careful pass (careful_steps.cuh) then computes what is listed or left.
+// Where V has made a result infinite or NaN, that is mostly right: V is read again, which takes
+// much less time than the tile, and only tiles with a reason are computed again.
+#pragma once
+
+#include "cuda/forward/sm90/listed_tiles.cuh"
+#include "cuda/forward/sm90/scheduler_warp.cuh"
+#include "cuda/ptx/named_barrier.cuh"
+#include "cuda/sm90/named_barriers.h"
+#include "cuda/tile/non_finite.cuh"
+#include "math/integer.h"
+
+namespace tilewise::cuda::sm90 {
+
+struct KeyRange {
+  std::int32_t begin;
+  std::int32_t end;
+};
+
+// Reads V for the listed tiles. All consumer threads.
+template <KernelConfig kConfig>
+class ValueScan {
+ public:
+  __device__ ValueScan(const Parameters& parameters, unsigned& found)
+      : problem_(parameters.problem), found_(found) {}
+
+  // Whether an element of V that a row of the query tile must not see is not finite.
+  __device__ bool leaks(const WorkTile& tile) const {
+    const std::int32_t last = math::min(tile.row + kConfig.q_tile, tile.q_len) - 1;
+    const KeyRange seen = {tile.band.begin(tile.row), tile.band.end(last)};
+    const std::int32_t loaded =
+        math::min(math::round_up(seen.end, kConfig.k_tile), tile.band.key_end);
+    const auto test = [](std::uint32_t bits) { return tile::is_non_finite16<kConfig.fp16>(bits); };
+    return any(tile, {seen.begin / kConfig.k_tile * kConfig.k_tile, tile.band.begin(last)}, test) ||
+           any(tile, {tile.band.end(tile.row), loaded}, test);
+  }
+
+  // Whether an element of V that a row of the query tile sees is large. Keys that are known to be
+  // small are not read again.
+  __device__ bool has_large(const WorkTile& tile) {
+    if constexpr (kConfig.fp16) return false;
+    const std::int32_t last = math::min(tile.row + kConfig.q_tile, tile.q_len) - 1;
+    const KeyRange seen = {tile.band.begin(tile.row), tile.band.end(last)};
+    if (batch_ != tile.batch || kv_head_ != tile.kv_head || seen.begin > small_.end ||
+        seen.end < small_.begin) {
+      batch_ = tile.batch;
+      kv_head_ = tile.kv_head;
+      small_ = {seen.begin, seen.begin};
+    }
+    const auto test = [](std::uint32_t bits) { return is_large_value<kConfig.fp16>(bits); };
+    if (any(tile, {seen.begin, small_.begin}, test) || any(tile, {small_.end, seen.end}, test))
+      return true;
+    small_ = {math::min(small_.begin, seen.begin), math::max(small_.end, seen.end)};
+    return false;
+  }
+
+  __device__ void sync() const {
+    ptx::named_barrier_sync(barrier_of(NamedBarrier::kScanTeam, 0), kThreads);
+  }
+  __device__ static bool is_first() { return threadIdx.x == 128; }
+
+ private:
+  static constexpr std::uint32_t kThreads = 128 * kConfig.consumers();
+
+  // Whether a 16-bit number of these keys passes the test.
+  template <class Test>
+  __device__ bool any(const WorkTile& tile, KeyRange keys, const Test& test) const {
+    if (keys.begin >= keys.end) return false;
+    const problem::View& view = problem_.v;
+    // A warp reads as many rows at once as it has lanes for, 16 bytes a lane.
+    const auto chunks = static_cast<std::int32_t>(problem_.value_dim / 8);
+    const std::int32_t at_once = 32 / chunks;
+    const std::int32_t lane = static_cast<std::int32_t>(threadIdx.x) % 32;
+    const std::int32_t warp = static_cast<std::int32_t>(threadIdx.x) / 32 - 4;
+    const std::int32_t step = static_cast<std::int32_t>(kThreads) / 32 * at_once;
+    const std::int32_t row = keys.begin + warp * at_once + lane / chunks;
+    const std::int64_t batch = problem_.k_packed ? 0 : tile.batch;
+    const auto* from = static_cast<const std::uint16_t*>(view.data) +
+                       view.offset(batch, tile.kv_head, std::int64_t{tile.k_start} + row) +
+                       lane % chunks * 8;
+    bool found = false;
+    const std::int32_t rows = lane / chunks < at_once ? keys.end - row : 0;
+#pragma unroll 8
+    for (std::int32_t r = 0; r < rows; r += step, from += step * view.row) {
+      const uint4 chunk = *reinterpret_cast<const uint4*>(from);
+      for (const std::uint32_t pair : {chunk.x, chunk.y, chunk.z, chunk.w})
+        found |= test(pair) || test(pair >> 16);
+    }
+    if (is_first()) found_ = 0;
+    sync();
+    if (found) found_ = 1;
+    sync();
+    const bool result = found_ != 0;
+    sync();
+    return result;
+  }
+
+  const Problem& problem_;
+  unsigned& found_;
+  std::int32_t batch_ = -1;
+  std::int32_t kv_head_ = -1;
+  KeyRange small_ = {};
+};
+
+// Leaves those of the listed tiles in their list that must be computed again. All consumer threads.
+// NOTE: not inlined, so that the registers it needs cost the loops before it nothing.
+template <KernelConfig kConfig>
+__device__ __noinline__ void select_listed_tiles(const Parameters& parameters,
+                                                 Shared<kConfig>& shared) {
+  CarefulState<kConfig>& careful = shared.careful;
+  const bool leaks_matter = careful.pass == 0;
+  ValueScan<kConfig> scan(parameters, careful.found_value);
+  const WorkTile& tile = shared.tiles[0];
+  unsigned long long selected = 0;
+  for (unsigned long long entry = careful.listed; entry != 0;) {
+    unsigned long long& link = parameters.links[index_of(entry)];
+    const unsigned long long next = link;
+    scan.sync();
+    if (scan.is_first()) {
+      locate_tile<kConfig>(parameters.scheduler,
+                           sequences_of(parameters.scheduler, shared.sequences), index_of(entry),
+                           shared.tiles[0]);
+    }
+    scan.sync();
+    const bool large = scan.has_large(tile);
+    if (large || (entry & kScoresBit) != 0 || (leaks_matter && scan.leaks(tile))) {
+      if (scan.is_first()) link = selected;
+      selected = large ? entry | kShiftBit : entry;
+    }
+    entry = next;
+  }
+  scan.sync();
+  if (!scan.is_first()) return;
+  careful.listed = 0;
+  careful.selected = selected;
+}
+
+// The end of a pass. Returns whether there may be tiles for another one, which all threads of the
+// block learn together.
+template <KernelConfig kConfig>
+__device__ __forceinline__ bool may_go_on(const Shared<kConfig>& shared) {
+  __syncwarp();
+  ptx::named_barrier_sync(barrier_of(NamedBarrier::kPassEnd, 0), kConfig.threads());
+  const CarefulState<kConfig>& careful = shared.careful;
+  const bool more = (careful.reports & kAnyFailed) != 0 || careful.next_round >= 0;
+  return uniform(more ? 1 : 0) != 0;
+}
+template <KernelConfig kConfig>
+__device__ __forceinline__ void sync_pass(const Shared<kConfig>&) {
+  ptx::named_barrier_sync(barrier_of(NamedBarrier::kPassBegin, 0), kConfig.threads());
+}
+
+// Between passes: the scheduler warp lists the last failed tiles, consumers select those that must
+// be computed again, and the scheduler warp locates the first tile of the next pass. Returns
+// whether there is one. For the consumers:
+template <KernelConfig kConfig>
+__device__ __forceinline__ bool begins_careful_pass(const Parameters& parameters,
+                                                    Shared<kConfig>& shared) {
+  if (!may_go_on(shared)) return false;
+  sync_pass(shared);
+  select_listed_tiles(parameters, shared);
+  if (threadIdx.x == 128) {
+    init_barriers<kConfig, true>(shared.barriers);
+    shared.careful.reports = 0;
+    ++shared.careful.pass;
+  }
+  sync_pass(shared);
+  sync_pass(shared);
+  return true;
+}
+// For the first warpgroup:
+template <KernelConfig kConfig>
+__device__ __forceinline__ bool begins_careful_pass(Shared<kConfig>& shared,
+                                                    Scheduler<kConfig>& scheduler_warp) {
+  if (!may_go_on(shared)) return false;
+  if (threadIdx.x == 32) scheduler_warp.list_failed_tiles();
+  __syncwarp();
+  sync_pass(shared);
+  sync_pass(shared);
+  if (threadIdx.x == 32) scheduler_warp.locate_first_careful();
+  __syncwarp();
+  sync_pass(shared);
+  return true;
+}
+
+}  // namespace tilewise::cuda::sm90
