@@ -23,20 +23,24 @@ struct DataRow {
   double ratio = 1;           // to the first row's
 };
 
-double total(const std::vector<double>& times) {
-  double sum = 0;
-  for (const double time : times) sum += time;
-  return sum;
+constexpr std::size_t kLeastRuns = 5;
+constexpr double kPatience = 10;  // budgets that a kind may take for that many runs
+
+bool enough(const std::vector<double>& times, double budget) {
+  double total = 0;
+  for (const double time : times) total += time;
+  return !times.empty() && total >= (times.size() < kLeastRuns ? kPatience * budget : budget);
 }
 
 // Runs all subjects in turns, so that a clock that changes changes all of them. The run that made a
-// subject ready counts only if it took the whole budget.
+// subject ready counts only if it alone is enough.
 std::vector<DataRow> measure(const std::vector<std::unique_ptr<Subject>>& subjects,
                              const std::vector<Data>& data, double budget, bool quiet) {
   std::vector<DataRow> rows(subjects.size());
   for (std::size_t i = 0; i < rows.size(); ++i) {
     rows[i].name = data_name(data[i]);
-    if (subjects[i]->first_seconds() >= budget) rows[i].times = {subjects[i]->first_seconds()};
+    rows[i].times = {subjects[i]->first_seconds()};
+    if (!enough(rows[i].times, budget)) rows[i].times.clear();
   }
   Progress progress(static_cast<std::int64_t>(rows.size()), quiet);
   std::size_t done = 0;
@@ -44,12 +48,12 @@ std::vector<DataRow> measure(const std::vector<std::unique_ptr<Subject>>& subjec
     done = 0;
     for (std::size_t i = 0; i < rows.size(); ++i) {
       std::vector<double>& times = rows[i].times;
-      if (!times.empty() && total(times) >= budget) {
+      if (enough(times, budget)) {
         ++done;
         continue;
       }
       times.push_back(subjects[i]->runner().run());
-      if (total(times) >= budget) progress.step(rows[i].name);
+      if (enough(times, budget)) progress.step(rows[i].name);
     }
   }
   return rows;

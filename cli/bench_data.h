@@ -34,8 +34,9 @@ bool is_backward(const Flags& flags);
 nlohmann::json setting_json(const Flags& flags, const Executor& executor, const Runner& runner,
                             const std::string& command);
 
-// Measures the kernel on each of the data, in turns, each for `budget` seconds and at least once,
-// and prints a table or JSON. Normal data is measured too, whether named or not.
+// Measures the kernel on each of the data, in turns, and prints a table or JSON. Each is run for
+// `budget` seconds and at least five times, but not longer than ten times that for more than a run.
+// Normal data is measured too, whether named or not.
 int bench_data(const Flags& flags, const Inputs& normal, std::vector<verify::Data> data,
                const Executor& executor, double budget, const std::string& command);
 

@@ -173,10 +173,10 @@ Inputs make_inputs(const Flags& flags, bool backward) {
 std::vector<Inputs> with_data(const Inputs& normal, const std::vector<Data>& data,
                               const tilewise_executor& executor) {
   std::vector<Inputs> list(data.size(), normal);
-  for (std::size_t i = 0; i < data.size(); ++i) {
-    for (const RandomTensor& tensor : kRandomTensors) {
-      if (!changes(data[i], tensor.member)) continue;
-      add_zeros(tensor.name, normal.problem.q.dtype, normal.arrays.at(tensor.name).shape, list[i]);
+  for (Inputs& inputs : list) {
+    for (auto& [name, array] : inputs.arrays) {
+      array = io::copy_array(array.type, array.shape, array.bytes);
+      inputs.problem.*member_of(name) = tensor_of(name, array);
     }
   }
   // Many large tensors: their filling takes longer than the runs that are measured on a GPU.

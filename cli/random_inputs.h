@@ -26,8 +26,8 @@ std::vector<verify::Data> data_flag(const Flags& flags, const tilewise_problem& 
 // --random-bias a bias (Sq, Sk).
 Inputs make_inputs(const Flags& flags, bool backward);
 
-// Returns the inputs with each of the data in place of normal random numbers. Tensors that the data
-// leave as they are share their memory with `normal`.
+// Returns the inputs with each of the data in place of normal random numbers. None shares memory
+// with another: in turns with others, it would find its tensors in the cache, and they would not.
 std::vector<Inputs> with_data(const Inputs& normal, const std::vector<verify::Data>& data,
                               const tilewise_executor& executor);
 
