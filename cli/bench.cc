@@ -7,15 +7,14 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "bench_data.h"
 #include "calibrate/calibrate.h"
 #include "calibrate/gemm.h"
 #include "commands.h"
 #include "cpu/targets.h"
-#include "execution.h"
 #include "format.h"
-#include "inputs.h"
-#include "machine.h"
 #include "math/integer.h"
+#include "plan/host.h"
 #include "problem/sequence.h"
 #include "progress.h"
 
@@ -99,34 +98,27 @@ struct Measurement {
   double peak_read;
 };
 
-json report(const Flags& flags, const Executor& executor, const Measurement& m) {
+json report(json result, const Measurement& m) {
   const problem::Problem& problem = m.runner.plan().problem;
   const double gflops = useful_flops(problem) / m.timing.least * 1e-9;
   const double read = cache_bytes(problem) / m.timing.least;
-  return {{"op", flags.given("op") ? flags.text("op") : "forward"},
-          {"kernel", m.runner.kernel()},
-          {"dtype", dtype_text(problem.dtype)},
-          {"shape", flags.text("shape")},
-          {"causal", flags.given("causal")},
-          {"v_factor", flags.number("v-factor", 1)},
-          {"layout", flags.given("layout") ? flags.text("layout") : "bshd"},
-          {"threads", executor.threads()},
-          {"seconds", m.timing.least},
-          {"median_seconds", m.timing.median},
-          {"runs", m.timing.runs},
-          {"gflops", gflops},
-          {"peak_gflops", m.peak_flops * 1e-9},
-          {"fraction_of_peak", gflops * 1e9 / m.peak_flops},
-          {"kv_gbytes_per_second", read * 1e-9},
-          {"read_gbytes_per_second", m.peak_read * 1e-9},
-          {"fraction_of_read", read / m.peak_read},
-          {"workspace_bytes", m.runner.plan().workspace_bytes}};
+  result.update({{"seconds", m.timing.least},
+                 {"median_seconds", m.timing.median},
+                 {"runs", m.timing.runs},
+                 {"gflops", gflops},
+                 {"peak_gflops", m.peak_flops * 1e-9},
+                 {"fraction_of_peak", gflops * 1e9 / m.peak_flops},
+                 {"kv_gbytes_per_second", read * 1e-9},
+                 {"read_gbytes_per_second", m.peak_read * 1e-9},
+                 {"fraction_of_read", read / m.peak_read}});
+  return result;
 }
 
 void print_report(const json& r, const std::string& target) {
   const auto number = [&](const char* name) { return r[name].get<double>(); };
   fmt::print("kernel     {} ({} threads)\n", r["kernel"].get<std::string>(),
              r["threads"].get<int>());
+  fmt::print("data       {}\n", r["data"].get<std::string>());
   fmt::print("time       {} (fastest of {} runs; median {})\n", format_seconds(number("seconds")),
              r["runs"].get<int>(), format_seconds(number("median_seconds")));
   fmt::print("speed      {}: {:.1f} % of the multiply-add peak, {} ({})\n",
@@ -140,35 +132,24 @@ void print_report(const json& r, const std::string& target) {
 
 // Reports the speed of a kernel on a GPU: the median of event-timed runs, relative to a bf16 matrix
 // product of cuBLAS in the same run.
-int report_device(const Flags& flags, Runner& runner, double budget, const std::string& command) {
+int report_device(const Flags& flags, Runner& runner, double budget, json result) {
   const problem::Problem& problem = runner.plan().problem;
   const double before = calibrate::measure_gemm(problem.device_index);
   const Timing timing = time_runs(runner, budget, flags.given("json"));
   const double peak = std::max(before, calibrate::measure_gemm(problem.device_index));
   const double tflops = useful_flops(problem) / timing.median * 1e-12;
-  json result = {{"op", flags.given("op") ? flags.text("op") : "forward"},
-                 {"kernel", runner.kernel()},
-                 {"device", "cuda"},
-                 {"dtype", dtype_text(problem.dtype)},
-                 {"shape", flags.text("shape")},
-                 {"causal", flags.given("causal")},
-                 {"median_seconds", timing.median},
+  result.update({{"median_seconds", timing.median},
                  {"seconds", timing.least},
                  {"runs", timing.runs},
                  {"tflops", tflops},
                  {"gemm_tflops", peak > 0 ? json(peak * 1e-12) : json(nullptr)},
-                 {"fraction_of_gemm", peak > 0 ? json(tflops * 1e12 / peak) : json(nullptr)},
-                 {"workspace_bytes", runner.plan().workspace_bytes},
-                 {"version", tilewise_version()},
-                 {"command", command}};
-  cuda::DeviceInfo device;
-  if (cuda::find_device(problem.device_index, &device) == TILEWISE_OK)
-    result["machine"] = {{"gpu", device.name}};
+                 {"fraction_of_gemm", peak > 0 ? json(tflops * 1e12 / peak) : json(nullptr)}});
   if (flags.given("json")) {
     fmt::print("{}\n", result.dump());
     return 0;
   }
-  fmt::print("kernel     {} on {}\n", runner.kernel(), device.name);
+  fmt::print("kernel     {} on {}\n", runner.kernel(), result["machine"]["gpu"].get<std::string>());
+  fmt::print("data       {}\n", result["data"].get<std::string>());
   fmt::print("time       {} (median of {} runs; fastest {})\n", format_seconds(timing.median),
              timing.runs, format_seconds(timing.least));
   fmt::print("speed      {:.1f} TFLOP/s", tflops);
@@ -182,49 +163,49 @@ int report_device(const Flags& flags, Runner& runner, double budget, const std::
   return 0;
 }
 
-int run(const Flags& flags, const std::string& command) {
-  const std::size_t op = flags.choice("op", {"forward", "backward", "decode"});
-  const bool backward = op == 1;
-  if (!flags.given("shape")) throw UsageError("--shape: missing");
-  if (op == 2 && shape_flag(flags).q_len > 16) {
-    throw UsageError(fmt::format("--shape: is \"{}\", must have Sq of at most 16 for --op decode",
-                                 flags.text("shape")));
+int report_cpu(const Flags& flags, Runner& runner, double budget, json result) {
+  const std::string target = target_of(runner.kernel(), plan::this_host());
+  const std::int32_t dtype = runner.plan().problem.dtype;
+  const std::int32_t threads = result["threads"];
+  const double before = calibrate::measure_flops(target, dtype, threads);
+  const Timing timing = time_runs(runner, budget, flags.given("json"));
+  const double after = calibrate::measure_flops(target, dtype, threads);
+  const double read = calibrate::measure_read(target, threads);
+  result = report(std::move(result), {runner, timing, std::max(before, after), read});
+  result["machine"]["target"] = target;
+  if (flags.given("json")) {
+    fmt::print("{}\n", result.dump());
+  } else {
+    print_report(result, target);
   }
-  const double budget = flags.number("seconds", kEnoughSeconds);
+  return 0;
+}
+
+double budget_flag(const Flags& flags, double fallback) {
+  const double budget = flags.number("seconds", fallback);
   if (budget < 0 || budget > 3600) {
     throw UsageError(fmt::format("--seconds: is {}, must be from 0 to 3600", budget));
   }
-  Inputs inputs = make_inputs(flags, backward);
+  return budget;
+}
+
+int run(const Flags& flags, const std::string& command) {
+  const bool decode = flags.choice("op", {"forward", "backward", "decode"}) == 2;
+  if (!flags.given("shape")) throw UsageError("--shape: missing");
+  if (decode && shape_flag(flags).q_len > 16) {
+    throw UsageError(fmt::format("--shape: is \"{}\", must have Sq of at most 16 for --op decode",
+                                 flags.text("shape")));
+  }
+  const double budget = budget_flag(flags, kEnoughSeconds);
+  const Inputs normal = make_inputs(flags, is_backward(flags));
+  const std::vector<verify::Data> data = data_flag(flags, normal.problem);
   const Executor executor(flags);
-  add_outputs(Operation::kForward, inputs);
-  auto runner = std::make_unique<Runner>(Operation::kForward, inputs.problem,
-                                         backward ? "" : flags.text("kernel"), executor);
-  runner->run();
-  if (backward) {
-    add_outputs(Operation::kBackward, inputs);
-    runner = std::make_unique<Runner>(Operation::kBackward, inputs.problem, flags.text("kernel"),
-                                      executor);
-    runner->run();
-  }
-  if (executor.on_cuda()) return report_device(flags, *runner, budget, command);
-  const plan::Host machine = plan::this_host();
-  const std::string target = target_of(runner->kernel(), machine);
-  const std::int32_t dtype = inputs.problem.q.dtype;
-  const double before = calibrate::measure_flops(target, dtype, executor.threads());
-  const Timing timing = time_runs(*runner, budget, flags.given("json"));
-  const double after = calibrate::measure_flops(target, dtype, executor.threads());
-  const double read = calibrate::measure_read(target, executor.threads());
-  json result = report(flags, executor, {*runner, timing, std::max(before, after), read});
-  if (!flags.given("json")) {
-    print_report(result, target);
-    return 0;
-  }
-  result["machine"] = machine_json(machine);
-  result["machine"]["target"] = target;
-  result["version"] = tilewise_version();
-  result["command"] = command;
-  fmt::print("{}\n", result.dump());
-  return 0;
+  if (data.size() > 1) return bench_data(flags, normal, data, executor, budget, command);
+  const Subject subject(flags, with_data(normal, data, *executor.get()).front(), executor);
+  json result = setting_json(flags, executor, subject.runner(), command);
+  result["data"] = data_name(data.front());
+  return executor.on_cuda() ? report_device(flags, subject.runner(), budget, std::move(result))
+                            : report_cpu(flags, subject.runner(), budget, std::move(result));
 }
 
 }  // namespace
@@ -235,16 +216,20 @@ Command add_bench(CLI::App& program, const std::string& command) {
   flags->add_value("op", "forward|backward|decode",
                    "what to measure; default forward; decode: few queries");
   add_shape_flag(*flags);
+  add_data_list_flag(*flags);
   add_option_flags(*flags);
   flags->add_value("kernel", "NAME", "force a kernel (tilewise info lists them)");
-  flags->add_value("seconds", "X", "seconds of repetitions; default 1");
+  flags->add_value("seconds", "X", "seconds of repetitions, for each kind of data; default 1");
   add_execution_flags(*flags);
   flags->add_switch("json", "print JSON, with machine, compiler and command");
   flags->set_footer(
-      "Useful flops are 2 (D + Dv) per visible query-key pair, and 2.5 times that in backward. "
-      "The\n"
-      "peak is measured before and after, in the kernel's instruction set (docs/benchmarking.md).\n"
-      "Example: tilewise bench --op backward --dtype fp32 --shape 1,2048,2048,8,8,128 --causal");
+      data_help() +
+      "\nUseful flops are 2 (D + Dv) per visible query-key pair, and 2.5 times that in backward. "
+      "The\npeak is measured before and after, in the kernel's instruction set "
+      "(docs/benchmarking.md).\n"
+      "Examples:\n"
+      "  tilewise bench --op backward --dtype fp32 --shape 1,2048,2048,8,8,128 --causal\n"
+      "  tilewise bench --data all --shape 1,1024,1024,8,8,64 --threads 1 --seconds 0.2");
   return {flags, [flags, command] { return run(*flags, command); }};
 }
 

@@ -14,6 +14,7 @@
 #include "plot.h"
 #include "problem/tensors.h"
 #include "progress.h"
+#include "random_inputs.h"
 #include "reference/kernels.h"
 #include "reference/traffic.h"
 #include "standard.h"
@@ -204,6 +205,14 @@ std::string setting_text(const Executor& executor, std::int64_t sram_bytes) {
                      format_bytes(static_cast<double>(sram_bytes)));
 }
 
+Inputs inputs_of_shape(const Flags& flags, bool backward, const Executor& executor) {
+  const Inputs normal = make_inputs(flags, backward);
+  const std::vector<verify::Data> data = data_flag(flags, normal.problem);
+  if (data.size() != 1)
+    throw UsageError(fmt::format("--data: is {}, must be one kind", flags.text("data")));
+  return with_data(normal, data, *executor.get()).front();
+}
+
 int run(const Flags& flags) {
   const Operation operation =
       flags.choice("op", {"forward", "backward"}) == 0 ? Operation::kForward : Operation::kBackward;
@@ -213,9 +222,12 @@ int run(const Flags& flags) {
   if (flags.given("shape") && (flags.given("in") || flags.given("q"))) {
     throw UsageError(fmt::format("--shape: is {}, but inputs are given too", flags.text("shape")));
   }
-  Inputs inputs = flags.given("shape") ? make_inputs(flags, backward) : read_inputs(flags);
-  if (backward && !inputs.has("dout")) throw UsageError("--dout: missing, --op backward needs it");
+  if (flags.given("data") && !flags.given("shape"))
+    throw UsageError("--data: needs --shape, whose inputs are random");
   const Executor executor(flags);
+  Inputs inputs =
+      flags.given("shape") ? inputs_of_shape(flags, backward, executor) : read_inputs(flags);
+  if (backward && !inputs.has("dout")) throw UsageError("--dout: missing, --op backward needs it");
   if (backward && executor.on_cuda())
     throw UsageError("--op: is backward, but cuda has no backward kernel; use --device cpu");
   const auto kernels = chosen_kernels(flags, operation, executor.on_cuda());
@@ -250,6 +262,7 @@ Command add_compare(CLI::App& program) {
   const auto flags = std::make_shared<Flags>(
       program, "compare", "run every kernel on one problem: time, memory, traffic, error");
   add_shape_flag(*flags);
+  add_data_flag(*flags);
   add_file_flags(*flags);
   add_option_flags(*flags);
   flags->add_value("op", "forward|backward", "the pass to run; default forward");

@@ -11,8 +11,8 @@
 #include "commands.h"
 #include "execution.h"
 #include "format.h"
-#include "inputs.h"
 #include "machine.h"
+#include "random_inputs.h"
 #include "reference/traffic.h"
 #include "table.h"
 

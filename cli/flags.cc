@@ -38,6 +38,13 @@ void Flags::add_value(const std::string& name, const std::string& placeholder,
   remember(name, app_->add_option("--" + name, values_[name], help))->type_name(placeholder);
 }
 
+void Flags::add_list(const std::string& name, const std::string& placeholder,
+                     const std::string& help) {
+  remember(name, app_->add_option("--" + name, values_[name], help))
+      ->join(',')
+      ->type_name(placeholder);
+}
+
 void Flags::add_switch(const std::string& name, const std::string& help) {
   remember(name, app_->add_flag("--" + name, help))->disable_flag_override();
 }

@@ -34,6 +34,8 @@ class Flags {
   // Adds a flag with a value. `name` is without the dashes; `placeholder` is shown in --help:
   // "FILE".
   void add_value(const std::string& name, const std::string& placeholder, const std::string& help);
+  // Adds a flag that may be repeated: text() is the values with commas between them.
+  void add_list(const std::string& name, const std::string& placeholder, const std::string& help);
   void add_switch(const std::string& name, const std::string& help);
   // Adds a switch that may carry a value: --causal or --causal=top-left.
   void add_switch_with_value(const std::string& name, const std::string& fallback,

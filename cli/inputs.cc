@@ -9,8 +9,6 @@
 #include "io/safetensors.h"
 #include "problem/tensors.h"
 #include "problem/validate.h"
-#include "verify/random.h"
-#include "verify/tensor.h"
 
 namespace tilewise::cli {
 namespace {
@@ -40,13 +38,6 @@ constexpr InputFile kInputFiles[] = {
 // The order is that of the constants TILEWISE_FP64...
 const std::vector<std::string> kDtypes = {"fp64", "fp32", "bf16", "fp16"};
 const std::vector<std::string> kAlignments = {"bottom-right", "top-left"};
-
-tilewise_tensor tilewise_problem::*member_of(const std::string& name) {
-  for (const problem::NamedTensor& tensor : problem::kTensors) {
-    if (name == tensor.name) return tensor.member;
-  }
-  throw UsageError(fmt::format("{}: no tensor has this name", name));
-}
 
 void read_files(const Flags& flags, Inputs& inputs) {
   if (flags.given("in")) {
@@ -120,23 +111,6 @@ void fill_tensors(const Flags& flags, Inputs& inputs) {
   }
 }
 
-void add_random(const char* name, std::int32_t dtype, const std::vector<std::int64_t>& shape,
-                std::uint64_t seed, Inputs& inputs, double factor = 1) {
-  if (!io::byte_size(element_type(dtype), shape)) {
-    throw UsageError(
-        fmt::format("--shape: {} of shape {} exceeds 2^63 bytes", name, io::shape_text(shape)));
-  }
-  io::Array array = io::make_array(element_type(dtype), shape);
-  tilewise_tensor tensor = {};
-  tensor.data = array.writable.data();
-  tensor.dtype = dtype;
-  verify::Random random(seed);
-  const std::int64_t count = io::element_count(shape).value();
-  for (std::int64_t i = 0; i < count; ++i)
-    verify::write_element(tensor, i, factor * random.normal());
-  inputs.arrays[name] = std::move(array);
-}
-
 void add_output(const char* name, std::int32_t dtype, const std::vector<std::int64_t>& shape,
                 Inputs& inputs) {
   if (inputs.has(name)) return;
@@ -145,6 +119,13 @@ void add_output(const char* name, std::int32_t dtype, const std::vector<std::int
 }
 
 }  // namespace
+
+tilewise_tensor tilewise_problem::*member_of(const std::string& name) {
+  for (const problem::NamedTensor& tensor : problem::kTensors) {
+    if (name == tensor.name) return tensor.member;
+  }
+  throw UsageError(fmt::format("{}: no tensor has this name", name));
+}
 
 void add_option_flags(Flags& flags) {
   flags.begin_group("Attention");
@@ -168,11 +149,6 @@ void add_file_flags(Flags& flags) {
   flags.begin_group("Inputs");
   flags.add_value("in", "FILE", "a .safetensors file with q, k, v [, dout and the inputs below]");
   for (const InputFile& input : kInputFiles) flags.add_value(input.flag, "FILE", input.help);
-}
-
-void add_shape_flag(Flags& flags) {
-  flags.add_value("shape", "B,Sq,Sk,H,Hk,D[,Dv]", "shape of the problem; its inputs are random");
-  flags.add_value("v-factor", "X", "factor of the random V; 1e-40 makes it denormal in fp32");
 }
 
 void add_execution_flags(Flags& flags) {
@@ -213,28 +189,6 @@ void read_options(const Flags& flags, tilewise_problem& problem) {
   problem.batch_invariant = flags.given("batch-invariant") ? 1 : 0;
 }
 
-Shape shape_flag(const Flags& flags) {
-  const std::vector<std::int64_t> sizes = flags.integers("shape", 6, 7);
-  const Shape shape = {sizes[0],
-                       sizes[1],
-                       sizes[2],
-                       sizes[3],
-                       sizes[4],
-                       sizes[5],
-                       sizes.size() == 7 ? sizes[6] : sizes[5]};
-  const auto refuse = [&](const char* limit) {
-    throw UsageError(fmt::format("--shape: is \"{}\", {}", flags.text("shape"), limit));
-  };
-  for (const std::int64_t size : sizes) {
-    if (size < 0) refuse("must have no number below 0");
-  }
-  if (shape.head_dim < 1 || shape.value_dim < 1) refuse("must have D and Dv of at least 1");
-  if (shape.kv_heads == 0 ? shape.heads != 0 : shape.heads % shape.kv_heads != 0) {
-    refuse("must have H a multiple of Hk");
-  }
-  return shape;
-}
-
 Inputs read_inputs(const Flags& flags) {
   Inputs inputs;
   tilewise_problem_init(&inputs.problem);
@@ -242,31 +196,6 @@ Inputs read_inputs(const Flags& flags) {
   dtype_flag(flags, 0);
   read_files(flags, inputs);
   cast_inputs(flags, inputs);
-  fill_tensors(flags, inputs);
-  return inputs;
-}
-
-Inputs make_inputs(const Flags& flags, bool backward) {
-  Inputs inputs;
-  tilewise_problem_init(&inputs.problem);
-  read_options(flags, inputs.problem);
-  if (flags.text("layout") == "thd") {
-    throw UsageError("--layout: is thd, but --shape makes dense tensors: must be bshd or bhsd");
-  }
-  const Shape shape = shape_flag(flags);
-  const std::int32_t dtype = dtype_flag(flags, TILEWISE_FP32);
-  const auto rows = [&](std::int64_t length, std::int64_t heads, std::int64_t width) {
-    const bool heads_first = inputs.problem.layout == TILEWISE_BHSD;
-    return std::vector<std::int64_t>{shape.batch, heads_first ? heads : length,
-                                     heads_first ? length : heads, width};
-  };
-  add_random("q", dtype, rows(shape.q_len, shape.heads, shape.head_dim), 1, inputs);
-  add_random("k", dtype, rows(shape.k_len, shape.kv_heads, shape.head_dim), 2, inputs);
-  add_random("v", dtype, rows(shape.k_len, shape.kv_heads, shape.value_dim), 3, inputs,
-             flags.number("v-factor", 1));
-  if (backward) {
-    add_random("dout", dtype, rows(shape.q_len, shape.heads, shape.value_dim), 4, inputs);
-  }
   fill_tensors(flags, inputs);
   return inputs;
 }

@@ -13,7 +13,6 @@ namespace tilewise::cli {
 // Adds the flags that describe the problem: its options, and the tensors to read.
 void add_option_flags(Flags& flags);
 void add_file_flags(Flags& flags);
-void add_shape_flag(Flags& flags);  // --shape B,Sq,Sk,H,Hk,D[,Dv]
 void add_execution_flags(Flags& flags);
 
 // Tensors by name, and the problem made of them. Nothing is copied: the problem points into the
@@ -27,18 +26,12 @@ struct Inputs {
 // Reads the files, casts to --dtype and sets the options. Throws UsageError or io::FileError.
 Inputs read_inputs(const Flags& flags);
 
-// Makes the inputs of --shape from normal random numbers; dout too if `backward`.
-Inputs make_inputs(const Flags& flags, bool backward);
-
 // Adds zeroed outputs of the operation that the problem does not have yet (forward: out, lse;
 // backward: dq, dk, dv, and dbias and dsink if there is a bias and a sink).
 void add_outputs(problem::Operation operation, Inputs& inputs);
 
-// The numbers of --shape; Dv is D where it is left out. Throws UsageError for invalid sizes.
-struct Shape {
-  std::int64_t batch, q_len, k_len, heads, kv_heads, head_dim, value_dim;
-};
-Shape shape_flag(const Flags& flags);
+// Returns the member of the problem that a tensor's name means. Throws UsageError if there is none.
+tilewise_tensor tilewise_problem::*member_of(const std::string& name);
 
 // Sets window and alignment from --causal, --window and --align, and the other options from theirs.
 void read_options(const Flags& flags, tilewise_problem& problem);

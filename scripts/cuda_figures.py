@@ -72,23 +72,6 @@ def others_table(path: pathlib.Path) -> str:
     return "\n".join(["", source(path, document), *grid(["row", "Tilewise", ""], rows)]) + "\n"
 
 
-def data_table(path: pathlib.Path) -> str:
-    """What each kind of data takes as a multiple of random normal data: the worst of full and causal."""
-    document, worst = json.loads(path.read_text()), {}
-    for row in document["rows"]:
-        kernel, dtype, dim = row["row"].split("-")[:3]
-        name = (f"`{kernel}`", dtype, dim.removeprefix("D"))
-        known = worst.setdefault(name, dict.fromkeys(row["ratio"], 0.0))
-        worst[name] = {kind: max(known[kind], ratio) for kind, ratio in row["ratio"].items()}
-    kinds = [kind for kind in document["rows"][0]["ratio"] if kind != "normal"]
-    text = lambda ratio: f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}"
-    rows = [[*name, *(text(ratios[kind]) for kind in kinds)] for name, ratios in worst.items()]
-    machine, place = document["machine"], path.relative_to(ROOT)
-    about = (f"{machine['gpu']}, B 2, S 4096, H D = 2048, the larger of full and causal ([{place.name}](../{place}); "
-             "[cuda_data.py](../bench/peers/cuda_data.py) says what the kinds are):")
-    return "\n".join(["", about, *grid(["kernel", "dtype", "D", *kinds], rows)]) + "\n"
-
-
 def sm80_table(path: pathlib.Path) -> str:
     return rivals_table(path, "bf16", {"flash": "FA2"})
 

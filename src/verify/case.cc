@@ -8,8 +8,6 @@
 namespace tilewise::verify {
 namespace {
 
-constexpr const char* kDistributionNames[] = {"normal",      "outliers",  "equal",   "one-hot",
-                                              "alternating", "subnormal", "repeated"};
 constexpr const char* kStorageNames[] = {"contiguous", "padded", "transposed", "interleaved",
                                          "expanded"};
 
@@ -127,7 +125,7 @@ std::string describe(const Case& description) {
   }
   line.flag("deterministic", description.deterministic);
   line.flag("batch_invariant", description.batch_invariant);
-  line.add("inputs", kDistributionNames[static_cast<int>(description.distribution)]);
+  line.add("inputs", data_name(description.distribution));
   line.add("seed", std::to_string(description.seed));
   std::string head = description.operation == Operation::kForward ? "forward " : "backward ";
   head += problem::dtype_name(description.dtype);

@@ -8,21 +8,11 @@
 #include <vector>
 
 #include "problem/problem.h"
+#include "verify/data.h"
 
 namespace tilewise::verify {
 
 using problem::Operation;
-
-// The distribution of the inputs.
-enum class Distribution {
-  kNormal,       // N(0, 1)
-  kOutliers,     // N(0, 1), and one element in 1000 drawn from N(0, 100)
-  kEqual,        // all keys equal: every score of a row is the same
-  kOneHot,       // one key of each head outweighs all others
-  kAlternating,  // large scores of alternating sign
-  kSubnormal,    // values below the smallest normal number of the dtype
-  kRepeated,     // rows drawn from four different ones, so the rank is low
-};
 
 // The arrangement of q, k, v and the tensors of their shapes in memory.
 enum class Storage {
@@ -100,8 +90,8 @@ struct Case {
   bool deterministic = false;
   bool batch_invariant = false;
 
-  Distribution distribution = Distribution::kNormal;
-  std::uint64_t seed = 1;  // of the inputs
+  Data distribution;       // of the inputs
+  std::uint64_t seed = 1;  // of their random numbers
 };
 
 // Returns one line that names every field that is not at its default.

@@ -149,7 +149,7 @@ void add_decoding(std::vector<Case>& cases) {
 
 void add_distributions(std::vector<Case>& cases) {
   for (const Distribution distribution :
-       {Distribution::kOutliers, Distribution::kEqual, Distribution::kOneHot,
+       {Distribution::kOutlierElements, Distribution::kEqual, Distribution::kOneHot,
         Distribution::kAlternating, Distribution::kSubnormal, Distribution::kRepeated}) {
     Case c = sized(1, 66, 130, 2, 1, 64);
     c.distribution = distribution;
@@ -297,7 +297,7 @@ Case random_case(Operation operation, std::int32_t dtype, Random& random) {
     if (!fits) c.storage = Storage::kContiguous;
   }
   c.distribution =
-      random.pick({Distribution::kNormal, Distribution::kNormal, Distribution::kOutliers,
+      random.pick({Distribution::kNormal, Distribution::kNormal, Distribution::kOutlierElements,
                    Distribution::kEqual, Distribution::kOneHot, Distribution::kAlternating,
                    Distribution::kSubnormal, Distribution::kRepeated});
   c.lse = random.chance(0.8);

@@ -67,7 +67,6 @@ class Instance {
                         std::int32_t dtype);
   void fill(const tilewise_tensor& tensor, Random& random);
   void fill_inputs();
-  void fill_rows(const tilewise_tensor& tensor, Random& random, bool keys);
   std::int32_t output_dtype() const;
 
   Case case_;

@@ -41,8 +41,7 @@ std::int64_t few_elements(const Case& description) {
 }
 
 bool errors_are_independent(const Case& description) {
-  const bool random = description.distribution == Distribution::kNormal ||
-                      description.distribution == Distribution::kOutliers;
+  const bool random = independent(description.distribution);
   // Expanded keys repeat values; an unusual scale (such as 0) gives every row the same output;
   // slices may leave a single key to many rows.
   return random && description.storage != Storage::kExpanded && std::isinf(description.scale) &&

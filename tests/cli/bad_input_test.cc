@@ -161,6 +161,14 @@ TEST_F(BadInput, EveryCommandRefusesInvalidFlags) {
   expect_refusal("bench", {"--shape", "missing"});
   expect_refusal("bench --op decode --shape 1,64,64,2,2,8", {"--shape", "decode", "16"});
   expect_refusal("bench --shape 1,8,8,2,2,8 --seconds -1", {"--seconds", "-1"});
+  expect_refusal("bench --shape 1,8,8,2,2,8 --data fast",
+                 {"--data", "\"fast\"", "normal", "scaled:X", "nan-k", "all"});
+  expect_refusal("bench --shape 1,8,8,2,2,8 --data normal,", {"--data", "\"\"", "normal"});
+  expect_refusal("bench --shape 1,8,8,2,2,8 --data scaled:big", {"scaled:big", "1e+30"});
+  expect_refusal("bench --shape 1,8,8,2,2,8 --data nan-dout", {"nan-dout", "--op backward"});
+  expect_refusal("bench --shape 1,8,8,2,2,8 --data bias-columns", {"--random-bias"});
+  expect_refusal("compare --shape 1,8,8,2,2,8 --data nan-k,nan-v", {"--data", "one kind"});
+  expect_refusal("compare --data nan-k " + std::string(kInputs), {"--data", "--shape"});
   expect_refusal("bench --shape 1,8,8,2,2,8 --layout thd", {"--layout", "thd"});
   expect_refusal("check --kernel magic", {"--kernel", "magic", "three_pass"});
 }

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <tilewise/tilewise.hpp>
 
 #include "support.h"
@@ -45,6 +46,7 @@ std::vector<std::string> printing_commands() {
           "compare --shape 1,16,16,1,1,16 --kernels three_pass",
           "compare --shape 1,16,16,1,1,16 --kernels three_pass --json",
           "bench --shape 1,16,16,1,1,16 --seconds 0.01",
+          "bench --shape 1,16,16,1,1,16 --seconds 0 --data all",
           "--help",
           "run --help",
           "--version"};
@@ -218,6 +220,52 @@ TEST_F(Commands, BenchDecodeReportsTheReadRate) {
   const double bytes = 4096.0 * 2 * (64 + 64) * 4;
   const double rate = bytes / result["seconds"].get<double>() * 1e-9;
   EXPECT_NEAR(result["kv_gbytes_per_second"].get<double>(), rate, rate * 1e-9);
+}
+
+TEST_F(Commands, BenchNamesItsData) {
+  const std::string command = "bench --shape 1,32,48,2,1,16 --seconds 0 --threads 1 ";
+  EXPECT_EQ(run_json(command)["data"], "normal");
+  EXPECT_EQ(run_json(command + "--data scaled:3+nan-k")["data"], "scaled:3+nan-k");
+  EXPECT_NE(run(command + "--data huge-v").out.find("data       huge-v\n"), std::string::npos);
+}
+
+TEST_F(Commands, BenchComparesSeveralDataWithNormalData) {
+  const std::string command = "bench --shape 1,32,48,2,1,16 --seconds 0.001 --threads 1 ";
+  for (const char* op : {"forward", "backward"}) {
+    const json result = run_json(command + "--data nan-k --data rising,nan-k --op " + op);
+    ASSERT_EQ(result["rows"].size(), 3u) << op;  // each once, normal first
+    EXPECT_EQ(result["rows"][0]["data"], "normal");
+    EXPECT_EQ(result["rows"][1]["data"], "nan-k");
+    EXPECT_EQ(result["rows"][2]["data"], "rising");
+    for (const json& row : result["rows"]) {
+      EXPECT_GT(row["runs"].get<int>(), 0);
+      EXPECT_LE(row["seconds"].get<double>(), row["median_seconds"].get<double>());
+      EXPECT_DOUBLE_EQ(row["ratio"].get<double>(),
+                       row["seconds"].get<double>() / result["rows"][0]["seconds"].get<double>());
+    }
+    EXPECT_EQ(result["op"], op);
+    EXPECT_FALSE(result["machine"]["cpu"].get<std::string>().empty());
+    EXPECT_NE(result["command"].get<std::string>().find("--data nan-k"), std::string::npos);
+  }
+  const std::string table = run(command + "--data nan-k,rising").out;
+  for (const char* word : {"normal", "nan-k", "rising", "of normal", "slowest"})
+    EXPECT_NE(table.find(word), std::string::npos) << word;
+}
+
+TEST_F(Commands, BenchMeasuresAllDataThatTheProblemCanHave) {
+  const std::string command = "bench --data all --seconds 0 --threads 1 --dtype fp16 --shape ";
+  const auto names = [&](const std::string& flags) {
+    std::set<std::string> found;
+    const json result = run_json(command + flags);
+    for (const json& row : result["rows"]) found.insert(row["data"].get<std::string>());
+    return found;
+  };
+  const std::set<std::string> forward = names("1,16,24,1,1,8");
+  EXPECT_EQ(forward.count("nan-v:0.01"), 1u);
+  EXPECT_EQ(forward.count("nan-dout") + forward.count("bias-columns"), 0u);
+  EXPECT_EQ(names("1,16,24,1,1,8 --op backward").count("nan-dout"), 1u);
+  EXPECT_EQ(names("1,16,24,1,1,8 --random-bias").count("bias-columns"), 1u);
+  EXPECT_EQ(names("1,1,64,2,1,8 --op decode").size(), forward.size());
 }
 
 TEST_F(Commands, CheckPassesOnThisMachine) {

@@ -133,7 +133,7 @@ TEST(Rungs, KeepTheirAccuracyInTheInputsPrecision) {
     expect_accuracy_of_three_pass(c, 3000);
     c = medium_case(dtype);
     c.seed = ++seed;
-    c.distribution = verify::Distribution::kOutliers;
+    c.distribution = verify::Distribution::kOutlierElements;
     c.softcap = 5;
     c.bias.present = true;
     c.bias.full = {false, true, true, true};

@@ -15,7 +15,10 @@ constexpr double kInfinity = HUGE_VAL;
 TEST(KernelAccuracy, HoldsForHeadDimensionsMasksAndDistributions) {
   TILEWISE_TRACE_SEED();
   constexpr std::int64_t kDims[] = {32, 64, 72, 80, 96, 128, 192, 256};
-  constexpr int kDistributions = 7;
+  constexpr Distribution kDistributions[] = {
+      Distribution::kNormal,  Distribution::kOutlierElements, Distribution::kEqual,
+      Distribution::kOneHot,  Distribution::kAlternating,     Distribution::kSubnormal,
+      Distribution::kRepeated};
   int step = static_cast<int>(run_seed() % 28);  // another pairing of the lists for each seed
   for (const Operation operation : kOperations) {
     for (const std::int32_t dtype : kDtypes) {
@@ -27,7 +30,7 @@ TEST(KernelAccuracy, HoldsForHeadDimensionsMasksAndDistributions) {
         c.window_left = step % 4 == 2 ? 20 : -1;
         c.softcap = step % 4 == 3 ? 5 : 0;
         c.alibi = step % 4 == 0;
-        c.distribution = static_cast<Distribution>(step % kDistributions);
+        c.distribution = kDistributions[step % 7];
         expect_all_pass(c);
       }
     }

@@ -41,7 +41,7 @@ TEST(Identity, OutputsStayBetweenTheValues) {
   TILEWISE_TRACE_SEED();
   for (const std::int32_t dtype : kDtypes) {
     Case c = sample_case(Operation::kForward, dtype);
-    c.distribution = verify::Distribution::kOutliers;
+    c.distribution = verify::Distribution::kOutlierElements;
     Instance instance(c);
     double largest = 0;
     for (const double x : values_of(instance.request().v)) largest = std::max(largest, std::abs(x));

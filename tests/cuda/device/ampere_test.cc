@@ -57,7 +57,7 @@ TEST(Device, AmpereKernelsTakeWideHeads) {
       if (mask == 1) c.q_len = 400;
       if (mask == 2) c.window_left = 70, c.window_right = 9, c.value_dim = 200;
       if (mask == 3)
-        c.alignment = TILEWISE_TOP_LEFT, c.distribution = verify::Distribution::kOutliers;
+        c.alignment = TILEWISE_TOP_LEFT, c.distribution = verify::Distribution::kOutlierElements;
       if (mask == 4) {
         c.q_packed = c.k_packed = true;
         c.q_lengths = {130, 33};
@@ -73,7 +73,7 @@ TEST(Device, AmpereKernelsTakeWideHeads) {
       }
       if (mask == 6) {  // long enough for the kernels of eight warps
         c.q_len = 140, c.k_len = 2100, c.heads = 1, c.causal = true;
-        c.distribution = verify::Distribution::kOutliers;
+        c.distribution = verify::Distribution::kOutlierElements;
       }
       verify::Judge judge(c);
       const verify::Verdict verdict = judge.judge("cuda_sm80");
