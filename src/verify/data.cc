@@ -100,7 +100,8 @@ std::string limits(const DataKind& kind) {
 std::string names() {
   std::string text;
   for (const DataKind& kind : data_kinds()) {
-    text += (text.empty() ? "" : ", ") + data_syntax(kind);
+    if (!text.empty()) text += ", ";
+    text += data_syntax(kind);
   }
   return text;
 }
