@@ -106,6 +106,10 @@ std::string names() {
   return text;
 }
 
+std::string must_be(const std::string& text, const std::string& what) {
+  return std::string("\"").append(text).append("\" must be ").append(what);
+}
+
 std::optional<DataPart> parse_part(const std::string& text, std::string* error) {
   const std::size_t colon = text.find(':');
   const std::string name = text.substr(0, colon);
@@ -114,7 +118,7 @@ std::optional<DataPart> parse_part(const std::string& text, std::string* error) 
     DataPart part = {kind.kind, kind.fallback};
     if (colon == std::string::npos && !std::isnan(kind.fallback)) return part;
     if (kind.parameter == nullptr) {
-      *error = "\"" + text + "\" must be " + name + ", which has no parameter";
+      *error = must_be(text, std::string(kind.name).append(", which has no parameter"));
       return std::nullopt;
     }
     const char* const end = text.data() + text.size();
@@ -122,10 +126,10 @@ std::optional<DataPart> parse_part(const std::string& text, std::string* error) 
     const auto [stop, code] = std::from_chars(begin, end, part.parameter);
     const bool number = code == std::errc() && stop == end;
     if (number && part.parameter >= kind.least && part.parameter <= kind.most) return part;
-    *error = "\"" + text + "\" must be " + limits(kind);
+    *error = must_be(text, limits(kind));
     return std::nullopt;
   }
-  *error = "\"" + text + "\" must be one of " + names();
+  *error = must_be(text, std::string("one of ").append(names()));
   return std::nullopt;
 }
 
