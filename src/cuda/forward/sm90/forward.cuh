@@ -42,8 +42,6 @@ __device__ __forceinline__ void run_first_warpgroup(const Parameters& parameters
     scheduler_warp.run();
   } else if (threadIdx.x == 0) {
     Producer<kConfig>(parameters, shared).run();
-  } else if (kConfig.has_careful_passes() && threadIdx.x == 31) {
-    scheduler_warp.look_at_first_tile();
   }
   if constexpr (kConfig.has_careful_passes()) {
     while (begins_careful_pass(shared, scheduler_warp)) {

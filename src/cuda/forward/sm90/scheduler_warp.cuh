@@ -155,22 +155,6 @@ __device__ __forceinline__ bool is_large_value(std::uint32_t bits) {
   return !kFp16 && (bits & 0x7FFFu) >= kLarge && !tile::is_non_finite16<kFp16>(bits);
 }
 
-// Where values are large, they mostly are from the first key on: such a tile is left to a careful
-// pass at once. Looks at eight numbers.
-template <KernelConfig kConfig>
-__device__ __forceinline__ bool starts_with_large_value(const Problem& problem,
-                                                        const WorkTile& tile) {
-  if (kConfig.fp16 || tile.keys == KeyVisibility::kNone) return false;
-  const std::int64_t batch = problem.k_packed ? 0 : tile.batch;
-  const auto* const first = static_cast<const std::uint16_t*>(problem.v.data) +
-                            problem.v.offset(batch, tile.kv_head, tile.k_start);
-  const uint4 chunk = *reinterpret_cast<const uint4*>(first);
-  bool large = false;
-  for (const std::uint32_t pair : {chunk.x, chunk.y, chunk.z, chunk.w})
-    large |= is_large_value<kConfig.fp16>(pair) || is_large_value<kConfig.fp16>(pair >> 16);
-  return large;
-}
-
 // Publishes all query tiles of the block, and after them one with index -1. The first lanes of a
 // warp. A block that meets data for which the fast steps are not made ends its fast pass early, and
 // goes on carefully: with the tiles that have failed, then with those that are left.
@@ -228,16 +212,6 @@ class Scheduler {
       more = tiles > 1 ? queue_.has_static(round - 1) : found;
     }
   }
-  // Whether the first tile, which begins before this is known, has large values: then it fails. One
-  // thread that publishes nothing, once that tile is published.
-  __device__ __forceinline__ void look_at_first_tile() {
-    ptx::mbarrier_wait(ptx::shared_address(&shared_.barriers.tile_full[0]), 0);
-    if (tile(0).index < 0 || !starts_with_large_value<kConfig>(parameters_.problem, tile(0)))
-      return;
-    report_failure(shared_.careful.reports, 0, kNonFiniteOut);
-    report_overflow(shared_.careful.reports);
-  }
-
   // The same for a careful pass. One thread.
   __device__ __forceinline__ void run_carefully() {
     queue_.init(count());
@@ -286,7 +260,6 @@ class Scheduler {
       return;
     }
     locate(round, index);
-    if (!listed) shifted = starts_with_large_value<kConfig>(parameters_.problem, tile(round));
   }
 
   // There are reports: lists the tile of the slot of round `own`, and ends the fast pass before
