@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "cuda/backward/sm80/launch.h"
 #include "cuda/forward/fp32/launch.h"
 #include "cuda/forward/sm80/launch.h"
 #include "cuda/forward/sm90/launch.h"
@@ -75,6 +76,17 @@ constinit const Kernel kForwardSm80 = {
     false,
     TILEWISE_CUDA,
     sm80::prepare};
+
+constinit const Kernel kBackwardSm80 = {
+    "cuda_sm80",
+    "FlashAttention-2 since Ampere: mma.sync, cp.async; bf16 and fp16, D up to 256, every option",
+    [](const Problem& problem, const Machine&) { return backward::sm80::supports(problem); },
+    [](const Problem& problem, std::int64_t) { return backward::sm80::workspace_bytes(problem); },
+    backward::sm80::run,
+    no_prediction,
+    false,
+    TILEWISE_CUDA,
+    backward::sm80::prepare};
 
 constinit const Kernel kForwardFp32 = {
     "cuda_fp32",

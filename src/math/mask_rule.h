@@ -147,9 +147,12 @@ TILEWISE_INLINE KeyRangeOf<Int> common_keys(const BandOf<Int>& band,
 
 // Returns the rows that may see any key of [key_begin, key_end), which is the range of q tiles to
 // visit in the backward pass.
-TILEWISE_INLINE KeyRange tile_rows(const Band& band, std::int64_t key_begin, std::int64_t key_end) {
-  std::int64_t first = band.row_begin;
-  std::int64_t last = band.row_end;
+template <class Int>
+TILEWISE_INLINE KeyRangeOf<Int> tile_rows(const BandOf<Int>& band,
+                                          std::type_identity_t<Int> key_begin,
+                                          std::type_identity_t<Int> key_end) {
+  Int first = band.row_begin;
+  Int last = band.row_end;
   if (math::max(key_begin, band.key_begin) >= math::min(key_end, band.key_end)) return {0, 0};
   if (band.upper_slope) first = math::max(first, key_begin - band.upper_offset + 1);
   if (band.lower_slope) last = math::min(last, key_end - band.lower_offset);

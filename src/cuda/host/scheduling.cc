@@ -25,26 +25,50 @@ Checked max_tiles(const Problem& problem, std::int64_t q_tile) {
   return (problem.q_packed ? of_rows + batch : of_rows * batch) * Checked{problem.heads};
 }
 
-tile::Schedule schedule_of(const Problem& problem, int q_tile) {
+namespace {
+
+// Returns how many of `rows` rows a row of the other side sees: all, or a window of them.
+std::int64_t seen_rows(const Problem& problem, std::int64_t rows) {
+  if (problem.window_left < 0) return rows;
+  return math::min(
+      rows, math::min(rows, problem.window_left) + math::min(rows, problem.window_right) + 1);
+}
+
+// Adds head swizzle to a schedule: of as many heads as read `rows` rows each, of two tensors, from
+// L2, times `group`.
+tile::Schedule with_head_swizzle(tile::Schedule schedule, const Problem& problem, std::int64_t rows,
+                                 std::int64_t group) {
   constexpr std::int64_t kSwizzleGroupBytes = std::int64_t{32} << 20;  // of the H200's 50 MB
-  tile::Schedule schedule = {static_cast<std::int32_t>(math::ceil_div(problem.q_rows, q_tile)),
-                             static_cast<std::int32_t>(problem.heads),
-                             static_cast<std::int32_t>(problem.batch), 0, 0};
-  if (!has_diagonal(problem)) return schedule;
-  std::int64_t keys = problem.k_rows;  // that a query sees: all, or a window of them
-  if (problem.window_left >= 0) {
-    keys = math::min(
-        keys, math::min(keys, problem.window_left) + math::min(keys, problem.window_right) + 1);
-  }
   const std::int64_t head_bytes = math::max(
-      keys * (problem.head_dim + problem.value_dim) * problem::dtype_size(problem.dtype), 1);
-  const std::int64_t swizzle =
-      math::max(kSwizzleGroupBytes / head_bytes, 1) * math::max(problem.group, 1);
-  const std::int64_t heads = problem.heads * problem.batch;
+      rows * (problem.head_dim + problem.value_dim) * problem::dtype_size(problem.dtype), 1);
+  const std::int64_t swizzle = math::max(kSwizzleGroupBytes / head_bytes, 1) * math::max(group, 1);
+  const std::int64_t heads = std::int64_t{schedule.heads} * schedule.batch;
   schedule.swizzle = static_cast<std::int32_t>(math::min(swizzle, heads));
   if (heads > 0)
     schedule.swizzle_groups = static_cast<std::int32_t>(math::ceil_div(heads, schedule.swizzle));
   return schedule;
+}
+
+tile::Schedule plain_schedule(std::int64_t rows, int tile, std::int64_t heads, std::int64_t batch) {
+  return {static_cast<std::int32_t>(math::ceil_div(rows, tile)), static_cast<std::int32_t>(heads),
+          static_cast<std::int32_t>(batch), 0, 0};
+}
+
+}  // namespace
+
+tile::Schedule schedule_of(const Problem& problem, int q_tile) {
+  const tile::Schedule schedule =
+      plain_schedule(problem.q_rows, q_tile, problem.heads, problem.batch);
+  if (!has_diagonal(problem)) return schedule;
+  return with_head_swizzle(schedule, problem, seen_rows(problem, problem.k_rows), problem.group);
+}
+
+tile::Schedule key_schedule_of(const Problem& problem, int k_tile) {
+  const tile::Schedule schedule =
+      plain_schedule(problem.k_rows, k_tile, problem.kv_heads, problem.batch);
+  if (!has_diagonal(problem)) return schedule;
+  const std::int64_t rows = seen_rows(problem, problem.q_rows) * math::max(problem.group, 1);
+  return with_head_swizzle(schedule, problem, rows, 1);
 }
 
 tile::PackedSchedule packed_schedule_of(const Problem& problem, const void* tile_starts) {

@@ -34,6 +34,10 @@ problem::Checked max_tiles(const problem::Problem& problem, std::int64_t q_tile)
 // heads whose visible K and V fit most of L2 together (head swizzle).
 tile::Schedule schedule_of(const problem::Problem& problem, int q_tile);
 
+// The order of the tiles of keys of the backward pass, whose blocks read Q and dO. Its tiles are
+// numbered from the last key on, so that with a diagonal those of the first keys come first.
+tile::Schedule key_schedule_of(const problem::Problem& problem, int k_tile);
+
 // The order of the tiles of packed queries; tile_starts (B + 1).
 tile::PackedSchedule packed_schedule_of(const problem::Problem& problem, const void* tile_starts);
 

@@ -97,7 +97,8 @@ cudaError_t start_preparation(const Parameters& parameters, int q_tile, cudaStre
   if (parameters.table != nullptr)
     error = fill_table(problem, const_cast<Sequence*>(parameters.table), stream);
   if (error == cudaSuccess && problem.q_packed)
-    error = start_tile_starts(parameters, q_tile, stream);
+    error = start_tile_starts(parameters, Side::kQueries, q_tile, parameters.packed.tile_starts,
+                              stream);
   if (error == cudaSuccess && problem.slices.present()) error = start_bands(parameters, stream);
   if (error == cudaSuccess) error = fill_unowned_rows(problem, parameters.table, stream);
   return error;

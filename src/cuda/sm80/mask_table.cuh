@@ -11,11 +11,106 @@
 
 namespace tilewise::cuda::sm80 {
 
-template <int kTile>
-class Mask {
+// The bands that touch a tile of queries or of keys.
+class BandList {
  public:
-  __device__ Mask(const Parameters& parameters, const QueryTile& tile, MaskTable& table)
+  __device__ BandList(const Parameters& parameters, const HeadTile& tile, MaskTable& table)
       : parameters_(parameters), tile_(tile), table_(table) {}
+
+  // The mask bits of a lane's rows, which are `step` apart: a bit for each column of the lane.
+  // before(x) is the number of its columns before key x. Each band is read once for all rows.
+  template <class Before, int kRows>
+  __device__ __forceinline__ void mask_bits(std::int32_t row, int step, const Before& before,
+                                            std::uint32_t (&visible)[kRows]) const {
+#pragma unroll
+    for (std::uint32_t& bits : visible) bits = 0;
+#pragma unroll 1
+    for (std::int32_t i = 0; i < table_.count; ++i) {
+      const tile::Band own = band(i);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) visible[r] |= tile::visible_bits(own, row + r * step, before);
+    }
+  }
+
+ protected:
+  // The band of causal, windows and whole sequences.
+  __device__ __forceinline__ tile::Band window_band() const {
+    const Sequence& sequence = tile_.sequence;
+    const tile::WindowBand edges = tile::window_band(
+        static_cast<std::int32_t>(sequence.k_len), static_cast<std::int32_t>(sequence.diagonal),
+        parameters_.window_left, parameters_.window_right);
+    return {{0, static_cast<std::int32_t>(sequence.q_len), 0, edges.key_end, edges.lower_slope,
+             edges.lower_offset, edges.upper_slope, edges.upper_offset},
+            -1};
+  }
+
+  // Stores the slices that touch the tile, in the order of the list, and what the tile sees through
+  // them: range_of(band), the keys of a tile of queries or the rows of a tile of keys. The first
+  // warp calls it. Returns the number of slices that touch the tile.
+  template <class RangeOf>
+  __device__ __forceinline__ std::int32_t store_slice_bands(const RangeOf& range_of) {
+    const std::int32_t lane = threadIdx.x % 32;
+    const std::int32_t slices = static_cast<std::int32_t>(parameters_.problem.slices.count);
+    std::int32_t found = 0;
+    tile::Range visible = {INT32_MAX, 0};
+    for (std::int32_t i = lane; i - lane < slices; i += 32) {
+      const tile::Band band = slice_band(i);
+      const tile::Range range = range_of(band);
+      const bool touches = range.begin < range.end;
+      const unsigned all = __ballot_sync(~0u, touches);
+      const std::int32_t slot = found + __popc(all & ((1u << lane) - 1u));
+      if (touches && slot < kMaxBands) table_.bands[slot] = band;
+      if (touches) visible = {min(visible.begin, range.begin), max(visible.end, range.end)};
+      found += __popc(all);
+    }
+    visible = {__reduce_min_sync(~0u, visible.begin), __reduce_max_sync(~0u, visible.end)};
+    __syncwarp();
+    if (lane == 0) {
+      table_.in_global = found > kMaxBands;
+      table_.count = table_.in_global ? slices : found;
+      table_.range = found > 0 ? visible : tile::Range{0, 0};
+    }
+    return found;
+  }
+
+  // Slice i, cut to the sequence. A slice of another head is a band without rows.
+  __device__ __forceinline__ tile::Band slice_band(std::int32_t i) const {
+    if (i >= parameters_.problem.slices.count) return tile::Band{};
+    tile::Band band = parameters_.bands[i];
+    band.key_end = min(band.key_end, static_cast<std::int32_t>(tile_.sequence.k_len));
+    if (band.head != -1 && band.head != tile_.head) band.row_end = band.row_begin;
+    return band;
+  }
+  __device__ __forceinline__ tile::Band band(std::int32_t i) const {
+    return table_.in_global ? slice_band(i) : table_.bands[i];
+  }
+
+  // The class of the tile of rows first .. last and keys [keys_begin, keys_end). Each lane
+  // classifies against one band at a time.
+  __device__ __forceinline__ tile::TileClass classify(std::int32_t first, std::int32_t last,
+                                                      std::int32_t keys_begin,
+                                                      std::int32_t keys_end) const {
+    bool touched = false;
+    bool full = false;
+    for (std::int32_t i = threadIdx.x % 32; i < table_.count; i += 32) {
+      const tile::TileClass own = tile::classify(band(i), first, last, keys_begin, keys_end);
+      touched |= own != tile::kEmpty;
+      full |= own == tile::kFull;
+    }
+    if (__any_sync(~0u, full)) return tile::kFull;
+    return __any_sync(~0u, touched) ? tile::kPartial : tile::kEmpty;
+  }
+
+  const Parameters& parameters_;
+  const HeadTile& tile_;
+  MaskTable& table_;
+};
+
+// The mask of a tile of queries.
+template <int kTile>
+class Mask : public BandList {
+ public:
+  using BandList::BandList;
 
   // Builds the table by the first warp alone, before a barrier.
   __device__ __forceinline__ void build_by_warp() {
@@ -37,7 +132,7 @@ class Mask {
 
   // The last tile that is not empty, or -1. Whole warps call this and the functions below.
   __device__ __forceinline__ std::int32_t last_tile() const {
-    return previous_tile(table_.tiles, math::ceil_div(table_.keys.end, kTile));
+    return previous_tile(table_.tiles, math::ceil_div(table_.range.end, kTile));
   }
 
   // The tile that is not empty and comes before `key_tile`, or -1. `tiles` are the table's, or a
@@ -55,7 +150,7 @@ class Mask {
   // The class of a tile that is not empty.
   __device__ __forceinline__ tile::TileClass tile_class(const TileRanges& tiles,
                                                         std::int32_t key_tile) const {
-    if (!tiles.one) return classify(key_tile * kTile, (key_tile + 1) * kTile);
+    if (!tiles.one) return classify_keys(key_tile);
     return key_tile >= tiles.full_begin && key_tile < tiles.full_end ? tile::kFull : tile::kPartial;
   }
 
@@ -66,40 +161,18 @@ class Mask {
     table_.tiles.full_end = 0;
   }
 
-  // The mask bits of a lane's rows, which are `step` apart: a bit for each column of the lane.
-  // before(x) is the number of its columns before key x. Each band is read once for all rows.
-  template <class Before, int kRows>
-  __device__ __forceinline__ void mask_bits(std::int32_t row, int step, const Before& before,
-                                            std::uint32_t (&visible)[kRows]) const {
-#pragma unroll
-    for (std::uint32_t& bits : visible) bits = 0;
-#pragma unroll 1
-    for (std::int32_t i = 0; i < table_.count; ++i) {
-      const tile::Band own = band(i);
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) visible[r] |= tile::visible_bits(own, row + r * step, before);
-    }
-  }
-
  private:
   // The single band that causal, windows and whole sequences need. The first thread stores it.
   // Returns the last tile, or -1.
   __device__ __forceinline__ std::int32_t build_window_band() {
-    const Sequence& sequence = tile_.sequence;
-    const tile::WindowBand edges = tile::window_band(
-        static_cast<std::int32_t>(sequence.k_len), static_cast<std::int32_t>(sequence.diagonal),
-        parameters_.window_left, parameters_.window_right);
-    const tile::Band band = {
-        {0, static_cast<std::int32_t>(sequence.q_len), 0, edges.key_end, edges.lower_slope,
-         edges.lower_offset, edges.upper_slope, edges.upper_offset},
-        -1};
+    const tile::Band band = window_band();
     tile::Range keys = tile::keys_of(band, tile_.first, tile_.last);
     if (keys.begin >= keys.end) keys = {0, 0};
     if (threadIdx.x == 0) {
       table_.bands[0] = band;
       table_.count = 1;
       table_.in_global = false;
-      table_.keys = keys;
+      table_.range = keys;
       set_tile_ranges(full_keys(band));
     }
     return math::ceil_div(keys.end, kTile) - 1;
@@ -111,67 +184,24 @@ class Mask {
     return {band.begin(tile_.last), band.end(tile_.first)};
   }
 
-  // The slices that touch the tile, in the order of the list.
   __device__ void build_slice_bands() {
-    const std::int32_t lane = threadIdx.x % 32;
-    const std::int32_t slices = static_cast<std::int32_t>(parameters_.problem.slices.count);
-    std::int32_t found = 0;
-    tile::Range visible = {INT32_MAX, 0};
-    for (std::int32_t i = lane; i - lane < slices; i += 32) {
-      const tile::Band band = slice_band(i);
-      const tile::Range keys = tile::keys_of(band, tile_.first, tile_.last);
-      const bool touches = keys.begin < keys.end;
-      const unsigned all = __ballot_sync(~0u, touches);
-      const std::int32_t slot = found + __popc(all & ((1u << lane) - 1u));
-      if (touches && slot < kMaxBands) table_.bands[slot] = band;
-      if (touches) visible = {min(visible.begin, keys.begin), max(visible.end, keys.end)};
-      found += __popc(all);
-    }
-    visible = {__reduce_min_sync(~0u, visible.begin), __reduce_max_sync(~0u, visible.end)};
-    __syncwarp();
-    if (lane != 0) return;
-    table_.in_global = found > kMaxBands;
-    table_.count = table_.in_global ? slices : found;
-    table_.keys = found > 0 ? visible : tile::Range{0, 0};
-    set_tile_ranges(found == 1 ? full_keys(table_.bands[0]) : tile::Range{0, 0});
+    const std::int32_t found = store_slice_bands(
+        [&](const tile::Band& band) { return tile::keys_of(band, tile_.first, tile_.last); });
+    if (threadIdx.x % 32 == 0)
+      set_tile_ranges(found == 1 ? full_keys(table_.bands[0]) : tile::Range{0, 0});
   }
 
   __device__ __forceinline__ void set_tile_ranges(const tile::Range& full) {
     table_.no_full = false;
-    table_.tiles = {table_.keys.begin / kTile, math::ceil_div(full.begin, kTile), full.end / kTile,
+    table_.tiles = {table_.range.begin / kTile, math::ceil_div(full.begin, kTile), full.end / kTile,
                     table_.count == 1};
   }
 
-  // Slice i, cut to the sequence. A slice of another head is a band without rows.
-  __device__ __forceinline__ tile::Band slice_band(std::int32_t i) const {
-    if (i >= parameters_.problem.slices.count) return tile::Band{};
-    tile::Band band = parameters_.bands[i];
-    band.key_end = min(band.key_end, static_cast<std::int32_t>(tile_.sequence.k_len));
-    if (band.head != -1 && band.head != tile_.head) band.row_end = band.row_begin;
-    return band;
+  __device__ __forceinline__ tile::TileClass classify_keys(std::int32_t key_tile) const {
+    const tile::TileClass tile_class =
+        classify(tile_.first, tile_.last, key_tile * kTile, (key_tile + 1) * kTile);
+    return tile_class == tile::kFull && table_.no_full ? tile::kPartial : tile_class;
   }
-  __device__ __forceinline__ tile::Band band(std::int32_t i) const {
-    return table_.in_global ? slice_band(i) : table_.bands[i];
-  }
-
-  // Each lane classifies against one band at a time.
-  __device__ __forceinline__ tile::TileClass classify(std::int32_t keys_begin,
-                                                      std::int32_t keys_end) const {
-    bool touched = false;
-    bool full = false;
-    for (std::int32_t i = threadIdx.x % 32; i < table_.count; i += 32) {
-      const tile::TileClass own =
-          tile::classify(band(i), tile_.first, tile_.last, keys_begin, keys_end);
-      touched |= own != tile::kEmpty;
-      full |= own == tile::kFull;
-    }
-    if (__any_sync(~0u, full)) return table_.no_full ? tile::kPartial : tile::kFull;
-    return __any_sync(~0u, touched) ? tile::kPartial : tile::kEmpty;
-  }
-
-  const Parameters& parameters_;
-  const QueryTile& tile_;
-  MaskTable& table_;
 };
 
 }  // namespace tilewise::cuda::sm80

@@ -59,8 +59,11 @@ struct ForwardKernel {
 // Loads the kernels that run before and after the forward kernel, on the current device.
 cudaError_t load_common_kernels();
 
-// Fills tile_starts (B + 1) of a packed batch.
-cudaError_t start_tile_starts(const Parameters& parameters, int q_tile, cudaStream_t stream);
+// Fills tile_starts (B + 1) of a packed batch: the number of tiles of queries, or of keys, before
+// each sequence.
+enum class Side : std::int32_t { kQueries, kKeys };
+cudaError_t start_tile_starts(const Parameters& parameters, Side side, int tile,
+                              const std::int32_t* tile_starts, cudaStream_t stream);
 
 // Fills bands (slices).
 cudaError_t start_bands(const Parameters& parameters, cudaStream_t stream);

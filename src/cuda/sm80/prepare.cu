@@ -13,7 +13,7 @@ namespace tilewise::cuda::sm80 {
 namespace {
 
 __global__ void __launch_bounds__(kScanThreads)
-    tile_starts_kernel(const __grid_constant__ Parameters parameters, std::int32_t q_tile,
+    tile_starts_kernel(const __grid_constant__ Parameters parameters, Side side, std::int32_t tile,
                        std::int32_t* tile_starts /* (B + 1) */) {
   __shared__ std::int64_t warps[kScanWarps];
   const Problem& problem = parameters.problem;
@@ -21,8 +21,12 @@ __global__ void __launch_bounds__(kScanThreads)
   for (std::int64_t first = 0; first < problem.batch; first += kScanThreads) {
     const std::int64_t b = first + threadIdx.x;
     const bool inside = b < problem.batch;
-    const std::int64_t rows = inside ? sequence_at(problem, parameters.table, b).q_len : 0;
-    const std::int64_t end = block_scan(math::ceil_div(rows, q_tile), warps, carry,
+    std::int64_t rows = 0;
+    if (inside) {
+      const Sequence sequence = sequence_at(problem, parameters.table, b);
+      rows = side == Side::kQueries ? sequence.q_len : sequence.k_len;
+    }
+    const std::int64_t end = block_scan(math::ceil_div(rows, tile), warps, carry,
                                         [](std::int64_t a, std::int64_t c) { return a + c; });
     if (inside) tile_starts[b + 1] = static_cast<std::int32_t>(end);
   }
@@ -82,9 +86,10 @@ cudaError_t load_common_kernels() {
   return error == cudaSuccess ? load(repair_kernel) : error;
 }
 
-cudaError_t start_tile_starts(const Parameters& parameters, int q_tile, cudaStream_t stream) {
-  return launch(tile_starts_kernel, {1, kScanThreads}, stream, parameters, q_tile,
-                const_cast<std::int32_t*>(parameters.packed.tile_starts));
+cudaError_t start_tile_starts(const Parameters& parameters, Side side, int tile,
+                              const std::int32_t* tile_starts, cudaStream_t stream) {
+  return launch(tile_starts_kernel, {1, kScanThreads}, stream, parameters, side, tile,
+                const_cast<std::int32_t*>(tile_starts));
 }
 
 cudaError_t start_bands(const Parameters& parameters, cudaStream_t stream) {

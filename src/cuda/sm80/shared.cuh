@@ -20,17 +20,17 @@ struct RowsOf {
   bool aligned16;        // 16 bytes can be copied at a time
 };
 
-// The tile of queries of a block.
-struct QueryTile {
+// The tile of queries of a block or, in the backward pass, of keys.
+struct HeadTile {
   std::int32_t index;  // of the work
-  std::int32_t head;
-  std::int32_t first;  // rows first .. last of the sequence
+  std::int32_t head;   // of the queries
+  std::int32_t first;  // rows or keys first .. last of the sequence
   std::int32_t last;
   Sequence sequence;
 };
 
 template <class Element>
-struct WorkTileOf : QueryTile {
+struct WorkTileOf : HeadTile {
   RowsOf<Element> q, k, v;
 };
 using Rows = RowsOf<std::uint16_t>;
@@ -49,7 +49,7 @@ struct MaskTable {
   tile::Band bands[kMaxBands];
   std::int32_t count;  // of the bands that touch the tile, or of all slices if in_global
   bool in_global;      // more than kMaxBands touch the tile: they are read from global memory
-  tile::Range keys;    // that some row sees
+  tile::Range range;   // the keys that some row sees, or the rows that see some key
   bool no_full;        // full tiles count as partial ones
   TileRanges tiles;    // has full tiles only if there is one band
 };

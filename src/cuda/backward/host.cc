@@ -1,0 +1,72 @@
+#include "cuda/backward/host.h"
+
+#include "cuda/host/sequences.cuh"
+#include "math/integer.h"
+
+namespace tilewise::cuda::backward {
+
+using problem::Checked;
+using problem::fail;
+
+Checked max_key_tiles(const Problem& problem, std::int64_t k_tile) {
+  const Checked of_rows{math::ceil_div(problem.k_rows, k_tile)};
+  const Checked batch{problem.batch};
+  return (problem.k_packed ? of_rows + batch : of_rows * batch) * Checked{problem.kv_heads};
+}
+
+problem::Status check_key_tiles(const Problem& problem, std::int64_t k_tile) {
+  const Checked tiles = max_key_tiles(problem, k_tile);
+  if (tiles.valid && tiles.value <= tile::kMaxTiles) return TILEWISE_OK;
+  return fail(TILEWISE_UNSUPPORTED, "more than %lld tiles of keys",
+              static_cast<long long>(tile::kMaxTiles));
+}
+
+Workspace::Workspace(const Problem& problem, std::initializer_list<TileShape> shapes)
+    : cuda::sm80::Workspace(problem, {}) {
+  constexpr std::int64_t kFloat = sizeof(float);
+  key_tile_starts = reserve(Checked{problem.k_packed ? (problem.batch + 1) * 4 : 0}).value;
+  Checked rows, sums;  // the most of any shape
+  const auto take_larger = [](Checked& most, const Checked& x) {
+    most = {math::max(most.value, x.value), most.valid && x.valid};
+  };
+  for (const TileShape& shape : shapes) {
+    const Checked own = max_tiles(problem, shape.q_tile) * Checked{shape.q_tile};
+    take_larger(rows, own);
+    take_larger(sums, own * Checked{problem.dq.present() ? shape.columns : 0});
+  }
+  statistics = reserve(rows * Checked{2 * kFloat}).value;
+  dq_sums = reserve(sums * Checked{kFloat}).value;
+}
+
+Parameters parameters_for(const Problem& problem, const TileShape& shape, int k_tile,
+                          bool score_mod, const Workspace& offsets, void* workspace) {
+  std::byte* const bytes = static_cast<std::byte*>(workspace);
+  Parameters parameters = {};
+  static_cast<cuda::sm80::Parameters&>(parameters) =
+      cuda::sm80::parameters_for(problem, shape.q_tile, score_mod, offsets, workspace);
+  parameters.key_schedule = key_schedule_of(problem, k_tile);
+  parameters.key_packed = {reinterpret_cast<const std::int32_t*>(bytes + offsets.key_tile_starts),
+                           static_cast<std::int32_t>(problem.kv_heads),
+                           static_cast<std::int32_t>(problem.batch), has_diagonal(problem)};
+  parameters.shape = shape;
+  parameters.statistics = reinterpret_cast<float*>(bytes + offsets.statistics);
+  if (problem.dq.present()) parameters.dq_sums = reinterpret_cast<float*>(bytes + offsets.dq_sums);
+  parameters.aligned16_dout = is_wide(problem.dout, problem.value_dim);
+  parameters.aligned16_out = parameters.aligned16.out;
+  return parameters;
+}
+
+cudaError_t start_preparation(const Parameters& parameters, int k_tile, cudaStream_t stream) {
+  const Problem& problem = parameters.problem;
+  cudaError_t error = cuda::sm80::start_preparation(parameters, parameters.shape.q_tile, stream);
+  if (error == cudaSuccess && problem.k_packed) {
+    error = cuda::sm80::start_tile_starts(parameters, cuda::sm80::Side::kKeys, k_tile,
+                                          parameters.key_packed.tile_starts, stream);
+  }
+  if (error == cudaSuccess) {
+    error = start_preprocess(parameters, max_tiles(problem, parameters.shape.q_tile).value, stream);
+  }
+  return error;
+}
+
+}  // namespace tilewise::cuda::backward

@@ -1,0 +1,39 @@
+// The host code of the backward pass: workspace, parameters, and the launches around the main
+// kernel.
+#pragma once
+
+#include <cstddef>
+#include <initializer_list>
+
+#include "cuda/backward/parameters.h"
+#include "cuda/host/device.h"
+#include "cuda/host/scheduling.h"
+#include "cuda/sm80/host.h"
+
+namespace tilewise::cuda::backward {
+
+// An upper bound on the number of tiles of keys.
+problem::Checked max_key_tiles(const Problem& problem, std::int64_t k_tile);
+
+// Checks that the tiles of keys can be numbered.
+problem::Status check_key_tiles(const Problem& problem, std::int64_t k_tile);
+
+// The offsets of the arrays in the workspace, in bytes.
+class Workspace : public cuda::sm80::Workspace {
+ public:
+  // Has room for kernels with any of these shapes. A plan does not know the scale, which decides
+  // between two kernels.
+  Workspace(const Problem& problem, std::initializer_list<TileShape> shapes);
+
+  std::int64_t key_tile_starts;
+  std::int64_t statistics;
+  std::int64_t dq_sums;
+};
+
+Parameters parameters_for(const Problem& problem, const TileShape& shape, int k_tile,
+                          bool score_mod, const Workspace& offsets, void* workspace);
+
+// Starts the kernels that come before the main kernel.
+cudaError_t start_preparation(const Parameters& parameters, int k_tile, cudaStream_t stream);
+
+}  // namespace tilewise::cuda::backward

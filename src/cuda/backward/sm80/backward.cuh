@@ -1,0 +1,433 @@
+// The backward kernel for Ampere and later: FlashAttention-2 (arXiv 2307.08691), Algorithm 2. A
+// block owns one tile of keys and visits the queries that see it, of all query heads of the group.
+#pragma once
+
+#include "cuda/backward/query_tiles.cuh"
+#include "cuda/backward/sm80/kernel_table.h"
+#include "cuda/backward/sm80/score_gradient.cuh"
+#include "cuda/backward/sm80/store.cuh"
+#include "cuda/host/launch.cuh"
+#include "cuda/host/load.h"
+#include "cuda/ptx/reduction.cuh"
+#include "cuda/sm80/cp_async_tile.cuh"
+#include "cuda/sm80/work_tile.cuh"
+#include "cuda/tile/non_finite.cuh"
+
+namespace tilewise::cuda::backward::sm80 {
+
+// dQ of a tile of queries is computed in parts of at most 128 columns, which take fewer registers.
+template <KernelConfig kConfig>
+inline constexpr int kQueryParts = kConfig.columns > 128 ? kConfig.columns / 128 : 1;
+
+// The warp's share of a part of dQ.
+template <KernelConfig kConfig>
+using QueryGradient = WarpTile<kConfig.q_tile, kConfig.columns / kQueryParts<kConfig>,
+                               kConfig.warps, kConfig.query_row_warps>;
+
+// Where a lane's first number of a part of dQ of a tile lies in dq_sums. The next one lies 32
+// further, so that the lanes of a warp add to neighbouring numbers.
+template <KernelConfig kConfig>
+__device__ __forceinline__ float* lane_dq_sums(const Parameters& parameters, std::int32_t number,
+                                               int part) {
+  using Gradient = QueryGradient<kConfig>;
+  constexpr int kLaneCount = Gradient::kRowBlocks * Gradient::kCount;
+  const std::int64_t warp = (std::int64_t{number} * kQueryParts<kConfig> + part) * kConfig.warps +
+                            static_cast<int>(threadIdx.x) / 32;
+  return parameters.dq_sums + warp * 32 * kLaneCount + static_cast<int>(threadIdx.x) % 32;
+}
+
+template <KernelConfig kConfig>
+class Backward : public ScoreGradient<kConfig> {
+ public:
+  using Base = ScoreGradient<kConfig>;
+  using Scores = typename Base::Scores;
+  using KeyGradient =
+      WarpTile<kConfig.k_tile, kConfig.columns, kConfig.warps, kConfig.gradient_row_warps>;
+  using QueryGradient = sm80::QueryGradient<kConfig>;
+  static constexpr int kThreads = kConfig.threads();
+
+  __device__ __forceinline__ Backward(const Parameters& parameters, Shared<kConfig>& shared)
+      : Base(parameters, shared) {}
+
+  __device__ __forceinline__ void run() {
+    load_keys();
+    bool needs_non_finite_pass;
+    do {
+      visit_group();
+      const bool was_non_finite_pass = shared_.non_finite_pass;
+      needs_non_finite_pass = __syncthreads_or(has_non_finite()) && !was_non_finite_pass;
+      if (threadIdx.x == 0) shared_.non_finite_pass = true;
+    } while (needs_non_finite_pass);
+    store();
+  }
+
+ private:
+  using Base::mask_;
+  using Base::parameters_;
+  using Base::shared_;
+  using Base::tile_;
+  template <Use kUse>
+  using Left = LeftOperand<kConfig.columns, kUse>;
+  template <Use kUse>
+  using Right = RightOperand<kConfig.columns, kUse>;
+  template <Use kUse>
+  using ScoreLeft = LeftOperand<kConfig.k_tile, kUse>;
+
+  // Loads K and V. Elements of K that are not finite become zero, and their keys are flagged.
+  __device__ __forceinline__ void load_keys() {
+    load_tile<kConfig.k_tile>(tile_.k, tile_.first, shared_.k);
+    load_tile<kConfig.k_tile>(tile_.v, tile_.first, shared_.v);
+    ptx::cp_async_commit();
+    if (threadIdx.x == 0) shared_.non_finite_pass = false;
+    for (int i = threadIdx.x; i < kConfig.k_tile; i += kThreads) shared_.non_finite_key[i] = 0;
+    ptx::cp_async_wait<0>();
+    __syncthreads();
+    const bool found = zero_non_finite<kConfig.k_tile>(shared_.k, shared_.non_finite_key);
+    const bool any = __syncthreads_or(found);
+    if (threadIdx.x == 0) shared_.k_is_non_finite = any;
+  }
+
+  template <int kRows>
+  __device__ __forceinline__ static void load_tile(const Rows& rows, std::int32_t row,
+                                                   unsigned char* to) {
+    cuda::sm80::load_tile<kRows, kConfig.columns, kThreads>(rows, row, to);
+  }
+
+  // Replaces the non-finite elements of a loaded tile by zero, and flags their rows. Says whether
+  // this thread has found one.
+  template <int kRows>
+  __device__ __forceinline__ static bool zero_non_finite(unsigned char* tile, std::uint8_t* flags) {
+    using Layout = tile::LdmatrixTile<kConfig.columns>;
+    bool found = false;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < kRows * Layout::kChunks; i += kThreads) {
+      const int row = i / Layout::kChunks;
+      uint4& chunk = *reinterpret_cast<uint4*>(tile + Layout::place(row, i % Layout::kChunks));
+      if (!tile::zero_non_finite<kConfig.fp16>(chunk)) continue;
+      flags[row] = 1;
+      found = true;
+    }
+    return found;
+  }
+
+  // Computes dK and dV, and adds to dQ unless this is the non-finite pass, which comes second.
+  __device__ __forceinline__ void visit_group() {
+    KeyGradient::clear(dk_);
+    KeyGradient::clear(dv_);
+    const std::int32_t group = static_cast<std::int32_t>(parameters_.problem.group);
+    for (std::int32_t g = 0; g < group; ++g) {
+      __syncthreads();  // no warp reads the last head's tiles or table any more
+      if (threadIdx.x < 32) begin_head(tile_.kv_head * group + g);
+      __syncthreads();
+      visit_queries();
+    }
+  }
+
+  // The first warp: finds the rows of a query head, and its mask.
+  __device__ __forceinline__ void begin_head(std::int32_t head) {
+    const Problem& problem = parameters_.problem;
+    const Sequence& sequence = tile_.sequence;
+    if (threadIdx.x == 0) {
+      const std::int64_t batch = problem.q_packed ? 0 : sequence.batch;
+      tile_.head = head;
+      tile_.first_query_tile =
+          first_query_tile(parameters_, static_cast<std::int32_t>(sequence.batch), head);
+      tile_.q = cuda::sm80::rows_of<std::uint16_t>(problem.q, batch, head, sequence.q_start,
+                                                   sequence.q_len, problem.head_dim,
+                                                   parameters_.aligned16.q);
+      tile_.dout = cuda::sm80::rows_of<std::uint16_t>(problem.dout, batch, head, sequence.q_start,
+                                                      sequence.q_len, problem.value_dim,
+                                                      parameters_.aligned16_dout);
+    }
+    __syncwarp();
+    mask_.build_by_warp();
+  }
+
+  __device__ __forceinline__ void visit_queries() {
+    std::int32_t q_tile = mask_.first_tile();
+    if (q_tile < 0) return;
+    fetch(q_tile, 0);
+    for (int stage = 0; q_tile >= 0; stage = (stage + 1) % kConfig.stages) {
+      const std::int32_t next = mask_.next_tile(q_tile);
+      ptx::cp_async_wait<0>();
+      __syncthreads();
+      if (kConfig.stages == 2 && next >= 0) fetch(next, stage ^ 1);
+      step(q_tile, stage);
+      if (kConfig.stages == 1 && next >= 0) {
+        __syncthreads();
+        fetch(next, 0);
+      }
+      q_tile = next;
+    }
+  }
+
+  // Starts the copy of a tile of Q and dO and of its statistics.
+  __device__ __forceinline__ void fetch(std::int32_t q_tile, int stage) {
+    load_tile<kConfig.q_tile>(tile_.q, q_tile * kConfig.q_tile, shared_.q[stage]);
+    load_tile<kConfig.q_tile>(tile_.dout, q_tile * kConfig.q_tile, shared_.dout[stage]);
+    const std::int64_t number = tile_.first_query_tile + q_tile;
+    if (threadIdx.x < 2 * kConfig.q_tile / 4) {
+      ptx::cp_async_16(ptx::shared_address(&shared_.statistics[stage][0][0]) + threadIdx.x * 16,
+                       parameters_.statistics + number * 2 * kConfig.q_tile + threadIdx.x * 4);
+    }
+    ptx::cp_async_commit();
+  }
+
+  // A tile of queries: Algorithm 2, lines 10 to 16.
+  __device__ __forceinline__ void step(std::int32_t q_tile, int stage) {
+    const Problem& problem = parameters_.problem;
+    const unsigned char* const q = shared_.q[stage];
+    const unsigned char* const dout = shared_.dout[stage];
+    typename Scores::Fragments scores, dprobs;
+    multiply_scores(q, shared_.k, scores);     // S = Q K^T
+    multiply_scores(dout, shared_.v, dprobs);  // dP = dO V^T
+    this->probs_and_gradients(q_tile, stage, mask_.tile_class(q_tile), scores, dprobs);
+    store_scores(scores, shared_.probs);      // P = exp(S - LSE)
+    store_scores(dprobs, shared_.gradients);  // dS = P (dP - delta)
+    __syncthreads();
+    if (shared_.non_finite_pass) zero_non_finite_queries(q_tile, stage);
+    if (problem.dv.present()) multiply_gradient(shared_.probs, dout, dv_);           // dV += P^T dO
+    if (problem.dk.present()) multiply_gradient(shared_.gradients, q, dk_);          // dK += dS^T Q
+    if (parameters_.dq_sums != nullptr && !shared_.non_finite_pass) add_dq(q_tile);  // dQ += dS K
+  }
+
+  __device__ __forceinline__ void multiply_scores(const unsigned char* left,
+                                                  const unsigned char* right,
+                                                  typename Scores::Fragments& to) const {
+    Scores::clear(to);
+    Scores::template multiply<Left<Use::kAsStored>, Right<Use::kTransposed>, kConfig.columns,
+                              kConfig.fp16>(left, right, to);
+  }
+
+  __device__ __forceinline__ void multiply_gradient(const unsigned char* left,
+                                                    const unsigned char* right,
+                                                    typename KeyGradient::Fragments& to) const {
+    KeyGradient::template multiply<ScoreLeft<Use::kTransposed>, Right<Use::kAsStored>,
+                                   kConfig.q_tile, kConfig.fp16>(left, right, to);
+  }
+
+  // Writes a warp's part of P or dS to shared memory, in 16 bits.
+  __device__ __forceinline__ static void store_scores(const typename Scores::Fragments& values,
+                                                      unsigned char* to) {
+    using Layout = tile::LdmatrixTile<kConfig.k_tile>;
+    const int lane = threadIdx.x % 32;
+    const std::uint32_t start = Layout::place(Scores::row() + lane / 4, Scores::column() / 8);
+#pragma unroll
+    for (int row_block = 0; row_block < Scores::kRowBlocks; ++row_block) {
+#pragma unroll
+      for (int r = 0; r < Scores::kCount; r += 2) {
+        const int row = 16 * row_block + 8 * tile::register_row(r);
+        unsigned char* const at = to + tile::chunk_address<kConfig.k_tile>(start, r / 4) +
+                                  row * Layout::kRowBytes + lane % 4 * 4;
+        *reinterpret_cast<std::uint32_t*>(at) =
+            ptx::pack<kConfig.fp16>(values[row_block][r], values[row_block][r + 1]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void add_dq(std::int32_t q_tile) const {
+#pragma unroll 1
+    for (int part = 0; part < kQueryParts<kConfig>; ++part) {
+      // The 16-byte chunks of a part are whole groups of the swizzle.
+      constexpr int kPartBytes = kConfig.columns / kQueryParts<kConfig> * 2;
+      typename QueryGradient::Fragments dq;
+      QueryGradient::clear(dq);
+      QueryGradient::template multiply<ScoreLeft<Use::kAsStored>, Right<Use::kAsStored>,
+                                       kConfig.k_tile, kConfig.fp16>(
+          shared_.gradients, shared_.k + part * kPartBytes, dq);
+      float* const sums = lane_dq_sums<kConfig>(parameters_, tile_.first_query_tile + q_tile, part);
+#pragma unroll
+      for (int i = 0; i < QueryGradient::kRowBlocks * QueryGradient::kCount; ++i)
+        ptx::red_add(sums + 32 * i, dq[i / QueryGradient::kCount][i % QueryGradient::kCount]);
+    }
+  }
+
+  // ---- non-finite values ----
+
+  // A masked pair has P = 0 and dS = 0, but 0 * NaN is NaN. K is zero there from the start. If dK
+  // or dV ends with a value that is not finite, a second pass computes both again, with zeros in
+  // the place of the elements of Q and dO that are not finite. A visible one of Q has made P NaN;
+  // what a visible one of dO contributes to dV is added here.
+  __device__ void zero_non_finite_queries(std::int32_t q_tile, int stage) {
+    for (int i = threadIdx.x; i < kConfig.q_tile; i += kThreads) shared_.non_finite_query[i] = 0;
+    __syncthreads();
+    zero_non_finite<kConfig.q_tile>(shared_.dout[stage], shared_.non_finite_query);
+    __syncthreads();
+    if (parameters_.problem.dv.present()) {
+#pragma unroll 1
+      for (int row = 0; row < kConfig.q_tile; ++row) {
+        if (shared_.non_finite_query[row] != 0) add_non_finite_row(q_tile, row);
+      }
+    }
+    zero_non_finite<kConfig.q_tile>(shared_.q[stage], shared_.non_finite_query);
+    __syncthreads();
+  }
+
+  // dV += P^T dO, of the elements of a row of dO that are not finite.
+  __device__ void add_non_finite_row(std::int32_t q_tile, int row) {
+    using Layout = tile::LdmatrixTile<kConfig.k_tile>;
+    const int lane = threadIdx.x % 32;
+    const Rows& dout = tile_.dout;
+    const std::uint16_t* const from =
+        dout.first + (std::int64_t{q_tile} * kConfig.q_tile + row) * dout.stride;
+#pragma unroll
+    for (int row_block = 0; row_block < KeyGradient::kRowBlocks; ++row_block) {
+#pragma unroll
+      for (int r = 0; r < KeyGradient::kCount; ++r) {
+        const int key =
+            KeyGradient::row() + 16 * row_block + tile::lane_row(lane, tile::register_row(r));
+        const int column =
+            KeyGradient::column() + tile::register_column(r) + tile::lane_column(lane);
+        const std::uint32_t prob = *reinterpret_cast<const std::uint16_t*>(
+            shared_.probs + Layout::place(row, key / 8) + key % 8 * 2);
+        if (prob == 0 || column >= dout.columns) continue;
+        const std::uint32_t value = from[column];
+        if (tile::is_non_finite16<kConfig.fp16>(value))
+          dv_[row_block][r] += to_float(prob) * to_float(value);
+      }
+    }
+  }
+  __device__ __forceinline__ static float to_float(std::uint32_t bits) {
+    using Half = std::conditional_t<kConfig.fp16, math::Float16, math::BFloat16>;
+    return math::to_float(Half{static_cast<std::uint16_t>(bits)});
+  }
+
+  __device__ __forceinline__ bool has_non_finite() const {
+    float total = 0;  // 0 * x is NaN for what is not finite, and stays in the sum
+#pragma unroll
+    for (int row_block = 0; row_block < KeyGradient::kRowBlocks; ++row_block) {
+#pragma unroll
+      for (int r = 0; r < KeyGradient::kCount; ++r)
+        total += 0 * dk_[row_block][r] + 0 * dv_[row_block][r];
+    }
+    return !(total == 0);
+  }
+
+  // ---- the end of the block ----
+
+  __device__ __forceinline__ void store() const {
+    const Problem& problem = parameters_.problem;
+    const Sequence& sequence = tile_.sequence;
+    const std::int64_t batch = problem.k_packed ? 0 : sequence.batch;
+    // Keys of a dense tensor after the sequence's end (seqused_k) have gradients of 0.
+    const std::int32_t length =
+        static_cast<std::int32_t>(problem.k_packed ? sequence.k_len : problem.k_rows);
+    const std::int32_t rows = math::min(length - tile_.first, kConfig.k_tile);
+    const std::int64_t row = sequence.k_start + tile_.first;
+    if (problem.dk.present()) {
+      const Destination to = {problem.dk, problem.dk.offset(batch, tile_.kv_head, row), rows,
+                              static_cast<std::int32_t>(problem.head_dim),
+                              static_cast<float>(problem.scale)};
+      store_fragments<KeyGradient, kConfig.fp16>(to, dk_);
+    }
+    if (problem.dv.present()) {
+      const Destination to = {problem.dv, problem.dv.offset(batch, tile_.kv_head, row), rows,
+                              static_cast<std::int32_t>(problem.value_dim), 1};
+      store_fragments<KeyGradient, kConfig.fp16>(to, dv_);
+    }
+  }
+
+  typename KeyGradient::Fragments dk_, dv_;
+};
+
+// Finds the tile of keys of a block: its sequence and kv head, and the rows of K and V. Under a
+// causal mask the first keys have the most queries, and their blocks start first.
+__device__ __forceinline__ bool load_key_tile(const Parameters& parameters, int k_tile,
+                                              KeyTile& tile) {
+  const Problem& problem = parameters.problem;
+  const std::int32_t index = static_cast<std::int32_t>(blockIdx.x);
+  if (problem.k_packed && index >= parameters.key_packed.count()) return false;
+  const tile::TileCoord work = problem.k_packed ? parameters.key_packed.tile_coord(index)
+                                                : parameters.key_schedule.tile_coord(index);
+  const Sequence sequence = sequence_at(problem, parameters.table, work.batch);
+  const std::int64_t rows = problem.k_packed ? sequence.k_len : problem.k_rows;
+  const std::int32_t tiles = static_cast<std::int32_t>(math::ceil_div(rows, k_tile));
+  tile.index = index;
+  tile.kv_head = work.head;
+  tile.first = (tiles - 1 - work.q_tile) * k_tile;
+  tile.last = tile.first + k_tile - 1;
+  tile.sequence = sequence;
+  const std::int64_t batch = problem.k_packed ? 0 : sequence.batch;
+  tile.k =
+      cuda::sm80::rows_of<std::uint16_t>(problem.k, batch, work.head, sequence.k_start,
+                                         sequence.k_len, problem.head_dim, parameters.aligned16.k);
+  tile.v =
+      cuda::sm80::rows_of<std::uint16_t>(problem.v, batch, work.head, sequence.k_start,
+                                         sequence.k_len, problem.value_dim, parameters.aligned16.v);
+  return true;
+}
+
+template <int kRow, bool kFp16>
+__global__ void __launch_bounds__(kKernels[kRow].config(kFp16).threads(),
+                                  kKernels[kRow].config(kFp16).blocks)
+    backward_kernel(const __grid_constant__ Parameters parameters) {
+  constexpr KernelConfig kConfig = kKernels[kRow].config(kFp16);
+  Shared<kConfig>& shared = *reinterpret_cast<Shared<kConfig>*>(dynamic_shared());
+  // The grid is an upper bound: a packed batch may have fewer tiles.
+  if (parameters.problem.k_packed &&
+      static_cast<std::int32_t>(blockIdx.x) >= parameters.key_packed.count())
+    return;
+  if (threadIdx.x == 0) load_key_tile(parameters, kConfig.k_tile, shared.tile);
+  __syncthreads();
+  Backward<kConfig>(parameters, shared).run();
+}
+
+// Writes dQ of a tile of queries from its sums.
+template <int kRow, bool kFp16>
+__global__ void __launch_bounds__(kKernels[kRow].config(kFp16).threads())
+    dq_kernel(const __grid_constant__ Parameters parameters) {
+  constexpr KernelConfig kConfig = kKernels[kRow].config(kFp16);
+  using Gradient = QueryGradient<kConfig>;
+  const Problem& problem = parameters.problem;
+  const std::int32_t index = static_cast<std::int32_t>(blockIdx.x);
+  if (index >= query_tiles(parameters)) return;
+  const tile::TileCoord coord = query_tile_coord(parameters, index);
+  const Sequence sequence = sequence_at(problem, parameters.table, coord.batch);
+  const std::int32_t number = first_query_tile(parameters, coord.batch, coord.head) + coord.q_tile;
+  const std::int32_t first = coord.q_tile * kConfig.q_tile;
+  const std::int64_t batch = problem.q_packed ? 0 : sequence.batch;
+#pragma unroll 1
+  for (int part = 0; part < kQueryParts<kConfig>; ++part) {
+    const float* const sums = lane_dq_sums<kConfig>(parameters, number, part);
+    typename Gradient::Fragments dq;
+#pragma unroll
+    for (int i = 0; i < Gradient::kRowBlocks * Gradient::kCount; ++i)
+      dq[i / Gradient::kCount][i % Gradient::kCount] = sums[32 * i];
+    constexpr int kPartColumns = kConfig.columns / kQueryParts<kConfig>;
+    const Destination to = {
+        problem.dq,
+        problem.dq.offset(batch, coord.head, sequence.q_start + first) + part * kPartColumns,
+        math::min(static_cast<std::int32_t>(sequence.q_len) - first, kConfig.q_tile),
+        static_cast<std::int32_t>(problem.head_dim) - part * kPartColumns,
+        static_cast<float>(problem.scale)};
+    store_fragments<Gradient, kFp16>(to, dq);
+  }
+}
+
+template <int kRow, bool kFp16>
+inline constexpr int kSharedBytes = sizeof(Shared<kKernels[kRow].config(kFp16)>);
+
+template <int kRow, bool kFp16>
+cudaError_t BackwardKernel<kRow, kFp16>::load() {
+  static_assert(kSharedBytes<kRow, kFp16> <= kKernels[kRow].shared_bytes,
+                "A row of the table fits the shared memory that it is for.");
+  const cudaError_t error = cuda::load(backward_kernel<kRow, kFp16>, kSharedBytes<kRow, kFp16>);
+  return error == cudaSuccess ? cuda::load(dq_kernel<kRow, kFp16>) : error;
+}
+
+template <int kRow, bool kFp16>
+cudaError_t BackwardKernel<kRow, kFp16>::start(const Parameters& parameters, std::int64_t blocks,
+                                               cudaStream_t stream) {
+  constexpr int kThreads = kKernels[kRow].config(kFp16).threads();
+  return launch(backward_kernel<kRow, kFp16>, {blocks, kThreads, kSharedBytes<kRow, kFp16>}, stream,
+                parameters);
+}
+
+template <int kRow, bool kFp16>
+cudaError_t BackwardKernel<kRow, kFp16>::start_dq(const Parameters& parameters, std::int64_t blocks,
+                                                  cudaStream_t stream) {
+  constexpr int kThreads = kKernels[kRow].config(kFp16).threads();
+  return launch(dq_kernel<kRow, kFp16>, {blocks, kThreads}, stream, parameters);
+}
+
+}  // namespace tilewise::cuda::backward::sm80

@@ -1,0 +1,50 @@
+// The compiled backward kernels for Ampere and later. Each row is compiled for bf16 and for fp16;
+// CMakeLists.txt generates a source file for every few rows.
+#pragma once
+
+#include "cuda/backward/parameters.h"
+#include "cuda/backward/sm80/kernel_config.h"
+
+namespace tilewise::cuda::backward::sm80 {
+
+using cuda::sm80::kHuge;
+using cuda::sm80::kLarge;
+using cuda::sm80::kSmall;
+
+// The first row that fits a problem is used. A thread's registers hold S and dP, or dQ, and its
+// part of dK and dV.
+inline constexpr TileRow kKernels[] = {
+    {64, false, kSmall, 8, 64, 128, 2, 4, 2, 2, 1, "not measured yet"},
+    {64, true, kSmall, 8, 64, 64, 2, 2, 2, 2, 1, "not measured yet"},
+    {128, false, kLarge, 8, 64, 128, 2, 4, 2, 1, 1, "not measured yet"},
+    {128, false, kSmall, 8, 64, 64, 2, 2, 2, 1, 1, "not measured yet"},
+    {128, true, kSmall, 8, 64, 64, 2, 2, 2, 1, 1, "not measured yet"},
+    {256, false, kLarge, 8, 64, 64, 2, 2, 2, 1, 1, "not measured yet"},
+    {256, false, kSmall, 4, 32, 32, 2, 2, 2, 1, 1, "not measured yet"},
+    {256, true, kSmall, 4, 32, 32, 2, 2, 2, 1, 1, "not measured yet"},
+};
+inline constexpr int kKernelRows = static_cast<int>(sizeof(kKernels) / sizeof(kKernels[0]));
+inline constexpr std::int64_t kMaxColumns = 256;
+
+// The row of the table for head dimensions up to `columns`, or -1.
+constexpr int tile_row(std::int64_t columns, bool score_mod, std::int64_t shared_bytes) {
+  for (int row = 0; row < kKernelRows; ++row) {
+    const TileRow& tile = kKernels[row];
+    if (tile.columns >= columns && tile.score_mod == score_mod && tile.shared_bytes <= shared_bytes)
+      return row;
+  }
+  return -1;
+}
+
+// A compiled kernel, given by a row of the table and a type.
+template <int kRow, bool kFp16>
+struct BackwardKernel {
+  static cudaError_t load();
+  // Computes dK and dV and fills dq_sums, with a block for each tile of keys that there may be.
+  static cudaError_t start(const Parameters& parameters, std::int64_t blocks, cudaStream_t stream);
+  // Writes dQ from dq_sums, with a block for each tile of queries that there may be.
+  static cudaError_t start_dq(const Parameters& parameters, std::int64_t blocks,
+                              cudaStream_t stream);
+};
+
+}  // namespace tilewise::cuda::backward::sm80
