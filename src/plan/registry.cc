@@ -38,6 +38,9 @@ const Kernel* const kForwardKernels[] = {
     &reference::kThreePassForward,
 };
 const Kernel* const kBackwardKernels[] = {
+#if defined(TILEWISE_HAS_CUDA)
+    &cuda::kBackwardReference,
+#endif
 #if defined(__x86_64__)
     &cpu::kBackwardAmx,
     &cpu::kBackwardAvx512Bf16,
