@@ -228,12 +228,11 @@ int run(const Flags& flags) {
   Inputs inputs =
       flags.given("shape") ? inputs_of_shape(flags, backward, executor) : read_inputs(flags);
   if (backward && !inputs.has("dout")) throw UsageError("--dout: missing, --op backward needs it");
-  if (backward && executor.on_cuda())
-    throw UsageError("--op: is backward, but cuda has no backward kernel; use --device cpu");
   const auto kernels = chosen_kernels(flags, operation, executor.on_cuda());
   add_outputs(Operation::kForward, inputs);
   Runner forward(Operation::kForward, inputs.problem, "", executor);  // backward reads its results
   forward.run();
+  forward.fetch();
   if (backward) add_outputs(Operation::kBackward, inputs);
   const Standard standard(operation, inputs.problem);
   const Comparison comparison = {operation, inputs, executor, sram_bytes};

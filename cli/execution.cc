@@ -88,6 +88,10 @@ double Runner::run(problem::Traffic* traffic, std::int64_t sram_bytes) {
   return seconds;
 }
 
+void Runner::send() {
+  if (copy_ != nullptr) copy_->send();
+}
+
 void Runner::fetch() {
   if (copy_ == nullptr) return;
   if (const std::string damage = copy_->fetch(); !damage.empty()) throw std::runtime_error(damage);

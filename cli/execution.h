@@ -53,6 +53,9 @@ class Runner {
   // Runs once and returns the seconds, by the device's clock if there is one.
   double run(problem::Traffic* traffic = nullptr, std::int64_t sram_bytes = 0);
 
+  // Copies the problem's tensors to the device again, after another runner has written some.
+  void send();
+
   // Copies the results of the runs from the device to the problem's tensors.
   void fetch();
 

@@ -69,9 +69,12 @@ int run(const Flags& flags) {
   }
   json result = {{"threads", executor.threads()}};
   result["forward"] = report(forward, forward.run());
-  if (backward) result["backward"] = report(*backward, backward->run());
   forward.fetch();
-  if (backward) backward->fetch();
+  if (backward) {
+    backward->send();  // out and lse
+    result["backward"] = report(*backward, backward->run());
+    backward->fetch();
+  }
   write_outputs(flags, outputs, inputs);
   for (const OutputTensor& output : outputs) result["outputs"][output.name] = output.path;
   if (flags.given("save")) result["outputs"]["save"] = flags.text("save");

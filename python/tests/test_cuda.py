@@ -36,6 +36,25 @@ def test_torch_tensors_on_a_stream(dtype: str, option: str, rng: np.random.Gener
     assert (lse.cpu() - expected_lse).abs().max() < 1e-4 * expected_lse.abs().max()
 
 
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_gradients_of_torch_tensors(dtype: str, rng: np.random.Generator) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    if not torch.cuda.is_available():
+        pytest.skip("this torch has no CUDA device")
+    case = tensors(rng, "float32", (2, 65, 65, 4, 2, 64, 64))
+    on_cpu = [torch.from_numpy(case[name]).to(getattr(torch, dtype)) for name in ("q", "k", "v")]
+    results = tilewise.attention_forward(*on_cpu, causal=True)
+    dout = torch.ones_like(results[0])
+    arguments = (dout, *on_cpu, *results)
+    expected = tilewise.attention_backward(*arguments, causal=True)
+    found = tilewise.attention_backward(*(x.cuda() for x in arguments), causal=True)
+    for gradient in ("dq", "dk", "dv"):
+        on_device, other = getattr(found, gradient), getattr(expected, gradient)
+        assert on_device.is_cuda and on_device.dtype == other.dtype
+        error = (on_device.cpu().double() - other.double()).abs().max()
+        assert error < TOLERANCES[dtype] * max(1.0, other.abs().max().item())
+
+
 def test_devices_do_not_mix(rng: np.random.Generator) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
     if not torch.cuda.is_available():

@@ -38,6 +38,35 @@ Status run_reference_kernel(const Problem& problem, const RunContext& context) {
   return check(run_reference(problem, table, stream), "starting cuda_reference");
 }
 
+GradientWorkspace gradient_workspace(const Problem& problem, problem::Arena& arena) {
+  const std::int64_t batches = problem.q_packed ? 1 : problem.batch;
+  GradientWorkspace workspace = {};
+  if (has_table(problem)) workspace.table = arena.take<Sequence>(problem.batch);
+  workspace.deltas = arena.take<double>(batches * problem.heads * problem.q_rows);
+  return workspace;
+}
+
+std::int64_t gradient_workspace_bytes(const Problem& problem, std::int64_t) {
+  problem::Arena arena;
+  gradient_workspace(problem, arena);
+  return arena.bytes();
+}
+
+Status prepare_reference_gradient(const Problem& problem) {
+  const CurrentDevice current(problem.device_index);
+  if (current.status() != TILEWISE_OK) return current.status();
+  return check(load_reference_gradient(), "loading cuda_reference");
+}
+
+Status run_reference_gradient_kernel(const Problem& problem, const RunContext& context) {
+  const CurrentDevice current(problem.device_index);
+  if (current.status() != TILEWISE_OK) return current.status();
+  problem::Arena arena(context.workspace);
+  const GradientWorkspace workspace = gradient_workspace(problem, arena);
+  return check(run_reference_gradient(problem, workspace, stream_of(context.executor->stream)),
+               "starting cuda_reference");
+}
+
 // The reference counts no traffic.
 double no_prediction(const Problem&, std::int64_t, std::int64_t) {
   return std::numeric_limits<double>::quiet_NaN();
@@ -143,5 +172,18 @@ constinit const Kernel kForwardReference = {
     false,
     TILEWISE_CUDA,
     prepare_reference};
+
+constinit const Kernel kBackwardReference = {
+    "cuda_reference",
+    "a block for each row of queries and of keys, fp64 arithmetic, every option: the slow oracle "
+    "of "
+    "the GPU",
+    [](const Problem& problem, const Machine&) { return check_device(problem); },
+    gradient_workspace_bytes,
+    run_reference_gradient_kernel,
+    no_prediction,
+    false,
+    TILEWISE_CUDA,
+    prepare_reference_gradient};
 
 }  // namespace tilewise::cuda

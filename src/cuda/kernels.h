@@ -12,7 +12,8 @@ extern const problem::Kernel kForwardFp32;
 extern const problem::Kernel kForwardFlash1;
 extern const problem::Kernel kForwardStandard;
 extern const problem::Kernel kForwardReference;
-extern const problem::Kernel kBackwardSm80;
+
+extern const problem::Kernel kBackwardReference;
 #endif
 
 }  // namespace tilewise::cuda

@@ -40,6 +40,7 @@ const Kernel* const kForwardKernels[] = {
 const Kernel* const kBackwardKernels[] = {
 #if defined(TILEWISE_HAS_CUDA)
     &cuda::kBackwardSm80,
+    &cuda::kBackwardReference,
 #endif
 #if defined(__x86_64__)
     &cpu::kBackwardAmx,

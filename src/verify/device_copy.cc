@@ -114,11 +114,8 @@ DeviceCopy::DeviceCopy(problem::Operation operation, const tilewise_problem& req
     std::byte* const first = memory.data() + kGuardBytes + extent.skip;
     regions_.push_back({extent.written, extent.begin, bytes, std::move(memory), first,
                         pieces_of(extent, operation, request)});
-    for (const Piece& piece : regions_.back().pieces) {
-      check(cuda::copy(device, first + piece.offset, extent.begin + piece.offset, piece.bytes,
-                       nullptr));
-    }
   }
+  send();
   for (const problem::NamedTensor& named : problem::kTensors) {
     tilewise_tensor& tensor = twin_.*named.member;
     if (!problem::present(tensor)) continue;
@@ -129,6 +126,15 @@ DeviceCopy::DeviceCopy(problem::Operation operation, const tilewise_problem& req
     for (const Region& region : regions_) {
       if (host < region.host || host >= region.host + region.bytes) continue;
       tensor.data = region.first + (host - region.host);
+    }
+  }
+}
+
+void DeviceCopy::send() {
+  for (const Region& region : regions_) {
+    for (const Piece& piece : region.pieces) {
+      check(cuda::copy(device_, region.first + piece.offset, region.host + piece.offset,
+                       piece.bytes, nullptr));
     }
   }
 }

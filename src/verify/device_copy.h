@@ -40,6 +40,9 @@ class DeviceCopy {
 
   const tilewise_problem& request() const { return twin_; }
 
+  // Copies the tensors of the request, as they are now, to the device again.
+  void send();
+
   // Copies the outputs, with everything that shares their memory, back to the request. Inputs are
   // not copied back, since they may lie in memory that cannot be written. Returns "", or a
   // description of what was written outside of tensors.

@@ -21,7 +21,6 @@ import jax.numpy as jnp  # noqa: E402
 
 import tilewise.jax as tj  # noqa: E402
 
-HAS_BACKWARD = any(name.startswith("cuda") for name in tilewise.kernels(backward=True))
 # Compared with the library on the CPU, for results near 1; 16-bit results are rounded twice.
 TOLERANCES = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
 OPTIONS = (
@@ -94,16 +93,10 @@ def test_waits_for_what_xla_does_before_and_is_waited_for(rng: np.random.Generat
         np.testing.assert_allclose(result, np.asarray(eager, np.float64), atol=0.1 * np.abs(result).max())
 
 
-def test_gradients_work_or_say_why_not(rng: np.random.Generator) -> None:
+def test_gradients_are_those_of_the_cpu(rng: np.random.Generator) -> None:
     case = tensors(rng, "float32", (1, 65, 65, 4, 2, 64, 64))
     arrays = [case[name] for name in ("q", "k", "v")]
     grad = jax.jit(jax.grad(lambda *a: (tj.attention(*a, causal=True) ** 2).sum(), (0, 1, 2)))
-    if not HAS_BACKWARD:
-        with pytest.raises(jax.errors.JaxRuntimeError, match="(?s)UNIMPLEMENTED.*kernel"):
-            jax.block_until_ready(grad(*arrays))
-        result = tj.attention(*arrays)  # the process continues
-        np.testing.assert_allclose(np.asarray(result), tilewise.attention(*arrays), atol=TOLERANCES["float32"])
-        return
     with jax.default_device(jax.devices("cpu")[0]):
         expected = grad(*arrays)
     for gradient, other in zip(grad(*arrays), expected):

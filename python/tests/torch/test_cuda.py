@@ -18,7 +18,6 @@ if not any(name.startswith("cuda") for name in tilewise.kernels()):
     pytest.skip("this build of tilewise has no CUDA kernels", allow_module_level=True)
 
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 2e-5}
-HAS_BACKWARD = any(name.startswith("cuda") for name in tilewise.kernels(backward=True))
 FORWARD = torch.ops.tilewise.attention_forward.default
 # What PyTorch's registry of flash attention implementations needs.
 HAS_REGISTRY = hasattr(torch.nn.attention, "register_flash_attention_impl") and hasattr(torch.library, "get_kernel")
@@ -77,14 +76,10 @@ def test_slices_and_lengths(dtype: torch.dtype) -> None:
         torch.testing.assert_close(found.cpu(), wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
-def test_backward_works_or_says_why_not() -> None:
+def test_backward_is_that_of_the_formula() -> None:
     tensors = [t.requires_grad_() for t in qkv(torch.bfloat16)]
     out = attention(*tensors, causal=True)
     dout = torch.randn_like(out)
-    if not HAS_BACKWARD:
-        with pytest.raises(RuntimeError, match="no kernel backward|no kernel supports"):
-            out.backward(dout)
-        return
     leaves = [t.requires_grad_() for t in cpu(*tensors)]
     wanted, _ = torch_reference.attention(*leaves, causal=True)
     true = torch.autograd.grad(wanted, leaves, dout.cpu().double())

@@ -14,7 +14,6 @@ if not any(name.startswith("cuda") for name in tilewise.kernels()):
 tilewise.transformers.register()
 
 CLOSE = {"rtol": 1e-4, "atol": 2e-5}
-HAS_BACKWARD = any(name.startswith("cuda") for name in tilewise.kernels(backward=True))
 
 
 @pytest.mark.parametrize("side", ["none", "right", "left"])
@@ -46,14 +45,9 @@ def test_generation_is_token_for_token(name: str, cache: str) -> None:
     assert_same_tokens(found, wanted, prompt=20)
 
 
-def test_training_works_or_says_why_not() -> None:
+def test_gradients_are_those_of_the_eager_model() -> None:
     eager, ours = pair("Llama", "cuda")
     ids = padded("right")[0].cuda()
-    loss = ours(ids, labels=ids).loss
-    if not HAS_BACKWARD:
-        with pytest.raises(RuntimeError, match="no kernel"):
-            loss.backward()
-        return
     for model in (eager, ours):
         model(ids, labels=ids).loss.backward()
     for a, b in zip(eager.parameters(), ours.parameters(), strict=True):

@@ -23,8 +23,13 @@ inline std::int64_t table_bytes(const Problem& problem) {
 // Fills `table` (B), which is table_bytes(problem) of device memory, on the stream.
 cudaError_t fill_table(const Problem& problem, Sequence* table, cudaStream_t stream);
 
-// Sets out = 0 and lse = -inf in rows of packed queries that belong to no sequence. Does nothing
-// for dense queries.
+// Loads the kernels of the two functions; on the current device.
+cudaError_t load_sequence_kernels();
+
+// Fills the rows that belong to no sequence, as problem::fill_unowned_rows() does. Forward sets
+// out = 0 and lse = -inf, backward dq = 0, in tokens of packed queries. Backward also sets dk = dv
+// = 0 in keys that no sequence uses: tokens of packed keys, and keys after seqused_k. Without such
+// rows it starts nothing.
 cudaError_t fill_unowned_rows(const Problem& problem, const Sequence* table, cudaStream_t stream);
 
 // Completes a sequence that has its starts and lengths: applies seqused_k, and sets the diagonal.
@@ -43,16 +48,16 @@ __device__ __forceinline__ Sequence sequence_at(const Problem& problem, const Se
   return close_sequence(problem, {b, 0, problem.q_rows, 0, problem.k_rows, 0});
 }
 
-// The sequence that may own token `row` of packed queries: the last one that starts at or before
-// it, or the first one. An empty sequence has the same start as the one after it.
-__device__ __forceinline__ Sequence owner_of(const Problem& problem, const Sequence* table,
-                                             std::int64_t row) {
+// The last of the sequences that starts at or before `row`, or the first one. An empty sequence has
+// the same start as the one after it.
+__device__ __forceinline__ Sequence last_at(const Problem& problem, const Sequence* table,
+                                            std::int64_t Sequence::*start, std::int64_t row) {
   if (table == nullptr) return sequence_at(problem, nullptr, 0);
   std::int64_t first = 0;
   std::int64_t last = problem.batch - 1;
   while (first < last) {
     const std::int64_t middle = (first + last + 1) / 2;
-    if (table[middle].q_start <= row) {
+    if (table[middle].*start <= row) {
       first = middle;
     } else {
       last = middle - 1;
@@ -61,8 +66,31 @@ __device__ __forceinline__ Sequence owner_of(const Problem& problem, const Seque
   return table[first];
 }
 
+// The sequence that may own token `row` of packed queries.
+__device__ __forceinline__ Sequence owner_of(const Problem& problem, const Sequence* table,
+                                             std::int64_t row) {
+  return last_at(problem, table, &Sequence::q_start, row);
+}
+
 __device__ __forceinline__ bool owns(const Sequence& sequence, std::int64_t row) {
   return row >= sequence.q_start && row < sequence.q_start + sequence.q_len;
+}
+
+// The sequence that may own row `q_row` of queries, or row `k_row` of keys; `b` is the batch index
+// of dense ones.
+__device__ __forceinline__ Sequence sequence_of_query(const Problem& problem, const Sequence* table,
+                                                      std::int64_t b, std::int64_t q_row) {
+  return problem.q_packed ? owner_of(problem, table, q_row) : sequence_at(problem, table, b);
+}
+__device__ __forceinline__ Sequence sequence_of_key(const Problem& problem, const Sequence* table,
+                                                    std::int64_t b, std::int64_t k_row) {
+  return problem.k_packed ? last_at(problem, table, &Sequence::k_start, k_row)
+                          : sequence_at(problem, table, b);
+}
+
+// Says whether a row of keys is one that the sequence uses.
+__device__ __forceinline__ bool owns_key(const Sequence& sequence, std::int64_t k_row) {
+  return k_row >= sequence.k_start && k_row < sequence.k_start + sequence.k_len;
 }
 
 }  // namespace tilewise::cuda

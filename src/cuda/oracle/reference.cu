@@ -18,8 +18,7 @@ __global__ void __launch_bounds__(kRowThreads, 1)
     const std::int64_t q_row = index % problem.q_rows;
     const std::int64_t head = index / problem.q_rows % problem.heads;
     const std::int64_t b = index / problem.q_rows / problem.heads;
-    const Sequence sequence =
-        problem.q_packed ? owner_of(problem, table, q_row) : sequence_at(problem, table, b);
+    const Sequence sequence = sequence_of_query(problem, table, b, q_row);
     if (!owns(sequence, q_row)) continue;
     compute_row({problem, sequence, head, q_row - sequence.q_start}, BlockTeam{shared});
   }
@@ -27,7 +26,10 @@ __global__ void __launch_bounds__(kRowThreads, 1)
 
 }  // namespace
 
-cudaError_t load_reference() { return load(reference_kernel); }
+cudaError_t load_reference() {
+  const cudaError_t error = load_sequence_kernels();
+  return error == cudaSuccess ? load(reference_kernel) : error;
+}
 
 cudaError_t run_reference(const Problem& problem, const Sequence* table, cudaStream_t stream) {
   constexpr std::int64_t kMaxBlocks = std::int64_t{1} << 20;

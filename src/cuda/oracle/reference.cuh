@@ -14,4 +14,17 @@ cudaError_t load_reference();
 cudaError_t run_reference(const problem::Problem& problem, const problem::Sequence* table,
                           cudaStream_t stream);
 
+// The arrays of the workspace of backward.
+struct GradientWorkspace {
+  problem::Sequence* table;  // (B); nullptr if the problem needs none
+  double* deltas;            // (B, H, Sq), packed (H, T)
+};
+
+// Loads the kernels of backward; on the current device.
+cudaError_t load_reference_gradient();
+
+// Computes the gradients on the stream.
+cudaError_t run_reference_gradient(const problem::Problem& problem,
+                                   const GradientWorkspace& workspace, cudaStream_t stream);
+
 }  // namespace tilewise::cuda

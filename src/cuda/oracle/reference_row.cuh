@@ -1,5 +1,6 @@
 // One row of attention in double, with every option of the semantics: the oracle of the device, and
-// the arithmetic by which rows that the fast kernels flag are recomputed.
+// the arithmetic by which rows that the fast kernels flag are recomputed. The gradients of the
+// oracle (reference_gradient.cuh) use the same scores.
 #pragma once
 
 #include "cuda/tile/element.cuh"
@@ -30,6 +31,20 @@ struct BlockTeam {
   __device__ int thread() const { return static_cast<int>(threadIdx.x); }
   __device__ void sync() const { __syncthreads(); }
 };
+
+// Adds the products of `width` elements of two rows in their order. Both have the dtype of `a`.
+__device__ __forceinline__ double dot(const problem::View& a, std::int64_t a_offset,
+                                      const problem::View& b, std::int64_t b_offset,
+                                      std::int64_t width) {
+  return with_elements(a, [&](const auto* a_elements) {
+    const auto* const b_elements = static_cast<decltype(a_elements)>(b.data) + b_offset;
+    double sum = 0;
+#pragma unroll 8
+    for (std::int64_t c = 0; c < width; ++c)
+      sum += math::load<double>(a_elements[a_offset + c]) * math::load<double>(b_elements[c]);
+    return sum;
+  });
+}
 
 // A row of a query head, and the keys that it sees.
 struct Row {
@@ -72,26 +87,25 @@ struct Row {
     return false;
   }
 
-  __device__ double product(std::int64_t key) const {
-    const std::int64_t q =
-        problem.q.offset(batch_of(problem.q_packed), head, sequence.q_start + row);
-    const std::int64_t k =
-        problem.k.offset(batch_of(problem.k_packed), head / problem.group, sequence.k_start + key);
-    return with_elements(problem.q, [&](const auto* q_elements) {
-      const auto* const k_elements = static_cast<decltype(q_elements)>(problem.k.data) + k;
-      double sum = 0;
-#pragma unroll 8
-      for (std::int64_t c = 0; c < problem.head_dim; ++c)
-        sum += math::load<double>(q_elements[q + c]) * math::load<double>(k_elements[c]);
-      return sum;
-    });
+  // Where the row lies in a tensor of the query side, and a key in one of the key side.
+  __device__ std::int64_t query_offset(const problem::View& view) const {
+    return view.offset(batch_of(problem.q_packed), head, sequence.q_start + row);
+  }
+  __device__ std::int64_t key_offset(const problem::View& view, std::int64_t key) const {
+    return view.offset(batch_of(problem.k_packed), head / problem.group, sequence.k_start + key);
   }
 
-  // -inf if the key is masked. Nothing of a masked key is read.
-  __device__ double score(std::int64_t key) const {
+  // -inf if the key is masked. Nothing of a masked key is read. For a visible key, `derivative`, if
+  // given, becomes the derivative of the score with respect to scale * q.k.
+  __device__ double score(std::int64_t key, double* derivative = nullptr) const {
     if (!visible(key)) return -math::Limits<double>::kInfinity;
-    double score = problem.scale * product(key);
-    if (problem.softcap > 0) score = math::softcapped(score, problem.softcap);
+    double score = problem.scale * dot(problem.q, query_offset(problem.q), problem.k,
+                                       key_offset(problem.k, key), problem.head_dim);
+    if (derivative != nullptr) *derivative = 1;
+    if (problem.softcap > 0) {
+      if (derivative != nullptr) *derivative = math::softcap_derivative(score, problem.softcap);
+      score = math::softcapped(score, problem.softcap);
+    }
     if (problem.bias.present()) {
       score += read_element(problem.bias, problem.bias.offset(sequence.batch, head, row, key));
     }
