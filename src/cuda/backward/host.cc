@@ -14,6 +14,10 @@ Checked max_key_tiles(const Problem& problem, std::int64_t k_tile) {
   return (problem.k_packed ? of_rows + batch : of_rows * batch) * Checked{problem.kv_heads};
 }
 
+bool has_turns(const Problem& problem) {
+  return problem.dq.present() && (problem.deterministic || problem.batch_invariant);
+}
+
 problem::Status check_key_tiles(const Problem& problem, std::int64_t k_tile) {
   const Checked tiles = max_key_tiles(problem, k_tile);
   if (tiles.valid && tiles.value <= tile::kMaxTiles) return TILEWISE_OK;
@@ -25,17 +29,21 @@ Workspace::Workspace(const Problem& problem, std::initializer_list<TileShape> sh
     : cuda::sm80::Workspace(problem, {}) {
   constexpr std::int64_t kFloat = sizeof(float);
   key_tile_starts = reserve(Checked{problem.k_packed ? (problem.batch + 1) * 4 : 0}).value;
-  Checked rows, sums;  // the most of any shape
+  Checked rows, sums, tiles;  // the most of any shape
   const auto take_larger = [](Checked& most, const Checked& x) {
     most = {math::max(most.value, x.value), most.valid && x.valid};
   };
   for (const TileShape& shape : shapes) {
     const Checked own = max_tiles(problem, shape.q_tile) * Checked{shape.q_tile};
     take_larger(rows, own);
+    take_larger(tiles, max_tiles(problem, shape.q_tile));
     take_larger(sums, own * Checked{problem.dq.present() ? shape.columns : 0});
   }
   statistics = reserve(rows * Checked{2 * kFloat}).value;
   dq_sums = reserve(sums * Checked{kFloat}).value;
+  constexpr std::int64_t kTurn = sizeof(unsigned long long);
+  turns = reserve(tiles * Checked{has_turns(problem) ? kTurn : 0}).value;
+  ticket = reserve(Checked{has_turns(problem) ? kTurn : 0}).value;
 }
 
 Parameters parameters_for(const Problem& problem, const TileShape& shape, int k_tile,
@@ -51,6 +59,10 @@ Parameters parameters_for(const Problem& problem, const TileShape& shape, int k_
   parameters.shape = shape;
   parameters.statistics = reinterpret_cast<float*>(bytes + offsets.statistics);
   if (problem.dq.present()) parameters.dq_sums = reinterpret_cast<float*>(bytes + offsets.dq_sums);
+  if (has_turns(problem)) {
+    parameters.turns = reinterpret_cast<unsigned long long*>(bytes + offsets.turns);
+    parameters.ticket = reinterpret_cast<unsigned*>(bytes + offsets.ticket);
+  }
   parameters.aligned16_dout = is_wide(problem.dout, problem.value_dim);
   parameters.aligned16_out = parameters.aligned16.out;
   return parameters;

@@ -15,6 +15,9 @@ namespace tilewise::cuda::backward {
 // An upper bound on the number of tiles of keys.
 problem::Checked max_key_tiles(const Problem& problem, std::int64_t k_tile);
 
+// Whether the blocks that add to a row of dQ take turns.
+bool has_turns(const Problem& problem);
+
 // Checks that the tiles of keys can be numbered.
 problem::Status check_key_tiles(const Problem& problem, std::int64_t k_tile);
 
@@ -28,6 +31,8 @@ class Workspace : public cuda::sm80::Workspace {
   std::int64_t key_tile_starts;
   std::int64_t statistics;
   std::int64_t dq_sums;
+  std::int64_t turns;
+  std::int64_t ticket;
 };
 
 Parameters parameters_for(const Problem& problem, const TileShape& shape, int k_tile,

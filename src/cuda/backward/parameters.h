@@ -25,6 +25,10 @@ struct Parameters : cuda::sm80::Parameters {  // schedule and packed number the 
   // beyond the end of its sequence, has an LSE of infinity, so that its probs are 0.
   float* statistics;
   float* dq_sums;  // (query tiles, q_tile * columns): sums of dS K; nullptr if dQ is not asked for
+  // With a fixed order of the sums of dQ: how many blocks have added to each tile of queries, and
+  // how many blocks have started. Otherwise nullptr.
+  unsigned long long* turns;
+  unsigned* ticket;
   bool aligned16_dout;
   bool aligned16_out;  // out has the type of dout, too
 };

@@ -5,6 +5,7 @@
 #include "cuda/host/sequences.cuh"
 #include "cuda/tile/element.cuh"
 #include "math/integer.h"
+#include "math/softmax_state.h"
 
 namespace tilewise::cuda::backward {
 namespace {
@@ -80,6 +81,7 @@ __global__ void __launch_bounds__(kThreads)
     preprocess_kernel(const __grid_constant__ Parameters parameters) {
   const Problem& problem = parameters.problem;
   const std::int32_t index = static_cast<std::int32_t>(blockIdx.x);
+  if (parameters.ticket != nullptr && index == 0 && threadIdx.x == 0) *parameters.ticket = 0;
   if (index >= query_tiles(parameters)) return;
   const tile::TileCoord coord = query_tile_coord(parameters, index);
   const Sequence sequence = sequence_at(problem, parameters.table, coord.batch);
@@ -100,6 +102,7 @@ __global__ void __launch_bounds__(kThreads)
         has_keys ? lse * static_cast<float>(math::kLog2E) : math::Limits<float>::kInfinity;
     statistics[q_tile + i] = inside ? delta : 0;
   }
+  if (parameters.turns != nullptr && threadIdx.x == 0) parameters.turns[number] = 0;
   if (parameters.dq_sums == nullptr) return;
   const int count = q_tile * parameters.shape.columns;
   float* const sums = parameters.dq_sums + number * count;

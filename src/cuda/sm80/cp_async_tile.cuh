@@ -29,19 +29,20 @@ struct TileCopy {
   static_assert(kColumns % 64 == 0 && kStep % 8 == 0 && kRows % kStep == 0,
                 "Every thread copies the same number of chunks.");
 
-  __device__ __forceinline__ static int row() {
-    return static_cast<int>(threadIdx.x) / kRowThreads;
+  __device__ __forceinline__ static int row(std::uint32_t thread = threadIdx.x) {
+    return static_cast<int>(thread / kRowThreads);
   }
-  __device__ __forceinline__ static int chunk() {
-    return static_cast<int>(threadIdx.x) % kRowThreads;
+  __device__ __forceinline__ static int chunk(std::uint32_t thread = threadIdx.x) {
+    return static_cast<int>(thread % kRowThreads);
   }
 
   // The offset of the thread's first chunk, in bytes of the tile and in elements of the tensor.
-  __device__ __forceinline__ static std::uint32_t tile_offset() {
-    return static_cast<std::uint32_t>(Layout::place(row(), chunk()));
+  __device__ __forceinline__ static std::uint32_t tile_offset(std::uint32_t thread = threadIdx.x) {
+    return static_cast<std::uint32_t>(Layout::place(row(thread), chunk(thread)));
   }
-  __device__ __forceinline__ static std::int64_t tensor_offset(std::int64_t stride) {
-    return row() * stride + chunk() * 8;
+  __device__ __forceinline__ static std::int64_t tensor_offset(std::int64_t stride,
+                                                               std::uint32_t thread = threadIdx.x) {
+    return row(thread) * stride + chunk(thread) * 8;
   }
 
   // Copies a tile that lies inside of the tensor. `from` and `address` are those of the thread's
@@ -61,8 +62,9 @@ struct TileCopy {
   __device__ __forceinline__ static void copy_edge(const Rows& rows, std::int32_t first,
                                                    const std::uint16_t* from,
                                                    std::uint32_t address) {
-    const std::int32_t rows_left = rows.count - first - row();
-    const std::int32_t columns_left = rows.columns - chunk() * 8;
+    const std::uint32_t thread = ptx::opaque(threadIdx.x);  // loops have no register for more
+    const std::int32_t rows_left = rows.count - first - row(thread);
+    const std::int32_t columns_left = rows.columns - chunk(thread) * 8;
 #pragma unroll 1
     for (int i = 0; i < kRows / kStep; ++i, from += kStep * rows.stride) {
 #pragma unroll 1
@@ -86,24 +88,31 @@ __device__ __forceinline__ void load_edge(const Rows& rows, std::int32_t row,
   using Copy = TileCopy<kRows, kColumns, kThreads>;
   if (rows.aligned16) return Copy::copy_edge(rows, row, from, address);
   using Layout = tile::LdmatrixTile<kColumns>;
+  const std::uint32_t thread = ptx::opaque(threadIdx.x);
+  unsigned char* const own = to + Copy::tile_offset(thread);
 #pragma unroll 1
-  for (int chunk = threadIdx.x; chunk < kRows * Layout::kChunks; chunk += kThreads) {
-    const int r = chunk / Layout::kChunks;
-    const int c = chunk % Layout::kChunks;
-    const std::int32_t left = row + r < rows.count ? rows.columns - c * 8 : 0;
-    const std::uint16_t* const source =
-        rows.first + (left > 0 ? (row + r) * rows.stride + c * 8 : 0);
-    *reinterpret_cast<uint4*>(to + Layout::place(r, c)) = load_elements(source, left);
+  for (int i = 0; i < kRows / Copy::kStep; ++i) {
+#pragma unroll 1
+    for (int group = 0; group < Copy::kGroups; ++group) {
+      const std::int32_t left = row + Copy::row(thread) + i * Copy::kStep < rows.count
+                                    ? rows.columns - Copy::chunk(thread) * 8 - group * 64
+                                    : 0;
+      const std::uint16_t* const source =
+          left > 0 ? from + i * Copy::kStep * rows.stride + group * 64 : rows.first;
+      *reinterpret_cast<uint4*>(own + i * Copy::kStep * Layout::kRowBytes + group * 128) =
+          load_elements(source, left);
+    }
   }
 }
 
 // Loads a tile like load_edge(), but on the shortest path if all of it lies inside of the tensor.
 template <int kRows, int kColumns, int kThreads>
-__device__ __forceinline__ void load_tile(const Rows& rows, std::int32_t row, unsigned char* to) {
+__device__ __forceinline__ void load_tile(const Rows& rows, std::int32_t row, unsigned char* to,
+                                          std::uint32_t thread = threadIdx.x) {
   using Copy = TileCopy<kRows, kColumns, kThreads>;
   const std::uint16_t* const from =
-      rows.first + row * rows.stride + Copy::tensor_offset(rows.stride);
-  const std::uint32_t address = ptx::shared_address(to) + Copy::tile_offset();
+      rows.first + row * rows.stride + Copy::tensor_offset(rows.stride, thread);
+  const std::uint32_t address = ptx::shared_address(to) + Copy::tile_offset(thread);
   if (!rows.aligned16 || rows.columns != kColumns || row + kRows > rows.count)
     return load_edge<kRows, kColumns, kThreads>(rows, row, from, address, to);
   Copy::copy(from, rows.stride, address);

@@ -4,8 +4,10 @@
 
 #include "cuda/backward/query_tiles.cuh"
 #include "cuda/backward/sm80/kernel_table.h"
+#include "cuda/backward/sm80/key_tile.cuh"
 #include "cuda/backward/sm80/score_gradient.cuh"
 #include "cuda/backward/sm80/store.cuh"
+#include "cuda/backward/sm80/turns.cuh"
 #include "cuda/host/launch.cuh"
 #include "cuda/host/load.h"
 #include "cuda/ptx/reduction.cuh"
@@ -31,9 +33,10 @@ __device__ __forceinline__ float* lane_dq_sums(const Parameters& parameters, std
                                                int part) {
   using Gradient = QueryGradient<kConfig>;
   constexpr int kLaneCount = Gradient::kRowBlocks * Gradient::kCount;
-  const std::int64_t warp = (std::int64_t{number} * kQueryParts<kConfig> + part) * kConfig.warps +
-                            static_cast<int>(threadIdx.x) / 32;
-  return parameters.dq_sums + warp * 32 * kLaneCount + static_cast<int>(threadIdx.x) % 32;
+  const std::uint32_t thread = ptx::opaque(threadIdx.x);  // the main loop has no register for it
+  const std::int64_t warp =
+      (std::int64_t{number} * kQueryParts<kConfig> + part) * kConfig.warps + thread / 32;
+  return parameters.dq_sums + warp * 32 * kLaneCount + thread % 32;
 }
 
 template <KernelConfig kConfig>
@@ -75,22 +78,17 @@ class Backward : public ScoreGradient<kConfig> {
 
   // Loads K and V. Elements of K that are not finite become zero, and their keys are flagged.
   __device__ __forceinline__ void load_keys() {
-    load_tile<kConfig.k_tile>(tile_.k, tile_.first, shared_.k);
-    load_tile<kConfig.k_tile>(tile_.v, tile_.first, shared_.v);
-    ptx::cp_async_commit();
-    if (threadIdx.x == 0) shared_.non_finite_pass = false;
+    this->fetch_keys();
+    if (threadIdx.x == 0) {
+      shared_.non_finite_pass = false;
+      shared_.pending_turn = -1;
+    }
     for (int i = threadIdx.x; i < kConfig.k_tile; i += kThreads) shared_.non_finite_key[i] = 0;
     ptx::cp_async_wait<0>();
     __syncthreads();
     const bool found = zero_non_finite<kConfig.k_tile>(shared_.k, shared_.non_finite_key);
     const bool any = __syncthreads_or(found);
     if (threadIdx.x == 0) shared_.k_is_non_finite = any;
-  }
-
-  template <int kRows>
-  __device__ __forceinline__ static void load_tile(const Rows& rows, std::int32_t row,
-                                                   unsigned char* to) {
-    cuda::sm80::load_tile<kRows, kConfig.columns, kThreads>(rows, row, to);
   }
 
   // Replaces the non-finite elements of a loaded tile by zero, and flags their rows. Says whether
@@ -115,62 +113,48 @@ class Backward : public ScoreGradient<kConfig> {
     KeyGradient::clear(dk_);
     KeyGradient::clear(dv_);
     const std::int32_t group = static_cast<std::int32_t>(parameters_.problem.group);
-    for (std::int32_t g = 0; g < group; ++g) {
+    std::int32_t head = tile_.kv_head * group;
+    do {
       __syncthreads();  // no warp reads the last head's tiles or table any more
-      if (threadIdx.x < 32) begin_head(tile_.kv_head * group + g);
+      if (threadIdx.x < 32) this->begin_head(head);
       __syncthreads();
       visit_queries();
-    }
-  }
-
-  // The first warp: finds the rows of a query head, and its mask.
-  __device__ __forceinline__ void begin_head(std::int32_t head) {
-    const Problem& problem = parameters_.problem;
-    const Sequence& sequence = tile_.sequence;
-    if (threadIdx.x == 0) {
-      const std::int64_t batch = problem.q_packed ? 0 : sequence.batch;
-      tile_.head = head;
-      tile_.first_query_tile =
-          first_query_tile(parameters_, static_cast<std::int32_t>(sequence.batch), head);
-      tile_.q = cuda::sm80::rows_of<std::uint16_t>(problem.q, batch, head, sequence.q_start,
-                                                   sequence.q_len, problem.head_dim,
-                                                   parameters_.aligned16.q);
-      tile_.dout = cuda::sm80::rows_of<std::uint16_t>(problem.dout, batch, head, sequence.q_start,
-                                                      sequence.q_len, problem.value_dim,
-                                                      parameters_.aligned16_dout);
-    }
-    __syncwarp();
-    mask_.build_by_warp();
+      head = tile_.head + 1;  // not kept: the main loop has no register for it
+    } while (head < (tile_.kv_head + 1) * group);
   }
 
   __device__ __forceinline__ void visit_queries() {
     std::int32_t q_tile = mask_.first_tile();
+    turns().pass(0, q_tile);
     if (q_tile < 0) return;
-    fetch(q_tile, 0);
+    this->fetch_queries(q_tile, 0);
     for (int stage = 0; q_tile >= 0; stage = (stage + 1) % kConfig.stages) {
-      const std::int32_t next = mask_.next_tile(q_tile);
       ptx::cp_async_wait<0>();
       __syncthreads();
-      if (kConfig.stages == 2 && next >= 0) fetch(next, stage ^ 1);
+      turns().end();
+      if constexpr (kConfig.stages == 2) fetch_next(q_tile, stage ^ 1);
       step(q_tile, stage);
-      if (kConfig.stages == 1 && next >= 0) {
+      if constexpr (kConfig.stages == 1) {
         __syncthreads();
-        fetch(next, 0);
+        fetch_next(q_tile, 0);
       }
+      // Computed again: the step has no register for it.
+      const std::int32_t next = mask_.next_tile(q_tile);
+      turns().pass(q_tile + 1, next);
       q_tile = next;
     }
+    __syncthreads();
+    turns().end();
   }
 
-  // Starts the copy of a tile of Q and dO and of its statistics.
-  __device__ __forceinline__ void fetch(std::int32_t q_tile, int stage) {
-    load_tile<kConfig.q_tile>(tile_.q, q_tile * kConfig.q_tile, shared_.q[stage]);
-    load_tile<kConfig.q_tile>(tile_.dout, q_tile * kConfig.q_tile, shared_.dout[stage]);
-    const std::int64_t number = tile_.first_query_tile + q_tile;
-    if (threadIdx.x < 2 * kConfig.q_tile / 4) {
-      ptx::cp_async_16(ptx::shared_address(&shared_.statistics[stage][0][0]) + threadIdx.x * 16,
-                       parameters_.statistics + number * 2 * kConfig.q_tile + threadIdx.x * 4);
-    }
-    ptx::cp_async_commit();
+  __device__ __forceinline__ void fetch_next(std::int32_t q_tile, int stage) const {
+    const std::int32_t next = mask_.next_tile(q_tile);
+    if (next >= 0) this->fetch_queries(next, stage);
+  }
+
+  // The non-finite pass adds nothing to dQ.
+  __device__ __forceinline__ Turns<kConfig.q_tile, kConfig.k_tile> turns() const {
+    return {parameters_, tile_, mask_, shared_.pending_turn, !shared_.non_finite_pass};
   }
 
   // A tile of queries: Algorithm 2, lines 10 to 16.
@@ -178,25 +162,22 @@ class Backward : public ScoreGradient<kConfig> {
     const Problem& problem = parameters_.problem;
     const unsigned char* const q = shared_.q[stage];
     const unsigned char* const dout = shared_.dout[stage];
-    typename Scores::Fragments scores, dprobs;
-    multiply_scores(q, shared_.k, scores);     // S = Q K^T
-    multiply_scores(dout, shared_.v, dprobs);  // dP = dO V^T
-    this->probs_and_gradients(q_tile, stage, mask_.tile_class(q_tile), scores, dprobs);
-    store_scores(scores, shared_.probs);      // P = exp(S - LSE)
-    store_scores(dprobs, shared_.gradients);  // dS = P (dP - delta)
+    const tile::TileClass tile_class = mask_.tile_class(q_tile);
+    typename Base::ScoreFactors factors;
+    typename Base::PackedProbs probs;
+    typename Scores::Fragments scores;
+    this->multiply_scores(q, shared_.k, scores);              // S = Q K^T
+    this->probs(q_tile, stage, tile_class, scores, factors);  // P = exp(S - LSE)
+    this->pack_and_drop(factors, scores, probs);
+    store_scores(scores, shared_.probs);
+    this->multiply_scores(dout, shared_.v, scores);              // dP = dO V^T
+    this->gradients(stage, tile_class, probs, factors, scores);  // dS = P (dP - delta)
+    store_scores(scores, shared_.gradients);
     __syncthreads();
     if (shared_.non_finite_pass) zero_non_finite_queries(q_tile, stage);
     if (problem.dv.present()) multiply_gradient(shared_.probs, dout, dv_);           // dV += P^T dO
     if (problem.dk.present()) multiply_gradient(shared_.gradients, q, dk_);          // dK += dS^T Q
     if (parameters_.dq_sums != nullptr && !shared_.non_finite_pass) add_dq(q_tile);  // dQ += dS K
-  }
-
-  __device__ __forceinline__ void multiply_scores(const unsigned char* left,
-                                                  const unsigned char* right,
-                                                  typename Scores::Fragments& to) const {
-    Scores::clear(to);
-    Scores::template multiply<Left<Use::kAsStored>, Right<Use::kTransposed>, kConfig.columns,
-                              kConfig.fp16>(left, right, to);
   }
 
   __device__ __forceinline__ void multiply_gradient(const unsigned char* left,
@@ -236,6 +217,7 @@ class Backward : public ScoreGradient<kConfig> {
                                        kConfig.k_tile, kConfig.fp16>(
           shared_.gradients, shared_.k + part * kPartBytes, dq);
       float* const sums = lane_dq_sums<kConfig>(parameters_, tile_.first_query_tile + q_tile, part);
+      if (part == 0) turns().wait(q_tile);
 #pragma unroll
       for (int i = 0; i < QueryGradient::kRowBlocks * QueryGradient::kCount; ++i)
         ptx::red_add(sums + 32 * i, dq[i / QueryGradient::kCount][i % QueryGradient::kCount]);
@@ -330,44 +312,21 @@ class Backward : public ScoreGradient<kConfig> {
   typename KeyGradient::Fragments dk_, dv_;
 };
 
-// Finds the tile of keys of a block: its sequence and kv head, and the rows of K and V. Under a
-// causal mask the first keys have the most queries, and their blocks start first.
-__device__ __forceinline__ bool load_key_tile(const Parameters& parameters, int k_tile,
-                                              KeyTile& tile) {
-  const Problem& problem = parameters.problem;
-  const std::int32_t index = static_cast<std::int32_t>(blockIdx.x);
-  if (problem.k_packed && index >= parameters.key_packed.count()) return false;
-  const tile::TileCoord work = problem.k_packed ? parameters.key_packed.tile_coord(index)
-                                                : parameters.key_schedule.tile_coord(index);
-  const Sequence sequence = sequence_at(problem, parameters.table, work.batch);
-  const std::int64_t rows = problem.k_packed ? sequence.k_len : problem.k_rows;
-  const std::int32_t tiles = static_cast<std::int32_t>(math::ceil_div(rows, k_tile));
-  tile.index = index;
-  tile.kv_head = work.head;
-  tile.first = (tiles - 1 - work.q_tile) * k_tile;
-  tile.last = tile.first + k_tile - 1;
-  tile.sequence = sequence;
-  const std::int64_t batch = problem.k_packed ? 0 : sequence.batch;
-  tile.k =
-      cuda::sm80::rows_of<std::uint16_t>(problem.k, batch, work.head, sequence.k_start,
-                                         sequence.k_len, problem.head_dim, parameters.aligned16.k);
-  tile.v =
-      cuda::sm80::rows_of<std::uint16_t>(problem.v, batch, work.head, sequence.k_start,
-                                         sequence.k_len, problem.value_dim, parameters.aligned16.v);
-  return true;
-}
-
 template <int kRow, bool kFp16>
 __global__ void __launch_bounds__(kKernels[kRow].config(kFp16).threads(),
                                   kKernels[kRow].config(kFp16).blocks)
     backward_kernel(const __grid_constant__ Parameters parameters) {
   constexpr KernelConfig kConfig = kKernels[kRow].config(kFp16);
   Shared<kConfig>& shared = *reinterpret_cast<Shared<kConfig>*>(dynamic_shared());
+  if (threadIdx.x == 0) {
+    shared.tile.index = static_cast<std::int32_t>(
+        parameters.turns != nullptr ? atomicAdd(parameters.ticket, 1u) : blockIdx.x);
+  }
+  __syncthreads();
   // The grid is an upper bound: a packed batch may have fewer tiles.
-  if (parameters.problem.k_packed &&
-      static_cast<std::int32_t>(blockIdx.x) >= parameters.key_packed.count())
-    return;
-  if (threadIdx.x == 0) load_key_tile(parameters, kConfig.k_tile, shared.tile);
+  const std::int32_t index = shared.tile.index;
+  if (parameters.problem.k_packed && index >= parameters.key_packed.count()) return;
+  if (threadIdx.x == 0) load_key_tile(parameters, index, kConfig.k_tile, shared.tile);
   __syncthreads();
   Backward<kConfig>(parameters, shared).run();
 }

@@ -40,6 +40,11 @@ class QueryMask : public cuda::sm80::BandList {
     return -1;
   }
 
+  // The first key that a tile of queries sees, without slices.
+  __device__ __forceinline__ std::int32_t first_key(std::int32_t q_tile) const {
+    return tile::keys_of(table_.bands[0], q_tile * kQTile, q_tile * kQTile + kQTile - 1).begin;
+  }
+
   // A tile that reaches beyond the sequence's last query or last key is partial.
   __device__ __forceinline__ tile::TileClass tile_class(std::int32_t q_tile) const {
     return classify(q_tile * kQTile, q_tile * kQTile + kQTile - 1, tile_.first,

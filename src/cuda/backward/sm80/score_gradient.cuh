@@ -1,17 +1,23 @@
-// From the products Q K^T and dO V^T to P and dS, on fragments: FlashAttention-2 (arXiv
-// 2307.08691), Algorithm 2, lines 11 to 14, with every option of the semantics.
+// One tile of queries and of keys: its loads, the products Q K^T and dO V^T, and from them P and dS
+// on fragments (FlashAttention-2, arXiv 2307.08691, Algorithm 2, lines 11 to 14), with every option
+// of the semantics.
 #pragma once
 
+#include "cuda/backward/query_tiles.cuh"
 #include "cuda/backward/sm80/gemm.cuh"
 #include "cuda/backward/sm80/query_mask.cuh"
 #include "cuda/backward/sm80/shared.cuh"
 #include "cuda/ptx/arithmetic.cuh"
+#include "cuda/sm80/cp_async_tile.cuh"
+#include "cuda/sm80/work_tile.cuh"
 #include "cuda/tile/dropout.cuh"
 #include "cuda/tile/score_mod.cuh"
 
 namespace tilewise::cuda::backward::sm80 {
 
-template <KernelConfig kConfig>
+// kOfBias: dS is the gradient of the bias, not of the products Q K^T without the scale. They differ
+// by the derivative of the softcap.
+template <KernelConfig kConfig, bool kOfBias = false>
 class ScoreGradient {
  public:
   using Scores = WarpTile<kConfig.q_tile, kConfig.k_tile, kConfig.warps, kConfig.score_row_warps>;
@@ -19,6 +25,7 @@ class ScoreGradient {
   static constexpr int kRowBlocks = Scores::kRowBlocks;
   static constexpr int kCount = Scores::kCount;
   static constexpr int kRows = kRowBlocks * tile::kRowsPerLane;  // of a lane, 8 apart
+  static constexpr int kThreads = kConfig.threads();
 
   __device__ __forceinline__ ScoreGradient(const Parameters& parameters, Shared<kConfig>& shared)
       : parameters_(parameters),
@@ -27,16 +34,140 @@ class ScoreGradient {
         mask_(parameters, tile_, shared.mask) {}
 
  protected:
-  // Turns S = Q K^T and dP = dO V^T of a tile of queries into P, after dropout, and dS, the
-  // gradient of the products without the scale.
-  __device__ __forceinline__ void probs_and_gradients(std::int32_t q_tile, int stage,
-                                                      tile::TileClass tile_class, Fragments& scores,
-                                                      Fragments& dprobs) const {
-    if (kConfig.score_mod || tile_class != tile::kFull || shared_.k_is_non_finite ||
-        shared_.non_finite_pass) {
-      masked_probs_and_gradients(q_tile, stage, tile_class, scores, dprobs);
-    } else {
-      plain_probs_and_gradients(stage, scores, dprobs);
+  // ---- loads ----
+
+  template <int kRows>
+  __device__ __forceinline__ static void load_tile(const Rows& rows, std::int32_t row,
+                                                   unsigned char* to) {
+    // Addresses are computed each time: the main loop has no registers for them.
+    cuda::sm80::load_tile<kRows, kConfig.columns, kThreads>(rows, row, to,
+                                                            ptx::opaque(threadIdx.x));
+  }
+
+  // Starts the copy of K and V.
+  __device__ __forceinline__ void fetch_keys() const {
+    load_tile<kConfig.k_tile>(tile_.k, tile_.first, shared_.k);
+    load_tile<kConfig.k_tile>(tile_.v, tile_.first, shared_.v);
+    ptx::cp_async_commit();
+  }
+
+  // The first warp: finds the rows of a query head, and its mask.
+  __device__ __forceinline__ void begin_head(std::int32_t head) {
+    const Problem& problem = parameters_.problem;
+    const Sequence& sequence = tile_.sequence;
+    if (threadIdx.x == 0) {
+      const std::int64_t batch = problem.q_packed ? 0 : sequence.batch;
+      tile_.head = head;
+      tile_.first_query_tile =
+          first_query_tile(parameters_, static_cast<std::int32_t>(sequence.batch), head);
+      tile_.q = cuda::sm80::rows_of<std::uint16_t>(problem.q, batch, head, sequence.q_start,
+                                                   sequence.q_len, problem.head_dim,
+                                                   parameters_.aligned16.q);
+      tile_.dout = cuda::sm80::rows_of<std::uint16_t>(problem.dout, batch, head, sequence.q_start,
+                                                      sequence.q_len, problem.value_dim,
+                                                      parameters_.aligned16_dout);
+    }
+    __syncwarp();
+    mask_.build_by_warp();
+  }
+
+  // Starts the copy of a tile of Q and dO and of its statistics.
+  __device__ __forceinline__ void fetch_queries(std::int32_t q_tile, int stage) const {
+    load_tile<kConfig.q_tile>(tile_.q, q_tile * kConfig.q_tile, shared_.q[stage]);
+    load_tile<kConfig.q_tile>(tile_.dout, q_tile * kConfig.q_tile, shared_.dout[stage]);
+    const std::int64_t number = tile_.first_query_tile + q_tile;
+    if (threadIdx.x < 2 * kConfig.q_tile / 4) {
+      ptx::cp_async_16(ptx::shared_address(&shared_.statistics[stage][0][0]) + threadIdx.x * 16,
+                       parameters_.statistics + number * 2 * kConfig.q_tile + threadIdx.x * 4);
+    }
+    ptx::cp_async_commit();
+  }
+
+  // ---- from products to gradients ----
+
+  __device__ __forceinline__ void multiply_scores(const unsigned char* left,
+                                                  const unsigned char* right,
+                                                  typename Scores::Fragments& to) const {
+    Scores::clear(to);
+    Scores::template multiply<LeftOperand<kConfig.columns, Use::kAsStored>,
+                              RightOperand<kConfig.columns, Use::kTransposed>, kConfig.columns,
+                              kConfig.fp16>(left, right, to);
+  }
+
+  // P of a lane, two numbers in 16 bits each in a register. dS is computed from the same P as dV.
+  using PackedProbs = std::uint32_t[kRowBlocks][kCount / 2];
+
+  // The factors of a score's gradient that the score mod leaves: of dP, which is 0 where dropout
+  // drops the prob, and of dS, the derivative of the softcap.
+  struct Factors {
+    float keep[kRowBlocks][kCount];
+    float derivative[kRowBlocks][kCount];
+  };
+  struct NoFactors {};
+  using ScoreFactors = std::conditional_t<kConfig.score_mod, Factors, NoFactors>;
+
+  // Whether a mask or a score mod applies to a tile of queries, or non-finite values are contained.
+  __device__ __forceinline__ bool is_masked(tile::TileClass tile_class) const {
+    return kConfig.score_mod || tile_class != tile::kFull || shared_.k_is_non_finite ||
+           shared_.non_finite_pass;
+  }
+
+  // P = exp(S - LSE), in place of S = Q K^T.
+  __device__ __forceinline__ void probs(std::int32_t q_tile, int stage, tile::TileClass tile_class,
+                                        Fragments& scores, ScoreFactors& factors) const {
+    if (is_masked(tile_class)) return masked_probs(q_tile, stage, tile_class, scores, factors);
+#pragma unroll
+    for (int row_block = 0; row_block < kRowBlocks; ++row_block) {
+      const Statistics lse(shared_.statistics[stage][0], row_block);
+#pragma unroll
+      for (int r = 0; r < kCount; ++r) scores[row_block][r] = prob(scores[row_block][r], lse.of(r));
+    }
+  }
+
+  // dS = P (dP - delta), in place of dP = dO V^T. Masked pairs are selected out.
+  __device__ __forceinline__ void gradients(int stage, tile::TileClass tile_class,
+                                            const PackedProbs& probs, const ScoreFactors& factors,
+                                            Fragments& dprobs) const {
+    const bool masked = is_masked(tile_class);
+#pragma unroll
+    for (int row_block = 0; row_block < kRowBlocks; ++row_block) {
+      const Statistics delta(shared_.statistics[stage][1], row_block);
+      float(&ds)[kCount] = dprobs[row_block];
+      if constexpr (kConfig.score_mod) {
+#pragma unroll
+        for (int r = 0; r < kCount; ++r)
+          ds[r] = factors.keep[row_block][r] == 0 ? 0 : ds[r] * factors.keep[row_block][r];
+      }
+      if (masked) {
+#pragma unroll
+        for (int r = 0; r < kCount; ++r)
+          ds[r] = math::score_gradient(unpacked(probs[row_block], r), ds[r], delta.of(r));
+      } else {
+#pragma unroll
+        for (int r = 0; r < kCount; ++r)
+          ds[r] = unpacked(probs[row_block], r) * (ds[r] - delta.of(r));
+      }
+      if constexpr (kConfig.score_mod) {
+#pragma unroll
+        for (int r = 0; r < kCount; ++r) ds[r] *= factors.derivative[row_block][r];
+      }
+    }
+  }
+
+  // Rounds P to 16 bits. Dropped probs become 0 in `scores`, which go to the product with dO.
+  __device__ __forceinline__ static void pack_and_drop(const ScoreFactors& factors,
+                                                       Fragments& scores, PackedProbs& packed) {
+#pragma unroll
+    for (int row_block = 0; row_block < kRowBlocks; ++row_block) {
+#pragma unroll
+      for (int r = 0; r < kCount; r += 2) {
+        packed[row_block][r / 2] =
+            ptx::pack<kConfig.fp16>(scores[row_block][r], scores[row_block][r + 1]);
+      }
+      if constexpr (kConfig.score_mod) {
+#pragma unroll
+        for (int r = 0; r < kCount; ++r) scores[row_block][r] *= factors.keep[row_block][r];
+      }
     }
   }
 
@@ -49,30 +180,28 @@ class ScoreGradient {
     return Scores::column() + tile::lane_column(threadIdx.x % 32);
   }
 
+  // A row statistic of a lane's two rows of a row block.
+  struct Statistics {
+    float rows[tile::kRowsPerLane];
+
+    __device__ __forceinline__ Statistics(const float* statistics, int row_block) {
+#pragma unroll
+      for (int which = 0; which < tile::kRowsPerLane; ++which)
+        rows[which] = statistics[lane_row() + 16 * row_block + 8 * which];
+    }
+    __device__ __forceinline__ float of(int r) const { return rows[tile::register_row(r)]; }
+  };
+
+  __device__ __forceinline__ static float unpacked(const std::uint32_t (&packed)[kCount / 2],
+                                                   int r) {
+    using Half = std::conditional_t<kConfig.fp16, math::Float16, math::BFloat16>;
+    return math::to_float(Half{static_cast<std::uint16_t>(packed[r / 2] >> (r % 2 * 16))});
+  }
+
   // P = exp(S - LSE), at most 1: at large scores the rounding of LSE would make it infinite. NaN
   // stays NaN.
   __device__ __forceinline__ float prob(float score, float lse_log2) const {
     return ptx::exp2_approx(ptx::min_nan(__fmaf_rn(score, parameters_.scale_log2, -lse_log2), 0));
-  }
-
-  __device__ __forceinline__ void plain_probs_and_gradients(int stage, Fragments& scores,
-                                                            Fragments& dprobs) const {
-#pragma unroll
-    for (int row_block = 0; row_block < kRowBlocks; ++row_block) {
-#pragma unroll
-      for (int which = 0; which < tile::kRowsPerLane; ++which) {
-        const std::int32_t row = lane_row() + 16 * row_block + 8 * which;
-        const float lse_log2 = shared_.statistics[stage][0][row];
-        const float delta = shared_.statistics[stage][1][row];
-#pragma unroll
-        for (int r = 0; r < kCount; ++r) {
-          if (tile::register_row(r) != which) continue;
-          float& p = scores[row_block][r];
-          p = prob(p, lse_log2);
-          dprobs[row_block][r] = p * (dprobs[row_block][r] - delta);
-        }
-      }
-    }
   }
 
   // The mask bits of the lane's rows. A key with an element that is not finite has only scores that
@@ -103,91 +232,55 @@ class ScoreGradient {
     }
   }
 
-  __device__ __forceinline__ void masked_probs_and_gradients(std::int32_t q_tile, int stage,
-                                                             tile::TileClass tile_class,
-                                                             Fragments& scores,
-                                                             Fragments& dprobs) const {
+  __device__ __forceinline__ void masked_probs(std::int32_t q_tile, int stage,
+                                               tile::TileClass tile_class, Fragments& scores,
+                                               ScoreFactors& factors) const {
     std::uint32_t visible[kRows];
     mask_bits(q_tile, stage, tile_class, visible);
 #pragma unroll
     for (int row_block = 0; row_block < kRowBlocks; ++row_block) {
       std::uint32_t own[tile::kRowsPerLane] = {visible[2 * row_block], visible[2 * row_block + 1]};
-      const std::int32_t row = q_tile * kConfig.q_tile + lane_row() + 16 * row_block;
       if constexpr (kConfig.score_mod) {
-        modified_block(row, lane_row() + 16 * row_block, stage, own, scores[row_block],
-                       dprobs[row_block]);
-      } else {
-        masked_block(lane_row() + 16 * row_block, stage, own, scores[row_block], dprobs[row_block]);
+        const std::int32_t row = q_tile * kConfig.q_tile + lane_row() + 16 * row_block;
+        set_factors(row, scores[row_block], factors.keep[row_block], factors.derivative[row_block]);
+        const tile::Head head = tile::head_of(parameters_.problem, tile_.sequence.batch, tile_.head,
+                                              static_cast<std::int32_t>(tile_.sequence.diagonal));
+        tile::apply_score_mod<tile::FragmentLayout, tile::Softcap>(
+            parameters_.problem, parameters_.scaling, parameters_.pair_loads, head, row,
+            tile_.first + lane_key(), scores[row_block], own);
+      }
+      tile::apply_mask_bits<tile::FragmentLayout>(scores[row_block], own);
+      const Statistics lse(shared_.statistics[stage][0], row_block);
+#pragma unroll
+      for (int r = 0; r < kCount; ++r) {
+        const float score = scores[row_block][r];
+        const bool masked = score == -math::Limits<float>::kInfinity;
+        scores[row_block][r] = masked ? 0 : prob(score, lse.of(r));
       }
     }
   }
 
-  // A row block of scores without score mod. Masked pairs are selected out, not multiplied out.
-  __device__ __forceinline__ void masked_block(std::int32_t tile_row, int stage,
-                                               const std::uint32_t (&visible)[tile::kRowsPerLane],
-                                               float (&scores)[kCount],
-                                               float (&dprobs)[kCount]) const {
-    tile::apply_mask_bits<tile::FragmentLayout>(scores, visible);
-#pragma unroll
-    for (int r = 0; r < kCount; ++r) {
-      const std::int32_t row = tile_row + 8 * tile::register_row(r);
-      const float score = scores[r];
-      const bool masked = score == -math::Limits<float>::kInfinity;
-      const float p = masked ? 0 : prob(score, shared_.statistics[stage][0][row]);
-      scores[r] = p;
-      dprobs[r] = math::score_gradient(p, dprobs[r], shared_.statistics[stage][1][row]);
-    }
-  }
-
-  // A row block of scores with score mod and dropout. `row` is the lane's first row in the
-  // sequence.
-  __device__ __forceinline__ void modified_block(std::int32_t row, std::int32_t tile_row, int stage,
-                                                 std::uint32_t (&visible)[tile::kRowsPerLane],
-                                                 float (&scores)[kCount],
-                                                 float (&dprobs)[kCount]) const {
+  // The factors of a row block, from the products: a saturated score has lost the information.
+  // `row` is the lane's first row in the sequence.
+  __device__ __forceinline__ void set_factors(std::int32_t row, const float (&products)[kCount],
+                                              float (&keep)[kCount],
+                                              float (&derivative)[kCount]) const {
     const Problem& problem = parameters_.problem;
-    float derivative[kCount];
-    softcap_derivatives(scores, derivative);
-    const tile::Head head = tile::head_of(problem, tile_.sequence.batch, tile_.head,
-                                          static_cast<std::int32_t>(tile_.sequence.diagonal));
-    tile::apply_score_mod<tile::FragmentLayout, tile::Softcap>(
-        problem, parameters_.scaling, parameters_.pair_loads, head, row, tile_.first + lane_key(),
-        scores, visible);
-    masked_block_with_dropout(row, tile_row, stage, visible, scores, dprobs);
-#pragma unroll
-    for (int r = 0; r < kCount; ++r) dprobs[r] *= derivative[r];
-  }
-
-  // From the products: a saturated score has lost the information.
-  __device__ __forceinline__ void softcap_derivatives(const float (&products)[kCount],
-                                                      float (&derivative)[kCount]) const {
     const tile::ScoreScaling& scaling = parameters_.scaling;
 #pragma unroll
-    for (int r = 0; r < kCount; ++r) derivative[r] = 1;
-    if (scaling.cap <= 0) return;
+    for (int r = 0; r < kCount; ++r) keep[r] = derivative[r] = 1;
+    if (scaling.cap > 0 && !kOfBias) {
 #pragma unroll
-    for (int r = 0; r < kCount; ++r)
-      derivative[r] = math::softcap_derivative(products[r] * scaling.scale, scaling.cap);
-  }
-
-  __device__ __forceinline__ void masked_block_with_dropout(
-      std::int32_t row, std::int32_t tile_row, int stage,
-      const std::uint32_t (&visible)[tile::kRowsPerLane], float (&scores)[kCount],
-      float (&dprobs)[kCount]) const {
-    const Problem& problem = parameters_.problem;
-    if (problem.dropout_p == 0) return masked_block(tile_row, stage, visible, scores, dprobs);
+      for (int r = 0; r < kCount; ++r)
+        derivative[r] = math::softcap_derivative(products[r] * scaling.scale, scaling.cap);
+    }
+    if (problem.dropout_p == 0) return;
     const math::DropoutRule rule =
         math::dropout_rule(problem.dropout_p, problem.dropout_seed, problem.dropout_offset);
-    float keep[kCount];
 #pragma unroll
     for (int r = 0; r < kCount; ++r) keep[r] = static_cast<float>(rule.keep_scale);
     tile::dropout(rule, tile_.sequence.batch * problem.heads + tile_.head, row,
                   tile_.first + Scores::column(), keep);
-#pragma unroll
-    for (int r = 0; r < kCount; ++r) dprobs[r] = keep[r] == 0 ? 0 : dprobs[r] * keep[r];
-    masked_block(tile_row, stage, visible, scores, dprobs);
-#pragma unroll
-    for (int r = 0; r < kCount; ++r) scores[r] *= keep[r];
   }
 
  protected:

@@ -28,6 +28,7 @@ struct Shared {
   float statistics[kConfig.stages][2][kConfig.q_tile];
   KeyTile tile;
   MaskTable mask;
+  std::int32_t pending_turn;  // turns.cuh
   bool k_is_non_finite;
   bool non_finite_pass;
   std::uint8_t non_finite_key[kConfig.k_tile];    // K has an element there that is not finite
