@@ -1,4 +1,4 @@
-// What holds for all forward kernels on a device: masked values have no effect, inputs are not
+// What holds for all kernels on a device: masked values have no effect, inputs are not
 // written, results are reproducible.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -86,6 +86,31 @@ TEST(Device, ForwardIsBitwiseReproducible) {
         setup.fill = run;
         ASSERT_EQ(run_kernel(kernel, Operation::kForward, request, setup), TILEWISE_OK);
         ASSERT_EQ(output_bits(Operation::kForward, request), bits) << kernel << " run " << run;
+      }
+    }
+  }
+}
+
+// Where it is asked for. Every kernel of the device that supports the case is tested.
+TEST(Device, BackwardIsBitwiseReproducible) {
+  if (!has_device()) GTEST_SKIP() << "no device";
+  constexpr int kRuns = 250;
+  for (const bool causal : {false, true}) {
+    Case c = make_case(Operation::kBackward, TILEWISE_BF16, {2, 100, 150, 4, 2, 128});
+    c.causal = causal;
+    c.deterministic = true;
+    Instance instance(c);
+    give_forward_results(instance);
+    for (const Kernel* kernel : plan::kernels(Operation::kBackward)) {
+      const tilewise_problem& request = instance.request();
+      if (kernel->device != TILEWISE_CUDA) continue;
+      if (run_kernel(kernel->name, c.operation, request) == TILEWISE_UNSUPPORTED) continue;
+      const std::vector<std::uint64_t> bits = output_bits(c.operation, request);
+      for (int run = 0; run < kRuns; ++run) {
+        RunSetup setup;
+        setup.fill = run;
+        ASSERT_EQ(run_kernel(kernel->name, c.operation, request, setup), TILEWISE_OK);
+        ASSERT_EQ(output_bits(c.operation, request), bits) << kernel->name << " run " << run;
       }
     }
   }

@@ -22,10 +22,11 @@ constexpr const char* kKernel = "cuda_sm90";
 
 // A request on the device, its plan, a workspace and a stream.
 struct Prepared {
-  explicit Prepared(const Instance& instance) : copy(Operation::kForward, instance.request()) {
+  explicit Prepared(const Instance& instance, const char* kernel = kKernel)
+      : operation(instance.description().operation), copy(operation, instance.request()) {
     plan::Options options;
-    options.kernel = kKernel;
-    EXPECT_EQ(plan::make_plan(Operation::kForward, copy.request(), options, &plan), TILEWISE_OK);
+    options.kernel = kernel;
+    EXPECT_EQ(plan::make_plan(operation, copy.request(), options, &plan), TILEWISE_OK);
     workspace.emplace_back(0, plan.workspace_bytes + 1);
     EXPECT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
     tilewise_executor_init(&executor);
@@ -47,9 +48,10 @@ struct Prepared {
   std::vector<std::uint64_t> bits(const Instance& instance) {
     EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
     EXPECT_EQ(copy.fetch(), "");
-    return output_bits(Operation::kForward, instance.request());
+    return output_bits(operation, instance.request());
   }
 
+  Operation operation;
   DeviceCopy copy;
   plan::Plan plan;
   std::vector<DeviceMemory> workspace;
@@ -68,9 +70,11 @@ Case packed_case() {
 }
 
 // Captures a run once, replays it with each of `contents`, and compares it with a run of its own.
-void replay_with(const Case& c, const std::vector<std::vector<std::int32_t>>& contents) {
-  const Instance instance(c);
-  Prepared prepared(instance);
+void replay_with(const Case& c, const std::vector<std::vector<std::int32_t>>& contents,
+                 const char* kernel = kKernel) {
+  Instance instance(c);
+  give_forward_results(instance);
+  Prepared prepared(instance, kernel);
   ASSERT_EQ(cudaStreamBeginCapture(prepared.stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
   ASSERT_EQ(prepared.run(), TILEWISE_OK);
   cudaGraph_t graph = nullptr;
@@ -101,6 +105,22 @@ void replay_with(const Case& c, const std::vector<std::vector<std::int32_t>>& co
 TEST(Stream, AGraphReplaysWithOtherSequences) {
   if (!has_hopper()) GTEST_SKIP() << "no Hopper device";
   replay_with(packed_case(), {{0, 300, 312, 512}, {0, 0, 450, 500}, {0, 128, 256, 512}});
+}
+
+// Out and lse stay those of the first sequences: other inputs than a forward pass gives, but
+// inputs.
+TEST(Stream, AGraphReplaysBackwardWithOtherSequences) {
+  if (!has_device()) GTEST_SKIP() << "no device";
+  Case c = packed_case();
+  c.operation = Operation::kBackward;
+  Instance instance(c);
+  give_forward_results(instance);
+  for (const Kernel* kernel : plan::kernels(c.operation)) {
+    if (kernel->device != TILEWISE_CUDA) continue;
+    if (run_kernel(kernel->name, c.operation, instance.request()) == TILEWISE_UNSUPPORTED) continue;
+    SCOPED_TRACE(kernel->name);
+    replay_with(c, {{0, 300, 312, 512}, {0, 0, 450, 500}, {0, 128, 256, 512}}, kernel->name);
+  }
 }
 
 // More than twice as many tiles of queries as blocks, then fewer tiles than blocks, then none: some
