@@ -113,7 +113,8 @@ constinit const Kernel kBackwardSm80 = {
     [](const Problem& problem, std::int64_t) { return backward::sm80::workspace_bytes(problem); },
     backward::sm80::run,
     no_prediction,
-    false,
+    true,  // sums of dQ are added by red.global.add.f32
+
     TILEWISE_CUDA,
     backward::sm80::prepare};
 

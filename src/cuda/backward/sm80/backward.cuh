@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/backward/query_tiles.cuh"
+#include "cuda/backward/sm80/bias_gradient.cuh"
 #include "cuda/backward/sm80/kernel_table.h"
 #include "cuda/backward/sm80/key_tile.cuh"
 #include "cuda/backward/sm80/score_gradient.cuh"
@@ -371,7 +372,13 @@ cudaError_t BackwardKernel<kRow, kFp16>::load() {
   static_assert(kSharedBytes<kRow, kFp16> <= kKernels[kRow].shared_bytes,
                 "A row of the table fits the shared memory that it is for.");
   const cudaError_t error = cuda::load(backward_kernel<kRow, kFp16>, kSharedBytes<kRow, kFp16>);
-  return error == cudaSuccess ? cuda::load(dq_kernel<kRow, kFp16>) : error;
+  if (error != cudaSuccess) return error;
+  if constexpr (kKernels[kRow].score_mod) {
+    const cudaError_t bias =
+        cuda::load(bias_gradient_kernel<kRow, kFp16>, kSharedBytes<kRow, kFp16>);
+    if (bias != cudaSuccess) return bias;
+  }
+  return cuda::load(dq_kernel<kRow, kFp16>);
 }
 
 template <int kRow, bool kFp16>
@@ -387,6 +394,17 @@ cudaError_t BackwardKernel<kRow, kFp16>::start_dq(const Parameters& parameters, 
                                                   cudaStream_t stream) {
   constexpr int kThreads = kKernels[kRow].config(kFp16).threads();
   return launch(dq_kernel<kRow, kFp16>, {blocks, kThreads}, stream, parameters);
+}
+
+template <int kRow, bool kFp16>
+cudaError_t BackwardKernel<kRow, kFp16>::start_dbias(const Parameters& parameters,
+                                                     std::int64_t blocks, cudaStream_t stream) {
+  if constexpr (kKernels[kRow].score_mod) {
+    constexpr int kThreads = kKernels[kRow].config(kFp16).threads();
+    return launch(bias_gradient_kernel<kRow, kFp16>, {blocks, kThreads, kSharedBytes<kRow, kFp16>},
+                  stream, parameters);
+  }
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace tilewise::cuda::backward::sm80

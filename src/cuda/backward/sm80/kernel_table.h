@@ -47,6 +47,9 @@ struct BackwardKernel {
   // Writes dQ from dq_sums, with a block for each tile of queries that there may be.
   static cudaError_t start_dq(const Parameters& parameters, std::int64_t blocks,
                               cudaStream_t stream);
+  // Writes dBias, with a block for each tile of the bias. Only for rows with score mod.
+  static cudaError_t start_dbias(const Parameters& parameters, std::int64_t blocks,
+                                 cudaStream_t stream);
 };
 
 }  // namespace tilewise::cuda::backward::sm80

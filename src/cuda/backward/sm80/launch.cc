@@ -21,6 +21,7 @@ struct Instance {
   cudaError_t (*load)();
   Start start;
   Start start_dq;
+  Start start_dbias;
 
   TileShape shape() const { return {config.q_tile, config.columns}; }
 };
@@ -30,7 +31,8 @@ constexpr std::array<Instance, sizeof...(kIndex)> make_instances(std::index_sequ
   return {{{kKernels[kIndex / 2].config(kIndex % 2 != 0),
             BackwardKernel<kIndex / 2, kIndex % 2 != 0>::load,
             BackwardKernel<kIndex / 2, kIndex % 2 != 0>::start,
-            BackwardKernel<kIndex / 2, kIndex % 2 != 0>::start_dq}...}};
+            BackwardKernel<kIndex / 2, kIndex % 2 != 0>::start_dq,
+            BackwardKernel<kIndex / 2, kIndex % 2 != 0>::start_dbias}...}};
 }
 
 int row_for(const Problem& problem, bool score_mod) {
@@ -49,6 +51,15 @@ int q_tile_for(const Problem& problem, bool score_mod) {
   return kKernels[row_for(problem, score_mod)].q_tile;
 }
 
+// The tiles of the bias. A broadcast dimension has one.
+problem::Checked bias_tiles(const Problem& problem) {
+  const KernelConfig& config = instance_for(problem, true).config;
+  const std::int64_t* const shape = problem.bias_shape;
+  return problem::Checked{shape[0]} * problem::Checked{shape[1]} *
+         problem::Checked{math::ceil_div(shape[2], config.q_tile)} *
+         problem::Checked{math::ceil_div(shape[3], config.k_tile)};
+}
+
 Workspace workspace_for(const Problem& problem) {
   return Workspace(problem,
                    {instance_for(problem, false).shape(), instance_for(problem, true).shape()});
@@ -61,12 +72,18 @@ problem::Status supports(const Problem& problem) {
   if (device != TILEWISE_OK) return device;
   if (problem.dtype != TILEWISE_BF16 && problem.dtype != TILEWISE_FP16)
     return fail(TILEWISE_UNSUPPORTED, "q, k and v are not bf16 or fp16");
-  if (problem.dbias.present()) return fail(TILEWISE_UNSUPPORTED, "dbias is asked for");
   const problem::Status tiles =
       cuda::sm80::check_tiles(problem, kMaxColumns, cuda::sm80::kSmall, row_for, q_tile_for);
   if (tiles != TILEWISE_OK) return tiles;
   const int k_tile =
       math::min(kKernels[row_for(problem, false)].k_tile, kKernels[row_for(problem, true)].k_tile);
+  if (problem.dbias.present()) {
+    const problem::Checked bias = bias_tiles(problem);
+    if (!bias.valid || bias.value > tile::kMaxTiles) {
+      return fail(TILEWISE_UNSUPPORTED, "more than %lld tiles of the bias",
+                  static_cast<long long>(tile::kMaxTiles));
+    }
+  }
   return check_key_tiles(problem, k_tile);
 }
 
@@ -95,12 +112,13 @@ problem::Status run(const Problem& problem, const problem::RunContext& context) 
   if (current.status() != TILEWISE_OK) return current.status();
   const cudaStream_t stream = stream_of(context.executor->stream);
   cudaError_t error = start_preparation(parameters, k_tile, stream);
-  if (error != cudaSuccess || problem.batch == 0) return check(error, kWhat);
   const std::int64_t key_tiles = max_key_tiles(problem, k_tile).value;
-  if (key_tiles > 0) error = instance.start(parameters, key_tiles, stream);
+  if (error == cudaSuccess && key_tiles > 0) error = instance.start(parameters, key_tiles, stream);
   const std::int64_t query_tiles = max_tiles(problem, instance.config.q_tile).value;
   if (error == cudaSuccess && problem.dq.present() && query_tiles > 0)
     error = instance.start_dq(parameters, query_tiles, stream);
+  if (error == cudaSuccess && problem.dbias.present() && bias_tiles(problem).value > 0)
+    error = instance.start_dbias(parameters, bias_tiles(problem).value, stream);
   if (error == cudaSuccess) error = start_sink_gradient(parameters, stream);
   return check(error, kWhat);
 }
