@@ -148,8 +148,10 @@ cudaError_t load_common_kernels() {
 
 cudaError_t start_preprocess(const Parameters& parameters, std::int64_t tiles,
                              cudaStream_t stream) {
-  if (tiles == 0) return cudaSuccess;
-  return launch(preprocess_kernel, {tiles, kThreads}, stream, parameters);
+  // The first block sets the ticket, even if there is no tile.
+  const std::int64_t blocks = parameters.ticket != nullptr ? math::max(tiles, 1) : tiles;
+  if (blocks == 0) return cudaSuccess;
+  return launch(preprocess_kernel, {blocks, kThreads}, stream, parameters);
 }
 
 cudaError_t start_sink_gradient(const Parameters& parameters, cudaStream_t stream) {

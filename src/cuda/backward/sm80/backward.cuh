@@ -114,6 +114,7 @@ class Backward : public ScoreGradient<kConfig> {
     KeyGradient::clear(dk_);
     KeyGradient::clear(dv_);
     const std::int32_t group = static_cast<std::int32_t>(parameters_.problem.group);
+    if (parameters_.problem.heads == 0) return;
     std::int32_t head = tile_.kv_head * group;
     do {
       __syncthreads();  // no warp reads the last head's tiles or table any more
@@ -166,14 +167,14 @@ class Backward : public ScoreGradient<kConfig> {
     const tile::TileClass tile_class = mask_.tile_class(q_tile);
     typename Base::ScoreFactors factors;
     typename Base::PackedProbs probs;
-    typename Scores::Fragments scores;
+    typename Scores::Fragments scores, dprobs;
     this->multiply_scores(q, shared_.k, scores);              // S = Q K^T
+    this->multiply_scores(dout, shared_.v, dprobs);           // dP = dO V^T
     this->probs(q_tile, stage, tile_class, scores, factors);  // P = exp(S - LSE)
     this->pack_and_drop(factors, scores, probs);
     store_scores(scores, shared_.probs);
-    this->multiply_scores(dout, shared_.v, scores);              // dP = dO V^T
-    this->gradients(stage, tile_class, probs, factors, scores);  // dS = P (dP - delta)
-    store_scores(scores, shared_.gradients);
+    this->gradients(stage, tile_class, probs, factors, dprobs);  // dS = P (dP - delta)
+    store_scores(dprobs, shared_.gradients);
     __syncthreads();
     if (shared_.non_finite_pass) zero_non_finite_queries(q_tile, stage);
     if (problem.dv.present()) multiply_gradient(shared_.probs, dout, dv_);           // dV += P^T dO

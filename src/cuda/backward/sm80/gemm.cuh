@@ -111,10 +111,19 @@ struct WarpTile {
 #pragma unroll
       for (int row_block = 0; row_block < kRowBlocks; ++row_block)
         Left::load(a[row_block], left, row_block, step);
+#ifdef PREFETCH
+      std::uint32_t b2[2][4];
+      Right::load(b2[0], right, 0, step);
+#endif
 #pragma unroll
       for (int n = 0; n < kColumnBlocks; ++n) {
+#ifdef PREFETCH
+        if (n + 1 < kColumnBlocks) Right::load(b2[(n + 1) % 2], right, n + 1, step);
+        std::uint32_t (&b)[4] = b2[n % 2];
+#else
         std::uint32_t b[4];
         Right::load(b, right, n, step);
+#endif
 #pragma unroll
         for (int row_block = 0; row_block < kRowBlocks; ++row_block) {
           ptx::mma_m16n8k16<kFp16>(&c[row_block][8 * n], a[row_block], b[0], b[1]);
