@@ -34,7 +34,7 @@ __device__ __forceinline__ float* lane_dq_sums(const Parameters& parameters, std
                                                int part) {
   using Gradient = QueryGradient<kConfig>;
   constexpr int kLaneCount = Gradient::kRowBlocks * Gradient::kCount;
-  const std::uint32_t thread = ptx::opaque(threadIdx.x);  // the main loop has no register for it
+  const std::uint32_t thread = threadIdx.x;
   const std::int64_t warp =
       (std::int64_t{number} * kQueryParts<kConfig> + part) * kConfig.warps + thread / 32;
   return parameters.dq_sums + warp * 32 * kLaneCount + thread % 32;
@@ -51,45 +51,39 @@ class Backward : public ScoreGradient<kConfig> {
   static constexpr int kThreads = kConfig.threads();
 
   __device__ __forceinline__ Backward(const Parameters& parameters, Shared<kConfig>& shared)
-      : Base(parameters, shared) {}
+      : Base(parameters, shared),
+        gradient_offsets_(KeyGradient::template offsets<ScoresOf<Use::kTransposed>, Right>()),
+        query_offsets_(QueryGradient::template offsets<ScoresOf<Use::kAsStored>, Right>()) {}
 
   __device__ __forceinline__ void run() {
     load_keys();
-    bool needs_non_finite_pass;
-    do {
+    visit_group();
+    if (__syncthreads_or(has_non_finite())) {
+      non_finite_pass_ = contains_non_finite_ = true;
       visit_group();
-      const bool was_non_finite_pass = shared_.non_finite_pass;
-      needs_non_finite_pass = __syncthreads_or(has_non_finite()) && !was_non_finite_pass;
-      if (threadIdx.x == 0) shared_.non_finite_pass = true;
-    } while (needs_non_finite_pass);
+    }
     store();
   }
 
  private:
+  using Base::contains_non_finite_;
   using Base::mask_;
   using Base::parameters_;
   using Base::shared_;
   using Base::tile_;
+  using Right = RightOperand<kConfig.columns, Use::kAsStored>;
   template <Use kUse>
-  using Left = LeftOperand<kConfig.columns, kUse>;
-  template <Use kUse>
-  using Right = RightOperand<kConfig.columns, kUse>;
-  template <Use kUse>
-  using ScoreLeft = LeftOperand<kConfig.k_tile, kUse>;
+  using ScoresOf = LeftOperand<kConfig.k_tile, kUse>;
 
   // Loads K and V. Elements of K that are not finite become zero, and their keys are flagged.
   __device__ __forceinline__ void load_keys() {
     this->fetch_keys();
-    if (threadIdx.x == 0) {
-      shared_.non_finite_pass = false;
-      shared_.pending_turn = -1;
-    }
+    if (threadIdx.x == 0) shared_.pending_turn = -1;
     for (int i = threadIdx.x; i < kConfig.k_tile; i += kThreads) shared_.non_finite_key[i] = 0;
     ptx::cp_async_wait<0>();
     __syncthreads();
     const bool found = zero_non_finite<kConfig.k_tile>(shared_.k, shared_.non_finite_key);
-    const bool any = __syncthreads_or(found);
-    if (threadIdx.x == 0) shared_.k_is_non_finite = any;
+    contains_non_finite_ = __syncthreads_or(found);
   }
 
   // Replaces the non-finite elements of a loaded tile by zero, and flags their rows. Says whether
@@ -126,27 +120,24 @@ class Backward : public ScoreGradient<kConfig> {
   }
 
   __device__ __forceinline__ void visit_queries() {
+    const Turns<kConfig.q_tile, kConfig.k_tile> turns = {parameters_, tile_, mask_,
+                                                         shared_.pending_turn, takes_turns()};
     std::int32_t q_tile = mask_.first_tile();
-    turns().pass(0, q_tile);
-    if (q_tile < 0) return;
-    this->fetch_queries(q_tile, 0);
+    if (q_tile >= 0) this->fetch_queries(q_tile, 0);
     for (int stage = 0; q_tile >= 0; stage = (stage + 1) % kConfig.stages) {
       ptx::cp_async_wait<0>();
       __syncthreads();
-      turns().end();
+      turns.begin(q_tile);
       if constexpr (kConfig.stages == 2) fetch_next(q_tile, stage ^ 1);
-      step(q_tile, stage);
+      step(q_tile, stage, turns);
       if constexpr (kConfig.stages == 1) {
         __syncthreads();
         fetch_next(q_tile, 0);
       }
-      // Computed again: the step has no register for it.
-      const std::int32_t next = mask_.next_tile(q_tile);
-      turns().pass(q_tile + 1, next);
-      q_tile = next;
+      q_tile = mask_.next_tile(q_tile);  // computed again: the step has no register for it
     }
     __syncthreads();
-    turns().end();
+    turns.end_all();
   }
 
   __device__ __forceinline__ void fetch_next(std::int32_t q_tile, int stage) const {
@@ -154,14 +145,17 @@ class Backward : public ScoreGradient<kConfig> {
     if (next >= 0) this->fetch_queries(next, stage);
   }
 
-  // The non-finite pass adds nothing to dQ.
-  __device__ __forceinline__ Turns<kConfig.q_tile, kConfig.k_tile> turns() const {
-    return {parameters_, tile_, mask_, shared_.pending_turn, !shared_.non_finite_pass};
+  // Whether this pass adds to dQ.
+  __device__ __forceinline__ bool adds_to_dq() const {
+    return parameters_.dq_sums != nullptr && !non_finite_pass_;
+  }
+  __device__ __forceinline__ bool takes_turns() const {
+    return parameters_.turns != nullptr && !non_finite_pass_;
   }
 
   // A tile of queries: Algorithm 2, lines 10 to 16.
-  __device__ __forceinline__ void step(std::int32_t q_tile, int stage) {
-    const Problem& problem = parameters_.problem;
+  __device__ __forceinline__ void step(std::int32_t q_tile, int stage,
+                                       const Turns<kConfig.q_tile, kConfig.k_tile>& turns) {
     const unsigned char* const q = shared_.q[stage];
     const unsigned char* const dout = shared_.dout[stage];
     const tile::TileClass tile_class = mask_.tile_class(q_tile);
@@ -176,17 +170,18 @@ class Backward : public ScoreGradient<kConfig> {
     this->gradients(stage, tile_class, probs, factors, dprobs);  // dS = P (dP - delta)
     store_scores(dprobs, shared_.gradients);
     __syncthreads();
-    if (shared_.non_finite_pass) zero_non_finite_queries(q_tile, stage);
-    if (problem.dv.present()) multiply_gradient(shared_.probs, dout, dv_);           // dV += P^T dO
-    if (problem.dk.present()) multiply_gradient(shared_.gradients, q, dk_);          // dK += dS^T Q
-    if (parameters_.dq_sums != nullptr && !shared_.non_finite_pass) add_dq(q_tile);  // dQ += dS K
+    if (non_finite_pass_) zero_non_finite_queries(q_tile, stage);
+    turns.wait(q_tile);
+    multiply_gradient(shared_.probs, dout, dv_);   // dV += P^T dO
+    multiply_gradient(shared_.gradients, q, dk_);  // dK += dS^T Q
+    if (adds_to_dq()) add_dq(q_tile);              // dQ += dS K
   }
 
   __device__ __forceinline__ void multiply_gradient(const unsigned char* left,
                                                     const unsigned char* right,
                                                     typename KeyGradient::Fragments& to) const {
-    KeyGradient::template multiply<ScoreLeft<Use::kTransposed>, Right<Use::kAsStored>,
-                                   kConfig.q_tile, kConfig.fp16>(left, right, to);
+    KeyGradient::template multiply<ScoresOf<Use::kTransposed>, Right, kConfig.q_tile, kConfig.fp16>(
+        left, right, gradient_offsets_, to);
   }
 
   // Writes a warp's part of P or dS to shared memory, in 16 bits.
@@ -215,11 +210,10 @@ class Backward : public ScoreGradient<kConfig> {
       constexpr int kPartBytes = kConfig.columns / kQueryParts<kConfig> * 2;
       typename QueryGradient::Fragments dq;
       QueryGradient::clear(dq);
-      QueryGradient::template multiply<ScoreLeft<Use::kAsStored>, Right<Use::kAsStored>,
-                                       kConfig.k_tile, kConfig.fp16>(
-          shared_.gradients, shared_.k + part * kPartBytes, dq);
+      QueryGradient::template multiply<ScoresOf<Use::kAsStored>, Right, kConfig.k_tile,
+                                       kConfig.fp16>(
+          shared_.gradients, shared_.k + part * kPartBytes, query_offsets_, dq);
       float* const sums = lane_dq_sums<kConfig>(parameters_, tile_.first_query_tile + q_tile, part);
-      if (part == 0) turns().wait(q_tile);
 #pragma unroll
       for (int i = 0; i < QueryGradient::kRowBlocks * QueryGradient::kCount; ++i)
         ptx::red_add(sums + 32 * i, dq[i / QueryGradient::kCount][i % QueryGradient::kCount]);
@@ -237,11 +231,9 @@ class Backward : public ScoreGradient<kConfig> {
     __syncthreads();
     zero_non_finite<kConfig.q_tile>(shared_.dout[stage], shared_.non_finite_query);
     __syncthreads();
-    if (parameters_.problem.dv.present()) {
 #pragma unroll 1
-      for (int row = 0; row < kConfig.q_tile; ++row) {
-        if (shared_.non_finite_query[row] != 0) add_non_finite_row(q_tile, row);
-      }
+    for (int row = 0; row < kConfig.q_tile; ++row) {
+      if (shared_.non_finite_query[row] != 0) add_non_finite_row(q_tile, row);
     }
     zero_non_finite<kConfig.q_tile>(shared_.q[stage], shared_.non_finite_query);
     __syncthreads();
@@ -311,6 +303,8 @@ class Backward : public ScoreGradient<kConfig> {
     }
   }
 
+  bool non_finite_pass_ = false;
+  Offsets gradient_offsets_, query_offsets_;
   typename KeyGradient::Fragments dk_, dv_;
 };
 

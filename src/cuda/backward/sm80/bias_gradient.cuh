@@ -40,7 +40,6 @@ class BiasGradient : public ScoreGradient<kConfig, true> {
   __device__ __forceinline__ void run(const BiasTile& bias) {
     const Problem& problem = parameters_.problem;
     Scores::clear(sums_);
-    if (threadIdx.x == 0) shared_.non_finite_pass = shared_.k_is_non_finite = false;
     const BroadcastRange batches(problem.bias_shape[0], problem.batch, bias.batch);
     const BroadcastRange heads(problem.bias_shape[1], problem.heads, bias.head);
     for (std::int32_t b = batches.begin; b < batches.end; ++b) {
@@ -79,8 +78,8 @@ class BiasGradient : public ScoreGradient<kConfig, true> {
     const BroadcastRange q_tiles(parameters_.problem.bias_shape[2],
                                  math::ceil_div(sequence.q_len, kConfig.q_tile), bias.row_tile);
     for (std::int32_t q_tile = q_tiles.begin; q_tile < q_tiles.end; ++q_tile) {
+      if (!mask_.sees_keys(q_tile)) continue;
       const tile::TileClass tile_class = mask_.tile_class(q_tile);
-      if (tile_class == tile::kEmpty) continue;
       this->fetch_queries(q_tile, 0);
       ptx::cp_async_wait<0>();
       __syncthreads();

@@ -65,6 +65,10 @@ struct RightOperand {
   }
 };
 
+struct Offsets {
+  std::uint32_t left, right;
+};
+
 // A warp's part of a product C (rows, columns) of kWarps warps, kRowWarps of them along the rows.
 template <int kRows, int kColumns, int kWarps, int kRowWarps>
 struct WarpTile {
@@ -97,33 +101,30 @@ struct WarpTile {
     }
   }
 
-  // C += A B over `kSummed` elements, of two tiles of shared memory. The lane's addresses are
-  // computed each time: the main loop has no registers for them.
+  // The offsets of the lane's first elements of both operands in their tiles.
+  template <class Left, class Right>
+  __device__ __forceinline__ static Offsets offsets() {
+    const std::uint32_t thread = threadIdx.x;
+    return {Left::offset(row(thread), thread), Right::offset(column(thread), thread)};
+  }
+
+  // C += A B over `kSummed` elements, of two tiles of shared memory.
   template <class Left, class Right, int kSummed, bool kFp16>
   __device__ __forceinline__ static void multiply(const unsigned char* a_tile,
-                                                  const unsigned char* b_tile, Fragments& c) {
-    const std::uint32_t thread = ptx::opaque(threadIdx.x);
-    const std::uint32_t left = ptx::shared_address(a_tile) + Left::offset(row(thread), thread);
-    const std::uint32_t right = ptx::shared_address(b_tile) + Right::offset(column(thread), thread);
+                                                  const unsigned char* b_tile,
+                                                  const Offsets& offsets, Fragments& c) {
+    const std::uint32_t left = ptx::shared_address(a_tile) + offsets.left;
+    const std::uint32_t right = ptx::shared_address(b_tile) + offsets.right;
 #pragma unroll
     for (int step = 0; step < kSummed / 16; ++step) {
       std::uint32_t a[kRowBlocks][4];
 #pragma unroll
       for (int row_block = 0; row_block < kRowBlocks; ++row_block)
         Left::load(a[row_block], left, row_block, step);
-#ifdef PREFETCH
-      std::uint32_t b2[2][4];
-      Right::load(b2[0], right, 0, step);
-#endif
 #pragma unroll
       for (int n = 0; n < kColumnBlocks; ++n) {
-#ifdef PREFETCH
-        if (n + 1 < kColumnBlocks) Right::load(b2[(n + 1) % 2], right, n + 1, step);
-        std::uint32_t (&b)[4] = b2[n % 2];
-#else
         std::uint32_t b[4];
         Right::load(b, right, n, step);
-#endif
 #pragma unroll
         for (int row_block = 0; row_block < kRowBlocks; ++row_block) {
           ptx::mma_m16n8k16<kFp16>(&c[row_block][8 * n], a[row_block], b[0], b[1]);

@@ -5,6 +5,7 @@
 
 namespace tilewise::cuda::backward::sm80 {
 
+// The table's tiles are tiles of queries here.
 template <int kQTile, int kKTile>
 class QueryMask : public cuda::sm80::BandList {
  public:
@@ -24,20 +25,32 @@ class QueryMask : public cuda::sm80::BandList {
       table_.in_global = false;
       table_.range = rows_of(table_.bands[0]);
     }
+    if (threadIdx.x != 0) return;
+    const bool one = table_.count == 1;
+    const tile::Range full = one ? full_rows(table_.bands[0]) : tile::Range{0, 0};
+    table_.tiles = {table_.range.begin / kQTile, math::ceil_div(full.begin, kQTile),
+                    full.end / kQTile, one};
   }
 
   // The first tile of queries that sees the keys, or -1. Whole warps call this and the functions
   // below.
   __device__ __forceinline__ std::int32_t first_tile() const {
-    return next_tile(table_.range.begin / kQTile - 1);
+    return next_tile(table_.tiles.first - 1);
   }
 
   // The tile after `q_tile` that sees the keys, or -1.
   __device__ __forceinline__ std::int32_t next_tile(std::int32_t q_tile) const {
-    while (++q_tile * kQTile < table_.range.end) {
+    const std::int32_t end = table_.range.end;
+    // With one band no tile between the first and the last one is empty.
+    if (table_.tiles.one) return (q_tile + 1) * kQTile < end ? q_tile + 1 : -1;
+    while (++q_tile * kQTile < end) {
       if (tile_class(q_tile) != tile::kEmpty) return q_tile;
     }
     return -1;
+  }
+
+  __device__ __forceinline__ bool sees_keys(std::int32_t q_tile) const {
+    return q_tile >= table_.tiles.first && next_tile(q_tile - 1) == q_tile;
   }
 
   // The first key that a tile of queries sees, without slices.
@@ -45,10 +58,29 @@ class QueryMask : public cuda::sm80::BandList {
     return tile::keys_of(table_.bands[0], q_tile * kQTile, q_tile * kQTile + kQTile - 1).begin;
   }
 
-  // A tile that reaches beyond the sequence's last query or last key is partial.
+  // The class of a tile from first_tile() on. One that reaches beyond the sequence's last query or
+  // last key is partial.
   __device__ __forceinline__ tile::TileClass tile_class(std::int32_t q_tile) const {
+    const cuda::sm80::TileRanges tiles = table_.tiles;
+    if (tiles.one) {
+      return q_tile >= tiles.full_begin && q_tile < tiles.full_end ? tile::kFull : tile::kPartial;
+    }
     return classify(q_tile * kQTile, q_tile * kQTile + kQTile - 1, tile_.first,
                     tile_.first + kKTile);
+  }
+
+ private:
+  // The rows that see all keys of the tile through the band.
+  __device__ __forceinline__ tile::Range full_rows(const tile::Band& band) const {
+    const std::int32_t last = tile_.first + kKTile;  // of the keys, plus 1
+    if (band.key_begin > tile_.first || band.key_end < last) return {0, 0};
+    std::int32_t begin = band.row_begin;
+    std::int32_t end = band.row_end;
+    if (band.upper_slope != 0) begin = math::max(begin, last - band.upper_offset);
+    if (band.lower_slope != 0) end = math::min(end, tile_.first - band.lower_offset + 1);
+    const bool cut = (band.upper_slope == 0 && band.upper_offset < last) ||
+                     (band.lower_slope == 0 && band.lower_offset > tile_.first);
+    return begin < end && !cut ? tile::Range{begin, end} : tile::Range{0, 0};
   }
 };
 

@@ -31,17 +31,21 @@ class ScoreGradient {
       : parameters_(parameters),
         shared_(shared),
         tile_(shared.tile),
-        mask_(parameters, tile_, shared.mask) {}
+        mask_(parameters, tile_, shared.mask),
+        score_offsets_(Scores::template offsets<ScoreLeft, ScoreRight>()) {}
 
  protected:
+  using ScoreLeft = LeftOperand<kConfig.columns, Use::kAsStored>;
+  using ScoreRight = RightOperand<kConfig.columns, Use::kTransposed>;
+
   // ---- loads ----
 
   template <int kRows>
   __device__ __forceinline__ static void load_tile(const Rows& rows, std::int32_t row,
                                                    unsigned char* to) {
-    // Addresses are computed each time: the main loop has no registers for them.
-    cuda::sm80::load_tile<kRows, kConfig.columns, kThreads>(rows, row, to,
-                                                            ptx::opaque(threadIdx.x));
+    // With 128 queries the main loop has no registers for the thread's place in a tile.
+    const std::uint32_t thread = kConfig.q_tile == 128 ? ptx::opaque(threadIdx.x) : threadIdx.x;
+    cuda::sm80::load_tile<kRows, kConfig.columns, kThreads>(rows, row, to, thread);
   }
 
   // Starts the copy of K and V.
@@ -89,9 +93,8 @@ class ScoreGradient {
                                                   const unsigned char* right,
                                                   typename Scores::Fragments& to) const {
     Scores::clear(to);
-    Scores::template multiply<LeftOperand<kConfig.columns, Use::kAsStored>,
-                              RightOperand<kConfig.columns, Use::kTransposed>, kConfig.columns,
-                              kConfig.fp16>(left, right, to);
+    Scores::template multiply<ScoreLeft, ScoreRight, kConfig.columns, kConfig.fp16>(
+        left, right, score_offsets_, to);
   }
 
   // P of a lane, two numbers in 16 bits each in a register. dS is computed from the same P as dV.
@@ -108,8 +111,7 @@ class ScoreGradient {
 
   // Whether a mask or a score mod applies to a tile of queries, or non-finite values are contained.
   __device__ __forceinline__ bool is_masked(tile::TileClass tile_class) const {
-    return kConfig.score_mod || tile_class != tile::kFull || shared_.k_is_non_finite ||
-           shared_.non_finite_pass;
+    return kConfig.score_mod || tile_class != tile::kFull || contains_non_finite_;
   }
 
   // P = exp(S - LSE), in place of S = Q K^T.
@@ -219,7 +221,7 @@ class ScoreGradient {
 #pragma unroll
       for (std::uint32_t& bits : visible) bits = ~0u;
     }
-    if (!shared_.k_is_non_finite) return;
+    if (!contains_non_finite_) return;
     std::uint32_t non_finite = 0;
 #pragma unroll 1
     for (int bit = 0; bit < Scores::kOwnColumns / 4; ++bit) {
@@ -288,6 +290,10 @@ class ScoreGradient {
   Shared<kConfig>& shared_;
   KeyTile& tile_;
   QueryMask<kConfig.q_tile, kConfig.k_tile> mask_;
+  Offsets score_offsets_;
+  // K has elements that are not finite, or this is the non-finite pass: no tile takes the short
+  // path.
+  bool contains_non_finite_ = false;
 };
 
 }  // namespace tilewise::cuda::backward::sm80

@@ -28,9 +28,7 @@ struct Shared {
   float statistics[kConfig.stages][2][kConfig.q_tile];
   KeyTile tile;
   MaskTable mask;
-  std::int32_t pending_turn;  // turns.cuh
-  bool k_is_non_finite;
-  bool non_finite_pass;
+  std::int32_t pending_turn;                      // turns.cuh
   std::uint8_t non_finite_key[kConfig.k_tile];    // K has an element there that is not finite
   std::uint8_t non_finite_query[kConfig.q_tile];  // likewise Q or dO; only in the non-finite pass
 };

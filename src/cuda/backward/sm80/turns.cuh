@@ -17,36 +17,39 @@ struct Turns {
   const KeyTile& tile;
   const QueryMask<kQTile, kKTile>& mask;
   std::int32_t& pending;  // in shared memory: the tile whose turn has not ended yet, or -1
-  bool adds;              // to dQ
+  bool ordered;
+
+  // At the start of a tile, after a barrier of the block: ends the turn at the tile before it. With
+  // slices, the block also passes its turn at the tiles between both, to which it adds nothing.
+  __device__ __forceinline__ void begin(std::int32_t q_tile) const {
+    if (ordered && threadIdx.x == 0) end_before(q_tile);
+  }
+
+  // After the last tile of a head and a barrier of the block.
+  __device__ __forceinline__ void end_all() const {
+    if (!ordered || threadIdx.x != 0) return;
+    end_before(math::ceil_div(tile.q.count, kQTile));
+    pending = -1;
+  }
 
   // Whole warps: waits until all blocks before this one have added to a tile.
   __device__ __forceinline__ void wait(std::int32_t q_tile) const {
-    if (!is_ordered()) return;
+    if (!ordered) return;
     if (threadIdx.x % 32 == 0) wait_for(q_tile);
     if (threadIdx.x == 0) pending = q_tile;
     __syncwarp();
   }
 
-  // After a barrier of the block that follows its additions to a tile: the turn of the next block.
-  __device__ __forceinline__ void end() const {
-    if (!is_ordered() || threadIdx.x != 0 || pending < 0) return;
-    release(pending);
-    pending = -1;
-  }
-
-  // With slices, the turn of this block at the tiles from `begin` to before `end` (-1: to the last
-  // one), to which it adds nothing.
-  __device__ __forceinline__ void pass(std::int32_t begin, std::int32_t end) const {
-    if (!is_ordered() || !parameters.problem.slices.present() || threadIdx.x != 0) return;
-    if (end < 0) end = math::ceil_div(tile.q.count, kQTile);
-    for (std::int32_t q_tile = begin; q_tile < end; ++q_tile) {
-      wait_for(q_tile);
-      release(q_tile);
+ private:
+  __device__ __forceinline__ void end_before(std::int32_t q_tile) const {
+    if (pending >= 0) release(pending);
+    if (parameters.problem.slices.present()) {
+      for (std::int32_t skipped = pending + 1; skipped < q_tile; ++skipped) {
+        wait_for(skipped);
+        release(skipped);
+      }
     }
   }
-
- private:
-  __device__ __forceinline__ bool is_ordered() const { return parameters.turns != nullptr && adds; }
 
   // The number of tiles of keys before this one that the queries see. With slices all tiles before
   // it count, since which of them are empty is known to their own blocks alone.
