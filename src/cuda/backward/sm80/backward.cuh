@@ -156,25 +156,22 @@ class Backward : public ScoreGradient<kConfig> {
   // A tile of queries: Algorithm 2, lines 10 to 16.
   __device__ __forceinline__ void step(std::int32_t q_tile, int stage,
                                        const Turns<kConfig.q_tile, kConfig.k_tile>& turns) {
-    const unsigned char* const q = shared_.q[stage];
-    const unsigned char* const dout = shared_.dout[stage];
     const tile::TileClass tile_class = mask_.tile_class(q_tile);
     typename Base::ScoreFactors factors;
-    typename Base::PackedProbs probs;
-    typename Scores::Fragments scores, dprobs;
-    this->multiply_scores(q, shared_.k, scores);              // S = Q K^T
-    this->multiply_scores(dout, shared_.v, dprobs);           // dP = dO V^T
-    this->probs(q_tile, stage, tile_class, scores, factors);  // P = exp(S - LSE)
-    this->pack_and_drop(factors, scores, probs);
-    store_scores(scores, shared_.probs);
-    this->gradients(stage, tile_class, probs, factors, dprobs);  // dS = P (dP - delta)
-    store_scores(dprobs, shared_.gradients);
+    typename Scores::Fragments probs, gradients;
+    this->multiply_qk(stage, probs);                                // S = Q K^T
+    this->multiply_dov(stage, gradients);                           // dP = dO V^T
+    this->probs(q_tile, stage, tile_class, probs, factors);         // P = exp(S - LSE)
+    this->gradients(stage, tile_class, probs, factors, gradients);  // dS = P (dP - delta)
+    this->drop(factors, probs);
+    store_scores(probs, shared_.probs);
+    store_scores(gradients, shared_.gradients);
     __syncthreads();
     if (non_finite_pass_) zero_non_finite_queries(q_tile, stage);
     turns.wait(q_tile);
-    multiply_gradient(shared_.probs, dout, dv_);   // dV += P^T dO
-    multiply_gradient(shared_.gradients, q, dk_);  // dK += dS^T Q
-    if (adds_to_dq()) add_dq(q_tile);              // dQ += dS K
+    multiply_gradient(shared_.probs, shared_.dout[stage], dv_);   // dV += P^T dO
+    multiply_gradient(shared_.gradients, shared_.q[stage], dk_);  // dK += dS^T Q
+    if (adds_to_dq()) add_dq(q_tile);                             // dQ += dS K
   }
 
   __device__ __forceinline__ void multiply_gradient(const unsigned char* left,

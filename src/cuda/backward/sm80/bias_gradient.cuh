@@ -91,17 +91,15 @@ class BiasGradient : public ScoreGradient<kConfig, true> {
 
   __device__ __forceinline__ void add_tile(std::int32_t q_tile, tile::TileClass tile_class) {
     typename Base::ScoreFactors factors;
-    typename Base::PackedProbs probs;
-    typename Scores::Fragments scores;
-    this->multiply_scores(shared_.q[0], shared_.k, scores);
-    this->probs(q_tile, 0, tile_class, scores, factors);
-    this->pack_and_drop(factors, scores, probs);
-    this->multiply_scores(shared_.dout[0], shared_.v, scores);
-    this->gradients(0, tile_class, probs, factors, scores);
+    typename Scores::Fragments probs, gradients;
+    this->multiply_qk(0, probs);
+    this->multiply_dov(0, gradients);
+    this->probs(q_tile, 0, tile_class, probs, factors);
+    this->gradients(0, tile_class, probs, factors, gradients);
 #pragma unroll
     for (int row_block = 0; row_block < Scores::kRowBlocks; ++row_block) {
 #pragma unroll
-      for (int r = 0; r < Scores::kCount; ++r) sums_[row_block][r] += scores[row_block][r];
+      for (int r = 0; r < Scores::kCount; ++r) sums_[row_block][r] += gradients[row_block][r];
     }
   }
 

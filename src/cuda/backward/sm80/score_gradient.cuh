@@ -89,16 +89,26 @@ class ScoreGradient {
 
   // ---- from products to gradients ----
 
-  __device__ __forceinline__ void multiply_scores(const unsigned char* left,
-                                                  const unsigned char* right,
-                                                  typename Scores::Fragments& to) const {
-    Scores::clear(to);
-    Scores::template multiply<ScoreLeft, ScoreRight, kConfig.columns, kConfig.fp16>(
-        left, right, score_offsets_, to);
+  // S = Q K^T
+  __device__ __forceinline__ void multiply_qk(int stage, Fragments& scores) const {
+    Scores::clear(scores);
+    add_products(shared_.q[stage], shared_.k, scores);
   }
 
-  // P of a lane, two numbers in 16 bits each in a register. dS is computed from the same P as dV.
-  using PackedProbs = std::uint32_t[kRowBlocks][kCount / 2];
+  // dP = dO V^T; without score mod dP - delta, since the sums may begin with -delta.
+  __device__ __forceinline__ void multiply_dov(int stage, Fragments& dprobs) const {
+    if constexpr (kConfig.score_mod) {
+      Scores::clear(dprobs);
+    } else {
+#pragma unroll
+      for (int row_block = 0; row_block < kRowBlocks; ++row_block) {
+        const Statistics delta(shared_.statistics[stage][1], row_block);
+#pragma unroll
+        for (int r = 0; r < kCount; ++r) dprobs[row_block][r] = -delta.of(r);
+      }
+    }
+    add_products(shared_.dout[stage], shared_.v, dprobs);
+  }
 
   // The factors of a score's gradient that the score mod leaves: of dP, which is 0 where dropout
   // drops the prob, and of dS, the derivative of the softcap.
@@ -126,54 +136,52 @@ class ScoreGradient {
     }
   }
 
-  // dS = P (dP - delta), in place of dP = dO V^T. Masked pairs are selected out.
+  // dS = P (dP - delta), in place of dP - delta (without score mod) or of dP. Masked pairs are
+  // selected out.
   __device__ __forceinline__ void gradients(int stage, tile::TileClass tile_class,
-                                            const PackedProbs& probs, const ScoreFactors& factors,
+                                            const Fragments& probs, const ScoreFactors& factors,
                                             Fragments& dprobs) const {
     const bool masked = is_masked(tile_class);
 #pragma unroll
     for (int row_block = 0; row_block < kRowBlocks; ++row_block) {
-      const Statistics delta(shared_.statistics[stage][1], row_block);
+      const float(&p)[kCount] = probs[row_block];
       float(&ds)[kCount] = dprobs[row_block];
       if constexpr (kConfig.score_mod) {
+        const Statistics delta(shared_.statistics[stage][1], row_block);
+        const float(&keep)[kCount] = factors.keep[row_block];
 #pragma unroll
-        for (int r = 0; r < kCount; ++r)
-          ds[r] = factors.keep[row_block][r] == 0 ? 0 : ds[r] * factors.keep[row_block][r];
-      }
-      if (masked) {
+        for (int r = 0; r < kCount; ++r) {
+          const float dp = keep[r] == 0 ? 0 : ds[r] * keep[r];
+          ds[r] = math::score_gradient(p[r], dp, delta.of(r)) * factors.derivative[row_block][r];
+        }
+      } else if (masked) {
 #pragma unroll
-        for (int r = 0; r < kCount; ++r)
-          ds[r] = math::score_gradient(unpacked(probs[row_block], r), ds[r], delta.of(r));
+        for (int r = 0; r < kCount; ++r) ds[r] = math::score_gradient(p[r], ds[r], 0.0f);
       } else {
 #pragma unroll
-        for (int r = 0; r < kCount; ++r)
-          ds[r] = unpacked(probs[row_block], r) * (ds[r] - delta.of(r));
-      }
-      if constexpr (kConfig.score_mod) {
-#pragma unroll
-        for (int r = 0; r < kCount; ++r) ds[r] *= factors.derivative[row_block][r];
+        for (int r = 0; r < kCount; ++r) ds[r] = p[r] * ds[r];
       }
     }
   }
 
-  // Rounds P to 16 bits. Dropped probs become 0 in `scores`, which go to the product with dO.
-  __device__ __forceinline__ static void pack_and_drop(const ScoreFactors& factors,
-                                                       Fragments& scores, PackedProbs& packed) {
+  // P after dropout.
+  __device__ __forceinline__ static void drop(const ScoreFactors& factors, Fragments& probs) {
+    if constexpr (kConfig.score_mod) {
 #pragma unroll
-    for (int row_block = 0; row_block < kRowBlocks; ++row_block) {
+      for (int row_block = 0; row_block < kRowBlocks; ++row_block) {
 #pragma unroll
-      for (int r = 0; r < kCount; r += 2) {
-        packed[row_block][r / 2] =
-            ptx::pack<kConfig.fp16>(scores[row_block][r], scores[row_block][r + 1]);
-      }
-      if constexpr (kConfig.score_mod) {
-#pragma unroll
-        for (int r = 0; r < kCount; ++r) scores[row_block][r] *= factors.keep[row_block][r];
+        for (int r = 0; r < kCount; ++r) probs[row_block][r] *= factors.keep[row_block][r];
       }
     }
   }
 
  private:
+  __device__ __forceinline__ void add_products(const unsigned char* left,
+                                               const unsigned char* right, Fragments& to) const {
+    Scores::template multiply<ScoreLeft, ScoreRight, kConfig.columns, kConfig.fp16>(
+        left, right, score_offsets_, to);
+  }
+
   // The lane's first row of the tile of queries, and its first key of the tile of keys.
   __device__ __forceinline__ static std::int32_t lane_row() {
     return Scores::row() + tile::lane_row(threadIdx.x % 32, 0);
@@ -193,12 +201,6 @@ class ScoreGradient {
     }
     __device__ __forceinline__ float of(int r) const { return rows[tile::register_row(r)]; }
   };
-
-  __device__ __forceinline__ static float unpacked(const std::uint32_t (&packed)[kCount / 2],
-                                                   int r) {
-    using Half = std::conditional_t<kConfig.fp16, math::Float16, math::BFloat16>;
-    return math::to_float(Half{static_cast<std::uint16_t>(packed[r / 2] >> (r % 2 * 16))});
-  }
 
   // P = exp(S - LSE), at most 1: at large scores the rounding of LSE would make it infinite. NaN
   // stays NaN.
