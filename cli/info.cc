@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
+#include "cuda/backward/sm80/kernel_table.h"
 #include "cuda/forward/fp32/kernel_table.h"
 #include "cuda/forward/sm80/kernel_table.h"
 #include "cuda/forward/sm90/kernel_table.h"
@@ -81,6 +82,16 @@ json list_tiles() {
                     {"stages", 1},
                     {"reason", row.reason}});
   }
+  for (const cuda::backward::sm80::TileRow& row : cuda::backward::sm80::kKernels) {
+    rows.push_back(
+        {{"kernel", row.score_mod ? "cuda_sm80 backward, any score" : "cuda_sm80 backward"},
+         {"head_dim", row.columns},
+         {"shared_bytes", row.shared_bytes},
+         {"q_tile", row.q_tile},
+         {"k_tile", row.k_tile},
+         {"stages", row.stages},
+         {"reason", row.reason}});
+  }
   for (const cuda::sm80::TileRow& row : cuda::ladder::kFlash1Kernels)
     rows.push_back(tile_json("cuda_flash1", row));
   for (const cuda::sm80::TileRow& row : cuda::ladder::kStandardKernels)
@@ -94,10 +105,10 @@ int print_tiles(const Flags& flags) {
     fmt::print("{}\n", rows.dump());
     return 0;
   }
-  fmt::print("{:<21} {:>5} {:>8} {:>6} {:>6}  {}\n", "kernel", "D to", "queries", "keys", "stages",
+  fmt::print("{:<30} {:>5} {:>8} {:>6} {:>6}  {}\n", "kernel", "D to", "queries", "keys", "stages",
              "why");
   for (const json& row : rows) {
-    fmt::print("{:<21} {:>5} {:>8} {:>6} {:>6}  {}\n", row["kernel"].get<std::string>(),
+    fmt::print("{:<30} {:>5} {:>8} {:>6} {:>6}  {}\n", row["kernel"].get<std::string>(),
                row["head_dim"].get<int>(), row["q_tile"].get<int>(), row["k_tile"].get<int>(),
                row["stages"].get<int>(), row["reason"].get<std::string>());
   }

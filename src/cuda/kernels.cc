@@ -108,7 +108,8 @@ constinit const Kernel kForwardSm80 = {
 
 constinit const Kernel kBackwardSm80 = {
     "cuda_sm80",
-    "FlashAttention-2 since Ampere: mma.sync, cp.async; bf16 and fp16, D up to 256, every option",
+    "FlashAttention-2 since Ampere: mma.sync, cp.async; bf16 and fp16, D up to 256, every option; "
+    "dQ has the same bits from run to run if deterministic",
     [](const Problem& problem, const Machine&) { return backward::sm80::supports(problem); },
     [](const Problem& problem, std::int64_t) { return backward::sm80::workspace_bytes(problem); },
     backward::sm80::run,

@@ -77,7 +77,7 @@ __device__ __forceinline__ float lse_of(const Problem& problem, const Statistics
 }
 
 // A block computes the statistics of one tile of queries.
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 2)
     preprocess_kernel(const __grid_constant__ Parameters parameters) {
   const Problem& problem = parameters.problem;
   const std::int32_t index = static_cast<std::int32_t>(blockIdx.x);

@@ -81,7 +81,8 @@ __global__ void __launch_bounds__(kRowThreads, 1)
 }  // namespace
 
 cudaError_t load_common_kernels() {
-  cudaError_t error = load(tile_starts_kernel);
+  cudaError_t error = load_sequence_kernels();
+  if (error == cudaSuccess) error = load(tile_starts_kernel);
   if (error == cudaSuccess) error = load(bands_kernel);
   return error == cudaSuccess ? load(repair_kernel) : error;
 }
