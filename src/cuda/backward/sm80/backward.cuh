@@ -4,7 +4,7 @@
 
 #include "cuda/backward/query_tiles.cuh"
 #include "cuda/backward/sm80/bias_gradient.cuh"
-#include "cuda/backward/sm80/kernel_table.h"
+#include "cuda/backward/sm80/kernel.h"
 #include "cuda/backward/sm80/key_tile.cuh"
 #include "cuda/backward/sm80/score_gradient.cuh"
 #include "cuda/backward/sm80/store.cuh"

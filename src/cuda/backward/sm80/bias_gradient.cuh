@@ -2,7 +2,7 @@
 // heads, rows and keys that the tile is broadcast to, in a fixed order; then it writes the tile.
 #pragma once
 
-#include "cuda/backward/sm80/kernel_table.h"
+#include "cuda/backward/sm80/kernel.h"
 #include "cuda/backward/sm80/key_tile.cuh"
 #include "cuda/backward/sm80/score_gradient.cuh"
 #include "cuda/host/launch.cuh"

@@ -2,7 +2,6 @@
 // CMakeLists.txt generates a source file for every few rows.
 #pragma once
 
-#include "cuda/backward/parameters.h"
 #include "cuda/backward/sm80/kernel_config.h"
 
 namespace tilewise::cuda::backward::sm80 {
@@ -37,19 +36,5 @@ constexpr int tile_row(std::int64_t columns, bool score_mod, std::int64_t shared
   }
   return -1;
 }
-
-// A compiled kernel, given by a row of the table and a type.
-template <int kRow, bool kFp16>
-struct BackwardKernel {
-  static cudaError_t load();
-  // Computes dK and dV and fills dq_sums, with a block for each tile of keys that there may be.
-  static cudaError_t start(const Parameters& parameters, std::int64_t blocks, cudaStream_t stream);
-  // Writes dQ from dq_sums, with a block for each tile of queries that there may be.
-  static cudaError_t start_dq(const Parameters& parameters, std::int64_t blocks,
-                              cudaStream_t stream);
-  // Writes dBias, with a block for each tile of the bias. Only for rows with score mod.
-  static cudaError_t start_dbias(const Parameters& parameters, std::int64_t blocks,
-                                 cudaStream_t stream);
-};
 
 }  // namespace tilewise::cuda::backward::sm80

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "cuda/backward/host.h"
-#include "cuda/backward/sm80/kernel_table.h"
+#include "cuda/backward/sm80/kernel.h"
 #include "math/integer.h"
 
 namespace tilewise::cuda::backward::sm80 {
