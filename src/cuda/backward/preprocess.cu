@@ -43,14 +43,18 @@ __device__ __forceinline__ float sum_chunks(const Problem& problem, const Statis
   return sum;
 }
 
-// The same for any types and strides.
+// The same, in the same order, for any types and strides.
 __device__ __forceinline__ float sum_elements(const Problem& problem, const StatisticsRow& at) {
   const std::int64_t out = problem.out.offset(at.batch, at.head, at.row);
   const std::int64_t dout = problem.dout.offset(at.batch, at.head, at.row);
   float sum = 0;
-  for (std::int64_t c = threadIdx.x % kRowLanes; c < problem.value_dim; c += kRowLanes) {
-    sum += static_cast<float>(read_element(problem.out, out + c)) *
-           static_cast<float>(read_element(problem.dout, dout + c));
+  for (std::int64_t first = threadIdx.x % kRowLanes * 8; first < problem.value_dim;
+       first += kRowLanes * 8) {
+    const std::int64_t end = math::min(first + 8, problem.value_dim);
+    for (std::int64_t c = first; c < end; ++c) {
+      sum += static_cast<float>(read_element(problem.out, out + c)) *
+             static_cast<float>(read_element(problem.dout, dout + c));
+    }
   }
   return sum;
 }

@@ -93,7 +93,8 @@ class Backward : public ScoreGradient<kConfig> {
     using Layout = tile::LdmatrixTile<kConfig.columns>;
     bool found = false;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < kRows * Layout::kChunks; i += kThreads) {
+    for (int i = static_cast<int>(ptx::opaque(threadIdx.x)); i < kRows * Layout::kChunks;
+         i += kThreads) {
       const int row = i / Layout::kChunks;
       uint4& chunk = *reinterpret_cast<uint4*>(tile + Layout::place(row, i % Layout::kChunks));
       if (!tile::zero_non_finite<kConfig.fp16>(chunk)) continue;
@@ -177,16 +178,18 @@ class Backward : public ScoreGradient<kConfig> {
   __device__ __forceinline__ void multiply_gradient(const unsigned char* left,
                                                     const unsigned char* right,
                                                     typename KeyGradient::Fragments& to) const {
-    KeyGradient::template multiply<ScoresOf<Use::kTransposed>, Right, kConfig.q_tile, kConfig.fp16>(
-        left, right, gradient_offsets_, to);
+    KeyGradient::template multiply<ScoresOf<Use::kTransposed>, Right, kConfig.q_tile, kConfig.fp16,
+                                   kConfig.keeps_offsets()>(left, right, gradient_offsets_, to);
   }
 
   // Writes a warp's part of P or dS to shared memory, in 16 bits.
   __device__ __forceinline__ static void store_scores(const typename Scores::Fragments& values,
                                                       unsigned char* to) {
     using Layout = tile::LdmatrixTile<kConfig.k_tile>;
-    const int lane = threadIdx.x % 32;
-    const std::uint32_t start = Layout::place(Scores::row() + lane / 4, Scores::column() / 8);
+    const std::uint32_t thread = ptx::opaque(threadIdx.x);
+    const int lane = static_cast<int>(thread % 32);
+    const std::uint32_t start =
+        Layout::place(Scores::row(thread) + lane / 4, Scores::column(thread) / 8);
 #pragma unroll
     for (int row_block = 0; row_block < Scores::kRowBlocks; ++row_block) {
 #pragma unroll
@@ -208,7 +211,7 @@ class Backward : public ScoreGradient<kConfig> {
       typename QueryGradient::Fragments dq;
       QueryGradient::clear(dq);
       QueryGradient::template multiply<ScoresOf<Use::kAsStored>, Right, kConfig.k_tile,
-                                       kConfig.fp16>(
+                                       kConfig.fp16, kConfig.keeps_offsets()>(
           shared_.gradients, shared_.k + part * kPartBytes, query_offsets_, dq);
       float* const sums = lane_dq_sums<kConfig>(parameters_, tile_.first_query_tile + q_tile, part);
 #pragma unroll
@@ -239,7 +242,8 @@ class Backward : public ScoreGradient<kConfig> {
   // dV += P^T dO, of the elements of a row of dO that are not finite.
   __device__ void add_non_finite_row(std::int32_t q_tile, int row) {
     using Layout = tile::LdmatrixTile<kConfig.k_tile>;
-    const int lane = threadIdx.x % 32;
+    const std::uint32_t thread = ptx::opaque(threadIdx.x);  // nothing is computed ahead of the loop
+    const int lane = static_cast<int>(thread % 32);
     const Rows& dout = tile_.dout;
     const std::uint16_t* const from =
         dout.first + (std::int64_t{q_tile} * kConfig.q_tile + row) * dout.stride;
@@ -248,9 +252,9 @@ class Backward : public ScoreGradient<kConfig> {
 #pragma unroll
       for (int r = 0; r < KeyGradient::kCount; ++r) {
         const int key =
-            KeyGradient::row() + 16 * row_block + tile::lane_row(lane, tile::register_row(r));
+            KeyGradient::row(thread) + 16 * row_block + tile::lane_row(lane, tile::register_row(r));
         const int column =
-            KeyGradient::column() + tile::register_column(r) + tile::lane_column(lane);
+            KeyGradient::column(thread) + tile::register_column(r) + tile::lane_column(lane);
         const std::uint32_t prob = *reinterpret_cast<const std::uint16_t*>(
             shared_.probs + Layout::place(row, key / 8) + key % 8 * 2);
         if (prob == 0 || column >= dout.columns) continue;

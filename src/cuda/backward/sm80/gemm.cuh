@@ -103,16 +103,18 @@ struct WarpTile {
 
   // The offsets of the lane's first elements of both operands in their tiles.
   template <class Left, class Right>
-  __device__ __forceinline__ static Offsets offsets() {
-    const std::uint32_t thread = threadIdx.x;
+  __device__ __forceinline__ static Offsets offsets(std::uint32_t thread = threadIdx.x) {
     return {Left::offset(row(thread), thread), Right::offset(column(thread), thread)};
   }
 
-  // C += A B over `kSummed` elements, of two tiles of shared memory.
-  template <class Left, class Right, int kSummed, bool kFp16>
+  // C += A B over `kSummed` elements, of two tiles of shared memory. kKeepOffsets: the main loop
+  // has registers for the offsets; else they are computed each time.
+  template <class Left, class Right, int kSummed, bool kFp16, bool kKeepOffsets>
   __device__ __forceinline__ static void multiply(const unsigned char* a_tile,
-                                                  const unsigned char* b_tile,
-                                                  const Offsets& offsets, Fragments& c) {
+                                                  const unsigned char* b_tile, const Offsets& kept,
+                                                  Fragments& c) {
+    const Offsets offsets =
+        kKeepOffsets ? kept : WarpTile::offsets<Left, Right>(ptx::opaque(threadIdx.x));
     const std::uint32_t left = ptx::shared_address(a_tile) + offsets.left;
     const std::uint32_t right = ptx::shared_address(b_tile) + offsets.right;
 #pragma unroll

@@ -21,6 +21,8 @@ struct KernelConfig {
   int stages;              // 2: the next tile of Q and dO is copied meanwhile
   int blocks;              // on a multiprocessor
 
+  // Whether registers are left for the offsets of operands.
+  TILEWISE_INLINE constexpr bool keeps_offsets() const { return q_tile < 128; }
   TILEWISE_INLINE constexpr int threads() const { return 32 * warps; }
   TILEWISE_INLINE constexpr int q_bytes() const { return q_tile * columns * 2; }
   TILEWISE_INLINE constexpr int k_bytes() const { return k_tile * columns * 2; }

@@ -43,9 +43,9 @@ class ScoreGradient {
   template <int kRows>
   __device__ __forceinline__ static void load_tile(const Rows& rows, std::int32_t row,
                                                    unsigned char* to) {
-    // With 128 queries the main loop has no registers for the thread's place in a tile.
-    const std::uint32_t thread = kConfig.q_tile == 128 ? ptx::opaque(threadIdx.x) : threadIdx.x;
-    cuda::sm80::load_tile<kRows, kConfig.columns, kThreads>(rows, row, to, thread);
+    // The thread's place is computed each time: the main loop has no registers for it.
+    cuda::sm80::load_tile<kRows, kConfig.columns, kThreads>(rows, row, to,
+                                                            ptx::opaque(threadIdx.x));
   }
 
   // Starts the copy of K and V.
@@ -178,26 +178,27 @@ class ScoreGradient {
  private:
   __device__ __forceinline__ void add_products(const unsigned char* left,
                                                const unsigned char* right, Fragments& to) const {
-    Scores::template multiply<ScoreLeft, ScoreRight, kConfig.columns, kConfig.fp16>(
-        left, right, score_offsets_, to);
+    Scores::template multiply<ScoreLeft, ScoreRight, kConfig.columns, kConfig.fp16,
+                              kConfig.keeps_offsets()>(left, right, score_offsets_, to);
   }
 
   // The lane's first row of the tile of queries, and its first key of the tile of keys.
-  __device__ __forceinline__ static std::int32_t lane_row() {
-    return Scores::row() + tile::lane_row(threadIdx.x % 32, 0);
+  __device__ __forceinline__ static std::int32_t lane_row(std::uint32_t thread) {
+    return Scores::row(thread) + tile::lane_row(static_cast<int>(thread % 32), 0);
   }
-  __device__ __forceinline__ static std::int32_t lane_key() {
-    return Scores::column() + tile::lane_column(threadIdx.x % 32);
+  __device__ __forceinline__ static std::int32_t lane_key(std::uint32_t thread) {
+    return Scores::column(thread) + tile::lane_column(static_cast<int>(thread % 32));
   }
 
   // A row statistic of a lane's two rows of a row block.
   struct Statistics {
     float rows[tile::kRowsPerLane];
 
-    __device__ __forceinline__ Statistics(const float* statistics, int row_block) {
+    __device__ __forceinline__ Statistics(const float* statistics, int row_block,
+                                          std::uint32_t thread = threadIdx.x) {
 #pragma unroll
       for (int which = 0; which < tile::kRowsPerLane; ++which)
-        rows[which] = statistics[lane_row() + 16 * row_block + 8 * which];
+        rows[which] = statistics[lane_row(thread) + 16 * row_block + 8 * which];
     }
     __device__ __forceinline__ float of(int r) const { return rows[tile::register_row(r)]; }
   };
@@ -212,13 +213,13 @@ class ScoreGradient {
   // are not finite either: a row that sees it has an LSE of NaN, and in all other rows its score is
   // -inf, which is masked.
   __device__ __forceinline__ void mask_bits(std::int32_t q_tile, int stage,
-                                            tile::TileClass tile_class,
+                                            tile::TileClass tile_class, std::uint32_t thread,
                                             std::uint32_t (&visible)[kRows]) const {
-    const std::int32_t row = q_tile * kConfig.q_tile + lane_row();
+    const std::int32_t row = q_tile * kConfig.q_tile + lane_row(thread);
     if (tile_class != tile::kFull) {
-      const std::int32_t own_column = tile::lane_column(threadIdx.x % 32);
-      mask_.mask_bits(row, 8, tile::FragmentColumns{tile_.first + Scores::column(), own_column},
-                      visible);
+      const std::int32_t own_column = tile::lane_column(static_cast<int>(thread % 32));
+      mask_.mask_bits(
+          row, 8, tile::FragmentColumns{tile_.first + Scores::column(thread), own_column}, visible);
     } else {
 #pragma unroll
       for (std::uint32_t& bits : visible) bits = ~0u;
@@ -227,11 +228,12 @@ class ScoreGradient {
     std::uint32_t non_finite = 0;
 #pragma unroll 1
     for (int bit = 0; bit < Scores::kOwnColumns / 4; ++bit) {
-      if (shared_.non_finite_key[lane_key() + bit / 2 * 8 + bit % 2] != 0) non_finite |= 1u << bit;
+      if (shared_.non_finite_key[lane_key(thread) + bit / 2 * 8 + bit % 2] != 0)
+        non_finite |= 1u << bit;
     }
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      const float lse = shared_.statistics[stage][0][lane_row() + 8 * i];
+      const float lse = shared_.statistics[stage][0][lane_row(thread) + 8 * i];
       if (lse == lse) visible[i] &= ~non_finite;
     }
   }
@@ -239,22 +241,24 @@ class ScoreGradient {
   __device__ __forceinline__ void masked_probs(std::int32_t q_tile, int stage,
                                                tile::TileClass tile_class, Fragments& scores,
                                                ScoreFactors& factors) const {
+    // The places of the lane are computed here alone: the main loop has no registers for them.
+    const std::uint32_t thread = ptx::opaque(threadIdx.x);
     std::uint32_t visible[kRows];
-    mask_bits(q_tile, stage, tile_class, visible);
+    mask_bits(q_tile, stage, tile_class, thread, visible);
 #pragma unroll
     for (int row_block = 0; row_block < kRowBlocks; ++row_block) {
       std::uint32_t own[tile::kRowsPerLane] = {visible[2 * row_block], visible[2 * row_block + 1]};
       if constexpr (kConfig.score_mod) {
-        const std::int32_t row = q_tile * kConfig.q_tile + lane_row() + 16 * row_block;
+        const std::int32_t row = q_tile * kConfig.q_tile + lane_row(thread) + 16 * row_block;
         set_factors(row, scores[row_block], factors.keep[row_block], factors.derivative[row_block]);
         const tile::Head head = tile::head_of(parameters_.problem, tile_.sequence.batch, tile_.head,
                                               static_cast<std::int32_t>(tile_.sequence.diagonal));
         tile::apply_score_mod<tile::FragmentLayout, tile::Softcap>(
             parameters_.problem, parameters_.scaling, parameters_.pair_loads, head, row,
-            tile_.first + lane_key(), scores[row_block], own);
+            tile_.first + lane_key(thread), scores[row_block], own);
       }
       tile::apply_mask_bits<tile::FragmentLayout>(scores[row_block], own);
-      const Statistics lse(shared_.statistics[stage][0], row_block);
+      const Statistics lse(shared_.statistics[stage][0], row_block, thread);
 #pragma unroll
       for (int r = 0; r < kCount; ++r) {
         const float score = scores[row_block][r];
