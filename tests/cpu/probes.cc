@@ -127,6 +127,9 @@ constexpr TypedProbes<T> typed_probes() {
       store_converted(Vec<T>::load(from), static_cast<decltype(storage)*>(to));
     });
   };
+  probes.multiply_exactly = [](const T* from, T factor, T* to) {
+    multiply_exactly(Vec<T>::load(from), factor).store(to);
+  };
   probes.all_finite = all_finite<T, static_cast<int>(kWidth<T>)>;
   probes.row_is_finite = [](const T* row, std::int64_t width) { return row_is_finite(row, width); };
   probes.inner_product = [](const T* a, const T* b, std::int64_t count) {

@@ -49,6 +49,9 @@ struct TypedProbes {
   std::int64_t (*packed_size)(std::int64_t width);
   std::int64_t packed_block;  // elements of a block of columns
 
+  // simd/exact_multiply.h: `lanes` numbers
+  void (*multiply_exactly)(const T* from, T factor, T* to);
+
   // simd/conversion.h: `lanes` numbers of a dtype
   void (*load)(std::int32_t dtype, const void* from, T* to);
   void (*store)(std::int32_t dtype, const T* from, void* to);

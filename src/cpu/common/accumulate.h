@@ -1,35 +1,32 @@
-// The product that sums over keys (P V) or over queries (dO^T P, Q^T dS), with the mask's edges and
-// with the slow path for non-finite rows.
+// The product that sums over keys (P V) or over queries (dO^T P, Q^T dS), with the mask's edges,
+// and with rows that are not finite.
 #pragma once
 
-#include "cpu/common/gemm_masked.h"
 #include "cpu/common/non_finite.h"
-#include "cpu/simd/packing_bf16.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
+// Whether a tile holds rows that are not finite, and whether its lanes see all of its rows.
+struct TileSight {
+  const std::uint8_t* seen;  // (t_count, kWidth); only if seen_whole is false
+  bool seen_whole;
+};
+
 // out[c][lane] = out * factor + sum over t of rows[skipped + t][c] * probs[t][lane].
 //
-// On the slow path (rows.non_finite is set) rows that are not finite enter the product as zeros, so
-// that the sums of all other rows have the bits that they have without them; afterwards each of
-// these rows is added to the lanes that see it, and to no others.
-//
-// probs: from as_operands(), zeros outside of `active`; seen: (t_count, kWidth); skipped: a
-// multiple of an operand's numbers
+// probs: from as_operands(), zeros outside of `active`; skipped: a multiple of an operand's numbers
 template <class E, int kColumns, int kWidth>
-void accumulate(const PackedColumns<E>& rows, std::int64_t skipped, std::int64_t t_count,
+void accumulate(const ContainedColumns<E>& columns, std::int64_t skipped, std::int64_t t_count,
                 const ActiveRegisters<kColumns>& active, const E* probs,
-                const Vec<SumOf<E>>* factor, const std::uint8_t* seen, SumOf<E>* out,
+                const Vec<SumOf<E>>* factor, const TileSight& sight, SumOf<E>* out,
                 Prefetcher* prefetcher = nullptr) {
+  const bool contained = !columns.all_finite && !sight.seen_whole;
+  const PackedColumns<E>& rows = contained ? columns.zeroed : columns.whole;
   gemm_packed_masked<E, kColumns, kWidth>(rows.data + operand_count<E>(skipped) * kGemmRows,
                                           rows.rows.width, probs, t_count, active, out, factor,
                                           prefetcher);
-  for (std::int64_t t = 0; rows.non_finite != nullptr && t < t_count; ++t) {
-    if (rows.non_finite[skipped + t] == 0) continue;
-    SumOf<E> room[kWidth];
-    add_non_finite_row<SumOf<E>, kWidth>(
-        rows.rows, skipped + t, operand_row<E, kWidth>(probs, t, room), seen + t * kWidth, out);
-  }
+  if (contained)
+    add_non_finite_rows<E, kColumns, kWidth>(columns, skipped, active, probs, sight.seen, out);
 }
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET

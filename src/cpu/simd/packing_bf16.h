@@ -74,6 +74,18 @@ void pack_panel(const RowBlock& rows, float factor, E* panel) {
   }
 }
 
+TILEWISE_INLINE __m512i absolute_16bit(__m512i halves) {
+  return _mm512_and_si512(halves, _mm512_set1_epi16(0x7FFF));
+}
+// The largest of the halves, as bf16 without a sign.
+TILEWISE_INLINE float largest_bf16(__m512i halves) {
+  std::uint16_t bits[32];
+  __builtin_memcpy(bits, &halves, sizeof(bits));
+  std::uint16_t largest = 0;
+  for (const std::uint16_t half : bits) largest = half > largest ? half : largest;
+  return math::to_float(math::BFloat16{largest});
+}
+
 // Packs rows as the left operand of the product that sums over them; a word holds two rows.
 // non_finite is nullptr, or an array (rows) to be filled; rows that are not finite are then packed
 // as zeros.
@@ -86,12 +98,17 @@ PackedColumns<E> pack_columns(const RowBlock& rows, E* data, std::uint8_t* non_f
   };
   for (std::int64_t r = 0; non_finite != nullptr && r < rows.count; ++r)
     non_finite[r] = is_finite_16bit(rows_16bit(rows) + r * rows.view->row, rows.width) ? 0 : 1;
+  __m512i largest = _mm512_setzero_si512();
   static_assert(kGemmRows == 8, "a block of columns is half a register");
   const std::int64_t width = math::round_up(rows.width, kGemmRows);
   for (std::int64_t r = 0; r < rows.count; r += 2) {
     E* const to = data + r / 2 * kGemmRows;
     for (std::int64_t c = 0; c < width; c += 32) {
-      const InterleavedRows pairs = interleave(row(r, c), row(r + 1, c));
+      const __m512i even = row(r, c);
+      const __m512i odd = row(r + 1, c);
+      largest =
+          _mm512_max_epu16(largest, _mm512_max_epu16(absolute_16bit(even), absolute_16bit(odd)));
+      const InterleavedRows pairs = interleave(even, odd);
       const __m256i blocks[4] = {
           _mm512_castsi512_si256(pairs.low), _mm512_extracti64x4_epi64(pairs.low, 1),
           _mm512_castsi512_si256(pairs.high), _mm512_extracti64x4_epi64(pairs.high, 1)};
@@ -101,7 +118,14 @@ PackedColumns<E> pack_columns(const RowBlock& rows, E* data, std::uint8_t* non_f
       }
     }
   }
-  return {rows, data, non_finite};
+  return {rows, data, non_finite, largest_bf16(largest)};
+}
+
+// The number in row t and column m of a block of packed columns.
+template <IsBf16Pair E>
+TILEWISE_INLINE float packed_number(const E* block, std::int64_t t, int m) {
+  const E word = block[t / 2 * kGemmRows + m];
+  return __builtin_bit_cast(float, t % 2 == 0 ? word << 16 : word & 0xFFFF0000u);
 }
 
 // Makes the result of a product the operand of the next one: rows 2t and 2t + 1 of the tile become
@@ -125,15 +149,14 @@ TILEWISE_INLINE const E* as_operands(std::int64_t t_count, float* tile) {
   return reinterpret_cast<const E*>(tile);
 }
 
-// Row t of the result of as_operands(), as numbers.
+// A register of row t of the result of as_operands(), as numbers.
 template <IsBf16Pair E, int kWidth>
-TILEWISE_INLINE const float* operand_row(const E* operands, std::int64_t t, float* room) {
-  for (int lane = 0; lane < kWidth; ++lane) {
-    E word;
-    __builtin_memcpy(&word, operands + t / 2 * kWidth + lane, sizeof(word));
-    room[lane] = __builtin_bit_cast(float, t % 2 == 0 ? word << 16 : word & 0xFFFF0000u);
-  }
-  return room;
+TILEWISE_INLINE Vec<float> operand_lanes(const E* operands, std::int64_t t, int lane) {
+  const __m512i words = _mm512_loadu_si512(operands + t / 2 * kWidth + lane);
+  const __m512i halves =
+      t % 2 == 0 ? _mm512_slli_epi32(words, 16)
+                 : _mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xFFFF0000u)));
+  return Vec<float>(Vec<float>::Native(halves));
 }
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET

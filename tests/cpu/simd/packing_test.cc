@@ -115,6 +115,30 @@ TYPED_TEST(Packing, NonFiniteRowsAreFlaggedAndPackedAsZeros) {
   }
 }
 
+TYPED_TEST(Packing, DenormalNumbersAreMultipliedExactly) {
+  using T = typename TypeParam::Number;
+  const T least = std::numeric_limits<T>::denorm_min();
+  const T normal = std::numeric_limits<T>::min();
+  const T inf = std::numeric_limits<T>::infinity();
+  const T numbers[] = {least,  -least, 5 * least,    normal - least, least - normal,
+                       normal, T(0),   T(-0.0),      T(1),           T(-3.25),
+                       inf,    -inf,   7077 * least, -normal / 2};
+  constexpr int kCount = sizeof(numbers) / sizeof(T);
+  const std::int64_t lanes = TypeParam::probes().lanes;
+  for (const int exponent :
+       {0, 1, 24, 53, sizeof(T) == 8 ? 996 : 100, sizeof(T) == 8 ? 1022 : 126}) {
+    const T factor = static_cast<T>(std::ldexp(1.0, exponent));
+    for (int first = 0; first < kCount; ++first) {
+      Array<T> from(lanes);
+      Array<T> to(lanes);
+      for (std::int64_t i = 0; i < lanes; ++i) from[i] = numbers[(first + i) % kCount];
+      TypeParam::probes().multiply_exactly(from.data(), factor, to.data());
+      for (std::int64_t i = 0; i < lanes; ++i)
+        ASSERT_TRUE(same_bits(to[i], std::ldexp(from[i], exponent))) << from[i] << ", " << exponent;
+    }
+  }
+}
+
 TYPED_TEST(Packing, ContiguousRowsOfTheArithmeticTypeStayInPlace) {
   using T = typename TypeParam::Number;
   const std::int32_t dtype = sizeof(T) == 8 ? TILEWISE_FP64 : TILEWISE_FP32;
