@@ -217,8 +217,9 @@ bool decode_scores(const DecodeRange& range, const DecodeBlock& block, const Hea
     score_all_rows<T, S>(k, block.keys, rows, queries, row, scores, prefetcher);
   }
   for (std::int64_t r = 0; r < rows; ++r) {
-    divide_scores<T, kDecodeKeys>(1, form.unit, scratch.query_unit[head.first_row + r],
-                                  scores + r * kDecodeKeys);
+    const T q_unit = scratch.query_unit[head.first_row + r];
+    if (form.unit == T(1) && q_unit == T(1)) continue;
+    divide_scores<T, kDecodeKeys>(1, form.unit, q_unit, scores + r * kDecodeKeys);
   }
   return softmax_rows(block, head.first_row, scratch, prefetcher);
 }

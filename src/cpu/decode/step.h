@@ -20,6 +20,22 @@ struct BlockForm {
   TILEWISE_INLINE bool in_place() const { return unit == T(1) && !finite_only; }
 };
 
+// Converts whole registers of a row, and multiplies them by a unit.
+template <class T, class S>
+TILEWISE_INLINE void stage_registers(const S* from, std::int64_t registers, T unit, T* to) {
+  constexpr int kLanes = Vec<T>::kLanes;
+  if (unit == T(1)) {
+    for (std::int64_t n = 0; n < registers; ++n)
+      load_converted<T>(from + n * kLanes).store(to + n * kLanes);
+  } else if (lifts_denormals(unit)) {
+    for (std::int64_t n = 0; n < registers; ++n)
+      multiply_denormals(load_converted<T>(from + n * kLanes), unit).store(to + n * kLanes);
+  } else {
+    for (std::int64_t n = 0; n < registers; ++n)
+      (load_converted<T>(from + n * kLanes) * Vec<T>(unit)).store(to + n * kLanes);
+  }
+}
+
 // Converts rows of K or V and pads them with zeros to a register.
 template <class T, class S>
 Rows<T> stage_block(Rows<S> rows, std::int64_t count, std::int64_t width, const BlockForm<T>& form,
@@ -28,11 +44,9 @@ Rows<T> stage_block(Rows<S> rows, std::int64_t count, std::int64_t width, const 
   for (std::int64_t j = 0; j < count; ++j) {
     T* const to = staged + j * size;
     const S* const from = rows.data + j * rows.stride;
-    std::int64_t c = 0;
-    for (; c + Vec<T>::kLanes <= width; c += Vec<T>::kLanes)
-      (lifts_denormals(form.unit) ? multiply_denormals(load_converted<T>(from + c), form.unit)
-                                  : load_converted<T>(from + c) * Vec<T>(form.unit))
-          .store(to + c);
+    const std::int64_t registers = width / Vec<T>::kLanes;
+    stage_registers<T>(from, registers, form.unit, to);
+    std::int64_t c = registers * Vec<T>::kLanes;
     for (; c < width; ++c) to[c] = math::load<T>(from[c]) * form.unit;
     for (; c < size; ++c) to[c] = T(0);
     if (form.finite_only && !row_is_finite(to, width)) {
