@@ -299,6 +299,28 @@ TEST(ExtremeScores, OfTheLargestInputsStayFinite) {
   }
 }
 
+// The products of q and k are below the normal numbers, and the scale makes scores near 1 of them.
+TEST(ExtremeScores, OfDenormalProductsUnderTheLargestScaleCount) {
+  TILEWISE_TRACE_SEED();
+  for (const Operation operation : kOperations) {
+    for (const std::int32_t dtype : {TILEWISE_FP32, TILEWISE_FP64}) {
+      for (const std::int64_t queries : {1, 45}) {
+        Case c = make_case(operation, dtype, {1, queries, 77, 2, 1, 16});
+        const int exponent = dtype == TILEWISE_FP32 ? 127 : 1023;
+        c.scale = std::ldexp(1.0, exponent);
+        expect_all_pass(c, [&](const tilewise_problem& request) {
+          for (const tilewise_tensor* tensor : {&request.q, &request.k}) {
+            Random random(run_seed() + (tensor == &request.q ? 1 : 2));
+            const int size = tensor == &request.q ? exponent / 2 : exponent - exponent / 2;
+            set_elements(*tensor,
+                         [&](std::int64_t) { return std::ldexp(random.normal(), -size - 1); });
+          }
+        });
+      }
+    }
+  }
+}
+
 TEST(EmptySequences, KeepTheAccuracy) {
   TILEWISE_TRACE_SEED();
   const std::vector<std::int64_t> kLengths[] = {{0, 9, 1}, {9, 0, 1}, {9, 1, 0}, {0, 0, 9},

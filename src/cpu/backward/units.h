@@ -6,6 +6,7 @@
 
 #include "cpu/common/dropout.h"
 #include "cpu/common/schedule.h"
+#include "cpu/common/score_mod.h"
 #include "cpu/simd/magnitude.h"
 #include "math/exp2.h"
 #include "math/integer.h"
@@ -111,8 +112,9 @@ GradientUnits<T> choose_units(const Problem& problem, const Sequence& sequence,
   const auto raise = [&](const Magnitude<T>& a, const Magnitude<T>& other, int other_exponent) {
     return raising_exponent(a, kMost - depth - exponent_above(other.largest) - other_exponent);
   };
-  const int k = raise(head.k, head.q, 0);
-  const int q = raise(head.q, head.k, k);
+  const bool lifts_scores = scores_have_units(problem);
+  const int k = lifts_scores ? raise(head.k, head.q, 0) : 0;
+  const int q = lifts_scores ? raise(head.q, head.k, k) : 0;
   const int dout = raise(head.dout, head.v, 0);
   const int reach =
       math::max(exponent_above(head.dout.largest) + dout + exponent_above(head.v.largest) + depth,

@@ -63,17 +63,6 @@ TILEWISE_INLINE void load_bf16_queries(const math::BFloat16* from, std::int64_t 
   }
 }
 
-// The power of two that makes products with rows of small numbers normal; 1 for other rows.
-template <class T>
-T unit_of_rows(const Magnitude<T>& magnitude, std::int64_t width) {
-  const int exponent = raising_exponent(magnitude, -exponent_above(width) - 2);
-  return exponent == 0 ? T(1) : exact_power<T>(exponent);
-}
-template <class T>
-T small_query_unit(const RowBlock& row) {
-  return unit_of_rows(measure_rows<T>(row), row.width);
-}
-
 // Returns true if the first row of a block of K or V is so small that a unit is worth while: some
 // numbers are denormal, or all are below 2^least. One row decides, because the time of a block is
 // that of reading it; only the speed depends on it.
@@ -110,9 +99,14 @@ void load_decode_queries(const DecodeRange& range, const DecodeScratch<T>& scrat
           continue;
         }
       }
-      const T unit = small_query_unit<T>(
-          {&problem.q, range.context.sequence.batch, range.context.head + r / q_len,
-           range.context.sequence.q_start + r % q_len, 1, problem.head_dim});
+      const RowBlock query = {&problem.q,
+                              range.context.sequence.batch,
+                              range.context.head + r / q_len,
+                              range.context.sequence.q_start + r % q_len,
+                              1,
+                              problem.head_dim};
+      const T unit =
+          scores_have_units(problem) ? unit_of_rows(measure_rows<T>(query), query.width) : T(1);
       scratch.query_unit[r] = unit;
       for (std::int64_t at = 0; at < row.size(); ++at) {
         const bool again = at >= row.whole() && at < row.size() - row.width + row.whole();
@@ -208,7 +202,8 @@ bool decode_scores(const DecodeRange& range, const DecodeBlock& block, const Hea
   T* const scores = scratch.scores + head.first_row * kDecodeKeys;
   BlockForm<T> form;
   // Queries are multiplied by a unit of their own, so that most small keys need none.
-  if (!pairs && first_row_is_small<T>(k, problem.head_dim, 2 * Exponents<T>::kSmall))
+  if (!pairs && scores_have_units(problem) &&
+      first_row_is_small<T>(k, problem.head_dim, 2 * Exponents<T>::kSmall))
     form.unit = unit_of_rows(measure_rows<T>(head.k), problem.head_dim);
   if (!form.in_place() || (!pairs && needs_staging<T, S>(problem.head_dim, rows))) {
     const Rows<T> staged = stage_block<T>(k, block.keys, problem.head_dim, form, scratch.staged);

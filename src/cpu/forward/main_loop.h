@@ -90,14 +90,14 @@ void load_scored_keys(const HeadContext& context, const RowBlock& keys,
   tile.k_unit = T(1);
   if constexpr (Operand<E>::kNumbers == 1) {
     if (keys.view->dtype == TILEWISE_FP16) return;  // no product of two of them is denormal
+    if (!scores_have_units(*context.problem)) return;
     // All keys of the grid's tile count, so that the unit does not depend on the block of queries.
     const std::int64_t first = keys.first - context.sequence.k_start;
     RowBlock whole = keys;
     whole.first -= first % kKeyTile;
     whole.count = math::min(kKeyTile, context.sequence.k_len - first + first % kKeyTile);
-    const int exponent = raising_exponent(measure_rows<T>(whole), -exponent_above(keys.width) - 2);
-    if (exponent == 0) return;
-    tile.k_unit = exact_power<T>(exponent);
+    tile.k_unit = unit_of_rows(measure_rows<T>(whole), keys.width);
+    if (tile.k_unit == T(1)) return;
     tile.k = scale_rows<T>(tile.k, keys, tile.k_unit, scratch.k_stage);
   }
 }
@@ -245,8 +245,7 @@ void load_queries(const QueryBlock& block, const ForwardScratch<E>& scratch) {
     const RowBlock rows = panel_rows(problem.q, block, panel, kWidth, problem.head_dim);
     T unit = T(1);
     if constexpr (Operand<E>::kNumbers == 1) {
-      unit =
-          exact_power<T>(raising_exponent(measure_rows<T>(rows), -exponent_above(rows.width) - 2));
+      if (scores_have_units(problem)) unit = unit_of_rows(measure_rows<T>(rows), rows.width);
     }
     scratch.score_unit[panel] = unit;
     pack_panel<E, kWidth>(rows, ScoreScaling<T>(problem).sign * unit,

@@ -147,8 +147,9 @@ Rows<T> stage_scaled_rows(const RowBlock& rows, T factor, T* stage) {
   return factor == T(1) ? staged : scale_rows<T>(staged, rows, factor, stage);
 }
 
-// Divides scores by the units of their operands. Results below the normal numbers become 0: they
-// differ from 0 by less than any rounding of the softmax, whatever the scale is.
+// Divides scores by the units of their operands. Results below the normal numbers become 0: times
+// a scale below 2^60 they differ from 0 by less than the rounding of the softmax. Under a larger
+// scale operands have no units (scores_have_units).
 template <class T, int kWidth>
 void divide_scores(std::int64_t t_count, T k_unit, T q_unit, T* scores) {
   if (k_unit == T(1) && q_unit == T(1)) return;
@@ -184,6 +185,13 @@ TILEWISE_INLINE int raising_exponent(const Magnitude<T>& operands, int room) {
                      : operands.has_denormals     ? Exponents<T>::kLift
                                                   : 0;
   return math::clamp(math::min(wanted, room - above), 0, Exponents<T>::kMost);
+}
+
+// The power of two that makes products with rows of small numbers normal; 1 for other rows.
+template <class T>
+TILEWISE_INLINE T unit_of_rows(const Magnitude<T>& magnitude, std::int64_t width) {
+  const int exponent = raising_exponent(magnitude, -exponent_above(width) - 2);
+  return exponent == 0 ? T(1) : exact_power<T>(exponent);
 }
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET
