@@ -63,18 +63,17 @@ TILEWISE_INLINE void load_bf16_queries(const math::BFloat16* from, std::int64_t 
   }
 }
 
-// Returns true if the first row of a block of K or V is so small that a unit is worth while: some
-// numbers are denormal, or all are below 2^least. One row decides, because the time of a block is
-// that of reading it; only the speed depends on it.
+// Returns true if a block of K or V starts with a number below 2^least, so that it is worth while
+// to measure it. One register decides, because the time of a block is that of reading it; only the
+// speed depends on it.
 template <class T, class S>
-TILEWISE_INLINE bool first_row_is_small(Rows<S> rows, std::int64_t width, int least) {
+TILEWISE_INLINE bool starts_small(Rows<S> rows, std::int64_t width, int least) {
   if constexpr (std::is_same_v<S, math::Float16>) {
     return false;
   } else {
-    Measure<T> measure;
-    measure_row(rows.data, width, measure);
-    const Magnitude<T> first = measure.value();
-    return first.has_denormals || first.largest < exact_power<T>(least);
+    const Vec<T> first =
+        width < Vec<T>::kLanes ? Vec<T>(math::load<T>(rows.data[0])) : load_converted<T>(rows.data);
+    return any_lane(small_lanes(first, exact_power<T>(least)));
   }
 }
 
@@ -203,7 +202,7 @@ bool decode_scores(const DecodeRange& range, const DecodeBlock& block, const Hea
   BlockForm<T> form;
   // Queries are multiplied by a unit of their own, so that most small keys need none.
   if (!pairs && scores_have_units(problem) &&
-      first_row_is_small<T>(k, problem.head_dim, 2 * Exponents<T>::kSmall))
+      starts_small<T>(k, problem.head_dim, 2 * Exponents<T>::kSmall))
     form.unit = unit_of_rows(measure_rows<T>(head.k), problem.head_dim);
   if (!form.in_place() || (!pairs && needs_staging<T, S>(problem.head_dim, rows))) {
     const Rows<T> staged = stage_block<T>(k, block.keys, problem.head_dim, form, scratch.staged);
@@ -228,7 +227,7 @@ BlockForm<T> value_form(const DecodeRange& range, const DecodeBlock& block,
   T& unit = scratch.out_unit[head.number];
   if (unit == T(0)) {
     const Rows<S> v = cache_rows<S>(range.context.problem->v, range, head.number, block.first);
-    unit = first_row_is_small<T>(v, head.v.width, Exponents<T>::kSmall)
+    unit = starts_small<T>(v, head.v.width, Exponents<T>::kSmall)
                ? unit_of_rows(measure_rows<T>(head.v), head.v.width)
                : T(1);
   }

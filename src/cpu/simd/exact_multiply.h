@@ -37,6 +37,15 @@ TILEWISE_INLINE Mask<T> denormal_lanes(Vec<T> x) {
   return {SmallnessOf<T>::of(Bits(x.v) & BitsOf<T>::kAbsolute) < SmallnessOf<T>::kLimit};
 }
 
+// The lanes that hold a number below `limit`, a positive power of two, and not 0.
+template <class T>
+TILEWISE_INLINE Mask<T> small_lanes(Vec<T> x, T limit) {
+  using Bits = typename Registers<T>::Bits;
+  using Word = typename BitsOf<T>::Word;
+  const Word below = SmallnessOf<T>::kLowest + (__builtin_bit_cast(Word, limit) - 1);
+  return {SmallnessOf<T>::of(Bits(x.v) & BitsOf<T>::kAbsolute) < below};
+}
+
 // x * factor, for a power of two that is at least 1 / (unit of the mantissa), without an operation
 // on a denormal number, which would take a hundred cycles: its bits are an integer, and become a
 // floating-point number.
