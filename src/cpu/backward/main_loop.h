@@ -71,11 +71,11 @@ struct KeyPass {
 // A tile of queries: rows of Q and dO, and the same as packed columns.
 template <class E>
 struct QueryTile {
-  Rows<E> q;                         // (rows, D)
-  Rows<E> dout;                      // (rows, Dv)
-  ContainedColumns<E> q_columns;     // if dK is wanted
-  ContainedColumns<E> dout_columns;  // if dV is wanted
-  Prefetcher prefetcher[2];          // the next rows of Q and dO
+  Rows<E> q;                      // (rows, D)
+  Rows<E> dout;                   // (rows, Dv)
+  PackedColumns<E> q_columns;     // if dK is wanted
+  PackedColumns<E> dout_columns;  // if dV is wanted
+  Prefetcher prefetcher[2];       // the next rows of Q and dO
   const GradientUnits<SumOf<E>>* units;
 };
 
@@ -87,25 +87,6 @@ TILEWISE_INLINE RowBlock query_rows(const HeadContext& context, const View& view
           context.sequence.q_start + rows.begin,
           math::max(rows.end - rows.begin, 0),
           width};
-}
-
-// Packs columns, in a second form too if some rows are not finite.
-template <class E>
-ContainedColumns<E> pack_contained(const RowBlock& rows, SumOf<E> unit, E* packed,
-                                   std::uint8_t* non_finite) {
-  E* const zeroed = packed + packed_size<E>(rows.width);
-  ContainedColumns<E> columns = {};
-  if constexpr (Operand<E>::kNumbers > 1) {
-    columns.whole = pack_columns<E>(rows, packed, nullptr);
-    columns.all_finite = math::is_finite(columns.whole.largest);
-    if (!columns.all_finite) columns.zeroed = pack_columns<E>(rows, zeroed, non_finite);
-  } else {
-    columns.whole = pack_scaled_columns<E>(rows, unit, packed, nullptr);
-    columns.all_finite = math::is_finite(columns.whole.largest);
-    if (!columns.all_finite)
-      columns.zeroed = pack_scaled_columns<E>(rows, unit, zeroed, non_finite);
-  }
-  return columns;
 }
 
 // Rows as an operand of S or dP. Pairs of bf16 have no unit.
@@ -131,15 +112,10 @@ QueryTile<E> load_query_tile(const HeadContext& context, math::KeyRange rows, ma
   tile.dout = stage_operand<E>(dout, units.dout_rows, scratch.stage_b);
   tile.prefetcher[0] = prefetcher_of(query_rows(context, problem.q, next, problem.head_dim));
   tile.prefetcher[1] = prefetcher_of(query_rows(context, problem.dout, next, problem.value_dim));
-  tile.q_columns.all_finite = tile.dout_columns.all_finite = true;
-  if (problem.dk.present()) {
-    tile.q_columns =
-        pack_contained<E>(q, units.q_columns, scratch.packed_a, scratch.non_finite.non_finite_a);
-  }
-  if (problem.dv.present()) {
-    tile.dout_columns = pack_contained<E>(dout, units.dout_columns, scratch.packed_b,
-                                          scratch.non_finite.non_finite_b);
-  }
+  tile.q_columns = tile.dout_columns = {};
+  if (problem.dk.present()) tile.q_columns = pack_columns<E>(q, units.q_columns, scratch.packed_a);
+  if (problem.dv.present())
+    tile.dout_columns = pack_columns<E>(dout, units.dout_columns, scratch.packed_b);
   return tile;
 }
 
@@ -185,11 +161,11 @@ void key_tile(const HeadContext& context, const TileBounds& bounds, TileClass ti
       scratch.v_panels + at_v,
       rows.prefetcher,
       rows.units,
-      rows.q_columns.all_finite && rows.dout_columns.all_finite && pass.keys_are_finite};
+      rows.q_columns.all_finite() && rows.dout_columns.all_finite() && pass.keys_are_finite};
   const GradientTile<T>& tile = scratch.gradient.tile;
   const ActiveRegisters<kColumns> active =
       find_active<T, Lanes::kKeys, kColumns>(context, bounds, tile_class);
-  const TileSight sight = recompute_tile<E, Lanes::kKeys, kColumns, kWidth>(
+  const TileSight<T> sight = recompute_tile<E, Lanes::kKeys, kColumns, kWidth>(
       context, bounds, tile_class, active, given, scratch.gradient);
   if (!sight.seen_whole) count_contained_step(*pass.run);
   if (problem.softcap > 0) apply_softcap_derivative<T, kWidth>(bounds, tile);

@@ -124,7 +124,7 @@ void load_key_rows(const RowBlock& block, std::int64_t padded, float, KeyRows<E>
 template <class T, int kWidth>
 void add_non_finite_keys(const HeadContext& context, const TileBounds& bounds, const T* gradients,
                          const std::uint8_t* non_finite, const QueryGradient<T>& gradient,
-                         const TileSight& sight) {
+                         const TileSight<T>& sight) {
   const View& k = context.problem->k;
   T* const dq = gradient.at(context, bounds.t0);
   const T unit = gradient.units_of(context).k_rows;

@@ -35,11 +35,11 @@ struct GradientScratch {
   T* lse;    // per query of the tile or panel: LSE in the representation of the scores
   T* delta;  // per query: rowsum(O * dO) - dLSE
   MaskScratch<T> mask;
-  NonFiniteScratch non_finite;
-  E* stage_a;   // (kGradientTile, operand_count(D)): Q or K rows
-  E* stage_b;   // (kGradientTile, operand_count(Dv)): dO or V rows
-  E* packed_a;  // (2, packed_size(D)): columns of Q, for dK; see ContainedColumns
-  E* packed_b;  // (2, packed_size(Dv)): columns of dO, for dV
+  typename BitsOf<T>::Word* seen;  // (kGradientTile, kWidth), where operands are not finite
+  E* stage_a;                      // (kGradientTile, operand_count(D)): Q or K rows
+  E* stage_b;                      // (kGradientTile, operand_count(Dv)): dO or V rows
+  E* packed_a;                     // (packed_size(D)): columns of Q, for dK
+  E* packed_b;                     // (packed_size(Dv)): columns of dO, for dV
   Band* bands;
 };
 
@@ -58,14 +58,11 @@ GradientScratch<E> take_gradient_scratch(const Problem& problem, Arena& arena) {
   scratch.mask.low = arena.take<T>(kMostQueries);
   scratch.mask.high = arena.take<T>(kMostQueries);
   scratch.mask.visible = arena.take<std::uint8_t>(kTile);
-  scratch.non_finite.seen = arena.take<std::uint8_t>(kTile);
-  scratch.non_finite.non_finite_a = arena.take<std::uint8_t>(kGradientTile);
-  scratch.non_finite.non_finite_b = arena.take<std::uint8_t>(kGradientTile);
+  scratch.seen = arena.take<typename BitsOf<T>::Word>(kTile);
   scratch.stage_a = arena.take<E>(kGradientTile * operand_count<E>(problem.head_dim));
   scratch.stage_b = arena.take<E>(kGradientTile * operand_count<E>(problem.value_dim));
-  scratch.packed_a = arena.take<E>(problem.dk.present() ? 2 * packed_size<E>(problem.head_dim) : 0);
-  scratch.packed_b =
-      arena.take<E>(problem.dv.present() ? 2 * packed_size<E>(problem.value_dim) : 0);
+  scratch.packed_a = arena.take<E>(problem.dk.present() ? packed_size<E>(problem.head_dim) : 0);
+  scratch.packed_b = arena.take<E>(problem.dv.present() ? packed_size<E>(problem.value_dim) : 0);
   scratch.bands = arena.take<Band>(problem::max_bands(problem));
   return scratch;
 }
@@ -130,9 +127,10 @@ struct GradientOperands {
 // first kColumns registers are in use. Returns whether all lanes see all rows, if some operands are
 // not finite.
 template <class E, Lanes kLanesAre, int kColumns, int kWidth>
-TileSight recompute_tile(const HeadContext& context, const TileBounds& bounds, TileClass tile_class,
-                         const ActiveRegisters<kColumns>& active, const GradientOperands<E>& given,
-                         const GradientScratch<E>& scratch) {
+TileSight<SumOf<E>> recompute_tile(const HeadContext& context, const TileBounds& bounds,
+                                   TileClass tile_class, const ActiveRegisters<kColumns>& active,
+                                   const GradientOperands<E>& given,
+                                   const GradientScratch<E>& scratch) {
   using T = SumOf<E>;
   const Problem& problem = *context.problem;
   gemm_masked<E, kColumns, kWidth>(given.score_rows, bounds.t_count, given.score_panel,
@@ -142,10 +140,10 @@ TileSight recompute_tile(const HeadContext& context, const TileBounds& bounds, T
                            scratch.tile.probs);
   apply_score_mod<T, kLanesAre, kWidth>(context, bounds, tile_class, scratch.mask,
                                         scratch.tile.probs, scratch.tile.derivative);
-  TileSight sight = {scratch.non_finite.seen, true};
+  TileSight<T> sight = {scratch.seen, true};
   if (!given.all_finite) {
-    sight.seen_whole = record_seen<T, kWidth>(bounds.t_count, bounds.lane_count, scratch.tile.probs,
-                                              scratch.non_finite.seen);
+    sight.seen_whole =
+        record_seen<T, kWidth>(bounds.t_count, bounds.lane_count, scratch.tile.probs, scratch.seen);
   }
   gemm_masked<E, kColumns, kWidth>(
       given.prob_rows, bounds.t_count, given.prob_panel, operand_count<E>(problem.value_dim),

@@ -25,7 +25,7 @@ struct DecodeScratch {
   T* keep;        // (queries, kDecodeKeys), with dropout
   T* staged;      // (kDecodeKeys, the larger padded width)
   MaskScratch<T> mask;
-  std::uint8_t* seen;  // (rows, kDecodeKeys): see record_seen()
+  std::uint8_t* seen;  // (rows, kDecodeKeys): see record_seen_keys()
   Band* bands;
   std::int64_t loaded = -1;  // the heads whose queries are loaded
 };

@@ -41,7 +41,8 @@ TILEWISE_INLINE T softmax_row(T* scores, const math::ScaleLog2<Vec<T>>& scale_lo
   return rescale.v[0];
 }
 
-// Records which of the first `keys` scores of a row are not masked. Returns true if all are.
+// Sets seen[j] = 1 where the score of a row is not masked, and 0 elsewhere. Returns true if none of
+// the first `keys` scores is masked.
 template <class T>
 TILEWISE_INLINE bool record_seen_keys(std::int64_t keys, const T* scores, std::uint8_t* seen) {
   const Vec<T> masked(-math::Limits<T>::kInfinity);
@@ -50,7 +51,13 @@ TILEWISE_INLINE bool record_seen_keys(std::int64_t keys, const T* scores, std::u
   for (int lane = Vec<T>::kLanes; lane < kDecodeKeys; lane += Vec<T>::kLanes)
     any = any | (Vec<T>::load(scores + lane) == masked);
   __builtin_memset(seen, 1, kDecodeKeys);
-  return !any_lane(any) || record_seen<T, kDecodeKeys>(1, keys, scores, seen);
+  if (!any_lane(any)) return true;
+  bool whole = true;
+  for (std::int64_t j = 0; j < keys; ++j) {
+    seen[j] = scores[j] == -math::Limits<T>::kInfinity ? 0 : 1;
+    whole = whole && seen[j] != 0;
+  }
+  return whole;
 }
 
 // From products to probabilities, for the rows of one kv head. Returns true if all rows see all

@@ -27,10 +27,10 @@ struct ForwardScratch {
   T* scores;      // (kKeyTile, kWidth)
   T* keep;        // (kKeyTile, kWidth), with dropout
   E* k_stage;     // (kKeyTile, operand_count(D))
-  E* v_packed;    // (2, packed_size(Dv)): see ContainedColumns
+  E* v_packed;    // (packed_size(Dv))
   T* score_unit;  // (panels): the power of two by which the packed queries are multiplied
   MaskScratch<T> mask;
-  NonFiniteScratch non_finite;
+  typename BitsOf<T>::Word* seen;  // (kKeyTile, kWidth), where V is not finite: see TileSight
   Band* bands;
   std::int64_t out_panel;  // numbers of the output of one panel
 };
@@ -63,10 +63,9 @@ ForwardScratch<E> take_forward_scratch(const Problem& problem, std::int64_t pane
   scratch.q_panels = arena.take<E>(panels * operand_count<E>(problem.head_dim) * kWidth);
   scratch.scores = arena.take<SumOf<E>>(kKeyTile * kWidth);
   scratch.k_stage = arena.take<E>(kKeyTile * operand_count<E>(problem.head_dim));
-  scratch.v_packed = arena.take<E>(2 * packed_size<E>(problem.value_dim));
+  scratch.v_packed = arena.take<E>(packed_size<E>(problem.value_dim));
   scratch.score_unit = arena.take<SumOf<E>>(panels);
-  scratch.non_finite.seen = arena.take<std::uint8_t>(kKeyTile * kWidth);
-  scratch.non_finite.non_finite_a = arena.take<std::uint8_t>(kKeyTile);
+  scratch.seen = arena.take<typename BitsOf<SumOf<E>>::Word>(kKeyTile * kWidth);
   return scratch;
 }
 

@@ -48,7 +48,7 @@ template <class E>
 struct KeyTile {
   Rows<E> k;                 // (keys, D)
   SumOf<E> k_unit;           // the power of two by which K is multiplied
-  ContainedColumns<E> v;     // (keys, Dv)
+  PackedColumns<E> v;        // (keys, Dv)
   SumOf<E> v_unit;           // the power of two by which V is multiplied
   Prefetcher prefetcher[2];  // K and V of the next tile, if there is one
   bool last;
@@ -61,22 +61,14 @@ struct KeyTile {
 template <class E>
 void load_values(const HeadContext& context, const RowBlock& values, SumOf<E>& v_unit,
                  const ForwardScratch<E>& scratch, KeyTile<E>& tile) {
-  E* const zeroed = scratch.v_packed + packed_size<E>(values.width);
-  std::uint8_t* const non_finite = scratch.non_finite.non_finite_a;
   if constexpr (Operand<E>::kNumbers > 1) {  // these products flush denormals in any case
-    tile.v.whole = pack_columns<E>(values, scratch.v_packed, nullptr);
-    tile.v.all_finite = math::is_finite(tile.v.whole.largest);
-    if (!tile.v.all_finite) tile.v.zeroed = pack_columns<E>(values, zeroed, non_finite);
+    tile.v = pack_columns<E>(values, v_unit, scratch.v_packed);
   } else {
     const E guess = v_unit != E(0) ? v_unit : exact_power<E>(Exponents<E>::kLift);
-    tile.v.whole = pack_scaled_columns<E>(values, guess, scratch.v_packed, nullptr);
-    tile.v.all_finite = math::is_finite(tile.v.whole.largest);
-    const E largest = tile.v.all_finite ? tile.v.whole.largest : largest_finite<E>(values);
+    tile.v = pack_columns<E>(values, guess, scratch.v_packed);
+    const E largest = tile.v.all_finite() ? tile.v.largest : largest_finite<E>(values);
     v_unit = value_unit(v_unit, largest, context.sequence.k_len);
-    if (v_unit != guess)
-      tile.v.whole = pack_scaled_columns<E>(values, v_unit, scratch.v_packed, nullptr);
-    if (!tile.v.all_finite)
-      tile.v.zeroed = pack_scaled_columns<E>(values, v_unit, zeroed, non_finite);
+    if (v_unit != guess) tile.v = pack_columns<E>(values, v_unit, scratch.v_packed);
   }
   tile.v_unit = v_unit;
 }
@@ -141,7 +133,7 @@ void forward_tile(const HeadContext& context, const TileBounds& bounds, TileClas
   const Problem& problem = *context.problem;
   const std::int64_t depth = operand_count<E>(problem.head_dim);
   const E* const q_panel = scratch.q_panels + panel * depth * kWidth;
-  const std::int64_t skipped = context.sequence.k_start + bounds.t0 - tile.v.whole.rows.first;
+  const std::int64_t skipped = context.sequence.k_start + bounds.t0 - tile.v.rows.first;
   const ActiveRegisters<kColumns> active =
       find_active<T, Lanes::kQueries, kColumns>(context, bounds, tile_class);
   gemm_masked<E, kColumns, kWidth>({tile.k.data + skipped * tile.k.stride, tile.k.stride},
@@ -153,10 +145,10 @@ void forward_tile(const HeadContext& context, const TileBounds& bounds, TileClas
   }
   apply_score_mod<T, Lanes::kQueries, kWidth>(context, bounds, tile_class, scratch.mask,
                                               scratch.scores, nullptr);
-  TileSight sight = {scratch.non_finite.seen, true};
-  if (!tile.v.all_finite) {
-    sight.seen_whole = record_seen<T, kWidth>(bounds.t_count, bounds.lane_count, scratch.scores,
-                                              scratch.non_finite.seen);
+  TileSight<T> sight = {scratch.seen, true};
+  if (!tile.v.all_finite()) {
+    sight.seen_whole =
+        record_seen<T, kWidth>(bounds.t_count, bounds.lane_count, scratch.scores, scratch.seen);
     if (!sight.seen_whole) count_contained_step(*tile.run);
   }
   Vec<T> rescale[kColumns];

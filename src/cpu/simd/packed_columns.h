@@ -10,11 +10,11 @@ namespace tilewise::cpu::TILEWISE_TARGET {
 
 template <class E>
 struct PackedColumns {
-  RowBlock rows;  // the source; at most kMostPackedRows
-  const E* data;  // (blocks of columns, kPackedBlock); columns are padded with zeros
-  const std::uint8_t* non_finite;  // (rows): 1 where a row is not finite and was packed as zeros;
-                                   // nullptr: all rows were packed as they are
-  SumOf<E> largest;                // |x| of the source; NaN or infinity if one is not finite
+  RowBlock rows;     // the source; at most kMostPackedRows
+  const E* data;     // (blocks of columns, kPackedBlock); columns are padded with zeros
+  SumOf<E> largest;  // |x| of the source; NaN or infinity if one is not finite
+
+  TILEWISE_INLINE bool all_finite() const { return math::is_finite(largest); }
 };
 
 // Operands that the packed columns of a tile take.
@@ -48,55 +48,27 @@ TILEWISE_INLINE void pack_row(const S* from, std::int64_t width, T factor, T* to
   }
 }
 
-// Packs `rows`, multiplied by a factor, into data (packed_size<T>(rows.width)). non_finite is
-// nullptr, or an array (rows) to be filled; rows that are not finite are then packed as zeros.
+// Packs `rows`, multiplied by a factor, into data (packed_size<T>(rows.width)).
 template <class T>
-PackedColumns<T> pack_scaled_columns(const RowBlock& rows, T factor, T* data,
-                                     std::uint8_t* non_finite) {
+PackedColumns<T> pack_columns(const RowBlock& rows, T factor, T* data) {
+  static_assert(Operand<T>::kNumbers == 1, "pairs have a form of their own");
   Largest<T> largest;
   with_storage(rows.view->dtype, [&](auto storage) {
     using S = decltype(storage);
     const S* const base = static_cast<const S*>(rows.view->data) +
                           rows.view->offset(rows.batch, rows.head, rows.first);
-    for (std::int64_t r = 0; r < rows.count; ++r) {
-      T* const to = data + r * kGemmRows;
-      if (non_finite == nullptr) {
-        pack_row<T>(base + r * rows.view->row, rows.width, factor, to, largest);
-        continue;
-      }
-      Largest<T> of_row;
-      pack_row<T>(base + r * rows.view->row, rows.width, factor, to, of_row);
-      non_finite[r] = math::is_finite(of_row.value()) ? 0 : 1;
-      for (std::int64_t c = 0; non_finite[r] != 0 && c < rows.width; ++c)
-        to[c / kGemmRows * kPackedBlock<T> + c % kGemmRows] = T(0);
-    }
+    for (std::int64_t r = 0; r < rows.count; ++r)
+      pack_row<T>(base + r * rows.view->row, rows.width, factor, data + r * kGemmRows, largest);
   });
-  return {rows, data, non_finite, largest.value()};
+  return {rows, data, largest.value()};
 }
 
-template <class T>
-PackedColumns<T> pack_columns(const RowBlock& rows, T* data, std::uint8_t* non_finite) {
-  static_assert(Operand<T>::kNumbers == 1, "pairs have a form of their own");
-  return pack_scaled_columns<T>(rows, T(1), data, non_finite);
-}
-
-// The number in row t and column m of a block of packed columns.
-template <class T>
-TILEWISE_INLINE T packed_number(const T* block, std::int64_t t, int m) {
-  static_assert(Operand<T>::kNumbers == 1, "pairs have a form of their own");
-  return block[t * kGemmRows + m];
-}
-
-// The result of a product, in place, as the operand of the next product; and a register of row t of
-// it as numbers. Pairs of bf16 have their own versions (packing_bf16.h).
+// The result of a product, in place, as the operand of the next product. Pairs of bf16 have their
+// own version (packing_bf16.h).
 template <class T, int kColumns, int kWidth>
 TILEWISE_INLINE const T* as_operands(std::int64_t, T* tile) {
   static_assert(Operand<T>::kNumbers == 1, "pairs have a form of their own");
   return tile;
-}
-template <class T, int kWidth>
-TILEWISE_INLINE Vec<T> operand_lanes(const T* operands, std::int64_t t, int lane) {
-  return Vec<T>::load(operands + t * kWidth + lane);
 }
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET

@@ -86,18 +86,14 @@ TILEWISE_INLINE float largest_bf16(__m512i halves) {
   return math::to_float(math::BFloat16{largest});
 }
 
-// Packs rows as the left operand of the product that sums over them; a word holds two rows.
-// non_finite is nullptr, or an array (rows) to be filled; rows that are not finite are then packed
-// as zeros.
+// Packs rows as the left operand of the product that sums over them; a word holds two rows. Pairs
+// have no unit.
 template <IsBf16Pair E>
-PackedColumns<E> pack_columns(const RowBlock& rows, E* data, std::uint8_t* non_finite) {
+PackedColumns<E> pack_columns(const RowBlock& rows, float, E* data) {
   const auto row = [&](std::int64_t r, std::int64_t c) {
-    if (r >= rows.count || (non_finite != nullptr && non_finite[r] != 0))
-      return _mm512_setzero_si512();
+    if (r >= rows.count) return _mm512_setzero_si512();
     return load_16bit(rows_16bit(rows) + r * rows.view->row, c, rows.width);
   };
-  for (std::int64_t r = 0; non_finite != nullptr && r < rows.count; ++r)
-    non_finite[r] = is_finite_16bit(rows_16bit(rows) + r * rows.view->row, rows.width) ? 0 : 1;
   __m512i largest = _mm512_setzero_si512();
   static_assert(kGemmRows == 8, "a block of columns is half a register");
   const std::int64_t width = math::round_up(rows.width, kGemmRows);
@@ -118,14 +114,7 @@ PackedColumns<E> pack_columns(const RowBlock& rows, E* data, std::uint8_t* non_f
       }
     }
   }
-  return {rows, data, non_finite, largest_bf16(largest)};
-}
-
-// The number in row t and column m of a block of packed columns.
-template <IsBf16Pair E>
-TILEWISE_INLINE float packed_number(const E* block, std::int64_t t, int m) {
-  const E word = block[t / 2 * kGemmRows + m];
-  return __builtin_bit_cast(float, t % 2 == 0 ? word << 16 : word & 0xFFFF0000u);
+  return {rows, data, largest_bf16(largest)};
 }
 
 // Makes the result of a product the operand of the next one: rows 2t and 2t + 1 of the tile become
@@ -147,16 +136,6 @@ TILEWISE_INLINE const E* as_operands(std::int64_t t_count, float* tile) {
     }
   }
   return reinterpret_cast<const E*>(tile);
-}
-
-// A register of row t of the result of as_operands(), as numbers.
-template <IsBf16Pair E, int kWidth>
-TILEWISE_INLINE Vec<float> operand_lanes(const E* operands, std::int64_t t, int lane) {
-  const __m512i words = _mm512_loadu_si512(operands + t / 2 * kWidth + lane);
-  const __m512i halves =
-      t % 2 == 0 ? _mm512_slli_epi32(words, 16)
-                 : _mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xFFFF0000u)));
-  return Vec<float>(Vec<float>::Native(halves));
 }
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET
