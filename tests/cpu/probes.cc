@@ -145,7 +145,9 @@ constexpr TypedProbes<T> typed_probes() {
     multiply_exactly(Vec<T>::load(from), factor).store(to);
   };
   probes.all_finite = all_finite<T, static_cast<int>(kWidth<T>)>;
-  probes.row_is_finite = [](const T* row, std::int64_t width) { return row_is_finite(row, width); };
+  probes.row_is_finite = [](const T* row, std::int64_t width) {
+    return row_is_finite<T>(row, width);
+  };
   probes.inner_product = [](const T* a, const T* b, std::int64_t count) {
     return inner_product<T>(a, b, count);
   };

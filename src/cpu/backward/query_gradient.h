@@ -85,7 +85,7 @@ void load_key_rows(const RowBlock& block, std::int64_t padded, T unit, KeyRows<T
       for (; c + Vec<T>::kLanes <= block.width; c += Vec<T>::kLanes)
         multiply_exactly(load_converted<T>(from + c), unit).store(to + c);
       for (; c < padded; ++c) to[c] = c < block.width ? math::load<T>(from[c]) * unit : T(0);
-      result.non_finite[r] = row_is_finite(to, block.width) ? 0 : 1;
+      result.non_finite[r] = row_is_finite<T>(to, block.width) ? 0 : 1;
       if (result.non_finite[r] == 0) continue;
       result.all_finite = false;
       for (c = 0; c < block.width; ++c) to[c] = T(0);

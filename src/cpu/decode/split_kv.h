@@ -225,19 +225,17 @@ BlockForm<T> value_form(const DecodeRange& range, const DecodeBlock& block,
                         const HeadBlock<T>& head, bool seen_whole,
                         const DecodeScratch<T>& scratch) {
   T& unit = scratch.out_unit[head.number];
+  const Rows<S> v = cache_rows<S>(range.context.problem->v, range, head.number, block.first);
   if (unit == T(0)) {
-    const Rows<S> v = cache_rows<S>(range.context.problem->v, range, head.number, block.first);
     unit = starts_small<T>(v, head.v.width, Exponents<T>::kSmall)
                ? unit_of_rows(measure_rows<T>(head.v), head.v.width)
                : T(1);
   }
   BlockForm<T> form = {unit, false};
-  if (seen_whole && unit == T(1)) return form;
-  const Magnitude<T> values = measure_rows<T>(head.v);
-  const bool all_finite = math::is_finite(values.largest);
-  form.finite_only = !seen_whole && !all_finite;
+  form.finite_only =
+      !seen_whole && hides_non_finite_values<T, S>(v, block, head.first_row, scratch);
   if (unit == T(1)) return form;
-  const T largest = all_finite ? values.largest : largest_finite<T>(head.v);
+  const T largest = largest_finite<T>(head.v);
   const int room =
       Exponents<T>::kMost - exponent_above(block.context.sequence.k_len) - exponent_above(largest);
   form.unit = room >= exponent_above(unit) ? unit : math::maximum(exact_power<T>(room), T(1));
@@ -290,7 +288,9 @@ void decode_block(const RunContext& run, const DecodeRange& range, const DecodeB
   Prefetcher k_prefetcher = next_keys_prefetcher<S>(range, block, heads * v_steps);
   for (std::int64_t kv = 0; kv < heads; ++kv) {
     const HeadBlock<T> head = head_block<T>(range, block, kv);
-    const BlockForm<T> form = value_form<T, S>(range, block, head, seen_whole, scratch);
+    BlockForm<T> form;
+    if (!seen_whole || scratch.out_unit[kv] != T(1))
+      form = value_form<T, S>(range, block, head, seen_whole, scratch);
     if (form.finite_only) count_contained_step(run);
     decode_outputs<T, S>(range, block, head, form, scratch, k_prefetcher);
   }

@@ -49,7 +49,7 @@ Rows<T> stage_block(Rows<S> rows, std::int64_t count, std::int64_t width, const 
     std::int64_t c = registers * Vec<T>::kLanes;
     for (; c < width; ++c) to[c] = math::load<T>(from[c]) * form.unit;
     for (; c < size; ++c) to[c] = T(0);
-    if (form.finite_only && !row_is_finite(to, width)) {
+    if (form.finite_only && !row_is_finite<T>(to, width)) {
       for (c = 0; c < size; ++c) to[c] = T(0);
     }
   }
@@ -169,6 +169,22 @@ void output_all_rows(Rows<S> v, std::int64_t keys, std::int64_t rows, Padded<T> 
   if (rows - r == 1) output_rows<T, S, 1>(v, keys, row, first_row + r, scratch, prefetcher);
 }
 
+// Returns true if some row of queries of a kv head does not see a row of V that is not finite.
+template <class T, class S>
+bool hides_non_finite_values(Rows<S> v, const DecodeBlock& block, std::int64_t first_row,
+                             const DecodeScratch<T>& scratch) {
+  std::uint8_t seen[kDecodeKeys];  // by all rows
+  __builtin_memset(seen, 1, sizeof(seen));
+  for (std::int64_t r = first_row; r < first_row + block.rows(); ++r) {
+    for (int j = 0; j < kDecodeKeys; ++j) seen[j] &= scratch.seen[r * kDecodeKeys + j];
+  }
+  for (std::int64_t j = 0; j < block.keys; ++j) {
+    if (seen[j] == 0 && !row_is_finite<T>(v.data + j * v.stride, block.context.problem->value_dim))
+      return true;
+  }
+  return false;
+}
+
 // Rows of V that are not finite entered the product as zeros (common/non_finite.h); each is now
 // added to those rows of the kv head that see it, and to no others.
 //
@@ -180,10 +196,7 @@ void add_non_finite_values(Rows<S> v, const DecodeBlock& block, T unit, std::int
   const Padded<T> row = padded<T>(width);
   for (std::int64_t j = 0; j < block.keys; ++j) {
     const S* const from = v.data + j * v.stride;
-    bool finite = true;
-    for (std::int64_t c = 0; c < width; ++c)
-      finite = finite && math::is_finite(math::load<T>(from[c]));
-    if (finite) continue;
+    if (row_is_finite<T>(from, width)) continue;
     for (std::int64_t r = first_row; r < first_row + block.rows(); ++r) {
       if (scratch.seen[r * kDecodeKeys + j] == 0) continue;
       const T prob = scratch.scores[r * kDecodeKeys + j];
