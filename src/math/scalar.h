@@ -29,6 +29,7 @@ struct Limits<float> {
       12582912.0f;  // 1.5 * 2^23: x + magic - magic rounds x to an integer
   static constexpr float kMaxExponent = 128.0f;
   static constexpr float kLowestExp2 = -151.0f;  // below this, exp2 is 0
+  static constexpr float kLowestProb = -126.0f;  // below this, exp2 is denormal
 };
 template <>
 struct Limits<double> {
@@ -36,6 +37,7 @@ struct Limits<double> {
   static constexpr double kRoundingMagic = 6755399441055744.0;  // 1.5 * 2^52
   static constexpr double kMaxExponent = 1024.0;
   static constexpr double kLowestExp2 = -1076.0;
+  static constexpr double kLowestProb = -1022.0;
 };
 
 // Returns condition ? a : b. This is a selection, not arithmetic: the side not taken may hold

@@ -152,8 +152,9 @@ Status run_problem(const Plan& plan, const Problem& problem, const RunOptions& o
   } else {
     executor = default_pool()->executor();
   }
-  const problem::RunContext context = {options.workspace, &executor, plan.concurrency,
-                                       options.sram_bytes, options.traffic};
+  const problem::RunContext context = {options.workspace, &executor,
+                                       plan.concurrency,  options.sram_bytes,
+                                       options.traffic,   options.contained_steps};
   return plan.kernel->run(problem, context);
 }
 

@@ -38,6 +38,7 @@ struct RunOptions {
   const tilewise_executor* executor = nullptr;  // nullptr: the default pool
   std::int64_t sram_bytes = 0;                  // see problem::RunContext
   problem::Traffic* traffic = nullptr;
+  std::int64_t* contained_steps = nullptr;  // see problem::RunContext
 };
 
 // Runs the plan on tensors of the planned shapes. Allocates nothing.

@@ -31,6 +31,9 @@ struct RunContext {
   std::int64_t concurrency;    // as planned; no more work items than this are in flight
   std::int64_t sram_bytes;     // size of the ladder's modelled fast memory; 0: kDefaultSramBytes
   Traffic* traffic = nullptr;  // counted if not nullptr
+  // Counted if not nullptr: steps of a CPU kernel's tiles in which rows that are not finite had to
+  // be kept from lanes that do not see them. It is 0 for finite inputs.
+  std::int64_t* contained_steps = nullptr;
 };
 
 inline constexpr std::int64_t kDefaultSramBytes = std::int64_t{192} * 1024;

@@ -1,6 +1,7 @@
 // See probes.h. Compiled once for each instruction set, with its flags and TILEWISE_TARGET.
 #include "cpu/probes.h"
 
+#include "cpu/common/accumulate.h"
 #include "cpu/common/gemm_masked.h"
 #include "cpu/decode/plan.h"
 #include "cpu/decode/softmax.h"
@@ -72,6 +73,18 @@ void probe_gemm_packed_masked(const T* a, std::int64_t m_count, const T* b, std:
 }
 
 template <class T>
+void probe_gemm_packed_seen(const T* a, std::int64_t m_count, const T* b, std::int64_t depth,
+                            const void* seen, T* c) {
+  const PackedColumns<T> columns = {
+      {nullptr, 0, 0, 0, depth, m_count}, a, std::numeric_limits<T>::infinity()};
+  Vec<T> factor[kWideColumns];
+  for (Vec<T>& x : factor) x = Vec<T>(T(1));
+  accumulate<T, kWideColumns, static_cast<int>(kWidth<T>)>(
+      columns, 0, depth, all_active<kWideColumns>(depth), b, factor,
+      {static_cast<const typename BitsOf<T>::Word*>(seen), false}, c);
+}
+
+template <class T>
 void probe_softmax_step(std::int64_t keys, T scale_log2, T* scores, T* max, T* sum, T* rescale) {
   Vec<T> factors[kWideColumns];
   softmax_step<T, kWideColumns, static_cast<int>(kWidth<T>)>(
@@ -103,6 +116,7 @@ constexpr TypedProbes<T> typed_probes() {
   probes.gemm_wide = probe_gemm_wide<T>;
   probes.gemm_masked = probe_gemm_masked<T>;
   probes.gemm_packed_masked = probe_gemm_packed_masked<T>;
+  probes.gemm_packed_seen = probe_gemm_packed_seen<T>;
   probes.stage_rows = [](ProbeRows rows, T* stage) {
     return stage_rows<T>(row_block(rows), stage).data;
   };
@@ -112,8 +126,8 @@ constexpr TypedProbes<T> typed_probes() {
   probes.unpack_panel = [](ProbeRows rows, const T* factor, const T* panel) {
     unpack_panel<T, static_cast<int>(kWidth<T>)>(row_block(rows), factor, panel);
   };
-  probes.pack_columns = [](ProbeRows rows, T* data, std::uint8_t* non_finite) {
-    pack_columns<T>(row_block(rows), data, non_finite);
+  probes.pack_columns = [](ProbeRows rows, T* data) {
+    return pack_columns<T>(row_block(rows), T(1), data).all_finite();
   };
   probes.packed_size = packed_size<T>;
   probes.packed_block = kPackedBlock<T>;
@@ -127,8 +141,13 @@ constexpr TypedProbes<T> typed_probes() {
       store_converted(Vec<T>::load(from), static_cast<decltype(storage)*>(to));
     });
   };
+  probes.multiply_exactly = [](const T* from, T factor, T* to) {
+    multiply_exactly(Vec<T>::load(from), factor).store(to);
+  };
   probes.all_finite = all_finite<T, static_cast<int>(kWidth<T>)>;
-  probes.row_is_finite = [](const T* row, std::int64_t width) { return row_is_finite(row, width); };
+  probes.row_is_finite = [](const T* row, std::int64_t width) {
+    return row_is_finite<T>(row, width);
+  };
   probes.inner_product = [](const T* a, const T* b, std::int64_t count) {
     return inner_product<T>(a, b, count);
   };

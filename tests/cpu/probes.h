@@ -41,13 +41,22 @@ struct TypedProbes {
   void (*gemm_packed_masked)(const T* a, std::int64_t m_count, const T* b, std::int64_t depth,
                              const std::int64_t* begin, const std::int64_t* end, T* c);
 
+  // common/accumulate.h: adds a product in which a number counts only in the lanes that see it
+  //
+  // seen: (depth, panel_width), integers of the size of T: all bits or none
+  void (*gemm_packed_seen)(const T* a, std::int64_t m_count, const T* b, std::int64_t depth,
+                           const void* seen, T* c);
+
   // simd/packing.h, simd/packed_columns.h
   const T* (*stage_rows)(ProbeRows rows, T* stage);
   void (*pack_panel)(ProbeRows rows, T factor, T* panel);
   void (*unpack_panel)(ProbeRows rows, const T* factor, const T* panel);
-  void (*pack_columns)(ProbeRows rows, T* data, std::uint8_t* non_finite);
+  bool (*pack_columns)(ProbeRows rows, T* data);  // returns whether all rows are finite
   std::int64_t (*packed_size)(std::int64_t width);
   std::int64_t packed_block;  // elements of a block of columns
+
+  // simd/exact_multiply.h: `lanes` numbers
+  void (*multiply_exactly)(const T* from, T factor, T* to);
 
   // simd/conversion.h: `lanes` numbers of a dtype
   void (*load)(std::int32_t dtype, const void* from, T* to);
@@ -85,7 +94,7 @@ struct Bf16Probes {
   std::int64_t (*packed_size)(std::int64_t width);
   void (*stage_rows)(ProbeRows rows, std::uint32_t* stage);
   void (*pack_panel)(ProbeRows rows, float factor, std::uint32_t* panel);
-  void (*pack_columns)(ProbeRows rows, std::uint32_t* data, std::uint8_t* non_finite);
+  bool (*pack_columns)(ProbeRows rows, std::uint32_t* data);
   void (*gemm)(const std::uint32_t* a, std::int64_t a_stride, std::int64_t m_count,
                const std::uint32_t* b, std::int64_t depth, float* c);
   float (*inner_product)(const std::uint16_t* a, const std::uint16_t* b, std::int64_t width);

@@ -299,6 +299,26 @@ TEST(ExtremeScores, OfTheLargestInputsStayFinite) {
   }
 }
 
+// The products of q and k are below the normal numbers, and the largest scale lifts them to 1e-8.
+TEST(ExtremeScores, OfDenormalProductsCountUnderTheLargestScale) {
+  TILEWISE_TRACE_SEED();
+  for (const Operation operation : kOperations) {
+    for (const std::int32_t dtype : {TILEWISE_FP32, TILEWISE_FP64}) {
+      const bool fp32 = dtype == TILEWISE_FP32;
+      for (const std::int64_t queries : {1, 45}) {
+        Case c = make_case(operation, dtype, {1, queries, 77, 2, 1, 16});
+        c.scale = fp32 ? 1e30 : 1e300;
+        expect_all_pass(c, [&](const tilewise_problem& request) {
+          Random random(run_seed());
+          const double size = std::ldexp(1.0, fp32 ? -64 : -512);
+          set_elements(request.q, [&](std::int64_t) { return size * random.normal(); });
+          set_elements(request.k, [&](std::int64_t) { return size * random.normal(); });
+        });
+      }
+    }
+  }
+}
+
 TEST(EmptySequences, KeepTheAccuracy) {
   TILEWISE_TRACE_SEED();
   const std::vector<std::int64_t> kLengths[] = {{0, 9, 1}, {9, 0, 1}, {9, 1, 0}, {0, 0, 9},

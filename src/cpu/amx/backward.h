@@ -34,7 +34,7 @@ TILEWISE_INLINE void load_tile_statistics(const HeadContext& context, const AmxQ
   statistics.lse = scratch.lse + begin;
   statistics.delta = scratch.delta + begin;
   const std::int64_t count = tile.end - tile.first - begin;
-  load_row_statistics(context, delta, tile.first + begin, count,
+  load_row_statistics(context, {delta, 1.0f, 1.0f}, tile.first + begin, count,
                       math::round_up(count, kBlockQueries), statistics);
   for (; group * kBlockQueries < tile.end - tile.first; ++group) {
     std::int64_t at = group * kBlockQueries;
@@ -303,6 +303,7 @@ struct AmxBackward {
   using Scratch = AmxBackwardScratch;
   using Packed = PackedQueries;
   static constexpr int kPackedCopies = 2 * kTerms;  // rows and columns
+  static constexpr bool kHasUnits = false;          // tile products flush denormals
   static constexpr std::int64_t kMostPanels = kMostAmxKeyPanels<kTerms>;
 
   static Packed take_packed(const Problem& problem, Arena& arena) {
@@ -330,8 +331,9 @@ struct AmxBackward {
                   const Packed& packed, const Scratch& scratch) {
     if (flag_non_finite_keys<kTerms>(block, scratch)) {
       if (amx_key_block<kTerms>(context, block, pass, packed, scratch)) return;
-      pass.slow_path = true;  // dQ has been added already
+      pass.dq_is_added = true;
     }
+    count_contained_step(context);
     key_block<float, kPanelRegisters>(context, block, pass, scratch.fallback);
   }
 };

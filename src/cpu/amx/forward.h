@@ -274,9 +274,22 @@ TILEWISE_INLINE void amx_finalise_rows(const QueryBlock& block, const AmxForward
   apply_dropout_scale<float, kAmxWidth>(block, scratch.base);
 }
 
+TILEWISE_INLINE bool amx_block_is_finite(const QueryBlock& block,
+                                         const ForwardScratch<float>& scratch) {
+  const std::int64_t value_dim = block.context.problem->value_dim;
+  for (std::int64_t panel = 0; panel * kAmxWidth < block.rows; ++panel) {
+    const std::int64_t lanes = math::min(kAmxWidth, block.rows - panel * kAmxWidth);
+    if (!all_finite<float, kAmxWidth>(scratch.out_panels + panel * scratch.out_panel, value_dim,
+                                      lanes))
+      return false;
+  }
+  return true;
+}
+
 // Computes the states of the rows of a block; they stay in the scratch.
 template <int kTerms>
-TILEWISE_INLINE void amx_forward_block(const QueryBlock& block, const AmxForwardScratch& scratch) {
+TILEWISE_INLINE void amx_forward_block(const RunContext& run, const QueryBlock& block,
+                                       const AmxForwardScratch& scratch) {
   // Tile products flush denormals. Denormal probabilities would make the exponential's instruction
   // ten times as slow, so that they are flushed too. The mode of the thread is restored before the
   // outputs are stored.
@@ -285,10 +298,11 @@ TILEWISE_INLINE void amx_forward_block(const QueryBlock& block, const AmxForward
     amx_load_queries<kTerms>(block, scratch);
     _mm_setcsr(mode | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
     configure_tiles();
+    if (slow_path) count_contained_step(run);
     amx_visit_keys<kTerms>(block, slow_path, scratch);
     release_tiles();
     _mm_setcsr(mode);
-    if (slow_path || block_is_finite<float, kAmxWidth>(block, scratch.base)) break;
+    if (slow_path || amx_block_is_finite(block, scratch.base)) break;
   }
 }
 
@@ -325,8 +339,8 @@ struct AmxForward {
   void reset() const {
     for (std::int64_t s = 0; s < scratch.slots; ++s) scratch.packed[s].batch = -1;
   }
-  void compute(const RunContext&, const QueryBlock& block) const {
-    amx_forward_block<kTerms>(block, scratch);
+  void compute(const RunContext& run, const QueryBlock& block) const {
+    amx_forward_block<kTerms>(run, block, scratch);
   }
   void finalise(const QueryBlock& block) const { amx_finalise_rows(block, scratch); }
   // Where all keys stay packed, a panel visits all of them before the next panel begins, so that

@@ -155,7 +155,7 @@ __attribute__((noinline)) inline bool apply_block_score_mod(const HeadContext& c
                                                      scores, nullptr);
   for (std::int64_t i = block.t_count * kAmxWidth; i < kBlockKeys * kAmxWidth; ++i)
     scores[i] = -math::Limits<float>::kInfinity;
-  if (bounds.slow_path) record_seen<float, kAmxWidth>(kBlockKeys, scores, seen);
+  if (bounds.slow_path) amx_record_seen(scores, seen);
   return true;
 }
 

@@ -24,6 +24,12 @@ TILEWISE_INLINE bool flag_non_finite_rows(const RowBlock& rows, std::uint8_t* no
   return any;
 }
 
+// seen[t][lane] = 1 where the score of a block is not masked.
+TILEWISE_INLINE void amx_record_seen(const float* scores, std::uint8_t* seen) {
+  for (std::int64_t at = 0; at < kBlockKeys * kAmxWidth; ++at)
+    seen[at] = scores[at] == -math::Limits<float>::kInfinity ? 0 : 1;
+}
+
 // With fp16, AMX would multiply infinity by a low term of zero, which gives NaN. This function
 // computes the scores of keys and queries that are not finite again, as fp32 has them: -inf is
 // masked, and not NaN.

@@ -11,12 +11,10 @@
 namespace tilewise::cpu::TILEWISE_TARGET {
 
 // Stores dS of a panel, rounded to nearest even, as rows next to those of the other panels. Rows
-// and lanes outside of the bounds become zeros. Keys that are not finite are added to dQ here, in
-// fp32.
+// and lanes outside of the bounds become zeros.
 template <IsBf16Pair E, int kMost, int kColumns>
-void store_gradient_rows(const HeadContext& context, const TileBounds& bounds, math::KeyRange rows,
-                         std::int64_t panel, const KeyPass<float>& pass,
-                         const KeyScratch<E>& scratch) {
+void store_gradient_rows(const HeadContext&, const TileBounds& bounds, math::KeyRange rows,
+                         std::int64_t panel, const KeyPass<float>&, const KeyScratch<E>& scratch) {
   constexpr int kWidth = kMost * 16;
   const GradientScratch<E>& own = scratch.gradient;
   const std::int64_t stride = scratch.panels * kWidth / 2;
@@ -32,10 +30,6 @@ void store_gradient_rows(const HeadContext& context, const TileBounds& bounds, m
       __builtin_memcpy(to + t * stride + lane / 2, &halves, sizeof(halves));
     }
   }
-  if (pass.keys_are_finite) return;
-  add_non_finite_keys<float, kWidth>(context, bounds, own.tile.gradients, own.non_finite.seen,
-                                     pass.query_gradient.at(context, bounds.t0),
-                                     pass.query_gradient.row);
 }
 
 // Adds dS of all panels in the range, times their keys, to dQ of the rows. One word after the other

@@ -47,23 +47,38 @@ TILEWISE_INLINE math::KeyRange broadcast_range(std::int64_t extent, std::int64_t
   return {index * step, math::min(index * step + step, full)};
 }
 
+// What the tiles of a head share: delta, and the units of its operands. V is read in place where it
+// is of ordinary size; dO then has its unit.
+template <class T>
+struct BiasHead {
+  View delta;
+  GradientUnits<T> units;
+
+  TILEWISE_INLINE T moved() const {
+    const T most = exact_power<T>(Exponents<T>::kLift);
+    return units.v_panel < T(1) ? T(1) : math::minimum(units.v_panel, most);
+  }
+  TILEWISE_INLINE T dout_panel() const { return units.dout_rows * moved(); }
+  TILEWISE_INLINE T v_rows() const { return units.v_panel / moved(); }
+};
+
 // Packs rows of Q (with the sign of the scale) and of dO.
 template <class T, int kWidth>
-void pack_query_panel(const HeadContext& context, std::int64_t first, std::int64_t lanes,
-                      T* q_panel, T* dout_panel) {
+void pack_query_panel(const HeadContext& context, const BiasHead<T>& head, std::int64_t first,
+                      std::int64_t lanes, T* q_panel, T* dout_panel) {
   const Problem& problem = *context.problem;
   const std::int64_t row = context.sequence.q_start + first;
   pack_panel<T, kWidth>(
       {&problem.q, context.sequence.batch, context.head, row, lanes, problem.head_dim},
-      ScoreScaling<T>(problem).sign, q_panel);
+      ScoreScaling<T>(problem).sign * head.units.q_rows, q_panel);
   pack_panel<T, kWidth>(
-      {&problem.dout, context.sequence.batch, context.head, row, lanes, problem.value_dim}, T(1),
-      dout_panel);
+      {&problem.dout, context.sequence.batch, context.head, row, lanes, problem.value_dim},
+      head.dout_panel(), dout_panel);
 }
 
 // Adds dS of the queries `rows` and the keys `keys` of one head, at most one tile.
 template <class T, int kColumns>
-void add_bias_tile(const HeadContext& context, const View& delta, math::KeyRange rows,
+void add_bias_tile(const HeadContext& context, const BiasHead<T>& head, math::KeyRange rows,
                    math::KeyRange keys, const BiasScratch<T>& scratch) {
   constexpr int kWidth = kColumns * Vec<T>::kLanes;
   const Problem& problem = *context.problem;
@@ -71,26 +86,29 @@ void add_bias_tile(const HeadContext& context, const View& delta, math::KeyRange
   const TileClass tile_class = classify(context, Lanes::kQueries, bounds);
   if (tile_class == TileClass::kEmpty) return;
   const std::int64_t row = context.sequence.k_start + keys.begin;
-  const Rows<T> k = stage_rows<T>({&problem.k, context.sequence.batch, context.kv_head(), row,
-                                   bounds.t_count, problem.head_dim},
-                                  scratch.gradient.stage_a);
-  const Rows<T> v = stage_rows<T>({&problem.v, context.sequence.batch, context.kv_head(), row,
-                                   bounds.t_count, problem.value_dim},
-                                  scratch.gradient.stage_b);
-  load_row_statistics(context, delta, rows.begin, bounds.lane_count, kWidth, scratch.gradient);
+  const Rows<T> k = stage_scaled_rows<T>({&problem.k, context.sequence.batch, context.kv_head(),
+                                          row, bounds.t_count, problem.head_dim},
+                                         head.units.k_panel, scratch.gradient.stage_a);
+  const Rows<T> v = stage_scaled_rows<T>({&problem.v, context.sequence.batch, context.kv_head(),
+                                          row, bounds.t_count, problem.value_dim},
+                                         head.v_rows(), scratch.gradient.stage_b);
+  load_row_statistics<T>(context, {head.delta, head.units.v_panel, head.units.dout_rows},
+                         rows.begin, bounds.lane_count, kWidth, scratch.gradient);
   recompute_tile<T, Lanes::kQueries, kColumns, kWidth>(
       context, bounds, tile_class, all_active<kColumns>(bounds.t_count),
-      {k, v, scratch.q_panel, scratch.dout_panel, nullptr}, false, scratch.gradient);
+      {k, v, scratch.q_panel, scratch.dout_panel, nullptr, &head.units, true}, scratch.gradient);
+  const GradientFactor<T> factor(1, head.units, T(1));
   for (std::int64_t t = 0; t < bounds.t_count; ++t) {
     for (std::int64_t lane = 0; lane < bounds.lane_count; ++lane) {
-      scratch.sums[t * kWidth + lane] += scratch.gradient.tile.gradients[t * kWidth + lane];
+      scratch.sums[t * kWidth + lane] +=
+          scratch.gradient.tile.gradients[t * kWidth + lane] * factor.first * factor.second;
     }
   }
 }
 
 // Adds dS of all queries and keys of one head that the bias tile stands for.
 template <class T, int kColumns>
-void add_bias_head(const HeadContext& context, const View& delta, math::KeyRange rows,
+void add_bias_head(const HeadContext& context, const BiasHead<T>& head, math::KeyRange rows,
                    math::KeyRange keys, const BiasScratch<T>& scratch) {
   constexpr int kWidth = kColumns * Vec<T>::kLanes;
   rows.end = math::min(rows.end, context.sequence.q_len);
@@ -99,9 +117,9 @@ void add_bias_head(const HeadContext& context, const View& delta, math::KeyRange
     const math::KeyRange seen = keys_of_rows(context, first, lanes);
     const std::int64_t end = math::min(keys.end, seen.end);
     if (keys.begin >= end || seen.begin >= keys.end) continue;
-    pack_query_panel<T, kWidth>(context, first, lanes, scratch.q_panel, scratch.dout_panel);
+    pack_query_panel<T, kWidth>(context, head, first, lanes, scratch.q_panel, scratch.dout_panel);
     for (std::int64_t tile = keys.begin; tile < end; tile += kGradientTile) {
-      add_bias_tile<T, kColumns>(context, delta, {first, first + lanes},
+      add_bias_tile<T, kColumns>(context, head, {first, first + lanes},
                                  {tile, math::min(tile + kGradientTile, end)}, scratch);
     }
   }
@@ -136,7 +154,7 @@ void store_bias_tile(const Problem& problem, std::int64_t b, std::int64_t h, mat
 
 template <class T, int kColumns>
 void bias_item(const Problem& problem, const BlockSchedule& shared, const View& delta,
-               std::int64_t number, const BiasScratch<T>& scratch) {
+               const GradientUnits<T>* units, std::int64_t number, const BiasScratch<T>& scratch) {
   constexpr int kWidth = kColumns * Vec<T>::kLanes;
   const BiasTiles tiles = bias_tiles<kWidth>(problem);
   const std::int64_t* const shape = problem.bias_shape;
@@ -154,7 +172,9 @@ void bias_item(const Problem& problem, const BlockSchedule& shared, const View& 
       HeadContext context = {&problem, shared.sequences[batch], head, scratch.gradient.bands, 0};
       context.band_count =
           problem::sequence_bands(problem, context.sequence, head, scratch.gradient.bands);
-      add_bias_head<T, kColumns>(context, delta, rows, keys, scratch);
+      add_bias_head<T, kColumns>(context,
+                                 {delta, units[batch * problem.kv_heads + context.kv_head()]}, rows,
+                                 keys, scratch);
     }
   }
   store_bias_tile<T, kWidth>(problem, b, h, rows, keys, scratch.sums);

@@ -11,11 +11,12 @@ namespace tilewise::cpu::TILEWISE_TARGET {
 template <class E>
 struct KeyScratch {
   using T = SumOf<E>;
-  E* k_panels;       // (panels, operand_count(D), kWidth), with the sign of the scale
-  E* v_panels;       // (panels, operand_count(Dv), kWidth)
-  T* dk_panels;      // (panels, D rounded up to kGemmRows, kWidth)
-  T* dv_panels;      // (panels, Dv rounded up to kGemmRows, kWidth)
-  E* key_rows;       // (operand_count(panels * kWidth), padded D), for dQ
+  E* k_panels;                    // (panels, operand_count(D), kWidth), with the sign of the scale
+  E* v_panels;                    // (panels, operand_count(Dv), kWidth)
+  T* dk_panels;                   // (panels, D rounded up to kGemmRows, kWidth)
+  T* dv_panels;                   // (panels, Dv rounded up to kGemmRows, kWidth)
+  E* key_rows;                    // (operand_count(panels * kWidth), padded D), for dQ
+  std::uint8_t* non_finite_keys;  // (panels * kWidth): 1 where K is not finite
   E* gradient_rows;  // (kGradientTile, operand_count(panels * kWidth)): dS; only pairs of bf16 need
                      // it
   GradientScratch<E> gradient;
@@ -39,6 +40,7 @@ KeyScratch<E> take_key_scratch(const Problem& problem, std::int64_t panels, Aren
   scratch.dv_panels = arena.take<T>(panels * gradient_panel<kWidth>(problem.value_dim));
   const std::int64_t keys = problem.dq.present() ? operand_count<E>(panels * kWidth) : 0;
   scratch.key_rows = arena.take<E>(keys * padded_head_dim<T>(problem));
+  scratch.non_finite_keys = arena.take<std::uint8_t>(keys > 0 ? panels * kWidth : 0);
   scratch.gradient_rows = arena.take<E>(Operand<E>::kNumbers > 1 ? kGradientTile * keys : 0);
   scratch.gradient = take_gradient_scratch<E, kWidth>(problem, arena);
   return scratch;
@@ -53,16 +55,17 @@ struct KeyBlock {
   OrderBarrier order;
 };
 
-// One pass of a block of keys over the queries. A second pass on the slow path computes only dK and
-// dV again, because dQ has been added.
+// One pass of a block of keys over the queries. A second pass computes only dK and dV again,
+// because dQ has been added.
 template <class T>
 struct KeyPass {
-  bool slow_path;
+  bool dq_is_added;
   bool keys_are_finite;  // of the block
   View delta;
   QueryGradient<T> query_gradient;
+  const RunContext* run;
 
-  TILEWISE_INLINE bool adds_to_dq() const { return query_gradient.sums != nullptr && !slow_path; }
+  TILEWISE_INLINE bool adds_to_dq() const { return query_gradient.sums != nullptr && !dq_is_added; }
 };
 
 // A tile of queries: rows of Q and dO, and the same as packed columns.
@@ -73,6 +76,7 @@ struct QueryTile {
   PackedColumns<E> q_columns;     // if dK is wanted
   PackedColumns<E> dout_columns;  // if dV is wanted
   Prefetcher prefetcher[2];       // the next rows of Q and dO
+  const GradientUnits<SumOf<E>>* units;
 };
 
 TILEWISE_INLINE RowBlock query_rows(const HeadContext& context, const View& view,
@@ -85,25 +89,33 @@ TILEWISE_INLINE RowBlock query_rows(const HeadContext& context, const View& view
           width};
 }
 
+// Rows as an operand of S or dP. Pairs of bf16 have no unit.
+template <class E>
+Rows<E> stage_operand(const RowBlock& rows, SumOf<E> unit, E* stage) {
+  if constexpr (Operand<E>::kNumbers > 1) {
+    return stage_rows<E>(rows, stage);
+  } else {
+    return stage_scaled_rows<E>(rows, unit, stage);
+  }
+}
+
 template <class E>
 QueryTile<E> load_query_tile(const HeadContext& context, math::KeyRange rows, math::KeyRange next,
-                             bool slow_path, const GradientScratch<E>& scratch) {
+                             const GradientUnits<SumOf<E>>& units,
+                             const GradientScratch<E>& scratch) {
   const Problem& problem = *context.problem;
   const RowBlock q = query_rows(context, problem.q, rows, problem.head_dim);
   const RowBlock dout = query_rows(context, problem.dout, rows, problem.value_dim);
   QueryTile<E> tile;
-  tile.q = stage_rows<E>(q, scratch.stage_a);
-  tile.dout = stage_rows<E>(dout, scratch.stage_b);
+  tile.units = &units;
+  tile.q = stage_operand<E>(q, units.q_rows, scratch.stage_a);
+  tile.dout = stage_operand<E>(dout, units.dout_rows, scratch.stage_b);
   tile.prefetcher[0] = prefetcher_of(query_rows(context, problem.q, next, problem.head_dim));
   tile.prefetcher[1] = prefetcher_of(query_rows(context, problem.dout, next, problem.value_dim));
-  if (problem.dk.present()) {
-    tile.q_columns =
-        pack_columns<E>(q, scratch.packed_a, slow_path ? scratch.non_finite.non_finite_a : nullptr);
-  }
-  if (problem.dv.present()) {
-    tile.dout_columns = pack_columns<E>(dout, scratch.packed_b,
-                                        slow_path ? scratch.non_finite.non_finite_b : nullptr);
-  }
+  tile.q_columns = tile.dout_columns = {};
+  if (problem.dk.present()) tile.q_columns = pack_columns<E>(q, units.q_columns, scratch.packed_a);
+  if (problem.dv.present())
+    tile.dout_columns = pack_columns<E>(dout, units.dout_columns, scratch.packed_b);
   return tile;
 }
 
@@ -147,37 +159,42 @@ void key_tile(const HeadContext& context, const TileBounds& bounds, TileClass ti
       {rows.dout.data + skipped * rows.dout.stride, rows.dout.stride},
       scratch.k_panels + at_d,
       scratch.v_panels + at_v,
-      rows.prefetcher};
+      rows.prefetcher,
+      rows.units,
+      rows.q_columns.all_finite() && rows.dout_columns.all_finite() && pass.keys_are_finite};
   const GradientTile<T>& tile = scratch.gradient.tile;
   const ActiveRegisters<kColumns> active =
       find_active<T, Lanes::kKeys, kColumns>(context, bounds, tile_class);
-  recompute_tile<E, Lanes::kKeys, kColumns, kWidth>(context, bounds, tile_class, active, given,
-                                                    pass.slow_path || !pass.keys_are_finite,
-                                                    scratch.gradient);
+  const TileSight<T> sight = recompute_tile<E, Lanes::kKeys, kColumns, kWidth>(
+      context, bounds, tile_class, active, given, scratch.gradient);
+  if (!sight.seen_whole) count_contained_step(*pass.run);
   if (problem.softcap > 0) apply_softcap_derivative<T, kWidth>(bounds, tile);
   Vec<T> one[kColumns];
   for (int n = 0; n < kColumns; ++n) one[n] = Vec<T>(T(1));
-  const std::uint8_t* const seen = scratch.gradient.non_finite.seen;
   if (pass.adds_to_dq())
     store_gradient_rows<E, kMost, kColumns>(context, bounds, whole, panel, pass, scratch);
   if (problem.dv.present()) {
     accumulate<E, kColumns, kWidth>(
         rows.dout_columns, skipped, bounds.t_count, active,
-        as_operands<E, kColumns, kWidth>(bounds.t_count, tile.probs), one, seen,
+        as_operands<E, kColumns, kWidth>(bounds.t_count, tile.probs), one, sight,
         scratch.dv_panels + panel * gradient_panel<kWidth>(problem.value_dim));
   }
   if (problem.dk.present()) {
     accumulate<E, kColumns, kWidth>(
         rows.q_columns, skipped, bounds.t_count, active,
-        as_operands<E, kColumns, kWidth>(bounds.t_count, tile.gradients), one, seen,
+        as_operands<E, kColumns, kWidth>(bounds.t_count, tile.gradients), one, sight,
         scratch.dk_panels + panel * gradient_panel<kWidth>(problem.head_dim));
   }
+  if (!pass.adds_to_dq()) return;
   if constexpr (Operand<E>::kNumbers == 1) {
-    if (!pass.adds_to_dq()) return;
     const T* const key_rows = scratch.key_rows + panel * kWidth * pass.query_gradient.row;
-    add_query_gradient<T, kMost>(context, bounds, active, key_rows, pass.keys_are_finite,
-                                 scratch.gradient, pass.query_gradient);
+    add_query_gradient<T, kMost>(context, bounds, active, key_rows, scratch.gradient,
+                                 pass.query_gradient);
   }
+  if (pass.keys_are_finite) return;
+  add_non_finite_keys<T, kWidth>(context, bounds, tile.gradients,
+                                 scratch.non_finite_keys + panel * kWidth, pass.query_gradient,
+                                 sight);
 }
 
 // All panels of a block and one tile of queries. Each panel computes only the rows that see it; the
@@ -187,7 +204,8 @@ void visit_query_tile(const HeadContext& context, const KeyBlock& block, math::K
                       math::KeyRange next, const KeyPass<SumOf<E>>& pass,
                       const KeyScratch<E>& scratch) {
   constexpr int kWidth = kColumns * Vec<E>::kLanes;
-  QueryTile<E> tile = load_query_tile(context, rows, next, pass.slow_path, scratch.gradient);
+  QueryTile<E> tile =
+      load_query_tile(context, rows, next, pass.query_gradient.units_of(context), scratch.gradient);
   for (Prefetcher& prefetcher : tile.prefetcher)
     prefetcher.spread_over(math::ceil_div(block.keys, kWidth) *
                            math::ceil_div(rows.end - rows.begin, kGemmRows));
@@ -201,8 +219,8 @@ void visit_query_tile(const HeadContext& context, const KeyBlock& block, math::K
     if (bounds.t_count <= 0) continue;
     const TileClass tile_class = classify(context, Lanes::kKeys, bounds);
     if (tile_class == TileClass::kEmpty) continue;
-    load_row_statistics(context, pass.delta, bounds.t0, bounds.t_count, bounds.t_count,
-                        scratch.gradient);
+    load_row_statistics(context, {pass.delta, tile.units->v_panel, tile.units->dout_rows},
+                        bounds.t0, bounds.t_count, bounds.t_count, scratch.gradient);
     with_columns<E, kColumns>(lanes, [&](auto columns) {
       key_tile<E, kColumns, decltype(columns)::kCount>(context, bounds, tile_class, tile, rows,
                                                        panel, pass, scratch);
@@ -252,7 +270,8 @@ void visit_queries(const RunContext& run, const KeyBlock& block, const KeyPass<S
 }
 
 template <class E, int kWidth>
-void load_keys(const KeyBlock& block, const KeyScratch<E>& scratch) {
+void load_keys(const KeyBlock& block, const GradientUnits<SumOf<E>>& units,
+               const KeyScratch<E>& scratch) {
   using T = SumOf<E>;
   const Problem& problem = *block.problem;
   for (std::int64_t panel = 0; panel * kWidth < block.keys; ++panel) {
@@ -262,10 +281,10 @@ void load_keys(const KeyBlock& block, const KeyScratch<E>& scratch) {
     const std::int64_t at_v = panel * operand_count<E>(problem.value_dim) * kWidth;
     pack_panel<E, kWidth>(
         {&problem.k, block.sequence.batch, block.kv_head, row, lanes, problem.head_dim},
-        ScoreScaling<T>(problem).sign, scratch.k_panels + at_d);
+        ScoreScaling<T>(problem).sign * units.k_panel, scratch.k_panels + at_d);
     pack_panel<E, kWidth>(
-        {&problem.v, block.sequence.batch, block.kv_head, row, lanes, problem.value_dim}, T(1),
-        scratch.v_panels + at_v);
+        {&problem.v, block.sequence.batch, block.kv_head, row, lanes, problem.value_dim},
+        units.v_panel, scratch.v_panels + at_v);
     const std::int64_t dk = gradient_panel<kWidth>(problem.head_dim);
     const std::int64_t dv = gradient_panel<kWidth>(problem.value_dim);
     for (std::int64_t i = 0; i < dk; ++i) scratch.dk_panels[panel * dk + i] = T(0);
@@ -273,56 +292,34 @@ void load_keys(const KeyBlock& block, const KeyScratch<E>& scratch) {
   }
 }
 
-template <class E, int kWidth>
-bool key_gradients_are_finite(const KeyBlock& block, const KeyScratch<E>& scratch) {
-  using T = SumOf<E>;
-  const Problem& problem = *block.problem;
-  for (std::int64_t panel = 0; panel * kWidth < block.keys; ++panel) {
-    const std::int64_t lanes = math::min(kWidth, block.keys - panel * kWidth);
-    const T* const dk = scratch.dk_panels + panel * gradient_panel<kWidth>(problem.head_dim);
-    const T* const dv = scratch.dv_panels + panel * gradient_panel<kWidth>(problem.value_dim);
-    if (!all_finite<T, kWidth>(dk, problem.head_dim, lanes) ||
-        !all_finite<T, kWidth>(dv, problem.value_dim, lanes)) {
-      return false;
-    }
-  }
-  return true;
+// Stores a panel of dK or dV, multiplied by a factor.
+template <class T, int kWidth>
+void store_gradient_panel(const RowBlock& rows, const GradientFactor<T>& factor, T* panel) {
+  if (!rows.view->present()) return;
+  for (std::int64_t i = 0; factor.first != T(1) && i < rows.width * kWidth; ++i)
+    panel[i] *= factor.first;
+  T factors[kWidth];
+  for (int lane = 0; lane < kWidth; ++lane) factors[lane] = factor.second;
+  unpack_panel<T, kWidth>(rows, factors, panel);
 }
 
 template <class E, int kWidth>
-void store_key_gradients(const KeyBlock& block, const KeyScratch<E>& scratch) {
+void store_key_gradients(const KeyBlock& block, const GradientUnits<SumOf<E>>& units,
+                         const KeyScratch<E>& scratch) {
   using T = SumOf<E>;
   const Problem& problem = *block.problem;
-  T scale[kWidth];
-  T one[kWidth];
-  for (int lane = 0; lane < kWidth; ++lane) {
-    scale[lane] = static_cast<T>(problem.scale);
-    one[lane] = T(1);
-  }
+  const GradientFactor<T> of_dk(problem.scale, units, units.q_columns);
+  const GradientFactor<T> of_dv(1, units.dout_columns);
   for (std::int64_t panel = 0; panel * kWidth < block.keys; ++panel) {
     const std::int64_t row = block.sequence.k_start + block.first + panel * kWidth;
     const std::int64_t lanes = math::min(kWidth, block.keys - panel * kWidth);
-    if (problem.dk.present()) {
-      unpack_panel<T, kWidth>(
-          {&problem.dk, block.sequence.batch, block.kv_head, row, lanes, problem.head_dim}, scale,
-          scratch.dk_panels + panel * gradient_panel<kWidth>(problem.head_dim));
-    }
-    if (problem.dv.present()) {
-      unpack_panel<T, kWidth>(
-          {&problem.dv, block.sequence.batch, block.kv_head, row, lanes, problem.value_dim}, one,
-          scratch.dv_panels + panel * gradient_panel<kWidth>(problem.value_dim));
-    }
+    store_gradient_panel<T, kWidth>(
+        {&problem.dk, block.sequence.batch, block.kv_head, row, lanes, problem.head_dim}, of_dk,
+        scratch.dk_panels + panel * gradient_panel<kWidth>(problem.head_dim));
+    store_gradient_panel<T, kWidth>(
+        {&problem.dv, block.sequence.batch, block.kv_head, row, lanes, problem.value_dim}, of_dv,
+        scratch.dv_panels + panel * gradient_panel<kWidth>(problem.value_dim));
   }
-}
-
-// Loads the K rows of all panels for dQ. Returns false if one of them is not finite.
-template <class E>
-bool load_rows_for_dq(const KeyBlock& block, std::int64_t padded, const KeyScratch<E>& scratch) {
-  const Problem& problem = *block.problem;
-  return load_key_rows<E>({&problem.k, block.sequence.batch, block.kv_head,
-                           block.sequence.k_start + block.first, block.keys, problem.head_dim},
-                          padded, scratch.key_rows)
-      .all_finite;
 }
 
 template <class E, int kColumns>
@@ -330,15 +327,19 @@ void key_block(const RunContext& run, const KeyBlock& block, KeyPass<SumOf<E>> p
                const KeyScratch<E>& scratch) {
   constexpr int kWidth = kColumns * Vec<E>::kLanes;
   const Problem& problem = *block.problem;
-  if (pass.query_gradient.sums != nullptr) {
-    pass.keys_are_finite = load_rows_for_dq<E>(block, pass.query_gradient.row, scratch);
+  const QueryGradient<SumOf<E>>& gradient = pass.query_gradient;
+  const GradientUnits<SumOf<E>>& units =
+      gradient.units[block.sequence.batch * problem.kv_heads + block.kv_head];
+  if (gradient.sums != nullptr) {
+    KeyRows<E> rows = {scratch.key_rows, scratch.non_finite_keys, true};
+    load_key_rows<E>({&problem.k, block.sequence.batch, block.kv_head,
+                      block.sequence.k_start + block.first, block.keys, problem.head_dim},
+                     gradient.row, units.k_rows, rows);
+    pass.keys_are_finite = rows.all_finite;
   }
-  for (;; pass.slow_path = true) {
-    load_keys<E, kWidth>(block, scratch);
-    visit_queries<E, kColumns>(run, block, pass, scratch);
-    if (pass.slow_path || key_gradients_are_finite<E, kWidth>(block, scratch)) break;
-  }
-  store_key_gradients<E, kWidth>(block, scratch);
+  load_keys<E, kWidth>(block, units, scratch);
+  visit_queries<E, kColumns>(run, block, pass, scratch);
+  store_key_gradients<E, kWidth>(block, units, scratch);
   count_traffic(run,
                 block.keys * (row_bytes(problem.k, problem.head_dim) +
                               row_bytes(problem.v, problem.value_dim)),

@@ -18,13 +18,17 @@ struct QueryGradient {
   T* sums;  // (B, H, Sq, padded D) or (H, T, padded D); nullptr if dQ is not wanted
   std::int64_t batch;
   std::int64_t head;
-  std::int64_t row;        // the padded D
-  std::int64_t* progress;  // one number per block of keys: the number of tiles of queries
-                           // that this block and all blocks before it have added to
+  std::int64_t row;         // the padded D
+  GradientUnits<T>* units;  // (B, kv heads)
+  std::int64_t* progress;   // one number per block of keys: the number of tiles of queries
+                            // that this block and all blocks before it have added to
 
   TILEWISE_INLINE T* at(const HeadContext& context, std::int64_t first) const {
     return sums + context.sequence.batch * batch + context.head * head +
            (context.sequence.q_start + first) * row;
+  }
+  TILEWISE_INLINE const GradientUnits<T>& units_of(const HeadContext& context) const {
+    return units[context.sequence.batch * context.problem->kv_heads + context.kv_head()];
   }
 };
 
@@ -61,43 +65,47 @@ struct OrderBarrier {
 // not finite are zeros here, and are added one by one to the queries that see them.
 template <class E>
 struct KeyRows {
-  E* rows;  // (operand_count(keys), padded D)
+  E* rows;                   // (operand_count(keys), padded D)
+  std::uint8_t* non_finite;  // (keys): 1 where a row is not finite
   bool all_finite;
 };
 
 template <class T>
-KeyRows<T> load_key_rows(const RowBlock& block, std::int64_t padded, T* rows) {
+void load_key_rows(const RowBlock& block, std::int64_t padded, T unit, KeyRows<T>& result) {
   static_assert(Operand<T>::kNumbers == 1, "pairs have a form of their own");
-  KeyRows<T> result = {rows, true};
+  result.all_finite = true;
   with_storage(block.view->dtype, [&](auto storage) {
     using S = decltype(storage);
     const S* const base = static_cast<const S*>(block.view->data) +
                           block.view->offset(block.batch, block.head, block.first);
     for (std::int64_t r = 0; r < block.count; ++r) {
       const S* const from = base + r * block.view->row;
-      T* const to = rows + r * padded;
+      T* const to = result.rows + r * padded;
       std::int64_t c = 0;
       for (; c + Vec<T>::kLanes <= block.width; c += Vec<T>::kLanes)
-        load_converted<T>(from + c).store(to + c);
-      for (; c < padded; ++c) to[c] = c < block.width ? math::load<T>(from[c]) : T(0);
-      if (row_is_finite(to, block.width)) continue;
+        multiply_exactly(load_converted<T>(from + c), unit).store(to + c);
+      for (; c < padded; ++c) to[c] = c < block.width ? math::load<T>(from[c]) * unit : T(0);
+      result.non_finite[r] = row_is_finite<T>(to, block.width) ? 0 : 1;
+      if (result.non_finite[r] == 0) continue;
       result.all_finite = false;
       for (c = 0; c < block.width; ++c) to[c] = T(0);
     }
   });
-  return result;
 }
 
 #if TILEWISE_HAS_AVX512_BF16
 // load_key_rows() for pairs of bf16: words[key / 2][c] = column c of two keys, with zeros after the
 // ends.
 template <IsBf16Pair E>
-KeyRows<E> load_key_rows(const RowBlock& block, std::int64_t padded, E* words) {
-  KeyRows<E> result = {words, true};
+void load_key_rows(const RowBlock& block, std::int64_t padded, float, KeyRows<E>& result) {
+  E* const words = result.rows;
+  result.all_finite = true;
   const auto row = [&](std::int64_t r) { return rows_16bit(block) + r * block.view->row; };
   for (std::int64_t r = 0; r < block.count; r += 2) {
     const bool even = is_finite_16bit(row(r), block.width);
     const bool odd = r + 1 < block.count && is_finite_16bit(row(r + 1), block.width);
+    result.non_finite[r] = even ? 0 : 1;
+    if (r + 1 < block.count) result.non_finite[r + 1] = odd ? 0 : 1;
     if (!even || (!odd && r + 1 < block.count)) result.all_finite = false;
     for (std::int64_t c = 0; c < padded; c += 32) {
       const InterleavedRows pairs =
@@ -107,28 +115,32 @@ KeyRows<E> load_key_rows(const RowBlock& block, std::int64_t padded, E* words) {
       if (c + 16 < padded) _mm512_storeu_si512(words + r / 2 * padded + c + 16, pairs.high);
     }
   }
-  return result;
 }
 #endif
 
 // dq[row] += dS[row][lane] * K[lane], for those keys of a panel that are not finite and that the
-// row sees.
+// row sees. A NaN in a key makes the scores and so dS of these rows NaN, which has reached dq by
+// way of the zeros. Only a finite dS is left, as that of an infinite score under a softcap.
 template <class T, int kWidth>
 void add_non_finite_keys(const HeadContext& context, const TileBounds& bounds, const T* gradients,
-                         const std::uint8_t* seen, T* dq, std::int64_t dq_stride) {
+                         const std::uint8_t* non_finite, const QueryGradient<T>& gradient,
+                         const TileSight<T>& sight) {
   const View& k = context.problem->k;
+  T* const dq = gradient.at(context, bounds.t0);
+  const T unit = gradient.units_of(context).k_rows;
   for (std::int64_t lane = 0; lane < bounds.lane_count; ++lane) {
+    if (non_finite[lane] == 0) continue;
     with_storage(k.dtype, [&](auto storage) {
       using S = decltype(storage);
       const S* const row =
           static_cast<const S*>(k.data) + k.offset(context.sequence.batch, context.kv_head(),
                                                    context.sequence.k_start + bounds.lane0 + lane);
-      if (storage_is_finite<T>(row, context.problem->head_dim)) return;
       for (std::int64_t t = 0; t < bounds.t_count; ++t) {
-        if (seen[t * kWidth + lane] == 0) continue;
-        for (std::int64_t c = 0; c < context.problem->head_dim; ++c) {
-          dq[t * dq_stride + c] += gradients[t * kWidth + lane] * math::load<T>(row[c]);
-        }
+        const T dscore = gradients[t * kWidth + lane];
+        const bool sees = sight.seen_whole || sight.seen[t * kWidth + lane] != 0;
+        if (!sees || !math::is_finite(dscore)) continue;
+        for (std::int64_t c = 0; c < context.problem->head_dim; ++c)
+          dq[t * gradient.row + c] += dscore * (math::load<T>(row[c]) * unit);
       }
     });
   }
@@ -137,7 +149,7 @@ void add_non_finite_keys(const HeadContext& context, const TileBounds& bounds, c
 // Adds the part of a panel to dQ: dQ += dS K for the rows of the tile.
 template <class T, int kMost, int kColumns>
 void add_query_gradient(const HeadContext& context, const TileBounds& bounds,
-                        const ActiveRegisters<kColumns>& active, const T* key_rows, bool all_finite,
+                        const ActiveRegisters<kColumns>& active, const T* key_rows,
                         const GradientScratch<T>& scratch, const QueryGradient<T>& gradient) {
   constexpr std::int64_t kLanes = Vec<T>::kLanes;
   constexpr int kWidth = kMost * Vec<T>::kLanes;
@@ -149,9 +161,6 @@ void add_query_gradient(const HeadContext& context, const TileBounds& bounds,
         {key_rows + first * gradient.row, gradient.row, dq + t * gradient.row, gradient.row},
         gradient.row / kLanes, math::min(to * kLanes, bounds.lane_count) - first);
   });
-  if (all_finite) return;
-  add_non_finite_keys<T, kWidth>(context, bounds, scratch.tile.gradients, scratch.non_finite.seen,
-                                 dq, gradient.row);
 }
 
 // Stores rows [first, first + count) of a head, multiplied by the scale, in the type of dQ.
@@ -160,6 +169,8 @@ void store_query_gradient(const HeadContext& context, std::int64_t first, std::i
                           const QueryGradient<T>& gradient) {
   const Problem& problem = *context.problem;
   const T* const sums = gradient.at(context, first);
+  const GradientUnits<T>& units = gradient.units_of(context);
+  const GradientFactor<T> factor(problem.scale, units, units.k_rows);
   const std::int64_t start =
       problem.dq.offset(context.sequence.batch, context.head, context.sequence.q_start + first);
   with_storage(problem.dq.dtype, [&](auto storage) {
@@ -169,9 +180,9 @@ void store_query_gradient(const HeadContext& context, std::int64_t first, std::i
       const T* const from = sums + i * gradient.row;
       std::int64_t c = 0;
       for (; c + Vec<T>::kLanes <= problem.head_dim; c += Vec<T>::kLanes)
-        store_converted(Vec<T>::load(from + c) * Vec<T>(static_cast<T>(problem.scale)), to + c);
-      for (; c < problem.head_dim; ++c)
-        math::store(from[c] * static_cast<T>(problem.scale), to + c);
+        store_converted(Vec<T>::load(from + c) * Vec<T>(factor.first) * Vec<T>(factor.second),
+                        to + c);
+      for (; c < problem.head_dim; ++c) math::store(from[c] * factor.first * factor.second, to + c);
     }
   });
 }

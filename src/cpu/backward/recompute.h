@@ -5,6 +5,7 @@
 //   bias_gradient.h   owns a tile of the bias, SIMD lanes = queries: dBias
 #pragma once
 
+#include "cpu/backward/units.h"
 #include "cpu/common/accumulate.h"
 #include "cpu/common/dropout.h"
 #include "cpu/common/schedule.h"
@@ -34,11 +35,11 @@ struct GradientScratch {
   T* lse;    // per query of the tile or panel: LSE in the representation of the scores
   T* delta;  // per query: rowsum(O * dO) - dLSE
   MaskScratch<T> mask;
-  NonFiniteScratch non_finite;
-  E* stage_a;   // (kGradientTile, operand_count(D)): Q or K rows
-  E* stage_b;   // (kGradientTile, operand_count(Dv)): dO or V rows
-  E* packed_a;  // (packed_size(D)): columns of Q, for dK
-  E* packed_b;  // (packed_size(Dv)): columns of dO, for dV
+  typename BitsOf<T>::Word* seen;  // (kGradientTile, kWidth), where operands are not finite
+  E* stage_a;                      // (kGradientTile, operand_count(D)): Q or K rows
+  E* stage_b;                      // (kGradientTile, operand_count(Dv)): dO or V rows
+  E* packed_a;                     // (packed_size(D)): columns of Q, for dK
+  E* packed_b;                     // (packed_size(Dv)): columns of dO, for dV
   Band* bands;
 };
 
@@ -57,9 +58,7 @@ GradientScratch<E> take_gradient_scratch(const Problem& problem, Arena& arena) {
   scratch.mask.low = arena.take<T>(kMostQueries);
   scratch.mask.high = arena.take<T>(kMostQueries);
   scratch.mask.visible = arena.take<std::uint8_t>(kTile);
-  scratch.non_finite.seen = arena.take<std::uint8_t>(kTile);
-  scratch.non_finite.non_finite_a = arena.take<std::uint8_t>(kGradientTile);
-  scratch.non_finite.non_finite_b = arena.take<std::uint8_t>(kGradientTile);
+  scratch.seen = arena.take<typename BitsOf<T>::Word>(kTile);
   scratch.stage_a = arena.take<E>(kGradientTile * operand_count<E>(problem.head_dim));
   scratch.stage_b = arena.take<E>(kGradientTile * operand_count<E>(problem.value_dim));
   scratch.packed_a = arena.take<E>(problem.dk.present() ? packed_size<E>(problem.head_dim) : 0);
@@ -120,23 +119,32 @@ struct GradientOperands {
   const E* score_panel;    // (operand_count(D), kWidth): K or Q, with the sign of the scale
   const E* prob_panel;     // (operand_count(Dv), kWidth): V or dO
   Prefetcher* prefetcher;  // two, for the next rows; or nullptr
+  const GradientUnits<SumOf<E>>* units;
+  bool all_finite;  // rows and panels
 };
 
 // Computes P and dS (without the derivative of the softcap) of a tile of kWidth lanes, of which the
-// first kColumns registers are in use.
+// first kColumns registers are in use. Returns whether all lanes see all rows, if some operands are
+// not finite.
 template <class E, Lanes kLanesAre, int kColumns, int kWidth>
-void recompute_tile(const HeadContext& context, const TileBounds& bounds, TileClass tile_class,
-                    const ActiveRegisters<kColumns>& active, const GradientOperands<E>& given,
-                    bool slow_path, const GradientScratch<E>& scratch) {
+TileSight<SumOf<E>> recompute_tile(const HeadContext& context, const TileBounds& bounds,
+                                   TileClass tile_class, const ActiveRegisters<kColumns>& active,
+                                   const GradientOperands<E>& given,
+                                   const GradientScratch<E>& scratch) {
   using T = SumOf<E>;
   const Problem& problem = *context.problem;
   gemm_masked<E, kColumns, kWidth>(given.score_rows, bounds.t_count, given.score_panel,
                                    operand_count<E>(problem.head_dim), active, scratch.tile.probs,
                                    given.prefetcher);
+  divide_scores<T, kWidth>(bounds.t_count, given.units->k_panel, given.units->q_rows,
+                           scratch.tile.probs);
   apply_score_mod<T, kLanesAre, kWidth>(context, bounds, tile_class, scratch.mask,
                                         scratch.tile.probs, scratch.tile.derivative);
-  if (slow_path)
-    record_seen<T, kWidth>(bounds.t_count, scratch.tile.probs, scratch.non_finite.seen);
+  TileSight<T> sight = {scratch.seen, true};
+  if (!given.all_finite) {
+    sight.seen_whole =
+        record_seen<T, kWidth>(bounds.t_count, bounds.lane_count, scratch.tile.probs, scratch.seen);
+  }
   gemm_masked<E, kColumns, kWidth>(
       given.prob_rows, bounds.t_count, given.prob_panel, operand_count<E>(problem.value_dim),
       active, scratch.tile.gradients, given.prefetcher == nullptr ? nullptr : given.prefetcher + 1);
@@ -147,13 +155,22 @@ void recompute_tile(const HeadContext& context, const TileBounds& bounds, TileCl
                                        scratch.tile.keep);
   }
   gradient_step<E, kLanesAre, kColumns, kWidth>(problem, bounds, scratch);
+  return sight;
 }
+
+template <class T>
+struct ScaledDelta {
+  View view;
+  T unit_a;  // it is multiplied by both units, whose product T may not hold
+  T unit_b;
+};
 
 // Loads LSE and delta of queries [first, first + count) of the sequence into the scratch, and pads
 // them with zeros up to `size`.
 template <class E>
-void load_row_statistics(const HeadContext& context, const View& delta, std::int64_t first,
-                         std::int64_t count, std::int64_t size, const GradientScratch<E>& scratch) {
+void load_row_statistics(const HeadContext& context, const ScaledDelta<SumOf<E>>& delta,
+                         std::int64_t first, std::int64_t count, std::int64_t size,
+                         const GradientScratch<E>& scratch) {
   using T = SumOf<E>;
   const Problem& problem = *context.problem;
   const std::int64_t b = context.sequence.batch;
@@ -162,7 +179,8 @@ void load_row_statistics(const HeadContext& context, const View& delta, std::int
     const std::int64_t row = context.sequence.q_start + first + i;
     scratch.lse[i] =
         i < count ? load_statistic<T>(problem.lse, b, context.head, row) * per_natural : T(0);
-    scratch.delta[i] = i < count ? load_statistic<T>(delta, b, context.head, row) : T(0);
+    const T of_row = i < count ? load_statistic<T>(delta.view, b, context.head, row) : T(0);
+    scratch.delta[i] = multiply_exactly(of_row, delta.unit_a) * delta.unit_b;
   }
 }
 

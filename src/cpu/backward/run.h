@@ -24,6 +24,7 @@ struct SimdBackward {
   using Scratch = KeyScratch<E>;
   struct Packed {};  // copies of Q and dO that all workers share: none, they are read in place
   static constexpr int kPackedCopies = 0;
+  static constexpr bool kHasUnits = Operand<E>::kNumbers == 1;
   static constexpr std::int64_t kMostPanels = kMostKeyPanels;
 
   static Packed take_packed(const Problem&, Arena&) { return {}; }
@@ -72,12 +73,14 @@ std::int64_t backward_scratch_bytes(const Problem& problem, std::int64_t panels)
 // Allocates dQ in the arithmetic type, and one progress number per block of keys.
 template <class T, int kWidth>
 QueryGradient<T> take_query_gradient(const Problem& problem, std::int64_t panels, Arena& arena) {
-  if (!problem.dq.present()) return {nullptr, 0, 0, 0, nullptr};
+  QueryGradient<T> gradient = {};
+  gradient.units = arena.take<GradientUnits<T>>(problem::Checked{problem.batch} *
+                                                problem::Checked{problem.kv_heads});
+  if (!problem.dq.present()) return gradient;
   const std::int64_t batches = problem.q_packed ? 1 : problem.batch;
   const std::int64_t blocks_of_rows = math::ceil_div(problem.k_rows, panels * kWidth);
   const std::int64_t blocks =
       problem.k_packed ? problem.batch + blocks_of_rows : problem.batch * blocks_of_rows;
-  QueryGradient<T> gradient;
   gradient.row = padded_head_dim<T>(problem);
   gradient.head = problem.q_rows * gradient.row;
   gradient.batch = problem.q_packed ? 0 : problem.heads * gradient.head;
@@ -173,6 +176,23 @@ void postprocess(const Problem& problem, const RunContext& run,
   sweep_rows(problem, run, workspace.shared, run_item);
 }
 
+// Chooses the units of every head, from its operands and delta.
+template <class T, class Policy>
+void sweep_units(const Problem& problem, const RunContext& run,
+                 const BackwardWorkspace<T, Policy>& workspace) {
+  auto run_item = [&](std::int64_t, std::int64_t number) {
+    const Sequence& sequence = workspace.shared.sequences[number / problem.kv_heads];
+    GradientUnits<T>& units = workspace.query_gradient.units[number];
+    units = {};
+    if constexpr (Policy::kHasUnits) {
+      units = choose_units(
+          problem, sequence,
+          measure_head<T>(problem, sequence, number % problem.kv_heads, workspace.delta));
+    }
+  };
+  run_items(run, workspace.shared.next, problem.batch * problem.kv_heads, run_item);
+}
+
 template <class T, int kColumns, class Policy>
 void sweep_keys(const Problem& problem, const RunContext& run,
                 const BackwardWorkspace<T, Policy>& workspace) {
@@ -196,7 +216,7 @@ void sweep_keys(const Problem& problem, const RunContext& run,
     KeyBlock block = {
         &problem, shared.sequences[item.batch], item.head, item.block * panels * kWidth, 0, order};
     block.keys = math::min(panels * kWidth, block.sequence.k_len - block.first);
-    const KeyPass<T> pass = {false, true, workspace.delta, gradient};
+    const KeyPass<T> pass = {false, true, workspace.delta, gradient, &run};
     Policy::run(run, block, pass, workspace.packed, scratch);
   };
   run_items(run, shared.next, blocks * problem.kv_heads, run_item);
@@ -209,7 +229,8 @@ void sweep_bias(const Problem& problem, const RunContext& run,
   auto run_item = [&](std::int64_t worker, std::int64_t number) {
     Arena own(workspace.scratch + worker * workspace.scratch_bytes);
     const BiasScratch<T> scratch = take_bias_scratch<T, kWidth>(problem, own);
-    bias_item<T, kColumns>(problem, workspace.shared, workspace.delta, number, scratch);
+    bias_item<T, kColumns>(problem, workspace.shared, workspace.delta,
+                           workspace.query_gradient.units, number, scratch);
   };
   run_items(run, workspace.shared.next, bias_tiles<kWidth>(problem).count, run_item);
 }
@@ -222,6 +243,7 @@ Status run_backward(const Problem& problem, const RunContext& run) {
   problem::fill_sequences(problem, workspace.shared.sequences);
   problem::fill_unowned_rows(problem, workspace.shared.sequences);
   preprocess(problem, run, workspace);
+  sweep_units(problem, run, workspace);
   if (needs_key_sweep(problem)) sweep_keys<T, kColumns>(problem, run, workspace);
   if (problem.dq.present()) postprocess(problem, run, workspace);
   if (problem.dbias.present()) sweep_bias<T, kColumns>(problem, run, workspace);

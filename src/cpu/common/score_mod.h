@@ -78,6 +78,12 @@ struct ScoreScaling {
   }
 };
 
+// Whether small operands of scores may be multiplied by units, so that scores below the normal
+// numbers count as 0 (divide_scores). A larger scale would make numbers of ordinary size of them.
+TILEWISE_INLINE bool scores_have_units(const Problem& problem) {
+  return __builtin_fabs(problem.scale) < 0x1p60;
+}
+
 // From products to masked scores, in the representation of ScoreScaling. `derivative` is that of
 // apply_softcap().
 template <class T, Lanes kLanesAre, int kWidth>

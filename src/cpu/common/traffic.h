@@ -18,6 +18,11 @@ TILEWISE_INLINE void count_traffic(const RunContext& context, std::int64_t read,
   __atomic_fetch_add(&context.traffic->written_bytes, written, __ATOMIC_RELAXED);
 }
 
+TILEWISE_INLINE void count_contained_step(const RunContext& context) {
+  if (context.contained_steps != nullptr)
+    __atomic_fetch_add(context.contained_steps, std::int64_t{1}, __ATOMIC_RELAXED);
+}
+
 TILEWISE_INLINE std::int64_t row_bytes(const View& view, std::int64_t width) {
   return width * problem::dtype_size(view.dtype);
 }

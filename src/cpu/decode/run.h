@@ -79,7 +79,7 @@ void decode_item(const Problem& problem, const RunContext& run, const Sequence* 
     scratch.sum = states.sum + first;
     scratch.out = states.out + first * states.size;
   }
-  decode_split(range, scratch);
+  decode_split(run, range, scratch);
   if (item.splits == 1) {
     store_decoded_rows(range, scratch.max, scratch.sum, scratch.out);
     return count_decode_traffic<T>(run, range, 0, true, 1);

@@ -41,15 +41,35 @@ TILEWISE_INLINE T softmax_row(T* scores, const math::ScaleLog2<Vec<T>>& scale_lo
   return rescale.v[0];
 }
 
-// From products to probabilities, for the rows of one kv head. first_row: the first of them in the
-// work item
+// Sets seen[j] = 1 where the score of a row is not masked, and 0 elsewhere. Returns true if none of
+// the first `keys` scores is masked.
 template <class T>
-void softmax_rows(const DecodeBlock& block, std::int64_t first_row, const DecodeScratch<T>& scratch,
+TILEWISE_INLINE bool record_seen_keys(std::int64_t keys, const T* scores, std::uint8_t* seen) {
+  const Vec<T> masked(-math::Limits<T>::kInfinity);
+  Mask<T> any = Vec<T>::load(scores) == masked;
+#pragma GCC unroll 16
+  for (int lane = Vec<T>::kLanes; lane < kDecodeKeys; lane += Vec<T>::kLanes)
+    any = any | (Vec<T>::load(scores + lane) == masked);
+  __builtin_memset(seen, 1, kDecodeKeys);
+  if (!any_lane(any)) return true;
+  bool whole = true;
+  for (std::int64_t j = 0; j < keys; ++j) {
+    seen[j] = scores[j] == -math::Limits<T>::kInfinity ? 0 : 1;
+    whole = whole && seen[j] != 0;
+  }
+  return whole;
+}
+
+// From products to probabilities, for the rows of one kv head. Returns true if all rows see all
+// keys of the block. first_row: the first of them in the work item
+template <class T>
+bool softmax_rows(const DecodeBlock& block, std::int64_t first_row, const DecodeScratch<T>& scratch,
                   Prefetcher& prefetcher) {
   const Problem& problem = *block.context.problem;
   const TileBounds bounds = {block.first, block.keys, 0, block.queries};
   const TileClass tile_class = classify(block.context, Lanes::kKeys, bounds);
   const math::ScaleLog2<Vec<T>> scale_log2 = ScoreScaling<T>(problem).scale_log2();
+  bool seen_whole = true;
   for (std::int64_t g = 0; g < block.group; ++g) {
     HeadContext context = block.context;
     context.head += first_row / block.queries + g;
@@ -66,10 +86,10 @@ void softmax_rows(const DecodeBlock& block, std::int64_t first_row, const Decode
       for (std::int64_t lane = block.keys; lane < kDecodeKeys; ++lane)
         scores[i * kDecodeKeys + lane] = -math::Limits<T>::kInfinity;
     }
-    if (block.slow_path) {
-      record_seen<T, kDecodeKeys>(block.queries, scores, scratch.seen + at * kDecodeKeys);
-    }
     for (std::int64_t i = 0; i < block.queries; ++i) {
+      seen_whole = record_seen_keys(block.keys, scores + i * kDecodeKeys,
+                                    scratch.seen + (at + i) * kDecodeKeys) &&
+                   seen_whole;
       for (int step = 0; step < kSoftmaxSteps; ++step) prefetcher.step();
       scratch.rescale[at + i] = softmax_row(scores + i * kDecodeKeys, scale_log2,
                                             scratch.max + at + i, scratch.sum + at + i);
@@ -83,6 +103,7 @@ void softmax_rows(const DecodeBlock& block, std::int64_t first_row, const Decode
       }
     }
   }
+  return seen_whole;
 }
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET

@@ -25,6 +25,8 @@ DecodeScratch<T> take_decode_scratch(const Problem& problem, Arena& arena) {
   scratch.max = arena.take<T>(rows);
   scratch.sum = arena.take<T>(rows);
   scratch.rescale = arena.take<T>(rows);
+  scratch.query_unit = arena.take<T>(rows);
+  scratch.out_unit = arena.take<T>(heads.kv_heads);
   scratch.scores = arena.take<T>(scores);
   scratch.keep = arena.take<T>(problem.dropout_p > 0 ? queries * kDecodeKeys : 0);
   scratch.staged = arena.take<T>(kDecodeKeys * math::max(d_size, v_size));
@@ -61,6 +63,20 @@ TILEWISE_INLINE void load_bf16_queries(const math::BFloat16* from, std::int64_t 
   }
 }
 
+// Returns true if a block of K or V starts with a number below 2^least, so that it is worth while
+// to measure it. One register decides, because the time of a block is that of reading it; only the
+// speed depends on it.
+template <class T, class S>
+TILEWISE_INLINE bool starts_small(Rows<S> rows, std::int64_t width, int least) {
+  if constexpr (std::is_same_v<S, math::Float16>) {
+    return false;
+  } else {
+    const Vec<T> first =
+        width < Vec<T>::kLanes ? Vec<T>(math::load<T>(rows.data[0])) : load_converted<T>(rows.data);
+    return any_lane(small_lanes(first, exact_power<T>(least)));
+  }
+}
+
 template <class T>
 void load_decode_queries(const DecodeRange& range, const DecodeScratch<T>& scratch) {
   const Problem& problem = *range.context.problem;
@@ -75,16 +91,26 @@ void load_decode_queries(const DecodeRange& range, const DecodeScratch<T>& scrat
           problem.q.offset(range.context.sequence.batch, range.context.head + r / q_len,
                            range.context.sequence.q_start + r % q_len);
       T* const to = scratch.queries + r * row.size();
+      scratch.query_unit[r] = T(1);
       if constexpr (std::is_same_v<S, math::BFloat16>) {
         if (uses_bf16_dot<T, S>(problem.head_dim)) {
           load_bf16_queries(from, problem.head_dim, sign < T(0), to);
           continue;
         }
       }
+      const RowBlock query = {&problem.q,
+                              range.context.sequence.batch,
+                              range.context.head + r / q_len,
+                              range.context.sequence.q_start + r % q_len,
+                              1,
+                              problem.head_dim};
+      const T unit =
+          scores_have_units(problem) ? unit_of_rows(measure_rows<T>(query), query.width) : T(1);
+      scratch.query_unit[r] = unit;
       for (std::int64_t at = 0; at < row.size(); ++at) {
         const bool again = at >= row.whole() && at < row.size() - row.width + row.whole();
         const std::int64_t c = at < row.whole() ? at : at - row.size() + row.width;
-        to[at] = again || c >= problem.head_dim ? T(0) : math::load<T>(from[c]) * sign;
+        to[at] = again || c >= problem.head_dim ? T(0) : math::load<T>(from[c]) * (sign * unit);
       }
     }
   });
@@ -97,6 +123,7 @@ void clear_decode_state(const DecodeRange& range, const DecodeScratch<T>& scratc
     scratch.max[r] = empty.max;
     scratch.sum[r] = empty.sum;
   }
+  for (std::int64_t kv = 0; kv < range.heads.kv_heads; ++kv) scratch.out_unit[kv] = T(0);
   const std::int64_t size = padded<T>(range.context.problem->value_dim).size();
   for (std::int64_t i = 0; i < range.rows() * size; ++i) scratch.out[i] = T(0);
 }
@@ -140,83 +167,172 @@ TILEWISE_INLINE Prefetcher next_keys_prefetcher(const DecodeRange& range, const 
                              math::min(kDecodeKeys, in.keys.end - first), steps);
 }
 
+// One kv head of a block of keys.
+template <class T>
+struct HeadBlock {
+  RowBlock k;
+  RowBlock v;
+  std::int64_t number;     // of the kv head in the item
+  std::int64_t first_row;  // of its rows in the item
+};
+template <class T>
+TILEWISE_INLINE HeadBlock<T> head_block(const DecodeRange& range, const DecodeBlock& block,
+                                        std::int64_t number) {
+  const Problem& problem = *range.context.problem;
+  const std::int64_t head = range.context.kv_head() + number;
+  const std::int64_t row = range.context.sequence.k_start + block.first;
+  const std::int64_t batch = range.context.sequence.batch;
+  return {{&problem.k, batch, head, row, block.keys, problem.head_dim},
+          {&problem.v, batch, head, row, block.keys, problem.value_dim},
+          number,
+          number * block.rows()};
+}
+
+// The scores and probabilities of one kv head. Returns true if all of its rows see all keys.
+template <class T, class S>
+bool decode_scores(const DecodeRange& range, const DecodeBlock& block, const HeadBlock<T>& head,
+                   const DecodeScratch<T>& scratch, Prefetcher& prefetcher) {
+  const Problem& problem = *range.context.problem;
+  const Padded<T> row = padded<T>(problem.head_dim);
+  const std::int64_t rows = block.rows();
+  const bool pairs = uses_bf16_dot<T, S>(problem.head_dim);
+  const Rows<S> k = cache_rows<S>(problem.k, range, head.number, block.first);
+  const T* const queries = scratch.queries + head.first_row * row.size();
+  T* const scores = scratch.scores + head.first_row * kDecodeKeys;
+  BlockForm<T> form;
+  // Queries are multiplied by a unit of their own, so that most small keys need none.
+  if (!pairs && scores_have_units(problem) &&
+      starts_small<T>(k, problem.head_dim, 2 * Exponents<T>::kSmall))
+    form.unit = unit_of_rows(measure_rows<T>(head.k), problem.head_dim);
+  if (!form.in_place() || (!pairs && needs_staging<T, S>(problem.head_dim, rows))) {
+    const Rows<T> staged = stage_block<T>(k, block.keys, problem.head_dim, form, scratch.staged);
+    score_all_rows<T, T>(staged, block.keys, rows, queries, row, scores, prefetcher);
+  } else {
+    score_all_rows<T, S>(k, block.keys, rows, queries, row, scores, prefetcher);
+  }
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const T q_unit = scratch.query_unit[head.first_row + r];
+    if (form.unit == T(1) && q_unit == T(1)) continue;
+    divide_scores<T, kDecodeKeys>(1, form.unit, q_unit, scores + r * kDecodeKeys);
+  }
+  return softmax_rows(block, head.first_row, scratch, prefetcher);
+}
+
+// How V of a block is read. The unit of a kv head's outputs is that of the first block of the
+// split, and is lowered where values are too large for it.
+template <class T, class S>
+BlockForm<T> value_form(const DecodeRange& range, const DecodeBlock& block,
+                        const HeadBlock<T>& head, bool seen_whole,
+                        const DecodeScratch<T>& scratch) {
+  T& unit = scratch.out_unit[head.number];
+  const Rows<S> v = cache_rows<S>(range.context.problem->v, range, head.number, block.first);
+  if (unit == T(0)) {
+    unit = starts_small<T>(v, head.v.width, Exponents<T>::kSmall)
+               ? unit_of_rows(measure_rows<T>(head.v), head.v.width)
+               : T(1);
+  }
+  BlockForm<T> form = {unit, false};
+  form.finite_only =
+      !seen_whole && hides_non_finite_values<T, S>(v, block, head.first_row, scratch);
+  if (unit == T(1)) return form;
+  const T largest = largest_finite<T>(head.v);
+  const int room =
+      Exponents<T>::kMost - exponent_above(block.context.sequence.k_len) - exponent_above(largest);
+  form.unit = room >= exponent_above(unit) ? unit : math::maximum(exact_power<T>(room), T(1));
+  for (std::int64_t r = 0; form.unit != unit && r < block.rows(); ++r)
+    scratch.rescale[head.first_row + r] *= form.unit / unit;
+  unit = form.unit;
+  return form;
+}
+
+// The outputs of one kv head.
+template <class T, class S>
+void decode_outputs(const DecodeRange& range, const DecodeBlock& block, const HeadBlock<T>& head,
+                    const BlockForm<T>& form, const DecodeScratch<T>& scratch,
+                    Prefetcher& prefetcher) {
+  const Problem& problem = *range.context.problem;
+  const Padded<T> row = padded<T>(problem.value_dim);
+  const Rows<S> v = cache_rows<S>(problem.v, range, head.number, block.first);
+  if (form.in_place() && !needs_staging<T, S>(problem.value_dim, block.rows())) {
+    return output_all_rows<T, S>(v, block.keys, block.rows(), row, head.first_row, scratch,
+                                 prefetcher);
+  }
+  const Rows<T> staged = stage_block<T>(v, block.keys, problem.value_dim, form, scratch.staged);
+  output_all_rows<T, T>(staged, block.keys, block.rows(), row, head.first_row, scratch, prefetcher);
+  if (form.finite_only) add_non_finite_values<T>(v, block, form.unit, head.first_row, scratch);
+}
+
 // One block of keys: the scores of all heads while V is prefetched, then the outputs of all heads
 // while K of the next block is prefetched.
 template <class T, class S>
-void decode_block(const DecodeRange& range, const DecodeBlock& block,
+void decode_block(const RunContext& run, const DecodeRange& range, const DecodeBlock& block,
                   const DecodeScratch<T>& scratch) {
   const Problem& problem = *range.context.problem;
-  const Padded<T> k_row = padded<T>(problem.head_dim);
-  const Padded<T> v_row = padded<T>(problem.value_dim);
   const std::int64_t rows = block.rows();
   const std::int64_t heads = range.heads.kv_heads;
   const bool stage_k =
       !uses_bf16_dot<T, S>(problem.head_dim) && needs_staging<T, S>(problem.head_dim, rows);
-  const bool stage_v = block.slow_path || needs_staging<T, S>(problem.value_dim, rows);
+  const bool stage_v = needs_staging<T, S>(problem.value_dim, rows);
   const std::int64_t k_steps = stage_k ? score_steps<T, T>(block.keys, rows, problem.head_dim)
                                        : score_steps<T, S>(block.keys, rows, problem.head_dim);
   const std::int64_t v_steps = stage_v ? output_steps<T, T>(block.keys, rows, problem.value_dim)
                                        : output_steps<T, S>(block.keys, rows, problem.value_dim);
   Prefetcher v_prefetcher = cache_prefetcher<S>(problem.v, range, problem.value_dim, block.first,
                                                 block.keys, heads * k_steps);
+  bool seen_whole = true;
   for (std::int64_t kv = 0; kv < heads; ++kv) {
-    const Rows<S> k = cache_rows<S>(problem.k, range, kv, block.first);
-    const T* const queries = scratch.queries + kv * rows * k_row.size();
-    T* const scores = scratch.scores + kv * rows * kDecodeKeys;
-    if (stage_k) {
-      const Rows<T> staged = stage_block<T>(k, block.keys, problem.head_dim, false, scratch.staged);
-      score_all_rows<T, T>(staged, block.keys, rows, queries, k_row, scores, v_prefetcher);
-    } else {
-      score_all_rows<T, S>(k, block.keys, rows, queries, k_row, scores, v_prefetcher);
-    }
-    softmax_rows(block, kv * rows, scratch, v_prefetcher);
+    const bool whole =
+        decode_scores<T, S>(range, block, head_block<T>(range, block, kv), scratch, v_prefetcher);
+    seen_whole = whole && seen_whole;
   }
   Prefetcher k_prefetcher = next_keys_prefetcher<S>(range, block, heads * v_steps);
   for (std::int64_t kv = 0; kv < heads; ++kv) {
-    const Rows<S> v = cache_rows<S>(problem.v, range, kv, block.first);
-    if (stage_v) {
-      const Rows<T> staged =
-          stage_block<T>(v, block.keys, problem.value_dim, block.slow_path, scratch.staged);
-      output_all_rows<T, T>(staged, block.keys, rows, v_row, kv * rows, scratch, k_prefetcher);
-    } else {
-      output_all_rows<T, S>(v, block.keys, rows, v_row, kv * rows, scratch, k_prefetcher);
-    }
-    if (block.slow_path) {
-      add_non_finite_values<T>(v, block, problem.value_dim, v_row, kv * rows, scratch);
-    }
+    const HeadBlock<T> head = head_block<T>(range, block, kv);
+    BlockForm<T> form;
+    if (!seen_whole || scratch.out_unit[kv] != T(1))
+      form = value_form<T, S>(range, block, head, seen_whole, scratch);
+    if (form.finite_only) count_contained_step(run);
+    decode_outputs<T, S>(range, block, head, form, scratch, k_prefetcher);
   }
 }
 
 template <class T, class S>
-void decode_keys(const DecodeRange& range, bool slow_path, const DecodeScratch<T>& scratch) {
-  DecodeBlock block = {range.context, range.heads.group, range.context.sequence.q_len, 0, 0,
-                       slow_path};
+void decode_keys(const RunContext& run, const DecodeRange& range, const DecodeScratch<T>& scratch) {
+  DecodeBlock block = {range.context, range.heads.group, range.context.sequence.q_len, 0, 0};
   for (block.first = range.keys.begin; block.first < range.keys.end; block.first += block.keys) {
     block.keys = math::min(kDecodeKeys, range.keys.end - block.first);
-    decode_block<T, S>(range, block, scratch);
+    decode_block<T, S>(run, range, block, scratch);
   }
 }
 
-// Computes the states of a split, on the slow path if the fast one gives a value that is not
-// finite.
+// Divides the outputs of a split by their units.
 template <class T>
-void decode_split(const DecodeRange& range, const DecodeScratch<T>& scratch) {
-  const Problem& problem = *range.context.problem;
-  const std::int64_t out_count = range.rows() * padded<T>(problem.value_dim).size();
-  for (bool slow_path = false;; slow_path = true) {
-    clear_decode_state(range, scratch);
-    if constexpr (sizeof(T) == 8) {
-      decode_keys<T, double>(range, slow_path, scratch);
-    } else if (problem.dtype == TILEWISE_FP32) {
-      decode_keys<T, float>(range, slow_path, scratch);
-    } else if (problem.dtype == TILEWISE_BF16) {
-      decode_keys<T, math::BFloat16>(range, slow_path, scratch);
-    } else {
-      decode_keys<T, math::Float16>(range, slow_path, scratch);
-    }
-    constexpr std::int64_t kLanes = Vec<T>::kLanes;
-    if (slow_path || all_finite<T, kLanes>(scratch.out, out_count / kLanes, kLanes)) return;
+void divide_decoded(const DecodeRange& range, const DecodeScratch<T>& scratch) {
+  const std::int64_t size =
+      range.rows_of_kv_head() * padded<T>(range.context.problem->value_dim).size();
+  for (std::int64_t kv = 0; kv < range.heads.kv_heads; ++kv) {
+    const T unit = scratch.out_unit[kv];
+    if (unit == T(1) || unit == T(0)) continue;
+    for (std::int64_t i = kv * size; i < (kv + 1) * size; ++i) scratch.out[i] /= unit;
   }
+}
+
+// Computes the states of a split.
+template <class T>
+void decode_split(const RunContext& run, const DecodeRange& range,
+                  const DecodeScratch<T>& scratch) {
+  const Problem& problem = *range.context.problem;
+  clear_decode_state(range, scratch);
+  if constexpr (sizeof(T) == 8) {
+    decode_keys<T, double>(run, range, scratch);
+  } else if (problem.dtype == TILEWISE_FP32) {
+    decode_keys<T, float>(run, range, scratch);
+  } else if (problem.dtype == TILEWISE_BF16) {
+    decode_keys<T, math::BFloat16>(run, range, scratch);
+  } else {
+    decode_keys<T, math::Float16>(run, range, scratch);
+  }
+  divide_decoded(range, scratch);
 }
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET

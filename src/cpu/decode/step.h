@@ -11,21 +11,45 @@ namespace tilewise::cpu::TILEWISE_TARGET {
 
 // ---- operands ----
 
-// Converts rows of K or V and pads them with zeros to a register. With finite_only, rows that are
-// not finite become zeros.
+// How a block of K or V is read.
+template <class T>
+struct BlockForm {
+  T unit = T(1);             // the power of two by which it is multiplied
+  bool finite_only = false;  // rows that are not finite are zeros
+
+  TILEWISE_INLINE bool in_place() const { return unit == T(1) && !finite_only; }
+};
+
+// Converts whole registers of a row, and multiplies them by a unit.
 template <class T, class S>
-Rows<T> stage_block(Rows<S> rows, std::int64_t count, std::int64_t width, bool finite_only,
+TILEWISE_INLINE void stage_registers(const S* from, std::int64_t registers, T unit, T* to) {
+  constexpr int kLanes = Vec<T>::kLanes;
+  if (unit == T(1)) {
+    for (std::int64_t n = 0; n < registers; ++n)
+      load_converted<T>(from + n * kLanes).store(to + n * kLanes);
+  } else if (lifts_denormals(unit)) {
+    for (std::int64_t n = 0; n < registers; ++n)
+      multiply_denormals(load_converted<T>(from + n * kLanes), unit).store(to + n * kLanes);
+  } else {
+    for (std::int64_t n = 0; n < registers; ++n)
+      (load_converted<T>(from + n * kLanes) * Vec<T>(unit)).store(to + n * kLanes);
+  }
+}
+
+// Converts rows of K or V and pads them with zeros to a register.
+template <class T, class S>
+Rows<T> stage_block(Rows<S> rows, std::int64_t count, std::int64_t width, const BlockForm<T>& form,
                     T* staged) {
   const std::int64_t size = padded<T>(width).width;
   for (std::int64_t j = 0; j < count; ++j) {
     T* const to = staged + j * size;
     const S* const from = rows.data + j * rows.stride;
-    std::int64_t c = 0;
-    for (; c + Vec<T>::kLanes <= width; c += Vec<T>::kLanes)
-      load_converted<T>(from + c).store(to + c);
-    for (; c < width; ++c) to[c] = math::load<T>(from[c]);
+    const std::int64_t registers = width / Vec<T>::kLanes;
+    stage_registers<T>(from, registers, form.unit, to);
+    std::int64_t c = registers * Vec<T>::kLanes;
+    for (; c < width; ++c) to[c] = math::load<T>(from[c]) * form.unit;
     for (; c < size; ++c) to[c] = T(0);
-    if (finite_only && !row_is_finite(to, width)) {
+    if (form.finite_only && !row_is_finite<T>(to, width)) {
       for (c = 0; c < size; ++c) to[c] = T(0);
     }
   }
@@ -145,23 +169,40 @@ void output_all_rows(Rows<S> v, std::int64_t keys, std::int64_t rows, Padded<T> 
   if (rows - r == 1) output_rows<T, S, 1>(v, keys, row, first_row + r, scratch, prefetcher);
 }
 
-// The second half of the slow path (common/non_finite.h): rows of V that are not finite entered the
-// product as zeros; each is now added to those rows of the item that see it, and to no others.
+// Returns true if some row of queries of a kv head does not see a row of V that is not finite.
 template <class T, class S>
-void add_non_finite_values(Rows<S> v, const DecodeBlock& block, std::int64_t width, Padded<T> row,
-                           std::int64_t first_row, const DecodeScratch<T>& scratch) {
+bool hides_non_finite_values(Rows<S> v, const DecodeBlock& block, std::int64_t first_row,
+                             const DecodeScratch<T>& scratch) {
+  std::uint8_t seen[kDecodeKeys];  // by all rows
+  __builtin_memset(seen, 1, sizeof(seen));
+  for (std::int64_t r = first_row; r < first_row + block.rows(); ++r) {
+    for (int j = 0; j < kDecodeKeys; ++j) seen[j] &= scratch.seen[r * kDecodeKeys + j];
+  }
+  for (std::int64_t j = 0; j < block.keys; ++j) {
+    if (seen[j] == 0 && !row_is_finite<T>(v.data + j * v.stride, block.context.problem->value_dim))
+      return true;
+  }
+  return false;
+}
+
+// Rows of V that are not finite entered the product as zeros (common/non_finite.h); each is now
+// added to those rows of the kv head that see it, and to no others.
+//
+// first_row: of the kv head; unit: that of V
+template <class T, class S>
+void add_non_finite_values(Rows<S> v, const DecodeBlock& block, T unit, std::int64_t first_row,
+                           const DecodeScratch<T>& scratch) {
+  const std::int64_t width = block.context.problem->value_dim;
+  const Padded<T> row = padded<T>(width);
   for (std::int64_t j = 0; j < block.keys; ++j) {
     const S* const from = v.data + j * v.stride;
-    bool finite = true;
-    for (std::int64_t c = 0; c < width; ++c)
-      finite = finite && math::is_finite(math::load<T>(from[c]));
-    if (finite) continue;
+    if (row_is_finite<T>(from, width)) continue;
     for (std::int64_t r = first_row; r < first_row + block.rows(); ++r) {
       if (scratch.seen[r * kDecodeKeys + j] == 0) continue;
       const T prob = scratch.scores[r * kDecodeKeys + j];
       for (std::int64_t at = 0; at < row.size(); ++at) {
         const std::int64_t c = at < row.whole() ? at : at - row.size() + row.width;
-        if (c < width) scratch.out[r * row.size() + at] += math::load<T>(from[c]) * prob;
+        if (c < width) scratch.out[r * row.size() + at] += math::load<T>(from[c]) * unit * prob;
       }
     }
   }

@@ -23,12 +23,14 @@ struct ForwardScratch {
   T* out_panels;  // (panels, rows of values, kWidth)
   T* max;         // (panels, kWidth)
   T* sum;         // (panels, kWidth)
+  T* out_unit;    // (panels): the power of two by which the outputs are multiplied; 0: they are 0
   T* scores;      // (kKeyTile, kWidth)
   T* keep;        // (kKeyTile, kWidth), with dropout
   E* k_stage;     // (kKeyTile, operand_count(D))
   E* v_packed;    // (packed_size(Dv))
+  T* score_unit;  // (panels): the power of two by which the packed queries are multiplied
   MaskScratch<T> mask;
-  NonFiniteScratch non_finite;
+  typename BitsOf<T>::Word* seen;  // (kKeyTile, kWidth), where V is not finite: see TileSight
   Band* bands;
   std::int64_t out_panel;  // numbers of the output of one panel
 };
@@ -45,6 +47,7 @@ ForwardScratch<E> take_row_scratch(const Problem& problem, std::int64_t panels,
   scratch.out_panels = arena.take<T>(panels * value_rows * kWidth);
   scratch.max = arena.take<T>(panels * kWidth);
   scratch.sum = arena.take<T>(panels * kWidth);
+  scratch.out_unit = arena.take<T>(panels);
   scratch.keep = arena.take<T>(problem.dropout_p > 0 ? kKeyTile * kWidth : 0);
   scratch.mask.low = arena.take<T>(kWidth);
   scratch.mask.high = arena.take<T>(kWidth);
@@ -61,8 +64,8 @@ ForwardScratch<E> take_forward_scratch(const Problem& problem, std::int64_t pane
   scratch.scores = arena.take<SumOf<E>>(kKeyTile * kWidth);
   scratch.k_stage = arena.take<E>(kKeyTile * operand_count<E>(problem.head_dim));
   scratch.v_packed = arena.take<E>(packed_size<E>(problem.value_dim));
-  scratch.non_finite.seen = arena.take<std::uint8_t>(kKeyTile * kWidth);
-  scratch.non_finite.non_finite_a = arena.take<std::uint8_t>(kKeyTile);
+  scratch.score_unit = arena.take<SumOf<E>>(panels);
+  scratch.seen = arena.take<typename BitsOf<SumOf<E>>::Word>(kKeyTile * kWidth);
   return scratch;
 }
 
@@ -96,6 +99,7 @@ template <class E, int kWidth>
 TILEWISE_INLINE void start_state(std::int64_t panel, const ForwardScratch<E>& scratch) {
   using T = SumOf<E>;
   const math::SoftmaxState<T> empty = math::empty_state<T>();
+  scratch.out_unit[panel] = T(0);
   for (int lane = 0; lane < kWidth; ++lane) {
     scratch.max[panel * kWidth + lane] = empty.max;
     scratch.sum[panel * kWidth + lane] = empty.sum;

@@ -21,12 +21,14 @@ void store_outputs(const QueryBlock& block, const ForwardScratch<E>& scratch) {
     const std::int64_t row = context.sequence.q_start + block.first + panel * kWidth;
     const std::int64_t lanes = math::min(kWidth, block.rows - panel * kWidth);
     T scale[kWidth] = {};
+    const T unit = scratch.out_unit[panel];
+    const T per_unit = unit == T(0) ? T(1) : T(1) / unit;
     const T natural = ScoreScaling<T>(problem).factor;
     for (std::int64_t lane = 0; lane < lanes; ++lane) {
       const std::int64_t at = panel * kWidth + lane;
       const math::Finalised<T> finalised =
           math::finalise(math::SoftmaxState<T>{scratch.max[at] * natural, scratch.sum[at]}, sink);
-      scale[lane] = finalised.scale;
+      scale[lane] = finalised.scale * per_unit;
       if (problem.lse.present()) {
         store_statistic(problem.lse, context.sequence.batch, context.head, row + lane,
                         finalised.lse);
@@ -49,18 +51,6 @@ void apply_dropout_scale(const QueryBlock& block, const ForwardScratch<E>& scrat
     T* const at = scratch.out_panels + i;
     (Vec<T>::load(at) * factor).store(at);
   }
-}
-
-template <class E, int kWidth>
-bool block_is_finite(const QueryBlock& block, const ForwardScratch<E>& scratch) {
-  const std::int64_t value_dim = block.context.problem->value_dim;
-  for (std::int64_t panel = 0; panel * kWidth < block.rows; ++panel) {
-    const std::int64_t lanes = math::min(kWidth, block.rows - panel * kWidth);
-    if (!all_finite<SumOf<E>, kWidth>(scratch.out_panels + panel * scratch.out_panel, value_dim,
-                                      lanes))
-      return false;
-  }
-  return true;
 }
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET

@@ -12,11 +12,21 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// A multiply-add takes a hundred cycles where an operand or its sum is denormal. V is therefore
-// scaled so that none is, and the output is scaled back. A block in which the factor makes a value
-// infinite is computed again, without the factor, on the slow path.
+// The power of two by which V of the first tile of a block is multiplied, so that neither it nor
+// its products are denormal: then a multiply-add would take a hundred cycles. Later tiles keep it,
+// except that it falls where the sum over all keys might otherwise not be finite. Outputs are
+// divided by it when they are normalised.
 template <class T>
-inline constexpr T kValueFactor = sizeof(T) == 8 ? T(0x1p53) : T(0x1p24);
+TILEWISE_INLINE T value_unit(T before, T largest, std::int64_t keys) {
+  constexpr int kMost = Exponents<T>::kMost;
+  const int above = exponent_above(largest);
+  const int lift = largest != T(0) && above < Exponents<T>::kSmall ? Exponents<T>::kLift - above
+                                                                   : Exponents<T>::kLift;
+  const int room = math::min(kMost - kDivisionRoom, kMost - exponent_above(keys) - above);
+  const T most = exact_power<T>(room);
+  if (before != T(0)) return most < before ? most : before;
+  return exact_power<T>(math::min(lift, room));
+}
 
 // The rows of K and V of the next tile, which are prefetched while a tile is computed.
 struct NextTile {
@@ -37,34 +47,80 @@ TILEWISE_INLINE NextTile next_tile(const HeadContext& context, std::int64_t firs
 template <class E>
 struct KeyTile {
   Rows<E> k;                 // (keys, D)
+  SumOf<E> k_unit;           // the power of two by which K is multiplied
   PackedColumns<E> v;        // (keys, Dv)
+  SumOf<E> v_unit;           // the power of two by which V is multiplied
   Prefetcher prefetcher[2];  // K and V of the next tile, if there is one
   bool last;
+  const RunContext* run;
 };
+
+// Packs V of a tile.
+//
+// v_unit: that of the tiles before it (0: none), and then that of this one
+template <class E>
+void load_values(const HeadContext& context, const RowBlock& values, SumOf<E>& v_unit,
+                 const ForwardScratch<E>& scratch, KeyTile<E>& tile) {
+  if constexpr (Operand<E>::kNumbers > 1) {  // these products flush denormals in any case
+    tile.v = pack_columns<E>(values, v_unit, scratch.v_packed);
+  } else {
+    const E guess = v_unit != E(0) ? v_unit : exact_power<E>(Exponents<E>::kLift);
+    tile.v = pack_columns<E>(values, guess, scratch.v_packed);
+    const E largest = tile.v.all_finite() ? tile.v.largest : largest_finite<E>(values);
+    v_unit = value_unit(v_unit, largest, context.sequence.k_len);
+    if (v_unit != guess) tile.v = pack_columns<E>(values, v_unit, scratch.v_packed);
+  }
+  tile.v_unit = v_unit;
+}
+
+// Stages K of a tile, multiplied by a power of two if its numbers are small.
+template <class E>
+void load_scored_keys(const HeadContext& context, const RowBlock& keys,
+                      const ForwardScratch<E>& scratch, KeyTile<E>& tile) {
+  using T = SumOf<E>;
+  tile.k = stage_rows<E>(keys, scratch.k_stage);
+  tile.k_unit = T(1);
+  if constexpr (Operand<E>::kNumbers == 1) {
+    if (keys.view->dtype == TILEWISE_FP16) return;  // no product of two of them is denormal
+    if (!scores_have_units(*context.problem)) return;
+    // All keys of the grid's tile count, so that the unit does not depend on the block of queries.
+    const std::int64_t first = keys.first - context.sequence.k_start;
+    RowBlock whole = keys;
+    whole.first -= first % kKeyTile;
+    whole.count = math::min(kKeyTile, context.sequence.k_len - first + first % kKeyTile);
+    tile.k_unit = unit_of_rows(measure_rows<T>(whole), keys.width);
+    if (tile.k_unit == T(1)) return;
+    tile.k = scale_rows<T>(tile.k, keys, tile.k_unit, scratch.k_stage);
+  }
+}
 
 template <class E>
 KeyTile<E> load_key_tile(const HeadContext& context, math::KeyRange keys, std::int64_t end,
-                         bool slow_path, const ForwardScratch<E>& scratch) {
+                         SumOf<E>& v_unit, const ForwardScratch<E>& scratch) {
   const Problem& problem = *context.problem;
   const std::int64_t row = context.sequence.k_start + keys.begin;
   const std::int64_t count = keys.end - keys.begin;
   const std::int64_t batch = context.sequence.batch;
   const NextTile next = next_tile(context, keys.end, end);
   KeyTile<E> tile;
-  tile.k = stage_rows<E>({&problem.k, batch, context.kv_head(), row, count, problem.head_dim},
-                         scratch.k_stage);
-  const RowBlock values = {&problem.v, batch, context.kv_head(), row, count, problem.value_dim};
-  std::uint8_t* const non_finite = slow_path ? scratch.non_finite.non_finite_a : nullptr;
-  if constexpr (Operand<E>::kNumbers > 1) {  // these products flush denormals in any case
-    tile.v = pack_columns<E>(values, scratch.v_packed, non_finite);
-  } else {
-    tile.v = pack_scaled_columns<E>(values, slow_path ? E(1) : kValueFactor<E>, scratch.v_packed,
-                                    non_finite);
-  }
+  load_scored_keys<E>(context, {&problem.k, batch, context.kv_head(), row, count, problem.head_dim},
+                      scratch, tile);
+  load_values<E>(context, {&problem.v, batch, context.kv_head(), row, count, problem.value_dim},
+                 v_unit, scratch, tile);
   tile.prefetcher[0] = prefetcher_of(next.k);
   tile.prefetcher[1] = prefetcher_of(next.v);
   tile.last = next.k.count == 0;
   return tile;
+}
+
+// Brings the output of a panel so far to the unit of the tile, by way of its rescale factors.
+template <class T, int kColumns>
+void change_out_unit(T unit, T* out_unit, Vec<T>* rescale) {
+  if (*out_unit == unit) return;
+  // Before the first tile the output is 0.
+  if (*out_unit == T(0)) *out_unit = unit;
+  for (int n = 0; n < kColumns; ++n) rescale[n] = rescale[n] * Vec<T>(unit / *out_unit);
+  *out_unit = unit;
 }
 
 // One step of the main loop: a panel of queries and a tile of keys. Scores, mask, softmax, output.
@@ -83,23 +139,32 @@ void forward_tile(const HeadContext& context, const TileBounds& bounds, TileClas
   gemm_masked<E, kColumns, kWidth>({tile.k.data + skipped * tile.k.stride, tile.k.stride},
                                    bounds.t_count, q_panel, depth, active, scratch.scores,
                                    &tile.prefetcher[0]);
+  if constexpr (Operand<E>::kNumbers == 1) {
+    divide_scores<T, kWidth>(bounds.t_count, tile.k_unit, scratch.score_unit[panel],
+                             scratch.scores);
+  }
   apply_score_mod<T, Lanes::kQueries, kWidth>(context, bounds, tile_class, scratch.mask,
                                               scratch.scores, nullptr);
-  if (tile.v.non_finite != nullptr)
-    record_seen<T, kWidth>(bounds.t_count, scratch.scores, scratch.non_finite.seen);
+  TileSight<T> sight = {scratch.seen, true};
+  if (!tile.v.all_finite()) {
+    sight.seen_whole =
+        record_seen<T, kWidth>(bounds.t_count, bounds.lane_count, scratch.scores, scratch.seen);
+    if (!sight.seen_whole) count_contained_step(*tile.run);
+  }
   Vec<T> rescale[kColumns];
   softmax_step<T, kColumns, kWidth>(bounds.t_count, ScoreScaling<T>(problem).scale_log2(),
                                     scratch.scores, scratch.max + panel * kWidth,
                                     scratch.sum + panel * kWidth, rescale);
+  change_out_unit<T, kColumns>(tile.v_unit, scratch.out_unit + panel, rescale);
   if (problem.dropout_p > 0) {
     fill_dropout<T, Lanes::kQueries, kWidth>(
         context, bounds, kRoundsProbs<E> ? T(1) : dropout_scale<T>(problem), scratch.keep);
     apply_dropout<T, kWidth>(bounds, scratch.keep, scratch.scores);
   }
-  accumulate<E, kColumns, kWidth>(
-      tile.v, skipped, bounds.t_count, active,
-      as_operands<E, kColumns, kWidth>(bounds.t_count, scratch.scores), rescale,
-      scratch.non_finite.seen, scratch.out_panels + panel * scratch.out_panel, &tile.prefetcher[1]);
+  accumulate<E, kColumns, kWidth>(tile.v, skipped, bounds.t_count, active,
+                                  as_operands<E, kColumns, kWidth>(bounds.t_count, scratch.scores),
+                                  rescale, sight, scratch.out_panels + panel * scratch.out_panel,
+                                  &tile.prefetcher[1]);
 }
 
 // A panel, and the part of a range of keys that it may see, aligned to an operand. If t_count <= 0
@@ -148,16 +213,17 @@ void visit_key_tile(const QueryBlock& block, math::KeyRange keys, KeyTile<E>& ti
 // the sequence, so that the result of a row does not depend on the block that it belongs to. Within
 // a tile a panel computes only the keys that it may see.
 template <class E, int kColumns>
-void visit_keys(const RunContext& run, const QueryBlock& block, bool slow_path,
-                const ForwardScratch<E>& scratch) {
+void visit_keys(const RunContext& run, const QueryBlock& block, const ForwardScratch<E>& scratch) {
   const Problem& problem = *block.context.problem;
   const math::KeyRange keys = keys_of_block(block);
   const std::int64_t key_bytes = problem.head_dim * problem::dtype_size(problem.k.dtype) +
                                  problem.value_dim * problem::dtype_size(problem.v.dtype);
+  SumOf<E> v_unit = Operand<E>::kNumbers > 1 ? SumOf<E>(1) : SumOf<E>(0);
   for (std::int64_t first = keys.begin / kKeyTile * kKeyTile; first < keys.end; first += kKeyTile) {
     const math::KeyRange range = {align_to_operand<E>(math::max(first, keys.begin)),
                                   math::min(first + kKeyTile, keys.end)};
-    KeyTile<E> tile = load_key_tile(block.context, range, keys.end, slow_path, scratch);
+    KeyTile<E> tile = load_key_tile(block.context, range, keys.end, v_unit, scratch);
+    tile.run = &run;
     count_traffic(run, (range.end - range.begin) * key_bytes, 0);
     visit_key_tile<E, kColumns>(block, range, tile, scratch);
   }
@@ -165,23 +231,19 @@ void visit_keys(const RunContext& run, const QueryBlock& block, bool slow_path,
 
 template <class E, int kWidth>
 void load_queries(const QueryBlock& block, const ForwardScratch<E>& scratch) {
+  using T = SumOf<E>;
   const Problem& problem = *block.context.problem;
   for (std::int64_t panel = 0; panel * kWidth < block.rows; ++panel) {
-    pack_panel<E, kWidth>(panel_rows(problem.q, block, panel, kWidth, problem.head_dim),
-                          ScoreScaling<SumOf<E>>(problem).sign,
+    const RowBlock rows = panel_rows(problem.q, block, panel, kWidth, problem.head_dim);
+    T unit = T(1);
+    if constexpr (Operand<E>::kNumbers == 1) {
+      if (scores_have_units(problem)) unit = unit_of_rows(measure_rows<T>(rows), rows.width);
+    }
+    scratch.score_unit[panel] = unit;
+    pack_panel<E, kWidth>(rows, ScoreScaling<T>(problem).sign * unit,
                           scratch.q_panels + panel * operand_count<E>(problem.head_dim) * kWidth);
     start_state<E, kWidth>(panel, scratch);
     clear_output<E>(panel, scratch);
-  }
-}
-
-template <class T, int kWidth>
-void unscale_outputs(const QueryBlock& block, const ForwardScratch<T>& scratch) {
-  const std::int64_t size = block.context.problem->value_dim * kWidth;
-  for (std::int64_t panel = 0; panel * kWidth < block.rows; ++panel) {
-    T* const out = scratch.out_panels + panel * scratch.out_panel;
-    for (std::int64_t at = 0; at < size; at += Vec<T>::kLanes)
-      (Vec<T>::load(out + at) * Vec<T>(T(1) / kValueFactor<T>)).store(out + at);
   }
 }
 
@@ -190,14 +252,8 @@ template <class E, int kColumns>
 void forward_block(const RunContext& run, const QueryBlock& block,
                    const ForwardScratch<E>& scratch) {
   constexpr int kWidth = kColumns * Vec<E>::kLanes;
-  for (bool slow_path = false;; slow_path = true) {
-    load_queries<E, kWidth>(block, scratch);
-    visit_keys<E, kColumns>(run, block, slow_path, scratch);
-    if (slow_path) break;
-    if (!block_is_finite<E, kWidth>(block, scratch)) continue;
-    if constexpr (Operand<E>::kNumbers == 1) unscale_outputs<E, kWidth>(block, scratch);
-    break;
-  }
+  load_queries<E, kWidth>(block, scratch);
+  visit_keys<E, kColumns>(run, block, scratch);
   count_query_traffic(run, block);
 }
 

@@ -113,6 +113,9 @@ bool store_split_state(const QueryBlock& block, std::int64_t split, std::int64_t
     __builtin_memcpy(shared.sum + slot * kWidth, scratch.sum + panel * kWidth, kWidth * sizeof(T));
     __builtin_memcpy(shared.out + slot * size, scratch.out_panels + panel * size,
                      static_cast<std::size_t>(size) * sizeof(T));
+    const T unit = scratch.out_unit[panel];
+    for (std::int64_t i = 0; unit != T(0) && unit != T(1) && i < size; ++i)
+      shared.out[slot * size + i] /= unit;
   }
   const HeadContext& context = block.context;
   const std::int64_t head = context.sequence.batch * context.problem->heads + context.head;
@@ -150,6 +153,7 @@ void merge_splits(const QueryBlock& block, std::int64_t splits, const ForwardScr
     T* const sum = scratch.sum + panel * kWidth;
     T* const out = scratch.out_panels + panel * size;
     const std::int64_t first = split_slot<T, kWidth>(block, panel, 0, shared);
+    scratch.out_unit[panel] = T(1);
     __builtin_memcpy(max, shared.max + first * kWidth, kWidth * sizeof(T));
     __builtin_memcpy(sum, shared.sum + first * kWidth, kWidth * sizeof(T));
     __builtin_memcpy(out, shared.out + first * size, static_cast<std::size_t>(size) * sizeof(T));

@@ -23,26 +23,19 @@ bool all_finite(const T* panel, std::int64_t count, std::int64_t lanes) {
   return true;
 }
 
-template <class T>
-TILEWISE_INLINE bool row_is_finite(const T* row, std::int64_t width) {
+// Returns true if all numbers of a row are finite, which may be stored in another type.
+template <class T, class S>
+TILEWISE_INLINE bool row_is_finite(const S* row, std::int64_t width) {
   Vec<T> difference(T(0));
   std::int64_t c = 0;
   for (; c + Vec<T>::kLanes <= width; c += Vec<T>::kLanes) {
-    const Vec<T> x = Vec<T>::load(row + c);
+    const Vec<T> x = load_converted<T>(row + c);
     difference = difference + (x - x);
   }
   T sum = T(0);
   for (int lane = 0; lane < Vec<T>::kLanes; ++lane) sum += difference.v[lane];
-  for (; c < width; ++c) sum += row[c] - row[c];
+  for (; c < width; ++c) sum += math::load<T>(row[c]) - math::load<T>(row[c]);
   return sum == T(0);
-}
-
-template <class T, class S>
-TILEWISE_INLINE bool storage_is_finite(const S* row, std::int64_t width) {
-  bool finite = true;
-  for (std::int64_t c = 0; c < width; ++c)
-    finite = finite && math::is_finite(math::load<T>(row[c]));
-  return finite;
 }
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET

@@ -3,16 +3,18 @@
 #pragma once
 
 #include "cpu/simd/finite.h"
+#include "cpu/simd/magnitude.h"
 #include "cpu/simd/packing.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
 template <class E>
 struct PackedColumns {
-  RowBlock rows;  // the source; at most kMostPackedRows
-  const E* data;  // (blocks of columns, kPackedBlock); columns are padded with zeros
-  const std::uint8_t* non_finite;  // (rows): 1 where a row is not finite and was packed as zeros;
-                                   // nullptr: not checked
+  RowBlock rows;     // the source; at most kMostPackedRows
+  const E* data;     // (blocks of columns, kPackedBlock); columns are padded with zeros
+  SumOf<E> largest;  // |x| of the source; NaN or infinity if one is not finite
+
+  TILEWISE_INLINE bool all_finite() const { return math::is_finite(largest); }
 };
 
 // Operands that the packed columns of a tile take.
@@ -24,61 +26,49 @@ TILEWISE_INLINE std::int64_t packed_size(std::int64_t width) {
 // Packs one row, converted and multiplied by a factor. `to` is the position of the row in the first
 // block.
 template <class T, class S>
-TILEWISE_INLINE void pack_row(const S* from, std::int64_t width, T factor, T* to) {
+TILEWISE_INLINE void pack_row(const S* from, std::int64_t width, T factor, T* to,
+                              Largest<T>& largest) {
   constexpr int kLanes = Vec<T>::kLanes;
   constexpr int kRun = kLanes < kGemmRows ? kLanes : kGemmRows;  // numbers that stay contiguous
   std::int64_t c = 0;
   for (; c + kLanes <= width; c += kLanes) {
     T numbers[kLanes];
-    (load_converted<T>(from + c) * Vec<T>(factor)).store(numbers);
+    const Vec<T> loaded = load_converted<T>(from + c);
+    largest.add(loaded);
+    multiply_exactly(loaded, factor).store(numbers);
     for (int i = 0; i < kLanes; i += kRun) {
       T* const run = to + (c + i) / kGemmRows * kPackedBlock<T> + (c + i) % kGemmRows;
       __builtin_memcpy(run, numbers + i, kRun * sizeof(T));
     }
   }
   for (; c < math::round_up(width, kGemmRows); ++c) {
-    to[c / kGemmRows * kPackedBlock<T> + c % kGemmRows] =
-        c < width ? math::load<T>(from[c]) * factor : T(0);
+    const T number = c < width ? math::load<T>(from[c]) : T(0);
+    largest.add(Vec<T>(number));
+    to[c / kGemmRows * kPackedBlock<T> + c % kGemmRows] = number * factor;
   }
 }
 
-// Packs `rows`, multiplied by a factor, into data (packed_size<T>(rows.width)). non_finite is
-// nullptr, or an array (rows) to be filled; rows that are not finite are then packed as zeros.
+// Packs `rows`, multiplied by a factor, into data (packed_size<T>(rows.width)).
 template <class T>
-PackedColumns<T> pack_scaled_columns(const RowBlock& rows, T factor, T* data,
-                                     std::uint8_t* non_finite) {
+PackedColumns<T> pack_columns(const RowBlock& rows, T factor, T* data) {
+  static_assert(Operand<T>::kNumbers == 1, "pairs have a form of their own");
+  Largest<T> largest;
   with_storage(rows.view->dtype, [&](auto storage) {
     using S = decltype(storage);
     const S* const base = static_cast<const S*>(rows.view->data) +
                           rows.view->offset(rows.batch, rows.head, rows.first);
-    for (std::int64_t r = 0; r < rows.count; ++r) {
-      T* const to = data + r * kGemmRows;
-      pack_row<T>(base + r * rows.view->row, rows.width, factor, to);
-      if (non_finite == nullptr) continue;
-      non_finite[r] = storage_is_finite<T>(base + r * rows.view->row, rows.width) ? 0 : 1;
-      for (std::int64_t c = 0; non_finite[r] != 0 && c < rows.width; ++c)
-        to[c / kGemmRows * kPackedBlock<T> + c % kGemmRows] = T(0);
-    }
+    for (std::int64_t r = 0; r < rows.count; ++r)
+      pack_row<T>(base + r * rows.view->row, rows.width, factor, data + r * kGemmRows, largest);
   });
-  return {rows, data, non_finite};
+  return {rows, data, largest.value()};
 }
 
-template <class T>
-PackedColumns<T> pack_columns(const RowBlock& rows, T* data, std::uint8_t* non_finite) {
-  static_assert(Operand<T>::kNumbers == 1, "pairs have a form of their own");
-  return pack_scaled_columns<T>(rows, T(1), data, non_finite);
-}
-
-// The result of a product, in place, as the operand of the next product; and row t of it as
-// numbers. Pairs of bf16 have their own versions (packing_bf16.h).
+// The result of a product, in place, as the operand of the next product. Pairs of bf16 have their
+// own version (packing_bf16.h).
 template <class T, int kColumns, int kWidth>
 TILEWISE_INLINE const T* as_operands(std::int64_t, T* tile) {
   static_assert(Operand<T>::kNumbers == 1, "pairs have a form of their own");
   return tile;
-}
-template <class T, int kWidth>
-TILEWISE_INLINE const T* operand_row(const T* operands, std::int64_t t, T*) {
-  return operands + t * kWidth;
 }
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cpu/simd/conversion.h"
+#include "cpu/simd/exact_multiply.h"
 #include "cpu/simd/gemm.h"
 #include "cpu/simd/prefetch.h"
 #include "math/integer.h"
@@ -67,10 +68,10 @@ void pack_panel(const RowBlock& rows, T factor, T* panel) {
       for (std::int64_t c = 0; c < whole; c += kLanes) {
         Vec<T> square[kLanes];
         for (int i = 0; i < kLanes; ++i) {
-          square[i] =
-              lane0 + i < rows.count
-                  ? load_converted<T>(base + (lane0 + i) * rows.view->row + c) * Vec<T>(factor)
-                  : Vec<T>(T(0));
+          square[i] = lane0 + i < rows.count
+                          ? multiply_exactly(
+                                load_converted<T>(base + (lane0 + i) * rows.view->row + c), factor)
+                          : Vec<T>(T(0));
         }
         transpose(square);
         for (int i = 0; i < kLanes; ++i) square[i].store(panel + (c + i) * kWidth + lane0);

@@ -74,24 +74,37 @@ void pack_panel(const RowBlock& rows, float factor, E* panel) {
   }
 }
 
-// Packs rows as the left operand of the product that sums over them; a word holds two rows.
-// non_finite is nullptr, or an array (rows) to be filled; rows that are not finite are then packed
-// as zeros.
+TILEWISE_INLINE __m512i absolute_16bit(__m512i halves) {
+  return _mm512_and_si512(halves, _mm512_set1_epi16(0x7FFF));
+}
+// The largest of the halves, as bf16 without a sign.
+TILEWISE_INLINE float largest_bf16(__m512i halves) {
+  std::uint16_t bits[32];
+  __builtin_memcpy(bits, &halves, sizeof(bits));
+  std::uint16_t largest = 0;
+  for (const std::uint16_t half : bits) largest = half > largest ? half : largest;
+  return math::to_float(math::BFloat16{largest});
+}
+
+// Packs rows as the left operand of the product that sums over them; a word holds two rows. Pairs
+// have no unit.
 template <IsBf16Pair E>
-PackedColumns<E> pack_columns(const RowBlock& rows, E* data, std::uint8_t* non_finite) {
+PackedColumns<E> pack_columns(const RowBlock& rows, float, E* data) {
   const auto row = [&](std::int64_t r, std::int64_t c) {
-    if (r >= rows.count || (non_finite != nullptr && non_finite[r] != 0))
-      return _mm512_setzero_si512();
+    if (r >= rows.count) return _mm512_setzero_si512();
     return load_16bit(rows_16bit(rows) + r * rows.view->row, c, rows.width);
   };
-  for (std::int64_t r = 0; non_finite != nullptr && r < rows.count; ++r)
-    non_finite[r] = is_finite_16bit(rows_16bit(rows) + r * rows.view->row, rows.width) ? 0 : 1;
+  __m512i largest = _mm512_setzero_si512();
   static_assert(kGemmRows == 8, "a block of columns is half a register");
   const std::int64_t width = math::round_up(rows.width, kGemmRows);
   for (std::int64_t r = 0; r < rows.count; r += 2) {
     E* const to = data + r / 2 * kGemmRows;
     for (std::int64_t c = 0; c < width; c += 32) {
-      const InterleavedRows pairs = interleave(row(r, c), row(r + 1, c));
+      const __m512i even = row(r, c);
+      const __m512i odd = row(r + 1, c);
+      largest =
+          _mm512_max_epu16(largest, _mm512_max_epu16(absolute_16bit(even), absolute_16bit(odd)));
+      const InterleavedRows pairs = interleave(even, odd);
       const __m256i blocks[4] = {
           _mm512_castsi512_si256(pairs.low), _mm512_extracti64x4_epi64(pairs.low, 1),
           _mm512_castsi512_si256(pairs.high), _mm512_extracti64x4_epi64(pairs.high, 1)};
@@ -101,7 +114,7 @@ PackedColumns<E> pack_columns(const RowBlock& rows, E* data, std::uint8_t* non_f
       }
     }
   }
-  return {rows, data, non_finite};
+  return {rows, data, largest_bf16(largest)};
 }
 
 // Makes the result of a product the operand of the next one: rows 2t and 2t + 1 of the tile become
@@ -123,17 +136,6 @@ TILEWISE_INLINE const E* as_operands(std::int64_t t_count, float* tile) {
     }
   }
   return reinterpret_cast<const E*>(tile);
-}
-
-// Row t of the result of as_operands(), as numbers.
-template <IsBf16Pair E, int kWidth>
-TILEWISE_INLINE const float* operand_row(const E* operands, std::int64_t t, float* room) {
-  for (int lane = 0; lane < kWidth; ++lane) {
-    E word;
-    __builtin_memcpy(&word, operands + t / 2 * kWidth + lane, sizeof(word));
-    room[lane] = __builtin_bit_cast(float, t % 2 == 0 ? word << 16 : word & 0xFFFF0000u);
-  }
-  return room;
 }
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET

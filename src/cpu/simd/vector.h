@@ -176,8 +176,27 @@ TILEWISE_INLINE Mask<T> operator&(Mask<T> a, Mask<T> b) {
 }
 
 template <class T>
+TILEWISE_INLINE Mask<T> operator|(Mask<T> a, Mask<T> b) {
+  return {a.v | b.v};
+}
+
+template <class T>
 TILEWISE_INLINE Vec<T> select(Mask<T> mask, Vec<T> a, Vec<T> b) {
   return Vec<T>(mask.v ? a.v : b.v);
+}
+
+// Returns true if any lane is set.
+template <class T>
+TILEWISE_INLINE bool any_lane(Mask<T> mask) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask(__m512i(mask.v), __m512i(mask.v)) != 0;
+#elif defined(__AVX2__)
+  return _mm256_testz_si256(__m256i(mask.v), __m256i(mask.v)) == 0;
+#else
+  bool any = false;
+  for (int i = 0; i < kVectorBytes / static_cast<int>(sizeof(T)); ++i) any = any || mask.v[i] != 0;
+  return any;
+#endif
 }
 
 // a > b ? a : b, which is b where one of them is NaN.

@@ -23,8 +23,8 @@ constinit const Bf16Probes kBf16Probes = {
     [](ProbeRows rows, float factor, std::uint32_t* panel) {
       pack_panel<Bf16Pair, kWidth>(row_block(rows), factor, panel);
     },
-    [](ProbeRows rows, std::uint32_t* data, std::uint8_t* non_finite) {
-      pack_columns<Bf16Pair>(row_block(rows), data, non_finite);
+    [](ProbeRows rows, std::uint32_t* data) {
+      return pack_columns<Bf16Pair>(row_block(rows), 1.0f, data).all_finite();
     },
     [](const std::uint32_t* a, std::int64_t a_stride, std::int64_t m_count, const std::uint32_t* b,
        std::int64_t depth, float* c) {

@@ -249,5 +249,51 @@ TYPED_TEST(Gemm, LeavingOutMaskedTermsChangesNoBit) {
   }
 }
 
+// Rows 5 and 11 of the left operand are not finite. Each lane sees two rows of three, and the right
+// operand is 0 in the others.
+TYPED_TEST(Gemm, NumbersThatALaneDoesNotSeeChangeNoBitOfIt) {
+  using T = typename TypeParam::Number;
+  using Word = std::conditional_t<sizeof(T) == 8, std::int64_t, std::int32_t>;
+  Operands<TypeParam> o(10, 23, 16);
+  const std::int64_t rows = TypeParam::all().gemm_rows;
+  for (std::int64_t m = 0; m < o.m_count; ++m) {
+    for (const std::int64_t t : {5, 11}) {
+      const T number =
+          t == 5 ? std::numeric_limits<T>::quiet_NaN() : -std::numeric_limits<T>::infinity();
+      o.packed[m / rows * TypeParam::probes().packed_block + t * rows + m % rows] = number;
+      o.a[m * o.depth + t] = number;
+    }
+  }
+  const auto sees = [](std::int64_t t, std::int64_t lane) { return (t + lane) % 3 != 0; };
+  Array<Word> seen(o.depth * o.width, Word(0));
+  for (std::int64_t i = 0; i < seen.size(); ++i) {
+    if (sees(i / o.width, i % o.width)) {
+      seen[i] = ~Word(0);
+    } else {
+      o.b[i] = T(0);
+    }
+  }
+  o.c = random_numbers<T>(o.c.size(), 17);
+  const Array<T> before = o.c;
+  TypeParam::probes().gemm_packed_seen(o.packed.data(), o.m_count, o.b.data(), o.depth, seen.data(),
+                                       o.c.data());
+  for (std::int64_t m = 0; m < o.m_count; ++m) {
+    for (std::int64_t lane = 0; lane < o.width; ++lane) {
+      T sum = T(0);
+      for (std::int64_t t = 0; t < o.depth; ++t) {
+        if (sees(t, lane))
+          sum = multiply_add<T>(TypeParam::all().fused, o.a[m * o.depth + t],
+                                o.b[t * o.width + lane], sum);
+      }
+      const T found = o.c[m * o.width + lane];
+      if (sees(5, lane) || sees(11, lane)) {
+        ASSERT_FALSE(std::isfinite(found)) << m << ", " << lane;
+      } else {
+        ASSERT_EQ(found, before[m * o.width + lane] + sum) << m << ", " << lane;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tilewise::cpu

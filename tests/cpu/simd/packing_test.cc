@@ -76,7 +76,7 @@ TYPED_TEST(Packing, ColumnsAreInBlocksPaddedWithZeros) {
       const std::int64_t count = 13;
       const RowsOfDtype rows(dtype, count, width, width + 2, 5);
       Array<T> data = poisoned<T>(TypeParam::probes().packed_size(width));
-      TypeParam::probes().pack_columns(rows.rows(), data.data(), nullptr);
+      ASSERT_TRUE(TypeParam::probes().pack_columns(rows.rows(), data.data()));
       const std::int64_t whole = (width + block_columns - 1) / block_columns * block_columns;
       for (std::int64_t r = 0; r < count; ++r) {
         for (std::int64_t c = 0; c < whole; ++c) {
@@ -89,28 +89,42 @@ TYPED_TEST(Packing, ColumnsAreInBlocksPaddedWithZeros) {
   }
 }
 
-TYPED_TEST(Packing, NonFiniteRowsAreFlaggedAndPackedAsZeros) {
+TYPED_TEST(Packing, ColumnsThatAreNotFiniteAreFound) {
   using T = typename TypeParam::Number;
   const std::int64_t width = 19;
-  const std::int64_t count = 8;
-  const std::int64_t block_columns = TypeParam::all().gemm_rows;
   for (const std::int32_t dtype : kFloatingDtypes) {
     if (!is_input<T>(dtype)) continue;
-    RowsOfDtype rows(dtype, count, width, width, 6);
-    rows.set(2, 0, HUGE_VAL);
-    rows.set(5, width - 1, std::nan(""));
-    Array<T> data = poisoned<T>(TypeParam::probes().packed_size(width));
-    std::uint8_t flags[8];
-    std::memset(flags, 7, sizeof(flags));
-    TypeParam::probes().pack_columns(rows.rows(), data.data(), flags);
-    for (std::int64_t r = 0; r < count; ++r) {
-      const bool flagged = r == 2 || r == 5;
-      ASSERT_EQ(flags[r], flagged ? 1 : 0) << r;
-      for (std::int64_t c = 0; c < width; ++c) {
-        const std::int64_t at = c / block_columns * TypeParam::probes().packed_block +
-                                r * block_columns + c % block_columns;
-        ASSERT_EQ(data[at], flagged ? T(0) : static_cast<T>(rows.at(r, c))) << r << ", " << c;
+    for (const double number : {HUGE_VAL, -HUGE_VAL, std::nan("")}) {
+      for (const std::int64_t column : {std::int64_t{0}, width - 1}) {
+        RowsOfDtype rows(dtype, 8, width, width, 6);
+        rows.set(5, column, number);
+        Array<T> data = poisoned<T>(TypeParam::probes().packed_size(width));
+        ASSERT_FALSE(TypeParam::probes().pack_columns(rows.rows(), data.data())) << number;
       }
+    }
+  }
+}
+
+TYPED_TEST(Packing, DenormalNumbersAreMultipliedExactly) {
+  using T = typename TypeParam::Number;
+  const T least = std::numeric_limits<T>::denorm_min();
+  const T normal = std::numeric_limits<T>::min();
+  const T inf = std::numeric_limits<T>::infinity();
+  const T numbers[] = {least,  -least, 5 * least,    normal - least, least - normal,
+                       normal, T(0),   T(-0.0),      T(1),           T(-3.25),
+                       inf,    -inf,   7077 * least, -normal / 2};
+  constexpr int kCount = sizeof(numbers) / sizeof(T);
+  const std::int64_t lanes = TypeParam::probes().lanes;
+  for (const int exponent :
+       {0, 1, 24, 53, sizeof(T) == 8 ? 996 : 100, sizeof(T) == 8 ? 1022 : 126}) {
+    const T factor = static_cast<T>(std::ldexp(1.0, exponent));
+    for (int first = 0; first < kCount; ++first) {
+      Array<T> from(lanes);
+      Array<T> to(lanes);
+      for (std::int64_t i = 0; i < lanes; ++i) from[i] = numbers[(first + i) % kCount];
+      TypeParam::probes().multiply_exactly(from.data(), factor, to.data());
+      for (std::int64_t i = 0; i < lanes; ++i)
+        ASSERT_TRUE(same_bits(to[i], std::ldexp(from[i], exponent))) << from[i] << ", " << exponent;
     }
   }
 }

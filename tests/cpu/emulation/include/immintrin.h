@@ -173,6 +173,17 @@ TILEWISE_EMULATED __m512i sum_of(const __m512i& a, const __m512i& b) {
 TILEWISE_EMULATED __m512i either(const __m512i& a, const __m512i& b) { return a | b; }
 TILEWISE_EMULATED __m512i both(const __m512i& a, const __m512i& b) { return a & b; }
 TILEWISE_EMULATED __m512i one_of(const __m512i& a, const __m512i& b) { return a ^ b; }
+TILEWISE_EMULATED __m512i larger_halves(const __m512i& a, const __m512i& b) {
+  const Halves x = bits_as<Halves>(a);
+  const Halves y = bits_as<Halves>(b);
+  return bits_as<__m512i>(x > y ? x : y);
+}
+TILEWISE_EMULATED __mmask16 common_words(const __m512i& a, const __m512i& b) {
+  const Words both_bits = bits_as<Words>(a) & bits_as<Words>(b);
+  unsigned mask = 0;
+  for (int i = 0; i < 16; ++i) mask |= (both_bits[i] != 0 ? 1u : 0u) << i;
+  return static_cast<__mmask16>(mask);
+}
 TILEWISE_EMULATED __mmask32 equal_halves(const __m512i& a, const __m512i& b) {
   const auto equal = bits_as<Halves>(a) == bits_as<Halves>(b);
   __mmask32 mask = 0;
@@ -267,6 +278,10 @@ TILEWISE_EMULATED __m512i words_of(const __m256i& halves) {
 #define _mm512_and_si512 ::tilewise::emulation::both
 #undef _mm512_xor_si512
 #define _mm512_xor_si512 ::tilewise::emulation::one_of
+#undef _mm512_max_epu16
+#define _mm512_max_epu16 ::tilewise::emulation::larger_halves
+#undef _mm512_test_epi32_mask
+#define _mm512_test_epi32_mask ::tilewise::emulation::common_words
 #undef _mm512_cmpeq_epi16_mask
 #define _mm512_cmpeq_epi16_mask ::tilewise::emulation::equal_halves
 #undef _mm512_cvtepu16_epi32
