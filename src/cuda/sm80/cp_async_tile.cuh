@@ -62,9 +62,8 @@ struct TileCopy {
   __device__ __forceinline__ static void copy_edge(const Rows& rows, std::int32_t first,
                                                    const std::uint16_t* from,
                                                    std::uint32_t address) {
-    const std::uint32_t thread = ptx::opaque(threadIdx.x);  // loops have no register for more
-    const std::int32_t rows_left = rows.count - first - row(thread);
-    const std::int32_t columns_left = rows.columns - chunk(thread) * 8;
+    const std::int32_t rows_left = rows.count - first - row();
+    const std::int32_t columns_left = rows.columns - chunk() * 8;
 #pragma unroll 1
     for (int i = 0; i < kRows / kStep; ++i, from += kStep * rows.stride) {
 #pragma unroll 1
@@ -88,20 +87,14 @@ __device__ __forceinline__ void load_edge(const Rows& rows, std::int32_t row,
   using Copy = TileCopy<kRows, kColumns, kThreads>;
   if (rows.aligned16) return Copy::copy_edge(rows, row, from, address);
   using Layout = tile::LdmatrixTile<kColumns>;
-  const std::uint32_t thread = ptx::opaque(threadIdx.x);
-  unsigned char* const own = to + Copy::tile_offset(thread);
 #pragma unroll 1
-  for (int i = 0; i < kRows / Copy::kStep; ++i) {
-#pragma unroll 1
-    for (int group = 0; group < Copy::kGroups; ++group) {
-      const std::int32_t left = row + Copy::row(thread) + i * Copy::kStep < rows.count
-                                    ? rows.columns - Copy::chunk(thread) * 8 - group * 64
-                                    : 0;
-      const std::uint16_t* const source =
-          left > 0 ? from + i * Copy::kStep * rows.stride + group * 64 : rows.first;
-      *reinterpret_cast<uint4*>(own + i * Copy::kStep * Layout::kRowBytes + group * 128) =
-          load_elements(source, left);
-    }
+  for (int chunk = threadIdx.x; chunk < kRows * Layout::kChunks; chunk += kThreads) {
+    const int r = chunk / Layout::kChunks;
+    const int c = chunk % Layout::kChunks;
+    const std::int32_t left = row + r < rows.count ? rows.columns - c * 8 : 0;
+    const std::uint16_t* const source =
+        rows.first + (left > 0 ? (row + r) * rows.stride + c * 8 : 0);
+    *reinterpret_cast<uint4*>(to + Layout::place(r, c)) = load_elements(source, left);
   }
 }
 
