@@ -29,19 +29,21 @@ struct TileCopy {
   static_assert(kColumns % 64 == 0 && kStep % 8 == 0 && kRows % kStep == 0,
                 "Every thread copies the same number of chunks.");
 
-  __device__ __forceinline__ static int row(std::uint32_t thread = threadIdx.x) {
-    return static_cast<int>(thread / kRowThreads);
+  // `thread`: the number of the thread, which a caller may hide from the compiler (ptx::opaque).
+  __device__ __forceinline__ static int row(int thread = static_cast<int>(threadIdx.x)) {
+    return thread / kRowThreads;
   }
-  __device__ __forceinline__ static int chunk(std::uint32_t thread = threadIdx.x) {
-    return static_cast<int>(thread % kRowThreads);
+  __device__ __forceinline__ static int chunk(int thread = static_cast<int>(threadIdx.x)) {
+    return thread % kRowThreads;
   }
 
   // The offset of the thread's first chunk, in bytes of the tile and in elements of the tensor.
-  __device__ __forceinline__ static std::uint32_t tile_offset(std::uint32_t thread = threadIdx.x) {
+  __device__ __forceinline__ static std::uint32_t tile_offset(
+      int thread = static_cast<int>(threadIdx.x)) {
     return static_cast<std::uint32_t>(Layout::place(row(thread), chunk(thread)));
   }
-  __device__ __forceinline__ static std::int64_t tensor_offset(std::int64_t stride,
-                                                               std::uint32_t thread = threadIdx.x) {
+  __device__ __forceinline__ static std::int64_t tensor_offset(
+      std::int64_t stride, int thread = static_cast<int>(threadIdx.x)) {
     return row(thread) * stride + chunk(thread) * 8;
   }
 
@@ -60,10 +62,10 @@ struct TileCopy {
 
   // Copies any tile, from row `first` on. What lies outside of the tensor becomes zero.
   __device__ __forceinline__ static void copy_edge(const Rows& rows, std::int32_t first,
-                                                   const std::uint16_t* from,
-                                                   std::uint32_t address) {
-    const std::int32_t rows_left = rows.count - first - row();
-    const std::int32_t columns_left = rows.columns - chunk() * 8;
+                                                   const std::uint16_t* from, std::uint32_t address,
+                                                   int thread) {
+    const std::int32_t rows_left = rows.count - first - row(thread);
+    const std::int32_t columns_left = rows.columns - chunk(thread) * 8;
 #pragma unroll 1
     for (int i = 0; i < kRows / kStep; ++i, from += kStep * rows.stride) {
 #pragma unroll 1
@@ -83,12 +85,13 @@ struct TileCopy {
 template <int kRows, int kColumns, int kThreads>
 __device__ __forceinline__ void load_edge(const Rows& rows, std::int32_t row,
                                           const std::uint16_t* from, std::uint32_t address,
-                                          unsigned char* to) {
+                                          unsigned char* to,
+                                          int thread = static_cast<int>(threadIdx.x)) {
   using Copy = TileCopy<kRows, kColumns, kThreads>;
-  if (rows.aligned16) return Copy::copy_edge(rows, row, from, address);
+  if (rows.aligned16) return Copy::copy_edge(rows, row, from, address, thread);
   using Layout = tile::LdmatrixTile<kColumns>;
 #pragma unroll 1
-  for (int chunk = threadIdx.x; chunk < kRows * Layout::kChunks; chunk += kThreads) {
+  for (int chunk = thread; chunk < kRows * Layout::kChunks; chunk += kThreads) {
     const int r = chunk / Layout::kChunks;
     const int c = chunk % Layout::kChunks;
     const std::int32_t left = row + r < rows.count ? rows.columns - c * 8 : 0;
@@ -101,13 +104,13 @@ __device__ __forceinline__ void load_edge(const Rows& rows, std::int32_t row,
 // Loads a tile like load_edge(), but on the shortest path if all of it lies inside of the tensor.
 template <int kRows, int kColumns, int kThreads>
 __device__ __forceinline__ void load_tile(const Rows& rows, std::int32_t row, unsigned char* to,
-                                          std::uint32_t thread = threadIdx.x) {
+                                          int thread = static_cast<int>(threadIdx.x)) {
   using Copy = TileCopy<kRows, kColumns, kThreads>;
   const std::uint16_t* const from =
       rows.first + row * rows.stride + Copy::tensor_offset(rows.stride, thread);
   const std::uint32_t address = ptx::shared_address(to) + Copy::tile_offset(thread);
   if (!rows.aligned16 || rows.columns != kColumns || row + kRows > rows.count)
-    return load_edge<kRows, kColumns, kThreads>(rows, row, from, address, to);
+    return load_edge<kRows, kColumns, kThreads>(rows, row, from, address, to, thread);
   Copy::copy(from, rows.stride, address);
 }
 
