@@ -76,6 +76,20 @@ def sm80_table(path: pathlib.Path) -> str:
     return rivals_table(path, "bf16", {"flash": "FA2"})
 
 
+def sm80_backward_table(path: pathlib.Path) -> str:
+    document = json.loads(path.read_text())
+    rows = []
+    for row in document["rows"]:
+        if not row["row"].startswith("bf16") or row["row"].endswith("gqa4"):
+            continue
+        _, dim, length, causal = parts(row["row"])
+        ours, fixed, flash, cudnn = (rate(row, who) for who in ("tilewise", "tilewise_deterministic", "flash", "cudnn"))
+        rows.append([str(dim), str(length), "yes" if causal else "no", *(f"{x:.0f}" for x in (ours, fixed, flash, cudnn)),
+                     f"{ours / flash:.2f}", f"{ours / cudnn:.2f}", f"{fixed / ours:.2f}"])
+    head = ["D", "S", "causal", "Tilewise", "deterministic", "FA2", "cuDNN", "of FA2", "of cuDNN", "deterministic / not"]
+    return "\n".join(["", source(path, document), *grid(head, rows)]) + "\n"
+
+
 def ladder_table(path: pathlib.Path) -> str:
     document = json.loads(path.read_text())
     rungs = list(document["rows"][0]["tflops"])
