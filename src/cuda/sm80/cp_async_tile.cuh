@@ -29,16 +29,16 @@ struct TileCopy {
   static_assert(kColumns % 64 == 0 && kStep % 8 == 0 && kRows % kStep == 0,
                 "Every thread copies the same number of chunks.");
 
-  __device__ __forceinline__ static int row() {
-    return static_cast<int>(threadIdx.x) / kRowThreads;
+  __device__ __forceinline__ static int row(std::uint32_t thread = threadIdx.x) {
+    return static_cast<int>(thread / kRowThreads);
   }
-  __device__ __forceinline__ static int chunk() {
-    return static_cast<int>(threadIdx.x) % kRowThreads;
+  __device__ __forceinline__ static int chunk(std::uint32_t thread = threadIdx.x) {
+    return static_cast<int>(thread % kRowThreads);
   }
 
   // The offset of the thread's first chunk, in bytes of the tile and in elements of the tensor.
-  __device__ __forceinline__ static std::uint32_t tile_offset() {
-    return static_cast<std::uint32_t>(Layout::place(row(), chunk()));
+  __device__ __forceinline__ static std::uint32_t tile_offset(std::uint32_t thread = threadIdx.x) {
+    return static_cast<std::uint32_t>(Layout::place(row(thread), chunk(thread)));
   }
   __device__ __forceinline__ static std::int64_t tensor_offset(std::int64_t stride) {
     return row() * stride + chunk() * 8;
@@ -61,8 +61,9 @@ struct TileCopy {
   __device__ __forceinline__ static void copy_edge(const Rows& rows, std::int32_t first,
                                                    const std::uint16_t* from,
                                                    std::uint32_t address) {
-    const std::int32_t rows_left = rows.count - first - row();
-    const std::int32_t columns_left = rows.columns - chunk() * 8;
+    const std::uint32_t thread = ptx::opaque(threadIdx.x);  // loops have no register for more
+    const std::int32_t rows_left = rows.count - first - row(thread);
+    const std::int32_t columns_left = rows.columns - chunk(thread) * 8;
 #pragma unroll 1
     for (int i = 0; i < kRows / kStep; ++i, from += kStep * rows.stride) {
 #pragma unroll 1
@@ -86,14 +87,20 @@ __device__ __forceinline__ void load_edge(const Rows& rows, std::int32_t row,
   using Copy = TileCopy<kRows, kColumns, kThreads>;
   if (rows.aligned16) return Copy::copy_edge(rows, row, from, address);
   using Layout = tile::LdmatrixTile<kColumns>;
+  const std::uint32_t thread = ptx::opaque(threadIdx.x);
+  unsigned char* const own = to + Copy::tile_offset(thread);
 #pragma unroll 1
-  for (int chunk = threadIdx.x; chunk < kRows * Layout::kChunks; chunk += kThreads) {
-    const int r = chunk / Layout::kChunks;
-    const int c = chunk % Layout::kChunks;
-    const std::int32_t left = row + r < rows.count ? rows.columns - c * 8 : 0;
-    const std::uint16_t* const source =
-        rows.first + (left > 0 ? (row + r) * rows.stride + c * 8 : 0);
-    *reinterpret_cast<uint4*>(to + Layout::place(r, c)) = load_elements(source, left);
+  for (int i = 0; i < kRows / Copy::kStep; ++i) {
+#pragma unroll 1
+    for (int group = 0; group < Copy::kGroups; ++group) {
+      const std::int32_t left = row + Copy::row(thread) + i * Copy::kStep < rows.count
+                                    ? rows.columns - Copy::chunk(thread) * 8 - group * 64
+                                    : 0;
+      const std::uint16_t* const source =
+          left > 0 ? from + i * Copy::kStep * rows.stride + group * 64 : rows.first;
+      *reinterpret_cast<uint4*>(own + i * Copy::kStep * Layout::kRowBytes + group * 128) =
+          load_elements(source, left);
+    }
   }
 }
 

@@ -75,6 +75,11 @@ class Gemm {
     return pair_index<kConfig>() * kKeys * Layout::kRowBytes;
   }
 
+  // Bytes from the warp's first key to its partner's.
+  __device__ __forceinline__ static std::int32_t partner_key_offset() {
+    return (pair_index<kConfig>() == 0 ? 1 : -1) * kKeys * Layout::kRowBytes;
+  }
+
   __device__ __forceinline__ std::uint32_t q_operand() {
     // Computed for each tile of keys where the loops have no register for it.
     const std::uint32_t thread = kPaired ? ptx::opaque(threadIdx.x) : threadIdx.x;

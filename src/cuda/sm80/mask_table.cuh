@@ -59,13 +59,6 @@ class Mask {
     return key_tile >= tiles.full_begin && key_tile < tiles.full_end ? tile::kFull : tile::kPartial;
   }
 
-  // From now on full tiles count as partial, so that the mask is applied to each. All threads call
-  // it, before a barrier.
-  __device__ __forceinline__ void disable_full_tiles() {
-    table_.no_full = true;
-    table_.tiles.full_end = 0;
-  }
-
   // The mask bits of a lane's rows, which are `step` apart: a bit for each column of the lane.
   // before(x) is the number of its columns before key x. Each band is read once for all rows.
   template <class Before, int kRows>
@@ -137,7 +130,6 @@ class Mask {
   }
 
   __device__ __forceinline__ void set_tile_ranges(const tile::Range& full) {
-    table_.no_full = false;
     table_.tiles = {table_.keys.begin / kTile, math::ceil_div(full.begin, kTile), full.end / kTile,
                     table_.count == 1};
   }
@@ -165,7 +157,7 @@ class Mask {
       touched |= own != tile::kEmpty;
       full |= own == tile::kFull;
     }
-    if (__any_sync(~0u, full)) return table_.no_full ? tile::kPartial : tile::kFull;
+    if (__any_sync(~0u, full)) return tile::kFull;
     return __any_sync(~0u, touched) ? tile::kPartial : tile::kEmpty;
   }
 

@@ -50,7 +50,6 @@ struct MaskTable {
   std::int32_t count;  // of the bands that touch the tile, or of all slices if in_global
   bool in_global;      // more than kMaxBands touch the tile: they are read from global memory
   tile::Range keys;    // that some row sees
-  bool no_full;        // full tiles count as partial ones
   TileRanges tiles;    // has full tiles only if there is one band
 };
 
@@ -58,6 +57,13 @@ struct MaskTable {
 struct alignas(16) ThreadSources {
   const std::uint16_t* k;
   const std::uint16_t* v;
+};
+
+// The keys of a tile that a lane's rows see: bit n of a row stands for the n-th of the lane's
+// columns.
+template <KernelConfig kConfig>
+struct alignas(8) VisibleKeys {
+  std::uint32_t rows[kConfig.row_blocks][2];
 };
 
 // What the two warps of a pair exchange. Each warp writes its own entries.
@@ -72,8 +78,10 @@ struct NoPairBuffers {};
 
 template <KernelConfig kConfig>
 struct Shared {
-  // With two row blocks in a warp, the main loop has no registers left for the sources.
+  // With two row blocks in a warp, the main loop has no registers left for the sources and for
+  // visible keys.
   static constexpr bool kSourcesInShared = kConfig.row_blocks == 2;
+  static constexpr bool kVisibleInShared = kConfig.row_blocks == 2;
 
   unsigned char q[kConfig.q_bytes()];  // later the staged output
   unsigned char k[kConfig.stages][kConfig.k_bytes()];
@@ -81,12 +89,10 @@ struct Shared {
   WorkTile tile;
   MaskTable mask;
   ThreadSources sources[kSourcesInShared ? kConfig.threads() : 1];
-  bool non_finite_pass;
-  // In the non-finite pass, a bit for each row of a thread: it sees an operand that is not finite.
-  std::uint8_t sees_non_finite[kConfig.threads()];
-  // Rows of Q and keys with an operand that is not finite.
-  std::uint8_t non_finite_row[kConfig.q_tile()];
-  std::uint8_t non_finite_key[kConfig.k_tile];
+  std::uint32_t destinations[kSourcesInShared ? kConfig.threads() : 1];    // of the same chunks
+  VisibleKeys<kConfig> visible[kVisibleInShared ? kConfig.threads() : 1];  // masked_values.cuh
+  std::int32_t non_finite_tile;  // the tile of keys whose V is loaded once more
+  float prob_shift;              // s: probs are 2^-s times as large (large_values.cuh)
   std::conditional_t<kConfig.paired, PairBuffers<kConfig>, NoPairBuffers> pair;
 };
 

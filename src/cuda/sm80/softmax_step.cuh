@@ -2,14 +2,15 @@
 // with the product P V.
 #pragma once
 
-#include "cuda/sm80/score_mod.cuh"
+#include "cuda/sm80/masked_values.cuh"
+#include "cuda/tile/exact_max.cuh"
 
 namespace tilewise::cuda::sm80 {
 
 template <KernelConfig kConfig>
-class SoftmaxStep : public ScoreMod<kConfig> {
+class SoftmaxStep : public MaskedValues<kConfig> {
  public:
-  using Base = ScoreMod<kConfig>;
+  using Base = MaskedValues<kConfig>;
   using Base::kKeys;
   using Base::kKeySteps;
   using Base::kOut;
@@ -17,7 +18,6 @@ class SoftmaxStep : public ScoreMod<kConfig> {
   using Base::kPaired;
   using Base::kRowBlocks;
   using Base::kScores;
-  using typename Base::Layout;
 
   __device__ SoftmaxStep(const Parameters& parameters, Shared<kConfig>& shared)
       : Base(parameters, shared) {}
@@ -35,30 +35,41 @@ class SoftmaxStep : public ScoreMod<kConfig> {
 
   // m = max(m, rowmax(S)), P = exp(S - m), l = exp(m_old - m) l + rowsum(P),
   // O = exp(m_old - m) O + P V.
-  // `kMasked`: a mask or a score mod applies to the tile.
+  // `kMasked`: a mask or a score mod applies to the tile. `non_finite`: V has non-finite elements,
+  // and some keys are masked; add_visible_non_finite() must follow.
   template <bool kMasked>
   __device__ __forceinline__ void softmax_and_multiply_pv(std::int32_t key_tile,
                                                           tile::TileClass tile_class, int stage,
+                                                          bool non_finite,
                                                           float (&scores)[kRowBlocks][kScores]) {
     if constexpr (kMasked) apply_score_mod_and_mask(key_tile, tile_class, scores);
     tile::Anchors anchors[kRowBlocks];
 #pragma unroll
     for (int row_block = 0; row_block < kRowBlocks; ++row_block) {
-      anchors[row_block] =
-          tile::update_max(scores[row_block], states_[row_block], parameters_.scale_log2);
+      anchors[row_block] = tile::update_exact_max(tile::row_max_of(scores[row_block]),
+                                                  states_[row_block], parameters_.scale_log2);
     }
-    softmax_and_multiply_pv(key_tile, stage, anchors, scores);
+    softmax_and_multiply_pv<kMasked>(key_tile, stage, non_finite, anchors, scores);
   }
 
   // The step after the update of the maxima, on masked scores.
-  __device__ __forceinline__ void softmax_and_multiply_pv(
-      std::int32_t key_tile, int stage, const tile::Anchors (&anchors)[kRowBlocks],
-      float (&scores)[kRowBlocks][kScores]) {
+  template <bool kMasked>
+  __device__ __forceinline__ void softmax_and_multiply_pv(std::int32_t key_tile, int stage,
+                                                          bool non_finite,
+                                                          tile::Anchors (&anchors)[kRowBlocks],
+                                                          float (&scores)[kRowBlocks][kScores]) {
     bool changed = false;
 #pragma unroll
     for (int row_block = 0; row_block < kRowBlocks; ++row_block)
-      changed |= anchors[row_block].factor[0] != 1.0f || anchors[row_block].factor[1] != 1.0f;
-    if (__any_sync(~0u, changed)) rescale(anchors);
+      changed |= tile::needs_rescale(anchors[row_block]);
+    if (__any_sync(~0u, changed)) {
+      rescale(anchors);
+#pragma unroll
+      for (int row_block = 0; row_block < kRowBlocks; ++row_block)
+        tile::subtract_huge_max(states_[row_block], anchors[row_block], scores[row_block]);
+    }
+    if (kMasked && non_finite) this->hide_non_finite(key_tile, stage, scores);
+    shift_probs(anchors);
     if constexpr (kConfig.score_mod) {
       std::uint32_t probs[kRowBlocks][kScores / 2];
 #pragma unroll
@@ -87,6 +98,17 @@ class SoftmaxStep : public ScoreMod<kConfig> {
       for (int which = 0; which < tile::kRowsPerLane; ++which) {
         states_[row_block].row[which].sum *= anchors[row_block].factor[which];
       }
+    }
+  }
+
+  // Makes the probs smaller where V is large (large_values.cuh).
+  __device__ __forceinline__ void shift_probs(tile::Anchors (&anchors)[kRowBlocks]) {
+    if constexpr (kConfig.fp16) return;
+    const float shift = shared_.prob_shift;
+#pragma unroll
+    for (tile::Anchors& own : anchors) {
+#pragma unroll
+      for (float& anchor : own.anchor) anchor += shift;
     }
   }
 
@@ -160,7 +182,7 @@ class SoftmaxStep : public ScoreMod<kConfig> {
     for (int row_block = 0; row_block < kRowBlocks; ++row_block) {
       const tile::RowMax both = {{fmaxf(own[row_block].row[0], partner[row_block].row[0]),
                                   fmaxf(own[row_block].row[1], partner[row_block].row[1])}};
-      anchors[row_block] = tile::update_max(both, states_[row_block], parameters_.scale_log2);
+      anchors[row_block] = tile::update_exact_max(both, states_[row_block], parameters_.scale_log2);
     }
   }
 
@@ -178,8 +200,7 @@ class SoftmaxStep : public ScoreMod<kConfig> {
 
   // O += P V for the partner's keys.
   __device__ __forceinline__ void multiply_partner_pv(int stage) {
-    const std::uint32_t start =
-        v_operand(stage) + (pair_index<kConfig>() == 0 ? 1 : -1) * kKeys * Layout::kRowBytes;
+    const std::uint32_t start = v_operand(stage) + this->partner_key_offset();
     wait_for_partner();
 #pragma unroll
     for (int step = 0; step < kKeySteps; ++step) {

@@ -53,7 +53,7 @@ __device__ __forceinline__ void load_work_tile(const Parameters& parameters, std
 template <KernelConfig kConfig>
 __device__ __forceinline__ int warp_row() {
   const std::uint32_t thread = kConfig.paired ? ptx::opaque(threadIdx.x) : threadIdx.x;
-  return static_cast<int>(thread) / (32 * kConfig.pair_size()) * 16 * kConfig.row_blocks;
+  return static_cast<int>(thread / (32 * kConfig.pair_size())) * 16 * kConfig.row_blocks;
 }
 
 // The warp's number in its pair, which selects its half of the columns of out and of the keys of

@@ -2,6 +2,8 @@
 // which rows, keys and columns a thread has.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/forward/fp32/layout.h"
 #include "cuda/forward/fp32/shared.cuh"
 #include "math/softmax_state.h"
@@ -25,6 +27,34 @@ __device__ __forceinline__ void add_vector(float prob, const float4& value, floa
   sum[2] = math::multiply_add(prob, value.z, sum[2]);
   sum[3] = math::multiply_add(prob, value.w, sum[3]);
 }
+
+// Adds the non-finite elements of a vector of V, if the row sees the key (visible is not 0).
+__device__ __forceinline__ void add_non_finite(float visible, const float4& value, float* sum) {
+  const auto add = [visible](float x, float& to) {
+    if (visible != 0 && !(x - x == 0)) to += x;
+  };
+  add(value.x, sum[0]);
+  add(value.y, sum[1]);
+  add(value.z, sum[2]);
+  add(value.w, sum[3]);
+}
+
+// The keys of a tile that a thread's rows see, in place of probs: 1 for a visible key, else 0.
+template <int kScores>
+struct VisibleKeys {
+  std::uint32_t bits = 0;  // bit r stands for score r
+  static_assert(kScores <= 32);
+
+  // What a score of -inf hides is masked.
+  __device__ __forceinline__ explicit VisibleKeys(const float (&scores)[kScores]) {
+#pragma unroll
+    for (int r = 0; r < kScores; ++r)
+      bits |= scores[r] == -math::Limits<float>::kInfinity ? 0 : 1u << r;
+  }
+  __device__ __forceinline__ float operator[](int r) const {
+    return static_cast<float>(bits >> r & 1);
+  }
+};
 
 template <KernelConfig kConfig>
 class Gemm {
@@ -62,9 +92,10 @@ class Gemm {
   }
 
   // O += P V. The lanes of the warp exchange a chunk of keys of P at a time through shared memory
-  // that belongs to the warp.
-  __device__ __forceinline__ static void multiply_pv(Shared<kConfig>& shared,
-                                                     const float (&probs)[kScores],
+  // that belongs to the warp. With VisibleKeys in place of P: adds the non-finite elements of V to
+  // the rows that see them.
+  template <class Probs>
+  __device__ __forceinline__ static void multiply_pv(Shared<kConfig>& shared, const Probs& probs,
                                                      float (&out)[kThreadRows][kColumns]) {
     constexpr int kChunk = kConfig.chunk();
     float* const memory = shared.probs + warp_row() * kChunkRow;
@@ -73,14 +104,15 @@ class Gemm {
       __syncwarp();
       store_probs(probs, chunk, memory);
       __syncwarp();
-      multiply_chunk(memory, shared.v + chunk * kConfig.columns, out);
+      multiply_chunk<std::is_same_v<Probs, VisibleKeys<kScores>>>(
+          memory, shared.v + chunk * kConfig.columns, out);
     }
   }
 
  private:
   // Stores the probs of the keys [chunk, chunk + kChunk) of the tile.
-  __device__ __forceinline__ static void store_probs(const float (&probs)[kScores], int chunk,
-                                                     float* memory) {
+  template <class Probs>
+  __device__ __forceinline__ static void store_probs(const Probs& probs, int chunk, float* memory) {
     const int lane = threadIdx.x % 32;
     const int first = lane_across(lane) * kKeys - chunk;
     if (first < 0 || first >= kConfig.chunk()) return;
@@ -92,6 +124,7 @@ class Gemm {
     }
   }
 
+  template <bool kNonFinite>
   __device__ __forceinline__ static void multiply_chunk(const float* memory, const float* values,
                                                         float (&out)[kThreadRows][kColumns]) {
     const int lane = threadIdx.x % 32;
@@ -114,7 +147,11 @@ class Gemm {
               load_vector(own_values + (key + j) * kConfig.columns + m * kAcross * kVector);
 #pragma unroll
           for (int i = 0; i < kThreadRows; ++i) {
-            add_vector(probs[i][j], value, &out[i][m * kVector]);
+            if constexpr (kNonFinite) {
+              add_non_finite(probs[i][j], value, &out[i][m * kVector]);
+            } else {
+              add_vector(probs[i][j], value, &out[i][m * kVector]);
+            }
           }
         }
       }

@@ -17,12 +17,7 @@ struct Shared {
   float probs[kConfig.q_tile() * kConfig.chunk_row()];  // 16 rows for each warp
   WorkTile tile;
   sm80::MaskTable mask;
-  bool non_finite_pass;
-  // In the non-finite pass, a bit for each row of a thread: it sees an operand that is not finite.
-  std::uint8_t sees_non_finite[kConfig.threads()];
-  // Rows of Q and keys with an operand that is not finite.
-  std::uint8_t non_finite_row[kConfig.q_tile()];
-  std::uint8_t non_finite_key[kConfig.k_tile];
+  float prob_shift;  // s: probs are 2^-s times as large (sm80/large_values.cuh)
 };
 
 }  // namespace tilewise::cuda::fp32

@@ -6,7 +6,7 @@
 #include "cuda/host/launch.cuh"
 #include "cuda/host/load.h"
 #include "cuda/sm80/epilogue.cuh"
-#include "cuda/sm80/non_finite.cuh"
+#include "cuda/sm80/large_values.cuh"
 #include "cuda/sm80/softmax_step.cuh"
 
 namespace tilewise::cuda::sm80 {
@@ -22,26 +22,28 @@ class Forward : public SoftmaxStep<kConfig> {
         destination_(ptx::opaque(ptx::shared_address(shared_.k[0]) + Copy::tile_offset())),
         sources_{tile_.k.first + Copy::tensor_offset(parameters.problem.k.row),
                  tile_.v.first + Copy::tensor_offset(parameters.problem.v.row)} {
-    if constexpr (Shared<kConfig>::kSourcesInShared) shared_.sources[threadIdx.x] = sources_;
+    if constexpr (Shared<kConfig>::kSourcesInShared) {
+      shared_.sources[threadIdx.x] = sources_;
+      shared_.destinations[threadIdx.x] = destination_;
+    }
   }
 
   __device__ __forceinline__ void run() {
     load_tile<kConfig.q_tile(), kConfig.columns, kConfig.threads()>(tile_.q, tile_.first,
                                                                     shared_.q);
     ptx::cp_async_commit();
-    if (threadIdx.x == 0) shared_.non_finite_pass = false;
+    if (threadIdx.x == 0) shared_.prob_shift = 0;
     std::int32_t last = mask_.build();
     Epilogue<kConfig> epilogue(parameters_, shared_, out_, states_);
-    bool needs_non_finite_pass;
-    do {
-      attend(last);
-      const bool was_non_finite_pass = shared_.non_finite_pass;
-      needs_non_finite_pass = __syncthreads_or(epilogue.has_non_finite()) && !was_non_finite_pass;
-      if (needs_non_finite_pass) {
-        this->begin_non_finite_pass();
-        last = mask_.last_tile();
-      }
-    } while (needs_non_finite_pass);
+    // The first key of the last tile stands for all of V.
+    bool is_large = !kConfig.fp16 && samples_large(tile_.v, last * kConfig.k_tile);
+    for (;;) {
+      attend(last, is_large);
+      if (!has_overflowed(epilogue)) break;
+      if (threadIdx.x == 0) tile::count_slow_path(tile::SlowPath::kSecondPass);
+      is_large = true;
+      last = mask_.last_tile();  // again: the loop has no register for it
+    }
     epilogue.finalise_and_store();
   }
 
@@ -60,10 +62,22 @@ class Forward : public SoftmaxStep<kConfig> {
   using Step::states_;
   using Step::tile_;
 
+  // Reduces the row sums. Says whether sums of P V have overflowed: out is not finite, and V has
+  // large numbers.
+  __device__ __forceinline__ bool has_overflowed(Epilogue<kConfig>& epilogue) {
+    if constexpr (kConfig.fp16) {
+      epilogue.reduce_sums();
+      return false;
+    } else {
+      if (!__syncthreads_or(epilogue.has_non_finite_out()) || shared_.prob_shift > 0) return false;
+      if (threadIdx.x == 0) tile::count_slow_path(tile::SlowPath::kScannedValues);
+      return hold_large<kConfig.threads()>(tile_.v, shared_.mask.keys);
+    }
+  }
+
   // Computes out and the states of its rows, over the tiles of keys from `key_tile` down to the
-  // first. The non-finite pass takes operands that are not finite for zero and flags the rows that
-  // see one; all other rows get the same bits as in the first pass.
-  __device__ __forceinline__ void attend(std::int32_t key_tile) {
+  // first. `is_large`: this thread has seen a large element of V.
+  __device__ __forceinline__ void attend(std::int32_t key_tile, bool is_large) {
     clear();
     if (key_tile < 0) {
       ptx::cp_async_wait<0>();
@@ -73,42 +87,54 @@ class Forward : public SoftmaxStep<kConfig> {
     if constexpr (kConfig.stages == 2) this->load_v(key_tile, 0);
     ptx::cp_async_commit();
     ptx::cp_async_wait<1>();
-    __syncthreads();
+    sync_and_set_shift(is_large);
     prepare_q();
     for (int stage = 0; key_tile >= 0; stage = (stage + 1) % kConfig.stages) {
       const TileRanges tiles = shared_.mask.tiles;
       const std::int32_t next = mask_.previous_tile(tiles, key_tile);
-      ptx::cp_async_wait<0>();
-      __syncthreads();
-      prefetch(key_tile, next, stage);
       const tile::TileClass tile_class = mask_.tile_class(tiles, key_tile);
+      ptx::cp_async_wait<0>();
+      bool non_finite = false;
+      if (kConfig.stages == 2 && this->may_hide_keys(tile_class)) {
+        non_finite = this->sync_and_find_non_finite(stage);
+      } else {
+        __syncthreads();
+      }
+      prefetch(key_tile, next, stage);
       // Two copies of the code: a branch inside would separate the products from the exponentials.
       if (kConfig.score_mod || tile_class != tile::kFull) {
-        step<true>(key_tile, tile_class, next, stage);
+        step<true>(key_tile, tile_class, next, stage, non_finite);
       } else {
-        step<false>(key_tile, tile_class, next, stage);
+        step<false>(key_tile, tile_class, next, stage, false);
       }
       key_tile = next;
     }
   }
 
   // A tile of keys: Algorithm 1, lines 8 to 10. `kMasked`: a mask or a score mod applies to it.
+  // `non_finite`: V has landed, has non-finite elements, and keys of it may be masked.
   template <bool kMasked>
   __device__ __forceinline__ void step(std::int32_t key_tile, tile::TileClass tile_class,
-                                       std::int32_t next, int stage) {
-    if (kMasked && shared_.non_finite_pass) zero_non_finite_stage(stage);
+                                       std::int32_t next, int stage, bool non_finite) {
     float scores[kRowBlocks][kScores];
     this->multiply_qk(stage, scores);  // S = Q K^T
     if constexpr (Step::kPaired) {
       tile::RowMax maxima[kRowBlocks];
       this->template publish_maxima<kMasked>(key_tile, tile_class, scores, maxima);
-      wait_for_v_and_prefetch_k(next);
+      non_finite = wait_for_v_and_prefetch_k(next, kMasked && this->may_hide_keys(tile_class));
       tile::Anchors anchors[kRowBlocks];
       this->update_max_of_pair(maxima, anchors);
-      this->softmax_and_multiply_pv(key_tile, stage, anchors, scores);  // P = exp(S - m), O += P V
+      // P = exp(S - m), O += P V
+      this->template softmax_and_multiply_pv<kMasked>(key_tile, stage, non_finite, anchors, scores);
     } else {
-      if constexpr (kConfig.stages == 1) wait_for_v_and_prefetch_k(next);
-      this->template softmax_and_multiply_pv<kMasked>(key_tile, tile_class, stage, scores);
+      if constexpr (kConfig.stages == 1)
+        non_finite = wait_for_v_and_prefetch_k(next, kMasked && this->may_hide_keys(tile_class));
+      this->template softmax_and_multiply_pv<kMasked>(key_tile, tile_class, stage, non_finite,
+                                                      scores);
+    }
+    if (kMasked && non_finite) {
+      reload_v(stage);
+      this->add_visible_non_finite(stage);
     }
   }
 
@@ -127,12 +153,28 @@ class Forward : public SoftmaxStep<kConfig> {
   }
 
   // With one stage, after Q K^T: V has landed and no warp reads K any more, so that the copy of the
-  // next K starts.
-  __device__ __forceinline__ void wait_for_v_and_prefetch_k(std::int32_t next) {
+  // next K starts. Returns whether V has non-finite elements, if that matters.
+  __device__ __forceinline__ bool wait_for_v_and_prefetch_k(std::int32_t next,
+                                                            bool find_non_finite) {
     ptx::cp_async_wait<0>();
-    __syncthreads();
+    bool non_finite = false;
+    if (find_non_finite) {
+      non_finite = this->sync_and_find_non_finite(0);
+    } else {
+      __syncthreads();
+    }
     if (next >= 0) fetch_k(next, 0);
     ptx::cp_async_commit();
+    return non_finite;
+  }
+
+  // A barrier, before the first tile of keys. If any thread has seen a large element of V, probs
+  // become smaller; the barriers of the loop follow before a thread reads the shift.
+  __device__ __forceinline__ void sync_and_set_shift(bool is_large) {
+    if constexpr (kConfig.fp16) return __syncthreads();
+    const bool any_large = __syncthreads_or(is_large);
+    if (any_large && ptx::opaque(threadIdx.x) == 0)
+      shared_.prob_shift = prob_shift(static_cast<std::int32_t>(tile_.sequence.k_len));
   }
 
   // Start the copy of a tile of K or V. A tile of K that precedes another one is inside of the
@@ -140,35 +182,48 @@ class Forward : public SoftmaxStep<kConfig> {
   __device__ __forceinline__ void fetch_k(std::int32_t key_tile, int stage) {
     const std::int64_t stride = parameters_.problem.k.row;
     const std::uint16_t* const from = sources().k + first_key(key_tile) * stride;
-    const std::uint32_t address = destination_ + stage * kConfig.k_bytes();
+    const std::uint32_t address = destination() + stage * kConfig.k_bytes();
     if (parameters_.full_rows.k) return Copy::copy(from, stride, address);
     load_edge<kConfig.k_tile, kConfig.columns, kConfig.threads()>(
         tile_.k, key_tile * kConfig.k_tile, from, address, shared_.k[stage]);
   }
   __device__ __forceinline__ void fetch_v(std::int32_t key_tile, int stage) {
-    const std::int64_t stride = parameters_.problem.v.row;
     bool inside = parameters_.full_rows.v;
     if constexpr (kConfig.stages == 1) inside &= (key_tile + 1) * kConfig.k_tile <= tile_.v.count;
+    fetch_v(key_tile, stage, inside);
+  }
+  __device__ __forceinline__ void fetch_v(std::int32_t key_tile, int stage, bool inside) {
+    const std::int64_t stride = parameters_.problem.v.row;
     const std::uint16_t* const from = sources().v + first_key(key_tile) * stride;
-    const std::uint32_t address = destination_ + (kConfig.stages + stage) * kConfig.k_bytes();
+    const std::uint32_t address = destination() + (kConfig.stages + stage) * kConfig.k_bytes();
     if (inside) return Copy::copy(from, stride, address);
     load_edge<kConfig.k_tile, kConfig.columns, kConfig.threads()>(
         tile_.v, key_tile * kConfig.k_tile, from, address, shared_.v[stage]);
+  }
+  // Loads V once more, after the product with it.
+  __device__ __forceinline__ void reload_v(int stage) {
+    __syncthreads();
+    const std::int32_t key_tile = shared_.non_finite_tile;
+    fetch_v(key_tile, stage,
+            parameters_.full_rows.v && (key_tile + 1) * kConfig.k_tile <= tile_.v.count);
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
+    __syncthreads();
   }
   __device__ __forceinline__ static std::int64_t first_key(std::int32_t key_tile) {
     return static_cast<std::uint32_t>(key_tile * kConfig.k_tile);
   }
   __device__ __forceinline__ ThreadSources sources() const {
-    return Shared<kConfig>::kSourcesInShared ? shared_.sources[threadIdx.x] : sources_;
+    return Shared<kConfig>::kSourcesInShared ? shared_.sources[ptx::opaque(threadIdx.x)] : sources_;
+  }
+
+  __device__ __forceinline__ std::uint32_t destination() const {
+    return Shared<kConfig>::kSourcesInShared ? shared_.destinations[ptx::opaque(threadIdx.x)]
+                                             : destination_;
   }
 
   // Q has landed: loads it into registers, if it stays there.
   __device__ __forceinline__ void prepare_q() {
-    if (shared_.non_finite_pass) {
-      zero_non_finite<kConfig.fp16, kConfig.q_tile(), kConfig.columns, kConfig.threads()>(
-          shared_.q, shared_.non_finite_row);
-      __syncthreads();
-    }
     if constexpr (kConfig.q_registers) {
       const std::uint32_t start = q_operand();
 #pragma unroll
@@ -178,20 +233,6 @@ class Forward : public SoftmaxStep<kConfig> {
           load_q_operand(start, step, row_block, q_[step][row_block]);
       }
     }
-  }
-
-  // The non-finite pass: waits for K and V of a stage, and replaces their non-finite elements by
-  // zero.
-  __device__ __forceinline__ void zero_non_finite_stage(int stage) {
-    for (int i = threadIdx.x; i < kConfig.k_tile; i += kConfig.threads())
-      shared_.non_finite_key[i] = 0;
-    ptx::cp_async_wait<0>();
-    __syncthreads();
-    for (int which = 0; which < 2; ++which) {
-      zero_non_finite<kConfig.fp16, kConfig.k_tile, kConfig.columns, kConfig.threads()>(
-          which == 0 ? shared_.k[stage] : shared_.v[stage], shared_.non_finite_key);
-    }
-    __syncthreads();
   }
 
   std::uint32_t destination_;  // address of the thread's first chunk in the first stage of K
