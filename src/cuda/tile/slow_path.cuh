@@ -1,15 +1,10 @@
-// What a block does beyond the steps that finite inputs of ordinary size take. The emulation of the
-// kernels counts it (tests/cuda/emulation); on a GPU nothing does.
+// Counts slow paths in the emulation of the kernels, which replaces this file
+// (tests/cuda/emulation). On a GPU nothing is counted.
 #pragma once
 
-namespace tilewise::cuda::tile {
+#include "cuda/tile/slow_path.h"
 
-enum class SlowPath {
-  kSecondPass,     // a tile of queries is computed again, with smaller probs
-  kScannedValues,  // V of a tile of queries is searched for large numbers
-  kNonFiniteTile,  // a tile of keys with non-finite V has masked keys
-  kCount,
-};
+namespace tilewise::cuda::tile {
 
 // One thread of a block calls it.
 __device__ __forceinline__ void count_slow_path(SlowPath) {}
