@@ -104,8 +104,12 @@ class Gemm {
       __syncwarp();
       store_probs(probs, chunk, memory);
       __syncwarp();
-      multiply_chunk<std::is_same_v<Probs, VisibleKeys<kScores>>>(
-          memory, shared.v + chunk * kConfig.columns, out);
+      const float* const values = shared.v + chunk * kConfig.columns;
+      if constexpr (std::is_same_v<Probs, VisibleKeys<kScores>>) {
+        add_non_finite_of_chunk(memory, values, out);
+      } else {
+        multiply_chunk(memory, values, out);
+      }
     }
   }
 
@@ -124,7 +128,6 @@ class Gemm {
     }
   }
 
-  template <bool kNonFinite>
   __device__ __forceinline__ static void multiply_chunk(const float* memory, const float* values,
                                                         float (&out)[kThreadRows][kColumns]) {
     const int lane = threadIdx.x % 32;
@@ -147,13 +150,27 @@ class Gemm {
               load_vector(own_values + (key + j) * kConfig.columns + m * kAcross * kVector);
 #pragma unroll
           for (int i = 0; i < kThreadRows; ++i) {
-            if constexpr (kNonFinite) {
-              add_non_finite(probs[i][j], value, &out[i][m * kVector]);
-            } else {
-              add_vector(probs[i][j], value, &out[i][m * kVector]);
-            }
+            add_vector(probs[i][j], value, &out[i][m * kVector]);
           }
         }
+      }
+    }
+  }
+
+  // The same for visible keys, one at a time: it needs few registers.
+  __device__ __forceinline__ static void add_non_finite_of_chunk(
+      const float* memory, const float* values, float (&out)[kThreadRows][kColumns]) {
+    const int lane = threadIdx.x % 32;
+    const float* own_visible = memory + lane_row(lane, 0) * kChunkRow;
+    const float* own_values = values + lane_run(lane, 0);
+#pragma unroll 1
+    for (int key = 0; key < kConfig.chunk(); ++key, ++own_visible, own_values += kConfig.columns) {
+#pragma unroll
+      for (int m = 0; m < kRuns; ++m) {
+        const float4 value = load_vector(own_values + m * kAcross * kVector);
+#pragma unroll
+        for (int i = 0; i < kThreadRows; ++i)
+          add_non_finite(own_visible[2 * i * kChunkRow], value, &out[i][m * kVector]);
       }
     }
   }
