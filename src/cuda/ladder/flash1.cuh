@@ -55,7 +55,7 @@ class Flash1 : public sm80::SoftmaxStep<kConfig> {
   // If any thread has seen a large element of V, probs are smaller from now on. A barrier.
   __device__ __forceinline__ void set_shift(bool is_large) {
     const bool any_large = __syncthreads_or(is_large);
-    if (threadIdx.x == 0) shared_.prob_shift = any_large ? sm80::prob_shift(keys()) : 0;
+    if (threadIdx.x == 0) this->shift_probs(any_large ? sm80::prob_shift(keys()) : 0);
     __syncthreads();
   }
 
@@ -175,12 +175,7 @@ class Flash1 : public sm80::SoftmaxStep<kConfig> {
     const std::int32_t begin = key_tile * kConfig.k_tile;
     const tile::TileClass tile_class = tile::classify(shared_.mask.bands[0], tile_.first,
                                                       tile_.last, begin, begin + kConfig.k_tile);
-    if (tile_class == tile::kFull) {
-      this->template softmax_and_multiply_pv<false>(key_tile, tile_class, 0, false, scores);
-    } else {
-      this->template softmax_and_multiply_pv<true>(key_tile, tile_class, 0, non_finite, scores);
-      if (non_finite) reload_v(key_tile);
-    }
+    softmax_and_multiply_pv(key_tile, tile_class, non_finite, scores);
     if (!last) {
       store_rows();
       return false;
@@ -191,15 +186,30 @@ class Flash1 : public sm80::SoftmaxStep<kConfig> {
     return non_finite_out;
   }
 
-  // After a product with V whose non-finite elements were zero: loads them again, for the tiles of
-  // queries that follow, and adds what they contribute.
-  __device__ __forceinline__ void reload_v(std::int32_t key_tile) {
+  // P = exp(S - m), O += P V. Non-finite elements of V that a row may not see count as zero; after
+  // the product V is loaded again, for the tiles of queries that follow, and what the rows see of
+  // them is added.
+  __device__ __forceinline__ void softmax_and_multiply_pv(std::int32_t key_tile,
+                                                          tile::TileClass tile_class,
+                                                          bool non_finite,
+                                                          float (&scores)[1][kScores]) {
+    const bool masked = tile_class != tile::kFull;
+    if (masked && non_finite) this->zero_non_finite(0);
+    if (masked) this->apply_score_mod_and_mask(key_tile, tile_class, scores);
+    tile::ExactMax updates[1];
+    this->update_max(scores, updates);
+    if (masked || this->must_be_careful(updates)) {
+      this->careful_softmax_and_multiply_pv(key_tile, 0, updates, scores);
+    } else {
+      Step::softmax_and_multiply_pv(key_tile, 0, updates, scores);
+    }
+    if (!masked || !non_finite) return;
     __syncthreads();
     this->load_v(key_tile, 0);
     ptx::cp_async_commit();
     ptx::cp_async_wait<0>();
     __syncthreads();
-    this->add_visible_non_finite(0);
+    this->add_visible_non_finite(key_tile, 0);
   }
 
   // Finalises and stores the rows of a tile of queries after its last tile of keys. Returns whether

@@ -92,7 +92,7 @@ class Values : public sm80::SoftmaxStep<kConfig> {
       ptx::cp_async_wait<0>();
       const bool non_finite = this->sync_and_find_non_finite(stage);
       if ((key_tile + 1) * kConfig.k_tile < keys) load(key_tile + 1);
-      if (non_finite) this->separate_non_finite(stage, visible_keys(key_tile));
+      if (non_finite) separate_non_finite(key_tile, stage);
       multiply_pv(stage);
     }
     ptx::cp_async_wait<0>();
@@ -126,10 +126,18 @@ class Values : public sm80::SoftmaxStep<kConfig> {
     ptx::cp_async_commit();
   }
 
+  // Adds what the non-finite elements of V contribute to the rows that see them, and replaces them
+  // by zero for the product.
+  __device__ __forceinline__ void separate_non_finite(std::int32_t key_tile, int stage) {
+    this->add_visible_non_finite(stage, visible_keys(key_tile));
+    __syncthreads();
+    this->zero_non_finite(stage);
+  }
+
   // O += P V
   __device__ __forceinline__ void multiply_pv(int stage) {
     const int lane = threadIdx.x % 32;
-    const std::uint32_t values = this->v_operand(stage);
+    const auto values = this->v_operand(stage);
     const std::uint32_t probs =
         ptx::shared_address(shared_.k[stage]) + sm80::warp_row<kConfig>() * ProbLayout::kRowBytes +
         ProbLayout::place(tile::lane_row_first(lane), tile::lane_chunk_first(lane));

@@ -1,7 +1,7 @@
 // V close to the largest finite number. P V before the division by the row sums may then exceed
 // fp32, although out does not. A block whose V is that large multiplies its probs by 2^-s, where s
-// makes a row's sum of probs less than 1/2. That is exact: s is subtracted from the exponents, and
-// the row sum has the same factor. fp16 ends at 2^16, so that its sums cannot become that large.
+// makes a row's sum of probs less than 1/2: s is added to the anchors, and the division by the row
+// sum removes the factor again. fp16 ends at 2^16, so that its sums cannot become that large.
 //
 // A block samples one row of V before it begins. Where the sample misses large numbers, out ends as
 // infinity or NaN in a row with a finite sum, and the block computes its tile a second time.

@@ -1,4 +1,7 @@
 // P V of a tile of keys with masked keys and non-finite elements of V (non_finite.cuh).
+//
+// The product finds zeros in place of non-finite elements. What they contribute to the rows that
+// see them is added apart from the loop over the tiles of keys, which has no registers for it.
 #pragma once
 
 #include "cuda/sm80/non_finite.cuh"
@@ -6,6 +9,13 @@
 #include "cuda/tile/slow_path.cuh"
 
 namespace tilewise::cuda::sm80 {
+
+// The keys of a tile that a lane's rows see: bit n of a row stands for the n-th of the lane's
+// columns.
+template <KernelConfig kConfig>
+struct VisibleKeys {
+  std::uint32_t rows[kConfig.row_blocks * tile::kRowsPerLane];
+};
 
 template <KernelConfig kConfig>
 class MaskedValues : public ScoreMod<kConfig> {
@@ -24,8 +34,10 @@ class MaskedValues : public ScoreMod<kConfig> {
       : Base(parameters, shared) {}
 
  protected:
+  using Base::mask_;
   using Base::out_;
   using Base::shared_;
+  using Base::tile_;
   using Base::v_operand;
 
   // A barrier of the block that says whether V of a stage has non-finite elements. This thread's
@@ -34,7 +46,13 @@ class MaskedValues : public ScoreMod<kConfig> {
     return __syncthreads_or(Chunks::hold_non_finite(shared_.v[stage]));
   }
 
-  // Which keys the lane's rows see: what a score of -inf hides is masked.
+  // Replaces the non-finite elements of V of a stage by zero. All threads call it, after a barrier.
+  __device__ __forceinline__ void zero_non_finite(int stage) {
+    Chunks::zero_non_finite(shared_.v[stage]);
+    __syncthreads();
+  }
+
+  // The keys that the lane's rows see: what a score of -inf hides is masked.
   __device__ __forceinline__ static VisibleKeys<kConfig> visible_keys(
       const float (&scores)[kRowBlocks][kScores]) {
     VisibleKeys<kConfig> keys = {};
@@ -42,7 +60,7 @@ class MaskedValues : public ScoreMod<kConfig> {
     for (int row_block = 0; row_block < kRowBlocks; ++row_block) {
 #pragma unroll
       for (int r = 0; r < kScores; ++r) {
-        std::uint32_t& bits = keys.rows[row_block][tile::register_row(r)];
+        std::uint32_t& bits = keys.rows[2 * row_block + tile::register_row(r)];
         bits |= scores[row_block][r] == -math::Limits<float>::kInfinity
                     ? 0
                     : 1u << tile::FragmentLayout::bit(r);
@@ -51,52 +69,51 @@ class MaskedValues : public ScoreMod<kConfig> {
     return keys;
   }
 
-  // Before the product P V: remembers which keys the lane's rows see, and replaces the non-finite
-  // elements of V by zero. All threads call it, after a barrier.
-  __device__ __forceinline__ void hide_non_finite(std::int32_t key_tile, int stage,
-                                                  const float (&scores)[kRowBlocks][kScores]) {
-    set_visible(visible_keys(scores));
-    if (ptx::opaque(threadIdx.x) == 0) shared_.non_finite_tile = key_tile;
-    Chunks::zero_non_finite(shared_.v[stage]);
-    __syncthreads();
+  // The keys that the lane's rows see through the structured mask, among the warp's half of the
+  // tile or, in a pair, its partner's.
+  __device__ __forceinline__ VisibleKeys<kConfig> visible_keys(std::int32_t key_tile, int half) {
+    VisibleKeys<kConfig> keys;
+    mask_.mask_bits(lane_row<kConfig>(tile_, 0), 8,
+                    tile::FragmentColumns{key_tile * kConfig.k_tile + half * kKeys,
+                                          tile::lane_column(threadIdx.x % 32)},
+                    keys.rows);
+    return keys;
   }
 
-  // Where registers allow it, both at once: adds what the non-finite elements of V contribute to
-  // the rows that see them, then replaces them by zero. The product P V follows.
-  __device__ __forceinline__ void separate_non_finite(int stage, const VisibleKeys<kConfig>& keys) {
+  // Adds what the non-finite elements of V of a tile contribute to the rows that see them. V has
+  // landed, and is as it was loaded.
+  __device__ __forceinline__ void add_visible_non_finite(std::int32_t key_tile, int stage) {
+    if (threadIdx.x == 0) tile::count_slow_path(tile::SlowPath::kNonFiniteTile);
+    const int half = pair_index<kConfig>();
+    add_non_finite(v_operand(stage), visible_keys(key_tile, half));
+    if constexpr (kPaired)
+      add_non_finite(this->partner_v_operand(stage), visible_keys(key_tile, half ^ 1));
+  }
+  // With the keys that the lane's rows see, where no pair shares the rows.
+  __device__ __forceinline__ void add_visible_non_finite(int stage,
+                                                         const VisibleKeys<kConfig>& keys) {
+    static_assert(!kPaired, "A warp has all keys of its rows.");
     if (threadIdx.x == 0) tile::count_slow_path(tile::SlowPath::kNonFiniteTile);
     add_non_finite(v_operand(stage), keys);
-    __syncthreads();
-    Chunks::zero_non_finite(shared_.v[stage]);
-    __syncthreads();
   }
 
-  // After the product P V, and after V has been loaded once more: adds what its non-finite elements
-  // contribute to the rows that see them.
-  __device__ __forceinline__ void add_visible_non_finite(int stage) {
-    if (ptx::opaque(threadIdx.x) == 0) tile::count_slow_path(tile::SlowPath::kNonFiniteTile);
-    add_non_finite(v_operand(stage), visible_of(0));
-    if constexpr (kPaired)
-      add_non_finite(v_operand(stage) + this->partner_key_offset(), visible_of(32));
-  }
-
+ private:
   // O += M N and O += M (-N'). M is 2^100 for a visible key, else 0; N is 2^100 for +infinity and
   // NaN, N' for -infinity and NaN. 2^200 overflows to infinity, and infinity - infinity is NaN.
-  __device__ __forceinline__ void add_non_finite(std::uint32_t start,
+  __device__ __forceinline__ void add_non_finite(const typename Base::Operand& values,
                                                  const VisibleKeys<kConfig>& keys) {
 #pragma unroll 1
     for (int step = 0; step < kKeySteps; ++step) {
       std::uint32_t visible[kRowBlocks][4];
 #pragma unroll
       for (int i = 0; i < kRowBlocks * 4; ++i) {
-        const std::uint32_t pair = keys.rows[i / 4][i % 2] >> (4 * step + i % 4 / 2 * 2);
+        const std::uint32_t pair = keys.rows[i / 4 * 2 + i % 2] >> (4 * step + i % 4 / 2 * 2);
         visible[i / 4][i % 4] = (pair & 1 ? kMarker : 0) | (pair & 2 ? kMarker << 16 : 0);
       }
 #pragma unroll
       for (int n = 0; n < kOutSteps; ++n) {
         std::uint32_t b[4];
-        ptx::ldmatrix_x4_trans(
-            b, tile::step_address<kConfig.columns>(start, n) + step * 16 * Layout::kRowBytes);
+        ptx::ldmatrix_x4_trans(b, values.step_address(n) + step * 16 * Layout::kRowBytes);
         const bool own = has_non_finite<kConfig.fp16>(b[0]) || has_non_finite<kConfig.fp16>(b[1]) ||
                          has_non_finite<kConfig.fp16>(b[2]) || has_non_finite<kConfig.fp16>(b[3]);
         if (!__any_sync(~0u, own)) continue;
@@ -106,7 +123,6 @@ class MaskedValues : public ScoreMod<kConfig> {
     }
   }
 
- private:
   template <bool kNegative>
   __device__ __forceinline__ void multiply_markers(const std::uint32_t (&visible)[kRowBlocks][4],
                                                    int n, const std::uint32_t (&b)[4]) {
@@ -120,24 +136,6 @@ class MaskedValues : public ScoreMod<kConfig> {
       ptx::mma_m16n8k16<false>(out + 4, visible[row_block], markers[2], markers[3]);
     }
   }
-
-  __device__ __forceinline__ void set_visible(const VisibleKeys<kConfig>& keys) {
-    if constexpr (Shared<kConfig>::kVisibleInShared) {
-      shared_.visible[ptx::opaque(threadIdx.x)] = keys;
-    } else {
-      visible_ = keys;
-    }
-  }
-  // The keys that the rows of this thread, or of one `partner` threads further, see.
-  __device__ __forceinline__ VisibleKeys<kConfig> visible_of(std::uint32_t partner) {
-    if constexpr (Shared<kConfig>::kVisibleInShared) {
-      return shared_.visible[ptx::opaque(threadIdx.x) ^ partner];
-    } else {
-      return visible_;
-    }
-  }
-
-  VisibleKeys<kConfig> visible_;  // unless it is in shared memory
 };
 
 }  // namespace tilewise::cuda::sm80

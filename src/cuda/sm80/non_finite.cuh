@@ -5,20 +5,13 @@
 
 #include "cuda/ptx/arithmetic.cuh"
 #include "cuda/sm80/cp_async_tile.cuh"
+#include "cuda/tile/non_finite.cuh"
 
 namespace tilewise::cuda::sm80 {
 
-// Infinity and NaN have all bits of the exponent set; NaN is beyond infinity.
-template <bool kFp16>
-inline constexpr std::uint32_t kInfinityBits = kFp16 ? 0x7C00u : 0x7F80u;
-
-template <bool kFp16>
-__device__ __forceinline__ bool is_non_finite(std::uint32_t bits) {
-  return (bits & kInfinityBits<kFp16>) == kInfinityBits<kFp16>;
-}
 template <bool kFp16>
 __device__ __forceinline__ bool has_non_finite(std::uint32_t pair) {
-  return is_non_finite<kFp16>(pair) || is_non_finite<kFp16>(pair >> 16);
+  return tile::is_non_finite16<kFp16>(pair) || tile::is_non_finite16<kFp16>(pair >> 16);
 }
 
 // A bf16 of 2^100, whose square no fp32 can hold.
@@ -30,8 +23,8 @@ template <bool kFp16, bool kNegative>
 __device__ __forceinline__ std::uint32_t markers_of(std::uint32_t pair) {
   constexpr std::uint32_t kSign = 0x8000u;
   const auto marker = [](std::uint32_t bits) -> std::uint32_t {
-    const bool is_nan = (bits & ~kSign) > kInfinityBits<kFp16>;
-    const bool is_infinity = bits == (kInfinityBits<kFp16> | (kNegative ? kSign : 0));
+    const bool is_nan = (bits & ~kSign) > tile::kExponentBits<kFp16>;
+    const bool is_infinity = bits == (tile::kExponentBits<kFp16> | (kNegative ? kSign : 0));
     return is_nan || is_infinity ? kMarker | (kNegative ? kSign : 0) : 0;
   };
   return marker(pair & 0xFFFFu) | marker(pair >> 16) << 16;
@@ -43,8 +36,8 @@ struct OwnChunks {
   using Copy = TileCopy<kRows, kColumns, kThreads>;
 
   // The thread's first chunk. It is computed each time: the loops have no register for it.
-  __device__ __forceinline__ static unsigned char* first(unsigned char* tile) {
-    return tile + Copy::tile_offset(ptx::opaque(threadIdx.x));
+  __device__ __forceinline__ static unsigned char* first(unsigned char* values) {
+    return values + Copy::tile_offset(ptx::opaque(threadIdx.x));
   }
   __device__ __forceinline__ static uint4& at(unsigned char* first_chunk, int i, int group) {
     return *reinterpret_cast<uint4*>(first_chunk + i * Copy::kStep * Copy::Layout::kRowBytes +
@@ -53,9 +46,9 @@ struct OwnChunks {
 
   // Says whether the chunks hold a non-finite element, after this thread has waited for its copies.
   // 0 * x is NaN for those alone, and stays in the sum.
-  __device__ __forceinline__ static bool hold_non_finite(unsigned char* tile) {
+  __device__ __forceinline__ static bool hold_non_finite(unsigned char* values) {
     constexpr std::uint32_t kMagnitudes = 0x7FFF7FFFu;
-    unsigned char* const own = first(tile);
+    unsigned char* const own = first(values);
     std::uint32_t sums[4] = {};
 #pragma unroll 2
     for (int i = 0; i < kRows / Copy::kStep; ++i) {
@@ -73,18 +66,14 @@ struct OwnChunks {
 
   // Replaces the non-finite elements of the chunks by zero. All threads call it, between two
   // barriers.
-  __device__ static void zero_non_finite(unsigned char* tile) {
-    const auto finite = [](std::uint32_t pair) {
-      const std::uint32_t low = is_non_finite<kFp16>(pair) ? 0 : 0xFFFFu;
-      return pair & (is_non_finite<kFp16>(pair >> 16) ? low : low | 0xFFFF0000u);
-    };
-    unsigned char* const own = first(tile);
+  __device__ static void zero_non_finite(unsigned char* values) {
+    unsigned char* const own = first(values);
 #pragma unroll 1
     for (int i = 0; i < kRows / Copy::kStep; ++i) {
 #pragma unroll 1
       for (int group = 0; group < Copy::kGroups; ++group) {
-        uint4& chunk = at(own, i, group);
-        chunk = make_uint4(finite(chunk.x), finite(chunk.y), finite(chunk.z), finite(chunk.w));
+        uint4 chunk = at(own, i, group);
+        if (tile::zero_non_finite<kFp16>(chunk)) at(own, i, group) = chunk;
       }
     }
   }

@@ -59,13 +59,6 @@ struct alignas(16) ThreadSources {
   const std::uint16_t* v;
 };
 
-// The keys of a tile that a lane's rows see: bit n of a row stands for the n-th of the lane's
-// columns.
-template <KernelConfig kConfig>
-struct alignas(8) VisibleKeys {
-  std::uint32_t rows[kConfig.row_blocks][2];
-};
-
 // What the two warps of a pair exchange. Each warp writes its own entries.
 template <KernelConfig kConfig>
 struct alignas(16) PairBuffers {
@@ -78,10 +71,11 @@ struct NoPairBuffers {};
 
 template <KernelConfig kConfig>
 struct Shared {
-  // With two row blocks in a warp, the main loop has no registers left for the sources and for
-  // visible keys.
+  // With two row blocks in a warp, the main loop has no registers left for the sources.
   static constexpr bool kSourcesInShared = kConfig.row_blocks == 2;
-  static constexpr bool kVisibleInShared = kConfig.row_blocks == 2;
+  // Where it reads Q in each step, too, it has none for the destinations.
+  static constexpr bool kDestinationsInShared = kSourcesInShared && !kConfig.q_registers;
+  static constexpr bool kMaximaInShared = kDestinationsInShared && !kConfig.paired;
 
   unsigned char q[kConfig.q_bytes()];  // later the staged output
   unsigned char k[kConfig.stages][kConfig.k_bytes()];
@@ -89,10 +83,11 @@ struct Shared {
   WorkTile tile;
   MaskTable mask;
   ThreadSources sources[kSourcesInShared ? kConfig.threads() : 1];
-  std::uint32_t destinations[kSourcesInShared ? kConfig.threads() : 1];    // of the same chunks
-  VisibleKeys<kConfig> visible[kVisibleInShared ? kConfig.threads() : 1];  // masked_values.cuh
-  std::int32_t non_finite_tile;  // the tile of keys whose V is loaded once more
-  float prob_shift;              // s: probs are 2^-s times as large (large_values.cuh)
+  std::uint32_t destinations[kDestinationsInShared ? kConfig.threads() : 1];  // of the same chunks
+  float4 maxima[kMaximaInShared ? kConfig.threads() : 1];  // of the four rows of a lane
+  bool has_zeroed_values;  // non-finite elements of V have counted as zero (masked_values.cuh)
+  float prob_shift;        // s: probs are 2^-s times as large (large_values.cuh)
+  float careful_anchor;    // a warp with an anchor of this size computes its probs carefully
   std::conditional_t<kConfig.paired, PairBuffers<kConfig>, NoPairBuffers> pair;
 };
 

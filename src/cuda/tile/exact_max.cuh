@@ -1,63 +1,64 @@
-// The update of the maxima in an exact-max step, for scores of any size.
+// The update of the maxima in an exact-max step: with every tile of scores, a row takes a new max
+// where it has outgrown its old one.
 //
-// The exponent of a prob is score * scale_log2 - anchor, with an anchor that is rounded once. From
-// kHugeAnchor on, that rounding would reach the exponent itself: the maximum of a row would have
-// any prob instead of about 1. Such a row subtracts its max from the scores first, which is exact
-// near the max, and has the anchor 0. Other rows keep their bits.
+// The exponent of a prob is score * scale_log2 - anchor, with an anchor that is rounded once. In a
+// huge row that rounding reaches the exponent itself, and the factor between two anchors.
 #pragma once
 
-#include "cuda/tile/softmax.cuh"
+#include "cuda/tile/careful_softmax.cuh"
 
 namespace tilewise::cuda::tile {
 
-inline constexpr float kHugeAnchor = 0x1p20f;
+inline constexpr float kHugeExactAnchor = 0x1p20f;
 
-__device__ __forceinline__ bool is_huge(float anchor) { return fabsf(anchor) >= kHugeAnchor; }
+__device__ __forceinline__ bool is_huge_exact(float anchor) {
+  return is_huge(anchor, kHugeExactAnchor);
+}
 
-// update_max() whose factors hold for huge rows, too.
-__device__ __forceinline__ Anchors update_exact_max(const RowMax& maxima, RowStates& states,
-                                                    float scale_log2) {
+// What an update of the maxima leaves for a lane's two rows. `factor` of the anchors is 1: rows are
+// rescaled by exact_max_factor() where has_grown() says so.
+struct ExactMax {
   Anchors anchors;
+  float before[kRowsPerLane];  // the maxima before the update
+
+  __device__ __forceinline__ bool has_grown(const RowStates& states) const {
+    return states.row[0].max != before[0] || states.row[1].max != before[1];
+  }
+  __device__ __forceinline__ bool reaches(float least) const {
+    return fabsf(anchors.anchor[0]) >= least || fabsf(anchors.anchor[1]) >= least;
+  }
+};
+
+// Updates the states like update_max().
+__device__ __forceinline__ ExactMax update_exact_max(const RowMax& maxima, RowStates& states,
+                                                     float scale_log2) {
+  ExactMax result = {{{}, {1.0f, 1.0f}}, {}};
 #pragma unroll
   for (int which = 0; which < kRowsPerLane; ++which) {
-    math::SoftmaxState<float>& state = states.row[which];
-    const float before = state.max;
+    float& max = states.row[which].max;
+    const float before = max;
     const float seen = fmaxf(before, maxima.row[which]);
-    const float growth = (seen - before) * scale_log2;
-    state.max = growth <= kRescaleThreshold ? before : seen;
-    const float anchor = math::anchor(state.max) * scale_log2;
-    anchors.anchor[which] = anchor;
-    const float exponent = is_huge(anchor) ? -growth : before * scale_log2 - anchor;
-    anchors.factor[which] = state.max == before ? 1.0f : ptx::exp2_approx(exponent);
+    max = (seen - before) * scale_log2 <= kRescaleThreshold ? before : seen;
+    result.anchors.anchor[which] = math::anchor(max) * scale_log2;
+    result.before[which] = before;
   }
-  return anchors;
+  return result;
 }
 
-// Whether a step has more to do than exponentials for a lane's rows: they are to be rescaled, or
-// huge.
-__device__ __forceinline__ bool needs_rescale(const Anchors& anchors) {
-  return anchors.factor[0] != 1.0f || anchors.factor[1] != 1.0f || is_huge(anchors.anchor[0]) ||
-         is_huge(anchors.anchor[1]);
-}
-
-// Subtracts the max of huge rows from their scores, and sets their anchors to 0.
-template <int kCount>
-__device__ __forceinline__ void subtract_huge_max(const RowStates& states, Anchors& anchors,
-                                                  float (&scores)[kCount]) {
-  float huge[kRowsPerLane];
-#pragma unroll
-  for (int which = 0; which < kRowsPerLane; ++which) {
-    const bool is = is_huge(anchors.anchor[which]);
-    huge[which] = is ? states.row[which].max : 0;
-    anchors.anchor[which] = is ? 0 : anchors.anchor[which];
-  }
-#pragma unroll
-  for (int r = 0; r < kCount; ++r) scores[r] -= huge[register_row(r)];
+// The factor by which row `which`, whose max is now `max`, is to be rescaled. It is exactly 1 where
+// the max stays. The anchors of a huge row say too little, so that its maxima give the factor.
+__device__ __forceinline__ float exact_max_factor(const ExactMax& update, int which, float max,
+                                                  float scale_log2) {
+  const float before = update.before[which];
+  const float anchor = update.anchors.anchor[which];
+  const float exponent =
+      is_huge_exact(anchor) ? (before - max) * scale_log2 : before * scale_log2 - anchor;
+  return max == before ? 1.0f : ptx::exp2_approx(exponent);
 }
 
 // anchor_rounding_of(), which is 1 for a huge row.
 __device__ __forceinline__ float exact_max_rounding_of(float max, float scale_log2) {
-  return is_huge(max * scale_log2) ? 1.0f : anchor_rounding_of(max, scale_log2);
+  return is_huge_exact(max * scale_log2) ? 1.0f : anchor_rounding_of(max, scale_log2);
 }
 
 }  // namespace tilewise::cuda::tile

@@ -59,6 +59,7 @@ class Forward {
       if (threadIdx.x == 0) tile::count_slow_path(tile::SlowPath::kSecondPass);
       is_large = true;
     }
+    load_maxima();
     epilogue.finalise_and_store();
   }
 
@@ -102,12 +103,12 @@ class Forward {
     float scores[kScores];
     Product::multiply_qk(shared_, tile_.k.columns, scores);  // S = Q K^T
     if constexpr (kMasked) apply_score_mod_and_mask(key_tile, tile_class, scores);
-    const VisibleKeys<kScores> visible(scores);
+    if constexpr (kMasked) shared_.visible[threadIdx.x] = VisibleKeys<kScores>(scores);
     softmax(scores);  // P = exp(S - m)
     if constexpr (kConfig.score_mod) apply_dropout(key_tile, scores);
     wait_for_copies();  // V has landed, and no warp reads K any more
     if (next >= 0) load_k(next);
-    if (kMasked && may_hide_keys(tile_class)) separate_non_finite(visible);
+    if (kMasked && may_hide_keys(tile_class)) separate_non_finite();
     Product::multiply_pv(shared_, scores, out_);  // O += P V
   }
 
@@ -121,9 +122,10 @@ class Forward {
 
   // If V has non-finite elements, adds what they contribute to the rows that see them, and replaces
   // them by zero: a masked prob is 0, but 0 * NaN is NaN. All threads call it, after a barrier.
-  __device__ __forceinline__ void separate_non_finite(const VisibleKeys<kScores>& visible) {
+  __device__ __forceinline__ void separate_non_finite() {
     if (!__syncthreads_or(holds_non_finite<kValueShape>(shared_.v))) return;
     if (threadIdx.x == 0) tile::count_slow_path(tile::SlowPath::kNonFiniteTile);
+    const VisibleKeys<kScores> visible = shared_.visible[ptx::opaque(threadIdx.x)];
     Product::multiply_pv(shared_, visible, out_);
     __syncthreads();
     zero_non_finite<kValueShape>(shared_.v);
@@ -137,6 +139,24 @@ class Forward {
 #pragma unroll
       for (float& x : out_[i]) x = 0;
     }
+    store_maxima();
+  }
+
+  // The maxima of the rows lie in shared memory between the tiles of keys. One of the lanes that
+  // share a row stores its max.
+  __device__ __forceinline__ void load_maxima() {
+    if constexpr (!Shared<kConfig>::kMaximaInShared) return;
+    const float* const first = &shared_.maxima[warp_row() + lane_row(threadIdx.x % 32, 0)];
+#pragma unroll
+    for (int i = 0; i < kThreadRows; ++i) states_[i].max = first[Scores::row_offset(i * kKeys)];
+  }
+  __device__ __forceinline__ void store_maxima() {
+    if constexpr (!Shared<kConfig>::kMaximaInShared) return;
+    __syncwarp();
+    float* const first = &shared_.maxima[warp_row() + lane_row(threadIdx.x % 32, 0)];
+    if (lane_across(threadIdx.x % 32) != 0) return;
+#pragma unroll
+    for (int i = 0; i < kThreadRows; ++i) first[Scores::row_offset(i * kKeys)] = states_[i].max;
   }
 
   __device__ __forceinline__ void load_k(std::int32_t key_tile) {
@@ -193,6 +213,7 @@ class Forward {
   __device__ __forceinline__ void softmax(float (&scores)[kScores]) {
     const float scale_log2 = parameters_.scale_log2;
     const float shift = shared_.prob_shift;
+    load_maxima();
 #pragma unroll
     for (int i = 0; i < kThreadRows; ++i) {
       float* const row = &scores[i * kKeys];
@@ -207,8 +228,8 @@ class Forward {
       max = fmaxf(max, state.max);
       float anchor = __fmul_rn(math::anchor(max), scale_log2);
       float exponent = __fmul_rn(state.max, scale_log2) - anchor;
-      if (__any_sync(~0u, tile::is_huge(anchor))) {
-        const bool huge = tile::is_huge(anchor);
+      if (__any_sync(~0u, tile::is_huge_exact(anchor))) {
+        const bool huge = tile::is_huge_exact(anchor);
 #pragma unroll
         for (int n = 0; n < kKeys; ++n) row[n] -= huge ? max : 0;
         if (huge) exponent = state.max == max ? 0 : (state.max - max) * scale_log2;
@@ -226,6 +247,7 @@ class Forward {
 #pragma unroll
       for (float& x : out_[i]) x *= factor;  // rescale O
     }
+    store_maxima();
   }
 
   // Probs that are kept get their factor 1 / (1 - p) here, not in the epilogue, where it would

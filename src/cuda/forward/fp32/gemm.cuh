@@ -39,23 +39,6 @@ __device__ __forceinline__ void add_non_finite(float visible, const float4& valu
   add(value.w, sum[3]);
 }
 
-// The keys of a tile that a thread's rows see, in place of probs: 1 for a visible key, else 0.
-template <int kScores>
-struct VisibleKeys {
-  std::uint32_t bits = 0;  // bit r stands for score r
-  static_assert(kScores <= 32);
-
-  // What a score of -inf hides is masked.
-  __device__ __forceinline__ explicit VisibleKeys(const float (&scores)[kScores]) {
-#pragma unroll
-    for (int r = 0; r < kScores; ++r)
-      bits |= scores[r] == -math::Limits<float>::kInfinity ? 0 : 1u << r;
-  }
-  __device__ __forceinline__ float operator[](int r) const {
-    return static_cast<float>(bits >> r & 1);
-  }
-};
-
 template <KernelConfig kConfig>
 class Gemm {
  public:
