@@ -129,8 +129,8 @@ TEST(SlowPath, LargeValuesThatTheSampleMissesTakeASecondPass) {
 // NaN and infinity flow through the products. Only tiles of keys that an edge cuts take more.
 TEST(SlowPath, NonFiniteInputsTakeItWhereAnEdgeCutsTheTile) {
   const double nan = std::nan("");
-  const auto spoil = [](const tilewise_tensor& tensor, double with) {
-    return verify::write_element(tensor, 33 * tensor.strides[1] + 5, with);
+  const auto spoil = [](const tilewise_tensor& tensor, double with, std::int64_t row = 33) {
+    return verify::write_element(tensor, row * tensor.strides[1] + 5, with);
   };
   struct Shape {
     const char* kernel;
@@ -150,6 +150,13 @@ TEST(SlowPath, NonFiniteInputsTakeItWhereAnEdgeCutsTheTile) {
         EXPECT_EQ(total_count(), 0) << kernel;
         judge(kernel, c, {"V", [&](const Request& r) { spoil(r.v, poison); }});
         EXPECT_EQ(emulation::slow_path_count(SlowPath::kSecondPass), 0) << kernel;
+        // Key 290 lies in the last tile, which ends after the sequence, key 200 on the diagonal.
+        judge(kernel, c, {"V of a cut tile", [&](const Request& r) {
+                            spoil(r.v, poison, 200);
+                            spoil(r.v, -poison, 290);
+                          }});
+        EXPECT_EQ(emulation::slow_path_count(SlowPath::kSecondPass), 0) << kernel;
+        EXPECT_GT(emulation::slow_path_count(SlowPath::kNonFiniteTile), 0) << kernel;
         judge(kernel, c, {"all of V", [&](const Request& r) {
                             set_elements(r.v, [&](std::int64_t) { return poison; });
                           }});
