@@ -64,7 +64,6 @@ Parameters parameters_for(const Problem& problem, const TileShape& shape, int k_
     parameters.ticket = reinterpret_cast<unsigned*>(bytes + offsets.ticket);
   }
   parameters.aligned16_dout = is_wide(problem.dout, problem.value_dim);
-  parameters.aligned16_out = parameters.aligned16.out;
   return parameters;
 }
 

@@ -30,7 +30,6 @@ struct Parameters : cuda::sm80::Parameters {  // schedule and packed number the 
   unsigned long long* turns;
   unsigned* ticket;
   bool aligned16_dout;
-  bool aligned16_out;  // out has the type of dout, too
 };
 
 // Loads the kernels of the backward pass that do not depend on the architecture.

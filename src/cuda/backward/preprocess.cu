@@ -11,9 +11,9 @@ namespace tilewise::cuda::backward {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kRowLanes = 8;  // that add up a row
+constexpr int kRowLanes = 8;  // lanes that add up one row
 
-// A row of O and of dO, and where its statistics are.
+// A row of O, of dO and of the statistics.
 struct StatisticsRow {
   std::int64_t batch;
   std::int64_t head;
@@ -62,7 +62,7 @@ __device__ __forceinline__ float sum_elements(const Problem& problem, const Stat
 __device__ __forceinline__ float delta_of(const Parameters& parameters, const StatisticsRow& at) {
   const Problem& problem = parameters.problem;
   float sum = 0;
-  if (!(parameters.aligned16_out && parameters.aligned16_dout)) {
+  if (!(parameters.aligned16.out && parameters.aligned16_dout)) {
     sum = sum_elements(problem, at);
   } else if (problem.dtype == TILEWISE_BF16) {
     sum = sum_chunks<math::BFloat16>(problem, at);
