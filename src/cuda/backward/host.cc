@@ -8,12 +8,6 @@ namespace tilewise::cuda::backward {
 using problem::Checked;
 using problem::fail;
 
-Checked max_key_tiles(const Problem& problem, std::int64_t k_tile) {
-  const Checked of_rows{math::ceil_div(problem.k_rows, k_tile)};
-  const Checked batch{problem.batch};
-  return (problem.k_packed ? of_rows + batch : of_rows * batch) * Checked{problem.kv_heads};
-}
-
 bool has_turns(const Problem& problem) {
   return problem.dq.present() && (problem.deterministic || problem.batch_invariant);
 }

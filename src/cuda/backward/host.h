@@ -12,9 +12,6 @@
 
 namespace tilewise::cuda::backward {
 
-// An upper bound on the number of tiles of keys.
-problem::Checked max_key_tiles(const Problem& problem, std::int64_t k_tile);
-
 // Whether the blocks that add to a row of dQ take turns.
 bool has_turns(const Problem& problem);
 

@@ -19,13 +19,14 @@ Status check_device(const Problem& problem) {
 
 bool has_diagonal(const Problem& problem) { return problem.window_right >= 0; }
 
-Checked max_tiles(const Problem& problem, std::int64_t q_tile) {
-  const Checked of_rows{math::ceil_div(problem.q_rows, q_tile)};
-  const Checked batch{problem.batch};
-  return (problem.q_packed ? of_rows + batch : of_rows * batch) * Checked{problem.heads};
-}
-
 namespace {
+
+// An upper bound on the tiles of one side of a problem. A packed sequence may end within a tile.
+Checked most_tiles(std::int64_t rows, std::int64_t tile, bool packed, std::int64_t batch,
+                   std::int64_t heads) {
+  const Checked of_rows{math::ceil_div(rows, tile)};
+  return (packed ? of_rows + Checked{batch} : of_rows * Checked{batch}) * Checked{heads};
+}
 
 // Returns how many of `rows` rows a row of the other side sees: all, or a window of them.
 std::int64_t seen_rows(const Problem& problem, std::int64_t rows) {
@@ -55,6 +56,14 @@ tile::Schedule plain_schedule(std::int64_t rows, int tile, std::int64_t heads, s
 }
 
 }  // namespace
+
+Checked max_tiles(const Problem& problem, std::int64_t q_tile) {
+  return most_tiles(problem.q_rows, q_tile, problem.q_packed, problem.batch, problem.heads);
+}
+
+Checked max_key_tiles(const Problem& problem, std::int64_t k_tile) {
+  return most_tiles(problem.k_rows, k_tile, problem.k_packed, problem.batch, problem.kv_heads);
+}
 
 tile::Schedule schedule_of(const Problem& problem, int q_tile) {
   const tile::Schedule schedule =

@@ -27,8 +27,10 @@ inline bool may_ask_for_longest(const problem::Problem& problem) {
 // fewer keys than others.
 bool has_diagonal(const problem::Problem& problem);
 
-// An upper bound on the number of tiles of queries. A packed sequence may end within a tile.
+// Upper bounds on the number of tiles of queries, and of tiles of keys of the kv heads. A packed
+// sequence may end within a tile.
 problem::Checked max_tiles(const problem::Problem& problem, std::int64_t q_tile);
+problem::Checked max_key_tiles(const problem::Problem& problem, std::int64_t k_tile);
 
 // The order of the tiles of dense queries. With a diagonal the longest come first, within groups of
 // heads whose visible K and V fit most of L2 together (head swizzle).

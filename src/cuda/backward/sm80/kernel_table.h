@@ -11,8 +11,8 @@ using cuda::sm80::kLarge;
 using cuda::sm80::kSmall;
 
 // The first row that fits a problem is used. A thread's registers hold S and dP, or dQ, and its
-// part of dK and dV. The reasons compare full attention at S 16384 on one H200, as the first version
-// of these kernels ran.
+// part of dK and dV. The reasons compare full attention at S 16384 on one H200, as the first
+// version of these kernels ran.
 inline constexpr TileRow kKernels[] = {
     {64, false, kLarge, 8, 128, 128, 4, 4, 4, 1, 1, "64 x 128 15 % slower, 64 x 64 twice 14 %"},
     {64, false, kSmall, 8, 64, 128, 2, 4, 2, 2, 1, "in 99 KB"},
