@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "cuda/backward/sm80/launch.h"
+#include "cuda/backward/sm90/launch.h"
 #include "cuda/forward/fp32/launch.h"
 #include "cuda/forward/sm80/launch.h"
 #include "cuda/forward/sm90/launch.h"
@@ -105,6 +106,19 @@ constinit const Kernel kForwardSm80 = {
     false,
     TILEWISE_CUDA,
     sm80::prepare};
+
+constinit const Kernel kBackwardSm90 = {
+    "cuda_sm90",
+    "FlashAttention-3 on Hopper: TMA, wgmma, warp specialisation; bf16 and fp16, D up to 128; dQ "
+    "has "
+    "the same bits from run to run if deterministic",
+    [](const Problem& problem, const Machine&) { return backward::sm90::supports(problem); },
+    [](const Problem& problem, std::int64_t) { return backward::sm90::workspace_bytes(problem); },
+    backward::sm90::run,
+    no_prediction,
+    true,  // sums of dQ are added by red.global.add.v4.f32
+    TILEWISE_CUDA,
+    backward::sm90::prepare};
 
 constinit const Kernel kBackwardSm80 = {
     "cuda_sm80",

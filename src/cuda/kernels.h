@@ -13,6 +13,7 @@ extern const problem::Kernel kForwardFlash1;
 extern const problem::Kernel kForwardStandard;
 extern const problem::Kernel kForwardReference;
 
+extern const problem::Kernel kBackwardSm90;
 extern const problem::Kernel kBackwardSm80;
 extern const problem::Kernel kBackwardReference;
 #endif

@@ -39,6 +39,7 @@ const Kernel* const kForwardKernels[] = {
 };
 const Kernel* const kBackwardKernels[] = {
 #if defined(TILEWISE_HAS_CUDA)
+    &cuda::kBackwardSm90,
     &cuda::kBackwardSm80,
     &cuda::kBackwardReference,
 #endif

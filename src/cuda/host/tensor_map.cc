@@ -47,7 +47,14 @@ bool is_valid_stride(std::int64_t stride, bool is_row) {
 
 }  // namespace
 
-problem::Status find_encoder() {
+problem::Status check_hopper(std::int32_t device_index) {
+  DeviceInfo device;
+  const problem::Status found = find_device(device_index, &device);
+  if (found != TILEWISE_OK) return found;
+  if (device.major != 9 || device.minor != 0) {
+    return fail(TILEWISE_UNSUPPORTED, "%s has compute capability %d.%d, this kernel is for 9.0",
+                device.name, device.major, device.minor);
+  }
   if (encoder().function != nullptr) return TILEWISE_OK;
   return fail(TILEWISE_UNSUPPORTED, "cuda: the driver has no cuTensorMapEncodeTiled");
 }

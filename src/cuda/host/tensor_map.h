@@ -44,7 +44,7 @@ bool has_map(const Rows& tensor);
 // multiple of 16.
 problem::Status make_map(const Rows& tensor, int tile_rows, bool fp16, TensorMap* map);
 
-// Finds the driver's function, once. Called when a plan is made.
-problem::Status find_encoder();
+// Checks that the device is a Hopper GPU and that the driver makes maps.
+problem::Status check_hopper(std::int32_t device_index);
 
 }  // namespace tilewise::cuda::sm90

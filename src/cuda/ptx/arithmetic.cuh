@@ -65,6 +65,18 @@ __device__ __forceinline__ std::uint32_t pack(float low, float high) {
   return result;
 }
 
+// cvt.f32.f16 (9.7.9.22), or a shift: the number in half `which` (0: low) of a pair, which pack()
+// undoes.
+template <bool kFp16>
+__device__ __forceinline__ float unpack(std::uint32_t pair, int which) {
+  if constexpr (!kFp16) return __uint_as_float(which == 0 ? pair << 16 : pair & 0xFFFF0000u);
+  float result;
+  asm("{\n.reg .f16 low, high;\nmov.b32 {low, high}, %1;\ncvt.f32.f16 %0, low;\n}"
+      : "=f"(result)
+      : "r"(which == 0 ? pair : pair >> 16));
+  return result;
+}
+
 // prmt.b32 (9.7.9.7) in its mode that replicates signs: both bytes of the low half of the result
 // become the sign bit of byte kByte of `low` (0x00 or 0xFF), both bytes of the high half that of
 // byte kByte of `high`.

@@ -33,6 +33,17 @@ __device__ __forceinline__ void tma_load(std::uint32_t to, const void* map, std:
       : "memory");
 }
 
+// cp.async.bulk (9.7.9.25.4.1): loads `bytes` contiguous bytes. Both addresses and `bytes` are
+// multiples of 16. One thread; asynchronous like tma_load().
+__device__ __forceinline__ void bulk_load(std::uint32_t to, const void* from, std::uint32_t bytes,
+                                          std::uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(to),
+      "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
 // cp.async.bulk.prefetch.tensor (9.7.9.27.3): loads the box into L2 only, with a hint how long to
 // keep it. One thread. Nothing signals its completion.
 __device__ __forceinline__ void tma_prefetch(const void* map, std::int32_t column, std::int32_t row,
@@ -54,6 +65,16 @@ __device__ __forceinline__ void tma_store(const void* map, std::int32_t column, 
       "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::
           "l"(map),
       "r"(column), "r"(row), "r"(head), "r"(batch), "r"(from)
+      : "memory");
+}
+// cp.reduce.async.bulk (9.7.9.25.4.2): adds `bytes` bytes of fp32 numbers in shared memory to
+// numbers in global memory, each atomically. Both addresses and `bytes` are multiples of 16. One
+// thread, which then commits, as for tma_store().
+__device__ __forceinline__ void bulk_reduce_add(float* to, std::uint32_t from,
+                                                std::uint32_t bytes) {
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
+      "r"(from), "r"(bytes)
       : "memory");
 }
 // cp.async.bulk.commit_group (9.7.9.28.1): the stores that this thread has issued since its last

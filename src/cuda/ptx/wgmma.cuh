@@ -63,6 +63,7 @@ __device__ __forceinline__ void fence_operand(std::uint32_t (&registers)[kCount]
 // draws it.
 //   ss (scores):  d (+)= A B^T, A (64, 16) and B (N, 16) in shared memory, rows contiguous
 //   rs (values):  d (+)= A B, A (64, 16) in registers, B (16, N) in shared memory, rows contiguous
+//   tt (dQ):      d (+)= A^T B, A (16, 64) and B (16, N) in shared memory, rows contiguous
 // Operands in shared memory are given as descriptors (tile/swizzle.h). Unless `add`, the products
 // replace d instead of being added to it.
 template <int kWidth>
@@ -75,9 +76,18 @@ struct Wgmma;
     static __device__ __forceinline__ void ss(float (&d)[WIDTH / 2], std::uint64_t a,        \
                                               std::uint64_t b, bool add) {                   \
       if constexpr (kFp16) {                                                                 \
-        TILEWISE_WGMMA_SS(WIDTH, "f16", REGISTERS, A, B, C, __VA_ARGS__);                    \
+        TILEWISE_WGMMA_SS(WIDTH, "f16", "0, 0", REGISTERS, A, B, C, __VA_ARGS__);            \
       } else {                                                                               \
-        TILEWISE_WGMMA_SS(WIDTH, "bf16", REGISTERS, A, B, C, __VA_ARGS__);                   \
+        TILEWISE_WGMMA_SS(WIDTH, "bf16", "0, 0", REGISTERS, A, B, C, __VA_ARGS__);           \
+      }                                                                                      \
+    }                                                                                        \
+    template <bool kFp16>                                                                    \
+    static __device__ __forceinline__ void tt(float (&d)[WIDTH / 2], std::uint64_t a,        \
+                                              std::uint64_t b, bool add) {                   \
+      if constexpr (kFp16) {                                                                 \
+        TILEWISE_WGMMA_SS(WIDTH, "f16", "1, 1", REGISTERS, A, B, C, __VA_ARGS__);            \
+      } else {                                                                               \
+        TILEWISE_WGMMA_SS(WIDTH, "bf16", "1, 1", REGISTERS, A, B, C, __VA_ARGS__);           \
       }                                                                                      \
     }                                                                                        \
     template <bool kFp16>                                                                    \
@@ -90,11 +100,12 @@ struct Wgmma;
       }                                                                                      \
     }                                                                                        \
   };
-#define TILEWISE_WGMMA_SS(WIDTH, TYPE, REGISTERS, A, B, C, ...)                                    \
+// TRANSPOSED: whether A and B are contiguous across the summed dimension.
+#define TILEWISE_WGMMA_SS(WIDTH, TYPE, TRANSPOSED, REGISTERS, A, B, C, ...)                        \
   asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #C                                         \
                ", 0;\n"                                                                            \
                "wgmma.mma_async.sync.aligned.m64n" #WIDTH "k16.f32." TYPE "." TYPE "\n{" REGISTERS \
-               "}, %" #A ", %" #B ", add, 1, 1, 0, 0;\n}\n"                                        \
+               "}, %" #A ", %" #B ", add, 1, 1, " TRANSPOSED ";\n}\n"                              \
                : __VA_ARGS__                                                                       \
                : "l"(a), "l"(b), "r"(static_cast<std::int32_t>(add)))
 #define TILEWISE_WGMMA_RS(WIDTH, TYPE, REGISTERS, A, B, C, D, E, F, ...)                           \

@@ -12,9 +12,9 @@ namespace tilewise::cuda::sm90 {
 
 inline constexpr int kMmaK = 16;  // columns that one wgmma sums over
 
-// d (64, kN) = A B^T, with A (64, kK) and B (kN, kK) at the shared addresses a and b. kBRows: rows
-// of B's panels, kN at least.
-template <bool kFp16, int kN, int kK, int kBRows>
+// d (64, kN) = A B^T, with A (64, kK) and B (kN, kK) at the shared addresses a and b. kARows,
+// kBRows: rows of the panels, 64 and kN at least.
+template <bool kFp16, int kN, int kK, int kBRows, int kARows = tile::kRows>
 __device__ __forceinline__ void gemm_ss(std::uint32_t a, std::uint32_t b, float (&d)[kN / 2]) {
   // A step moves a descriptor's address, which counts 16 bytes and never leaves its 14 bits.
   const std::uint64_t a_rows = tile::rows_descriptor(a);
@@ -25,8 +25,22 @@ __device__ __forceinline__ void gemm_ss(std::uint32_t a, std::uint32_t b, float 
     const int panel = step * kMmaK / tile::kPanelColumns;
     const int byte = step * kMmaK % tile::kPanelColumns * 2;
     ptx::Wgmma<kN>::template ss<kFp16>(
-        d, a_rows + (panel * tile::kRows * tile::kPanelRowBytes + byte) / 16,
+        d, a_rows + (panel * kARows * tile::kPanelRowBytes + byte) / 16,
         b_rows + (panel * kBRows * tile::kPanelRowBytes + byte) / 16, step > 0);
+  }
+}
+
+// d (64, 64) = A^T B, with A (kK, 64) and B (kK, 64) in one panel each, at the shared addresses a
+// and b.
+template <bool kFp16, int kK>
+__device__ __forceinline__ void gemm_tt(std::uint32_t a, std::uint32_t b, float (&d)[32]) {
+  const std::uint64_t a_columns = tile::columns_descriptor(a, tile::kPanelRowBytes);
+  const std::uint64_t b_columns = tile::columns_descriptor(b, tile::kPanelRowBytes);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < kK / kMmaK; ++step) {
+    const std::uint64_t offset = step * kMmaK * tile::kPanelRowBytes / 16;
+    ptx::Wgmma<64>::tt<kFp16>(d, a_columns + offset, b_columns + offset, step > 0);
   }
 }
 

@@ -16,6 +16,7 @@ enum class NamedBarrier : std::uint32_t {
   kPassBegin = 8,       // the second pass may begin: one barrier for the block
   kScanTeam = 9,        // all consumers
   kRecomputeTeam = 10,  // threads that recompute a row together
+  kConsumers = 11,      // all consumers of the backward kernel
 };
 
 TILEWISE_INLINE constexpr std::uint32_t barrier_of(NamedBarrier first, int warpgroup) {

@@ -90,6 +90,15 @@ void check_box(const TensorMap& map, const Coordinates& first, std::uint32_t add
          first[1], first[2], first[3]);
 }
 
+// Checks the operands of a copy of contiguous bytes.
+void check_bytes(const void* global, std::uint32_t address, std::uint32_t bytes) {
+  if (address % kAlignment != 0 || reinterpret_cast<std::uintptr_t>(global) % kAlignment != 0 ||
+      bytes % kAlignment != 0)
+    fail("cp.async.bulk: an address or the number of bytes is no multiple of 16");
+  if (!is_device_memory(global, bytes))
+    fail("cp.async.bulk: %u bytes at %p are not memory of the device", bytes, global);
+}
+
 // Calls chunk(address, byte, count) for each chunk of a row of a box in shared memory.
 template <class Chunk>
 void for_chunks(std::uint32_t row_address, const Chunk& chunk) {
@@ -136,7 +145,16 @@ void Tma::copy(std::uint32_t to, const void* map, const Coordinates& first, std:
   check_box(from, first, to);
   block().barriers.check_copy(barrier);
   block().shared.begin_copy(to, from.box_bytes());
-  copies_.push_back({to, from, first, barrier});
+  copies_.push_back({to, from, first, nullptr, from.box_bytes(), barrier});
+}
+
+void Tma::copy_bytes(std::uint32_t to, const void* from, std::uint32_t bytes,
+                     std::uint32_t barrier) {
+  check_waited_for_dependency("cp.async.bulk");
+  check_bytes(from, to, bytes);
+  block().barriers.check_copy(barrier);
+  block().shared.begin_copy(to, bytes);
+  copies_.push_back({to, {}, {}, static_cast<const std::byte*>(from), bytes, barrier});
 }
 
 void Tma::store(const void* map, const Coordinates& first, std::uint32_t from) {
@@ -146,7 +164,16 @@ void Tma::store(const void* map, const Coordinates& first, std::uint32_t from) {
   static_cast<void>(block().shared.async_at(from, to.box_bytes(), "cp.async.bulk.tensor"));
   if (!block().shared.is_visible_to_async_proxy(from, to.box_bytes()))
     fail("cp.async.bulk.tensor: what is to be stored was written without a fence.proxy.async");
-  stores_.push_back({to, first, from, machine().running, false, {}});
+  stores_.push_back({to, first, nullptr, from, to.box_bytes(), machine().running, false, {}});
+}
+
+void Tma::reduce_add(float* to, std::uint32_t from, std::uint32_t bytes) {
+  check_waited_for_dependency("cp.reduce.async.bulk");
+  check_bytes(to, from, bytes);
+  static_cast<void>(block().shared.async_at(from, bytes, "cp.reduce.async.bulk"));
+  if (!block().shared.is_visible_to_async_proxy(from, bytes))
+    fail("cp.reduce.async.bulk: what is to be added was written without a fence.proxy.async");
+  stores_.push_back({{}, {}, to, from, bytes, machine().running, false, {}});
 }
 
 void Tma::commit() {
@@ -186,8 +213,9 @@ bool Tma::advance_one() {
 void Tma::land(std::size_t which) {
   const Copy copy = copies_[which];
   copies_.erase(copies_.begin() + static_cast<std::ptrdiff_t>(which));
-  const std::uint32_t bytes = copy.map.box_bytes();
-  for (std::uint32_t row = 0; row < bytes / kSpanBytes; ++row) {
+  const std::uint32_t bytes = copy.count;
+  if (copy.bytes != nullptr) block().shared.write_async(copy.to, copy.bytes, bytes);
+  for (std::uint32_t row = 0; copy.bytes == nullptr && row < bytes / kSpanBytes; ++row) {
     std::byte numbers[kSpanBytes] = {};
     const BoxRow own = box_row(copy.map, copy.first, row);
     if (own.bytes > 0) std::memcpy(numbers + own.offset, own.data, own.bytes);
@@ -202,13 +230,17 @@ void Tma::land(std::size_t which) {
 
 void Tma::advance(std::size_t which) {
   Store& store = stores_[which];
-  const std::uint32_t bytes = store.map.box_bytes();
+  const std::uint32_t bytes = store.count;
   const void* const waiting = &block().threads[static_cast<std::size_t>(store.thread)];
   if (store.numbers.empty()) {
     if (!block().shared.is_visible_to_async_proxy(store.from, bytes))
       record("what a bulk store had still to read in shared memory was written");
     store.numbers.resize(bytes);
-    for (std::uint32_t row = 0; row < bytes / kSpanBytes; ++row) {
+    if (store.sums != nullptr) {
+      std::memcpy(store.numbers.data(),
+                  block().shared.async_at(store.from, bytes, "cp.reduce.async.bulk"), bytes);
+    }
+    for (std::uint32_t row = 0; store.sums == nullptr && row < bytes / kSpanBytes; ++row) {
       const std::uint32_t first = row * kSpanBytes;
       for_chunks(
           store.from + first, [&](std::uint32_t address, std::uint32_t byte, std::uint32_t count) {
@@ -217,14 +249,26 @@ void Tma::advance(std::size_t which) {
           });
     }
   } else {
-    for (std::uint32_t row = 0; row < bytes / kSpanBytes; ++row) {
-      const BoxRow own = box_row(store.map, store.first, row);
-      if (own.bytes > 0)
-        std::memcpy(own.data, store.numbers.data() + row * kSpanBytes + own.offset, own.bytes);
-    }
+    write(store);
     stores_.erase(stores_.begin() + static_cast<std::ptrdiff_t>(which));
   }
   wake(waiting);
+}
+
+void Tma::write(const Store& store) {
+  if (store.sums != nullptr) {
+    for (std::size_t i = 0; i < store.count / sizeof(float); ++i) {
+      float number;
+      std::memcpy(&number, store.numbers.data() + i * sizeof(number), sizeof(number));
+      store.sums[i] += number;
+    }
+    return;
+  }
+  for (std::uint32_t row = 0; row < store.count / kSpanBytes; ++row) {
+    const BoxRow own = box_row(store.map, store.first, row);
+    if (own.bytes > 0)
+      std::memcpy(own.data, store.numbers.data() + row * kSpanBytes + own.offset, own.bytes);
+  }
 }
 
 void Tma::write_pending_stores() {

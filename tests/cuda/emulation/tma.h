@@ -53,10 +53,12 @@ class Tma {
   static void prefetch(const void* map);
   static void prefetch(const void* map, const Coordinates& first);
   void copy(std::uint32_t to, const void* map, const Coordinates& first, std::uint32_t barrier);
+  void copy_bytes(std::uint32_t to, const void* from, std::uint32_t bytes, std::uint32_t barrier);
 
   // The thread's stores: starts one; makes a group of those so far; waits until its groups have
   // read shared memory, or have also written.
   void store(const void* map, const Coordinates& first, std::uint32_t from);
+  void reduce_add(float* to, std::uint32_t from, std::uint32_t bytes);
   void commit();
   void store_wait(bool read_only);
 
@@ -73,12 +75,16 @@ class Tma {
     std::uint32_t to;
     TensorMap map;
     Coordinates first;
+    const std::byte* bytes;  // contiguous ones, without a map; or nullptr
+    std::uint32_t count;     // of bytes
     std::uint32_t barrier;
   };
   struct Store {
     TensorMap map;
     Coordinates first;
+    float* sums;  // the numbers are added to them, without a map; or nullptr
     std::uint32_t from;
+    std::uint32_t count;  // of bytes
     int thread;
     bool committed;
     std::vector<std::byte> numbers;  // empty until they are read
@@ -86,6 +92,7 @@ class Tma {
 
   void land(std::size_t which);
   void advance(std::size_t which);
+  static void write(const Store& store);
 
   std::vector<Copy> copies_;   // that have not landed, in order
   std::vector<Store> stores_;  // that have not been written

@@ -119,6 +119,40 @@ TEST(Tma, StoresBoxesAndNothingOutside) {
   }
 }
 
+// Loads 256 bytes, and adds them as numbers to `to`.
+void bytes_kernel(const float* from, bool fences, float* to) {
+  init_room(1);
+  constexpr int kBytes = 256;
+  float* const numbers = reinterpret_cast<float*>(room().boxes[0]);
+  if (threadIdx.x == 0) {
+    ptx::mbarrier_arrive_expect_tx(barrier_address(), kBytes);
+    ptx::bulk_load(ptx::shared_address(numbers), from, kBytes, barrier_address());
+  }
+  ptx::mbarrier_wait(barrier_address(), 0);
+  if (threadIdx.x < kBytes / sizeof(float)) numbers[threadIdx.x] *= 2;
+  if (fences) ptx::fence_proxy_async();
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  ptx::bulk_reduce_add(to, ptx::shared_address(numbers), kBytes);
+  ptx::tma_store_commit();
+  ptx::tma_store_wait();
+}
+
+TEST(Tma, CopiesAndAddsContiguousNumbers) {
+  Numbers<float> from(64);
+  Numbers<float> to(64);
+  for (std::size_t i = 0; i < 64; ++i) {
+    from[i] = static_cast<float>(i + 1);
+    to[i] = 1000;
+  }
+  ASSERT_EQ(message_of(bytes_kernel, kRoom, from.data(), true, to.data()), "");
+  for (std::size_t i = 0; i < 64; ++i) ASSERT_EQ(to[i], 1000 + 2 * static_cast<float>(i + 1)) << i;
+  const std::string seen = message_of(bytes_kernel, kRoom, from.data(), false, to.data());
+  EXPECT_NE(seen.find("without a fence.proxy.async"), std::string::npos) << seen;
+  const std::string far = message_of(bytes_kernel, kRoom, from.data() + 4, true, to.data());
+  EXPECT_NE(far.find("not memory of the device"), std::string::npos) << far;
+}
+
 TEST(Tma, SwizzlesLikeTheKernels) {
   for (std::uint32_t first = 1024; first < 4096; first += 1024) {
     for (std::int32_t row = 0; row < 32; ++row) {

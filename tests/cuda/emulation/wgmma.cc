@@ -25,7 +25,7 @@ bool is_poison(const float* registers, std::size_t count) {
 }
 
 bool same_but_registers(const WgmmaOp& a, const WgmmaOp& b) {
-  return a.width == b.width && a.fp16 == b.fp16 && a.add == b.add &&
+  return a.width == b.width && a.fp16 == b.fp16 && a.add == b.add && a.transposed == b.transposed &&
          (a.left == nullptr) == (b.left == nullptr) && a.left_descriptor == b.left_descriptor &&
          a.right_descriptor == b.right_descriptor;
 }
@@ -110,11 +110,16 @@ void WgmmaQueue::start(Warpgroup& warpgroup, Group& group, std::size_t which) {
             number(static_cast<std::uint16_t>(numbers[r / 2] >> r % 2 * 16), product.fp16);
       }
     }
+  } else if (product.transposed) {
+    float columns[kWgmmaDepth * kWgmmaRows];
+    read_columns(product.left_descriptor, kWgmmaRows, product.fp16, columns, group.read);
+    for (int i = 0; i < kWgmmaDepth * kWgmmaRows; ++i)
+      left[i % kWgmmaRows * kWgmmaDepth + i / kWgmmaRows] = columns[i];
   } else {
     read_rows(product.left_descriptor, kWgmmaRows, product.fp16, left, kWgmmaDepth, 1, group.read);
   }
   float right[kWgmmaDepth * kMaxColumns];
-  if (product.left != nullptr) {
+  if (product.transposed) {
     read_columns(product.right_descriptor, product.width, product.fp16, right, group.read);
   } else {
     read_rows(product.right_descriptor, product.width, product.fp16, right, 1, product.width,

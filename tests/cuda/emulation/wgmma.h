@@ -15,11 +15,12 @@ namespace tilewise::emulation {
 
 // The arguments of a thread to wgmma.mma_async.m64nNk16: its registers of the sums (64, width), the
 // left operand (64, 16) in registers (4) or by a descriptor, and the right one (16, width) by a
-// descriptor.
+// descriptor. transposed: operands in shared memory are contiguous across the summed dimension.
 struct WgmmaOp {
   int width;
   bool fp16;  // else bf16
   bool add;   // else the sums begin here
+  bool transposed;
   float* sums;
   const std::uint32_t* left;  // nullptr: left_descriptor
   std::uint64_t left_descriptor;

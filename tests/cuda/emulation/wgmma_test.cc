@@ -19,9 +19,12 @@ struct Operands {
   std::uint64_t barrier;
 };
 
-// sums (64, kWidth) = left (64, 64) right (kWidth, 64)^T with both operands in shared memory; or,
-// with left in registers, left (64, 64) right (64, kWidth).
-template <int kWidth, bool kFp16, bool kValues>
+enum class Form { kSs, kRs, kTt };
+
+// sums (64, kWidth) = left (64, 64) right: kSs, from left and right^T (kWidth, 64) in shared
+// memory; kRs, from left in registers and right (64, kWidth); kTt, from left^T and right in shared
+// memory.
+template <int kWidth, bool kFp16, Form kForm>
 void product_kernel(const Number* left_numbers, const CUtensorMap* left, const CUtensorMap* right,
                     float* to) {
   auto& shared = *reinterpret_cast<Operands<kWidth>*>(dynamic_shared());
@@ -33,7 +36,7 @@ void product_kernel(const Number* left_numbers, const CUtensorMap* left, const C
     ptx::fence_mbarrier_init();
     ptx::mbarrier_arrive_expect_tx(barrier, sizeof(shared.left) + sizeof(shared.right));
     ptx::tma_load(left_address, left, 0, 0, 0, 0, barrier, ptx::L2Hint::kEvictLast);
-    if (kValues) {
+    if (kForm != Form::kSs) {
       for (int panel = 0; panel < kWidth / kPanel; ++panel) {
         ptx::tma_load(ptx::shared_address(shared.right + panel * 64 * tile::kPanelRowBytes), right,
                       panel * kPanel, 0, 0, 0, barrier, ptx::L2Hint::kEvictLast);
@@ -56,12 +59,17 @@ void product_kernel(const Number* left_numbers, const CUtensorMap* left, const C
   float sums[kWidth / 2];
   ptx::wgmma_fence();
   for (int step = 0; step < 4; ++step) {
-    if (kValues) {
-      ptx::Wgmma<kWidth>::template rs<kFp16>(
-          sums, probs + 4 * step,
-          tile::columns_descriptor(right_address, 64 * tile::kPanelRowBytes) +
+    const std::uint64_t columns =
+        tile::columns_descriptor(right_address, 64 * tile::kPanelRowBytes) +
+        static_cast<std::uint64_t>(step * 16 * tile::kPanelRowBytes / 16);
+    if (kForm == Form::kTt) {
+      ptx::Wgmma<kWidth>::template tt<kFp16>(
+          sums,
+          tile::columns_descriptor(left_address, tile::kPanelRowBytes) +
               static_cast<std::uint64_t>(step * 16 * tile::kPanelRowBytes / 16),
-          step > 0);
+          columns, step > 0);
+    } else if (kForm == Form::kRs) {
+      ptx::Wgmma<kWidth>::template rs<kFp16>(sums, probs + 4 * step, columns, step > 0);
     } else {
       const auto offset = static_cast<std::uint64_t>(step * 2);
       ptx::Wgmma<kWidth>::template ss<kFp16>(sums, tile::rows_descriptor(left_address) + offset,
@@ -75,7 +83,7 @@ void product_kernel(const Number* left_numbers, const CUtensorMap* left, const C
   for (int r = 0; r < kWidth / 2; ++r) to[row_of(r) * kWidth + column_of(r)] = sums[r];
 }
 
-template <int kWidth, bool kFp16, bool kValues>
+template <int kWidth, bool kFp16, Form kForm>
 void expect_product() {
   Numbers<Number> left(64 * 64);
   Numbers<Number> right(64 * kWidth);
@@ -86,17 +94,19 @@ void expect_product() {
     return static_cast<Number>(ptx::pack<kFp16>(static_cast<float>(x), 0) & 0xFFFF);
   };
   for (int i = 0; i < 64 * 64; ++i)
-    left[static_cast<std::size_t>(i)] = bits(of_left(i / 64, i % 64));
+    left[static_cast<std::size_t>(i)] =
+        bits(kForm == Form::kTt ? of_left(i % 64, i / 64) : of_left(i / 64, i % 64));
   for (int i = 0; i < 64 * kWidth; ++i) {
     right[static_cast<std::size_t>(i)] =
-        bits(kValues ? of_right(i / kWidth, i % kWidth) : of_right(i % 64, i / 64));
+        bits(kForm != Form::kSs ? of_right(i / kWidth, i % kWidth) : of_right(i % 64, i / 64));
   }
   CUtensorMap left_map;
   CUtensorMap right_map;
   ASSERT_EQ(encode({1, 1, 64, 64}, left.data(), 64, &left_map), CUDA_SUCCESS);
-  const Tensor tensor = kValues ? Tensor{1, 1, 64, kWidth} : Tensor{1, 1, kWidth, 64};
-  ASSERT_EQ(encode(tensor, right.data(), kValues ? 64 : kWidth, &right_map), CUDA_SUCCESS);
-  ASSERT_EQ(message_of(product_kernel<kWidth, kFp16, kValues>,
+  const Tensor tensor = kForm != Form::kSs ? Tensor{1, 1, 64, kWidth} : Tensor{1, 1, kWidth, 64};
+  ASSERT_EQ(encode(tensor, right.data(), kForm != Form::kSs ? 64 : kWidth, &right_map),
+            CUDA_SUCCESS);
+  ASSERT_EQ(message_of(product_kernel<kWidth, kFp16, kForm>,
                        Grid{1, 128, static_cast<int>(sizeof(Operands<kWidth>))}, left.data(),
                        &left_map, &right_map, to.data()),
             "");
@@ -108,12 +118,15 @@ void expect_product() {
 }
 
 TEST(Wgmma, MultipliesTheOperandsOfItsDescriptors) {
-  expect_product<64, false, false>();
-  expect_product<64, true, true>();
-  expect_product<128, true, false>();
-  expect_product<128, false, true>();
-  expect_product<256, false, false>();
-  expect_product<256, true, true>();
+  expect_product<64, false, Form::kSs>();
+  expect_product<64, true, Form::kRs>();
+  expect_product<64, false, Form::kTt>();
+  expect_product<64, true, Form::kTt>();
+  expect_product<128, true, Form::kSs>();
+  expect_product<128, false, Form::kRs>();
+  expect_product<128, false, Form::kTt>();
+  expect_product<256, false, Form::kSs>();
+  expect_product<256, true, Form::kRs>();
 }
 
 // Multiplies a box that the threads have cleared with itself. to (128): one sum of each thread.

@@ -4,12 +4,11 @@
 
 #include "cuda/backward/query_tiles.cuh"
 #include "cuda/backward/sm80/bias_gradient.cuh"
+#include "cuda/backward/sm80/block_turns.cuh"
 #include "cuda/backward/sm80/kernel.h"
-#include "cuda/backward/sm80/key_tile.cuh"
 #include "cuda/backward/sm80/query_gradient.cuh"
 #include "cuda/backward/sm80/score_gradient.cuh"
-#include "cuda/backward/sm80/store.cuh"
-#include "cuda/backward/sm80/turns.cuh"
+#include "cuda/backward/sm80/store_fragments.cuh"
 #include "cuda/host/launch.cuh"
 #include "cuda/host/load.h"
 #include "cuda/ptx/reduction.cuh"
@@ -100,8 +99,8 @@ class Backward : public ScoreGradient<kConfig> {
   }
 
   __device__ __forceinline__ void visit_queries() {
-    const Turns<kConfig.q_tile, kConfig.k_tile> turns = {parameters_, tile_, mask_,
-                                                         shared_.pending_turn, takes_turns()};
+    const BlockTurns<kConfig.q_tile, kConfig.k_tile> turns = {
+        {parameters_, tile_, mask_}, shared_.pending_turn, takes_turns()};
     std::int32_t q_tile = mask_.first_tile();
     if (q_tile >= 0) this->fetch_queries(q_tile, 0);
     for (int stage = 0; q_tile >= 0; stage = (stage + 1) % kConfig.stages) {
@@ -135,7 +134,7 @@ class Backward : public ScoreGradient<kConfig> {
 
   // A tile of queries: Algorithm 2, lines 10 to 16.
   __device__ __forceinline__ void step(std::int32_t q_tile, int stage,
-                                       const Turns<kConfig.q_tile, kConfig.k_tile>& turns) {
+                                       const BlockTurns<kConfig.q_tile, kConfig.k_tile>& turns) {
     const tile::TileClass tile_class = mask_.tile_class(q_tile);
     typename Base::ScoreFactors factors;
     typename Scores::Fragments probs, gradients;
@@ -302,7 +301,10 @@ __global__ void __launch_bounds__(kKernels[kRow].config(kFp16).threads(),
   // The grid is an upper bound: a packed batch may have fewer tiles.
   const std::int32_t index = shared.tile.index;
   if (parameters.problem.k_packed && index >= parameters.key_packed.count()) return;
-  if (threadIdx.x == 0) load_key_tile(parameters, index, kConfig.k_tile, shared.tile);
+  if (threadIdx.x == 0) {
+    load_key_tile(parameters, index, kConfig.k_tile, shared.tile);
+    set_key_rows(parameters, shared.tile);
+  }
   __syncthreads();
   Backward<kConfig>(parameters, shared).run();
 }

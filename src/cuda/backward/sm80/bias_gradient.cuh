@@ -3,7 +3,6 @@
 #pragma once
 
 #include "cuda/backward/sm80/kernel.h"
-#include "cuda/backward/sm80/key_tile.cuh"
 #include "cuda/backward/sm80/score_gradient.cuh"
 #include "cuda/host/launch.cuh"
 #include "cuda/tile/element.cuh"
@@ -63,8 +62,10 @@ class BiasGradient : public ScoreGradient<kConfig, true> {
     for (std::int32_t key_tile = key_tiles.begin; key_tile < key_tiles.end; ++key_tile) {
       __syncthreads();  // no warp reads the last tiles any more
       if (threadIdx.x == 0) {
-        set_key_tile(parameters_, sequence, head / static_cast<std::int32_t>(problem.group),
-                     key_tile * kConfig.k_tile, tile_);
+        tile_.kv_head = head / static_cast<std::int32_t>(problem.group);
+        tile_.first = key_tile * kConfig.k_tile;
+        tile_.sequence = sequence;
+        set_key_rows(parameters_, tile_);
       }
       __syncthreads();
       if (threadIdx.x < 32) this->begin_head(head);

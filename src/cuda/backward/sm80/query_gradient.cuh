@@ -3,7 +3,7 @@
 
 #include "cuda/backward/query_tiles.cuh"
 #include "cuda/backward/sm80/kernel.h"
-#include "cuda/backward/sm80/store.cuh"
+#include "cuda/backward/sm80/store_fragments.cuh"
 #include "cuda/host/sequences.cuh"
 
 namespace tilewise::cuda::backward::sm80 {

@@ -3,9 +3,9 @@
 // of the semantics.
 #pragma once
 
+#include "cuda/backward/query_mask.cuh"
 #include "cuda/backward/query_tiles.cuh"
 #include "cuda/backward/sm80/gemm.cuh"
-#include "cuda/backward/sm80/query_mask.cuh"
 #include "cuda/backward/sm80/shared.cuh"
 #include "cuda/ptx/arithmetic.cuh"
 #include "cuda/sm80/cp_async_tile.cuh"
@@ -294,7 +294,7 @@ class ScoreGradient {
  protected:
   const Parameters& parameters_;
   Shared<kConfig>& shared_;
-  KeyTile& tile_;
+  LoadedKeyTile& tile_;
   QueryMask<kConfig.q_tile, kConfig.k_tile> mask_;
   Offsets score_offsets_;
   // K has elements that are not finite, or this is the non-finite pass: no tile takes the short

@@ -135,15 +135,6 @@ problem::Status check_strides(const Problem& problem) {
   return TILEWISE_OK;
 }
 
-problem::Status check_hopper(std::int32_t index) {
-  DeviceInfo device;
-  const problem::Status found = find_device(index, &device);
-  if (found != TILEWISE_OK) return found;
-  if (device.major == 9 && device.minor == 0) return find_encoder();
-  return fail(TILEWISE_UNSUPPORTED, "%s has compute capability %d.%d, this kernel is for 9.0",
-              device.name, device.major, device.minor);
-}
-
 problem::Status check_options(const Problem& problem) {
   const struct {
     const char* name;

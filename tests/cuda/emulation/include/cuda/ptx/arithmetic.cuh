@@ -23,6 +23,12 @@ inline float max_nan(float a, float b) {
 }
 inline float log2_approx(float x) { return std::log2(flushed(x)); }
 
+template <bool kFp16>
+float unpack(std::uint32_t pair, int which) {
+  const auto bits = static_cast<std::uint16_t>(pair >> 16 * which);
+  return kFp16 ? math::to_float(math::Float16{bits}) : math::to_float(math::BFloat16{bits});
+}
+
 // A NaN becomes the one of all bits set but the sign.
 template <bool kFp16>
 std::uint32_t pack(float low, float high) {

@@ -27,11 +27,15 @@ struct Wgmma {
 
   template <bool kFp16>
   static void ss(float (&d)[kWidth / 2], std::uint64_t a, std::uint64_t b, bool add) {
-    emulation::block().wgmma.add({kWidth, kFp16, add, d, nullptr, a, b});
+    emulation::block().wgmma.add({kWidth, kFp16, add, false, d, nullptr, a, b});
+  }
+  template <bool kFp16>
+  static void tt(float (&d)[kWidth / 2], std::uint64_t a, std::uint64_t b, bool add) {
+    emulation::block().wgmma.add({kWidth, kFp16, add, true, d, nullptr, a, b});
   }
   template <bool kFp16>
   static void rs(float (&d)[kWidth / 2], const std::uint32_t* a, std::uint64_t b, bool add) {
-    emulation::block().wgmma.add({kWidth, kFp16, add, d, a, 0, b});
+    emulation::block().wgmma.add({kWidth, kFp16, add, true, d, a, 0, b});
   }
 };
 

@@ -3,7 +3,7 @@
 
 #include "cuda/sm80/mask_table.cuh"
 
-namespace tilewise::cuda::backward::sm80 {
+namespace tilewise::cuda::backward {
 
 // The table's tiles are tiles of queries here.
 template <int kQTile, int kKTile>
@@ -30,6 +30,17 @@ class QueryMask : public cuda::sm80::BandList {
     const tile::Range full = one ? full_rows(table_.bands[0]) : tile::Range{0, 0};
     table_.tiles = {table_.range.begin / kQTile, math::ceil_div(full.begin, kQTile),
                     full.end / kQTile, one};
+  }
+
+  // The tiles of queries from the first to the last one that sees the keys.
+  __device__ __forceinline__ tile::Range tiles() const {
+    return {table_.tiles.first, math::ceil_div(table_.range.end, kQTile)};
+  }
+
+  // With one band: the tiles of queries that see all keys. One that reaches beyond the sequence's
+  // last query or last key is none.
+  __device__ __forceinline__ tile::Range full_tiles() const {
+    return {table_.tiles.full_begin, table_.tiles.full_end};
   }
 
   // The first tile of queries that sees the keys, or -1. Whole warps call this and the functions
@@ -69,6 +80,24 @@ class QueryMask : public cuda::sm80::BandList {
                     tile_.first + kKTile);
   }
 
+  // The queries that see a lane's keys, which are `step` apart: a bit for each column of the lane
+  // in a fragment of S^T. before(x) is the number of its columns before query x.
+  template <class Before, int kKeys>
+  __device__ __forceinline__ void query_bits(std::int32_t key, int step, const Before& before,
+                                             std::uint32_t (&visible)[kKeys]) const {
+#pragma unroll
+    for (std::uint32_t& bits : visible) bits = 0;
+#pragma unroll 1
+    for (std::int32_t i = 0; i < table_.count; ++i) {
+      const tile::Band own = band(i);
+#pragma unroll
+      for (int k = 0; k < kKeys; ++k) {
+        const tile::Range rows = math::tile_rows(own, key + k * step, key + k * step + 1);
+        visible[k] |= tile::low_bits(before(rows.end)) & ~tile::low_bits(before(rows.begin));
+      }
+    }
+  }
+
  private:
   // The rows that see all keys of the tile through the band.
   __device__ __forceinline__ tile::Range full_rows(const tile::Band& band) const {
@@ -84,4 +113,4 @@ class QueryMask : public cuda::sm80::BandList {
   }
 };
 
-}  // namespace tilewise::cuda::backward::sm80
+}  // namespace tilewise::cuda::backward

@@ -1,13 +1,11 @@
-// Stores fragments as rows of a gradient.
+// Stores of gradients in any type and alignment.
 #pragma once
 
-#include "cuda/backward/sm80/gemm.cuh"
 #include "cuda/ptx/arithmetic.cuh"
-#include "cuda/tile/fragment.h"
 #include "math/number.h"
 #include "problem/problem.h"
 
-namespace tilewise::cuda::backward::sm80 {
+namespace tilewise::cuda::backward {
 
 // Where the rows of a tile of a gradient go.
 struct Destination {
@@ -45,23 +43,4 @@ __device__ __forceinline__ void store_pair(const Destination& to, std::int32_t r
   if (count > 1) at[1] = static_cast<std::uint16_t>(pair >> 16);
 }
 
-// Stores a warp's part of a tile, times the scale.
-template <class WarpTile, bool kFp16>
-__device__ __forceinline__ void store_fragments(const Destination& to,
-                                                const typename WarpTile::Fragments& fragments) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-#pragma unroll
-  for (int row_block = 0; row_block < WarpTile::kRowBlocks; ++row_block) {
-#pragma unroll
-    for (int r = 0; r < WarpTile::kCount; r += 2) {
-      const std::int32_t row =
-          WarpTile::row() + row_block * 16 + tile::lane_row(lane, tile::register_row(r));
-      const std::int32_t column =
-          WarpTile::column() + tile::register_column(r) + tile::lane_column(lane);
-      store_pair<kFp16>(to, row, column, fragments[row_block][r] * to.scale,
-                        fragments[row_block][r + 1] * to.scale);
-    }
-  }
-}
-
-}  // namespace tilewise::cuda::backward::sm80
+}  // namespace tilewise::cuda::backward

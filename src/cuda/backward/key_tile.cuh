@@ -1,0 +1,35 @@
+// Finds the tile of keys of a block.
+#pragma once
+
+#include "cuda/backward/parameters.h"
+#include "cuda/host/sequences.cuh"
+#include "cuda/sm80/shared.cuh"
+#include "math/integer.h"
+
+namespace tilewise::cuda::backward {
+
+// The tile of keys of a block, and the head whose queries it visits.
+struct KeyTile : cuda::sm80::HeadTile {
+  std::int32_t kv_head;
+  std::int32_t first_query_tile;  // the number of the head's first tile of queries
+};
+
+// Sets the tile of keys of a block. Under a causal mask the first keys have the most queries, and
+// their blocks start first. In every case the blocks of a head start in the order of their keys.
+__device__ __forceinline__ void load_key_tile(const Parameters& parameters, std::int32_t index,
+                                              int k_tile, KeyTile& tile) {
+  const Problem& problem = parameters.problem;
+  const tile::TileCoord work = problem.k_packed ? parameters.key_packed.tile_coord(index)
+                                                : parameters.key_schedule.tile_coord(index);
+  const Sequence sequence = sequence_at(problem, parameters.table, work.batch);
+  const std::int64_t rows = problem.k_packed ? sequence.k_len : problem.k_rows;
+  const std::int32_t tiles = static_cast<std::int32_t>(math::ceil_div(rows, k_tile));
+  const bool from_last =
+      problem.k_packed ? parameters.key_packed.longest_first : parameters.key_schedule.swizzle > 0;
+  const std::int32_t key_tile = from_last ? tiles - 1 - work.q_tile : work.q_tile;
+  tile.kv_head = work.head;
+  tile.first = key_tile * k_tile;
+  tile.sequence = sequence;
+}
+
+}  // namespace tilewise::cuda::backward

@@ -1,0 +1,80 @@
+// The Hopper backward kernel. A block owns one tile of keys and visits the queries that see it, of
+// all query heads of the group. Its first warpgroup holds the producer and the reducer; the
+// others are consumers.
+#pragma once
+
+#include "cuda/backward/sm90/consumer.cuh"
+#include "cuda/backward/sm90/kernel.h"
+#include "cuda/backward/sm90/producer.cuh"
+#include "cuda/backward/sm90/query_gradient.cuh"
+#include "cuda/backward/sm90/reducer.cuh"
+#include "cuda/host/launch.cuh"
+#include "cuda/host/load.h"
+#include "cuda/ptx/setmaxnreg.cuh"
+
+namespace tilewise::cuda::backward::sm90 {
+
+template <int kRow, bool kFp16>
+__global__ void __launch_bounds__(KernelConfig::kThreads, 1)
+    backward_kernel(const __grid_constant__ Parameters parameters) {
+  constexpr KernelConfig kConfig = kKernels[kRow].config(kFp16);
+  Shared<kConfig>& shared = *reinterpret_cast<Shared<kConfig>*>(dynamic_shared());
+  const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
+  if (threadIdx.x == 0) {
+    shared.tile.index = static_cast<std::int32_t>(
+        parameters.turns != nullptr ? atomicAdd(parameters.ticket, 1u) : blockIdx.x);
+    shared.found_non_finite = shared.non_finite_keys = 0;
+    init_barriers(shared);
+  }
+  __syncthreads();
+  // The grid is an upper bound: a packed batch may have fewer tiles.
+  const std::int32_t index = shared.tile.index;
+  if (parameters.problem.k_packed && index >= parameters.key_packed.count()) return;
+  Producer<kConfig> producer(parameters, shared);
+  if (threadIdx.x == 0) {
+    load_key_tile(parameters, index, KernelConfig::kKTile, shared.tile);
+    producer.load_keys();
+  }
+  if (threadIdx.x >= 128 && threadIdx.x < 128 + KernelConfig::kKTile)
+    shared.non_finite_key[threadIdx.x - 128] = 0;
+  if (threadIdx.x < 32) {
+    __syncwarp();
+    QueryMask<kConfig.q_tile, KernelConfig::kKTile>(parameters, shared.tile, shared.mask)
+        .build_by_warp();
+  }
+  __syncthreads();
+  if (warpgroup == 0) {
+    ptx::setmaxnreg_dec<KernelConfig::kProducerRegisters>();
+    if (threadIdx.x == 0) producer.run();
+    if (threadIdx.x == 32) Reducer<kConfig>(parameters, shared).run();
+  } else {
+    ptx::setmaxnreg_inc<KernelConfig::kConsumerRegisters>();
+    Consumer<kConfig>(parameters, shared, warpgroup - 1).run();
+  }
+}
+
+template <int kRow, bool kFp16>
+inline constexpr int kSharedBytes = sizeof(Shared<kKernels[kRow].config(kFp16)>);
+
+template <int kRow, bool kFp16>
+cudaError_t BackwardKernel<kRow, kFp16>::load() {
+  static_assert(kSharedBytes<kRow, kFp16> <= 227 * 1024, "A block has 227 KB of shared memory.");
+  const cudaError_t error = cuda::load(backward_kernel<kRow, kFp16>, kSharedBytes<kRow, kFp16>);
+  return error == cudaSuccess ? cuda::load(dq_kernel<kRow, kFp16>) : error;
+}
+
+template <int kRow, bool kFp16>
+cudaError_t BackwardKernel<kRow, kFp16>::start(const Parameters& parameters, std::int64_t blocks,
+                                               cudaStream_t stream) {
+  return launch(backward_kernel<kRow, kFp16>,
+                {blocks, KernelConfig::kThreads, kSharedBytes<kRow, kFp16>}, stream, parameters);
+}
+
+template <int kRow, bool kFp16>
+cudaError_t BackwardKernel<kRow, kFp16>::start_dq(const Parameters& parameters, std::int64_t blocks,
+                                                  cudaStream_t stream) {
+  return launch(dq_kernel<kRow, kFp16>, {blocks, 128 * KernelConfig::kConsumers}, stream,
+                parameters);
+}
+
+}  // namespace tilewise::cuda::backward::sm90

@@ -1,0 +1,195 @@
+// What the passes of a consumer warpgroup share: its 64 keys' products, and P and dS from them. S^T
+// and dP^T lie in registers, so that P^T and dS^T are the left operands of the products that give
+// dV and dK (FlashAttention-3, arXiv 2407.08608, appendix B).
+#pragma once
+
+#include "cuda/backward/query_mask.cuh"
+#include "cuda/backward/sm90/query_gradient.cuh"
+#include "cuda/backward/sm90/shared.cuh"
+#include "cuda/ptx/arithmetic.cuh"
+#include "cuda/ptx/stmatrix.cuh"
+#include "cuda/sm90/gemm.cuh"
+#include "cuda/tile/fragment.h"
+#include "cuda/tile/mask_bits.h"
+
+namespace tilewise::cuda::backward::sm90 {
+
+template <KernelConfig kConfig>
+class ConsumerMath {
+ public:
+  __device__ __forceinline__ ConsumerMath(const Parameters& parameters, Shared<kConfig>& shared,
+                                          int warpgroup)
+      : parameters_(parameters),
+        shared_(shared),
+        mask_(parameters, shared.tile, shared.mask),
+        warpgroup_(warpgroup) {}
+
+ protected:
+  using Mask = QueryMask<kConfig.q_tile, KernelConfig::kKTile>;
+  static constexpr int kKTile = KernelConfig::kKTile;
+  static constexpr int kScores = kConfig.q_tile / 2;      // registers of S^T (64, q_tile)
+  static constexpr int kGradients = kConfig.columns / 2;  // of dK and dV (64, columns)
+  static constexpr int kScoreSteps = kConfig.q_tile / cuda::sm90::kMmaK;
+
+  __device__ __forceinline__ void clear_gradients() {
+#pragma unroll
+    for (int r = 0; r < kGradients; ++r) dk_[r] = dv_[r] = 0;
+    ptx::fence_operand(dk_);
+    ptx::fence_operand(dv_);
+  }
+
+  __device__ __forceinline__ static std::int32_t uniform(std::int32_t x) {
+    return __shfl_sync(~0u, x, 0);
+  }
+  __device__ __forceinline__ static PipelineState<kConfig.stages> stage_of(std::uint32_t tile) {
+    return cuda::sm90::state_after<kConfig.stages>(tile);
+  }
+
+  // ---- products ----
+
+  __device__ __forceinline__ void issue_qk(int stage) {
+    multiply_keys(shared_.k, shared_.q[stage], scores_);
+  }
+  __device__ __forceinline__ void issue_dov(int stage) {
+    multiply_keys(shared_.v, shared_.dout[stage], dprobs_);
+  }
+
+  // to (64, q_tile) = the warpgroup's rows of `keys`, times `queries`^T. One group.
+  __device__ __forceinline__ void multiply_keys(const unsigned char* keys,
+                                                const unsigned char* queries,
+                                                float (&to)[kScores]) const {
+    cuda::sm90::gemm_ss<kConfig.fp16, kConfig.q_tile, kConfig.columns, kConfig.q_tile, kKTile>(
+        ptx::shared_address(keys) + warpgroup_ * tile::kRows * tile::kPanelRowBytes,
+        ptx::shared_address(queries), to);
+    ptx::wgmma_commit();
+  }
+
+  // to (64, columns) += left (64, q_tile) right (q_tile, columns)
+  __device__ __forceinline__ void multiply(const std::uint32_t (&left)[kScores / 2],
+                                           const unsigned char* right,
+                                           float (&to)[kGradients]) const {
+    cuda::sm90::gemm_rs<kConfig.fp16, kConfig.columns>(
+        left,
+        tile::columns_descriptor(ptx::shared_address(right), kConfig.q_tile * tile::kPanelRowBytes),
+        to, 0, kScoreSteps, true, [](int) {});
+  }
+
+  // dq (64, 64) = dS K
+  __device__ __forceinline__ void multiply_gradients(std::uint32_t tile,
+                                                     float (&dq)[kBlockRegisters]) const {
+    const QueryBlock<kConfig> block(warpgroup_);
+    constexpr int kPanelBytes = kKTile * tile::kPanelRowBytes;
+    cuda::sm90::gemm_tt<kConfig.fp16, kKTile>(
+        ptx::shared_address(shared_.gradients[tile % kScoreStages]) + block.row_panel * kPanelBytes,
+        ptx::shared_address(shared_.k) + block.panel * kPanelBytes, dq);
+  }
+
+  // ---- from products to gradients ----
+
+  // P = exp(S - LSE), at most 1: at large scores the rounding of LSE would make it infinite. NaN
+  // stays NaN.
+  __device__ __forceinline__ float prob(float score, float lse_log2) const {
+    return ptx::exp2_approx(ptx::min_nan(__fmaf_rn(score, parameters_.scale_log2, -lse_log2), 0));
+  }
+
+  // A row statistic of two neighbouring queries of the lane, those of registers 4 i to 4 i + 3.
+  __device__ __forceinline__ float2 statistics(int stage, int which, int i) const {
+    const int column = tile::lane_column(static_cast<int>(threadIdx.x % 32));
+    return *reinterpret_cast<const float2*>(&shared_.statistics[stage][which][8 * i + column]);
+  }
+
+  __device__ __forceinline__ void compute_probs(int stage) {
+#pragma unroll
+    for (int i = 0; i < kScores / 4; ++i) {
+      const float2 lse = statistics(stage, 0, i);
+#pragma unroll
+      for (int r = 4 * i; r < 4 * i + 4; ++r)
+        scores_[r] = prob(scores_[r], r % 2 == 0 ? lse.x : lse.y);
+    }
+  }
+
+  // From P in 16 bits, as dV has it: the registers of S are free by then.
+  __device__ __forceinline__ void compute_gradients(int stage) {
+#pragma unroll
+    for (int i = 0; i < kScores / 4; ++i) {
+      const float2 delta = statistics(stage, 1, i);
+#pragma unroll
+      for (int r = 4 * i; r < 4 * i + 4; ++r) {
+        const float prob = ptx::unpack<kConfig.fp16>(probs_[r / 2], r % 2);
+        dprobs_[r] = prob * (dprobs_[r] - (r % 2 == 0 ? delta.x : delta.y));
+      }
+    }
+  }
+
+  // Rounds P or dS to 16 bits. That of masked pairs becomes 0, whatever it was.
+  __device__ __forceinline__ void pack_visible(std::int32_t q_tile, int stage, bool masked,
+                                               const float (&from)[kScores],
+                                               std::uint32_t (&to)[kScores / 2]) const {
+#pragma unroll
+    for (int i = 0; i < kScores / 2; ++i)
+      to[i] = ptx::pack<kConfig.fp16>(from[2 * i], from[2 * i + 1]);
+    if (!masked) return;
+    // The bits are found for P, and anew for dS: no registers are left to keep them.
+    const int lane = static_cast<int>(ptx::opaque(threadIdx.x) % 32);
+    std::uint32_t visible[tile::kRowsPerLane];
+    mask_.query_bits(shared_.tile.first + warp_row() + tile::lane_row(lane, 0), 8,
+                     tile::FragmentColumns{q_tile * kConfig.q_tile, tile::lane_column(lane)},
+                     visible);
+    if (shared_.non_finite_keys != 0) hide_non_finite_keys(stage, visible);
+#pragma unroll
+    for (int i = 0; i < kScores / 2; ++i) {
+      const std::uint32_t bits = visible[i % 2] >> i / 2 * 2;  // of registers 2 i and 2 i + 1
+      to[i] &= ((bits & 1) != 0 ? 0xFFFFu : 0) | ((bits & 2) != 0 ? 0xFFFF0000u : 0);
+    }
+  }
+
+  // Stores the warp's rows of dS^T or P^T (k_tile, q_tile).
+  __device__ __forceinline__ void store_scores(const std::uint32_t (&from)[kScores / 2],
+                                               unsigned char* to) const {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    const int row = warp_row() + lane % 16;
+    const std::uint32_t rows = ptx::shared_address(to) + row * tile::kPanelRowBytes;
+#pragma unroll
+    for (int step = 0; step < kScoreSteps; ++step) {
+      const int panel = step / 4;
+      const int chunk = (step % 4 * 2 + lane / 16) ^ (lane % 8);
+      const std::uint32_t pairs[4] = {from[4 * step], from[4 * step + 1], from[4 * step + 2],
+                                      from[4 * step + 3]};
+      ptx::stmatrix_x4(rows + panel * kKTile * tile::kPanelRowBytes + chunk * tile::kChunkBytes,
+                       pairs);
+    }
+  }
+
+  // The warp's first key in the tile of keys.
+  __device__ __forceinline__ int warp_row() const {
+    return warpgroup_ * tile::kRows + static_cast<int>(threadIdx.x % 128 / 32) * tile::kWarpRows;
+  }
+
+  // A key with an element that is not finite has only scores that are not finite either: a row that
+  // sees it has an LSE of NaN, and in all other rows its score is -inf, which is masked.
+  __device__ void hide_non_finite_keys(int stage,
+                                       std::uint32_t (&visible)[tile::kRowsPerLane]) const {
+    std::uint32_t nan_rows = 0;
+#pragma unroll 1
+    for (int i = 0; i < kScores / 4; ++i) {
+      const float2 lse = statistics(stage, 0, i);
+      if (lse.x != lse.x) nan_rows |= 1u << 2 * i;
+      if (lse.y != lse.y) nan_rows |= 2u << 2 * i;
+    }
+    const int row = warp_row() + tile::lane_row(static_cast<int>(threadIdx.x % 32), 0);
+#pragma unroll
+    for (int which = 0; which < tile::kRowsPerLane; ++which) {
+      if (shared_.non_finite_key[row + 8 * which] != 0) visible[which] &= nan_rows;
+    }
+  }
+
+  const Parameters& parameters_;
+  Shared<kConfig>& shared_;
+  Mask mask_;
+  int warpgroup_;
+  float scores_[kScores], dprobs_[kScores];                    // S^T and dP^T, then P and dS
+  std::uint32_t probs_[kScores / 2], gradients_[kScores / 2];  // P^T and dS^T in 16 bits
+  float dk_[kGradients], dv_[kGradients];
+};
+
+}  // namespace tilewise::cuda::backward::sm90

@@ -1,0 +1,39 @@
+// The configuration of a Hopper backward kernel: one constexpr value that all of its code reads.
+#pragma once
+
+#include "math/config.h"
+
+namespace tilewise::cuda::backward::sm90 {
+
+struct KernelConfig {
+  bool fp16;    // else bf16
+  int columns;  // D and Dv are padded to it: a multiple of 64
+  int q_tile;   // queries of a stage: a multiple of 64
+  int stages;   // of Q and of dO
+
+  // Two consumer warpgroups own 64 keys each. One more warpgroup holds the producer.
+  static constexpr int kConsumers = 2;
+  static constexpr int kKTile = 64 * kConsumers;
+  static constexpr int kThreads = 128 * (kConsumers + 1);
+  // 65536 registers, in the multiples of 8 that setmaxnreg takes.
+  static constexpr int kProducerRegisters = 24;
+  static constexpr int kConsumerRegisters = 240;
+
+  TILEWISE_INLINE constexpr int k_bytes() const { return kKTile * columns * 2; }
+  TILEWISE_INLINE constexpr int q_bytes() const { return q_tile * columns * 2; }
+  TILEWISE_INLINE constexpr int score_bytes() const { return kKTile * q_tile * 2; }
+};
+
+// A row of the table of kernels.
+struct TileRow {
+  int columns;
+  int q_tile;
+  int stages;
+  const char* reason;
+
+  TILEWISE_INLINE constexpr KernelConfig config(bool fp16) const {
+    return {fp16, columns, q_tile, stages};
+  }
+};
+
+}  // namespace tilewise::cuda::backward::sm90

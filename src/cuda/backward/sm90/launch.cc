@@ -1,0 +1,168 @@
+#include "cuda/backward/sm90/launch.h"
+
+#include <array>
+#include <utility>
+
+#include "cuda/backward/host.h"
+#include "cuda/backward/sm90/kernel.h"
+#include "math/integer.h"
+
+namespace tilewise::cuda::backward::sm90 {
+
+namespace {
+
+using cuda::sm90::Rows;
+using problem::fail;
+
+using Start = cudaError_t (*)(const Parameters& parameters, std::int64_t blocks,
+                              cudaStream_t stream);
+
+struct Instance {
+  KernelConfig config;
+  cudaError_t (*load)();
+  Start start;
+  Start start_dq;
+
+  TileShape shape() const { return {config.q_tile, config.columns}; }
+};
+
+template <std::size_t... kIndex>
+constexpr std::array<Instance, sizeof...(kIndex)> make_instances(std::index_sequence<kIndex...>) {
+  return {{{kKernels[kIndex / 2].config(kIndex % 2 != 0),
+            BackwardKernel<kIndex / 2, kIndex % 2 != 0>::load,
+            BackwardKernel<kIndex / 2, kIndex % 2 != 0>::start,
+            BackwardKernel<kIndex / 2, kIndex % 2 != 0>::start_dq}...}};
+}
+
+const Instance& instance_for(const Problem& problem) {
+  static constexpr auto kInstances =
+      make_instances(std::make_index_sequence<std::size_t{2} * kKernelRows>());
+  const auto row =
+      static_cast<std::size_t>(tile_row(math::max(problem.head_dim, problem.value_dim)));
+  return kInstances[2 * row + (problem.dtype == TILEWISE_FP16 ? 1 : 0)];
+}
+
+Workspace workspace_for(const Problem& problem) {
+  return Workspace(problem, {instance_for(problem).shape()});
+}
+
+// The tensors that TMA loads.
+struct LoadedRows {
+  Rows q, k, v, dout;
+};
+LoadedRows loaded_rows(const Problem& problem) {
+  const std::int64_t q_batch = problem.q_packed ? 1 : problem.batch;
+  const std::int64_t k_batch = problem.k_packed ? 1 : problem.batch;
+  return {{"q", problem.q, q_batch, problem.heads, problem.q_rows, problem.head_dim},
+          {"k", problem.k, k_batch, problem.kv_heads, problem.k_rows, problem.head_dim},
+          {"v", problem.v, k_batch, problem.kv_heads, problem.k_rows, problem.value_dim},
+          {"dout", problem.dout, q_batch, problem.heads, problem.q_rows, problem.value_dim}};
+}
+
+problem::Status check_strides(const Problem& problem) {
+  const LoadedRows loaded = loaded_rows(problem);
+  for (const Rows* const rows : {&loaded.q, &loaded.k, &loaded.v, &loaded.dout}) {
+    const problem::Status status = cuda::sm90::check_map(*rows);
+    if (status != TILEWISE_OK) return status;
+  }
+  return TILEWISE_OK;
+}
+
+problem::Status check_options(const Problem& problem) {
+  const struct {
+    const char* name;
+    bool given;
+  } options[] = {
+      {"mask", problem.mask.present()},     {"bias", problem.bias.present()},
+      {"slices", problem.slices.present()}, {"alibi_slopes", problem.alibi_slopes.present()},
+      {"softcap", problem.softcap > 0},     {"dropout_p", problem.dropout_p > 0}};
+  for (const auto& [name, given] : options) {
+    if (given) return fail(TILEWISE_UNSUPPORTED, "%s is given", name);
+  }
+  return TILEWISE_OK;
+}
+
+problem::Status make_maps(const Problem& problem, const KernelConfig& config,
+                          Parameters* parameters) {
+  const LoadedRows loaded = loaded_rows(problem);
+  const struct {
+    const Rows& rows;
+    int tile_rows;
+    TensorMap* map;
+  } maps[] = {{loaded.q, config.q_tile, &parameters->q},
+              {loaded.dout, config.q_tile, &parameters->dout},
+              {loaded.k, KernelConfig::kKTile, &parameters->k},
+              {loaded.v, KernelConfig::kKTile, &parameters->v}};
+  for (const auto& [rows, tile_rows, map] : maps) {
+    if (rows.rows == 0) continue;  // not loaded
+    const problem::Status made = cuda::sm90::make_map(rows, tile_rows, config.fp16, map);
+    if (made != TILEWISE_OK) return made;
+  }
+  return TILEWISE_OK;
+}
+
+}  // namespace
+
+problem::Status supports(const Problem& problem) {
+  const problem::Status device = cuda::sm90::check_hopper(problem.device_index);
+  if (device != TILEWISE_OK) return device;
+  if (problem.dtype != TILEWISE_BF16 && problem.dtype != TILEWISE_FP16)
+    return fail(TILEWISE_UNSUPPORTED, "q, k and v are not bf16 or fp16");
+  const problem::Status options = check_options(problem);
+  if (options != TILEWISE_OK) return options;
+  constexpr std::int64_t kColumnStep = 8;
+  if (math::max(problem.head_dim, problem.value_dim) > kMaxColumns ||
+      problem.head_dim % kColumnStep != 0 || problem.value_dim % kColumnStep != 0) {
+    return fail(TILEWISE_UNSUPPORTED, "D is %lld and Dv is %lld, must be multiples of 8 up to %lld",
+                static_cast<long long>(problem.head_dim), static_cast<long long>(problem.value_dim),
+                static_cast<long long>(kMaxColumns));
+  }
+  const problem::Status tiles =
+      cuda::sm80::check_tile_count(problem, instance_for(problem).config.q_tile);
+  if (tiles != TILEWISE_OK) return tiles;
+  const problem::Status key_tiles = check_key_tiles(problem, KernelConfig::kKTile);
+  return key_tiles != TILEWISE_OK ? key_tiles : check_strides(problem);
+}
+
+problem::Status prepare(const Problem& problem) {
+  constexpr const char* kWhat = "loading cuda_sm90";
+  const CurrentDevice current(problem.device_index);
+  if (current.status() != TILEWISE_OK) return current.status();
+  const problem::Status loaded = check(instance_for(problem).load(), kWhat);
+  if (loaded != TILEWISE_OK) return loaded;
+  const problem::Status common = check(cuda::sm80::load_common_kernels(), kWhat);
+  return common != TILEWISE_OK ? common : check(load_common_kernels(), kWhat);
+}
+
+std::int64_t workspace_bytes(const Problem& problem) { return workspace_for(problem).bytes(); }
+
+problem::Status run(const Problem& problem, const problem::RunContext& context) {
+  const problem::Status strides = check_strides(problem);
+  if (strides != TILEWISE_OK) return strides;
+  const Instance& instance = instance_for(problem);
+  constexpr int kKTile = KernelConfig::kKTile;
+  Parameters parameters = {};
+  static_cast<backward::Parameters&>(parameters) = parameters_for(
+      problem, instance.shape(), kKTile, false, workspace_for(problem), context.workspace);
+  const auto is_wide_gradient = [&](const problem::View& view, std::int64_t columns) {
+    return view.dtype == problem.dtype && is_wide(view, columns);
+  };
+  parameters.wide_dq = is_wide_gradient(problem.dq, problem.head_dim);
+  parameters.wide_dk = is_wide_gradient(problem.dk, problem.head_dim);
+  parameters.wide_dv = is_wide_gradient(problem.dv, problem.value_dim);
+  const problem::Status mapped = make_maps(problem, instance.config, &parameters);
+  if (mapped != TILEWISE_OK) return mapped;
+  const CurrentDevice current(problem.device_index);
+  if (current.status() != TILEWISE_OK) return current.status();
+  const cudaStream_t stream = stream_of(context.executor->stream);
+  cudaError_t error = start_preparation(parameters, kKTile, stream);
+  const std::int64_t key_tiles = max_key_tiles(problem, kKTile).value;
+  if (error == cudaSuccess && key_tiles > 0) error = instance.start(parameters, key_tiles, stream);
+  const std::int64_t query_tiles = max_tiles(problem, instance.config.q_tile).value;
+  if (error == cudaSuccess && problem.dq.present() && query_tiles > 0)
+    error = instance.start_dq(parameters, query_tiles, stream);
+  if (error == cudaSuccess) error = start_sink_gradient(parameters, stream);
+  return check(error, "starting cuda_sm90");
+}
+
+}  // namespace tilewise::cuda::backward::sm90

@@ -1,0 +1,13 @@
+// The Hopper backward kernel of the registry: cuda_sm90.
+#pragma once
+
+#include "problem/kernel.h"
+
+namespace tilewise::cuda::backward::sm90 {
+
+problem::Status supports(const problem::Problem& problem);
+problem::Status prepare(const problem::Problem& problem);
+std::int64_t workspace_bytes(const problem::Problem& problem);
+problem::Status run(const problem::Problem& problem, const problem::RunContext& context);
+
+}  // namespace tilewise::cuda::backward::sm90

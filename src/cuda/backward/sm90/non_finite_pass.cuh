@@ -1,0 +1,164 @@
+// Values that are not finite, in the Hopper backward kernel.
+//
+// A masked pair has P = 0 and dS = 0, but 0 * NaN is NaN. Elements of K that are not finite are
+// zero from the start. If dK or dV ends with a value that is not finite, a second pass computes
+// both again, with zeros in the place of the elements of Q and dO that are not finite. A visible
+// one of Q has made P NaN; what a visible one of dO contributes to dV is added by itself.
+#pragma once
+
+#include "cuda/backward/sm90/consumer_math.cuh"
+#include "cuda/ptx/named_barrier.cuh"
+#include "cuda/ptx/tma.cuh"
+#include "cuda/sm90/named_barriers.h"
+#include "cuda/tile/non_finite.cuh"
+
+namespace tilewise::cuda::backward::sm90 {
+
+template <KernelConfig kConfig>
+class NonFinitePass : public ConsumerMath<kConfig> {
+ public:
+  using Base = ConsumerMath<kConfig>;
+  using Base::Base;
+
+ protected:
+  using Base::compute_gradients;
+  using Base::compute_probs;
+  using Base::dk_;
+  using Base::dprobs_;
+  using Base::dv_;
+  using Base::gradients_;
+  using Base::issue_dov;
+  using Base::issue_qk;
+  using Base::kGradients;
+  using Base::kKTile;
+  using Base::mask_;
+  using Base::multiply;
+  using Base::pack_visible;
+  using Base::parameters_;
+  using Base::prob;
+  using Base::probs_;
+  using Base::scores_;
+  using Base::shared_;
+  using Base::stage_of;
+  using Base::store_scores;
+  using Base::uniform;
+  using Base::warp_row;
+  static constexpr int kFirstThread = 128;  // of the block, that is a consumer
+  static constexpr int kThreads = 128 * KernelConfig::kConsumers;
+
+  __device__ __forceinline__ void meet_consumers() const {
+    ptx::named_barrier_sync(cuda::sm90::barrier_of(cuda::sm90::NamedBarrier::kConsumers, 0),
+                            kThreads);
+  }
+
+  // Replaces the non-finite elements of a loaded tile by zero, and flags their rows. All consumers
+  // share the work. Says whether this thread has found one.
+  template <int kRows>
+  __device__ __forceinline__ static bool zero_non_finite(unsigned char* panels,
+                                                         std::uint8_t* flags) {
+    constexpr int kRowChunks = tile::kPanelRowBytes / tile::kChunkBytes;
+    constexpr int kChunks = kRows * kRowChunks * kConfig.columns / tile::kPanelColumns;
+    bool found = false;
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x) - kFirstThread; i < kChunks; i += kThreads) {
+      if (!tile::zero_non_finite<kConfig.fp16>(reinterpret_cast<uint4*>(panels)[i])) continue;
+      flags[i / kRowChunks % kRows] = 1;
+      found = true;
+    }
+    return found;
+  }
+
+  __device__ __forceinline__ void zero_non_finite_keys() {
+    if (zero_non_finite<kKTile>(shared_.k, shared_.non_finite_key)) shared_.non_finite_keys = 1;
+    ptx::fence_proxy_async();
+    meet_consumers();
+  }
+
+  // All consumers, and the producer, which may have to load again (producer.cuh).
+  __device__ __forceinline__ bool ends_non_finite() const {
+    float total = 0;  // 0 * x is NaN for what is not finite, and stays in the sum
+#pragma unroll
+    for (int r = 0; r < kGradients; ++r) total += 0 * dk_[r] + 0 * dv_[r];
+    if (!(total == 0)) shared_.found_non_finite = 1;
+    __syncwarp();
+    cuda::sm90::release(shared_.pass_end);
+    ptx::mbarrier_wait(ptx::shared_address(&shared_.pass_end), 0);
+    return uniform(shared_.found_non_finite) != 0;
+  }
+
+  __device__ __forceinline__ void visit_head_again(std::int32_t head) {
+    const tile::Range tiles = mask_.tiles();
+#pragma unroll 1
+    for (std::int32_t q_tile = tiles.begin; q_tile < tiles.end; ++q_tile) {
+      step_again(head, q_tile);
+      ++tiles_;
+    }
+  }
+
+  // step() without dQ, and without overlap.
+  __device__ __forceinline__ void step_again(std::int32_t head, std::int32_t q_tile) {
+    const PipelineState<kConfig.stages> at = stage_of(tiles_);
+    cuda::sm90::wait_full(shared_.q_barriers, at);
+    issue_qk(at.stage);
+    ptx::wgmma_wait<0>();
+    ptx::fence_operand(scores_);
+    compute_probs(at.stage);
+    pack_visible(q_tile, at.stage, true, scores_, probs_);
+    cuda::sm90::wait_full(shared_.dout_barriers, at);
+    issue_dov(at.stage);
+    ptx::wgmma_wait<0>();
+    ptx::fence_operand(dprobs_);
+    compute_gradients(at.stage);
+    pack_visible(q_tile, at.stage, true, dprobs_, gradients_);
+    store_scores(probs_, shared_.gradients[0]);
+    for (int i = static_cast<int>(threadIdx.x) - kFirstThread; i < kConfig.q_tile; i += kThreads)
+      shared_.non_finite_query[i] = 0;
+    meet_consumers();
+    zero_non_finite<kConfig.q_tile>(shared_.dout[at.stage], shared_.non_finite_query);
+    meet_consumers();
+#pragma unroll 1
+    for (int row = 0; row < kConfig.q_tile; ++row) {
+      if (shared_.non_finite_query[row] != 0) add_non_finite_row(head, q_tile, row);
+    }
+    meet_consumers();
+    zero_non_finite<kConfig.q_tile>(shared_.q[at.stage], shared_.non_finite_query);
+    ptx::fence_proxy_async();
+    meet_consumers();
+    multiply(probs_, shared_.dout[at.stage], dv_);
+    multiply(gradients_, shared_.q[at.stage], dk_);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+    ptx::fence_operand(dv_);
+    ptx::fence_operand(dk_);
+    cuda::sm90::release(shared_.q_barriers.empty[at.stage]);
+    cuda::sm90::release(shared_.dout_barriers.empty[at.stage]);
+  }
+
+  // dV += P^T dO, of the elements of a row of dO that are not finite.
+  __device__ void add_non_finite_row(std::int32_t head, std::int32_t q_tile, int row) {
+    const Problem& problem = parameters_.problem;
+    const Sequence& sequence = shared_.tile.sequence;
+    const std::int64_t at = sequence.q_start + q_tile * kConfig.q_tile + row;
+    const std::uint16_t* const from =
+        static_cast<const std::uint16_t*>(problem.dout.data) +
+        problem.dout.offset(problem.q_packed ? 0 : sequence.batch, head, at);
+    const unsigned char* const probs =
+        shared_.gradients[0] + row / tile::kPanelColumns * kKTile * tile::kPanelRowBytes;
+    const int lane = static_cast<int>(ptx::opaque(threadIdx.x) % 32);
+#pragma unroll
+    for (int r = 0; r < kGradients; ++r) {
+      const int key = warp_row() + tile::lane_row(lane, tile::register_row(r));
+      const int column = tile::register_column(r) + tile::lane_column(lane);
+      const std::uint32_t prob = *reinterpret_cast<const std::uint16_t*>(
+          probs + tile::swizzled(key, row % tile::kPanelColumns * 2));
+      if (prob == 0 || column >= problem.value_dim) continue;
+      const std::uint32_t value = from[column];
+      if (tile::is_non_finite16<kConfig.fp16>(value))
+        dv_[r] += ptx::unpack<kConfig.fp16>(prob, 0) * ptx::unpack<kConfig.fp16>(value, 0);
+    }
+  }
+
+  std::uint32_t tiles_ = 0;  // of queries, that are done
+};
+
+}  // namespace tilewise::cuda::backward::sm90

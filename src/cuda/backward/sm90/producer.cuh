@@ -1,0 +1,89 @@
+// The producer: a thread that loads K and V once, and then Q, dO and their statistics by tiles.
+#pragma once
+
+#include "cuda/backward/query_mask.cuh"
+#include "cuda/backward/query_tiles.cuh"
+#include "cuda/backward/sm90/shared.cuh"
+#include "cuda/sm90/tma_tile.cuh"
+
+namespace tilewise::cuda::backward::sm90 {
+
+template <KernelConfig kConfig>
+class Producer {
+ public:
+  using Mask = QueryMask<kConfig.q_tile, KernelConfig::kKTile>;
+
+  __device__ Producer(const Parameters& parameters, Shared<kConfig>& shared)
+      : parameters_(parameters), shared_(shared), mask_(parameters, shared.tile, shared.mask) {}
+
+  // One thread.
+  __device__ __forceinline__ void load_keys() const {
+    const KeyTile& tile = shared_.tile;
+    const std::int32_t row = static_cast<std::int32_t>(tile.sequence.k_start) + tile.first;
+    ptx::mbarrier_arrive_expect_tx(ptx::shared_address(&shared_.keys_full), 2 * kConfig.k_bytes());
+    load<KernelConfig::kKTile>(shared_.k, parameters_.k, row, tile.kv_head, shared_.keys_full);
+    load<KernelConfig::kKTile>(shared_.v, parameters_.v, row, tile.kv_head, shared_.keys_full);
+  }
+
+  // One thread: loads the queries, and once more if the consumers need a second pass.
+  __device__ __forceinline__ void run() {
+    load_queries();
+    ptx::mbarrier_wait(ptx::shared_address(&shared_.pass_end), 0);
+    if (shared_.found_non_finite != 0) load_queries();
+  }
+
+ private:
+  // The queries that see the keys, of all query heads of the group.
+  __device__ __forceinline__ void load_queries() {
+    const tile::Range tiles = mask_.tiles();
+    const std::int32_t group = static_cast<std::int32_t>(parameters_.problem.group);
+    const std::int32_t first_head = shared_.tile.kv_head * group;
+#pragma unroll 1
+    for (std::int32_t head = first_head; head < first_head + group; ++head) {
+      const std::int32_t batch = static_cast<std::int32_t>(shared_.tile.sequence.batch);
+      const std::int64_t number = first_query_tile(parameters_, batch, head) + tiles.begin;
+      const float* statistics = parameters_.statistics + number * 2 * kConfig.q_tile;
+      std::int32_t row =
+          static_cast<std::int32_t>(shared_.tile.sequence.q_start) + tiles.begin * kConfig.q_tile;
+#pragma unroll 1
+      for (std::int32_t left = tiles.end - tiles.begin; left > 0; --left) {
+        load_query_tile(head, row, statistics);
+        row += kConfig.q_tile;
+        statistics += 2 * kConfig.q_tile;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void load_query_tile(std::int32_t head, std::int32_t row,
+                                                  const float* statistics) {
+    constexpr int kStatisticsBytes = sizeof(shared_.statistics[0]);
+    cuda::sm90::wait_empty(shared_.q_barriers, state_);
+    std::uint64_t& q_full = shared_.q_barriers.full[state_.stage];
+    ptx::mbarrier_arrive_expect_tx(ptx::shared_address(&q_full),
+                                   kConfig.q_bytes() + kStatisticsBytes);
+    load<kConfig.q_tile>(shared_.q[state_.stage], parameters_.q, row, head, q_full);
+    ptx::bulk_load(ptx::shared_address(shared_.statistics[state_.stage]), statistics,
+                   kStatisticsBytes, ptx::shared_address(&q_full));
+    cuda::sm90::wait_empty(shared_.dout_barriers, state_);
+    std::uint64_t& dout_full = shared_.dout_barriers.full[state_.stage];
+    ptx::mbarrier_arrive_expect_tx(ptx::shared_address(&dout_full), kConfig.q_bytes());
+    load<kConfig.q_tile>(shared_.dout[state_.stage], parameters_.dout, row, head, dout_full);
+    state_.advance();
+  }
+
+  template <int kRows>
+  __device__ __forceinline__ void load(unsigned char* to, const TensorMap& map, std::int32_t row,
+                                       std::int32_t head, std::uint64_t& full) const {
+    const std::int32_t batch = static_cast<std::int32_t>(shared_.tile.sequence.batch);
+    cuda::sm90::tma_load_tile<kRows, kConfig.columns>(
+        to, {&map.map, row, head * map.coords.head, batch * map.coords.batch}, full,
+        ptx::L2Hint::kEvictLast);
+  }
+
+  const Parameters& parameters_;
+  Shared<kConfig>& shared_;
+  Mask mask_;
+  PipelineState<kConfig.stages> state_;
+};
+
+}  // namespace tilewise::cuda::backward::sm90

@@ -1,0 +1,62 @@
+// The shared memory of a block of the Hopper backward kernel.
+#pragma once
+
+#include "cuda/backward/key_tile.cuh"
+#include "cuda/backward/sm90/kernel_config.h"
+#include "cuda/backward/sm90/parameters.h"
+#include "cuda/sm80/shared.cuh"
+#include "cuda/sm90/pipeline.cuh"
+#include "cuda/tile/swizzle.h"
+
+namespace tilewise::cuda::backward::sm90 {
+
+using cuda::sm80::MaskTable;
+using cuda::sm90::PipelineState;
+using cuda::sm90::StageBarriers;
+
+inline constexpr int kScoreStages = 2;  // of dS: the other warpgroup may still read the last one
+
+// Tiles of (rows, columns) lie in panels of 64 columns (tile/swizzle.h).
+template <KernelConfig kConfig>
+struct Shared {
+  unsigned char k[kConfig.k_bytes()];
+  unsigned char v[kConfig.k_bytes()];
+  unsigned char q[kConfig.stages][kConfig.q_bytes()];
+  unsigned char dout[kConfig.stages][kConfig.q_bytes()];
+  unsigned char gradients[kScoreStages][kConfig.score_bytes()];  // dS^T (k_tile, q_tile)
+  float statistics[kConfig.stages][2][kConfig.q_tile];           // they arrive with Q
+  float dq[KernelConfig::kConsumers][64 * 64];                   // of each warpgroup
+  StageBarriers<kConfig.stages> q_barriers, dout_barriers;
+  StageBarriers<1> dq_barriers[KernelConfig::kConsumers];
+  std::uint64_t gradients_full[kScoreStages];
+  std::uint64_t keys_full;
+  KeyTile tile;
+  MaskTable mask;
+  std::uint64_t pass_end;         // all consumers know whether dK and dV are finite
+  std::int32_t found_non_finite;  // they are not
+  std::int32_t non_finite_keys;   // K has an element that is not finite
+  std::uint8_t non_finite_key[KernelConfig::kKTile];  // there
+  std::uint8_t non_finite_query[kConfig.q_tile];      // likewise dO; only in the non-finite pass
+};
+
+template <KernelConfig kConfig>
+__device__ __forceinline__ void init_barriers(Shared<kConfig>& shared) {
+  constexpr std::uint32_t kWarps = 4 * KernelConfig::kConsumers;
+  for (StageBarriers<kConfig.stages>* const ring : {&shared.q_barriers, &shared.dout_barriers}) {
+    for (int stage = 0; stage < kConfig.stages; ++stage) {
+      ptx::mbarrier_init(ptx::shared_address(&ring->full[stage]), 1);
+      ptx::mbarrier_init(ptx::shared_address(&ring->empty[stage]), kWarps);
+    }
+  }
+  for (StageBarriers<1>& dq : shared.dq_barriers) {
+    ptx::mbarrier_init(ptx::shared_address(&dq.full[0]), 4);
+    ptx::mbarrier_init(ptx::shared_address(&dq.empty[0]), 1);
+  }
+  for (std::uint64_t& full : shared.gradients_full)
+    ptx::mbarrier_init(ptx::shared_address(&full), kWarps);
+  ptx::mbarrier_init(ptx::shared_address(&shared.keys_full), 1);
+  ptx::mbarrier_init(ptx::shared_address(&shared.pass_end), kWarps);
+  ptx::fence_mbarrier_init();
+}
+
+}  // namespace tilewise::cuda::backward::sm90
