@@ -20,7 +20,7 @@ problem::Status check_key_tiles(const Problem& problem, std::int64_t k_tile) {
 }
 
 Workspace::Workspace(const Problem& problem, std::initializer_list<TileShape> shapes)
-    : cuda::sm80::Workspace(problem, {}) {
+    : cuda::sm80::Workspace(problem) {
   constexpr std::int64_t kFloat = sizeof(float);
   key_tile_starts = reserve(Checked{problem.k_packed ? (problem.batch + 1) * 4 : 0}).value;
   Checked rows, sums, tiles;  // the most of any shape

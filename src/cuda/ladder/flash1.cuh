@@ -9,6 +9,7 @@
 #include "cuda/ladder/kernel_table.h"
 #include "cuda/ladder/parameters.h"
 #include "cuda/sm80/epilogue.cuh"
+#include "cuda/sm80/large_values.cuh"
 #include "cuda/sm80/softmax_step.cuh"
 #include "math/integer.h"
 
@@ -26,23 +27,18 @@ class Flash1 : public sm80::SoftmaxStep<kConfig> {
   // The work tile is the head's first one.
   __device__ __forceinline__ void run() {
     if (threadIdx.x < 32) mask_.build_by_warp();
-    if (threadIdx.x == 0) shared_.non_finite_pass = false;
-    __syncthreads();
-    const std::int32_t first_index = tile_.index;
-    finalise_rows_without_keys(first_index);
-    for (std::int32_t key_tile = 0; key_tile * kConfig.k_tile < keys(); ++key_tile) {
-      std::int32_t query_tile = next_visible_query_tile(0, key_tile);
-      if (query_tile < 0) continue;
-      __syncthreads();  // no warp reads the K, V and Q before these
-      this->load_k(key_tile, 0);
-      this->load_v(key_tile, 0);
-      fetch_q(query_tile);
-      while (query_tile >= 0) {
-        const std::int32_t next = next_visible_query_tile(query_tile + 1, key_tile);
-        select_query_tile(first_index, query_tile);
-        inner_step(query_tile, key_tile, next);
-        query_tile = next;
-      }
+    // The first key stands for all of V.
+    bool is_large = !kConfig.fp16 && sm80::samples_large(tile_.v, 0);
+    for (;;) {
+      set_shift(is_large);
+      const std::int32_t first_index = tile_.index;
+      finalise_rows_without_keys(first_index);
+      const bool non_finite_out = attend(first_index);
+      if (!has_overflowed(non_finite_out)) return;
+      if (threadIdx.x == 0) tile::count_slow_path(tile::SlowPath::kSecondPass);
+      is_large = true;
+      __syncthreads();  // no thread reads the work tile
+      if (threadIdx.x == 0) shared_.tile.index = first_index;
     }
   }
 
@@ -55,6 +51,44 @@ class Flash1 : public sm80::SoftmaxStep<kConfig> {
   using Step::shared_;
   using Step::states_;
   using Step::tile_;
+
+  // If any thread has seen a large element of V, probs are smaller from now on. A barrier.
+  __device__ __forceinline__ void set_shift(bool is_large) {
+    const bool any_large = __syncthreads_or(is_large);
+    if (threadIdx.x == 0) this->shift_probs(any_large ? sm80::prob_shift(keys()) : 0);
+    __syncthreads();
+  }
+
+  // Says whether sums of P V have overflowed: out is not finite, and V has large numbers.
+  __device__ __forceinline__ bool has_overflowed(bool non_finite_out) {
+    if constexpr (kConfig.fp16) return false;
+    if (!__syncthreads_or(non_finite_out) || shared_.prob_shift > 0) return false;
+    if (threadIdx.x == 0) tile::count_slow_path(tile::SlowPath::kScannedValues);
+    return sm80::hold_large<kConfig.threads()>(tile_.v, tile::Range{0, keys()});
+  }
+
+  // The loops of Algorithm 2. Returns whether a finished row of this thread has a finite sum and a
+  // number that is not finite.
+  __device__ __forceinline__ bool attend(std::int32_t first_index) {
+    bool non_finite_out = false;
+    for (std::int32_t key_tile = 0; key_tile * kConfig.k_tile < keys(); ++key_tile) {
+      std::int32_t query_tile = next_visible_query_tile(0, key_tile);
+      if (query_tile < 0) continue;
+      __syncthreads();  // no warp reads the K, V and Q before these
+      this->load_k(key_tile, 0);
+      this->load_v(key_tile, 0);
+      fetch_q(query_tile);
+      ptx::cp_async_wait<0>();
+      const bool non_finite = this->sync_and_find_non_finite(0);
+      while (query_tile >= 0) {
+        const std::int32_t next = next_visible_query_tile(query_tile + 1, key_tile);
+        select_query_tile(first_index, query_tile);
+        non_finite_out |= inner_step(query_tile, key_tile, next, non_finite);
+        query_tile = next;
+      }
+    }
+    return non_finite_out;
+  }
 
   __device__ __forceinline__ std::int32_t queries() const {
     return static_cast<std::int32_t>(tile_.sequence.q_len);
@@ -118,9 +152,11 @@ class Flash1 : public sm80::SoftmaxStep<kConfig> {
     }
   }
 
-  // A pair of tiles: the inner loop of Algorithm 2, after K, V and Q have landed.
-  __device__ __forceinline__ void inner_step(std::int32_t query_tile, std::int32_t key_tile,
-                                             std::int32_t next) {
+  // A pair of tiles: the inner loop of Algorithm 2, after K, V and Q have landed. `non_finite`: V
+  // has non-finite elements. Returns whether the rows are finished, have finite sums, and numbers
+  // that are not finite.
+  __device__ __forceinline__ bool inner_step(std::int32_t query_tile, std::int32_t key_tile,
+                                             std::int32_t next, bool non_finite) {
     const tile::Range tiles = tiles_of(query_tile);
     const bool last = key_tile == tiles.end - 1;
     if (key_tile == tiles.begin) {
@@ -139,29 +175,50 @@ class Flash1 : public sm80::SoftmaxStep<kConfig> {
     const std::int32_t begin = key_tile * kConfig.k_tile;
     const tile::TileClass tile_class = tile::classify(shared_.mask.bands[0], tile_.first,
                                                       tile_.last, begin, begin + kConfig.k_tile);
-    if (tile_class == tile::kFull) {
-      this->template softmax_and_multiply_pv<false>(key_tile, tile_class, 0, scores);
-    } else {
-      this->template softmax_and_multiply_pv<true>(key_tile, tile_class, 0, scores);
-    }
-    if (last) {
-      finalise();
-      __syncthreads();  // the output staged in the memory of Q is stored
-      fetch_q(next);
-    } else {
+    softmax_and_multiply_pv(key_tile, tile_class, non_finite, scores);
+    if (!last) {
       store_rows();
+      return false;
     }
+    const bool non_finite_out = finalise();
+    __syncthreads();  // the output staged in the memory of Q is stored
+    fetch_q(next);
+    return non_finite_out;
   }
 
-  // Finalises and stores the rows of a tile of queries after its last tile of keys.
-  __device__ __forceinline__ void finalise() {
-    sm80::Epilogue<kConfig> epilogue(parameters_, shared_, out_, states_);
-    const bool non_finite = __syncthreads_or(epilogue.has_non_finite());
-    if (non_finite) this->begin_non_finite_pass();
-    epilogue.finalise_and_store();
-    if (!non_finite) return;
+  // P = exp(S - m), O += P V. Non-finite elements of V that a row may not see count as zero; after
+  // the product V is loaded again, for the tiles of queries that follow, and what the rows see of
+  // them is added.
+  __device__ __forceinline__ void softmax_and_multiply_pv(std::int32_t key_tile,
+                                                          tile::TileClass tile_class,
+                                                          bool non_finite,
+                                                          float (&scores)[1][kScores]) {
+    const bool masked = tile_class != tile::kFull;
+    if (masked && non_finite) this->zero_non_finite(0);
+    if (masked) this->apply_score_mod_and_mask(key_tile, tile_class, scores);
+    tile::ExactMax updates[1];
+    this->update_max(scores, updates);
+    if (masked || this->must_be_careful(updates)) {
+      this->careful_softmax_and_multiply_pv(key_tile, 0, updates, scores);
+    } else {
+      Step::softmax_and_multiply_pv(key_tile, 0, updates, scores);
+    }
+    if (!masked || !non_finite) return;
     __syncthreads();
-    if (threadIdx.x == 0) shared_.non_finite_pass = false;
+    this->load_v(key_tile, 0);
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
+    __syncthreads();
+    this->add_visible_non_finite(key_tile, 0);
+  }
+
+  // Finalises and stores the rows of a tile of queries after its last tile of keys. Returns whether
+  // a row of this lane has a finite sum and a number that is not finite.
+  __device__ __forceinline__ bool finalise() {
+    sm80::Epilogue<kConfig> epilogue(parameters_, shared_, out_, states_);
+    const bool non_finite_out = epilogue.has_non_finite_out();
+    epilogue.finalise_and_store();
+    return non_finite_out;
   }
 
   // Calls function(which, pointer to out, pointer to the state) for the lane's rows that exist.

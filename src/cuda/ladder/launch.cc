@@ -76,7 +76,7 @@ problem::Status check_problem(const Problem& problem, int (*q_tile_for)(const Pr
   return sm80::check_tiles(problem, kMaxColumns, sm80::kSmall, row_for, q_tile_for);
 }
 
-// Loads the kernel by `load`, then the kernels that run before and after it.
+// Loads the kernel by `load`, then the kernels that run before it.
 problem::Status prepare(const Problem& problem, sm80::Load load, const char* what) {
   const CurrentDevice current(problem.device_index);
   if (current.status() != TILEWISE_OK) return current.status();
@@ -96,7 +96,7 @@ std::int64_t score_stride(const Problem& problem) {
 
 struct Flash1Workspace : sm80::Workspace {
   explicit Flash1Workspace(const Problem& problem)
-      : Workspace(problem, {flash1_q_tile(problem, false)}),
+      : Workspace(problem),
         out(reserve(rows_of(problem) * Checked{value_stride(problem)} * Checked{4}).value),
         states(reserve(rows_of(problem) * Checked{8}).value) {}
 
@@ -105,7 +105,7 @@ struct Flash1Workspace : sm80::Workspace {
 };
 struct StandardWorkspace : sm80::Workspace {
   explicit StandardWorkspace(const Problem& problem)
-      : Workspace(problem, {standard_q_tile(problem, false)}),
+      : Workspace(problem),
         scores(reserve(rows_of(problem) * Checked{score_stride(problem)} * Checked{4}).value),
         probs(reserve(rows_of(problem) * Checked{score_stride(problem)} * Checked{2}).value) {}
 

@@ -31,7 +31,6 @@ class Scores : public sm80::SoftmaxStep<kConfig> {
     this->load_k(0, 0);
     ptx::cp_async_commit();
     if (threadIdx.x < 32) mask_.build_by_warp();
-    if (threadIdx.x == 0) shared_.non_finite_pass = false;
     for (std::int32_t key_tile = 0; key_tile * kConfig.k_tile < keys; ++key_tile) {
       const int stage = key_tile % 2;
       ptx::cp_async_wait<0>();
@@ -86,23 +85,25 @@ class Values : public sm80::SoftmaxStep<kConfig> {
 
   __device__ __forceinline__ void run() {
     const std::int32_t keys = static_cast<std::int32_t>(tile_.sequence.k_len);
-    if (threadIdx.x == 0) shared_.non_finite_pass = false;
     this->clear();
     load(0);
     for (std::int32_t key_tile = 0; key_tile * kConfig.k_tile < keys; ++key_tile) {
       const int stage = key_tile % 2;
       ptx::cp_async_wait<0>();
-      __syncthreads();
+      const bool non_finite = this->sync_and_find_non_finite(stage);
       if ((key_tile + 1) * kConfig.k_tile < keys) load(key_tile + 1);
+      if (non_finite) separate_non_finite(key_tile, stage);
       multiply_pv(stage);
     }
     ptx::cp_async_wait<0>();
     __syncthreads();
-    flag_and_store();
+    const float scales[1][tile::kRowsPerLane] = {{1, 1}};  // rows are normalised already
+    sm80::Epilogue<kConfig>(parameters_, shared_, out_, states_).store(scales);
   }
 
  private:
   using Step::kKeySteps;
+  using Step::kScores;
   using Step::kSteps;
   using Step::out_;
   using Step::parameters_;
@@ -125,10 +126,18 @@ class Values : public sm80::SoftmaxStep<kConfig> {
     ptx::cp_async_commit();
   }
 
+  // Adds what the non-finite elements of V contribute to the rows that see them, and replaces them
+  // by zero for the product.
+  __device__ __forceinline__ void separate_non_finite(std::int32_t key_tile, int stage) {
+    this->add_visible_non_finite(stage, visible_keys(key_tile));
+    __syncthreads();
+    this->zero_non_finite(stage);
+  }
+
   // O += P V
   __device__ __forceinline__ void multiply_pv(int stage) {
     const int lane = threadIdx.x % 32;
-    const std::uint32_t values = this->v_operand(stage);
+    const auto values = this->v_operand(stage);
     const std::uint32_t probs =
         ptx::shared_address(shared_.k[stage]) + sm80::warp_row<kConfig>() * ProbLayout::kRowBytes +
         ProbLayout::place(tile::lane_row_first(lane), tile::lane_chunk_first(lane));
@@ -141,14 +150,22 @@ class Values : public sm80::SoftmaxStep<kConfig> {
     }
   }
 
-  // Rows are normalised already. Those with a value that is not finite are flagged.
-  __device__ __forceinline__ void flag_and_store() {
-    for (math::SoftmaxState<float>& state : states_[0].row) state = {0, 1};
-    sm80::Epilogue<kConfig> epilogue(parameters_, shared_, out_, states_);
-    if (__syncthreads_or(epilogue.has_non_finite())) this->begin_non_finite_pass();
-    const float scales[1][tile::kRowsPerLane] = {{1, 1}};
-    epilogue.store(scales);
-    epilogue.flag_rows(scales);
+  // The keys that the lane's rows see: S says which are masked, P has 0 for small probs, too.
+  __device__ __forceinline__ sm80::VisibleKeys<kConfig> visible_keys(std::int32_t key_tile) const {
+    const std::int32_t row = sm80::lane_row<kConfig>(tile_, 0);
+    const float* const first =
+        ladder_.scores +
+        (ladder_.first_row(tile_.sequence, tile_.head) + row) * ladder_.score_stride +
+        key_tile * kConfig.k_tile + tile::lane_column(threadIdx.x % 32);
+    float scores[1][kScores];
+#pragma unroll
+    for (int r = 0; r < kScores; ++r) {
+      const std::int32_t down = 8 * tile::register_row(r);
+      scores[0][r] = row + down > tile_.last
+                         ? -math::Limits<float>::kInfinity
+                         : first[down * ladder_.score_stride + tile::register_column(r)];
+    }
+    return Step::visible_keys(scores);
   }
 
   const Parameters& ladder_;

@@ -30,20 +30,19 @@ struct TileCopy {
                 "Every thread copies the same number of chunks.");
 
   // `thread`: the number of the thread, which a caller may hide from the compiler (ptx::opaque).
-  __device__ __forceinline__ static int row(int thread = static_cast<int>(threadIdx.x)) {
-    return thread / kRowThreads;
+  __device__ __forceinline__ static int row(std::uint32_t thread = threadIdx.x) {
+    return static_cast<int>(thread / kRowThreads);
   }
-  __device__ __forceinline__ static int chunk(int thread = static_cast<int>(threadIdx.x)) {
-    return thread % kRowThreads;
+  __device__ __forceinline__ static int chunk(std::uint32_t thread = threadIdx.x) {
+    return static_cast<int>(thread % kRowThreads);
   }
 
   // The offset of the thread's first chunk, in bytes of the tile and in elements of the tensor.
-  __device__ __forceinline__ static std::uint32_t tile_offset(
-      int thread = static_cast<int>(threadIdx.x)) {
+  __device__ __forceinline__ static std::uint32_t tile_offset(std::uint32_t thread = threadIdx.x) {
     return static_cast<std::uint32_t>(Layout::place(row(thread), chunk(thread)));
   }
-  __device__ __forceinline__ static std::int64_t tensor_offset(
-      std::int64_t stride, int thread = static_cast<int>(threadIdx.x)) {
+  __device__ __forceinline__ static std::int64_t tensor_offset(std::int64_t stride,
+                                                               std::uint32_t thread = threadIdx.x) {
     return row(thread) * stride + chunk(thread) * 8;
   }
 
@@ -63,7 +62,7 @@ struct TileCopy {
   // Copies any tile, from row `first` on. What lies outside of the tensor becomes zero.
   __device__ __forceinline__ static void copy_edge(const Rows& rows, std::int32_t first,
                                                    const std::uint16_t* from, std::uint32_t address,
-                                                   int thread) {
+                                                   std::uint32_t thread) {
     const std::int32_t rows_left = rows.count - first - row(thread);
     const std::int32_t columns_left = rows.columns - chunk(thread) * 8;
 #pragma unroll 1
@@ -85,26 +84,30 @@ struct TileCopy {
 template <int kRows, int kColumns, int kThreads>
 __device__ __forceinline__ void load_edge(const Rows& rows, std::int32_t row,
                                           const std::uint16_t* from, std::uint32_t address,
-                                          unsigned char* to,
-                                          int thread = static_cast<int>(threadIdx.x)) {
+                                          unsigned char* to, std::uint32_t thread) {
   using Copy = TileCopy<kRows, kColumns, kThreads>;
   if (rows.aligned16) return Copy::copy_edge(rows, row, from, address, thread);
   using Layout = tile::LdmatrixTile<kColumns>;
+  unsigned char* const own = to + Copy::tile_offset(thread);
 #pragma unroll 1
-  for (int chunk = thread; chunk < kRows * Layout::kChunks; chunk += kThreads) {
-    const int r = chunk / Layout::kChunks;
-    const int c = chunk % Layout::kChunks;
-    const std::int32_t left = row + r < rows.count ? rows.columns - c * 8 : 0;
-    const std::uint16_t* const source =
-        rows.first + (left > 0 ? (row + r) * rows.stride + c * 8 : 0);
-    *reinterpret_cast<uint4*>(to + Layout::place(r, c)) = load_elements(source, left);
+  for (int i = 0; i < kRows / Copy::kStep; ++i) {
+#pragma unroll 1
+    for (int group = 0; group < Copy::kGroups; ++group) {
+      const std::int32_t left = row + Copy::row(thread) + i * Copy::kStep < rows.count
+                                    ? rows.columns - Copy::chunk(thread) * 8 - group * 64
+                                    : 0;
+      const std::uint16_t* const source =
+          left > 0 ? from + i * Copy::kStep * rows.stride + group * 64 : rows.first;
+      *reinterpret_cast<uint4*>(own + i * Copy::kStep * Layout::kRowBytes + group * 128) =
+          load_elements(source, left);
+    }
   }
 }
 
 // Loads a tile like load_edge(), but on the shortest path if all of it lies inside of the tensor.
 template <int kRows, int kColumns, int kThreads>
 __device__ __forceinline__ void load_tile(const Rows& rows, std::int32_t row, unsigned char* to,
-                                          int thread = static_cast<int>(threadIdx.x)) {
+                                          std::uint32_t thread = threadIdx.x) {
   using Copy = TileCopy<kRows, kColumns, kThreads>;
   const std::uint16_t* const from =
       rows.first + row * rows.stride + Copy::tensor_offset(rows.stride, thread);

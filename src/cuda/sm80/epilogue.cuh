@@ -1,11 +1,11 @@
-// The epilogue of a tile: finalises its rows, stores them, and flags those that the recompute
-// kernel must compute (prepare.cu).
+// The epilogue of a tile: finalises its rows and stores them.
 #pragma once
 
 #include "cuda/ptx/global_store.cuh"
 #include "cuda/sm80/parameters.h"
 #include "cuda/sm80/warp_pair.cuh"
 #include "cuda/sm80/work_tile.cuh"
+#include "cuda/tile/exact_max.cuh"
 #include "cuda/tile/finalise.cuh"
 #include "cuda/tile/ldmatrix_tile.h"
 
@@ -26,83 +26,26 @@ class Epilogue {
                                       tile::RowStates (&states)[kRowBlocks])
       : parameters_(parameters), shared_(shared), tile_(shared.tile), out_(out), states_(states) {}
 
-  // Reduces the row sums. Returns whether a value of this lane is not finite, or a row that sees
-  // keys has no prob above zero. The scale is not applied, although it may bring an infinite value
-  // back into range: the non-finite pass applies it.
-  __device__ __forceinline__ bool has_non_finite() {
+  // Reduces the row sums. Returns whether a row of this lane has a finite sum and a number of out
+  // that is not finite: a non-finite V, or a sum that overflowed. A row whose sum is NaN is right.
+  __device__ __forceinline__ bool has_non_finite_out() {
     reduce_sums();
-    float total = 0;
+    bool found = false;
 #pragma unroll
     for (int row_block = 0; row_block < kRowBlocks; ++row_block) {
+      float partial[tile::kRowsPerLane][2] = {};  // an addition has a latency of four cycles
 #pragma unroll
-      for (const math::SoftmaxState<float>& state : states_[row_block].row) {
-        total +=
-            state.sum == 0 && state.max != -math::Limits<float>::kInfinity ? HUGE_VALF : state.sum;
-      }
-      float partial[4] = {};  // an addition has a latency of four cycles
+      for (int r = 0; r < kOut; ++r)
+        partial[tile::register_row(r)][r % 2] += fabsf(out_[row_block][r]);
 #pragma unroll
-      for (int r = 0; r < kOut; ++r) partial[r % 4] += fabsf(out_[row_block][r]);
-      total += (partial[0] + partial[1]) + (partial[2] + partial[3]);
-    }
-    return !(total - total == 0);
-  }
-
-  __device__ __forceinline__ void finalise_and_store() {
-    float scales[kRowBlocks][tile::kRowsPerLane];
-    finalise_rows(scales);
-    flag_rows(scales);  // comes first: store() then may overwrite the registers of out
-    store(scales);
-  }
-
-  // Stores out times the scales of its rows.
-  __device__ __forceinline__ void store(const float (&scales)[kRowBlocks][tile::kRowsPerLane]) {
-    if (parameters_.problem.out.dtype == TILEWISE_FP32) {
-      store_floats(scales);
-    } else {
-      stage_output(scales);
-      __syncwarp();
-      if (parameters_.aligned16.out) {
-        store_chunks();
-      } else {
-        store_elements();
+      for (int which = 0; which < tile::kRowsPerLane; ++which) {
+        const float total = partial[which][0] + partial[which][1];
+        found |= !(total < HUGE_VALF) && states_[row_block].row[which].sum < HUGE_VALF;
       }
     }
+    return found;
   }
 
-  // Flags the rows that the recompute kernel must compute. Only a non-finite pass leaves some.
-  __device__ __forceinline__ void flag_rows(const float (&scales)[kRowBlocks][tile::kRowsPerLane]) {
-    const int lane = threadIdx.x % 32;
-    std::uint32_t flags[kRowBlocks] = {};
-    const bool non_finite_pass = shared_.non_finite_pass;
-    if (non_finite_pass) {
-#pragma unroll
-      for (int i = 0; i < kRowBlocks * tile::kRowsPerLane; ++i) {
-        const int row = i / 2 * 16 + tile::lane_row(lane, i % 2);
-        const bool non_finite = (shared_.sees_non_finite[threadIdx.x] >> i & 1) != 0 ||
-                                shared_.non_finite_row[first_row() + row] != 0 ||
-                                tile::is_non_finite(out_[i / 2], i % 2, scales[i / 2][i % 2],
-                                                    states_[i / 2].row[i % 2]);
-        if (non_finite && is_inside(row)) flags[i / 2] |= 1u << row % 16;
-      }
-    }
-#pragma unroll
-    for (int row_block = 0; row_block < kRowBlocks; ++row_block)
-      flags[row_block] = __reduce_or_sync(~0u, flags[row_block]);
-    if constexpr (kPaired) {
-      if (non_finite_pass) merge_flags_of_pair(flags);
-    }
-    if (lane != 0 || pair_index<kConfig>() != 0) return;
-    // Does not use first_row(), which would occupy a register during the main loop.
-    constexpr int kPairSize = kConfig.pair_size();
-    const std::int64_t rows = threadIdx.x / (32 * kPairSize);
-    const std::int64_t first =
-        (tile_.index * std::int64_t{kConfig.warps / kPairSize} + rows) * kRowBlocks;
-#pragma unroll
-    for (int row_block = 0; row_block < kRowBlocks; ++row_block)
-      parameters_.flags[first + row_block] = static_cast<std::uint16_t>(flags[row_block]);
-  }
-
- private:
   // Adds up the row sums of the lanes of a quad and of the warps of a pair.
   __device__ __forceinline__ void reduce_sums() {
 #pragma unroll
@@ -124,18 +67,29 @@ class Epilogue {
     }
   }
 
-  // Merges the flags of a pair: a value that is not finite may be among the keys or the columns of
-  // either warp.
-  __device__ __forceinline__ void merge_flags_of_pair(std::uint32_t (&flags)[kRowBlocks]) {
-    // A float holds 16 bits exactly.
-    const float own[4] = {static_cast<float>(flags[0]), static_cast<float>(flags[1]), 0, 0};
-    publish_rows(shared_, own);
-    sync_pair<kConfig>();
-    const float4 partner = read_partner_rows(shared_);
-    flags[0] |= static_cast<std::uint32_t>(partner.x);
-    flags[1] |= static_cast<std::uint32_t>(partner.y);
+  // Comes after has_non_finite_out() or reduce_sums().
+  __device__ __forceinline__ void finalise_and_store() {
+    float scales[kRowBlocks][tile::kRowsPerLane];
+    finalise_rows(scales);
+    store(scales);
   }
 
+  // Stores out times the scales of its rows.
+  __device__ __forceinline__ void store(const float (&scales)[kRowBlocks][tile::kRowsPerLane]) {
+    if (parameters_.problem.out.dtype == TILEWISE_FP32) {
+      store_floats(scales);
+    } else {
+      stage_output(scales);
+      __syncwarp();
+      if (parameters_.aligned16.out) {
+        store_chunks();
+      } else {
+        store_elements();
+      }
+    }
+  }
+
+ private:
   // The warp's first row in the tile. Kernels with one row block have no register for it in the
   // main loop, and compute it here.
   __device__ __forceinline__ static int first_row() {
@@ -158,14 +112,17 @@ class Epilogue {
     for (int i = 1; i < kRows; ++i) {
       if (own == i) state = states_[i / 2].row[i % 2];
     }
-    const float rounding = tile::anchor_rounding_of(state.max, parameters_.scale_log2);
-    state.max *= parameters_.scale_log2;
+    const float rounding = tile::exact_max_rounding_of(state.max, parameters_.scale_log2);
+    // A row whose scores are all NaN has no max. Its sum makes it NaN.
+    state.max = state.sum == state.sum ? state.max * parameters_.scale_log2 : 0;
+    const float shift = kConfig.fp16 ? 1 : math::power_of_two(shared_.prob_shift);
+    state.sum *= shift;
     float sink = -math::Limits<float>::kInfinity;
     if (problem.sink.present()) {
       sink = static_cast<const float*>(problem.sink.data)[problem.sink.offset(0, tile_.head, 0)];
     }
     math::Finalised<float> finalised = tile::finalise_row(state, sink);
-    finalised.scale *= rounding;
+    finalised.scale *= rounding * shift;
     if (kConfig.score_mod && problem.dropout_p > 0)
       finalised.scale *= static_cast<float>(1 / (1 - problem.dropout_p));
 #pragma unroll

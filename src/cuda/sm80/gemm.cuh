@@ -35,18 +35,53 @@ class Gemm {
         shared_(ptx::opaque(shared)),
         tile_(shared_.tile),
         mask_(parameters, tile_, shared_.mask),
-        k_operand_(ptx::opaque(ptx::shared_address(shared_.k[0]) + second_operand_offset() +
-                               first_key_offset())),
-        v_operand_(ptx::opaque(ptx::shared_address(shared_.v[0]) + first_operand_offset() +
-                               first_key_offset() + pair_index<kConfig>() * kOut * 4)) {}
+        k_offset_(ptx::opaque(start_of_offsets(shared_.k[0]) + second_operand_offset() +
+                              first_key_offset())),
+        v_offset_(ptx::opaque(start_of_offsets(shared_.v[0]) + first_operand_offset() +
+                              first_key_offset() + pair_index<kConfig>() * kOut * 4)) {}
 
  protected:
+  // A lane's operands in a tile: the address of the tile, the same in all threads, and the lane's
+  // offset. With one stage, the sum is formed last, which takes fewer registers: the tiles of Q and
+  // V have one offset. With two stages, the offset begins at the first stage of shared memory, and
+  // the sum is formed once for each tile of keys.
+  struct Operand {
+    std::uint32_t first;
+    std::uint32_t offset;
+
+    __device__ __forceinline__ std::uint32_t step_address(int step) const {
+      if constexpr (kConfig.stages == 1)
+        return first + tile::step_address<kConfig.columns>(offset, step);
+      return tile::step_address<kConfig.columns>(first + offset, step);
+    }
+  };
+
   __device__ __forceinline__ void clear() {
 #pragma unroll
     for (int row_block = 0; row_block < kRowBlocks; ++row_block) {
       states_[row_block].clear();
 #pragma unroll
       for (float& x : out_[row_block]) x = 0;
+    }
+    store_maxima();
+  }
+
+  // The maxima of the rows lie in shared memory between the updates where the loop has no registers
+  // for them.
+  __device__ __forceinline__ void store_maxima() {
+    if constexpr (Shared<kConfig>::kMaximaInShared) {
+      shared_.maxima[ptx::opaque(threadIdx.x)] =
+          make_float4(states_[0].row[0].max, states_[0].row[1].max, states_[1].row[0].max,
+                      states_[1].row[1].max);
+    }
+  }
+  __device__ __forceinline__ void load_maxima() {
+    if constexpr (Shared<kConfig>::kMaximaInShared) {
+      const float4 maxima = shared_.maxima[ptx::opaque(threadIdx.x)];
+      states_[0].row[0].max = maxima.x;
+      states_[0].row[1].max = maxima.y;
+      states_[1].row[0].max = maxima.z;
+      states_[1].row[1].max = maxima.w;
     }
   }
 
@@ -70,27 +105,37 @@ class Gemm {
     const int lane = threadIdx.x % 32;
     return Layout::place(tile::lane_row_second(lane), tile::lane_chunk_second(lane));
   }
+  // The part of the address of the first stage that the lane's offset includes.
+  __device__ __forceinline__ static std::uint32_t start_of_offsets(const unsigned char* stage) {
+    return kConfig.stages == 1 ? 0 : ptx::shared_address(stage);
+  }
+  // The other part, for any stage.
+  __device__ __forceinline__ static std::uint32_t rest_of_address(const unsigned char* first_stage,
+                                                                  int stage) {
+    return kConfig.stages == 1 ? ptx::shared_address(first_stage) : stage * kConfig.k_bytes();
+  }
+
   // Bytes from the first key of a tile to the warp's first key.
   __device__ __forceinline__ static std::int32_t first_key_offset() {
     return pair_index<kConfig>() * kKeys * Layout::kRowBytes;
   }
 
-  __device__ __forceinline__ std::uint32_t q_operand() {
+  __device__ __forceinline__ Operand q_operand() {
     // Computed for each tile of keys where the loops have no register for it.
     const std::uint32_t thread = kPaired ? ptx::opaque(threadIdx.x) : threadIdx.x;
-    return ptx::shared_address(shared_.q) + warp_row<kConfig>() * Layout::kRowBytes +
-           first_operand_offset(thread);
+    return {ptx::shared_address(shared_.q),
+            static_cast<std::uint32_t>(warp_row<kConfig>() * Layout::kRowBytes +
+                                       first_operand_offset(thread))};
   }
-  __device__ __forceinline__ void load_q_operand(std::uint32_t start, int step, int row_block,
+  __device__ __forceinline__ void load_q_operand(const Operand& queries, int step, int row_block,
                                                  std::uint32_t (&a)[4]) {
-    ptx::ldmatrix_x4(
-        a, tile::step_address<kConfig.columns>(start, step) + row_block * 16 * Layout::kRowBytes);
+    ptx::ldmatrix_x4(a, queries.step_address(step) + row_block * 16 * Layout::kRowBytes);
   }
 
   // S = Q K^T
   __device__ __forceinline__ void multiply_qk(int stage, float (&scores)[kRowBlocks][kScores]) {
-    const std::uint32_t start = k_operand_ + stage * kConfig.k_bytes();
-    const std::uint32_t queries = q_operand();
+    const Operand keys = {rest_of_address(shared_.k[0], stage), k_offset_};
+    const Operand queries = q_operand();
 #pragma unroll
     for (int row_block = 0; row_block < kRowBlocks; ++row_block) {
 #pragma unroll
@@ -111,8 +156,7 @@ class Gemm {
 #pragma unroll
       for (int n = 0; n < kKeySteps; ++n) {
         std::uint32_t b[4];
-        ptx::ldmatrix_x4(
-            b, tile::step_address<kConfig.columns>(start, step) + n * 16 * Layout::kRowBytes);
+        ptx::ldmatrix_x4(b, keys.step_address(step) + n * 16 * Layout::kRowBytes);
 #pragma unroll
         for (int row_block = 0; row_block < kRowBlocks; ++row_block) {
           float* const s = scores[row_block];
@@ -123,18 +167,24 @@ class Gemm {
     }
   }
 
-  // The address of the lane's operands of V in a stage.
-  __device__ __forceinline__ std::uint32_t v_operand(int stage) {
-    return v_operand_ + stage * kConfig.k_bytes();
+  // The lane's operands of V in a stage.
+  __device__ __forceinline__ Operand v_operand(int stage) {
+    return {rest_of_address(shared_.v[0], stage), v_offset_};
+  }
+  // The operands for the partner's keys.
+  __device__ __forceinline__ Operand partner_v_operand(int stage) {
+    const int sign = pair_index<kConfig>() == 0 ? 1 : -1;
+    return {rest_of_address(shared_.v[0], stage) +
+                static_cast<std::uint32_t>(sign * kKeys * Layout::kRowBytes),
+            v_offset_};
   }
 
   // O += P V for keys 16 step to 16 step + 15 and columns 16 n to 16 n + 15.
   //   probs (kRowBlocks, 4), its rows `stride` registers apart
-  __device__ __forceinline__ void multiply_pv_step(std::uint32_t start, int step, int n,
+  __device__ __forceinline__ void multiply_pv_step(const Operand& values, int step, int n,
                                                    const std::uint32_t* probs, int stride) {
     std::uint32_t b[4];
-    ptx::ldmatrix_x4_trans(
-        b, tile::step_address<kConfig.columns>(start, n) + step * 16 * Layout::kRowBytes);
+    ptx::ldmatrix_x4_trans(b, values.step_address(n) + step * 16 * Layout::kRowBytes);
 #pragma unroll
     for (int row_block = 0; row_block < kRowBlocks; ++row_block) {
       const std::uint32_t* const a = probs + row_block * stride;
@@ -146,12 +196,12 @@ class Gemm {
   // O += P V
   __device__ __forceinline__ void multiply_pv(
       int stage, const std::uint32_t (&probs)[kRowBlocks][kScores / 2]) {
-    const std::uint32_t start = v_operand(stage);
+    const Operand values = v_operand(stage);
 #pragma unroll
     for (int step = 0; step < kKeySteps; ++step) {
 #pragma unroll
       for (int n = 0; n < kOutSteps; ++n) {
-        multiply_pv_step(start, step, n, &probs[0][4 * step], kScores / 2);
+        multiply_pv_step(values, step, n, &probs[0][4 * step], kScores / 2);
       }
     }
   }
@@ -160,8 +210,8 @@ class Gemm {
   Shared<kConfig>& shared_;
   const WorkTile& tile_;
   Mask<kConfig.k_tile> mask_;
-  std::uint32_t k_operand_;  // addresses of the lane's operands in the first stages of K and V
-  std::uint32_t v_operand_;
+  std::uint32_t k_offset_;  // of the lane's operands in a stage of K and of V
+  std::uint32_t v_offset_;
   std::uint32_t q_[kConfig.q_registers ? kSteps : 1][kRowBlocks][4];
   float out_[kRowBlocks][kOut];
   tile::RowStates states_[kRowBlocks];

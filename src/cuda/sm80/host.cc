@@ -3,7 +3,6 @@
 #include <cstdlib>
 
 #include "cuda/host/sequences.cuh"
-#include "cuda/tile/fragment.h"
 #include "math/integer.h"
 
 namespace tilewise::cuda::sm80 {
@@ -54,16 +53,10 @@ bool needs_score_mod(const Problem& problem) {
   return problem.has_score_mod() || problem.dropout_p > 0 || problem.scale < kLeastScale;
 }
 
-Workspace::Workspace(const Problem& problem, std::initializer_list<int> q_tiles) {
+Workspace::Workspace(const Problem& problem) {
   table = reserve(Checked{table_bytes(problem)}).value;
   tile_starts = reserve(Checked{problem.q_packed ? (problem.batch + 1) * 4 : 0}).value;
   bands = reserve(Checked{problem.slices.count} * Checked{sizeof(tile::Band)}).value;
-  Checked largest;
-  for (const int q_tile : q_tiles) {
-    const Checked rows = max_tiles(problem, q_tile) * Checked{q_tile / tile::kWarpRows};
-    largest = {math::max(largest.value, rows.value), largest.valid && rows.valid};
-  }
-  flags = reserve(largest * Checked{sizeof(std::uint16_t)}).value;
 }
 
 Parameters parameters_for(const Problem& problem, int q_tile, bool score_mod,
@@ -76,7 +69,6 @@ Parameters parameters_for(const Problem& problem, int q_tile, bool score_mod,
   parameters.schedule = schedule_of(problem, q_tile);
   parameters.packed = packed_schedule_of(problem, bytes + offsets.tile_starts);
   parameters.bands = reinterpret_cast<const tile::Band*>(bytes + offsets.bands);
-  parameters.flags = reinterpret_cast<std::uint16_t*>(bytes + offsets.flags);
   parameters.window_left =
       static_cast<std::int32_t>(math::min(problem.window_left, tile::kMaxLength));
   parameters.window_right =

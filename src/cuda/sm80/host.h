@@ -1,9 +1,8 @@
 // The host code that is common to the kernels whose blocks compute a tile of queries each: checks,
-// workspace, parameters, and the launches before and after the kernel.
+// workspace, parameters, and the launches before the kernel.
 #pragma once
 
 #include <cstddef>
-#include <initializer_list>
 
 #include "cuda/host/device.h"
 #include "cuda/host/scheduling.h"
@@ -31,14 +30,11 @@ bool needs_score_mod(const Problem& problem);
 // The offsets of the arrays in the workspace, in bytes.
 class Workspace : public problem::Arena {
  public:
-  // Has room for kernels with any of these tile sizes. A plan does not know the scale, which
-  // decides between two kernels.
-  Workspace(const Problem& problem, std::initializer_list<int> q_tiles);
+  explicit Workspace(const Problem& problem);
 
   std::int64_t table;
   std::int64_t tile_starts;
   std::int64_t bands;
-  std::int64_t flags;
 };
 
 // `score_mod`: the kernel applies the scale to the scores, before the exponent.
@@ -56,16 +52,10 @@ problem::Status run_tiles(const Parameters& parameters, int q_tile, void* stream
   const Problem& problem = parameters.problem;
   const CurrentDevice current(problem.device_index);
   if (current.status() != TILEWISE_OK) return current.status();
-  DeviceInfo device;
-  const problem::Status found = find_device(problem.device_index, &device);
-  if (found != TILEWISE_OK) return found;
-  cudaError_t error = start_preparation(parameters, q_tile, stream_of(stream));
+  const cudaError_t error = start_preparation(parameters, q_tile, stream_of(stream));
   const std::int64_t blocks = max_tiles(problem, q_tile).value;
   if (error != cudaSuccess || blocks == 0 || problem.batch == 0) return check(error, what);
-  error = start(blocks, stream_of(stream));
-  if (error == cudaSuccess)
-    error = start_recompute(parameters, q_tile, device.multiprocessors, stream_of(stream));
-  return check(error, what);
+  return check(start(blocks, stream_of(stream)), what);
 }
 
 }  // namespace tilewise::cuda::sm80

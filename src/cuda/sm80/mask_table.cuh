@@ -150,15 +150,9 @@ class Mask : public BandList {
   // The class of a tile that is not empty.
   __device__ __forceinline__ tile::TileClass tile_class(const TileRanges& tiles,
                                                         std::int32_t key_tile) const {
-    if (!tiles.one) return classify_keys(key_tile);
+    if (!tiles.one)
+      return classify(tile_.first, tile_.last, key_tile * kTile, (key_tile + 1) * kTile);
     return key_tile >= tiles.full_begin && key_tile < tiles.full_end ? tile::kFull : tile::kPartial;
-  }
-
-  // From now on full tiles count as partial, so that the mask is applied to each. All threads call
-  // it, before a barrier.
-  __device__ __forceinline__ void disable_full_tiles() {
-    table_.no_full = true;
-    table_.tiles.full_end = 0;
   }
 
  private:
@@ -192,15 +186,8 @@ class Mask : public BandList {
   }
 
   __device__ __forceinline__ void set_tile_ranges(const tile::Range& full) {
-    table_.no_full = false;
     table_.tiles = {table_.range.begin / kTile, math::ceil_div(full.begin, kTile), full.end / kTile,
                     table_.count == 1};
-  }
-
-  __device__ __forceinline__ tile::TileClass classify_keys(std::int32_t key_tile) const {
-    const tile::TileClass tile_class =
-        classify(tile_.first, tile_.last, key_tile * kTile, (key_tile + 1) * kTile);
-    return tile_class == tile::kFull && table_.no_full ? tile::kPartial : tile_class;
   }
 };
 

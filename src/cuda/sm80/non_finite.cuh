@@ -1,38 +1,82 @@
-// The non-finite pass on tiles of 16-bit elements in shared memory. A block that ends with a value
-// that is not finite attends a second time: operands that are not finite count as zero, and the
-// rows that see one are flagged for the recompute kernel (prepare.cu).
+// Non-finite elements of V in tiles of keys that not every row of a block sees whole. A masked prob
+// is 0, but 0 * NaN is NaN. Such a tile is searched for non-finite elements; where it has some,
+// they become zero for the product P V, and what the visible ones contribute is added for each row.
 #pragma once
 
-#include "cuda/sm80/shared.cuh"
+#include "cuda/ptx/arithmetic.cuh"
+#include "cuda/sm80/cp_async_tile.cuh"
+#include "cuda/tile/non_finite.cuh"
 
 namespace tilewise::cuda::sm80 {
 
-// Infinity and NaN have all bits of the exponent set.
 template <bool kFp16>
-__device__ __forceinline__ bool is_non_finite(std::uint32_t bits) {
-  constexpr std::uint32_t kExponent = kFp16 ? 0x7C00u : 0x7F80u;
-  return (bits & kExponent) == kExponent;
+__device__ __forceinline__ bool has_non_finite(std::uint32_t pair) {
+  return tile::is_non_finite16<kFp16>(pair) || tile::is_non_finite16<kFp16>(pair >> 16);
 }
 
-// Replaces the non-finite elements of a loaded tile by zero, and flags their rows. All threads call
-// it, between two barriers.
+// A bf16 of 2^100, whose square no fp32 can hold.
+inline constexpr std::uint32_t kMarker = 0x7180u;
+
+// Returns the markers of a pair of elements: for +infinity and NaN a positive one, or with
+// kNegative, for -infinity and NaN a negative one; 0 for all other elements.
+template <bool kFp16, bool kNegative>
+__device__ __forceinline__ std::uint32_t markers_of(std::uint32_t pair) {
+  constexpr std::uint32_t kSign = 0x8000u;
+  const auto marker = [](std::uint32_t bits) -> std::uint32_t {
+    const bool is_nan = (bits & ~kSign) > tile::kExponentBits<kFp16>;
+    const bool is_infinity = bits == (tile::kExponentBits<kFp16> | (kNegative ? kSign : 0));
+    return is_nan || is_infinity ? kMarker | (kNegative ? kSign : 0) : 0;
+  };
+  return marker(pair & 0xFFFFu) | marker(pair >> 16) << 16;
+}
+
+// The chunks of a loaded tile that TileCopy and load_edge() give to one thread.
 template <bool kFp16, int kRows, int kColumns, int kThreads>
-__device__ void zero_non_finite(unsigned char* tile, std::uint8_t* non_finite /* (kRows) */) {
-  using Layout = tile::LdmatrixTile<kColumns>;
+struct OwnChunks {
+  using Copy = TileCopy<kRows, kColumns, kThreads>;
+
+  // The thread's first chunk. It is computed each time: the loops have no register for it.
+  __device__ __forceinline__ static unsigned char* first(unsigned char* values) {
+    return values + Copy::tile_offset(ptx::opaque(threadIdx.x));
+  }
+  __device__ __forceinline__ static uint4& at(unsigned char* first_chunk, int i, int group) {
+    return *reinterpret_cast<uint4*>(first_chunk + i * Copy::kStep * Copy::Layout::kRowBytes +
+                                     group * 128);
+  }
+
+  // Says whether the chunks hold a non-finite element, after this thread has waited for its copies.
+  // 0 * x is NaN for those alone, and stays in the sum.
+  __device__ __forceinline__ static bool hold_non_finite(unsigned char* values) {
+    constexpr std::uint32_t kMagnitudes = 0x7FFF7FFFu;
+    unsigned char* const own = first(values);
+    std::uint32_t sums[4] = {};
+#pragma unroll 2
+    for (int i = 0; i < kRows / Copy::kStep; ++i) {
+#pragma unroll
+      for (int group = 0; group < Copy::kGroups; ++group) {
+        const uint4 chunk = at(own, i, group);
+        sums[0] = ptx::fma_x2<kFp16>(chunk.x, 0, sums[0]);
+        sums[1] = ptx::fma_x2<kFp16>(chunk.y, 0, sums[1]);
+        sums[2] = ptx::fma_x2<kFp16>(chunk.z, 0, sums[2]);
+        sums[3] = ptx::fma_x2<kFp16>(chunk.w, 0, sums[3]);
+      }
+    }
+    return ((sums[0] | sums[1] | sums[2] | sums[3]) & kMagnitudes) != 0;
+  }
+
+  // Replaces the non-finite elements of the chunks by zero. All threads call it, between two
+  // barriers.
+  __device__ static void zero_non_finite(unsigned char* values) {
+    unsigned char* const own = first(values);
 #pragma unroll 1
-  for (int chunk = threadIdx.x; chunk < kRows * Layout::kChunks; chunk += kThreads) {
-    const int row = chunk / Layout::kChunks;
-    std::uint32_t* const words =
-        reinterpret_cast<std::uint32_t*>(tile + Layout::place(row, chunk % Layout::kChunks));
+    for (int i = 0; i < kRows / Copy::kStep; ++i) {
 #pragma unroll 1
-    for (int i = 0; i < 4; ++i) {
-      const bool low = is_non_finite<kFp16>(words[i]);
-      const bool high = is_non_finite<kFp16>(words[i] >> 16);
-      if (low) words[i] &= 0xFFFF0000u;
-      if (high) words[i] &= 0x0000FFFFu;
-      if (low || high) non_finite[row] = 1;
+      for (int group = 0; group < Copy::kGroups; ++group) {
+        uint4 chunk = at(own, i, group);
+        if (tile::zero_non_finite<kFp16>(chunk)) at(own, i, group) = chunk;
+      }
     }
   }
-}
+};
 
 }  // namespace tilewise::cuda::sm80

@@ -34,7 +34,6 @@ struct Parameters {
   Schedule schedule;         // for dense queries
   PackedSchedule packed;     // for packed queries
   const tile::Band* bands;   // (slices)
-  std::uint16_t* flags;      // (work, q_tile / 16): a bit for each row that must be recomputed
   std::int32_t window_left;  // as problem's, at most tile::kMaxLength
   std::int32_t window_right;
   float scale_log2;  // scale * log2(e): exp(scale * x) = exp2(scale_log2 * x)
@@ -56,7 +55,7 @@ struct ForwardKernel {
   static cudaError_t start(const Parameters& parameters, std::int64_t blocks, cudaStream_t stream);
 };
 
-// Loads the kernels that run before and after the forward kernel, on the current device.
+// Loads the kernels that run before the forward kernel, on the current device.
 cudaError_t load_common_kernels();
 
 // Fills tile_starts (B + 1) of a packed batch: the number of tiles of queries, or of keys, before
@@ -67,9 +66,5 @@ cudaError_t start_tile_starts(const Parameters& parameters, Side side, int tile,
 
 // Fills bands (slices).
 cudaError_t start_bands(const Parameters& parameters, cudaStream_t stream);
-
-// Computes the flagged rows in double (cuda/oracle/reference_row.cuh).
-cudaError_t start_recompute(const Parameters& parameters, int q_tile, int blocks,
-                            cudaStream_t stream);
 
 }  // namespace tilewise::cuda::sm80

@@ -1,12 +1,9 @@
-// The kernels that run before and after the forward kernel: tile numbers of packed batches, bands
-// of slices, and the recomputation of flagged rows.
+// The kernels that run before the forward kernel: tile numbers of packed batches, bands of slices.
 #include "cuda/host/launch.cuh"
 #include "cuda/host/load.h"
 #include "cuda/host/sequences.cuh"
-#include "cuda/oracle/reference_row.cuh"
 #include "cuda/sm80/parameters.h"
 #include "cuda/tile/block_scan.cuh"
-#include "cuda/tile/fragment.h"
 #include "math/integer.h"
 
 namespace tilewise::cuda::sm80 {
@@ -47,44 +44,12 @@ __global__ void bands_kernel(const __grid_constant__ Parameters parameters,
                         math::clamp(head, -2, problem.heads));
 }
 
-// Computes the flagged rows in double. A block reads the flags of kRowThreads row blocks (16 rows)
-// at a time.
-__global__ void __launch_bounds__(kRowThreads, 1)
-    repair_kernel(const __grid_constant__ Parameters parameters, std::int32_t q_tile) {
-  __shared__ RowMemory shared;
-  __shared__ std::uint32_t flags[kRowThreads];
-  const Problem& problem = parameters.problem;
-  const std::int64_t row_blocks = q_tile / tile::kWarpRows;  // of a tile
-  const std::int64_t count =
-      row_blocks * (problem.q_packed ? parameters.packed.count() : parameters.schedule.count());
-  const std::int64_t stride = std::int64_t{gridDim.x} * kRowThreads;
-  for (std::int64_t first = std::int64_t{blockIdx.x} * kRowThreads; first < count;
-       first += stride) {
-    const std::int64_t own = first + threadIdx.x;
-    flags[threadIdx.x] = own < count ? parameters.flags[own] : 0;
-    if (__syncthreads_or(flags[threadIdx.x] != 0) == 0) continue;
-    for (std::int64_t i = 0; i < kRowThreads; ++i) {
-      const std::int32_t index = static_cast<std::int32_t>((first + i) / row_blocks);
-      for (std::uint32_t left = flags[i]; left != 0; left &= left - 1) {
-        const TileCoord work = problem.q_packed ? parameters.packed.tile_coord(index)
-                                                : parameters.schedule.tile_coord(index);
-        const Sequence sequence = sequence_at(problem, parameters.table, work.batch);
-        const std::int64_t row = std::int64_t{work.q_tile} * q_tile +
-                                 (first + i) % row_blocks * tile::kWarpRows + __ffs(left) - 1;
-        compute_row({problem, sequence, work.head, row}, BlockTeam{shared});
-      }
-    }
-    __syncthreads();
-  }
-}
-
 }  // namespace
 
 cudaError_t load_common_kernels() {
   cudaError_t error = load_sequence_kernels();
   if (error == cudaSuccess) error = load(tile_starts_kernel);
-  if (error == cudaSuccess) error = load(bands_kernel);
-  return error == cudaSuccess ? load(repair_kernel) : error;
+  return error == cudaSuccess ? load(bands_kernel) : error;
 }
 
 cudaError_t start_tile_starts(const Parameters& parameters, Side side, int tile,
@@ -99,11 +64,6 @@ cudaError_t start_bands(const Parameters& parameters, cudaStream_t stream) {
   if (blocks == 0) return cudaSuccess;
   return launch(bands_kernel, {blocks, kThreads}, stream, parameters,
                 const_cast<tile::Band*>(parameters.bands));
-}
-
-cudaError_t start_recompute(const Parameters& parameters, int q_tile, int blocks,
-                            cudaStream_t stream) {
-  return launch(repair_kernel, {blocks, kRowThreads}, stream, parameters, q_tile);
 }
 
 }  // namespace tilewise::cuda::sm80

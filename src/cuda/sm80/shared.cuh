@@ -50,7 +50,6 @@ struct MaskTable {
   std::int32_t count;  // of the bands that touch the tile, or of all slices if in_global
   bool in_global;      // more than kMaxBands touch the tile: they are read from global memory
   tile::Range range;   // the keys that some row sees, or the rows that see some key
-  bool no_full;        // full tiles count as partial ones
   TileRanges tiles;    // has full tiles only if there is one band
 };
 
@@ -74,6 +73,9 @@ template <KernelConfig kConfig>
 struct Shared {
   // With two row blocks in a warp, the main loop has no registers left for the sources.
   static constexpr bool kSourcesInShared = kConfig.row_blocks == 2;
+  // Where it reads Q in each step, too, it has none for the destinations.
+  static constexpr bool kDestinationsInShared = kSourcesInShared && !kConfig.q_registers;
+  static constexpr bool kMaximaInShared = kDestinationsInShared && !kConfig.paired;
 
   unsigned char q[kConfig.q_bytes()];  // later the staged output
   unsigned char k[kConfig.stages][kConfig.k_bytes()];
@@ -81,12 +83,11 @@ struct Shared {
   WorkTile tile;
   MaskTable mask;
   ThreadSources sources[kSourcesInShared ? kConfig.threads() : 1];
-  bool non_finite_pass;
-  // In the non-finite pass, a bit for each row of a thread: it sees an operand that is not finite.
-  std::uint8_t sees_non_finite[kConfig.threads()];
-  // Rows of Q and keys with an operand that is not finite.
-  std::uint8_t non_finite_row[kConfig.q_tile()];
-  std::uint8_t non_finite_key[kConfig.k_tile];
+  std::uint32_t destinations[kDestinationsInShared ? kConfig.threads() : 1];  // of the same chunks
+  float4 maxima[kMaximaInShared ? kConfig.threads() : 1];  // of the four rows of a lane
+  bool has_zeroed_values;  // non-finite elements of V have counted as zero (masked_values.cuh)
+  float prob_shift;        // s: probs are 2^-s times as large (large_values.cuh)
+  float careful_anchor;    // a warp with an anchor of this size computes its probs carefully
   std::conditional_t<kConfig.paired, PairBuffers<kConfig>, NoPairBuffers> pair;
 };
 

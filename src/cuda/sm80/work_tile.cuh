@@ -49,11 +49,13 @@ __device__ __forceinline__ void load_work_tile(const Parameters& parameters, std
   set_work_tile(parameters, work, q_tile, tile);
 }
 
-// The warp's first row in the tile.
+// The warp's first row in the tile. Kernels that read Q of two row blocks in each step have no
+// register for it in their loop, and compute it each time.
 template <KernelConfig kConfig>
 __device__ __forceinline__ int warp_row() {
-  const std::uint32_t thread = kConfig.paired ? ptx::opaque(threadIdx.x) : threadIdx.x;
-  return static_cast<int>(thread) / (32 * kConfig.pair_size()) * 16 * kConfig.row_blocks;
+  constexpr bool kComputed = kConfig.row_blocks == 2 && !kConfig.q_registers;
+  const std::uint32_t thread = kComputed ? ptx::opaque(threadIdx.x) : threadIdx.x;
+  return static_cast<int>(thread / (32 * kConfig.pair_size())) * 16 * kConfig.row_blocks;
 }
 
 // The warp's number in its pair, which selects its half of the columns of out and of the keys of

@@ -11,8 +11,8 @@ namespace tilewise::cuda::tile {
 // the range of float. The scores of such a row are at least 64 apart, in log 2, where they differ.
 inline constexpr float kHugeAnchor = 0x1p30f;
 
-__device__ __forceinline__ bool is_huge(float anchor) {
-  return fabsf(anchor) >= kHugeAnchor && fabsf(anchor) < math::Limits<float>::kInfinity;
+__device__ __forceinline__ bool is_huge(float anchor, float least = kHugeAnchor) {
+  return fabsf(anchor) >= least && fabsf(anchor) < math::Limits<float>::kInfinity;
 }
 
 // Updates the states by the maxima of a tile, as update_max() does, with the threshold of an exact
@@ -41,14 +41,15 @@ __device__ __forceinline__ Anchors update_max_carefully(const RowMax& maxima, Ro
 
 // Prepares scores for exponentials: those of a huge row less its maximum, which is exact where it
 // matters, against an anchor of 0. Other rows keep their bits. shift: probs of all rows are
-// 2^-shift times as large.
+// 2^-shift times as large. least: the anchor from which on a row is huge.
 template <int kCount>
 __device__ __forceinline__ void rebase_scores(float (&scores)[kCount], const RowStates& states,
-                                              float shift, Anchors& anchors) {
+                                              float shift, Anchors& anchors,
+                                              float least = kHugeAnchor) {
   float base[kRowsPerLane];
 #pragma unroll
   for (int which = 0; which < kRowsPerLane; ++which) {
-    const bool huge = is_huge(anchors.anchor[which]);
+    const bool huge = is_huge(anchors.anchor[which], least);
     base[which] = huge ? states.row[which].max : 0.0f;
     anchors.anchor[which] = (huge ? 0.0f : anchors.anchor[which]) + shift;
   }

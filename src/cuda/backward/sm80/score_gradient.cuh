@@ -44,8 +44,8 @@ class ScoreGradient {
   __device__ __forceinline__ static void load_tile(const Rows& rows, std::int32_t row,
                                                    unsigned char* to) {
     // The thread's place is computed each time: the main loop has no registers for it.
-    cuda::sm80::load_tile<kRows, kConfig.columns, kThreads>(
-        rows, row, to, static_cast<int>(ptx::opaque(threadIdx.x)));
+    cuda::sm80::load_tile<kRows, kConfig.columns, kThreads>(rows, row, to,
+                                                            ptx::opaque(threadIdx.x));
   }
 
   // Starts the copy of K and V.

@@ -1,5 +1,4 @@
-// The epilogue of a tile: finalises its rows, stores them, and flags those that the recompute
-// kernel must compute (sm80/prepare.cu).
+// The epilogue of a tile: finalises its rows and stores them.
 #pragma once
 
 #include "cuda/forward/fp32/gemm.cuh"
@@ -24,47 +23,35 @@ class Epilogue {
                                       State (&states)[kThreadRows])
       : parameters_(parameters), shared_(shared), tile_(shared.tile), out_(out), states_(states) {}
 
-  // Reduces the row sums. Returns whether a value of this lane is not finite, or a row that sees
-  // keys has no prob above zero.
-  __device__ __forceinline__ bool has_non_finite() {
-    float total = 0;
+  // Reduces the row sums. Returns whether a row of this lane has a finite sum and a number of out
+  // that is not finite: a non-finite V, or a sum that overflowed. A row whose sum is NaN is right.
+  __device__ __forceinline__ bool has_non_finite_out() {
+    bool found = false;
 #pragma unroll
     for (int i = 0; i < kThreadRows; ++i) {
       float& sum = states_[i].sum;
 #pragma unroll
       for (int step = 1; step < kAcross; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
-      total += magnitude(i, 1);
+      float total = 0;
+#pragma unroll
+      for (const float x : out_[i]) total += fabsf(x);
+      found |= !(total < HUGE_VALF) && sum < HUGE_VALF;
     }
-    return !(total - total == 0);
+    return found;
   }
 
+  // Comes after has_non_finite_out().
   __device__ __forceinline__ void finalise_and_store() {
     float scales[kThreadRows];
     finalise_rows(scales);
-    std::uint32_t flags = 0;
 #pragma unroll
     for (int i = 0; i < kThreadRows; ++i) {
-      const int row = lane_row(threadIdx.x % 32, i);
-      if (tile_.first + warp_row() + row > tile_.last) continue;
-      store(i, scales[i]);
-      if (shared_.non_finite_pass && must_recompute(i, scales[i])) flags |= 1u << row;
+      if (tile_.first + warp_row() + lane_row(threadIdx.x % 32, i) <= tile_.last)
+        store(i, scales[i]);
     }
-    flags = __reduce_or_sync(~0u, flags);
-    if (threadIdx.x % 32 != 0) return;
-    parameters_.flags[std::int64_t{tile_.index} * kConfig.warps + threadIdx.x / 32] =
-        static_cast<std::uint16_t>(flags);
   }
 
  private:
-  // A sum that is finite only if all of the row is.
-  __device__ __forceinline__ float magnitude(int i, float scale) const {
-    const bool sees_keys = states_[i].max != -math::Limits<float>::kInfinity;
-    float sum = states_[i].sum == 0 && sees_keys ? HUGE_VALF : states_[i].sum;
-#pragma unroll
-    for (const float x : out_[i]) sum += fabsf(x * scale);
-    return sum;
-  }
-
   // Finalises the rows and writes their lse. The lanes across have the same rows: each finalises
   // one of them. The arithmetic is double, which math::finalise() uses for a sink in any case.
   __device__ __forceinline__ void finalise_rows(float (&scales)[kThreadRows]) {
@@ -80,11 +67,14 @@ class Epilogue {
     if (problem.sink.present()) {
       sink = static_cast<const float*>(problem.sink.data)[problem.sink.offset(0, tile_.head, 0)];
     }
-    // The exponents were taken against this rounded product.
-    const double max =
-        static_cast<double>(__fmul_rn(state.max, parameters_.scale_log2)) * math::kLn2;
-    const math::Finalised<double> finalised = math::finalise<double>({max, state.sum}, sink);
-    const float scale = static_cast<float>(finalised.scale);
+    // The exponents were taken against this rounded product, except in huge rows, whose lse is
+    // rounded more than that. A row whose scores are all NaN has no max; its sum makes it NaN.
+    const float anchor = __fmul_rn(state.max, parameters_.scale_log2);
+    const double max = state.sum == state.sum ? static_cast<double>(anchor) * math::kLn2 : 0;
+    const double shift = math::power_of_two(static_cast<double>(shared_.prob_shift));
+    const math::Finalised<double> finalised =
+        math::finalise<double>({max, state.sum * shift}, sink);
+    const float scale = static_cast<float>(finalised.scale * shift);
 #pragma unroll
     for (int i = 0; i < kThreadRows; ++i) {
       scales[i] = __shfl_sync(~0u, scale, lane / kAcross * kAcross + i);
@@ -121,14 +111,6 @@ class Epilogue {
       if (column + 2 < columns) to[column + 2] = four.z;
       if (column + 3 < columns) to[column + 3] = four.w;
     }
-  }
-
-  // Whether the recompute kernel must compute row i of the lane; known after a non-finite pass.
-  __device__ __forceinline__ bool must_recompute(int i, float scale) const {
-    const float sum = magnitude(i, scale);
-    return (shared_.sees_non_finite[threadIdx.x] >> i & 1) != 0 ||
-           shared_.non_finite_row[warp_row() + lane_row(threadIdx.x % 32, i)] != 0 ||
-           !(sum - sum == 0);
   }
 
   const Parameters& parameters_;

@@ -7,9 +7,12 @@
 #include "cuda/forward/fp32/loader.cuh"
 #include "cuda/host/launch.cuh"
 #include "cuda/host/load.h"
+#include "cuda/sm80/large_values.cuh"
 #include "cuda/sm80/mask_table.cuh"
 #include "cuda/sm80/work_tile.cuh"
+#include "cuda/tile/exact_max.cuh"
 #include "cuda/tile/score_mod.cuh"
+#include "cuda/tile/slow_path.cuh"
 #include "math/philox.h"
 
 namespace tilewise::cuda::fp32 {
@@ -45,36 +48,46 @@ class Forward {
     load_tile<kQueryShape>(tile_.q, tile_.first, shared_.q);
     ptx::cp_async_commit();
     if (threadIdx.x < 32) mask_.build_by_warp();
-    if (threadIdx.x == 0) shared_.non_finite_pass = false;
+    if (threadIdx.x == 0) shared_.prob_shift = 0;
     __syncthreads();
     Epilogue<kConfig> epilogue(parameters_, shared_, out_, states_);
-    bool needs_non_finite_pass;
-    do {
-      attend();
-      const bool was_non_finite_pass = shared_.non_finite_pass;
-      needs_non_finite_pass = __syncthreads_or(epilogue.has_non_finite()) && !was_non_finite_pass;
-      if (needs_non_finite_pass) begin_non_finite_pass();
-    } while (needs_non_finite_pass);
+    // The first key of the last tile stands for all of V.
+    bool is_large = sm80::samples_large(tile_.v, mask_.last_tile() * kTile);
+    for (;;) {
+      attend(is_large);
+      if (!has_overflowed(epilogue)) break;
+      if (threadIdx.x == 0) tile::count_slow_path(tile::SlowPath::kSecondPass);
+      is_large = true;
+    }
+    load_maxima();
     epilogue.finalise_and_store();
   }
 
  private:
-  // Computes out and the states of its rows, from the last tile of keys to the first. The
-  // non-finite pass takes operands that are not finite for zero and flags the rows that see one;
-  // all other rows get the same bits as in the first pass.
-  __device__ __forceinline__ void attend() {
+  // Reduces the row sums. Says whether sums of P V have overflowed: out is not finite, and V has
+  // large numbers.
+  __device__ __forceinline__ bool has_overflowed(Epilogue<kConfig>& epilogue) {
+    if (!__syncthreads_or(epilogue.has_non_finite_out()) || shared_.prob_shift > 0) return false;
+    if (threadIdx.x == 0) tile::count_slow_path(tile::SlowPath::kScannedValues);
+    return sm80::hold_large<kThreads>(tile_.v, shared_.mask.range);
+  }
+
+  // Computes out and the states of its rows, from the last tile of keys to the first. `is_large`:
+  // this thread has seen a large element of V.
+  __device__ __forceinline__ void attend(bool is_large) {
     clear();
-    non_finite_pass_ = shared_.non_finite_pass;
     const sm80::TileRanges tiles = shared_.mask.tiles;
     std::int32_t key_tile = mask_.last_tile();
     if (key_tile < 0) return ptx::cp_async_wait<0>();
     load_k(key_tile);
+    if (__syncthreads_or(is_large) && threadIdx.x == 0)
+      shared_.prob_shift = sm80::prob_shift(static_cast<std::int32_t>(tile_.sequence.k_len));
     while (key_tile >= 0) {
       const std::int32_t next = mask_.previous_tile(tiles, key_tile);
       wait_for_copies();  // K has landed, and no warp reads V any more
       load_v(key_tile);
       const tile::TileClass tile_class = mask_.tile_class(tiles, key_tile);
-      if (kConfig.score_mod || tile_class != tile::kFull || non_finite_pass_) {
+      if (kConfig.score_mod || tile_class != tile::kFull) {
         step<true>(key_tile, tile_class, next);
       } else {
         step<false>(key_tile, tile_class, next);
@@ -87,15 +100,36 @@ class Forward {
   template <bool kMasked>
   __device__ __forceinline__ void step(std::int32_t key_tile, tile::TileClass tile_class,
                                        std::int32_t next) {
-    if (kMasked && non_finite_pass_) zero_non_finite_operands();
     float scores[kScores];
     Product::multiply_qk(shared_, tile_.k.columns, scores);  // S = Q K^T
     if constexpr (kMasked) apply_score_mod_and_mask(key_tile, tile_class, scores);
+    if constexpr (kMasked) shared_.visible[threadIdx.x] = VisibleKeys<kScores>(scores);
     softmax(scores);  // P = exp(S - m)
     if constexpr (kConfig.score_mod) apply_dropout(key_tile, scores);
     wait_for_copies();  // V has landed, and no warp reads K any more
     if (next >= 0) load_k(next);
+    if (kMasked && may_hide_keys(tile_class)) separate_non_finite();
     Product::multiply_pv(shared_, scores, out_);  // O += P V
+  }
+
+  // Whether a row of the block may see less than the whole tile. Dropped keys are visible: their
+  // prob is 0, and 0 * NaN is NaN.
+  __device__ __forceinline__ bool may_hide_keys(tile::TileClass tile_class) const {
+    if (tile_class != tile::kFull) return true;
+    return kConfig.score_mod &&
+           (parameters_.problem.mask.present() || parameters_.problem.bias.present());
+  }
+
+  // If V has non-finite elements, adds what they contribute to the rows that see them, and replaces
+  // them by zero: a masked prob is 0, but 0 * NaN is NaN. All threads call it, after a barrier.
+  __device__ __forceinline__ void separate_non_finite() {
+    if (!__syncthreads_or(holds_non_finite<kValueShape>(shared_.v))) return;
+    if (threadIdx.x == 0) tile::count_slow_path(tile::SlowPath::kNonFiniteTile);
+    const VisibleKeys<kScores> visible = shared_.visible[ptx::opaque(threadIdx.x)];
+    Product::multiply_pv(shared_, visible, out_);
+    __syncthreads();
+    zero_non_finite<kValueShape>(shared_.v);
+    __syncthreads();
   }
 
   __device__ __forceinline__ void clear() {
@@ -105,6 +139,24 @@ class Forward {
 #pragma unroll
       for (float& x : out_[i]) x = 0;
     }
+    store_maxima();
+  }
+
+  // The maxima of the rows lie in shared memory between the tiles of keys. One of the lanes that
+  // share a row stores its max.
+  __device__ __forceinline__ void load_maxima() {
+    if constexpr (!Shared<kConfig>::kMaximaInShared) return;
+    const float* const first = &shared_.maxima[warp_row() + lane_row(threadIdx.x % 32, 0)];
+#pragma unroll
+    for (int i = 0; i < kThreadRows; ++i) states_[i].max = first[Scores::row_offset(i * kKeys)];
+  }
+  __device__ __forceinline__ void store_maxima() {
+    if constexpr (!Shared<kConfig>::kMaximaInShared) return;
+    __syncwarp();
+    float* const first = &shared_.maxima[warp_row() + lane_row(threadIdx.x % 32, 0)];
+    if (lane_across(threadIdx.x % 32) != 0) return;
+#pragma unroll
+    for (int i = 0; i < kThreadRows; ++i) first[Scores::row_offset(i * kKeys)] = states_[i].max;
   }
 
   __device__ __forceinline__ void load_k(std::int32_t key_tile) {
@@ -151,15 +203,17 @@ class Forward {
                                                         scores, visible);
     }
     tile::apply_mask_bits<Scores>(scores, visible);
-    if (non_finite_pass_) flag_rows_that_see_non_finite(visible);
   }
 
   // m = max(m, rowmax(S)), P = exp(S - m), l = exp(m_old - m) l + rowsum(P), O = exp(m_old - m) O.
   // The exponent is one fused product, score * scale_log2 - anchor, where the anchor is
   // max * scale_log2, rounded once. The rounding multiplies the whole row by one factor, which
-  // cancels in out; in lse it is half an ulp.
+  // cancels in out; in lse it is half an ulp. A row whose anchor is huge subtracts its max from the
+  // scores first (tile/exact_max.cuh).
   __device__ __forceinline__ void softmax(float (&scores)[kScores]) {
     const float scale_log2 = parameters_.scale_log2;
+    const float shift = shared_.prob_shift;
+    load_maxima();
 #pragma unroll
     for (int i = 0; i < kThreadRows; ++i) {
       float* const row = &scores[i * kKeys];
@@ -172,8 +226,17 @@ class Forward {
       }
       math::SoftmaxState<float>& state = states_[i];
       max = fmaxf(max, state.max);
-      const float anchor = __fmul_rn(math::anchor(max), scale_log2);
-      const float factor = exp2f(__fmul_rn(state.max, scale_log2) - anchor);
+      float anchor = __fmul_rn(math::anchor(max), scale_log2);
+      float exponent = __fmul_rn(state.max, scale_log2) - anchor;
+      if (__any_sync(~0u, tile::is_huge_exact(anchor))) {
+        const bool huge = tile::is_huge_exact(anchor);
+#pragma unroll
+        for (int n = 0; n < kKeys; ++n) row[n] -= huge ? max : 0;
+        if (huge) exponent = state.max == max ? 0 : (state.max - max) * scale_log2;
+        if (huge) anchor = 0;
+      }
+      const float factor = exp2f(exponent);
+      anchor += shift;
       float sum = 0;
 #pragma unroll
       for (int n = 0; n < kKeys; ++n) {
@@ -184,6 +247,7 @@ class Forward {
 #pragma unroll
       for (float& x : out_[i]) x *= factor;  // rescale O
     }
+    store_maxima();
   }
 
   // Probs that are kept get their factor 1 / (1 - p) here, not in the epilogue, where it would
@@ -218,40 +282,6 @@ class Forward {
     return column / 2 % 2 == 0 ? low : high;
   }
 
-  // ---- the non-finite pass ----
-
-  __device__ void begin_non_finite_pass() {
-    shared_.non_finite_pass = true;
-    shared_.sees_non_finite[threadIdx.x] = 0;
-    for (int i = threadIdx.x; i < kConfig.q_tile(); i += kThreads) shared_.non_finite_row[i] = 0;
-    __syncthreads();
-    zero_non_finite<kQueryShape>(shared_.q, shared_.non_finite_row);
-    __syncthreads();
-  }
-
-  // Waits for K and V, and replaces their non-finite elements by zero.
-  __device__ __forceinline__ void zero_non_finite_operands() {
-    for (int i = threadIdx.x; i < kTile; i += kThreads) shared_.non_finite_key[i] = 0;
-    wait_for_copies();
-    zero_non_finite<kKeyShape>(shared_.k, shared_.non_finite_key);
-    zero_non_finite<kValueShape>(shared_.v, shared_.non_finite_key);
-    __syncthreads();
-  }
-
-  // Flags the lane's rows that see a key with an operand that is not finite.
-  __device__ __forceinline__ void flag_rows_that_see_non_finite(
-      const std::uint32_t (&visible)[kThreadRows]) {
-    std::uint32_t non_finite = 0;
-    for (int n = 0; n < kKeys; ++n) {
-      if (shared_.non_finite_key[lane_across(threadIdx.x % 32) * kKeys + n] != 0)
-        non_finite |= 1u << n;
-    }
-#pragma unroll
-    for (int i = 0; i < kThreadRows; ++i) {
-      if ((visible[i] & non_finite) != 0) shared_.sees_non_finite[threadIdx.x] |= 1u << i;
-    }
-  }
-
   const Parameters& parameters_;
   Shared<kConfig>& shared_;
   const WorkTile& tile_;
@@ -260,7 +290,6 @@ class Forward {
   ValueTiles v_loader_;
   std::uint32_t k_destination_;  // addresses of the thread's first chunk of a tile of K and of V
   std::uint32_t v_destination_;
-  bool non_finite_pass_ = false;
   float out_[kThreadRows][kColumns];               // (rows, runs of 4 columns)
   math::SoftmaxState<float> states_[kThreadRows];  // `sum` is the lane's partial sum
 };

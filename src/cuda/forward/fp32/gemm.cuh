@@ -2,6 +2,8 @@
 // which rows, keys and columns a thread has.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/forward/fp32/layout.h"
 #include "cuda/forward/fp32/shared.cuh"
 #include "math/softmax_state.h"
@@ -24,6 +26,17 @@ __device__ __forceinline__ void add_vector(float prob, const float4& value, floa
   sum[1] = math::multiply_add(prob, value.y, sum[1]);
   sum[2] = math::multiply_add(prob, value.z, sum[2]);
   sum[3] = math::multiply_add(prob, value.w, sum[3]);
+}
+
+// Adds the non-finite elements of a vector of V, if the row sees the key (visible is not 0).
+__device__ __forceinline__ void add_non_finite(float visible, const float4& value, float* sum) {
+  const auto add = [visible](float x, float& to) {
+    if (visible != 0 && !(x - x == 0)) to += x;
+  };
+  add(value.x, sum[0]);
+  add(value.y, sum[1]);
+  add(value.z, sum[2]);
+  add(value.w, sum[3]);
 }
 
 template <KernelConfig kConfig>
@@ -62,9 +75,10 @@ class Gemm {
   }
 
   // O += P V. The lanes of the warp exchange a chunk of keys of P at a time through shared memory
-  // that belongs to the warp.
-  __device__ __forceinline__ static void multiply_pv(Shared<kConfig>& shared,
-                                                     const float (&probs)[kScores],
+  // that belongs to the warp. With VisibleKeys in place of P: adds the non-finite elements of V to
+  // the rows that see them.
+  template <class Probs>
+  __device__ __forceinline__ static void multiply_pv(Shared<kConfig>& shared, const Probs& probs,
                                                      float (&out)[kThreadRows][kColumns]) {
     constexpr int kChunk = kConfig.chunk();
     float* const memory = shared.probs + warp_row() * kChunkRow;
@@ -73,14 +87,19 @@ class Gemm {
       __syncwarp();
       store_probs(probs, chunk, memory);
       __syncwarp();
-      multiply_chunk(memory, shared.v + chunk * kConfig.columns, out);
+      const float* const values = shared.v + chunk * kConfig.columns;
+      if constexpr (std::is_same_v<Probs, VisibleKeys<kScores>>) {
+        add_non_finite_of_chunk(memory, values, out);
+      } else {
+        multiply_chunk(memory, values, out);
+      }
     }
   }
 
  private:
   // Stores the probs of the keys [chunk, chunk + kChunk) of the tile.
-  __device__ __forceinline__ static void store_probs(const float (&probs)[kScores], int chunk,
-                                                     float* memory) {
+  template <class Probs>
+  __device__ __forceinline__ static void store_probs(const Probs& probs, int chunk, float* memory) {
     const int lane = threadIdx.x % 32;
     const int first = lane_across(lane) * kKeys - chunk;
     if (first < 0 || first >= kConfig.chunk()) return;
@@ -117,6 +136,24 @@ class Gemm {
             add_vector(probs[i][j], value, &out[i][m * kVector]);
           }
         }
+      }
+    }
+  }
+
+  // The same for visible keys, one at a time: it needs few registers.
+  __device__ __forceinline__ static void add_non_finite_of_chunk(
+      const float* memory, const float* values, float (&out)[kThreadRows][kColumns]) {
+    const int lane = threadIdx.x % 32;
+    const float* own_visible = memory + lane_row(lane, 0) * kChunkRow;
+    const float* own_values = values + lane_run(lane, 0);
+#pragma unroll 1
+    for (int key = 0; key < kConfig.chunk(); ++key, ++own_visible, own_values += kConfig.columns) {
+#pragma unroll
+      for (int m = 0; m < kRuns; ++m) {
+        const float4 value = load_vector(own_values + m * kAcross * kVector);
+#pragma unroll
+        for (int i = 0; i < kThreadRows; ++i)
+          add_non_finite(own_visible[2 * i * kChunkRow], value, &out[i][m * kVector]);
       }
     }
   }

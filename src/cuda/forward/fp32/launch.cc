@@ -44,10 +44,6 @@ TileSizes tiles_for(const Problem& problem, bool score_mod) {
   return {q_tile_for(problem, score_mod), kKernels[row_for(problem, score_mod)].k_tile};
 }
 
-sm80::Workspace workspace_for(const Problem& problem) {
-  return sm80::Workspace(problem, {q_tile_for(problem, false), q_tile_for(problem, true)});
-}
-
 }  // namespace
 
 problem::Status supports(const Problem& problem) {
@@ -68,10 +64,7 @@ problem::Status prepare(const Problem& problem) {
   return check(sm80::load_common_kernels(), "loading cuda_fp32");
 }
 
-std::int64_t workspace_bytes(const Problem& problem) {
-  const problem::Checked bytes = workspace_for(problem).used();
-  return bytes.valid ? bytes.value : -1;
-}
+std::int64_t workspace_bytes(const Problem& problem) { return sm80::Workspace(problem).bytes(); }
 
 double predicted_traffic(const Problem& problem) {
   return cuda::predicted_traffic(problem, tiles_for(problem, sm80::needs_score_mod(problem)));
@@ -82,7 +75,7 @@ problem::Status run(const Problem& problem, const problem::RunContext& context) 
   const bool score_mod = sm80::needs_score_mod(problem);
   const int q_tile = q_tile_for(problem, score_mod);
   const Parameters parameters =
-      sm80::parameters_for(problem, q_tile, score_mod, workspace_for(problem), context.workspace);
+      sm80::parameters_for(problem, q_tile, score_mod, sm80::Workspace(problem), context.workspace);
   const Instance& instance = instance_for(problem, score_mod);
   count_traffic(problem, parameters.schedule, tiles_for(problem, score_mod), context.traffic);
   return sm80::run_tiles(parameters, q_tile, context.executor->stream, "starting cuda_fp32",

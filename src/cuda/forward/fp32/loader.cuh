@@ -96,18 +96,37 @@ class TileLoader {
 
 __device__ __forceinline__ bool is_non_finite(float x) { return !(x - x == 0); }
 
-// The non-finite pass: replaces the non-finite elements of a loaded tile by zero, and flags their
-// rows. All threads call it, between two barriers.
-template <TileShape kShape>
-__device__ void zero_non_finite(float* tile, std::uint8_t* non_finite /* (rows) */) {
-#pragma unroll 1
-  for (int i = threadIdx.x; i < kShape.rows * kShape.columns; i += kShape.threads) {
-    const int tile_row = i / kShape.columns;
-    float& element = tile[tile_row * kShape.stride + i % kShape.columns];
-    if (!is_non_finite(element)) continue;
-    element = 0;
-    non_finite[kShape.run > 1 ? key_at(tile_row, kShape.run) : tile_row] = 1;
+// Calls function(four adjacent elements) for this thread's share of a loaded tile.
+template <TileShape kShape, class Function>
+__device__ __forceinline__ void for_each_vector(float* tile, const Function& function) {
+  constexpr int kVectors = kShape.columns / kVector;  // of a row
+#pragma unroll 2
+  for (int i = threadIdx.x; i < kShape.rows * kVectors; i += kShape.threads) {
+    function(
+        *reinterpret_cast<float4*>(tile + i / kVectors * kShape.stride + i % kVectors * kVector));
   }
+}
+
+// Says whether a loaded tile has a non-finite element in this thread's share. 0 * x is NaN for
+// those alone, and stays in the sum.
+template <TileShape kShape>
+__device__ __forceinline__ bool holds_non_finite(float* tile) {
+  float sum = 0;
+  for_each_vector<kShape>(tile, [&](const float4& x) {
+    sum = __fmaf_rn(x.x, 0.0f, __fmaf_rn(x.y, 0.0f, sum));
+    sum = __fmaf_rn(x.z, 0.0f, __fmaf_rn(x.w, 0.0f, sum));
+  });
+  return sum != sum;
+}
+
+// Replaces the non-finite elements of a loaded tile by zero. All threads call it, between two
+// barriers.
+template <TileShape kShape>
+__device__ __forceinline__ void zero_non_finite(float* tile) {
+  const auto finite = [](float x) { return is_non_finite(x) ? 0 : x; };
+  for_each_vector<kShape>(tile, [&](float4& x) {
+    x = make_float4(finite(x.x), finite(x.y), finite(x.z), finite(x.w));
+  });
 }
 
 }  // namespace tilewise::cuda::fp32

@@ -6,7 +6,7 @@
 #include "cuda/host/launch.cuh"
 #include "cuda/host/load.h"
 #include "cuda/sm80/epilogue.cuh"
-#include "cuda/sm80/non_finite.cuh"
+#include "cuda/sm80/large_values.cuh"
 #include "cuda/sm80/softmax_step.cuh"
 
 namespace tilewise::cuda::sm80 {
@@ -23,25 +23,31 @@ class Forward : public SoftmaxStep<kConfig> {
         sources_{tile_.k.first + Copy::tensor_offset(parameters.problem.k.row),
                  tile_.v.first + Copy::tensor_offset(parameters.problem.v.row)} {
     if constexpr (Shared<kConfig>::kSourcesInShared) shared_.sources[threadIdx.x] = sources_;
+    if constexpr (Shared<kConfig>::kDestinationsInShared)
+      shared_.destinations[threadIdx.x] = destination_;
   }
 
   __device__ __forceinline__ void run() {
     load_tile<kConfig.q_tile(), kConfig.columns, kConfig.threads()>(tile_.q, tile_.first,
                                                                     shared_.q);
     ptx::cp_async_commit();
-    if (threadIdx.x == 0) shared_.non_finite_pass = false;
+    if (threadIdx.x == 0) {
+      this->shift_probs(0);
+      shared_.has_zeroed_values = false;
+    }
     std::int32_t last = mask_.build();
     Epilogue<kConfig> epilogue(parameters_, shared_, out_, states_);
-    bool needs_non_finite_pass;
-    do {
-      attend(last);
-      const bool was_non_finite_pass = shared_.non_finite_pass;
-      needs_non_finite_pass = __syncthreads_or(epilogue.has_non_finite()) && !was_non_finite_pass;
-      if (needs_non_finite_pass) {
-        this->begin_non_finite_pass();
-        last = mask_.last_tile();
-      }
-    } while (needs_non_finite_pass);
+    // The first key of the last tile stands for all of V.
+    bool is_large = !kConfig.fp16 && samples_large(tile_.v, last * kConfig.k_tile);
+    for (;;) {
+      attend(last, is_large);
+      if (!has_overflowed(epilogue)) break;
+      if (threadIdx.x == 0) tile::count_slow_path(tile::SlowPath::kSecondPass);
+      is_large = true;
+      last = mask_.last_tile();  // again: the loop has no register for it
+    }
+    this->load_maxima();
+    if (shared_.has_zeroed_values) add_zeroed_values();
     epilogue.finalise_and_store();
   }
 
@@ -60,55 +66,79 @@ class Forward : public SoftmaxStep<kConfig> {
   using Step::states_;
   using Step::tile_;
 
+  // Reduces the row sums. Says whether sums of P V have overflowed: out is not finite, and V has
+  // large numbers.
+  __device__ __forceinline__ bool has_overflowed(Epilogue<kConfig>& epilogue) {
+    if constexpr (kConfig.fp16) {
+      epilogue.reduce_sums();
+      return false;
+    } else {
+      if (!__syncthreads_or(epilogue.has_non_finite_out()) || shared_.prob_shift > 0) return false;
+      if (threadIdx.x == 0) tile::count_slow_path(tile::SlowPath::kScannedValues);
+      return hold_large<kConfig.threads()>(tile_.v, shared_.mask.range);
+    }
+  }
+
   // Computes out and the states of its rows, over the tiles of keys from `key_tile` down to the
-  // first. The non-finite pass takes operands that are not finite for zero and flags the rows that
-  // see one; all other rows get the same bits as in the first pass.
-  __device__ __forceinline__ void attend(std::int32_t key_tile) {
+  // first. `is_large`: this thread has seen a large element of V.
+  __device__ __forceinline__ void attend(std::int32_t key_tile, bool is_large) {
     clear();
     if (key_tile < 0) {
       ptx::cp_async_wait<0>();
       return __syncthreads();  // as before the first tile: what the first threads wrote is visible
     }
-    this->load_k(key_tile, 0);
-    if constexpr (kConfig.stages == 2) this->load_v(key_tile, 0);
+    fetch_last_k(key_tile);
+    if constexpr (kConfig.stages == 2) fetch_last_v(key_tile);
     ptx::cp_async_commit();
     ptx::cp_async_wait<1>();
-    __syncthreads();
+    sync_and_set_shift(is_large);
     prepare_q();
     for (int stage = 0; key_tile >= 0; stage = (stage + 1) % kConfig.stages) {
       const TileRanges tiles = shared_.mask.tiles;
       const std::int32_t next = mask_.previous_tile(tiles, key_tile);
-      ptx::cp_async_wait<0>();
-      __syncthreads();
-      prefetch(key_tile, next, stage);
       const tile::TileClass tile_class = mask_.tile_class(tiles, key_tile);
-      // Two copies of the code: a branch inside would separate the products from the exponentials.
-      if (kConfig.score_mod || tile_class != tile::kFull) {
-        step<true>(key_tile, tile_class, next, stage);
-      } else {
-        step<false>(key_tile, tile_class, next, stage);
-      }
+      ptx::cp_async_wait<0>();
+      sync_values(kConfig.stages == 2 && this->may_hide_keys(tile_class), stage);
+      prefetch(key_tile, next, stage);
+      step(key_tile, tile_class, next, stage);
       key_tile = next;
     }
   }
 
-  // A tile of keys: Algorithm 1, lines 8 to 10. `kMasked`: a mask or a score mod applies to it.
-  template <bool kMasked>
+  // A tile of keys: Algorithm 1, lines 8 to 10.
   __device__ __forceinline__ void step(std::int32_t key_tile, tile::TileClass tile_class,
                                        std::int32_t next, int stage) {
-    if (kMasked && shared_.non_finite_pass) zero_non_finite_stage(stage);
     float scores[kRowBlocks][kScores];
-    this->multiply_qk(stage, scores);  // S = Q K^T
-    if constexpr (Step::kPaired) {
-      tile::RowMax maxima[kRowBlocks];
-      this->template publish_maxima<kMasked>(key_tile, tile_class, scores, maxima);
-      wait_for_v_and_prefetch_k(next);
-      tile::Anchors anchors[kRowBlocks];
-      this->update_max_of_pair(maxima, anchors);
-      this->softmax_and_multiply_pv(key_tile, stage, anchors, scores);  // P = exp(S - m), O += P V
+    tile::ExactMax updates[kRowBlocks];
+    multiply_qk_and_update_max(key_tile, tile_class, next, stage, scores, updates);
+    if (is_masked(tile_class) || this->must_be_careful(updates)) {
+      this->careful_softmax_and_multiply_pv(key_tile, stage, updates, scores);
     } else {
-      if constexpr (kConfig.stages == 1) wait_for_v_and_prefetch_k(next);
-      this->template softmax_and_multiply_pv<kMasked>(key_tile, tile_class, stage, scores);
+      this->softmax_and_multiply_pv(key_tile, stage, updates, scores);
+    }
+  }
+
+  // Whether a mask or a score mod applies to a tile of keys.
+  __device__ __forceinline__ static bool is_masked(tile::TileClass tile_class) {
+    return kConfig.score_mod || tile_class != tile::kFull;
+  }
+
+  // S = Q K^T, m = max(m, rowmax(S)).
+  __device__ __forceinline__ void multiply_qk_and_update_max(
+      std::int32_t key_tile, tile::TileClass tile_class, std::int32_t next, int stage,
+      float (&scores)[kRowBlocks][kScores], tile::ExactMax (&updates)[kRowBlocks]) {
+    const bool hides_keys = this->may_hide_keys(tile_class);
+    this->multiply_qk(stage, scores);
+    if constexpr (Step::kPaired) {
+      if (is_masked(tile_class)) this->apply_score_mod_and_mask(key_tile, tile_class, scores);
+      tile::RowMax maxima[kRowBlocks];
+      this->publish_maxima(scores, maxima);
+      wait_for_v_and_prefetch_k(next, hides_keys);
+      this->update_max_of_pair(maxima, updates);
+    } else {
+      if constexpr (kConfig.stages == 1) wait_for_v_and_prefetch_k(next, hides_keys);
+      if (is_masked(tile_class)) this->apply_score_mod_and_mask(key_tile, tile_class, scores);
+      this->update_max(scores, updates);
     }
   }
 
@@ -128,70 +158,120 @@ class Forward : public SoftmaxStep<kConfig> {
 
   // With one stage, after Q K^T: V has landed and no warp reads K any more, so that the copy of the
   // next K starts.
-  __device__ __forceinline__ void wait_for_v_and_prefetch_k(std::int32_t next) {
+  __device__ __forceinline__ void wait_for_v_and_prefetch_k(std::int32_t next, bool hides_keys) {
     ptx::cp_async_wait<0>();
-    __syncthreads();
+    sync_values(hides_keys, 0);
     if (next >= 0) fetch_k(next, 0);
     ptx::cp_async_commit();
+  }
+
+  // A barrier. `hides_keys`: V has landed, and keys of it may be masked: its non-finite elements
+  // become zero.
+  __device__ __forceinline__ void sync_values(bool hides_keys, int stage) {
+    if (!hides_keys) return __syncthreads();
+    if (!this->sync_and_find_non_finite(stage)) return;
+    if (ptx::opaque(threadIdx.x) == 0) shared_.has_zeroed_values = true;
+    this->zero_non_finite(stage);
+  }
+
+  // After the last tile of keys: adds what the elements of V that have counted as zero contribute
+  // to the rows that see them.
+  __device__ __forceinline__ void add_zeroed_values() {
+    const TileRanges tiles = shared_.mask.tiles;
+    std::int32_t key_tile = mask_.last_tile();
+#pragma unroll 1
+    for (; key_tile >= 0; key_tile = mask_.previous_tile(tiles, key_tile)) {
+      if (!this->may_hide_keys(mask_.tile_class(tiles, key_tile))) continue;
+      __syncthreads();  // no warp reads the K and V before any more
+      if constexpr (kConfig.score_mod) fetch_last_k(key_tile);
+      fetch_last_v(key_tile);
+      ptx::cp_async_commit();
+      ptx::cp_async_wait<0>();
+      if (!this->sync_and_find_non_finite(0)) continue;
+      if constexpr (kConfig.score_mod) {
+        float scores[kRowBlocks][kScores];
+        this->multiply_qk(0, scores);
+        this->apply_score_mod_and_mask(key_tile, mask_.tile_class(tiles, key_tile), scores);
+        this->add_visible_non_finite(0, this->visible_keys(scores));
+      } else {
+        this->add_visible_non_finite(key_tile, 0);
+      }
+    }
+  }
+
+  // A barrier, before the first tile of keys. If any thread has seen a large element of V, probs
+  // become smaller; the barriers of the loop follow before a thread reads the shift.
+  __device__ __forceinline__ void sync_and_set_shift(bool is_large) {
+    if constexpr (kConfig.fp16) return __syncthreads();
+    const bool any_large = __syncthreads_or(is_large);
+    if (any_large && ptx::opaque(threadIdx.x) == 0)
+      this->shift_probs(prob_shift(static_cast<std::int32_t>(tile_.sequence.k_len)));
   }
 
   // Start the copy of a tile of K or V. A tile of K that precedes another one is inside of the
   // tensor.
   __device__ __forceinline__ void fetch_k(std::int32_t key_tile, int stage) {
-    const std::int64_t stride = parameters_.problem.k.row;
-    const std::uint16_t* const from = sources().k + first_key(key_tile) * stride;
-    const std::uint32_t address = destination_ + stage * kConfig.k_bytes();
-    if (parameters_.full_rows.k) return Copy::copy(from, stride, address);
-    load_edge<kConfig.k_tile, kConfig.columns, kConfig.threads()>(
-        tile_.k, key_tile * kConfig.k_tile, from, address, shared_.k[stage]);
+    fetch_k(key_tile, stage, parameters_.full_rows.k);
   }
   __device__ __forceinline__ void fetch_v(std::int32_t key_tile, int stage) {
-    const std::int64_t stride = parameters_.problem.v.row;
     bool inside = parameters_.full_rows.v;
     if constexpr (kConfig.stages == 1) inside &= (key_tile + 1) * kConfig.k_tile <= tile_.v.count;
-    const std::uint16_t* const from = sources().v + first_key(key_tile) * stride;
-    const std::uint32_t address = destination_ + (kConfig.stages + stage) * kConfig.k_bytes();
+    fetch_v(key_tile, stage, inside);
+  }
+  // Start the copy of any tile into the first stage.
+  __device__ __forceinline__ void fetch_last_k(std::int32_t key_tile) {
+    const bool inside = (key_tile + 1) * kConfig.k_tile <= tile_.k.count;
+    fetch_k(key_tile, 0, parameters_.full_rows.k && inside);
+  }
+  __device__ __forceinline__ void fetch_last_v(std::int32_t key_tile) {
+    const bool inside = (key_tile + 1) * kConfig.k_tile <= tile_.v.count;
+    fetch_v(key_tile, 0, parameters_.full_rows.v && inside);
+  }
+  // `inside`: the tile lies inside of the tensor.
+  __device__ __forceinline__ void fetch_k(std::int32_t key_tile, int stage, bool inside) {
+    const std::int64_t stride = parameters_.problem.k.row;
+    const std::uint16_t* const from = sources().k + first_key(key_tile) * stride;
+    const std::uint32_t address = destination() + stage * kConfig.k_bytes();
     if (inside) return Copy::copy(from, stride, address);
+    fetch_edge(tile_.k, key_tile, from, address, shared_.k[stage]);
+  }
+  __device__ __forceinline__ void fetch_v(std::int32_t key_tile, int stage, bool inside) {
+    const std::int64_t stride = parameters_.problem.v.row;
+    const std::uint16_t* const from = sources().v + first_key(key_tile) * stride;
+    const std::uint32_t address = destination() + (kConfig.stages + stage) * kConfig.k_bytes();
+    if (inside) return Copy::copy(from, stride, address);
+    fetch_edge(tile_.v, key_tile, from, address, shared_.v[stage]);
+  }
+  __device__ __forceinline__ static void fetch_edge(const Rows& rows, std::int32_t key_tile,
+                                                    const std::uint16_t* from,
+                                                    std::uint32_t address, unsigned char* to) {
+    // The thread's place is computed each time: the loop has no register for it.
     load_edge<kConfig.k_tile, kConfig.columns, kConfig.threads()>(
-        tile_.v, key_tile * kConfig.k_tile, from, address, shared_.v[stage]);
+        rows, key_tile * kConfig.k_tile, from, address, to, ptx::opaque(threadIdx.x));
   }
   __device__ __forceinline__ static std::int64_t first_key(std::int32_t key_tile) {
     return static_cast<std::uint32_t>(key_tile * kConfig.k_tile);
   }
   __device__ __forceinline__ ThreadSources sources() const {
-    return Shared<kConfig>::kSourcesInShared ? shared_.sources[threadIdx.x] : sources_;
+    return Shared<kConfig>::kSourcesInShared ? shared_.sources[ptx::opaque(threadIdx.x)] : sources_;
+  }
+
+  __device__ __forceinline__ std::uint32_t destination() const {
+    return Shared<kConfig>::kDestinationsInShared ? shared_.destinations[ptx::opaque(threadIdx.x)]
+                                                  : destination_;
   }
 
   // Q has landed: loads it into registers, if it stays there.
   __device__ __forceinline__ void prepare_q() {
-    if (shared_.non_finite_pass) {
-      zero_non_finite<kConfig.fp16, kConfig.q_tile(), kConfig.columns, kConfig.threads()>(
-          shared_.q, shared_.non_finite_row);
-      __syncthreads();
-    }
     if constexpr (kConfig.q_registers) {
-      const std::uint32_t start = q_operand();
+      const auto queries = q_operand();
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
         for (int row_block = 0; row_block < kRowBlocks; ++row_block)
-          load_q_operand(start, step, row_block, q_[step][row_block]);
+          load_q_operand(queries, step, row_block, q_[step][row_block]);
       }
     }
-  }
-
-  // The non-finite pass: waits for K and V of a stage, and replaces their non-finite elements by
-  // zero.
-  __device__ __forceinline__ void zero_non_finite_stage(int stage) {
-    for (int i = threadIdx.x; i < kConfig.k_tile; i += kConfig.threads())
-      shared_.non_finite_key[i] = 0;
-    ptx::cp_async_wait<0>();
-    __syncthreads();
-    for (int which = 0; which < 2; ++which) {
-      zero_non_finite<kConfig.fp16, kConfig.k_tile, kConfig.columns, kConfig.threads()>(
-          which == 0 ? shared_.k[stage] : shared_.v[stage], shared_.non_finite_key);
-    }
-    __syncthreads();
   }
 
   std::uint32_t destination_;  // address of the thread's first chunk in the first stage of K

@@ -48,10 +48,6 @@ TileSizes tiles_for(const Problem& problem, bool score_mod) {
   return {q_tile_for(problem, score_mod), kKernels[row_for(problem, score_mod)].k_tile};
 }
 
-Workspace workspace_for(const Problem& problem) {
-  return Workspace(problem, {q_tile_for(problem, false), q_tile_for(problem, true)});
-}
-
 }  // namespace
 
 problem::Status supports(const Problem& problem) {
@@ -73,10 +69,7 @@ problem::Status prepare(const Problem& problem) {
   return check(load_common_kernels(), "loading cuda_sm80");
 }
 
-std::int64_t workspace_bytes(const Problem& problem) {
-  const problem::Checked bytes = workspace_for(problem).used();
-  return bytes.valid ? bytes.value : -1;
-}
+std::int64_t workspace_bytes(const Problem& problem) { return Workspace(problem).bytes(); }
 
 double predicted_traffic(const Problem& problem) {
   return cuda::predicted_traffic(problem, tiles_for(problem, needs_score_mod(problem)));
@@ -88,7 +81,7 @@ problem::Status run(const Problem& problem, const problem::RunContext& context) 
   const Instance& instance = instance_for(problem, score_mod);
   const int q_tile = instance.config.q_tile();
   Parameters parameters =
-      parameters_for(problem, q_tile, score_mod, workspace_for(problem), context.workspace);
+      parameters_for(problem, q_tile, score_mod, Workspace(problem), context.workspace);
   parameters.full_rows = {parameters.aligned16.k && problem.head_dim == instance.config.columns,
                           parameters.aligned16.v && problem.value_dim == instance.config.columns};
   count_traffic(problem, parameters.schedule, tiles_for(problem, score_mod), context.traffic);

@@ -1,0 +1,13 @@
+// What a block does beyond the steps that finite inputs of ordinary size take.
+#pragma once
+
+namespace tilewise::cuda::tile {
+
+enum class SlowPath {
+  kSecondPass,     // a tile of queries is computed again, with smaller probs
+  kScannedValues,  // V of a tile of queries is searched for large numbers
+  kNonFiniteTile,  // a tile of keys with non-finite V may have masked keys
+};
+inline constexpr int kSlowPaths = 3;
+
+}  // namespace tilewise::cuda::tile
