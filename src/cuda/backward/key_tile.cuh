@@ -14,8 +14,9 @@ struct KeyTile : cuda::sm80::HeadTile {
   std::int32_t first_query_tile;  // the number of the head's first tile of queries
 };
 
-// Sets the tile of keys of a block. Under a causal mask the first keys have the most queries, and
-// their blocks start first. In every case the blocks of a head start in the order of their keys.
+// Sets the tile of keys of a block. The blocks of a head start in the order of their keys. Under a
+// causal mask the first keys have the most queries, so that the longest blocks start first, unless
+// blocks take turns (turns.cuh): then the blocks of the last keys start first.
 __device__ __forceinline__ void load_key_tile(const Parameters& parameters, std::int32_t index,
                                               int k_tile, KeyTile& tile) {
   const Problem& problem = parameters.problem;
@@ -24,8 +25,9 @@ __device__ __forceinline__ void load_key_tile(const Parameters& parameters, std:
   const Sequence sequence = sequence_at(problem, parameters.table, work.batch);
   const std::int64_t rows = problem.k_packed ? sequence.k_len : problem.k_rows;
   const std::int32_t tiles = static_cast<std::int32_t>(math::ceil_div(rows, k_tile));
-  const bool from_last =
+  const bool descending =
       problem.k_packed ? parameters.key_packed.longest_first : parameters.key_schedule.swizzle > 0;
+  const bool from_last = descending && parameters.turns == nullptr;
   const std::int32_t key_tile = from_last ? tiles - 1 - work.q_tile : work.q_tile;
   tile.kv_head = work.head;
   tile.first = key_tile * k_tile;

@@ -64,9 +64,16 @@ class QueryMask : public cuda::sm80::BandList {
     return q_tile >= table_.tiles.first && next_tile(q_tile - 1) == q_tile;
   }
 
-  // The first key that a tile of queries sees, without slices.
-  __device__ __forceinline__ std::int32_t first_key(std::int32_t q_tile) const {
-    return tile::keys_of(table_.bands[0], q_tile * kQTile, q_tile * kQTile + kQTile - 1).begin;
+  // The block's turn to add to dQ of a tile of queries (turns.cuh): the number of tiles of keys
+  // that come before this one and that the queries see. With slices all tiles before it count,
+  // since which of them are empty is known to their own blocks alone.
+  __device__ __forceinline__ unsigned long long turn(std::int32_t q_tile) const {
+    const std::int32_t key_tile = tile_.first / kKTile;
+    if (parameters_.problem.slices.present()) return key_tile;
+    const tile::Range keys =
+        tile::keys_of(table_.bands[0], q_tile * kQTile, q_tile * kQTile + kQTile - 1);
+    if (parameters_.problem.window_right >= 0) return (keys.end - 1) / kKTile - key_tile;
+    return key_tile - keys.begin / kKTile;
   }
 
   // The class of a tile from first_tile() on. One that reaches beyond the sequence's last query or

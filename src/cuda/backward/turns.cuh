@@ -1,42 +1,31 @@
 // A fixed order of the sums of dQ, for deterministic gradients.
 //
-// The blocks of a head add to dQ of a tile of queries in the order of their keys. turns[tile] is
-// the number of blocks that have added to it. Blocks start in the same order (key_tile.cuh), so
-// that each waits only for blocks that run.
+// The blocks of a head add to dQ of a tile of queries in the order of their keys or, under a causal
+// mask, in the reverse order: there a block begins at its diagonal, and the block of the keys
+// before comes to the same queries a little later. turns[tile] is the number of blocks that have
+// added to it. Blocks start in the same order (key_tile.cuh), so that each waits only for blocks
+// that run.
 #pragma once
 
-#include "cuda/backward/key_tile.cuh"
-#include "cuda/backward/query_mask.cuh"
+#include "cuda/backward/parameters.h"
 #include "cuda/ptx/memory_order.cuh"
 
 namespace tilewise::cuda::backward {
 
-template <int kQTile, int kKTile>
+// The turns at a tile of queries, by its number among those of all heads. One thread calls each.
 struct Turns {
   const Parameters& parameters;
-  const KeyTile& tile;
-  const QueryMask<kQTile, kKTile>& mask;
+  std::int32_t number;
 
-  // One thread: waits until all blocks before this one have added to a tile of queries. `number` is
-  // the tile's number among those of all heads.
-  __device__ __forceinline__ void wait(std::int32_t number, std::int32_t q_tile) const {
-    const unsigned long long turn = own(q_tile);
+  // Waits until all blocks before the one of this turn have added to the tile.
+  __device__ __forceinline__ void wait(unsigned long long turn) const {
     while (ptx::load_acquire(parameters.turns + number) != turn) {
     }
   }
 
-  // One thread: this block has added to the tile.
-  __device__ __forceinline__ void end(std::int32_t number, std::int32_t q_tile) const {
-    ptx::store_release(parameters.turns + number, own(q_tile) + 1);
-  }
-
- private:
-  // The number of tiles of keys before this one that the queries see. With slices all tiles before
-  // it count, since which of them are empty is known to their own blocks alone.
-  __device__ __forceinline__ unsigned long long own(std::int32_t q_tile) const {
-    const std::int32_t key_tile = tile.first / kKTile;
-    if (parameters.problem.slices.present()) return key_tile;
-    return key_tile - mask.first_key(q_tile) / kKTile;
+  // The block of this turn has added to the tile.
+  __device__ __forceinline__ void end(unsigned long long turn) const {
+    ptx::store_release(parameters.turns + number, turn + 1);
   }
 };
 

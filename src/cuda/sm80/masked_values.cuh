@@ -99,7 +99,9 @@ class MaskedValues : public ScoreMod<kConfig> {
 
  private:
   // O += M N and O += M (-N'). M is 2^100 for a visible key, else 0; N is 2^100 for +infinity and
-  // NaN, N' for -infinity and NaN. 2^200 overflows to infinity, and infinity - infinity is NaN.
+  // NaN, N' for -infinity and NaN. 2^200 overflows to infinity, and infinity - infinity is NaN. The
+  // products are rounded to fp32 before they are added to O: tensor cores add -2^200 itself to an
+  // infinite sum, which stays infinite.
   __device__ __forceinline__ void add_non_finite(const typename Base::Operand& values,
                                                  const VisibleKeys<kConfig>& keys) {
 #pragma unroll 1
@@ -131,9 +133,13 @@ class MaskedValues : public ScoreMod<kConfig> {
     for (int i = 0; i < 4; ++i) markers[i] = markers_of<kConfig.fp16, kNegative>(b[i]);
 #pragma unroll
     for (int row_block = 0; row_block < kRowBlocks; ++row_block) {
-      float* const out = &out_[row_block][8 * n];
-      ptx::mma_m16n8k16<false>(out, visible[row_block], markers[0], markers[1]);
-      ptx::mma_m16n8k16<false>(out + 4, visible[row_block], markers[2], markers[3]);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float sums[4] = {0, 0, 0, 0};
+        ptx::mma_m16n8k16<false>(sums, visible[row_block], markers[2 * i], markers[2 * i + 1]);
+#pragma unroll
+        for (int r = 0; r < 4; ++r) out_[row_block][8 * n + 4 * i + r] += sums[r];
+      }
     }
   }
 };

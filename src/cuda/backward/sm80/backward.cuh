@@ -99,8 +99,8 @@ class Backward : public ScoreGradient<kConfig> {
   }
 
   __device__ __forceinline__ void visit_queries() {
-    const BlockTurns<kConfig.q_tile, kConfig.k_tile> turns = {
-        {parameters_, tile_, mask_}, shared_.pending_turn, takes_turns()};
+    const BlockTurns<kConfig.q_tile, kConfig.k_tile> turns = {parameters_, tile_, mask_,
+                                                              shared_.pending_turn, takes_turns()};
     std::int32_t q_tile = mask_.first_tile();
     if (q_tile >= 0) this->fetch_queries(q_tile, 0);
     for (int stage = 0; q_tile >= 0; stage = (stage + 1) % kConfig.stages) {

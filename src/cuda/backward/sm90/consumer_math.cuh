@@ -115,8 +115,8 @@ class ConsumerMath {
       const float2 delta = statistics(stage, 1, i);
 #pragma unroll
       for (int r = 4 * i; r < 4 * i + 4; ++r) {
-        const float prob = ptx::unpack<kConfig.fp16>(probs_[r / 2], r % 2);
-        dprobs_[r] = prob * (dprobs_[r] - (r % 2 == 0 ? delta.x : delta.y));
+        const float p = ptx::unpack<kConfig.fp16>(probs_[r / 2], r % 2);
+        dprobs_[r] = p * (dprobs_[r] - (r % 2 == 0 ? delta.x : delta.y));
       }
     }
   }

@@ -149,12 +149,12 @@ class NonFinitePass : public ConsumerMath<kConfig> {
     for (int r = 0; r < kGradients; ++r) {
       const int key = warp_row() + tile::lane_row(lane, tile::register_row(r));
       const int column = tile::register_column(r) + tile::lane_column(lane);
-      const std::uint32_t prob = *reinterpret_cast<const std::uint16_t*>(
+      const std::uint32_t weight = *reinterpret_cast<const std::uint16_t*>(
           probs + tile::swizzled(key, row % tile::kPanelColumns * 2));
-      if (prob == 0 || column >= problem.value_dim) continue;
+      if (weight == 0 || column >= problem.value_dim) continue;
       const std::uint32_t value = from[column];
       if (tile::is_non_finite16<kConfig.fp16>(value))
-        dv_[r] += ptx::unpack<kConfig.fp16>(prob, 0) * ptx::unpack<kConfig.fp16>(value, 0);
+        dv_[r] += ptx::unpack<kConfig.fp16>(weight, 0) * ptx::unpack<kConfig.fp16>(value, 0);
     }
   }
 

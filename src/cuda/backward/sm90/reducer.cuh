@@ -36,15 +36,15 @@ class Reducer {
 
  private:
   __device__ __forceinline__ void add(std::int32_t number, std::int32_t q_tile) {
-    const Turns<kConfig.q_tile, KernelConfig::kKTile> turns = {parameters_, shared_.tile, mask_};
+    const Turns turns = {parameters_, number};
     const bool ordered = parameters_.turns != nullptr;
-    if (ordered) turns.wait(number, q_tile);
+    if (ordered) turns.wait(mask_.turn(q_tile));
     add_block(number, 0);
     add_block(number, 1);
     phase_ ^= 1;
     if (!ordered) return;
     ptx::tma_store_wait();
-    turns.end(number, q_tile);
+    turns.end(mask_.turn(q_tile));
   }
 
   __device__ __forceinline__ void add_block(std::int32_t number, int warpgroup) const {

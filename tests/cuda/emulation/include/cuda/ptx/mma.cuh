@@ -2,6 +2,7 @@
 // it is from the first summand to the last one, each sum rounded to float.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "cuda/emulation/block.h"
@@ -44,8 +45,19 @@ void perform_multiply(const emulation::Requests& requests) {
     for (unsigned i = 0; i < 4; ++i) d[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2] = own->d[i];
   }
   for (unsigned row = 0; row < 16; ++row) {
+    float first[8];
+    for (unsigned column = 0; column < 8; ++column) first[column] = d[row][column];
     for (unsigned k = 0; k < 16; ++k) {
       for (unsigned column = 0; column < 8; ++column) d[row][column] += a[row][k] * b[k][column];
+    }
+    for (unsigned column = 0; column < 8; ++column) {
+      if (std::isfinite(d[row][column])) continue;
+      // Tensor cores do not round a product to float: one that would overflow leaves an infinite
+      // sum as it is (seen on an H100).
+      double sum = first[column];
+      for (unsigned k = 0; k < 16; ++k)
+        sum += static_cast<double>(a[row][k]) * static_cast<double>(b[k][column]);
+      d[row][column] = static_cast<float>(sum);
     }
   }
   for (unsigned lane = 0; lane < 32; ++lane) {
