@@ -76,7 +76,7 @@ def sm80_table(path: pathlib.Path) -> str:
     return rivals_table(path, "bf16", {"flash": "FA2"})
 
 
-def sm80_backward_table(path: pathlib.Path) -> str:
+def backward_table(path: pathlib.Path) -> str:
     document = json.loads(path.read_text())
     rows = []
     for row in document["rows"]:

@@ -9,7 +9,7 @@ Each row: B*S = 16384 tokens, H*D = 2048, random normal inputs, layout (B, S, H,
 contenders take turns, every run between two events on one stream that is never empty; the figure is the median. Before
 that, gradients are compared with those of attention in fp64: the largest error of each contender, and that of plain
 attention in the inputs' type.
-"deterministic": this version with the option of that name.
+"tilewise_deterministic": this version with the option of that name.
 Flops: 10 B H Sq Sk D, half of it under a causal mask. GEMM: torch.matmul of 8192^3, in turns with the others.
 """
 import argparse
@@ -96,7 +96,7 @@ def rival(name, causal):
 def contenders(libraries, rivals, tensors, causal, kernel):
     """Plans by library, of which the first is this version, one of it with fixed bits, and what everybody runs."""
     ours = {name: Gradient(library, *tensors, causal, kernel) for name, library in libraries.items()}
-    ours["deterministic"] = Gradient(libraries["tilewise"], *tensors, causal, kernel, deterministic=True)
+    ours["tilewise_deterministic"] = Gradient(libraries["tilewise"], *tensors, causal, kernel, deterministic=True)
     return ours, {name: plan.run for name, plan in ours.items()} | {
         name: gradient_of(rival(name, causal), *tensors) for name in rivals}
 
