@@ -139,6 +139,14 @@ TEST(Plan, EveryCpuTargetCanBeForced) {
     PlanOwner by_environment;
     ASSERT_EQ(by_environment.create(TILEWISE_FORWARD, sample.request), TILEWISE_OK);
     EXPECT_EQ(tilewise_plan_kernel(by_environment.get()), kernel);
+    for (std::int32_t j = 0; j < tilewise_cpu_target_count(); ++j) {
+      const std::string other = "cpu_" + std::string(tilewise_cpu_target_name(j));
+      if (j == i || other == kernel) continue;
+      const tilewise_plan_options named = options_for(other.c_str());
+      PlanOwner refused;
+      EXPECT_EQ(refused.create(TILEWISE_FORWARD, sample.request, &named), TILEWISE_UNSUPPORTED)
+          << other << " where " << target << " is forced";
+    }
   }
   EXPECT_GE(available, 1);
   EXPECT_EQ(tilewise_cpu_target_name(-1), nullptr);
