@@ -18,10 +18,10 @@ static_assert(sizeof(1.0) == sizeof(double), "Tilewise cannot use -fsingle-preci
 
 #if defined(__CUDACC__)
 #define TILEWISE_INLINE __host__ __device__ __forceinline__
-#else
+#elif !defined(TILEWISE_INLINE)
 // Functions are always inlined. The per-target files of src/cpu include these headers, and the
 // linker must never keep an out-of-line copy that was compiled for AVX-512 and hand it to the other
-// targets.
+// targets. (tests/cpu/emulation compiles all targets for one instruction set, and faster without.)
 #define TILEWISE_INLINE inline __attribute__((always_inline))
 #endif
 
