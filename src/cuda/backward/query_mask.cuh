@@ -65,8 +65,8 @@ class QueryMask : public cuda::sm80::BandList {
   }
 
   // The block's turn to add to dQ of a tile of queries (turns.cuh): the number of tiles of keys
-  // that come before this one and that the queries see. With slices all tiles before it count,
-  // since which of them are empty is known to their own blocks alone.
+  // that come before this one and that the queries see. With slices all tiles before this one
+  // count: only their own blocks know which of them are empty.
   __device__ __forceinline__ unsigned long long turn(std::int32_t q_tile) const {
     const std::int32_t key_tile = tile_.first / kKTile;
     if (parameters_.problem.slices.present()) return key_tile;

@@ -81,6 +81,24 @@ problem::Status check_map(const Rows& tensor) {
   return TILEWISE_OK;
 }
 
+problem::Status check_maps(std::initializer_list<Rows> tensors) {
+  for (const Rows& tensor : tensors) {
+    const problem::Status status = check_map(tensor);
+    if (status != TILEWISE_OK) return status;
+  }
+  return TILEWISE_OK;
+}
+
+Rows q_side(const char* name, const problem::View& view, const problem::Problem& problem,
+            std::int64_t columns) {
+  return {name, view, problem.q_packed ? 1 : problem.batch, problem.heads, problem.q_rows, columns};
+}
+Rows k_side(const char* name, const problem::View& view, const problem::Problem& problem,
+            std::int64_t columns) {
+  return {name,           view,   problem.k_packed ? 1 : problem.batch, problem.kv_heads,
+          problem.k_rows, columns};
+}
+
 bool has_map(const Rows& tensor) {
   const auto takes = [](std::int64_t size, std::int64_t stride, bool is_row) {
     return size <= kMaxSize && (size <= 1 || is_valid_stride(stride, is_row));

@@ -4,6 +4,7 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <initializer_list>
 
 #include "problem/problem.h"
 #include "problem/status.h"
@@ -36,6 +37,15 @@ struct Rows {
 // Checks that the tensor can have a map. Strides that are negative or no multiples of 16 bytes, and
 // sizes beyond 2^31, are TILEWISE_UNSUPPORTED. The address is not checked.
 problem::Status check_map(const Rows& tensor);
+
+// Checks several tensors; returns the first failure.
+problem::Status check_maps(std::initializer_list<Rows> tensors);
+
+// A tensor on the side of the queries, or of the keys.
+Rows q_side(const char* name, const problem::View& view, const problem::Problem& problem,
+            std::int64_t columns);
+Rows k_side(const char* name, const problem::View& view, const problem::Problem& problem,
+            std::int64_t columns);
 
 // Whether check_map() returns TILEWISE_OK.
 bool has_map(const Rows& tensor);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <functional>
 #include <string>
 
@@ -166,6 +167,40 @@ TEST(SlowPath, NonFiniteInputsTakeItWhereAnEdgeCutsTheTile) {
                           }});
         EXPECT_EQ(total_count(), 0) << kernel;
       }
+    }
+  }
+}
+
+// The kernel of the backward pass that runs on the emulated device.
+const char* gradient_kernel() {
+  const char* const given = std::getenv("TILEWISE_TEST_KERNEL");
+  return given != nullptr ? given : "cuda_sm80";
+}
+
+// Each of the three tiles of keys computes its gradients twice, and only if one is not finite.
+TEST(SlowPath, GradientsTakeASecondPassOnlyIfTheyAreNotFinite) {
+  const char* const kernel = gradient_kernel();
+  const Kind finite[] = {
+      {"normal", [](const Request&) {}},
+      {"scores times 64", [](const Request& r) { scale_elements(r.q, 64); }},
+      {"outliers",
+       [](const Request& r) {
+         add_scores(r, [](double key) { return std::fmod(key, 97.0) == 5 ? 200.0 : 0.0; });
+       }},
+  };
+  for (const bool causal : {false, true}) {
+    Case c = case_for(kernel, 64, causal);
+    c.operation = Operation::kBackward;
+    for (const Kind& kind : finite) {
+      judge(kernel, c, kind);
+      EXPECT_EQ(total_count(), 0) << kernel << ", " << kind.name;
+    }
+    for (const double poison : {std::nan(""), HUGE_VAL}) {
+      judge(kernel, c, {"dO", [&](const Request& r) {
+                          verify::write_element(r.dout, 33 * r.dout.strides[1] + 5, poison);
+                        }});
+      EXPECT_GT(emulation::slow_path_count(SlowPath::kNonFinitePass), 0) << kernel;
+      EXPECT_LE(total_count(), 3) << kernel;
     }
   }
 }

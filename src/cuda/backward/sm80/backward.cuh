@@ -15,6 +15,7 @@
 #include "cuda/sm80/cp_async_tile.cuh"
 #include "cuda/sm80/work_tile.cuh"
 #include "cuda/tile/non_finite.cuh"
+#include "cuda/tile/slow_path.cuh"
 
 namespace tilewise::cuda::backward::sm80 {
 
@@ -37,6 +38,7 @@ class Backward : public ScoreGradient<kConfig> {
     load_keys();
     visit_group();
     if (__syncthreads_or(has_non_finite())) {
+      if (threadIdx.x == 0) tile::count_slow_path(tile::SlowPath::kNonFinitePass);
       non_finite_pass_ = contains_non_finite_ = true;
       visit_group();
     }

@@ -51,7 +51,6 @@ class Consumer : public NonFinitePass<kConfig> {
   using Base::stage_of;
   using Base::store_scores;
   using Base::tiles_;
-  using Base::uniform;
   using Base::visit_head_again;
   using Base::warp_row;
   using Base::warpgroup_;
@@ -60,11 +59,11 @@ class Consumer : public NonFinitePass<kConfig> {
   // The tiles of queries of one head. Bounds and counts are the same in all lanes, as ptxas knows
   // by the shuffle: what depends on them stays in uniform registers.
   __device__ __forceinline__ void visit_head() {
-    const std::int32_t begin = uniform(mask_.tiles().begin);
-    const std::int32_t end = uniform(mask_.tiles().end);
-    const std::int32_t full_begin = uniform(mask_.full_tiles().begin);
+    const std::int32_t begin = cuda::sm90::uniform(mask_.tiles().begin);
+    const std::int32_t end = cuda::sm90::uniform(mask_.tiles().end);
+    const std::int32_t full_begin = cuda::sm90::uniform(mask_.full_tiles().begin);
     const std::int32_t full_end =
-        uniform(shared_.non_finite_keys != 0 ? 0 : mask_.full_tiles().end);
+        cuda::sm90::uniform(shared_.non_finite_keys != 0 ? 0 : mask_.full_tiles().end);
     if (begin >= end) return;
     cuda::sm90::wait_full(shared_.q_barriers, stage_of(tiles_));
     issue_qk(stage_of(tiles_).stage);

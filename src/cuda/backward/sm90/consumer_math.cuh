@@ -28,7 +28,7 @@ class ConsumerMath {
   using Mask = QueryMask<kConfig.q_tile, KernelConfig::kKTile>;
   static constexpr int kKTile = KernelConfig::kKTile;
   static constexpr int kScores = kConfig.q_tile / 2;      // registers of S^T (64, q_tile)
-  static constexpr int kGradients = kConfig.columns / 2;  // of dK and dV (64, columns)
+  static constexpr int kGradients = kConfig.columns / 2;  // registers of dK and dV (64, columns)
   static constexpr int kScoreSteps = kConfig.q_tile / cuda::sm90::kMmaK;
 
   __device__ __forceinline__ void clear_gradients() {
@@ -38,9 +38,6 @@ class ConsumerMath {
     ptx::fence_operand(dv_);
   }
 
-  __device__ __forceinline__ static std::int32_t uniform(std::int32_t x) {
-    return __shfl_sync(~0u, x, 0);
-  }
   __device__ __forceinline__ static PipelineState<kConfig.stages> stage_of(std::uint32_t tile) {
     return cuda::sm90::state_after<kConfig.stages>(tile);
   }
@@ -138,7 +135,8 @@ class ConsumerMath {
     if (shared_.non_finite_keys != 0) hide_non_finite_keys(stage, visible);
 #pragma unroll
     for (int i = 0; i < kScores / 2; ++i) {
-      const std::uint32_t bits = visible[i % 2] >> i / 2 * 2;  // of registers 2 i and 2 i + 1
+      // The two lowest bits belong to registers 2 i and 2 i + 1.
+      const std::uint32_t bits = visible[i % 2] >> i / 2 * 2;
       to[i] &= ((bits & 1) != 0 ? 0xFFFFu : 0) | ((bits & 2) != 0 ? 0xFFFF0000u : 0);
     }
   }

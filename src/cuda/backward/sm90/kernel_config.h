@@ -9,7 +9,7 @@ struct KernelConfig {
   bool fp16;    // else bf16
   int columns;  // D and Dv are padded to it: a multiple of 64
   int q_tile;   // queries of a stage: a multiple of 64
-  int stages;   // of Q and of dO
+  int stages;   // Q and dO have so many each
 
   // Two consumer warpgroups own 64 keys each. One more warpgroup holds the producer.
   static constexpr int kConsumers = 2;

@@ -51,21 +51,15 @@ struct LoadedRows {
   Rows q, k, v, dout;
 };
 LoadedRows loaded_rows(const Problem& problem) {
-  const std::int64_t q_batch = problem.q_packed ? 1 : problem.batch;
-  const std::int64_t k_batch = problem.k_packed ? 1 : problem.batch;
-  return {{"q", problem.q, q_batch, problem.heads, problem.q_rows, problem.head_dim},
-          {"k", problem.k, k_batch, problem.kv_heads, problem.k_rows, problem.head_dim},
-          {"v", problem.v, k_batch, problem.kv_heads, problem.k_rows, problem.value_dim},
-          {"dout", problem.dout, q_batch, problem.heads, problem.q_rows, problem.value_dim}};
+  return {cuda::sm90::q_side("q", problem.q, problem, problem.head_dim),
+          cuda::sm90::k_side("k", problem.k, problem, problem.head_dim),
+          cuda::sm90::k_side("v", problem.v, problem, problem.value_dim),
+          cuda::sm90::q_side("dout", problem.dout, problem, problem.value_dim)};
 }
 
 problem::Status check_strides(const Problem& problem) {
   const LoadedRows loaded = loaded_rows(problem);
-  for (const Rows* const rows : {&loaded.q, &loaded.k, &loaded.v, &loaded.dout}) {
-    const problem::Status status = cuda::sm90::check_map(*rows);
-    if (status != TILEWISE_OK) return status;
-  }
-  return TILEWISE_OK;
+  return cuda::sm90::check_maps({loaded.q, loaded.k, loaded.v, loaded.dout});
 }
 
 problem::Status check_options(const Problem& problem) {

@@ -11,6 +11,7 @@
 #include "cuda/ptx/tma.cuh"
 #include "cuda/sm90/named_barriers.h"
 #include "cuda/tile/non_finite.cuh"
+#include "cuda/tile/slow_path.cuh"
 
 namespace tilewise::cuda::backward::sm90 {
 
@@ -35,15 +36,13 @@ class NonFinitePass : public ConsumerMath<kConfig> {
   using Base::multiply;
   using Base::pack_visible;
   using Base::parameters_;
-  using Base::prob;
   using Base::probs_;
   using Base::scores_;
   using Base::shared_;
   using Base::stage_of;
   using Base::store_scores;
-  using Base::uniform;
   using Base::warp_row;
-  static constexpr int kFirstThread = 128;  // of the block, that is a consumer
+  static constexpr int kFirstThread = 128;  // the first consumer of the block
   static constexpr int kThreads = 128 * KernelConfig::kConsumers;
 
   __device__ __forceinline__ void meet_consumers() const {
@@ -83,7 +82,9 @@ class NonFinitePass : public ConsumerMath<kConfig> {
     __syncwarp();
     cuda::sm90::release(shared_.pass_end);
     ptx::mbarrier_wait(ptx::shared_address(&shared_.pass_end), 0);
-    return uniform(shared_.found_non_finite) != 0;
+    const bool again = cuda::sm90::uniform(shared_.found_non_finite) != 0;
+    if (again && threadIdx.x == kFirstThread) tile::count_slow_path(tile::SlowPath::kNonFinitePass);
+    return again;
   }
 
   __device__ __forceinline__ void visit_head_again(std::int32_t head) {
@@ -158,7 +159,7 @@ class NonFinitePass : public ConsumerMath<kConfig> {
     }
   }
 
-  std::uint32_t tiles_ = 0;  // of queries, that are done
+  std::uint32_t tiles_ = 0;  // tiles of queries that are done
 };
 
 }  // namespace tilewise::cuda::backward::sm90

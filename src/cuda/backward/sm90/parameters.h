@@ -8,7 +8,6 @@
 
 namespace tilewise::cuda::backward::sm90 {
 
-using cuda::sm90::CoordScale;
 using cuda::sm90::TensorMap;
 
 struct Parameters : backward::Parameters {

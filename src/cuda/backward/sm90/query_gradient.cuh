@@ -11,7 +11,7 @@
 namespace tilewise::cuda::backward::sm90 {
 
 // dQ of a tile of queries is two blocks (64, 64), one for each consumer warpgroup.
-inline constexpr int kBlockRegisters = 32;  // of a thread
+inline constexpr int kBlockRegisters = 32;  // registers of a thread
 
 template <KernelConfig kConfig>
 struct QueryBlock {

@@ -62,7 +62,7 @@ class Reducer {
   const Parameters& parameters_;
   Shared<kConfig>& shared_;
   Mask mask_;
-  std::uint32_t phase_ = 0;  // of the barriers of dQ
+  std::uint32_t phase_ = 0;  // the parity that the barriers of dQ are in
 };
 
 }  // namespace tilewise::cuda::backward::sm90

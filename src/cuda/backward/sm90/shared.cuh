@@ -14,7 +14,7 @@ using cuda::sm80::MaskTable;
 using cuda::sm90::PipelineState;
 using cuda::sm90::StageBarriers;
 
-inline constexpr int kScoreStages = 2;  // of dS: the other warpgroup may still read the last one
+inline constexpr int kScoreStages = 2;  // the other warpgroup may still read the last dS
 
 // Tiles of (rows, columns) lie in panels of 64 columns (tile/swizzle.h).
 template <KernelConfig kConfig>

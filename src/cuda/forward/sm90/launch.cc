@@ -109,15 +109,6 @@ struct Workspace : problem::Arena {
   }
 };
 
-Rows q_side(const char* name, const problem::View& view, const Problem& problem,
-            std::int64_t columns) {
-  return {name, view, problem.q_packed ? 1 : problem.batch, problem.heads, problem.q_rows, columns};
-}
-Rows k_side(const char* name, const problem::View& view, const Problem& problem,
-            std::int64_t columns) {
-  return {name,           view,   problem.k_packed ? 1 : problem.batch, problem.kv_heads,
-          problem.k_rows, columns};
-}
 Rows rows_of_q(const Problem& problem) { return q_side("q", problem.q, problem, problem.head_dim); }
 Rows rows_of_k(const Problem& problem) { return k_side("k", problem.k, problem, problem.head_dim); }
 Rows rows_of_v(const Problem& problem) {
@@ -128,11 +119,7 @@ Rows rows_of_out(const Problem& problem) {
 }
 
 problem::Status check_strides(const Problem& problem) {
-  for (const Rows& rows : {rows_of_q(problem), rows_of_k(problem), rows_of_v(problem)}) {
-    const problem::Status status = check_map(rows);
-    if (status != TILEWISE_OK) return status;
-  }
-  return TILEWISE_OK;
+  return check_maps({rows_of_q(problem), rows_of_k(problem), rows_of_v(problem)});
 }
 
 problem::Status check_options(const Problem& problem) {

@@ -79,10 +79,6 @@ struct Barriers {
   std::uint64_t always_complete;  // a wait for phase 1 never waits
 };
 
-// The same number in all lanes, which ptxas then knows: loops that it bounds keep stages and
-// addresses in uniform registers.
-__device__ __forceinline__ std::int32_t uniform(std::int32_t x) { return __shfl_sync(~0u, x, 0); }
-
 // What a consumer warpgroup hands to its epilogue warp together with the rows of out.
 struct StagedOutput {
   RowSum rows[tile::kRows];
