@@ -4,6 +4,7 @@
 
 #include "cuda/backward/sm80/launch.h"
 #include "cuda/backward/sm90/launch.h"
+#include "cuda/decode/launch.h"
 #include "cuda/forward/fp32/launch.h"
 #include "cuda/forward/sm80/launch.h"
 #include "cuda/forward/sm90/launch.h"
@@ -79,6 +80,18 @@ const char* below_flash2(const Problem&, const Machine&) {
 }
 
 }  // namespace
+
+constinit const Kernel kForwardDecode = {
+    "cuda_decode",
+    "Flash-Decoding since Ampere: few queries, blocks divide the keys; bf16 and fp16, D up to 256",
+    [](const Problem& problem, const Machine&) { return decode::supports(problem); },
+    [](const Problem& problem, std::int64_t) { return decode::workspace_bytes(problem); },
+    decode::run,
+    no_prediction,
+    false,
+    TILEWISE_CUDA,
+    decode::prepare,
+    decode::slower};
 
 constinit const Kernel kForwardSm90 = {
     "cuda_sm90",

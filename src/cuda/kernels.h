@@ -6,6 +6,7 @@
 namespace tilewise::cuda {
 
 #if defined(TILEWISE_HAS_CUDA)
+extern const problem::Kernel kForwardDecode;
 extern const problem::Kernel kForwardSm90;
 extern const problem::Kernel kForwardSm80;
 extern const problem::Kernel kForwardFp32;

@@ -14,6 +14,7 @@ using problem::Kernel;
 // Kernels are in order of preference; the last one of a device supports everything there.
 const Kernel* const kForwardKernels[] = {
 #if defined(TILEWISE_HAS_CUDA)
+    &cuda::kForwardDecode,
     &cuda::kForwardSm90,
     &cuda::kForwardSm80,
     &cuda::kForwardFp32,

@@ -98,20 +98,14 @@ class MaskedValues : public ScoreMod<kConfig> {
   }
 
  private:
-  // O += M N and O += M (-N'). M is 2^100 for a visible key, else 0; N is 2^100 for +infinity and
-  // NaN, N' for -infinity and NaN. 2^200 overflows to infinity, and infinity - infinity is NaN. The
-  // products are rounded to fp32 before they are added to O: tensor cores add -2^200 itself to an
-  // infinite sum, which stays infinite.
   __device__ __forceinline__ void add_non_finite(const typename Base::Operand& values,
                                                  const VisibleKeys<kConfig>& keys) {
 #pragma unroll 1
     for (int step = 0; step < kKeySteps; ++step) {
       std::uint32_t visible[kRowBlocks][4];
 #pragma unroll
-      for (int i = 0; i < kRowBlocks * 4; ++i) {
-        const std::uint32_t pair = keys.rows[i / 4 * 2 + i % 2] >> (4 * step + i % 4 / 2 * 2);
-        visible[i / 4][i % 4] = (pair & 1 ? kMarker : 0) | (pair & 2 ? kMarker << 16 : 0);
-      }
+      for (int i = 0; i < kRowBlocks; ++i)
+        mark_visible(keys.rows[2 * i], keys.rows[2 * i + 1], step, visible[i]);
 #pragma unroll
       for (int n = 0; n < kOutSteps; ++n) {
         std::uint32_t b[4];
@@ -132,15 +126,8 @@ class MaskedValues : public ScoreMod<kConfig> {
 #pragma unroll
     for (int i = 0; i < 4; ++i) markers[i] = markers_of<kConfig.fp16, kNegative>(b[i]);
 #pragma unroll
-    for (int row_block = 0; row_block < kRowBlocks; ++row_block) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        float sums[4] = {0, 0, 0, 0};
-        ptx::mma_m16n8k16<false>(sums, visible[row_block], markers[2 * i], markers[2 * i + 1]);
-#pragma unroll
-        for (int r = 0; r < 4; ++r) out_[row_block][8 * n + 4 * i + r] += sums[r];
-      }
-    }
+    for (int row_block = 0; row_block < kRowBlocks; ++row_block)
+      add_marker_products(visible[row_block], markers, &out_[row_block][8 * n]);
   }
 };
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/ptx/arithmetic.cuh"
+#include "cuda/ptx/mma.cuh"
 #include "cuda/sm80/cp_async_tile.cuh"
 #include "cuda/tile/non_finite.cuh"
 
@@ -28,6 +29,35 @@ __device__ __forceinline__ std::uint32_t markers_of(std::uint32_t pair) {
     return is_nan || is_infinity ? kMarker | (kNegative ? kSign : 0) : 0;
   };
   return marker(pair & 0xFFFFu) | marker(pair >> 16) << 16;
+}
+
+// What visible non-finite elements of V contribute to O: M N and M (-N'). M is 2^100 for a visible
+// key, else 0; N is 2^100 for +infinity and NaN, N' for -infinity and NaN. 2^200 overflows to
+// infinity, and infinity - infinity is NaN.
+
+// Fills in M, the operand for the 16 keys number `step` of a tile, from the keys that the lane's
+// two rows see: bit n stands for the n-th of the lane's columns.
+__device__ __forceinline__ void mark_visible(std::uint32_t row, std::uint32_t row_below, int step,
+                                             std::uint32_t (&visible)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const std::uint32_t pair = (i % 2 == 0 ? row : row_below) >> (4 * step + i / 2 * 2);
+    visible[i] = (pair & 1 ? kMarker : 0) | (pair & 2 ? kMarker << 16 : 0);
+  }
+}
+
+// Adds the product of M and of the markers of 16 keys and 16 columns of V to out (8). It is rounded
+// to fp32 before it is added: tensor cores add -2^200 itself to an infinite sum, which stays
+// infinite.
+__device__ __forceinline__ void add_marker_products(const std::uint32_t (&visible)[4],
+                                                    const std::uint32_t (&markers)[4], float* out) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    float sums[4] = {0, 0, 0, 0};
+    ptx::mma_m16n8k16<false>(sums, visible, markers[2 * i], markers[2 * i + 1]);
+#pragma unroll
+    for (int r = 0; r < 4; ++r) out[4 * i + r] += sums[r];
+  }
 }
 
 // The chunks of a loaded tile that TileCopy and load_edge() give to one thread.

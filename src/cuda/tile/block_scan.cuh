@@ -21,10 +21,10 @@ __device__ __forceinline__ std::int64_t warp_scan(std::int64_t value, Combine co
 }
 
 // Returns combine(...) of `carry` and of the values of this thread and of all threads before it.
-// `carry` becomes the result of the last thread, for the next values. All kScanThreads threads of a
-// block.
-template <class Combine>
-__device__ std::int64_t block_scan(std::int64_t value, std::int64_t* warps /* (kScanWarps) */,
+// `carry` becomes the result of the last thread, for the next values. All threads of a block of
+// kWarps warps.
+template <int kWarps = kScanWarps, class Combine>
+__device__ std::int64_t block_scan(std::int64_t value, std::int64_t* warps /* (kWarps) */,
                                    std::int64_t& carry, Combine combine) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -32,7 +32,7 @@ __device__ std::int64_t block_scan(std::int64_t value, std::int64_t* warps /* (k
   if (lane == 31) warps[warp] = value;
   __syncthreads();
   std::int64_t all = carry;
-  for (int w = 0; w < kScanWarps; ++w) {
+  for (int w = 0; w < kWarps; ++w) {
     if (w == warp) value = combine(value, all);
     all = combine(all, warps[w]);
   }

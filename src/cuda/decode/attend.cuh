@@ -1,0 +1,309 @@
+// A part of a segment: a warp attends with its 16 rows to the tiles of keys of its group.
+#pragma once
+
+#include "cuda/decode/key_ring.cuh"
+#include "cuda/decode/lane_rows.cuh"
+#include "cuda/ptx/arithmetic.cuh"
+#include "cuda/ptx/ldmatrix.cuh"
+#include "cuda/ptx/mma.cuh"
+#include "cuda/ptx/shared_memory.cuh"
+#include "cuda/sm80/large_values.cuh"
+#include "cuda/sm80/non_finite.cuh"
+#include "cuda/tile/exact_max.cuh"
+#include "cuda/tile/slow_path.cuh"
+
+namespace tilewise::cuda::decode {
+
+// The tiles of keys [begin, end) of a segment.
+struct Part {
+  std::int32_t begin;
+  std::int32_t end;
+};
+
+template <KernelConfig kConfig>
+class Attend {
+ public:
+  static constexpr int kScores = kConfig.keys / 2;  // registers
+  static constexpr int kOut = kConfig.columns / 2;
+  static constexpr int kSteps = kConfig.columns / 16;
+  static constexpr int kKeySteps = kConfig.keys / 16;
+  using Layout = tile::LdmatrixTile<kConfig.columns>;
+  using Ring = KeyRing<kConfig>;
+
+  __device__ Attend(const Parameters& parameters, Shared<kConfig>& shared)
+      : parameters_(parameters), shared_(shared), ring_(shared) {}
+
+  // The warp's first row in the segment.
+  __device__ __forceinline__ static int warp_row() {
+    return static_cast<int>(threadIdx.x) / 32 % kConfig.row_warps * 16;
+  }
+
+  // Computes out and the states of the warp's rows over a part. Q is in shared memory.
+  __device__ __forceinline__ void run(const Part& part) {
+    rows_.set(parameters_, shared_.segment, warp_row());
+    shift_ = 0;
+    attend(part);
+    reduce_sums();
+    if constexpr (!kConfig.fp16) {
+      if (!Ring::any_of_group(shift_ == 0 && has_non_finite_out())) return;
+      count(tile::SlowPath::kScannedValues);
+      if (!Ring::any_of_group(hold_large(part))) return;
+      count(tile::SlowPath::kSecondPass);
+      set_shift();
+      attend(part);
+      reduce_sums();
+    }
+  }
+
+  // The state of one of the lane's rows after run(), the same in the four lanes of the row.
+  __device__ __forceinline__ RowState state(int which) const {
+    const math::SoftmaxState<float>& own = states_.row[which];
+    return {own.max, own.sum * math::power_of_two(shift_)};
+  }
+  // The factor that makes a number of out one relative to state().
+  __device__ __forceinline__ float out_scale(int which) const {
+    return tile::exact_max_rounding_of(states_.row[which].max, parameters_.scale_log2) *
+           math::power_of_two(shift_);
+  }
+  __device__ __forceinline__ const float (&out() const)[kOut] { return out_; }
+
+ private:
+  __device__ __forceinline__ static void count(tile::SlowPath path) {
+    if (Ring::thread() == 0) tile::count_slow_path(path);
+  }
+
+  __device__ __forceinline__ std::int32_t first_key(std::int32_t key_tile) const {
+    return key_tile * kConfig.block_keys() + Ring::group() * kConfig.keys;
+  }
+
+  __device__ __forceinline__ typename Ring::Source source(const problem::View& view,
+                                                          std::int64_t columns) const {
+    const Segment& segment = shared_.segment;
+    const std::int64_t batch = parameters_.problem.k_packed ? 0 : segment.sequence.batch;
+    return {static_cast<const std::uint16_t*>(view.data) +
+                view.offset(batch, segment.kv_head, segment.sequence.k_start),
+            view.row, static_cast<std::int32_t>(columns)};
+  }
+
+  __device__ __forceinline__ void attend(const Part& part) {
+    states_.clear();
+#pragma unroll
+    for (float& x : out_) x = 0;
+    const Problem& problem = parameters_.problem;
+    ring_.start(source(problem.k, problem.head_dim), source(problem.v, problem.value_dim),
+                shared_.segment.keys, first_key(part.begin), part.end - part.begin);
+#pragma unroll 1
+    for (std::int32_t key_tile = part.begin; key_tile < part.end; ++key_tile)
+      step(key_tile, shift_ == 0 && key_tile == part.begin);
+    Ring::finish();
+  }
+
+  // A tile of keys: FlashAttention-2 (arXiv 2307.08691), Algorithm 1, lines 8 to 10.
+  __device__ __forceinline__ void step(std::int32_t key_tile, bool is_first) {
+    const std::int32_t key = first_key(key_tile);
+    const bool hides_keys = may_hide_keys(key);
+    float scores[kScores];
+    multiply_qk(ring_.template next<true>(), scores);
+    if (hides_keys || parameters_.has_score_mod)
+      rows_.apply(parameters_, shared_.segment, key, scores);
+    tile::ExactMax update =
+        tile::update_exact_max(tile::row_max_of(scores), states_, parameters_.scale_log2);
+    const std::uint32_t values = ring_.template next<false>();
+    if (!kConfig.fp16 && is_first && begins_large(values)) set_shift();
+    const bool careful = __any_sync(~0u, shift_ > 0 || update.reaches(tile::kHugeExactAnchor));
+    if (careful || __any_sync(~0u, update.has_grown(states_))) rescale(update);
+    if (careful)
+      tile::rebase_scores(scores, states_, shift_, update.anchors, tile::kHugeExactAnchor);
+    const std::uint32_t visible[tile::kRowsPerLane] = {visible_keys(scores, 0),
+                                                       visible_keys(scores, 1)};
+    tile::add_sums(tile::exp2_scores(scores, update.anchors, parameters_.scale_log2),
+                   update.anchors, states_);
+    std::uint32_t probs[kScores / 2];
+    tile::pack_probs<kConfig.fp16>(scores, probs);
+    if (hides_keys) {
+      multiply_pv<true>(values, probs, visible);
+    } else {
+      multiply_pv<false>(values, probs, visible);
+    }
+  }
+
+  // Whether a row of the segment may see less than the whole tile of keys.
+  __device__ __forceinline__ bool may_hide_keys(std::int32_t key) const {
+    const tile::Range& full = shared_.segment.full;
+    return key < full.begin || key + kConfig.keys > full.end ||
+           parameters_.problem.mask.present() || parameters_.problem.bias.present();
+  }
+
+  // S = Q K^T
+  __device__ __forceinline__ void multiply_qk(std::uint32_t keys, float (&scores)[kScores]) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const std::uint32_t first_q =
+        ptx::shared_address(shared_.q) +
+        Layout::place(warp_row() + tile::lane_row_first(lane), tile::lane_chunk_first(lane));
+    const std::uint32_t first_k =
+        keys + Layout::place(tile::lane_row_second(lane), tile::lane_chunk_second(lane));
+#pragma unroll
+    for (float& x : scores) x = 0;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      std::uint32_t a[4];
+      ptx::ldmatrix_x4(a, tile::step_address<kConfig.columns>(first_q, step));
+#pragma unroll
+      for (int n = 0; n < kKeySteps; ++n) {
+        std::uint32_t b[4];
+        ptx::ldmatrix_x4(b, tile::step_address<kConfig.columns>(first_k, step) +
+                                n * 16 * Layout::kRowBytes);
+        ptx::mma_m16n8k16<kConfig.fp16>(&scores[8 * n], a, b[0], b[1]);
+        ptx::mma_m16n8k16<kConfig.fp16>(&scores[8 * n + 4], a, b[2], b[3]);
+      }
+    }
+  }
+
+  // O += P V. kHidesKeys: keys may be masked, and their elements of V that are not finite must not
+  // reach the rows that do not see them: 0 * NaN is NaN.
+  //   visible: a bit for each of the lane's columns, of its two rows
+  template <bool kHidesKeys>
+  __device__ __forceinline__ void multiply_pv(
+      std::uint32_t values, const std::uint32_t (&probs)[kScores / 2],
+      const std::uint32_t (&visible)[tile::kRowsPerLane]) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const std::uint32_t first =
+        values + Layout::place(tile::lane_row_first(lane), tile::lane_chunk_first(lane));
+#pragma unroll
+    for (int step = 0; step < kKeySteps; ++step) {
+#pragma unroll
+      for (int n = 0; n < kSteps; ++n) {
+        std::uint32_t b[4];
+        ptx::ldmatrix_x4_trans(b, tile::step_address<kConfig.columns>(first, n) +
+                                      step * 16 * Layout::kRowBytes);
+        if constexpr (kHidesKeys) {
+          if (__any_sync(~0u, has_non_finite(b))) {
+            add_non_finite(visible, step, b, &out_[8 * n]);
+            zero_non_finite(b);
+          }
+        }
+        ptx::mma_m16n8k16<kConfig.fp16>(&out_[8 * n], &probs[4 * step], b[0], b[1]);
+        ptx::mma_m16n8k16<kConfig.fp16>(&out_[8 * n + 4], &probs[4 * step], b[2], b[3]);
+      }
+    }
+  }
+
+  // Adds what the non-finite elements of 16 keys and 16 columns of V contribute to out (8).
+  __device__ __forceinline__ static void add_non_finite(
+      const std::uint32_t (&visible)[tile::kRowsPerLane], int step, const std::uint32_t (&b)[4],
+      float* out) {
+    std::uint32_t rows[4];
+    sm80::mark_visible(visible[0], visible[1], step, rows);
+    std::uint32_t markers[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) markers[i] = sm80::markers_of<kConfig.fp16, false>(b[i]);
+    sm80::add_marker_products(rows, markers, out);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) markers[i] = sm80::markers_of<kConfig.fp16, true>(b[i]);
+    sm80::add_marker_products(rows, markers, out);
+  }
+
+  // 0 * x is NaN where x is not finite, and stays in the sum.
+  __device__ __forceinline__ static bool has_non_finite(const std::uint32_t (&b)[4]) {
+    constexpr std::uint32_t kMagnitudes = 0x7FFF7FFFu;
+    std::uint32_t sum = 0;
+#pragma unroll
+    for (const std::uint32_t pair : b) sum = ptx::fma_x2<kConfig.fp16>(pair, 0, sum);
+    return (sum & kMagnitudes) != 0;
+  }
+  __device__ __forceinline__ static void zero_non_finite(std::uint32_t (&b)[4]) {
+    uint4 chunk = make_uint4(b[0], b[1], b[2], b[3]);
+    tile::zero_non_finite<kConfig.fp16>(chunk);
+    b[0] = chunk.x;
+    b[1] = chunk.y;
+    b[2] = chunk.z;
+    b[3] = chunk.w;
+  }
+
+  // The keys that one of the lane's rows sees: what a score of -infinity hides is masked.
+  __device__ __forceinline__ static std::uint32_t visible_keys(const float (&scores)[kScores],
+                                                               int which) {
+    std::uint32_t bits = 0;
+#pragma unroll
+    for (int r = 0; r < kScores; ++r) {
+      if (tile::register_row(r) == which && scores[r] != -math::Limits<float>::kInfinity)
+        bits |= 1u << tile::FragmentLayout::bit(r);
+    }
+    return bits;
+  }
+
+  __device__ __forceinline__ void rescale(const tile::ExactMax& update) {
+    float factor[tile::kRowsPerLane];
+#pragma unroll
+    for (int which = 0; which < tile::kRowsPerLane; ++which) {
+      math::SoftmaxState<float>& state = states_.row[which];
+      factor[which] =
+          tile::exact_max_factor(update, which, state.max, parameters_.scale_log2);
+      state.sum *= factor[which];
+    }
+    tile::scale_rows(out_, factor);
+  }
+
+  __device__ __forceinline__ void reduce_sums() {
+#pragma unroll
+    for (math::SoftmaxState<float>& state : states_.row) state.sum = tile::quad_sum(state.sum);
+  }
+
+  // ---- large values (sm80/large_values.cuh) ----
+
+  __device__ __forceinline__ void set_shift() {
+    shift_ = sm80::prob_shift(static_cast<std::int32_t>(shared_.segment.sequence.k_len));
+  }
+
+  // Whether the first row of a tile of V has a large number. It stands for all of V.
+  __device__ __forceinline__ static bool begins_large(std::uint32_t values) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    bool large = false;
+    if (lane < Layout::kChunks)
+      large = sm80::holds_large(ptx::ld_shared_v4(values + Layout::place(0, lane)), std::uint16_t{});
+    return __any_sync(~0u, large);
+  }
+
+  // Whether a row with a finite sum has a number of out that is not finite.
+  __device__ __forceinline__ bool has_non_finite_out() const {
+    float total[tile::kRowsPerLane] = {};
+#pragma unroll
+    for (int r = 0; r < kOut; ++r) total[tile::register_row(r)] += fabsf(out_[r]);
+    bool found = false;
+#pragma unroll
+    for (int which = 0; which < tile::kRowsPerLane; ++which)
+      found |= !(total[which] < HUGE_VALF) && states_.row[which].sum < HUGE_VALF;
+    return found;
+  }
+
+  // Whether the thread's chunks of V in a part hold a large number.
+  __device__ bool hold_large(const Part& part) const {
+    const typename Ring::Source values = source(parameters_.problem.v, parameters_.problem.value_dim);
+    const int row = Ring::thread() / Ring::kRowThreads;
+    const int column = Ring::thread() % Ring::kRowThreads * 8;
+    const tile::Range keys = shared_.segment.keys;
+    bool large = false;
+#pragma unroll 1
+    for (std::int32_t key_tile = part.begin; key_tile < part.end; ++key_tile) {
+#pragma unroll
+      for (int i = 0; i < kConfig.keys / Ring::kStep; ++i) {
+        const std::int32_t key = first_key(key_tile) + row + i * Ring::kStep;
+        if (column >= values.columns || key < keys.begin || key >= keys.end) continue;
+        large |= sm80::holds_large(
+            *reinterpret_cast<const uint4*>(values.first + key * values.stride + column),
+            std::uint16_t{});
+      }
+    }
+    return large;
+  }
+
+  const Parameters& parameters_;
+  Shared<kConfig>& shared_;
+  Ring ring_;
+  LaneRows rows_;
+  float out_[kOut];
+  tile::RowStates states_;
+  float shift_ = 0;  // probs are 2^-shift times as large
+};
+
+}  // namespace tilewise::cuda::decode

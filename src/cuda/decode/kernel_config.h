@@ -1,0 +1,28 @@
+// The configuration of a decode kernel: one constexpr value that all of its code reads.
+#pragma once
+
+#include "math/config.h"
+
+namespace tilewise::cuda::decode {
+
+inline constexpr int kWarps = 4;  // of a block
+
+// The warps of a block form groups. The warps of a group have different rows of queries and share
+// tiles of keys; the groups have the same rows and different keys.
+struct KernelConfig {
+  bool fp16;      // else bf16
+  int columns;    // D and Dv are padded to it
+  int row_warps;  // warps of a group, of 16 rows each
+  int keys;       // of a tile of a group
+  int slots;      // tiles of K and V in the ring of a group
+  int blocks;     // on a multiprocessor
+
+  TILEWISE_INLINE constexpr int threads() const { return 32 * kWarps; }
+  TILEWISE_INLINE constexpr int groups() const { return kWarps / row_warps; }
+  TILEWISE_INLINE constexpr int group_threads() const { return 32 * row_warps; }
+  TILEWISE_INLINE constexpr int rows() const { return 16 * row_warps; }
+  TILEWISE_INLINE constexpr int block_keys() const { return groups() * keys; }
+  TILEWISE_INLINE constexpr int tile_bytes() const { return keys * columns * 2; }
+};
+
+}  // namespace tilewise::cuda::decode

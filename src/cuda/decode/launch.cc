@@ -1,0 +1,213 @@
+#include "cuda/decode/launch.h"
+
+#include <array>
+#include <cstddef>
+#include <utility>
+
+#include "cuda/decode/kernel_table.h"
+#include "cuda/decode/parameters.h"
+#include "cuda/host/device.h"
+#include "cuda/host/scheduling.h"
+#include "cuda/host/sequences.cuh"
+#include "cuda/sm80/host.h"
+#include "cuda/tile/bands.h"
+#include "cuda/tile/window_band.h"
+#include "math/integer.h"
+
+namespace tilewise::cuda::decode {
+namespace {
+
+using problem::Checked;
+using problem::fail;
+
+// Rows of queries of a kv head, of the longest sequence.
+std::int64_t most_rows(const Problem& problem) { return problem.group * problem.max_q; }
+
+int row_for(const Problem& problem) {
+  return tile_row(math::max(problem.head_dim, problem.value_dim), most_rows(problem),
+                  sm80::shared_bytes(problem));
+}
+
+const TileRow& tile_for(const Problem& problem) { return kKernels[row_for(problem)]; }
+
+struct Instance {
+  cudaError_t (*load)();
+  cudaError_t (*start)(const Parameters& parameters, cudaStream_t stream);
+};
+
+template <std::size_t... kIndex>
+constexpr std::array<Instance, sizeof...(kIndex)> make_instances(std::index_sequence<kIndex...>) {
+  return {{{SplitKvKernel<kIndex / 2, kIndex % 2 != 0>::load,
+            SplitKvKernel<kIndex / 2, kIndex % 2 != 0>::start}...}};
+}
+
+const Instance& instance_for(const Problem& problem) {
+  static constexpr auto kInstances =
+      make_instances(std::make_index_sequence<std::size_t{2} * kKernelRows>());
+  return kInstances[2 * static_cast<std::size_t>(row_for(problem)) +
+                    (problem.dtype == TILEWISE_FP16 ? 1 : 0)];
+}
+
+// Without fixed parts, a unit is a tile, and a block has at least kLeastTiles. A fixed part is of
+// kPartKeys keys.
+constexpr std::int32_t kLeastTiles = 2;
+constexpr std::int32_t kPartKeys = 1024;
+
+std::int32_t unit_tiles(const Problem& problem, int block_keys) {
+  return problem.batch_invariant ? kPartKeys / block_keys : 1;
+}
+
+// The code for earlier devices does not wait for the kernel before it.
+bool may_launch_early(const Problem& problem) {
+  constexpr std::int32_t kFirstMajor = 9;
+  DeviceInfo device = {};
+  return find_device(problem.device_index, &device) == TILEWISE_OK && device.major >= kFirstMajor;
+}
+
+// Upper bounds for any lengths of the sequences.
+struct Most {
+  Checked units;
+  std::int64_t blocks;
+  std::int64_t slots;
+};
+
+Most most_of(const Problem& problem) {
+  const KernelConfig config = tile_for(problem).config(false);
+  const std::int64_t row_tiles = math::ceil_div(most_rows(problem), config.rows());
+  const std::int64_t tiles = math::max(math::ceil_div(problem.max_k, config.block_keys()) + 1, 1);
+  const std::int64_t units = math::ceil_div(tiles, unit_tiles(problem, config.block_keys()));
+  DeviceInfo device = {};
+  find_device(problem.device_index, &device);
+  Most most = {};
+  most.units = Checked{problem.batch} * Checked{problem.kv_heads} * Checked{row_tiles} *
+               Checked{units};
+  const std::int64_t resident = std::int64_t{device.multiprocessors} * config.blocks;
+  most.blocks = math::min(resident, math::max(most.units.value, 1));
+  most.slots = problem.batch_invariant ? most.units.value : 2 * most.blocks;
+  return most;
+}
+
+struct Workspace {
+  Sequence* table = nullptr;
+  float* part_out = nullptr;
+  RowState* part_states = nullptr;
+
+  Workspace(const Problem& problem, problem::Arena& arena) {
+    const KernelConfig config = tile_for(problem).config(false);
+    const Checked rows = Checked{most_of(problem).slots} * Checked{config.rows()};
+    table = arena.take<Sequence>(has_table(problem) ? problem.batch : 0);
+    part_out = arena.take<float>(rows * Checked{config.columns});
+    part_states = arena.take<RowState>(rows);
+  }
+};
+
+Parameters parameters_for(const Problem& problem, const Workspace& workspace) {
+  const KernelConfig config = tile_for(problem).config(false);
+  Parameters parameters = {};
+  parameters.problem = problem;
+  if (has_table(problem)) parameters.table = workspace.table;
+  parameters.window_left =
+      static_cast<std::int32_t>(math::min(problem.window_left, tile::kMaxLength));
+  parameters.window_right =
+      static_cast<std::int32_t>(math::min(problem.window_right, tile::kMaxLength));
+  parameters.q_tile = config.rows();
+  parameters.block_keys = config.block_keys();
+  parameters.unit_tiles = unit_tiles(problem, config.block_keys());
+  parameters.fixed_parts = problem.batch_invariant;
+  parameters.uniform = !has_table(problem) && !problem.seqused_k.present();
+  parameters.has_score_mod = sm80::needs_score_mod(problem);
+  parameters.wide_q = is_wide(problem.q, problem.head_dim);
+  parameters.wide_out =
+      problem.out.dtype == problem.dtype && is_wide(problem.out, problem.value_dim);
+  parameters.early = may_launch_early(problem);
+  parameters.blocks = static_cast<std::int32_t>(most_of(problem).blocks);
+  parameters.least_units = problem.batch_invariant ? 1 : kLeastTiles;
+  parameters.columns = config.columns;
+  parameters.scale_log2 =
+      static_cast<float>((parameters.has_score_mod ? 1.0 : problem.scale) * math::kLog2E);
+  parameters.scaling = tile::score_scaling_of(problem.scale, problem.softcap);
+  parameters.part_out = workspace.part_out;
+  parameters.part_states = workspace.part_states;
+  return parameters;
+}
+
+cudaError_t start(const Parameters& parameters, cudaStream_t stream) {
+  const Problem& problem = parameters.problem;
+  cudaError_t error = cudaSuccess;
+  if (parameters.table != nullptr)
+    error = fill_table(problem, const_cast<Sequence*>(parameters.table), stream);
+  if (error == cudaSuccess) error = fill_unowned_rows(problem, parameters.table, stream);
+  const Most most = most_of(problem);
+  if (error != cudaSuccess || most.units.value == 0) return error;
+  error = instance_for(problem).start(parameters, stream);
+  const std::int64_t candidates = parameters.fixed_parts ? most.units.value : most.blocks - 1;
+  if (error != cudaSuccess || candidates == 0) return error;
+  const std::int64_t rows = math::min(most_rows(problem), std::int64_t{parameters.q_tile});
+  return start_combine(parameters, candidates, static_cast<std::int32_t>(rows), stream);
+}
+
+}  // namespace
+
+problem::Status supports(const Problem& problem) {
+  const problem::Status device = check_device(problem);
+  if (device != TILEWISE_OK) return device;
+  if (problem.dtype != TILEWISE_BF16 && problem.dtype != TILEWISE_FP16)
+    return fail(TILEWISE_UNSUPPORTED, "q, k and v are not bf16 or fp16");
+  if (problem.slices.present()) return fail(TILEWISE_UNSUPPORTED, "slices");
+  if (problem.dropout_p > 0) return fail(TILEWISE_UNSUPPORTED, "dropout");
+  if (problem.q_packed && problem.batch_invariant)
+    return fail(TILEWISE_UNSUPPORTED, "batch_invariant with packed queries");
+  if (math::max(problem.head_dim, problem.value_dim) > kMaxColumns) {
+    return fail(TILEWISE_UNSUPPORTED, "D is %lld and Dv is %lld, must be at most %lld",
+                static_cast<long long>(problem.head_dim),
+                static_cast<long long>(problem.value_dim), static_cast<long long>(kMaxColumns));
+  }
+  if (!is_wide(problem.k, problem.head_dim) || !is_wide(problem.v, problem.value_dim)) {
+    return fail(TILEWISE_UNSUPPORTED,
+                "rows of k or v are not aligned to 16 bytes or no multiple of 16 bytes");
+  }
+  if (row_for(problem) < 0) {
+    return fail(TILEWISE_UNSUPPORTED,
+                "a block of the device has less than %d bytes of shared memory", kSmall);
+  }
+  constexpr std::int64_t kMostUnits = std::int64_t{1} << 30;
+  const Checked units = most_of(problem).units;
+  if (math::max(problem.q_rows, problem.k_rows) > tile::kMaxRows ||
+      most_rows(problem) > tile::kMaxRows || !units.valid || units.value > kMostUnits) {
+    return fail(TILEWISE_UNSUPPORTED, "more than %lld rows or %lld tiles of keys",
+                static_cast<long long>(tile::kMaxRows), static_cast<long long>(kMostUnits));
+  }
+  return TILEWISE_OK;
+}
+
+const char* slower(const Problem& problem, const problem::Machine&) {
+  constexpr std::int64_t kMostRows = 64;
+  return most_rows(problem) > kMostRows ? "more than 64 rows of queries for each kv head" : nullptr;
+}
+
+problem::Status prepare(const Problem& problem) {
+  const CurrentDevice current(problem.device_index);
+  if (current.status() != TILEWISE_OK) return current.status();
+  cudaError_t error = instance_for(problem).load();
+  if (error == cudaSuccess) error = load_combine();
+  if (error == cudaSuccess) error = load_sequence_kernels();
+  return check(error, "loading cuda_decode");
+}
+
+std::int64_t workspace_bytes(const Problem& problem) {
+  problem::Arena arena;
+  Workspace workspace(problem, arena);
+  return arena.bytes();
+}
+
+problem::Status run(const Problem& problem, const problem::RunContext& context) {
+  if (problem.heads == 0 || problem.q_rows == 0) return TILEWISE_OK;
+  const CurrentDevice current(problem.device_index);
+  if (current.status() != TILEWISE_OK) return current.status();
+  problem::Arena arena(context.workspace);
+  const Workspace workspace(problem, arena);
+  return check(start(parameters_for(problem, workspace), stream_of(context.executor->stream)),
+               "starting cuda_decode");
+}
+
+}  // namespace tilewise::cuda::decode

@@ -1,0 +1,58 @@
+// The parameters of the decode kernels, and the functions that start them.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "cuda/decode/kernel_config.h"
+#include "cuda/tile/score_scaling.h"
+#include "problem/sequence.h"
+
+namespace tilewise::cuda::decode {
+
+using problem::Problem;
+using problem::Sequence;
+
+// The state of a row after some of its keys: its largest score, and the sum of its probs relative
+// to it.
+struct RowState {
+  float max;
+  float sum;
+};
+
+struct Parameters {
+  Problem problem;
+  const Sequence* table;     // (B), nullptr for dense batches
+  std::int32_t window_left;  // as problem's, at most tile::kMaxLength
+  std::int32_t window_right;
+  std::int32_t q_tile;      // rows of queries of a segment
+  std::int32_t block_keys;  // keys of a tile of a block
+  std::int32_t unit_tiles;  // tiles of keys of a unit
+  bool fixed_parts;         // every unit is a part (batch_invariant)
+  bool uniform;             // all sequences have the same lengths
+  bool has_score_mod;       // scores need more than a positive scale
+  bool early;               // the device launches kernels early (PDL)
+  bool wide_q, wide_out;    // can be read or written 16 bytes at a time
+  std::int32_t blocks;      // of the launch
+  std::int32_t least_units;  // of a block, as far as there are enough
+  std::int32_t columns;      // of a row of part_out
+  float scale_log2;          // scale * log2(e): exp(scale * x) = exp2(scale_log2 * x)
+  tile::ScoreScaling scaling;
+  float* part_out;         // (slots, q_tile, columns): normalised rows of out of the parts
+  RowState* part_states;   // (slots, q_tile)
+};
+
+// A compiled kernel, given by a row of the table and a type. CMakeLists.txt generates the source
+// files that instantiate them.
+template <int kRow, bool kFp16>
+struct SplitKvKernel {
+  static cudaError_t load();
+  static cudaError_t start(const Parameters& parameters, cudaStream_t stream);
+};
+
+// Merges the parts of the segments that several blocks have computed. `candidates`: the most parts
+// that may begin such a segment; `rows`: the most rows of a segment.
+cudaError_t load_combine();
+cudaError_t start_combine(const Parameters& parameters, std::int64_t candidates, std::int32_t rows,
+                          cudaStream_t stream);
+
+}  // namespace tilewise::cuda::decode

@@ -1,0 +1,21 @@
+// The shared memory of a block that decodes.
+#pragma once
+
+#include "cuda/decode/work.cuh"
+
+namespace tilewise::cuda::decode {
+
+template <KernelConfig kConfig>
+struct Shared {
+  unsigned char q[kConfig.rows() * kConfig.columns * 2];
+  // The tiles of K and V of each group. Later the rows of out of each group (merge.cuh).
+  unsigned char ring[kConfig.groups()][kConfig.slots][kConfig.tile_bytes()];
+  RowState states[kConfig.groups()][kConfig.rows()];
+  Segment segment;
+  SearchBuffers<kConfig.threads()> search;
+
+  static constexpr int kOutBytes = kConfig.groups() * kConfig.rows() * kConfig.columns * 4;
+  static_assert(kOutBytes <= sizeof(ring), "The rows of out of all groups fit the ring.");
+};
+
+}  // namespace tilewise::cuda::decode
