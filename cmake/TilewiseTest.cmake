@@ -14,6 +14,8 @@ function(tilewise_test name)
   add_executable(${name} ${test_SOURCES})
   target_link_libraries(${name} PRIVATE tilewise_internal ${test_LIBS} GTest::gtest_main)
   target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}/tests")
+  # Most of the time of compiling a test is that of its headers.
+  set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
   if("threads" IN_LIST test_LABELS)
     add_dependencies(thread_tests ${name})
   endif()
