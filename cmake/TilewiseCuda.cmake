@@ -12,8 +12,13 @@ set(TILEWISE_CUDA_SM90 "90a" CACHE STRING "Architectures of src/cuda/sm90, as ma
 set(TILEWISE_CUDA_LEAST 12.5) # cudaGetDriverEntryPointByVersion
 set(TILEWISE_HAS_CUDA OFF)
 set(tilewise_cuda_lack "")
+if(TILEWISE_NATIVE)
+  tilewise_gpus(tilewise_own_gpus)
+endif()
 if(TILEWISE_CUDA STREQUAL "AUTO" AND CMAKE_CROSSCOMPILING)
   set(tilewise_cuda_lack "not looked for when cross-compiling") # the nvcc that is found would be that of the host
+elseif(TILEWISE_CUDA STREQUAL "AUTO" AND TILEWISE_NATIVE AND NOT tilewise_own_gpus)
+  set(tilewise_cuda_lack "this machine has no GPU for them; with TILEWISE_NATIVE=OFF nvcc would be used, if it is there")
 elseif(TILEWISE_CUDA)
   if(NOT CMAKE_CUDA_COMPILER)
     find_program(TILEWISE_NVCC nvcc HINTS ENV CUDACXX ENV CUDA_HOME ENV CUDA_PATH /usr/local/cuda PATH_SUFFIXES bin)
@@ -45,8 +50,16 @@ elseif(TILEWISE_CUDA)
   endif()
 endif()
 
+# Architectures that every supported nvcc has machine code for. Other GPUs compile the PTX when a kernel is loaded.
+set(tilewise_other_gpus ${tilewise_own_gpus})
+list(REMOVE_ITEM tilewise_other_gpus 80 86 87 89 90)
+if(tilewise_own_gpus AND NOT tilewise_other_gpus)
+  set(TILEWISE_CUDA_REAL ${tilewise_own_gpus})
+  set(TILEWISE_CUDA_VIRTUAL "")
+endif()
+
 if(TILEWISE_HAS_CUDA)
-  message(STATUS "CUDA kernels: by nvcc ${CMAKE_CUDA_COMPILER_VERSION}")
+  message(STATUS "CUDA kernels: by nvcc ${CMAKE_CUDA_COMPILER_VERSION}, for ${TILEWISE_CUDA_REAL}")
 elseif(NOT TILEWISE_CUDA)
   message(STATUS "CUDA kernels: none (TILEWISE_CUDA is ${TILEWISE_CUDA})")
 elseif(TILEWISE_CUDA STREQUAL "AUTO")

@@ -2,7 +2,8 @@
 #
 # Adds a GoogleTest program. Each of its tests is a test of ctest, named NAME.Suite.Test. It may include the headers of
 # src/ and tests/. Labels: "matrix" (registry x cases; runs again for each forced CPU target), "threads" (runs under the
-# thread sanitizer, whose preset builds nothing else), "slow" (over 10 s; scripts/test leaves it to .ci/run).
+# thread sanitizer, whose preset builds nothing else), "slow" (over 10 s) and "emulated" (CUDA kernels on an emulated GPU): scripts/test
+# leaves them to scripts/test --all and to .ci/run.
 function(tilewise_test name)
   cmake_parse_arguments(PARSE_ARGV 1 test "" "TIMEOUT" "SOURCES;LIBS;LABELS;ARGS")
   if(NOT test_TIMEOUT)
@@ -14,6 +15,9 @@ function(tilewise_test name)
   add_executable(${name} ${test_SOURCES})
   target_link_libraries(${name} PRIVATE tilewise_internal ${test_LIBS} GTest::gtest_main)
   target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}/tests")
+  # Most of the time of compiling a test is that of its headers.
+  set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
+  add_dependencies(standard_tests ${name})
   if("threads" IN_LIST test_LABELS)
     add_dependencies(thread_tests ${name})
   endif()

@@ -5,6 +5,7 @@
 #endif
 
 #include <cstring>
+#include <string_view>
 
 #if defined(__x86_64__) && defined(__linux__)
 #include <cpuid.h>
@@ -12,8 +13,22 @@
 #include <unistd.h>
 #endif
 
+// The instruction sets that this build leaves out, as in ",amx,avx512,".
+#if !defined(TILEWISE_LEFT_OUT)
+#define TILEWISE_LEFT_OUT ""
+#endif
+
 namespace tilewise::cpu {
 namespace {
+
+// The names stand between commas, because one is the beginning of another.
+constexpr bool is_left_out(std::string_view name) {
+  const std::string_view list = TILEWISE_LEFT_OUT;
+  for (std::size_t at = list.find(name); at < list.size(); at = list.find(name, at + 1)) {
+    if (list[at - 1] == ',' && list[at + name.size()] == ',') return true;
+  }
+  return false;
+}
 
 // The compiler's own detection reads CPUID, and XGETBV for the register state that the operating
 // system saves.
@@ -85,14 +100,15 @@ const Target kTargets[] = {
 #if defined(__x86_64__)
     {"amx", "avx512",
      "AMX with bf16 and AVX-512 with bf16, and permission of the operating system to use them",
-     has_amx},
+     [] { return !is_left_out("amx") && has_amx(); }},
     {"avx512_bf16", "avx512",
      "AVX-512 F, BW, DQ, VL and BF16, with the operating system saving their registers",
-     has_avx512_bf16},
+     [] { return !is_left_out("avx512_bf16") && has_avx512_bf16(); }},
     {"avx512", nullptr,
-     "AVX-512 F, BW, DQ and VL, with the operating system saving their registers", has_avx512},
+     "AVX-512 F, BW, DQ and VL, with the operating system saving their registers",
+     [] { return !is_left_out("avx512") && has_avx512(); }},
     {"avx2", nullptr, "AVX2, FMA and F16C, with the operating system saving their registers",
-     has_avx2},
+     [] { return !is_left_out("avx2") && has_avx2(); }},
     {"baseline", nullptr, "x86-64", always},
 #elif defined(__aarch64__)
     {"neon", nullptr, "64-bit Arm", always},
@@ -109,6 +125,8 @@ bool bf16_dot_is_fast() {
   return false;
 #endif
 }
+
+bool is_compiled(const char* name) { return !is_left_out(name); }
 
 const Target* find_target(const char* name) {
   for (const Target* target = kTargets; target->name != nullptr; ++target) {

@@ -17,6 +17,9 @@ extern const Target kTargets[];
 // floats.
 bool bf16_dot_is_fast();
 
+// Whether this build has the kernels of an instruction set, which then need only the machine.
+bool is_compiled(const char* name);
+
 const Target* find_target(const char* name);  // nullptr if there is no such name
 
 }  // namespace tilewise::cpu

@@ -75,6 +75,13 @@ Instance edited(const Case& description, const Judge::Edit& edit) {
   return instance;
 }
 
+problem::Status plan_on_device(Operation operation, const tilewise_problem& request,
+                               const plan::Options& options) {
+  const DeviceCopy copy(operation, request);
+  plan::Plan plan;
+  return plan::make_plan(operation, copy.request(), options, &plan);
+}
+
 Verdict refusal(const char* kernel, problem::Status status) {
   Verdict verdict;
   verdict.result = status == TILEWISE_UNSUPPORTED ? Verdict::kUnsupported : Verdict::kFailed;
@@ -85,7 +92,11 @@ Verdict refusal(const char* kernel, problem::Status status) {
 }  // namespace
 
 Judge::Judge(const Case& description, const Edit& edit)
-    : edit_(edit), instance_(edited(description, edit)), oracle_(instance_.request()) {
+    : edit_(edit), instance_(edited(description, edit)), oracle_(instance_.request()) {}
+
+void Judge::find_answers() {
+  if (!plain_.empty()) return;
+  const Case& description = instance_.description();
   const Operation operation = description.operation;
   oracle_.run(operation);
   if (operation == Operation::kBackward) instance_.set_forward_results(oracle_.results());
@@ -119,8 +130,9 @@ Verdict Judge::judge_draw(const char* kernel, const plan::Options& options) {
   if (named != nullptr && named->device != TILEWISE_CPU) return run_copied(*named, forced);
   plan::Plan plan;
   const problem::Status status = plan::make_plan(operation, instance_.request(), forced, &plan);
-  if (status == TILEWISE_OK) return run(plan);
-  return refusal(kernel, status);
+  if (status != TILEWISE_OK) return refusal(kernel, status);
+  find_answers();
+  return run(plan);
 }
 
 // This comes before anything is copied, since there may be no device.
@@ -129,6 +141,9 @@ Verdict Judge::run_copied(const problem::Kernel& kernel, const plan::Options& op
   if (cuda::find_device(0, &device) != TILEWISE_OK)
     return refusal(kernel.name, TILEWISE_UNSUPPORTED);
   const Operation operation = instance_.description().operation;
+  const problem::Status planned = plan_on_device(operation, instance_.request(), options);
+  if (planned == TILEWISE_UNSUPPORTED) return refusal(kernel.name, planned);
+  find_answers();
   instance_.prepare(operation);
   const CopiedRun copied = run_on_device(operation, instance_.request(), options);
   if (copied.status == TILEWISE_UNSUPPORTED) return refusal(kernel.name, copied.status);
@@ -172,7 +187,8 @@ void Judge::draw_again() {
   for (std::uint64_t draw = 1; draw <= kDraws; ++draw) {
     Case description = instance_.description();
     description.seed += draw;
-    const Judge other(description, edit_);
+    Judge other(description, edit_);
+    other.find_answers();
     for (const problem::NamedTensor& tensor : problem::kTensors) {
       if (tensor.role(description.operation) != problem::Role::kOutput) continue;
       if (!problem::present(instance_.request().*tensor.member)) continue;

@@ -23,8 +23,8 @@ struct Verdict {
   bool only_biased = false;  // only the mean errors of tensors exceed their limits
 };
 
-// Makes the instance and the answers once, for any number of kernels. Throws std::runtime_error if
-// the library refuses the case itself.
+// Makes the instance once, and the answers when the first kernel takes the case, for any number of
+// kernels.
 class Judge {
  public:
   // An `edit` changes the inputs before anything runs on them.
@@ -38,9 +38,10 @@ class Judge {
   Verdict judge(const char* kernel, const plan::Options& options = {});
 
   const Instance& instance() const { return instance_; }
-  const tilewise_problem& oracle() const { return oracle_.results(); }
 
  private:
+  // Runs the oracle and plain attention, once. Throws std::runtime_error if the library refuses.
+  void find_answers();
   Verdict judge_draw(const char* kernel, const plan::Options& options);
   Verdict run(const plan::Plan& plan);
   Verdict run_copied(const problem::Kernel& kernel, const plan::Options& options);

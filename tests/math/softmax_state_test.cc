@@ -14,7 +14,7 @@
 namespace tilewise::math {
 namespace {
 
-constexpr double kInfinity = HUGE_VAL;
+constexpr double kInfinite = HUGE_VAL;
 
 // A state with its output of one column.
 template <class T>
@@ -41,7 +41,7 @@ bool same_bits(const T& a, const T& b) {
 
 template <class T>
 T ulp_of(T x) {
-  return std::nextafter(std::abs(x), T(kInfinity)) - std::abs(x);
+  return std::nextafter(std::abs(x), T(kInfinite)) - std::abs(x);
 }
 
 template <class T>
@@ -55,12 +55,12 @@ void expect_close(const Piece<T>& a, const Piece<T>& b) {
 template <class T>
 void expect_identity() {
   const Piece<T> x = {{T(3.25), T(1.75)}, T(-0.4)};
-  for (const T garbage : {T(0), T(1e30), T(kInfinity), T(std::nan(""))}) {
+  for (const T garbage : {T(0), T(1e30), T(kInfinite), T(std::nan(""))}) {
     const Piece<T> nothing = {empty_state<T>(), garbage};
     EXPECT_TRUE(same_bits(merged(x, nothing), x));
     EXPECT_TRUE(same_bits(merged(nothing, x), x));
     const Piece<T> both = merged(nothing, nothing);
-    EXPECT_EQ(both.state.max, -T(kInfinity));
+    EXPECT_EQ(both.state.max, -T(kInfinite));
     EXPECT_EQ(both.state.sum, T(0));
   }
 }
@@ -112,7 +112,7 @@ TEST(SoftmaxState, NaNStays) {
   const float nan = std::nanf("");
   EXPECT_TRUE(std::isnan(merge<float>({nan, nan}, {1, 1}).state.sum));
   EXPECT_TRUE(std::isnan(merge<float>({1, 1}, {nan, nan}).state.sum));
-  const Finalised<float> closed = finalise<float>({1, nan}, -static_cast<float>(kInfinity));
+  const Finalised<float> closed = finalise<float>({1, nan}, -static_cast<float>(kInfinite));
   EXPECT_TRUE(std::isnan(closed.lse));
   EXPECT_TRUE(std::isnan(probability(nan, 0.0f)));
   EXPECT_TRUE(std::isnan(probability(0.0f, nan)));
@@ -141,7 +141,7 @@ TEST(SoftmaxState, AnySplitGivesTheSoftmax) {
       pieces[at] = merged(pieces[at], pieces[at + 1]);
       pieces.erase(pieces.begin() + static_cast<std::ptrdiff_t>(at) + 1);
     }
-    const Finalised<double> closed = finalise(pieces[0].state, -kInfinity);
+    const Finalised<double> closed = finalise(pieces[0].state, -kInfinite);
     const double lse = static_cast<double>(std::log(sum));
     EXPECT_NEAR(closed.lse, lse, 1e-14 * std::max(1.0, std::abs(lse)));
     EXPECT_NEAR(pieces[0].out * closed.scale, static_cast<double>(out / sum), 1e-12);
@@ -157,13 +157,13 @@ TEST(SoftmaxState, SinkJoinsTheDenominator) {
   const Finalised<double> alone = finalise(empty_state<double>(), 0.75);
   EXPECT_EQ(alone.scale, 0);
   EXPECT_NEAR(alone.lse, 0.75, 1e-15);
-  const Finalised<double> neither = finalise(empty_state<double>(), -kInfinity);
+  const Finalised<double> neither = finalise(empty_state<double>(), -kInfinite);
   EXPECT_EQ(neither.scale, 0);
-  EXPECT_EQ(neither.lse, -kInfinity);
+  EXPECT_EQ(neither.lse, -kInfinite);
 }
 
 TEST(SoftmaxState, ProbabilityOfMaskedScoresAndEmptyRowsIsZero) {
-  const float none = -static_cast<float>(kInfinity);
+  const float none = -static_cast<float>(kInfinite);
   EXPECT_EQ(probability(none, 3.0f), 0.0f);
   EXPECT_EQ(probability(none, none), 0.0f);
   EXPECT_EQ(probability(3.0f, 3.0f), 1.0f);

@@ -13,9 +13,9 @@ namespace tilewise::tests {
 namespace {
 
 // Sets both variables (nullptr: not set) and restores them at its end.
-class Environment {
+class ThreadVariables {
  public:
-  Environment(const char* tilewise, const char* openmp) {
+  ThreadVariables(const char* tilewise, const char* openmp) {
     for (int i = 0; i < 2; ++i) {
       const char* const value = std::getenv(kNames[i]);
       had_[i] = value != nullptr;
@@ -23,11 +23,11 @@ class Environment {
       set(kNames[i], i == 0 ? tilewise : openmp);
     }
   }
-  ~Environment() {
+  ~ThreadVariables() {
     for (int i = 0; i < 2; ++i) set(kNames[i], had_[i] ? before_[i].c_str() : nullptr);
   }
-  Environment(const Environment&) = delete;
-  Environment& operator=(const Environment&) = delete;
+  ThreadVariables(const ThreadVariables&) = delete;
+  ThreadVariables& operator=(const ThreadVariables&) = delete;
 
  private:
   static constexpr const char* kNames[] = {"TILEWISE_NUM_THREADS", "OMP_NUM_THREADS"};
@@ -63,7 +63,7 @@ TEST(ThreadCount, IsThatOfTilewiseThenThatOfOpenMpThenTheUsableCpus) {
                {nullptr, "5x", all, nullptr},
                {nullptr, "99999999999999999999", all, nullptr}};
   for (const auto& c : cases) {
-    const Environment environment(c.tilewise, c.openmp);
+    const ThreadVariables environment(c.tilewise, c.openmp);
     plan::ThreadCount count;
     ASSERT_EQ(plan::read_thread_count(&count), TILEWISE_OK) << problem::message();
     const std::string label = std::string(c.tilewise != nullptr ? c.tilewise : "unset") + " " +
@@ -75,7 +75,7 @@ TEST(ThreadCount, IsThatOfTilewiseThenThatOfOpenMpThenTheUsableCpus) {
 
 TEST(ThreadCount, AWrongValueFailsTheCallsThatUseTheDefaultPool) {
   for (const char* value : {"x", "-1", "4097", "3,2", "2 threads", "99999999999999999999"}) {
-    const Environment environment(value, "3");
+    const ThreadVariables environment(value, "3");
     Sample sample;
     EXPECT_EQ(tilewise_forward(&sample.request, nullptr), TILEWISE_INVALID_ARGUMENT) << value;
     EXPECT_EQ(std::string(tilewise_last_error()),

@@ -9,9 +9,6 @@
 namespace tilewise::tests {
 namespace {
 
-constexpr Operation kForward = Operation::kForward;
-constexpr Operation kBackward = Operation::kBackward;
-
 void expect_shared(Operation operation, const tilewise_problem& request, const char* output,
                    const char* other) {
   EXPECT_EQ(run(operation, request), TILEWISE_INVALID_ARGUMENT);

@@ -15,6 +15,8 @@
 namespace tilewise::tests {
 
 using problem::Operation;
+inline constexpr Operation kForward = Operation::kForward;
+inline constexpr Operation kBackward = Operation::kBackward;
 
 inline constexpr std::int64_t kB = 2, kSq = 3, kSk = 5, kH = 4, kHk = 2, kD = 8, kDv = 6;
 

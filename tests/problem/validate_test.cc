@@ -10,9 +10,6 @@
 namespace tilewise::tests {
 namespace {
 
-constexpr Operation kForward = Operation::kForward;
-constexpr Operation kBackward = Operation::kBackward;
-
 struct Fault {
   const char* name;
   Operation operation;

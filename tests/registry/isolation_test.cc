@@ -11,7 +11,7 @@
 namespace tilewise::tests {
 namespace {
 
-constexpr double kInfinity = HUGE_VAL;
+constexpr double kInfinite = HUGE_VAL;
 
 struct Isolation {
   Case description;
@@ -55,7 +55,7 @@ void set_mask(const Isolation& isolation, const tilewise_problem& request) {
 }
 
 void poison_unseen(const Isolation& isolation, const tilewise_problem& request) {
-  const double poisons[] = {std::nan(""), kInfinity, -kInfinity};
+  const double poisons[] = {std::nan(""), kInfinite, -kInfinite};
   for (const auto member : {&tilewise_problem::k, &tilewise_problem::v}) {
     const tilewise_tensor& tensor = request.*member;
     verify::for_each_element(tensor, [&](std::int64_t i, std::int64_t offset) {
@@ -167,7 +167,7 @@ TEST(NonFinite, ValueReachesOnlyItsColumnOfTheRowsThatSeeIt) {
   TILEWISE_TRACE_SEED();
   for (const Operation operation : kOperations) {
     for (const std::int32_t dtype : kDtypes) {
-      for (const double poison : {std::nan(""), kInfinity}) {
+      for (const double poison : {std::nan(""), kInfinite}) {
         Case c = make_case(operation, dtype, {1, 70, 70, 2, 2, 32});
         c.causal = true;
         expect_all_pass(c, [&](const tilewise_problem& request) {
@@ -288,7 +288,7 @@ TEST(NonFinite, InfiniteQueryThatSeesNothingHasTheLseOfTheSink) {
         Case c = make_case(operation, dtype, {1, 64, 96, 2, 2, 32});
         c.sink = sink;
         expect_all_pass(c, [&](const tilewise_problem& request) {
-          verify::write_element(request.q, 37 * request.q.strides[1] + 3, kInfinity);
+          verify::write_element(request.q, 37 * request.q.strides[1] + 3, kInfinite);
           for (std::int64_t j = 0; j < 96; ++j) {
             verify::write_element(request.k, j * request.k.strides[1] + 3,
                                   -1 - static_cast<double>(j % 7) / 8);

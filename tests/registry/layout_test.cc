@@ -181,7 +181,7 @@ TEST(LargeSizes, CountsMayExceed16Bits) {
 
 // All 2^22 keys are equal, so that the answer is known. Keys and values are one expanded row.
 TEST(LargeSizes, MillionsOfEqualKeysGiveTheirValue) {
-  constexpr std::int64_t kKeys = std::int64_t{1} << 22;
+  constexpr std::int64_t kCacheKeys = std::int64_t{1} << 22;
   Case c = make_case(Operation::kForward, TILEWISE_FP32, {1, 2, 1, 1, 1, 4});
   c.causal = true;
   Instance instance(c);
@@ -190,7 +190,7 @@ TEST(LargeSizes, MillionsOfEqualKeysGiveTheirValue) {
   set_elements(request.k, [](std::int64_t) { return 0.5; });
   set_elements(request.v, [](std::int64_t) { return 3.0; });
   for (const auto member : {&tilewise_problem::k, &tilewise_problem::v}) {
-    (request.*member).shape[1] = kKeys;
+    (request.*member).shape[1] = kCacheKeys;
     (request.*member).strides[1] = 0;
   }
   for (const Kernel* kernel : runnable_kernels(Operation::kForward)) {
@@ -198,8 +198,9 @@ TEST(LargeSizes, MillionsOfEqualKeysGiveTheirValue) {
     ASSERT_EQ(run_kernel(kernel->name, Operation::kForward, request), TILEWISE_OK);
     for (const double x : values_of(request.out)) EXPECT_NEAR(x, 3.0, 1e-5) << kernel->name;
     const std::vector<double> lse = values_of(request.lse);
-    EXPECT_NEAR(lse[0], 1.0 + std::log(static_cast<double>(kKeys - 1)), 1.6e-4) << kernel->name;
-    EXPECT_NEAR(lse[1], 1.0 + std::log(static_cast<double>(kKeys)), 1.6e-4) << kernel->name;
+    EXPECT_NEAR(lse[0], 1.0 + std::log(static_cast<double>(kCacheKeys - 1)), 1.6e-4)
+        << kernel->name;
+    EXPECT_NEAR(lse[1], 1.0 + std::log(static_cast<double>(kCacheKeys)), 1.6e-4) << kernel->name;
   }
 }
 

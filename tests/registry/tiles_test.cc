@@ -12,10 +12,10 @@ namespace tilewise::tests {
 namespace {
 
 // More than two tiles of every kernel, ending in the middle of the third.
-constexpr std::int64_t kKeys = 1130;
+constexpr std::int64_t kManyKeys = 1130;
 
 Case long_case(Operation operation, std::int32_t dtype, std::int64_t dim, std::int64_t value_dim) {
-  Case c = make_case(operation, dtype, {1, 70, kKeys, 2, 1, dim});
+  Case c = make_case(operation, dtype, {1, 70, kManyKeys, 2, 1, dim});
   c.value_dim = value_dim;
   return c;
 }
@@ -25,7 +25,7 @@ Case long_case(Operation operation, std::int32_t dtype, std::int64_t dim, std::i
 void set_slope(const tilewise_problem& request, std::int64_t dim, bool rises) {
   set_elements(request.q, [&](std::int64_t) { return 1.0; });
   set_elements(request.k, [&](std::int64_t i) {
-    const double place = static_cast<double>(i / dim) / static_cast<double>(kKeys);
+    const double place = static_cast<double>(i / dim) / static_cast<double>(kManyKeys);
     return 200 * (rises ? place : 1 - place) / std::sqrt(static_cast<double>(dim));
   });
 }

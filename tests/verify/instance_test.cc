@@ -24,7 +24,7 @@ Case small_case(Storage storage) {
   return c;
 }
 
-std::vector<double> numbers_of(const tilewise_tensor& tensor) {
+std::vector<double> values_in(const tilewise_tensor& tensor) {
   std::vector<double> numbers;
   for_each_element(tensor, [&](std::int64_t, std::int64_t offset) {
     numbers.push_back(read_element(tensor, offset));
@@ -40,7 +40,7 @@ TEST(Instance, StorageChangesPlacesNotNumbers) {
   for (const Storage storage : kStorages) {
     const Instance other(small_case(storage));
     for (const auto member : {&tilewise_problem::q, &tilewise_problem::k, &tilewise_problem::v}) {
-      EXPECT_EQ(numbers_of(plain.request().*member), numbers_of(other.request().*member))
+      EXPECT_EQ(values_in(plain.request().*member), values_in(other.request().*member))
           << describe(other.description());
     }
   }
@@ -56,7 +56,7 @@ TEST(Instance, ExpandedKeysHaveStrideZero) {
 TEST(Instance, OutputsArePoisoned) {
   Instance instance(small_case(Storage::kInterleaved));
   instance.prepare(Operation::kBackward);
-  for (const double x : numbers_of(instance.request().dv)) EXPECT_TRUE(std::isnan(x));
+  for (const double x : values_in(instance.request().dv)) EXPECT_TRUE(std::isnan(x));
   EXPECT_EQ(instance.damage(Operation::kBackward), "");
 }
 

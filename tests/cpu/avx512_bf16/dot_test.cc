@@ -19,11 +19,11 @@ std::uint32_t pair_of(std::uint16_t first, std::uint16_t second) {
   return first | static_cast<std::uint32_t>(second) << 16;
 }
 
-constexpr std::int64_t kWidths[] = {1, 2, 3, 16, 31, 32, 33, 64, 77, 128};
+constexpr std::int64_t kDotWidths[] = {1, 2, 3, 16, 31, 32, 33, 64, 77, 128};
 
 TEST_F(Bf16, APanelHoldsPairsOfColumnsAndZerosAfterTheEnds) {
   const std::int64_t lanes = probes().panel_width;
-  for (const std::int64_t width : kWidths) {
+  for (const std::int64_t width : kDotWidths) {
     for (const std::int64_t count : {std::int64_t{1}, lanes - 3, lanes}) {
       const RowsOfDtype rows(TILEWISE_BF16, count, width, width + 3, 1);
       Array<std::uint32_t> panel((width + 1) / 2 * lanes + 4, 0xDEADBEEFu);
@@ -45,7 +45,7 @@ TEST_F(Bf16, APanelHoldsPairsOfColumnsAndZerosAfterTheEnds) {
 
 TEST_F(Bf16, ColumnsHoldPairsOfRowsAndNonFiniteRowsAreFound) {
   const std::int64_t block = probes().gemm_rows;
-  for (const std::int64_t width : kWidths) {
+  for (const std::int64_t width : kDotWidths) {
     const std::int64_t count = 7;
     RowsOfDtype rows(TILEWISE_BF16, count, width, width, 2);
     Array<std::uint32_t> data(probes().packed_size(width), 0xDEADBEEFu);
@@ -66,7 +66,7 @@ TEST_F(Bf16, ColumnsHoldPairsOfRowsAndNonFiniteRowsAreFound) {
 
 TEST_F(Bf16, GemmMatchesAPlainDoubleLoop) {
   const std::int64_t lanes = probes().panel_width;
-  for (const std::int64_t width : kWidths) {
+  for (const std::int64_t width : kDotWidths) {
     const std::int64_t m_count = 11;
     const std::int64_t depth = (width + 1) / 2;
     const RowsOfDtype left(TILEWISE_BF16, m_count, width, width, 3);
@@ -96,7 +96,7 @@ TEST_F(Bf16, GemmMatchesAPlainDoubleLoop) {
 // dS of a sequence of one key is dP - delta, and must be zero.
 TEST_F(Bf16, TheInnerProductOfDeltaHasTheBitsOfDP) {
   const std::int64_t lanes = probes().panel_width;
-  for (const std::int64_t width : kWidths) {
+  for (const std::int64_t width : kDotWidths) {
     const std::int64_t depth = (width + 1) / 2;
     const RowsOfDtype dout(TILEWISE_BF16, 5, width, width, 5);
     const RowsOfDtype value(TILEWISE_BF16, 1, width, width, 6);
