@@ -27,6 +27,7 @@ constexpr InputFile kInputFiles[] = {
     {"dlse", "dlse", "gradient of lse"},
     {"cu-seqlens-q", "cu_seqlens_q", "starts of the packed query sequences, and the end (B+1)"},
     {"cu-seqlens-k", "cu_seqlens_k", "those of the keys (B+1); default: those of the queries"},
+    {"seqused-q", "seqused_q", "number of query rows in use, for each sequence (B)"},
     {"seqused-k", "seqused_k", "number of keys in use, for each sequence (B)"},
     {"bias", "bias", "added to the scores, broadcast to (B, H, Sq, Sk)"},
     {"mask", "mask", "bool, true is visible, broadcast to (B, H, Sq, Sk)"},

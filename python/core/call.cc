@@ -169,6 +169,7 @@ struct TensorOption {
 constexpr TensorOption kTensorOptions[] = {
     {"cu_seqlens_q", &Problem::cu_seqlens_q},
     {"cu_seqlens_k", &Problem::cu_seqlens_k},
+    {"seqused_q", &Problem::seqused_q},
     {"seqused_k", &Problem::seqused_k},
     {"slices", &Problem::slices},
     {"mask", &Problem::mask},

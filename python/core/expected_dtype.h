@@ -19,6 +19,7 @@ inline const char* expected_dtype(std::string_view argument) {
       {"slices", "int64"},
       {"cu_seqlens_q", "int32 or int64"},
       {"cu_seqlens_k", "int32 or int64"},
+      {"seqused_q", "int32 or int64"},
       {"seqused_k", "int32 or int64"},
       {"lse", "float32 (float64 for float64 inputs)"},
       {"dlse", "float32 (float64 for float64 inputs)"},

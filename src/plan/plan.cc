@@ -115,6 +115,7 @@ const char* planned_difference(const Problem& a, const Problem& b) {
     return "cu_seqlens_k";
   if (a.max_q != b.max_q) return "max_seqlen_q";
   if (a.max_k != b.max_k) return "max_seqlen_k";
+  if (a.seqused_q.present() != b.seqused_q.present()) return "seqused_q";
   if (a.seqused_k.present() != b.seqused_k.present()) return "seqused_k";
   if (a.slices.present() != b.slices.present() || a.slices.count != b.slices.count) return "slices";
   if (std::memcmp(a.bias_shape, b.bias_shape, sizeof(a.bias_shape)) != 0) return "bias";

@@ -122,9 +122,11 @@ Status read_sequences(const tilewise_problem& request, Problem* problem) {
     if (problem->q_packed && present(request.alibi_slopes)) {
       return fail(TILEWISE_UNSUPPORTED, "alibi_slopes: not defined for slices of packed tensors");
     }
-    if (problem->q_packed && present(request.seqused_k)) {
+    const bool cuts_q = present(request.seqused_q);
+    if (problem->q_packed && (cuts_q || present(request.seqused_k))) {
       return fail(TILEWISE_INVALID_ARGUMENT,
-                  "seqused_k: slices of packed tensors have no sequences to cut");
+                  "%s: slices of packed tensors have no sequences to cut",
+                  cuts_q ? "seqused_q" : "seqused_k");
     }
   }
   TILEWISE_RETURN_IF_ERROR(read_side("cu_seqlens_q", request.cu_seqlens_q, problem->q_packed,
@@ -138,6 +140,8 @@ Status read_sequences(const tilewise_problem& request, Problem* problem) {
       read_index("cu_seqlens_q", request.cu_seqlens_q, problem->batch + 1, &problem->cu_seqlens_q));
   TILEWISE_RETURN_IF_ERROR(
       read_index("cu_seqlens_k", request.cu_seqlens_k, problem->batch + 1, &problem->cu_seqlens_k));
+  TILEWISE_RETURN_IF_ERROR(
+      read_index("seqused_q", request.seqused_q, problem->batch, &problem->seqused_q));
   TILEWISE_RETURN_IF_ERROR(
       read_index("seqused_k", request.seqused_k, problem->batch, &problem->seqused_k));
   problem->max_q = problem->q_rows;

@@ -116,6 +116,7 @@ TEST_F(BadInput, InvalidIndicesAreRefused) {
   expect_refusal(packed + "--cu-seqlens-q long.npy", {"cu_seqlens_q[1]", "10", "9"});
   write("used.npy", index_array({7}, {1}));
   expect_run_refusal("--seqused-k used.npy", {"seqused_k[0]", "7", "6"});
+  expect_run_refusal("--seqused-q used.npy", {"seqused_q[0]", "7", "5"});
   write("slices.npy", index_array({0, 5, 0, 6, 4}, {1, 5}));
   expect_run_refusal("--slices slices.npy", {"slices[0]", "kind", "4"});
   expect_run_refusal("--slices slices.npy --causal", {"slices", "causal"});

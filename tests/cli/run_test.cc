@@ -182,6 +182,7 @@ TEST_F(Run, EveryScoreInputArrives) {
     mask.writable[i] = i % 3 == 0 ? std::byte{0} : std::byte{1};
   }
   const Array used = index_array({39, 12}, {2});
+  const Array used_q = index_array({33, 20}, {2});
   const Array dbias = io::make_array(ElementType::f32, bias.shape);
   const Array dsink = io::make_array(ElementType::f32, sink.shape);
   sample.problem.bias = view(bias, TILEWISE_FP32);
@@ -190,6 +191,7 @@ TEST_F(Run, EveryScoreInputArrives) {
   sample.problem.dlse = view(dlse, TILEWISE_FP32);
   sample.problem.mask = view(mask, TILEWISE_BOOL);
   sample.problem.seqused_k = view(used, TILEWISE_INT64);
+  sample.problem.seqused_q = view(used_q, TILEWISE_INT64);
   sample.problem.dbias = view(dbias, TILEWISE_FP32);
   sample.problem.dsink = view(dsink, TILEWISE_FP32);
   sample.problem.dropout_p = 0.25;
@@ -203,10 +205,13 @@ TEST_F(Run, EveryScoreInputArrives) {
   write("dlse.npy", dlse);
   write("mask.npy", mask);
   write("used.npy", used);
+  write("used_q.npy", used_q);
   const Outcome outcome =
       run("run --q q.npy --k k.npy --v v.npy --dout do.npy --bias bias.npy --sink sink.npy "
-          "--alibi alibi.npy --dlse dlse.npy --mask mask.npy --seqused-k used.npy --dropout 0.25 "
-          "--seed 99 --offset 7 --deterministic --out o.npy --dbias db.npy --dsink ds.npy "
+          "--alibi alibi.npy --dlse dlse.npy --mask mask.npy --seqused-k used.npy --seqused-q "
+          "used_q.npy "
+          "--dropout 0.25 --seed 99 --offset 7 --deterministic --out o.npy --dbias db.npy --dsink "
+          "ds.npy "
           "--dk dk.npy");
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(bytes_of(read("o.npy")), bytes_of(sample.out));

@@ -52,6 +52,7 @@ class BruteForce {
     bool top_left;
   };
 
+  std::int64_t query_rows() const;  // of the tensor
   Range query_range(std::int64_t b) const;
   Range key_range(std::int64_t b) const;
   bool visible(const Row& row, std::int64_t j) const;
