@@ -18,12 +18,13 @@ _WITHOUT_GRADIENT = {name: FORWARD_NAMES.index(name) for name in ("alibi_slopes"
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    """inputs: of forward, by position; those that are left out have their defaults."""
+    """inputs: of forward, by position; those that are left out at the end have their defaults."""
     for name, position in _WITHOUT_GRADIENT.items():
         tensor = inputs[position]
         if tensor is not None and tensor.requires_grad:
             raise NotImplementedError(f"tilewise: {name} requires a gradient, which is not computed; detach() it")
-    ctx.save_for_backward(*inputs[:TENSORS], inputs[SEQUSED_Q], *output)
+    seqused_q = inputs[SEQUSED_Q] if len(inputs) > SEQUSED_Q else None
+    ctx.save_for_backward(*inputs[:TENSORS], seqused_q, *output)
     ctx.options = inputs[TENSORS:LAST_SHARED]
     ctx.set_materialize_grads(False)
 
@@ -40,7 +41,8 @@ def _gradients(
         dout = torch.zeros_like(out)
     shared = (*tensors[3:], *ctx.options)
     bits = sum([GRADIENTS[name] for name in wanted])
-    results = _call(BACKWARD, dout.to(q.dtype), dlse, q, k, v, out, lse, *shared, bits, seqused_q)
+    given = (dout.to(q.dtype), dlse, q, k, v, out, lse)
+    results = _call(BACKWARD, *given, *shared, gradients=bits, seqused_q=seqused_q)
     by_name = dict(zip(GRADIENTS, results, strict=True))
     return {name: by_name[name].to(tensors[_DIFFERENTIABLE[name]].dtype) for name in wanted}
 
