@@ -8,6 +8,8 @@
 #include <thread>
 #include <tilewise/tilewise.hpp>
 
+#include "io/file_error.h"
+#include "io/npz.h"
 #include "io/safetensors.h"
 #include "support.h"
 
@@ -228,6 +230,62 @@ TEST_F(Run, SlicesAreTheWholeMask) {
   write_sample(sample);
   write("s.npy", slices);
   ASSERT_EQ(run("run --q q.npy --k k.npy --v v.npy --slices s.npy --out o.npy").code, 0);
+  EXPECT_EQ(bytes_of(read("o.npy")), bytes_of(sample.out));
+}
+
+TEST_F(Run, NpzFilesAreReadAndWritten) {
+  Sample sample;
+  sample.compute();
+  const io::TensorFile inputs = {{{"q", sample.q}, {"k", sample.k}, {"v", sample.v}}, {}};
+  try {
+    io::stage_npz(path("in.npz"), inputs).commit();
+  } catch (const io::FileError& error) {
+    GTEST_SKIP() << error.what();
+  }
+  ASSERT_EQ(run("run --in in.npz --out o.npy --save all.npz").code, 0);
+  EXPECT_EQ(bytes_of(read("o.npy")), bytes_of(sample.out));
+  const io::TensorFile saved = io::read_npz(path("all.npz"), [](auto) { return true; });
+  ASSERT_EQ(saved.tensors.size(), 2u);
+  EXPECT_EQ(bytes_of(*saved.find("out")), bytes_of(sample.out));
+  EXPECT_EQ(bytes_of(*saved.find("lse")), bytes_of(sample.lse));
+}
+
+TEST_F(Run, StandardInputAndOutputAreFiles) {
+  Sample sample;
+  sample.compute();
+  write_sample(sample);
+  const Outcome piped = run("run --q - --k k.npy --v v.npy --out - --lse l.npy",
+                            "<" + path("q.npy") + " >" + path("o.npy"));
+  ASSERT_EQ(piped.code, 0) << piped.err;
+  EXPECT_NE(piped.err.find("forward"), std::string::npos) << "the report is not among the data";
+  EXPECT_EQ(bytes_of(read("o.npy")), bytes_of(sample.out));
+  EXPECT_EQ(bytes_of(read("l.npy")), bytes_of(sample.lse));
+  const io::TensorFile inputs = {{{"q", sample.q}, {"k", sample.k}, {"v", sample.v}}, {}};
+  io::write_safetensors(path("in"), inputs);
+  ASSERT_EQ(run("run --in - --save -", "<" + path("in") + " >" + path("all")).code, 0);
+  const io::TensorFile saved = io::read_safetensors(path("all"));
+  EXPECT_EQ(bytes_of(*saved.find("out")), bytes_of(sample.out));
+}
+
+TEST_F(Run, NoFileAppearsIfTheStandardOutputIsFull) {
+  write_sample(Sample());
+  const auto before = contents();
+  const Outcome outcome =
+      run("run --q q.npy --k k.npy --v v.npy --out - --lse l.npy", ">/dev/full");
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_NE(outcome.err.find("standard output: cannot write"), std::string::npos) << outcome.err;
+  EXPECT_EQ(contents(), before);
+}
+
+TEST_F(Run, AMaskOfBytesIsOneOfBooleans) {
+  Sample sample;
+  Array mask = io::make_array(ElementType::u8, std::vector<std::int64_t>{33, 40});
+  for (std::size_t i = 0; i < mask.writable.size(); ++i) mask.writable[i] = std::byte(i % 3 != 0);
+  sample.problem.mask = view(mask, TILEWISE_BOOL);
+  sample.compute();
+  write_sample(sample);
+  write("mask.npy", mask);
+  ASSERT_EQ(run("run --q q.npy --k k.npy --v v.npy --mask mask.npy --out o.npy").code, 0);
   EXPECT_EQ(bytes_of(read("o.npy")), bytes_of(sample.out));
 }
 
