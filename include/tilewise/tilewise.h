@@ -158,7 +158,9 @@ typedef struct tilewise_problem {
   tilewise_tensor dbias;      /* shape and dtype of bias */
   tilewise_tensor dsink;      /* (H) fp32, or fp64 for fp64 inputs */
 
-  tilewise_tensor seqused_q; /* (B) int32 or int64: query rows in use of each sequence */
+  tilewise_tensor seqused_q;     /* (B) int32 or int64: query rows in use of each sequence */
+  tilewise_tensor dalibi_slopes; /* backward: output; shape of alibi_slopes; fp32, or fp64 for fp64
+                                    inputs */
 } tilewise_problem;
 
 TILEWISE_API void tilewise_problem_init(tilewise_problem* problem);
@@ -209,7 +211,7 @@ TILEWISE_API tilewise_status tilewise_forward(const tilewise_problem* problem,
                                               const tilewise_executor* executor);
 
 /* Computes the gradients of the forward pass: reads q, k, v, out, lse, dout (and dlse), writes
- * those of dq, dk, dv, dbias, dsink that are given. Allocates the workspace. */
+ * those of dq, dk, dv, dbias, dsink, dalibi_slopes that are given. Allocates the workspace. */
 TILEWISE_API tilewise_status tilewise_backward(const tilewise_problem* problem,
                                                const tilewise_executor* executor);
 

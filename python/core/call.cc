@@ -182,7 +182,7 @@ void clear_tensors(Problem* problem) {
   for (const TensorOption& option : kTensorOptions) problem->*option.field = {};
   for (const auto field : {&Problem::q, &Problem::k, &Problem::v, &Problem::out, &Problem::lse,
                            &Problem::dout, &Problem::dlse, &Problem::dq, &Problem::dk, &Problem::dv,
-                           &Problem::dbias, &Problem::dsink}) {
+                           &Problem::dbias, &Problem::dsink, &Problem::dalibi_slopes}) {
     problem->*field = {};
   }
 }

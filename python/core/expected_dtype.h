@@ -24,6 +24,7 @@ inline const char* expected_dtype(std::string_view argument) {
       {"lse", "float32 (float64 for float64 inputs)"},
       {"dlse", "float32 (float64 for float64 inputs)"},
       {"dsink", "float32 (float64 for float64 inputs)"},
+      {"dalibi_slopes", "float32 (float64 for float64 inputs)"},
       {"workspace", "a dtype that the other arguments may have, or uint8"},
   };
   for (const Row& row : kRows) {

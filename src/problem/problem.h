@@ -76,6 +76,8 @@ struct Problem {
   View alibi_slopes;                          // (B, H), row and column unused
   View sink;                                  // (H)
   View dsink;                                 // (H)
+  View dalibi_slopes;                         // (B, H), or (H) for all batches
+  bool slopes_per_batch = false;              // dalibi_slopes is (B, H)
   IndexView cu_seqlens_q, cu_seqlens_k;
   IndexView seqused_q, seqused_k;
   IndexView slices;

@@ -41,6 +41,7 @@ inline constexpr NamedTensor kTensors[] = {
     {"dv", &tilewise_problem::dv, Role::kUnused, Role::kOutput},
     {"dbias", &tilewise_problem::dbias, Role::kUnused, Role::kOutput},
     {"dsink", &tilewise_problem::dsink, Role::kUnused, Role::kOutput},
+    {"dalibi_slopes", &tilewise_problem::dalibi_slopes, Role::kUnused, Role::kOutput},
 };
 
 inline bool present(const tilewise_tensor& tensor) { return tensor.rank != 0; }

@@ -37,7 +37,8 @@ enum Gradients : unsigned {
   kDV = 4,
   kDBias = 8,
   kDSink = 16,
-  kAllGradients = 31,  // all that the problem has
+  kAllGradients = 31,  // all that the problem has, but those of slopes, which few kernels compute
+  kDAlibiSlopes = 32,
 };
 
 using Slice = std::array<std::int64_t, 6>;  // q0 q1 k0 k1 kind head

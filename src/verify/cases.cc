@@ -74,6 +74,15 @@ void add_score_options(std::vector<Case>& cases) {
   biased.alibi = biased.alibi_per_batch = true;
   biased.causal = true;
   cases.push_back(biased);
+  Case sloped = sized(2, 40, 57, 4, 2, 24);
+  sloped.alibi = sloped.causal = true;
+  sloped.used_q = {40, 21};
+  sloped.gradients |= kDAlibiSlopes;
+  cases.push_back(sloped);
+  sloped.alibi_per_batch = sloped.sink = true;
+  sloped.softcap = 2.5;
+  sloped.dropout_p = 0.2;
+  cases.push_back(sloped);
   Case flat = sized(2, 33, 65, 2, 1, 16);
   flat.bias = {true, 2, {true, true, true, true}};
   flat.mask = {true, 1, {true, true, true, true}};

@@ -272,6 +272,11 @@ void Instance::add_score_inputs() {
   if (case_.bias.present && (case_.gradients & kDBias)) {
     add_score_tensor("dbias", &tilewise_problem::dbias, case_.bias, bias_dtype);
   }
+  if (case_.alibi && (case_.gradients & kDAlibiSlopes)) {
+    const tilewise_tensor& slopes = request_.alibi_slopes;
+    add_contiguous("dalibi_slopes", &tilewise_problem::dalibi_slopes, TILEWISE_FP32,
+                   {slopes.shape, slopes.shape + slopes.rank});
+  }
   if (case_.sink && (case_.gradients & kDSink)) {
     add_contiguous("dsink", &tilewise_problem::dsink, TILEWISE_FP32, {case_.heads});
   }

@@ -115,6 +115,8 @@ def attention(case):
                 shape = (1,) * (4 - case["bias"].ndim) + case["bias"].shape
                 axes = tuple(d for d in range(4) if shape[d] == 1)
                 target["dbias"] = dbias.sum(axes, keepdims=True).reshape(case["bias"].shape)
+            if "alibi_slopes" in case:
+                target["dalibi_slopes"] = (-1 if signed else 1) * (dbias * distance).sum((0, 2, 3))
             if "sink" in case:
                 share = np.exp(sink - np.where(np.isneginf(lse), 0, lse))
                 target["dsink"] = (-1 if signed else 1) * (share * delta).sum((0, 2))

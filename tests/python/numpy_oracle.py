@@ -72,7 +72,7 @@ def empty_results(case, expected):
     """Returns arrays of NaN with the dtypes that the library requires."""
     dtype = case["q"].dtype
     statistics = np.float64 if dtype == np.float64 else np.float32
-    dtypes = {"lse": statistics, "dsink": statistics}
+    dtypes = {"lse": statistics, "dsink": statistics, "dalibi_slopes": statistics}
     return {name: np.full(array.shape, np.nan, dtypes.get(name, dtype)) for name, array in expected.items()}
 
 
@@ -94,7 +94,7 @@ def check_case(lib, case):
     failures = []
     expected, sizes = formulas.attention(case)
     tolerance = TOLERANCES[case["q"].dtype.name]
-    for operation, names in ((tw.FORWARD, ("out", "lse")), (tw.BACKWARD, ("dq", "dk", "dv", "dbias", "dsink"))):
+    for operation, names in ((tw.FORWARD, ("out", "lse")), (tw.BACKWARD, ("dq", "dk", "dv", "dbias", "dsink", "dalibi_slopes"))):
         for kernel in lib.kernels(operation):
             results = empty_results(case, expected)
             if operation == tw.BACKWARD:

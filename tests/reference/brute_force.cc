@@ -69,6 +69,7 @@ BruteForce::BruteForce(const tilewise_problem& request) : request_(request) {
   v = copy(request.v);
   bias = copy(request.bias);
   sink = copy(request.sink);
+  slopes = copy(request.alibi_slopes);
   dout = copy(request.dout);
   dlse = copy(request.dlse);
   out = copy(request.out);
@@ -172,10 +173,9 @@ long double BruteForce::score(const Row& row, std::int64_t j) const {
         broadcast_place(bias.shape.data(), static_cast<int>(bias.shape.size()), index))];
   }
   if (request_.alibi_slopes.rank != 0) {
-    const tilewise_tensor& slopes = request_.alibi_slopes;
-    const std::int64_t slope = slopes.rank == 2 ? row.batch * heads_ + row.head : row.head;
+    const std::int64_t slope = slopes.shape.size() == 2 ? row.batch * heads_ + row.head : row.head;
     const std::int64_t distance = row.i + row.diagonal() - j;
-    score -= static_cast<long double>(static_cast<const float*>(slopes.data)[slope]) *
+    score -= slopes.values[static_cast<std::size_t>(slope)] *
              static_cast<long double>(distance < 0 ? -distance : distance);
   }
   return score;

@@ -33,8 +33,8 @@ class BruteForce {
   // order 1.
   std::vector<double> gradient(Array* array);
 
-  Array q, k, v, bias, sink, dout, dlse;  // inputs
-  Array out, lse;                         // results
+  Array q, k, v, bias, sink, slopes, dout, dlse;  // inputs
+  Array out, lse;                                 // results
 
  private:
   struct Range {

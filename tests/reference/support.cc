@@ -32,6 +32,7 @@ Case base() {
   c.head_dim = 3;
   c.value_dim = 2;
   c.dlse = true;
+  c.gradients |= verify::kDAlibiSlopes;
   return c;
 }
 
