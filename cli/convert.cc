@@ -1,8 +1,11 @@
 #include "convert.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <limits>
+#include <vector>
 
 #include "flags.h"
 #include "verify/tensor.h"
@@ -49,6 +52,22 @@ tilewise_tensor tensor_of(const std::string& name, const io::Array& array) {
   void* const data = const_cast<std::byte*>(array.bytes.data());
   return tilewise_contiguous(data, dtype, static_cast<std::int32_t>(array.shape.size()),
                              array.shape.data());
+}
+
+io::Array as_boolean(const std::string& name, const io::Array& array) {
+  const auto numbers = array.elements<std::uint8_t>();
+  const auto bad = std::find_if(numbers.begin(), numbers.end(), [](auto x) { return x > 1; });
+  if (bad != numbers.end()) {
+    std::vector<std::int64_t> position(array.shape.size());
+    std::int64_t index = bad - numbers.begin();
+    for (std::size_t d = position.size(); d-- > 0; index /= array.shape[d])
+      position[d] = index % array.shape[d];
+    throw UsageError(
+        fmt::format("{}[{}]: is {}, must be 0 or 1", name, fmt::join(position, ", "), *bad));
+  }
+  io::Array boolean = array;
+  boolean.type = io::ElementType::boolean;
+  return boolean;
 }
 
 std::int32_t floating_dtype(const std::string& name, const io::Array& array) {

@@ -13,6 +13,10 @@ namespace tilewise::cli {
 // element type or a number of dimensions that the library does not support.
 tilewise_tensor tensor_of(const std::string& name, const io::Array& array);
 
+// Returns an array of uint8 as one of bool, with the same bytes. Throws UsageError for a number
+// other than 0 and 1, with its position.
+io::Array as_boolean(const std::string& name, const io::Array& array);
+
 // Throws UsageError unless the element type is fp64, fp32, bf16 or fp16.
 std::int32_t floating_dtype(const std::string& name, const io::Array& array);
 

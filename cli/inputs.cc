@@ -1,12 +1,14 @@
 #include "inputs.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "convert.h"
 #include "io/npy.h"
-#include "io/safetensors.h"
+#include "io/tensor_file.h"
 #include "problem/tensors.h"
 #include "problem/validate.h"
 
@@ -27,9 +29,10 @@ constexpr InputFile kInputFiles[] = {
     {"dlse", "dlse", "gradient of lse"},
     {"cu-seqlens-q", "cu_seqlens_q", "starts of the packed query sequences, and the end (B+1)"},
     {"cu-seqlens-k", "cu_seqlens_k", "those of the keys (B+1); default: those of the queries"},
+    {"seqused-q", "seqused_q", "number of query rows in use, for each sequence (B)"},
     {"seqused-k", "seqused_k", "number of keys in use, for each sequence (B)"},
     {"bias", "bias", "added to the scores, broadcast to (B, H, Sq, Sk)"},
-    {"mask", "mask", "bool, true is visible, broadcast to (B, H, Sq, Sk)"},
+    {"mask", "mask", "bool or uint8 (0, 1), true is visible, broadcast to (B, H, Sq, Sk)"},
     {"alibi", "alibi_slopes", "ALiBi slopes (H) or (B, H)"},
     {"sink", "sink", "a logit per head that joins the denominator (H)"},
     {"slices", "slices", "the whole mask as int64 rows q0 q1 k0 k1 kind [head]"},
@@ -39,9 +42,38 @@ constexpr InputFile kInputFiles[] = {
 const std::vector<std::string> kDtypes = {"fp64", "fp32", "bf16", "fp16"};
 const std::vector<std::string> kAlignments = {"bottom-right", "top-left"};
 
+bool is_input(std::string_view tensor) {
+  return std::any_of(std::begin(kInputFiles), std::end(kInputFiles),
+                     [&](const InputFile& input) { return tensor == input.tensor; });
+}
+
+// The standard input is one file.
+void check_standard_input(const Flags& flags) {
+  std::string reader = flags.text("in") == kStandardStream ? "in" : "";
+  for (const InputFile& input : kInputFiles) {
+    if (flags.text(input.flag) != kStandardStream) continue;
+    if (!reader.empty()) {
+      throw UsageError(fmt::format("--{}: is -, the standard input, which --{} reads already",
+                                   input.flag, reader));
+    }
+    reader = input.flag;
+  }
+}
+
+io::TensorFile read_tensors(const std::string& path) {
+  if (path == kStandardStream) return io::read_tensor_stream(STDIN_FILENO, "standard input");
+  return io::read_tensor_file(path, is_input);
+}
+
+io::Array read_array(const std::string& path) {
+  if (path == kStandardStream) return io::read_npy_stream(STDIN_FILENO, "standard input");
+  return io::read_npy(path);
+}
+
 void read_files(const Flags& flags, Inputs& inputs) {
+  check_standard_input(flags);
   if (flags.given("in")) {
-    const io::TensorFile file = io::read_safetensors(flags.text("in"));
+    const io::TensorFile file = read_tensors(flags.text("in"));
     for (const InputFile& input : kInputFiles) {
       const io::Array* const array = file.find(input.tensor);
       if (array != nullptr) inputs.arrays[input.tensor] = *array;
@@ -53,7 +85,7 @@ void read_files(const Flags& flags, Inputs& inputs) {
       throw UsageError(fmt::format("--{}: is {}, but --in {} holds {} already", input.flag,
                                    flags.text(input.flag), flags.text("in"), input.tensor));
     }
-    inputs.arrays[input.tensor] = io::read_npy(flags.text(input.flag));
+    inputs.arrays[input.tensor] = read_array(flags.text(input.flag));
   }
   for (const char* name : {"q", "k", "v"}) {
     if (inputs.has(name)) continue;
@@ -64,7 +96,8 @@ void read_files(const Flags& flags, Inputs& inputs) {
 }
 
 // Casts the inputs. q, k, v and dout are cast to the problem's dtype only with --dtype; statistics,
-// slopes and sink have one dtype, to which they are always cast.
+// slopes and sink have one dtype, to which they are always cast. A mask of bytes becomes one of
+// bool.
 void cast_inputs(const Flags& flags, Inputs& inputs) {
   const std::int32_t dtype = dtype_flag(flags, floating_dtype("q", inputs.arrays.at("q")));
   const std::int32_t statistics = dtype == TILEWISE_FP64 ? TILEWISE_FP64 : TILEWISE_FP32;
@@ -78,6 +111,8 @@ void cast_inputs(const Flags& flags, Inputs& inputs) {
     } else if (name == "dlse") {
       floating_dtype(name, array);
       array = cast(array, statistics);
+    } else if (name == "mask" && array.type == io::ElementType::u8) {
+      array = as_boolean(name, array);
     } else if (name == "alibi_slopes" || name == "sink") {
       floating_dtype(name, array);
       array = cast(array, TILEWISE_FP32);
@@ -147,7 +182,8 @@ void add_option_flags(Flags& flags) {
 
 void add_file_flags(Flags& flags) {
   flags.begin_group("Inputs");
-  flags.add_value("in", "FILE", "a .safetensors file with q, k, v [, dout and the inputs below]");
+  flags.add_value("in", "FILE",
+                  "a .safetensors or .npz file with q, k, v [, dout and the inputs below]");
   for (const InputFile& input : kInputFiles) flags.add_value(input.flag, "FILE", input.help);
 }
 

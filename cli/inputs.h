@@ -15,6 +15,9 @@ void add_option_flags(Flags& flags);
 void add_file_flags(Flags& flags);
 void add_execution_flags(Flags& flags);
 
+// In place of a file: the standard input or output.
+inline constexpr const char* kStandardStream = "-";
+
 // Tensors by name, and the problem made of them. Nothing is copied: the problem points into the
 // arrays.
 struct Inputs {

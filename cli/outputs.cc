@@ -6,6 +6,7 @@
 #include <set>
 
 #include "io/npy.h"
+#include "io/npz.h"
 #include "io/output_file.h"
 #include "io/safetensors.h"
 
@@ -27,14 +28,46 @@ constexpr OutputFlag kOutputs[] = {
     {"dsink", "sink", "gradient of the sink"},
 };
 
+io::OutputFile stage(const std::string& path, const io::TensorFile& file) {
+  return path.ends_with(".npz") ? io::stage_npz(path, file) : io::stage_safetensors(path, file);
+}
+
+io::TensorFile all_outputs(const Inputs& inputs) {
+  io::TensorFile file;
+  for (const OutputFlag& output : kOutputs) {
+    if (inputs.has(output.name))
+      file.tensors.push_back({output.name, inputs.arrays.at(output.name)});
+  }
+  return file;
+}
+
+// Writes the output whose file is the standard output, if there is one.
+void write_to_standard_output(const Flags& flags, const std::vector<OutputTensor>& outputs,
+                              const Inputs& inputs) {
+  if (!writes_standard_output(flags, outputs)) return;
+  io::OutputFile stream = io::OutputFile::standard_output();
+  for (const OutputTensor& output : outputs) {
+    if (output.path == kStandardStream) io::write_npy(stream, inputs.arrays.at(output.name));
+  }
+  if (flags.text("save") == kStandardStream)
+    io::write_safetensors(stream, "standard output", all_outputs(inputs));
+  stream.commit();
+}
+
 }  // namespace
+
+bool writes_standard_output(const Flags& flags, const std::vector<OutputTensor>& outputs) {
+  return flags.text("save") == kStandardStream ||
+         std::any_of(outputs.begin(), outputs.end(),
+                     [](const OutputTensor& output) { return output.path == kStandardStream; });
+}
 
 void add_output_flags(Flags& flags) {
   flags.begin_group("Outputs");
   for (const OutputFlag& output : kOutputs) {
     flags.add_value(output.name, "FILE", output.help);
   }
-  flags.add_value("save", "FILE", "a .safetensors file with all outputs");
+  flags.add_value("save", "FILE", "a .safetensors (or .npz) file with all outputs");
 }
 
 std::vector<OutputTensor> requested_outputs(const Flags& flags, const Inputs& inputs) {
@@ -66,17 +99,12 @@ void write_outputs(const Flags& flags, const std::vector<OutputTensor>& outputs,
   std::vector<io::OutputFile> files;
   files.reserve(outputs.size() + 1);
   for (const OutputTensor& output : outputs) {
-    files.push_back(io::stage_npy(output.path, inputs.arrays.at(output.name)));
+    if (output.path != kStandardStream)
+      files.push_back(io::stage_npy(output.path, inputs.arrays.at(output.name)));
   }
-  if (flags.given("save")) {
-    io::TensorFile file;
-    for (const OutputFlag& output : kOutputs) {
-      if (inputs.has(output.name)) {
-        file.tensors.push_back({output.name, inputs.arrays.at(output.name)});
-      }
-    }
-    files.push_back(io::stage_safetensors(flags.text("save"), file));
-  }
+  if (flags.given("save") && flags.text("save") != kStandardStream)
+    files.push_back(stage(flags.text("save"), all_outputs(inputs)));
+  write_to_standard_output(flags, outputs, inputs);
   for (io::OutputFile& file : files) file.commit();
 }
 

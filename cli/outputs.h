@@ -19,7 +19,11 @@ void add_output_flags(Flags& flags);
 // nothing, name a file twice, or request a gradient without the tensor that it needs.
 std::vector<OutputTensor> requested_outputs(const Flags& flags, const Inputs& inputs);
 
-// Writes the .npy files and --save. No file appears before all of them are on disk.
+// True if one of them is the standard output, where nothing else must then be printed.
+bool writes_standard_output(const Flags& flags, const std::vector<OutputTensor>& outputs);
+
+// Writes the .npy files and --save. No file appears before all of them are on disk, and what goes
+// to the standard output is written.
 void write_outputs(const Flags& flags, const std::vector<OutputTensor>& outputs,
                    const Inputs& inputs);
 

@@ -47,8 +47,8 @@ json report(const Runner& runner, double seconds) {
           {"workspace_bytes", runner.plan().workspace_bytes}};
 }
 
-void print_report(const char* operation, const json& pass) {
-  fmt::print("{:<9} {:<14} {:>9}  workspace {}\n", operation, pass["kernel"].get<std::string>(),
+void print_report(std::FILE* to, const char* operation, const json& pass) {
+  fmt::print(to, "{:<9} {:<14} {:>9}  workspace {}\n", operation, pass["kernel"].get<std::string>(),
              format_seconds(pass["seconds"].get<double>()),
              format_bytes(pass["workspace_bytes"].get<double>()));
 }
@@ -78,14 +78,15 @@ int run(const Flags& flags) {
   write_outputs(flags, outputs, inputs);
   for (const OutputTensor& output : outputs) result["outputs"][output.name] = output.path;
   if (flags.given("save")) result["outputs"]["save"] = flags.text("save");
+  std::FILE* const to = writes_standard_output(flags, outputs) ? stderr : stdout;
   if (flags.given("json")) {
-    fmt::print("{}\n", result.dump());
+    fmt::print(to, "{}\n", result.dump());
     return 0;
   }
-  print_report("forward", result["forward"]);
-  if (backward) print_report("backward", result["backward"]);
+  print_report(to, "forward", result["forward"]);
+  if (backward) print_report(to, "backward", result["backward"]);
   for (const auto& [name, path] : result["outputs"].items()) {
-    fmt::print("{:<9} {}\n", name == "save" ? "saved" : name, path.get<std::string>());
+    fmt::print(to, "{:<9} {}\n", name == "save" ? "saved" : name, path.get<std::string>());
   }
   return 0;
 }
@@ -102,7 +103,10 @@ Command add_run(CLI::App& program) {
   add_execution_flags(*flags);
   flags->add_switch("json", "print the report as JSON");
   flags->set_footer(
-      "Files are .npy (V2 is bf16) or .safetensors. If anything fails, no file is written.\n"
+      "Files are .npy (V2 is bf16), or .safetensors or .npz for --in and --save. - is the "
+      "standard\n"
+      "input or output: .npy, .safetensors for --in and --save. If anything fails, no file is "
+      "written.\n"
       "Examples:\n"
       "  tilewise run --q q.npy --k k.npy --v v.npy --causal --out out.npy --lse lse.npy\n"
       "  tilewise run --in qkv.safetensors --window 128,0 --dtype bf16 --save out.safetensors");

@@ -17,6 +17,7 @@ macro(tilewise_need package version name)
   endif()
 endmacro()
 
+find_package(ZLIB QUIET) # optional, for .npz files
 tilewise_need(nlohmann_json 3.11 "nlohmann-json >= 3.11" CLI TESTS EXAMPLES BENCH)
 if(TILEWISE_BUILD_CLI)
   tilewise_need(CLI11 "" "CLI11" CLI)
@@ -39,6 +40,6 @@ if(tilewise_missing)
   message(FATAL_ERROR " Not found: ${tilewise_missing}. Install with scripts/install-dependencies, or do without: ${tilewise_without}")
 endif()
 
-foreach(part io verify) # tilewise_io: .npy and .safetensors; tilewise_verify: the cases and the accuracy rule
+foreach(part io verify) # tilewise_io: .npy, .npz and .safetensors; tilewise_verify: the cases and the accuracy rule
   add_subdirectory("${PROJECT_SOURCE_DIR}/src/${part}" "${PROJECT_BINARY_DIR}/src/${part}")
 endforeach()

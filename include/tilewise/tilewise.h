@@ -157,6 +157,10 @@ typedef struct tilewise_problem {
   tilewise_tensor dq, dk, dv; /* backward: outputs, each optional */
   tilewise_tensor dbias;      /* shape and dtype of bias */
   tilewise_tensor dsink;      /* (H) fp32, or fp64 for fp64 inputs */
+
+  tilewise_tensor seqused_q;     /* (B) int32 or int64: query rows in use of each sequence */
+  tilewise_tensor dalibi_slopes; /* backward: output; shape of alibi_slopes; fp32, or fp64 for fp64
+                                    inputs */
 } tilewise_problem;
 
 TILEWISE_API void tilewise_problem_init(tilewise_problem* problem);
@@ -200,14 +204,14 @@ TILEWISE_API tilewise_status tilewise_shutdown(void);
 /* ---- one-call functions ----------------------------------------------------------------- */
 
 /* Computes out = softmax(scores) v, and lse if given. `executor` NULL means the default pool.
- * Allocates the workspace. The contents of cu_seqlens, seqused_k and slices are checked (a plan's
- * run only clamps them); of CUDA tensors the addresses are checked instead. On failure nothing is
- * written. */
+ * Allocates the workspace. The contents of cu_seqlens, seqused_q, seqused_k and slices are checked
+ * (a plan's run only clamps them); of CUDA tensors the addresses are checked instead. On failure
+ * nothing is written. */
 TILEWISE_API tilewise_status tilewise_forward(const tilewise_problem* problem,
                                               const tilewise_executor* executor);
 
 /* Computes the gradients of the forward pass: reads q, k, v, out, lse, dout (and dlse), writes
- * those of dq, dk, dv, dbias, dsink that are given. Allocates the workspace. */
+ * those of dq, dk, dv, dbias, dsink, dalibi_slopes that are given. Allocates the workspace. */
 TILEWISE_API tilewise_status tilewise_backward(const tilewise_problem* problem,
                                                const tilewise_executor* executor);
 
@@ -245,8 +249,8 @@ TILEWISE_API const char* tilewise_plan_reason(
     const tilewise_plan* plan); /* one line: why this kernel, why not those before it */
 
 /* Runs the plan on tensors of the planned shapes (strides and pointers may differ). Allocates
- * nothing. The content of the workspace at entry does not matter. Contents of cu_seqlens, seqused_k
- * and slices are clamped, never trusted. */
+ * nothing. The content of the workspace at entry does not matter. Contents of cu_seqlens,
+ * seqused_q, seqused_k and slices are clamped, never trusted. */
 TILEWISE_API tilewise_status tilewise_plan_run(const tilewise_plan* plan,
                                                const tilewise_problem* problem, void* workspace,
                                                size_t workspace_bytes,

@@ -169,6 +169,7 @@ struct TensorOption {
 constexpr TensorOption kTensorOptions[] = {
     {"cu_seqlens_q", &Problem::cu_seqlens_q},
     {"cu_seqlens_k", &Problem::cu_seqlens_k},
+    {"seqused_q", &Problem::seqused_q},
     {"seqused_k", &Problem::seqused_k},
     {"slices", &Problem::slices},
     {"mask", &Problem::mask},
@@ -181,7 +182,7 @@ void clear_tensors(Problem* problem) {
   for (const TensorOption& option : kTensorOptions) problem->*option.field = {};
   for (const auto field : {&Problem::q, &Problem::k, &Problem::v, &Problem::out, &Problem::lse,
                            &Problem::dout, &Problem::dlse, &Problem::dq, &Problem::dk, &Problem::dv,
-                           &Problem::dbias, &Problem::dsink}) {
+                           &Problem::dbias, &Problem::dsink, &Problem::dalibi_slopes}) {
     problem->*field = {};
   }
 }

@@ -19,10 +19,12 @@ inline const char* expected_dtype(std::string_view argument) {
       {"slices", "int64"},
       {"cu_seqlens_q", "int32 or int64"},
       {"cu_seqlens_k", "int32 or int64"},
+      {"seqused_q", "int32 or int64"},
       {"seqused_k", "int32 or int64"},
       {"lse", "float32 (float64 for float64 inputs)"},
       {"dlse", "float32 (float64 for float64 inputs)"},
       {"dsink", "float32 (float64 for float64 inputs)"},
+      {"dalibi_slopes", "float32 (float64 for float64 inputs)"},
       {"workspace", "a dtype that the other arguments may have, or uint8"},
   };
   for (const Row& row : kRows) {

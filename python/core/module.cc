@@ -28,12 +28,19 @@ constexpr Slot kForward[] = {
     {"lse", &Problem::lse, Access::kWrite},
 };
 constexpr Slot kBackward[] = {
-    {"dout", &Problem::dout, Access::kRead},    {"q", &Problem::q, Access::kRead},
-    {"k", &Problem::k, Access::kRead},          {"v", &Problem::v, Access::kRead},
-    {"out", &Problem::out, Access::kRead},      {"lse", &Problem::lse, Access::kRead},
-    {"dlse", &Problem::dlse, Access::kRead},    {"dq", &Problem::dq, Access::kWrite},
-    {"dk", &Problem::dk, Access::kWrite},       {"dv", &Problem::dv, Access::kWrite},
-    {"dbias", &Problem::dbias, Access::kWrite}, {"dsink", &Problem::dsink, Access::kWrite},
+    {"dout", &Problem::dout, Access::kRead},
+    {"q", &Problem::q, Access::kRead},
+    {"k", &Problem::k, Access::kRead},
+    {"v", &Problem::v, Access::kRead},
+    {"out", &Problem::out, Access::kRead},
+    {"lse", &Problem::lse, Access::kRead},
+    {"dlse", &Problem::dlse, Access::kRead},
+    {"dq", &Problem::dq, Access::kWrite},
+    {"dk", &Problem::dk, Access::kWrite},
+    {"dv", &Problem::dv, Access::kWrite},
+    {"dbias", &Problem::dbias, Access::kWrite},
+    {"dsink", &Problem::dsink, Access::kWrite},
+    {"dalibi_slopes", &Problem::dalibi_slopes, Access::kWrite},
 };
 
 template <std::size_t n>

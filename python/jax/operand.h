@@ -39,6 +39,7 @@ inline constexpr Field kFields[] = {
     {"slices", &tilewise_problem::slices, 0},
     {"cu_seqlens_q", &tilewise_problem::cu_seqlens_q, 0},
     {"cu_seqlens_k", &tilewise_problem::cu_seqlens_k, 0},
+    {"seqused_q", &tilewise_problem::seqused_q, 1},
     {"seqused_k", &tilewise_problem::seqused_k, 1},
 };
 

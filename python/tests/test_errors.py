@@ -70,6 +70,7 @@ BAD: list[tuple[type, str, Callable[[], Any]]] = [
     (ValueError, "cu_seqlens", lambda: CALL(Q[0], K[0], V[0])),
     (ValueError, "cu_seqlens_k", lambda: CALL(Q, K[0], V[0], cu_seqlens_k=np.array([0, 90, 50]))),
     (ValueError, "seqused_k", lambda: CALL(Q, K, V, seqused_k=np.array([51, 3]))),
+    (ValueError, "seqused_q[0]: is 34, must be between 0 and 33", lambda: CALL(Q, K, V, seqused_q=np.array([34, 3]))),
     (ValueError, "slices", lambda: CALL(Q, K, V, causal=True, slices=np.zeros((1, 5), np.int64))),
     (ValueError, "kernel", lambda: tilewise.plan(Q, K, V, kernel="no_such")),
     (NotImplementedError, "bf16", lambda: tilewise.plan(Q, K, V, kernel="cpu_amx")),

@@ -6,7 +6,7 @@ from cases import OPTIONS, add_option, options_of, tensors
 
 import tilewise
 
-ARRAYS = ("mask", "bias", "alibi_slopes", "sink", "seqused_k", "slices")
+ARRAYS = ("mask", "bias", "alibi_slopes", "sink", "seqused_q", "seqused_k", "slices")
 
 
 @pytest.mark.parametrize("option", OPTIONS)

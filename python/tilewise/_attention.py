@@ -24,6 +24,7 @@ class Gradients(NamedTuple):
     dv: Optional[Array]  # like v
     dbias: Optional[Array]  # like bias
     dsink: Optional[Array]  # (H)
+    dalibi_slopes: Optional[Array] = None  # like alibi_slopes
 
 
 def empty_out(q: Any, v: Any, dtype: Any) -> Any:
@@ -105,9 +106,10 @@ def attention_forward(
 def gradient_arrays(
     q: Any, k: Any, v: Any, options: Options, want: Optional[Sequence[str]], dtype: Any
 ) -> dict[str, Optional[Any]]:
-    """Allocates the requested gradients, or all of them if `want` is None."""
+    """Allocates the requested gradients, or all of them but that of the slopes if `want` is None."""
     like = {"dq": q, "dk": k, "dv": v, "dbias": options.get("bias"), "dsink": options.get("sink")}
     wanted = [name for name, array in like.items() if array is not None] if want is None else want
+    like["dalibi_slopes"] = options.get("alibi_slopes")
     _refuse(q=q, k=k, v=v)
     made: dict[str, Optional[Any]] = dict.fromkeys(like)
     for name in wanted:
@@ -115,7 +117,7 @@ def gradient_arrays(
             raise ValueError(f"want: holds {name!r}, must be some of {', '.join(like)}")
         if like[name] is None:
             raise ValueError(f"want: holds {name!r}, but there is no {name[1:]}")
-        kind = lse_dtype(q) if name == "dsink" else dtype if dtype and name != "dbias" else like[name].dtype
+        kind = lse_dtype(q) if name in ("dsink", "dalibi_slopes") else dtype if dtype and name != "dbias" else like[name].dtype
         made[name] = empty(q, like[name].shape, kind)
     return made
 
@@ -135,6 +137,7 @@ def attention_backward(
     dv: Optional[Array] = None,
     dbias: Optional[Array] = None,
     dsink: Optional[Array] = None,
+    dalibi_slopes: Optional[Array] = None,
     want: Optional[Sequence[str]] = None,
     grad_dtype: Any = None,
     stream: Any = None,
@@ -143,11 +146,12 @@ def attention_backward(
 ) -> Gradients:
     """The gradients of attention_forward, whose out and lse it reads; the options must be the same.
 
-    dout like out, in q's dtype; dlse like lse. dq, dk, dv, dbias, dsink: where gradients go. If none of them is given,
-    new arrays are made for those that `want` names (all if None; dbias and dsink if there is a bias and a sink), in the
-    inputs' dtypes or, dq, dk and dv, in `grad_dtype` (float32 for 16-bit inputs).
+    dout like out, in q's dtype; dlse like lse. dq, dk, dv, dbias, dsink, dalibi_slopes: where gradients go. If none of
+    them is given, new arrays are made for those that `want` names, in the inputs' dtypes or, dq, dk and dv, in
+    `grad_dtype` (float32 for 16-bit inputs). None stands for all but dalibi_slopes; dbias and dsink if there is a bias
+    and a sink.
     """
-    given = {"dq": dq, "dk": dk, "dv": dv, "dbias": dbias, "dsink": dsink}
+    given = {"dq": dq, "dk": dk, "dv": dv, "dbias": dbias, "dsink": dsink, "dalibi_slopes": dalibi_slopes}
     if all(array is None for array in given.values()):
         results = gradient_arrays(q, k, v, options, want, grad_dtype)
     elif want is not None:

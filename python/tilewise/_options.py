@@ -21,7 +21,8 @@ class TensorOptions(TypedDict, total=False):
     slices: Optional[Array]  # int64 (N, 5) or (N, 6): q0 q1 k0 k1 kind [head]
     cu_seqlens_q: Optional[Array]  # int32 or int64 (B+1): q is packed, (T, H, D)
     cu_seqlens_k: Optional[Array]  # int32 or int64 (B+1): k and v are packed
-    seqused_k: Optional[Array]  # int32 or int64 (B)
+    seqused_q: Optional[Array]  # int32 or int64 (B): query rows in use
+    seqused_k: Optional[Array]  # int32 or int64 (B): keys in use
 
 
 class Options(TensorOptions, total=False):
@@ -56,6 +57,7 @@ DEFAULTS: dict[str, Any] = {
     "slices": None,
     "cu_seqlens_q": None,
     "cu_seqlens_k": None,
+    "seqused_q": None,
     "seqused_k": None,
     "max_seqlen_q": None,
     "max_seqlen_k": None,

@@ -89,14 +89,15 @@ class BackwardPlan(_Plan):
         dv: Optional[Array] = None,
         dbias: Optional[Array] = None,
         dsink: Optional[Array] = None,
+        dalibi_slopes: Optional[Array] = None,
         workspace: Optional[Array] = None,
         stream: Any = None,
         **options: Unpack[RunOptions],
     ) -> Gradients:
         """Runs it on arrays of the planned shapes, into the gradients that it was made for."""
-        tensors = (dout, q, k, v, out, lse, dlse, dq, dk, dv, dbias, dsink)
+        tensors = (dout, q, k, v, out, lse, dlse, dq, dk, dv, dbias, dsink, dalibi_slopes)
         _core.run_plan(self._plan, "plan", tensors, options, workspace, stream)
-        return Gradients(dq, dk, dv, dbias, dsink)
+        return Gradients(dq, dk, dv, dbias, dsink, dalibi_slopes)
 
 
 @spelled_out

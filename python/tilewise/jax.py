@@ -241,7 +241,8 @@ def _window(local_window_size: Union[None, int, tuple[int, int]]) -> Optional[tu
 
 # What dot_product_attention calls the arguments of attention_forward.
 _NAMES_OF_JAX = {
-    "q": "query", "k": "key", "v": "value", "softmax_scale": "scale", "seqused_k": "key_value_seq_lengths",
+    "q": "query", "k": "key", "v": "value", "softmax_scale": "scale", "seqused_q": "query_seq_lengths",
+    "seqused_k": "key_value_seq_lengths",
 }  # fmt: skip
 
 
@@ -289,11 +290,9 @@ def dot_product_attention(
     with _names_of_jax():
         out, lse = attention_forward(
             query, key, value, bias=bias, mask=mask, softmax_scale=scale, causal=truth("is_causal", is_causal),
-            alignment="top_left", window_size=_window(local_window_size), seqused_k=key_value_seq_lengths,
+            alignment="top_left", window_size=_window(local_window_size), seqused_q=query_seq_lengths,
+            seqused_k=key_value_seq_lengths,
         )  # fmt: skip
-    if query_seq_lengths is not None:  # rows after a query's end are 0
-        row_exists = jnp.arange(query.shape[1])[None, :] < jnp.asarray(query_seq_lengths)[:, None]  # (B, T)
-        out = jnp.where(row_exists[:, :, None, None], out, 0)
     residual = jax.lax.stop_gradient(lse.swapaxes(1, 2)).astype(key.dtype)  # (B, T, N)
     if alone:
         out, residual = out[0], residual[0]

@@ -22,11 +22,11 @@ namespace {
 
 constexpr const char* kForwardSchema =
     "attention_forward(Tensor q, Tensor k, Tensor v, " TILEWISE_TENSOR_SCHEMA TILEWISE_OPTION_SCHEMA
-    ", bool out_fp32=False) -> (Tensor out, Tensor lse)";
+    ", bool out_fp32=False, Tensor? seqused_q=None) -> (Tensor out, Tensor lse)";
 constexpr const char* kBackwardSchema =
     "attention_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, "
     "Tensor lse, " TILEWISE_TENSOR_SCHEMA TILEWISE_OPTION_SCHEMA
-    ", int gradients=7) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink)";
+    ", int gradients=7, Tensor? seqused_q=None) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink)";
 
 // The bits of `gradients`.
 enum Gradient : std::int64_t { kQ = 1, kK = 2, kV = 4, kBias = 8, kSink = 16 };
@@ -251,6 +251,7 @@ void forward(Value* stack, std::uint64_t, std::uint64_t) {
   Owned v = arguments.tensor();
   const Shared shared(arguments);
   const bool out_fp32 = arguments.boolean();
+  const Owned seqused_q = arguments.optional_tensor();
 
   const tilewise_tensor like = view("q", q);  // made before a copy may change the strides
   check_rank("q", like);
@@ -258,6 +259,7 @@ void forward(Value* stack, std::uint64_t, std::uint64_t) {
   k = with_dense_rows("k", std::move(k));
   v = with_dense_rows("v", std::move(v));
   tilewise_problem problem = make_problem(shared);
+  problem.seqused_q = view("seqused_q", seqused_q);
   problem.q = view("q", q);
   problem.k = view("k", k);
   problem.v = view("v", v);
@@ -337,12 +339,14 @@ void backward(Value* stack, std::uint64_t, std::uint64_t) {
   Given given(arguments);
   const Shared shared(arguments);
   const std::int64_t wanted = arguments.integer();
+  const Owned seqused_q = arguments.optional_tensor();
   if ((wanted & kBias) != 0 && !shared.bias) raise("gradients: dbias is asked for without a bias");
   if ((wanted & kSink) != 0 && !shared.sink) raise("gradients: dsink is asked for without a sink");
 
   Gradients gradients(given, shared, wanted);  // made before a copy may change the strides
   given.make_rows_dense();
   tilewise_problem problem = make_problem(shared);
+  problem.seqused_q = view("seqused_q", seqused_q);
   problem.dout = view("dout", given.dout);
   problem.dlse = view("dlse", given.dlse);
   problem.q = view("q", given.q);

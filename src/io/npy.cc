@@ -9,6 +9,7 @@
 #include "io/file_error.h"
 #include "io/mapped_file.h"
 #include "io/npy_header.h"
+#include "io/stream.h"
 
 namespace tilewise::io {
 namespace {
@@ -90,20 +91,40 @@ Array from_fortran_order(const NpyHeader& header, std::span<const std::byte> dat
   return array;
 }
 
-Array parse(const Source& source) {
-  const Extent extent = header_extent(source);
-  const std::string_view text(reinterpret_cast<const char*>(source.bytes.data()) + extent.begin,
+// The header of a file, and where its data lies.
+struct Layout {
+  NpyHeader header;
+  std::size_t data_begin;
+  std::optional<std::int64_t> data_size;  // nothing: more than int64 holds
+};
+
+Layout layout_of(const Source& beginning) {
+  const Extent extent = header_extent(beginning);
+  const std::string_view text(reinterpret_cast<const char*>(beginning.bytes.data()) + extent.begin,
                               extent.size);
-  const NpyHeader header = parse_npy_header(text, source.name);
-  const std::span<const std::byte> data = source.bytes.subspan(extent.begin + extent.size);
-  const std::optional<std::int64_t> size = byte_size(header.type, header.shape);
-  if (!size || static_cast<std::uint64_t>(*size) != data.size()) {
-    throw FileError(source.name,
-                    "shape " + shape_text(header.shape) + " of " +
-                        std::string(element_name(header.type)) + " needs " +
-                        (size ? std::to_string(*size) : std::string("more than 2^63 - 1")) +
-                        " bytes of data, the file has " + std::to_string(data.size()));
-  }
+  Layout layout = {parse_npy_header(text, beginning.name), extent.begin + extent.size, {}};
+  layout.data_size = byte_size(layout.header.type, layout.header.shape);
+  return layout;
+}
+
+// file_size: of the whole file
+void check_size(const Layout& layout, std::uint64_t file_size, const std::string& name) {
+  const std::uint64_t size = file_size - layout.data_begin;
+  if (layout.data_size && static_cast<std::uint64_t>(*layout.data_size) == size) return;
+  const std::string needed =
+      layout.data_size ? std::to_string(*layout.data_size) : std::string("more than 2^63 - 1");
+  throw FileError(name, "shape " + shape_text(layout.header.shape) + " of " +
+                            std::string(element_name(layout.header.type)) + " needs " + needed +
+                            " bytes of data, the file has " + std::to_string(size));
+}
+
+}  // namespace
+
+Array parse_npy(const Source& source) {
+  const Layout layout = layout_of(source);
+  check_size(layout, source.bytes.size(), source.name);
+  const NpyHeader& header = layout.header;
+  const std::span<const std::byte> data = source.bytes.subspan(layout.data_begin);
   try {
     if (header.fortran_order && header.shape.size() > 1) return from_fortran_order(header, data);
     return view_array(header.type, header.shape, data, source.owner);
@@ -112,11 +133,24 @@ Array parse(const Source& source) {
   }
 }
 
-}  // namespace
+Array read_npy(const std::string& path) { return parse_npy(map_file(path)); }
 
-Array read_npy(const std::string& path) { return parse(map_file(path)); }
+Array parse_npy(std::span<const std::byte> bytes) {
+  return parse_npy({bytes, nullptr, "npy data"});
+}
 
-Array parse_npy(std::span<const std::byte> bytes) { return parse({bytes, nullptr, "npy data"}); }
+Array read_npy_stream(int descriptor, const std::string& name) {
+  const auto size_of = [](const Source& beginning) {
+    const Layout layout = layout_of(beginning);
+    if (!layout.data_size) check_size(layout, beginning.bytes.size(), beginning.name);
+    return layout.data_begin + static_cast<std::uint64_t>(*layout.data_size);
+  };
+  return parse_npy(read_stream(descriptor, name, kNpyBeginning, size_of));
+}
+
+void check_npy_size(const Source& beginning, std::uint64_t size) {
+  check_size(layout_of(beginning), size, beginning.name);
+}
 
 std::string npy_preamble(const Array& array) {
   std::string header = format_npy_header({array.type, false, array.shape});
@@ -134,9 +168,13 @@ std::string npy_preamble(const Array& array) {
 OutputFile stage_npy(const std::string& path, const Array& array) {
   check_complete(array, path);
   OutputFile file(path);
+  write_npy(file, array);
+  return file;
+}
+
+void write_npy(OutputFile& file, const Array& array) {
   file.write(npy_preamble(array));
   file.write(array.bytes);
-  return file;
 }
 
 void write_npy(const std::string& path, const Array& array) { stage_npy(path, array).commit(); }

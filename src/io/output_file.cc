@@ -42,6 +42,14 @@ OutputFile::OutputFile(std::string path) : path_(std::move(path)) {
   create();
 }
 
+OutputFile OutputFile::standard_output() {
+  OutputFile file;
+  file.path_ = "standard output";
+  file.descriptor_ = ::fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 0);
+  if (file.descriptor_ < 0) file.fail("cannot write");
+  return file;
+}
+
 OutputFile::OutputFile(OutputFile&& other) noexcept
     : path_(std::move(other.path_)),
       temporary_(std::move(other.temporary_)),
@@ -94,6 +102,7 @@ void OutputFile::write(std::string_view text) { write(std::as_bytes(std::span(te
 void OutputFile::commit() {
   // Some file systems report a full disk only here.
   if (::close(std::exchange(descriptor_, -1)) != 0) fail("cannot complete writing");
+  if (slot_ < 0) return;
   if (::rename(temporary_.c_str(), path_.c_str()) != 0)
     fail("cannot rename the temporary file to it");
   forget_temporary(std::exchange(slot_, -1));

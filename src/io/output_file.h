@@ -15,6 +15,8 @@ namespace tilewise::io {
 class OutputFile {
  public:
   explicit OutputFile(std::string path);
+  // Writes to the standard output at once; commit() changes nothing.
+  static OutputFile standard_output();
   OutputFile(OutputFile&& other) noexcept;
   OutputFile& operator=(OutputFile&&) = delete;
   ~OutputFile();
@@ -24,13 +26,14 @@ class OutputFile {
   void commit();
 
  private:
+  OutputFile() = default;
   [[noreturn]] void fail(const std::string& what) const;
   void create();
 
   std::string path_;
   std::string temporary_;
-  int descriptor_ = -1;
-  int slot_ = -1;  // index in the list of temporaries; -1 once committed or moved from
+  int descriptor_ = -1;  // closed at the end; of a temporary or a copy of the standard output
+  int slot_ = -1;        // index in the list of temporaries; -1 once committed or moved from
 };
 
 }  // namespace tilewise::io

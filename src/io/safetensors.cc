@@ -64,7 +64,9 @@ void check_offsets(const SafetensorsHeader& header, std::size_t data_size,
   }
 }
 
-TensorFile parse(const Source& source) {
+}  // namespace
+
+TensorFile parse_safetensors(const Source& source) {
   const std::string_view text = header_text(source);
   const std::span<const std::byte> data = source.bytes.subspan(kLengthBytes + text.size());
   try {
@@ -86,6 +88,16 @@ TensorFile parse(const Source& source) {
                     "no memory for tensors of " + std::to_string(data.size()) + " bytes");
   }
 }
+
+std::uint64_t safetensors_size(const Source& beginning) {
+  const std::string_view text = header_text(beginning);
+  std::int64_t end = 0;
+  for (const TensorEntry& entry : parse_safetensors_header(text, beginning.name).tensors)
+    end = std::max(end, entry.end);
+  return kLengthBytes + text.size() + static_cast<std::uint64_t>(end);
+}
+
+namespace {
 
 // Returns the tensors in the order of the file.
 std::vector<const NamedTensor*> file_order(const TensorFile& file) {
@@ -127,26 +139,22 @@ std::string preamble(const std::vector<const NamedTensor*>& order, const TensorF
 
 }  // namespace
 
-const Array* TensorFile::find(std::string_view name) const {
-  for (const NamedTensor& tensor : tensors) {
-    if (tensor.name == name) return &tensor.array;
-  }
-  return nullptr;
-}
-
-TensorFile read_safetensors(const std::string& path) { return parse(map_file(path)); }
+TensorFile read_safetensors(const std::string& path) { return parse_safetensors(map_file(path)); }
 
 TensorFile parse_safetensors(std::span<const std::byte> bytes) {
-  return parse({bytes, nullptr, "safetensors data"});
+  return parse_safetensors({bytes, nullptr, "safetensors data"});
 }
 
 OutputFile stage_safetensors(const std::string& path, const TensorFile& file) {
-  const std::vector<const NamedTensor*> order = file_order(file);
-  const std::string header = preamble(order, file, path);
   OutputFile output(path);
-  output.write(header);
-  for (const NamedTensor* tensor : order) output.write(tensor->array.bytes);
+  write_safetensors(output, path, file);
   return output;
+}
+
+void write_safetensors(OutputFile& output, const std::string& path, const TensorFile& file) {
+  const std::vector<const NamedTensor*> order = file_order(file);
+  output.write(preamble(order, file, path));
+  for (const NamedTensor* tensor : order) output.write(tensor->array.bytes);
 }
 
 void write_safetensors(const std::string& path, const TensorFile& file) {

@@ -25,6 +25,12 @@ TILEWISE_INLINE T alibi(T slope, T distance) {
   return -(slope * absolute(distance));
 }
 
+// Returns d alibi / d slope.
+template <class T>
+TILEWISE_INLINE T alibi_derivative(T distance) {
+  return -absolute(distance);
+}
+
 // A masked score is replaced by -inf by selection, whatever value was there.
 template <class M, class T>
 TILEWISE_INLINE T masked(M visible, T score) {

@@ -93,14 +93,23 @@ const char* planned_difference(const Problem& a, const Problem& b) {
   const struct {
     const char* name;
     const problem::View Problem::*view;
-  } views[] = {{"q", &Problem::q},         {"k", &Problem::k},
-               {"v", &Problem::v},         {"out", &Problem::out},
-               {"lse", &Problem::lse},     {"dout", &Problem::dout},
-               {"dlse", &Problem::dlse},   {"dq", &Problem::dq},
-               {"dk", &Problem::dk},       {"dv", &Problem::dv},
-               {"mask", &Problem::mask},   {"bias", &Problem::bias},
-               {"dbias", &Problem::dbias}, {"alibi_slopes", &Problem::alibi_slopes},
-               {"sink", &Problem::sink},   {"dsink", &Problem::dsink}};
+  } views[] = {{"q", &Problem::q},
+               {"k", &Problem::k},
+               {"v", &Problem::v},
+               {"out", &Problem::out},
+               {"lse", &Problem::lse},
+               {"dout", &Problem::dout},
+               {"dlse", &Problem::dlse},
+               {"dq", &Problem::dq},
+               {"dk", &Problem::dk},
+               {"dv", &Problem::dv},
+               {"mask", &Problem::mask},
+               {"bias", &Problem::bias},
+               {"dbias", &Problem::dbias},
+               {"alibi_slopes", &Problem::alibi_slopes},
+               {"sink", &Problem::sink},
+               {"dsink", &Problem::dsink},
+               {"dalibi_slopes", &Problem::dalibi_slopes}};
   if (a.device != b.device || a.device_index != b.device_index) return "q: device";
   for (const auto& [name, view] : views) {
     if ((a.*view).dtype != (b.*view).dtype) return name;
@@ -115,9 +124,11 @@ const char* planned_difference(const Problem& a, const Problem& b) {
     return "cu_seqlens_k";
   if (a.max_q != b.max_q) return "max_seqlen_q";
   if (a.max_k != b.max_k) return "max_seqlen_k";
+  if (a.seqused_q.present() != b.seqused_q.present()) return "seqused_q";
   if (a.seqused_k.present() != b.seqused_k.present()) return "seqused_k";
   if (a.slices.present() != b.slices.present() || a.slices.count != b.slices.count) return "slices";
   if (std::memcmp(a.bias_shape, b.bias_shape, sizeof(a.bias_shape)) != 0) return "bias";
+  if (a.slopes_per_batch != b.slopes_per_batch) return "dalibi_slopes";
   if (a.softcap != b.softcap) return "softcap";
   if (a.dropout_p != b.dropout_p) return "dropout_p";
   if (a.top_left != b.top_left) return "alignment";

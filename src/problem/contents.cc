@@ -1,4 +1,4 @@
-// Checks the numbers inside cu_seqlens, seqused_k and slices.
+// Checks the numbers inside cu_seqlens, seqused_q, seqused_k and slices.
 #include "problem/tensor_checks.h"
 #include "problem/validate.h"
 
@@ -22,6 +22,18 @@ Status check_ascending(const char* name, const IndexView& list, std::int64_t row
                   printable(i), printable(value - previous), printable(max_length));
     }
     previous = value;
+  }
+  return TILEWISE_OK;
+}
+
+Status check_used(const char* name, const IndexView& list, std::int64_t most) {
+  if (!list.present()) return TILEWISE_OK;
+  for (std::int64_t b = 0; b < list.count; ++b) {
+    const std::int64_t used = list.at(b);
+    if (used < 0 || used > most) {
+      return fail(TILEWISE_INVALID_ARGUMENT, "%s[%lld]: is %lld, must be between 0 and %lld", name,
+                  printable(b), printable(used), printable(most));
+    }
   }
   return TILEWISE_OK;
 }
@@ -62,16 +74,8 @@ Status check_contents(const Problem& problem) {
       check_ascending("cu_seqlens_q", problem.cu_seqlens_q, problem.q_rows, problem.max_q));
   TILEWISE_RETURN_IF_ERROR(
       check_ascending("cu_seqlens_k", problem.cu_seqlens_k, problem.k_rows, problem.max_k));
-  if (problem.seqused_k.present()) {
-    for (std::int64_t b = 0; b < problem.seqused_k.count; ++b) {
-      const std::int64_t used = problem.seqused_k.at(b);
-      if (used < 0 || used > problem.max_k) {
-        return fail(TILEWISE_INVALID_ARGUMENT,
-                    "seqused_k[%lld]: is %lld, must be between 0 and %lld", printable(b),
-                    printable(used), printable(problem.max_k));
-      }
-    }
-  }
+  TILEWISE_RETURN_IF_ERROR(check_used("seqused_q", problem.seqused_q, problem.max_q));
+  TILEWISE_RETURN_IF_ERROR(check_used("seqused_k", problem.seqused_k, problem.max_k));
   return check_slices(problem);
 }
 

@@ -76,7 +76,10 @@ struct Problem {
   View alibi_slopes;                          // (B, H), row and column unused
   View sink;                                  // (H)
   View dsink;                                 // (H)
-  IndexView cu_seqlens_q, cu_seqlens_k, seqused_k;
+  View dalibi_slopes;                         // (B, H), or (H) for all batches
+  bool slopes_per_batch = false;              // dalibi_slopes is (B, H)
+  IndexView cu_seqlens_q, cu_seqlens_k;
+  IndexView seqused_q, seqused_k;
   IndexView slices;
 
   double scale = 0;    // with its default resolved
@@ -89,6 +92,9 @@ struct Problem {
   std::int64_t window_right = -1;
   bool deterministic = false;
   bool batch_invariant = false;
+
+  // True if sequences may have different numbers of queries: packed, or cut by seqused_q.
+  TILEWISE_INLINE bool varlen_q() const { return q_packed || seqused_q.present(); }
 
   // True if the score is more than scale * q.k: with softcap, bias, mask or ALiBi. (Dropout acts on
   // the probabilities.)

@@ -98,7 +98,7 @@ Status read_index(const char* name, const tilewise_tensor& tensor, std::int64_t 
   TILEWISE_RETURN_IF_ERROR(check_dtype(name, tensor, TILEWISE_INT32, TILEWISE_INT64));
   const std::int64_t shape[] = {count};
   TILEWISE_RETURN_IF_ERROR(
-      check_shape(name, tensor, 1, shape, "(B) for seqused_k, (B+1) for cu_seqlens"));
+      check_shape(name, tensor, 1, shape, "(B) for seqused, (B+1) for cu_seqlens"));
   *view = {tensor.data, tensor.dtype, count, stride_of(tensor, 0), 1, 1};
   return TILEWISE_OK;
 }

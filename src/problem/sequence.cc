@@ -80,6 +80,7 @@ void fill_sequences(const Problem& problem, Sequence* table) {
       k = packed_extent(problem.cu_seqlens_k, b, k_end, problem.k_rows, problem.max_k);
       k_end = k.end;
     }
+    if (problem.seqused_q.present()) q.length = clamp(problem.seqused_q.at(b), 0, q.length);
     if (problem.seqused_k.present()) k.length = clamp(problem.seqused_k.at(b), 0, k.length);
     table[b] = {b,       q.start,  q.length,
                 k.start, k.length, problem.top_left ? 0 : k.length - q.length};
@@ -94,6 +95,8 @@ void fill_unowned_rows(const Problem& problem, const Sequence* table) {
     if (problem.q_packed) {
       fill_query_rows(problem, 0, {q_next, sequence.q_start});
       q_next = sequence.q_start + sequence.q_len;
+    } else {
+      fill_query_rows(problem, b, {sequence.q_len, problem.q_rows});
     }
     if (problem.k_packed) {
       fill_key_rows(problem, 0, {k_next, sequence.k_start});

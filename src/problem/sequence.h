@@ -1,6 +1,6 @@
 // The sequences of a problem: where the rows of each one begin, how long it is, and which bands of
-// keys its rows see. The functions read the contents of cu_seqlens, seqused_k and slices, which may
-// hold anything: they are clamped, never trusted.
+// keys its rows see. The functions read the contents of cu_seqlens, seqused_q, seqused_k and
+// slices, which may hold anything: they are clamped, never trusted.
 #pragma once
 
 #include "problem/problem.h"
@@ -10,9 +10,9 @@ namespace tilewise::problem {
 struct Sequence {
   std::int64_t batch;    // number of the sequence; the batch index of dense views
   std::int64_t q_start;  // first row on the query side (0 when dense)
-  std::int64_t q_len;
+  std::int64_t q_len;    // the effective Sq, after cu_seqlens_q and seqused_q
   std::int64_t k_start;
-  std::int64_t k_len;     // the effective Sk, after cu_seqlens_k or seqused_k
+  std::int64_t k_len;     // the effective Sk, after cu_seqlens_k and seqused_k
   std::int64_t diagonal;  // d of the semantics
 };
 
@@ -20,8 +20,8 @@ struct Sequence {
 // tensor: a start before the end of the previous sequence is moved up to it. O(B), no allocation.
 void fill_sequences(const Problem& problem, Sequence* table);
 
-// Fills the rows that belong to no sequence: out = 0, lse = -inf; in the backward pass dq, dk and
-// dv = 0.
+// Fills the rows that belong to no sequence, or that it does not use: out = 0, lse = -inf; in the
+// backward pass dq, dk and dv = 0.
 void fill_unowned_rows(const Problem& problem, const Sequence* table);
 
 // Writes the bands that the rows of (sequence, head) see: one band without slices; with slices one

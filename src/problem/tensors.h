@@ -27,6 +27,7 @@ inline constexpr NamedTensor kTensors[] = {
     {"lse", &tilewise_problem::lse, Role::kOutput, Role::kInput},
     {"cu_seqlens_q", &tilewise_problem::cu_seqlens_q, Role::kInput, Role::kInput},
     {"cu_seqlens_k", &tilewise_problem::cu_seqlens_k, Role::kInput, Role::kInput},
+    {"seqused_q", &tilewise_problem::seqused_q, Role::kInput, Role::kInput},
     {"seqused_k", &tilewise_problem::seqused_k, Role::kInput, Role::kInput},
     {"slices", &tilewise_problem::slices, Role::kInput, Role::kInput},
     {"mask", &tilewise_problem::mask, Role::kInput, Role::kInput},
@@ -40,6 +41,7 @@ inline constexpr NamedTensor kTensors[] = {
     {"dv", &tilewise_problem::dv, Role::kUnused, Role::kOutput},
     {"dbias", &tilewise_problem::dbias, Role::kUnused, Role::kOutput},
     {"dsink", &tilewise_problem::dsink, Role::kUnused, Role::kOutput},
+    {"dalibi_slopes", &tilewise_problem::dalibi_slopes, Role::kUnused, Role::kOutput},
 };
 
 inline bool present(const tilewise_tensor& tensor) { return tensor.rank != 0; }

@@ -122,9 +122,11 @@ Status read_sequences(const tilewise_problem& request, Problem* problem) {
     if (problem->q_packed && present(request.alibi_slopes)) {
       return fail(TILEWISE_UNSUPPORTED, "alibi_slopes: not defined for slices of packed tensors");
     }
-    if (problem->q_packed && present(request.seqused_k)) {
+    const bool cuts_q = present(request.seqused_q);
+    if (problem->q_packed && (cuts_q || present(request.seqused_k))) {
       return fail(TILEWISE_INVALID_ARGUMENT,
-                  "seqused_k: slices of packed tensors have no sequences to cut");
+                  "%s: slices of packed tensors have no sequences to cut",
+                  cuts_q ? "seqused_q" : "seqused_k");
     }
   }
   TILEWISE_RETURN_IF_ERROR(read_side("cu_seqlens_q", request.cu_seqlens_q, problem->q_packed,
@@ -138,6 +140,8 @@ Status read_sequences(const tilewise_problem& request, Problem* problem) {
       read_index("cu_seqlens_q", request.cu_seqlens_q, problem->batch + 1, &problem->cu_seqlens_q));
   TILEWISE_RETURN_IF_ERROR(
       read_index("cu_seqlens_k", request.cu_seqlens_k, problem->batch + 1, &problem->cu_seqlens_k));
+  TILEWISE_RETURN_IF_ERROR(
+      read_index("seqused_q", request.seqused_q, problem->batch, &problem->seqused_q));
   TILEWISE_RETURN_IF_ERROR(
       read_index("seqused_k", request.seqused_k, problem->batch, &problem->seqused_k));
   problem->max_q = problem->q_rows;
@@ -161,6 +165,21 @@ Status read_sequences(const tilewise_problem& request, Problem* problem) {
   return TILEWISE_OK;
 }
 
+// Reads a tensor (H), or (B, H) with a number for each sequence.
+Status read_slopes(const char* name, const tilewise_tensor& tensor, const Problem& problem,
+                   View* view) {
+  const std::int64_t shape[] = {problem.batch, problem.heads};
+  const bool per_batch = tensor.rank == 2;
+  TILEWISE_RETURN_IF_ERROR(check_shape(name, tensor, per_batch ? 2 : 1,
+                                       per_batch ? shape : shape + 1,
+                                       per_batch ? "(B, H)" : "(H)"));
+  view->data = tensor.data;
+  view->dtype = tensor.dtype;
+  view->batch = per_batch ? stride_of(tensor, 0) : 0;
+  view->head = stride_of(tensor, per_batch ? 1 : 0);
+  return TILEWISE_OK;
+}
+
 Status read_score_inputs(const tilewise_problem& request, Problem* problem) {
   std::int64_t mask_shape[4];
   if (present(request.mask)) {
@@ -174,17 +193,10 @@ Status read_score_inputs(const tilewise_problem& request, Problem* problem) {
         read_scores(*problem, "bias", request.bias, problem->bias_shape, &problem->bias));
   }
   if (present(request.alibi_slopes)) {
-    const tilewise_tensor& slopes = request.alibi_slopes;
-    const std::int64_t shape[] = {problem->batch, problem->heads};
-    TILEWISE_RETURN_IF_ERROR(check_dtype("alibi_slopes", slopes, TILEWISE_FP32, TILEWISE_FP32));
-    const bool per_batch = slopes.rank == 2;
-    TILEWISE_RETURN_IF_ERROR(check_shape("alibi_slopes", slopes, per_batch ? 2 : 1,
-                                         per_batch ? shape : shape + 1,
-                                         per_batch ? "(B, H)" : "(H)"));
-    problem->alibi_slopes.data = slopes.data;
-    problem->alibi_slopes.dtype = slopes.dtype;
-    problem->alibi_slopes.batch = per_batch ? stride_of(slopes, 0) : 0;
-    problem->alibi_slopes.head = stride_of(slopes, per_batch ? 1 : 0);
+    TILEWISE_RETURN_IF_ERROR(
+        check_dtype("alibi_slopes", request.alibi_slopes, TILEWISE_FP32, TILEWISE_FP32));
+    TILEWISE_RETURN_IF_ERROR(
+        read_slopes("alibi_slopes", request.alibi_slopes, *problem, &problem->alibi_slopes));
   }
   if (present(request.sink)) {
     const std::int64_t shape[] = {problem->heads};
@@ -249,6 +261,18 @@ Status read_backward(const tilewise_problem& request, Problem* problem) {
     problem->dsink.data = request.dsink.data;
     problem->dsink.dtype = request.dsink.dtype;
     problem->dsink.head = stride_of(request.dsink, 0);
+  }
+  if (present(request.dalibi_slopes)) {
+    const tilewise_tensor& slopes = request.alibi_slopes;
+    if (!present(slopes))
+      return fail(TILEWISE_INVALID_ARGUMENT, "dalibi_slopes: given without alibi_slopes");
+    TILEWISE_RETURN_IF_ERROR(
+        check_dtype("dalibi_slopes", request.dalibi_slopes, TILEWISE_FP32, problem->statistics));
+    TILEWISE_RETURN_IF_ERROR(check_shape("dalibi_slopes", request.dalibi_slopes, slopes.rank,
+                                         slopes.shape, "that of alibi_slopes"));
+    TILEWISE_RETURN_IF_ERROR(
+        read_slopes("dalibi_slopes", request.dalibi_slopes, *problem, &problem->dalibi_slopes));
+    problem->slopes_per_batch = slopes.rank == 2;
   }
   return TILEWISE_OK;
 }

@@ -1,7 +1,7 @@
-// The gradients of what rows, heads or sequences share: dbias and dsink. One work item owns a piece
-// of the output and loops, in one fixed order, over everything that the piece was broadcast to,
-// recomputing the probabilities. Nothing of size Sq x Sk is stored, and no two workers add to one
-// number. Every rung uses these.
+// The gradients of what rows, heads or sequences share: dbias, dsink and dalibi_slopes. One work
+// item owns a piece of the output and loops, in one fixed order, over everything that the piece was
+// broadcast to, recomputing the probabilities. Nothing of size Sq x Sk is stored, and no two
+// workers add to one number. Every rung uses these.
 #pragma once
 
 #include "math/integer.h"
@@ -46,8 +46,12 @@ inline std::int64_t bias_items(const problem::Problem& problem) {
   return problem.bias_shape[0] * problem.bias_shape[1] * problem.bias_shape[2] *
          bias_column_blocks(problem);
 }
+inline std::int64_t slope_items(const problem::Problem& problem) {
+  if (!problem.dalibi_slopes.present()) return 0;
+  return (problem.slopes_per_batch ? problem.batch : 1) * problem.heads;
+}
 inline std::int64_t gradient_items(const problem::Problem& problem) {
-  return bias_items(problem) + (problem.dsink.present() ? problem.heads : 0);
+  return bias_items(problem) + (problem.dsink.present() ? problem.heads : 0) + slope_items(problem);
 }
 
 template <class T, class Counter>
@@ -61,7 +65,9 @@ struct GradientWorker {
 
   void run(std::int64_t item) const {
     const std::int64_t bias = bias_items(problem);
-    item < bias ? run_bias(item) : run_sink(item - bias);
+    const std::int64_t slopes = slope_items(problem);
+    if (item < bias) return run_bias(item);
+    item - bias < slopes ? run_slope(item - bias) : run_sink(item - bias - slopes);
   }
 
  private:
@@ -101,8 +107,15 @@ struct GradientWorker {
     const KeyRange heads = owned(shape[1], index[1], problem.heads);
     for (std::int64_t b = batches.begin; b < batches.end; ++b) {
       const KeyRange rows = clipped(owned(shape[2], index[2], problem.max_q), sequences[b].q_len);
-      for (std::int64_t h = heads.begin; h < heads.end; ++h)
-        add_head(sequences[b], h, rows, first_column, columns);
+      const bool broadcast = shape[3] == 1;
+      const std::int64_t k_len = sequences[b].k_len;
+      const KeyRange keys = {first_column,
+                             broadcast ? k_len : math::min(first_column + columns, k_len)};
+      for (std::int64_t h = heads.begin; h < heads.end; ++h) {
+        add_head(sequences[b], h, rows, keys, [&](std::int64_t, std::int64_t key, double gradient) {
+          buffers.sums[broadcast ? 0 : key - first_column] += gradient;
+        });
+      }
     }
     const problem::View& dbias = problem.dbias;
     for (std::int64_t c = 0; c < columns; ++c) {
@@ -119,30 +132,28 @@ struct GradientWorker {
     return {range.begin, math::min(range.end, length)};
   }
 
+  // Calls add(row, key, dS) for the visible pairs of rows and keys of a head.
+  template <class Add>
   void add_head(const problem::Sequence& sequence, std::int64_t head_number, KeyRange rows,
-                std::int64_t first_column, std::int64_t columns) const {
+                KeyRange columns, const Add& add) const {
     const std::int64_t band_count = problem::sequence_bands(problem, sequence, head_number, bands);
     const Head<T, Counter> head(problem, sequence, head_number, {bands, band_count, visible},
                                 memory.counter());
-    const bool broadcast = problem.bias_shape[3] == 1;
-    const std::int64_t last_column =
-        broadcast ? sequence.k_len : math::min(first_column + columns, sequence.k_len);
     for (std::int64_t row = rows.begin; row < rows.end; ++row) {
       memory.load(problem.q, {sequence.batch, head_number, sequence.q_start + row, 1},
                   problem.head_dim, buffers.query);
       const QueryRow query = load_query_row(sequence, head_number, row);
-      for (std::int64_t j = first_column; j < last_column; j += kGradientColumns) {
-        const KeyRange keys = {j, math::min(j + kGradientColumns, last_column)};
+      for (std::int64_t j = columns.begin; j < columns.end; j += kGradientColumns) {
+        const KeyRange keys = {j, math::min(j + kGradientColumns, columns.end)};
         head.mark_visible(row, keys);
-        add_keys(head, query, keys, broadcast ? nullptr : buffers.sums + (j - first_column));
+        add_keys(head, query, keys, add);
       }
     }
   }
 
-  // Adds dbias of (row, keys) to sums[key - keys.begin], or all of them to one sum if `sums` is
-  // nullptr.
+  template <class Add>
   void add_keys(const Head<T, Counter>& head, const QueryRow& query, KeyRange keys,
-                double* sums) const {
+                const Add& add) const {
     for (std::int64_t j = keys.begin; j < keys.end; ++j) {
       if (!head.visible(keys, j)) continue;
       const Rows key_row = {query.sequence.batch, query.head / problem.group,
@@ -155,8 +166,26 @@ struct GradientWorker {
           dot(buffers.dout, buffers.value, problem.value_dim) * head.dropout_factor(query.row, j);
       const double gradient =
           math::score_gradient(math::probability(score, query.lse), dprob, query.delta);
-      (sums == nullptr ? buffers.sums[0] : sums[j - keys.begin]) += gradient;
+      add(query.row, j, gradient);
     }
+  }
+
+  // dalibi_slopes[b, h] = sum over rows and keys of dS times the derivative of the ALiBi term
+  void run_slope(std::int64_t item) const {
+    const std::int64_t h = item % problem.heads;
+    const std::int64_t own = item / problem.heads;
+    const KeyRange batches =
+        problem.slopes_per_batch ? KeyRange{own, own + 1} : KeyRange{0, problem.batch};
+    double sum = 0;
+    for (std::int64_t b = batches.begin; b < batches.end; ++b) {
+      const problem::Sequence& sequence = sequences[b];
+      add_head(sequence, h, {0, sequence.q_len}, {0, sequence.k_len},
+               [&](std::int64_t row, std::int64_t key, double gradient) {
+                 const double distance = static_cast<double>(row + sequence.diagonal - key);
+                 sum += gradient * math::alibi_derivative(distance);
+               });
+    }
+    store_element(problem.dalibi_slopes, problem.dalibi_slopes.offset(own, h, 0), sum);
   }
 
   // dsink[h] = -sum over sequences and rows of exp(sink - lse) * delta

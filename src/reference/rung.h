@@ -51,7 +51,7 @@ struct GroupSlot {
   }
 };
 
-// The memory that a worker needs for dbias and dsink.
+// The memory that a worker needs for dbias, dsink and dalibi_slopes.
 template <class T>
 struct GradientSlot {
   GradientBuffers<T> buffers;
@@ -139,7 +139,7 @@ void run_groups(const Problem& problem, const RunContext& context, const Sequenc
   });
 }
 
-// Computes dbias and dsink.
+// Computes dbias, dsink and dalibi_slopes.
 template <class T, class Counter>
 void run_gradients(const Problem& problem, const RunContext& context, const Sequence* sequences,
                    char* slots) {

@@ -253,7 +253,7 @@ Prediction predict(Algorithm algorithm, Operation operation, const AttentionShap
 
 double predicted_traffic(Algorithm algorithm, const problem::Problem& problem,
                          std::int64_t sram_bytes) {
-  const bool dense = !problem.q_packed && !problem.k_packed && !problem.slices.present() &&
+  const bool dense = !problem.varlen_q() && !problem.k_packed && !problem.slices.present() &&
                      !problem.seqused_k.present();
   const bool plain_scores = !problem.mask.present() && !problem.bias.present() &&
                             !(problem.operation == Operation::kBackward && problem.softcap > 0);

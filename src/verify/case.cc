@@ -54,6 +54,7 @@ void add_sizes(const Case& description, Line& line) {
   if (description.k_packed) line.add("packed_k", list(description.k_lengths));
   if (description.unowned > 0) line.add("unowned", description.unowned);
   line.flag("max_seqlen=unknown", !description.max_lengths_known);
+  if (!description.used_q.empty()) line.add("seqused_q", list(description.used_q));
   if (!description.used.empty()) line.add("seqused_k", list(description.used));
   line.flag("int64_indices", description.wide_indices);
 }

@@ -37,7 +37,8 @@ enum Gradients : unsigned {
   kDV = 4,
   kDBias = 8,
   kDSink = 16,
-  kAllGradients = 31,  // all that the problem has
+  kAllGradients = 31,  // all that the problem has, but those of slopes, which few kernels compute
+  kDAlibiSlopes = 32,
 };
 
 using Slice = std::array<std::int64_t, 6>;  // q0 q1 k0 k1 kind head
@@ -60,10 +61,11 @@ struct Case {
   bool k_packed = false;
   std::vector<std::int64_t> q_lengths;  // (batch) of a packed side; empty with slices
   std::vector<std::int64_t> k_lengths;
-  std::int64_t unowned = 0;        // tokens before and after the sequences of a packed side
-  bool max_lengths_known = true;   // whether max_seqlen_q and max_seqlen_k are given
-  std::vector<std::int64_t> used;  // seqused_k (batch); empty: absent
-  bool wide_indices = false;       // cu_seqlens and seqused_k as int64
+  std::int64_t unowned = 0;          // tokens before and after the sequences of a packed side
+  bool max_lengths_known = true;     // whether max_seqlen_q and max_seqlen_k are given
+  std::vector<std::int64_t> used;    // seqused_k (batch); empty: absent
+  std::vector<std::int64_t> used_q;  // seqused_q (batch); empty: absent
+  bool wide_indices = false;         // cu_seqlens, seqused_q and seqused_k as int64
 
   bool causal = false;
   std::int32_t alignment = TILEWISE_BOTTOM_RIGHT;

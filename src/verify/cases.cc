@@ -74,6 +74,15 @@ void add_score_options(std::vector<Case>& cases) {
   biased.alibi = biased.alibi_per_batch = true;
   biased.causal = true;
   cases.push_back(biased);
+  Case sloped = sized(2, 40, 57, 4, 2, 24);
+  sloped.alibi = sloped.causal = true;
+  sloped.used_q = {40, 21};
+  sloped.gradients |= kDAlibiSlopes;
+  cases.push_back(sloped);
+  sloped.alibi_per_batch = sloped.sink = true;
+  sloped.softcap = 2.5;
+  sloped.dropout_p = 0.2;
+  cases.push_back(sloped);
   Case flat = sized(2, 33, 65, 2, 1, 16);
   flat.bias = {true, 2, {true, true, true, true}};
   flat.mask = {true, 1, {true, true, true, true}};
@@ -102,9 +111,15 @@ void add_layouts(std::vector<Case>& cases) {
   packed.k_len = 65;
   packed.k_lengths.clear();
   packed.used = {5, 17, 40, 65, 0, 20};
+  packed.used_q = {0, 17, 0, 40, 3, 70};  // more than there are: clamped
   packed.alibi = true;
   packed.max_lengths_known = false;
   cases.push_back(packed);
+  Case used = sized(4, 70, 90, 4, 2, 32);
+  used.causal = used.dlse = true;
+  used.used_q = {70, 0, 33, 5};
+  used.used = {90, 40, 65, 0};
+  cases.push_back(used);
   for (const Storage storage :
        {Storage::kPadded, Storage::kTransposed, Storage::kInterleaved, Storage::kExpanded}) {
     Case stored = sized(2, 63, 63, 4, 2, 40);
@@ -140,6 +155,11 @@ void add_decoding(std::vector<Case>& cases) {
   used.used = {1537, 900, 0, 513, 1600};
   used.unowned = 2;
   cases.push_back(used);
+  Case padded = sized(3, 20, 1100, 2, 1, 16);  // one sequence is decoded, two are not
+  padded.used_q = {20, 3, 17};
+  padded.used = {1100, 1064, 3};
+  padded.causal = true;
+  cases.push_back(padded);
   Case sliced = sized(1, 12, 1500, 4, 2, 32);
   sliced.slices = {{0, 7, 100, 900, 1, -1}, {3, 12, 600, 1400, 2, 0}, {5, 12, 1020, 1030, 0, 3}};
   sliced.slice_heads = true;
@@ -193,9 +213,11 @@ void pick_lengths(Case& c, Random& random) {
     c.max_lengths_known = random.chance(0.7);
   }
   c.wide_indices = random.chance(0.5);
-  if (!random.chance(0.2) || c.batch == 0) return;
+  if (!random.chance(0.3) || c.batch == 0) return;
+  const std::int64_t sides = random.pick<std::int64_t>({1, 1, 2, 3});  // 1: keys, 2: queries
   for (std::int64_t b = 0; b < c.batch; ++b) {
-    c.used.push_back(random.between(0, score_shape(c)[3]));
+    if (sides & 1) c.used.push_back(random.between(0, score_shape(c)[3]));
+    if (sides & 2) c.used_q.push_back(random.between(0, score_shape(c)[2]));
   }
 }
 

@@ -223,9 +223,15 @@ void Instance::add_indices() {
     const std::int64_t count = static_cast<std::int64_t>(starts.size());
     add_list(side.name, side.member, starts, {count}, case_.wide_indices);
   }
-  if (!case_.used.empty()) {
-    const std::int64_t count = static_cast<std::int64_t>(case_.used.size());
-    add_list("seqused_k", &tilewise_problem::seqused_k, case_.used, {count}, case_.wide_indices);
+  const struct {
+    const char* name;
+    Member member;
+    const std::vector<std::int64_t>& used;
+  } cuts[] = {{"seqused_q", &tilewise_problem::seqused_q, case_.used_q},
+              {"seqused_k", &tilewise_problem::seqused_k, case_.used}};
+  for (const auto& cut : cuts) {
+    const std::int64_t count = static_cast<std::int64_t>(cut.used.size());
+    if (count > 0) add_list(cut.name, cut.member, cut.used, {count}, case_.wide_indices);
   }
   if (!case_.slices.empty()) {
     const std::int64_t columns = case_.slice_heads ? 6 : 5;
@@ -265,6 +271,11 @@ void Instance::add_score_inputs() {
   if (case_.operation == Operation::kForward) return;
   if (case_.bias.present && (case_.gradients & kDBias)) {
     add_score_tensor("dbias", &tilewise_problem::dbias, case_.bias, bias_dtype);
+  }
+  if (case_.alibi && (case_.gradients & kDAlibiSlopes)) {
+    const tilewise_tensor& slopes = request_.alibi_slopes;
+    add_contiguous("dalibi_slopes", &tilewise_problem::dalibi_slopes, TILEWISE_FP32,
+                   {slopes.shape, slopes.shape + slopes.rank});
   }
   if (case_.sink && (case_.gradients & kDSink)) {
     add_contiguous("dsink", &tilewise_problem::dsink, TILEWISE_FP32, {case_.heads});

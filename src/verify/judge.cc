@@ -17,17 +17,17 @@ constexpr std::size_t kGuardBytes = 4096;
 constexpr std::int64_t kManyPairs = 40000;
 constexpr std::int64_t kManyElements = 2500;
 
-// Returns the number of keys of all sequences that queries may see.
-std::int64_t seen_keys(const Case& description) {
-  std::int64_t keys = 0;
-  for (std::int64_t b = 0; b < description.batch; ++b) {
-    const std::size_t i = static_cast<std::size_t>(b);
-    std::int64_t length =
-        description.k_lengths.empty() ? description.k_len : description.k_lengths[i];
-    if (!description.used.empty()) length = std::min(length, description.used[i]);
-    keys += length;
+// Returns the number of rows of one side that take part: `lengths` and `used` have one number for
+// each sequence, or none.
+std::int64_t rows_in_use(std::int64_t batch, std::int64_t length,
+                         const std::vector<std::int64_t>& lengths,
+                         const std::vector<std::int64_t>& used) {
+  std::int64_t rows = 0;
+  for (std::size_t b = 0; b < static_cast<std::size_t>(batch); ++b) {
+    const std::int64_t whole = lengths.empty() ? length : lengths[b];
+    rows += used.empty() ? whole : std::min(whole, used[b]);
   }
-  return keys;
+  return rows;
 }
 
 // Returns the smaller of the numbers of elements of k and q that take part. If one of them is
@@ -35,9 +35,11 @@ std::int64_t seen_keys(const Case& description) {
 std::int64_t few_elements(const Case& description) {
   const auto shape = score_shape(description);
   const std::int64_t queries =
-      description.q_packed ? query_tokens(description) : description.batch * description.q_len;
+      rows_in_use(description.batch, description.q_len, description.q_lengths, description.used_q);
+  const std::int64_t keys =
+      rows_in_use(description.batch, description.k_len, description.k_lengths, description.used);
   const std::int64_t width = std::min(description.head_dim, description.value_dim);
-  return width * std::min(seen_keys(description) * description.kv_heads, queries * shape[1]);
+  return width * std::min(keys * description.kv_heads, queries * shape[1]);
 }
 
 bool errors_are_independent(const Case& description) {

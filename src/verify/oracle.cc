@@ -35,8 +35,9 @@ Oracle::Oracle(const tilewise_problem& request) : dtype_(request.q.dtype), twin_
       &tilewise_problem::q,    &tilewise_problem::k,    &tilewise_problem::v,
       &tilewise_problem::bias, &tilewise_problem::dout, &tilewise_problem::dlse};
   static constexpr tilewise_tensor tilewise_problem::*kResults[] = {
-      &tilewise_problem::out, &tilewise_problem::dq,    &tilewise_problem::dk,
-      &tilewise_problem::dv,  &tilewise_problem::dbias, &tilewise_problem::dsink};
+      &tilewise_problem::out,          &tilewise_problem::dq,    &tilewise_problem::dk,
+      &tilewise_problem::dv,           &tilewise_problem::dbias, &tilewise_problem::dsink,
+      &tilewise_problem::dalibi_slopes};
   for (const auto member : kWidened) {
     if (!problem::present(request.*member)) continue;
     twin_.*member = owner_.copy(TILEWISE_FP64, request.*member);

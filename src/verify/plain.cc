@@ -55,7 +55,8 @@ void run_forward(const Parsed& parsed, SumOrder order) {
   }
 }
 
-// dBias and dSink sum over what they were broadcast to; the sums are kept in the arithmetic type.
+// dBias, dSink and the gradients of slopes sum over what they were broadcast to; the sums are kept
+// in the arithmetic type.
 template <class T>
 struct SharedGradients {
   explicit SharedGradients(const Problem& problem) : shape(problem.bias_shape) {
@@ -63,6 +64,10 @@ struct SharedGradients {
     for (int d = 0; d < 4; ++d) count *= shape[d];
     dbias.assign(static_cast<std::size_t>(count), T(0));
     dsink.assign(static_cast<std::size_t>(problem.heads), T(0));
+    if (problem.dalibi_slopes.present()) {
+      const std::int64_t slopes = (problem.slopes_per_batch ? problem.batch : 1) * problem.heads;
+      dslopes.assign(static_cast<std::size_t>(slopes), T(0));
+    }
   }
   std::size_t bias_element(const std::int64_t (&index)[4]) const {
     std::int64_t element = 0;
@@ -73,6 +78,7 @@ struct SharedGradients {
   const std::int64_t* shape;
   std::vector<T> dbias;
   std::vector<T> dsink;
+  std::vector<T> dslopes;
 };
 
 template <class T, bool kRounds>
@@ -82,6 +88,12 @@ void add_shared(const Problem& problem, const Sequence& sequence, std::int64_t h
     for (std::int64_t j = 0; j < sequence.k_len; ++j) {
       shared.dbias[shared.bias_element({sequence.batch, h, row, j})] += head.dbias(j);
     }
+  }
+  if (!shared.dslopes.empty()) {
+    const std::int64_t own = problem.slopes_per_batch ? sequence.batch : 0;
+    T& sum = shared.dslopes[static_cast<std::size_t>(own * problem.heads + h)];
+    for (std::int64_t j = 0; j < sequence.k_len; ++j)
+      sum -= head.dbias(j) * static_cast<T>(std::abs(row + sequence.diagonal - j));
   }
   if (!problem.sink.present() || head.lse() == -std::numeric_limits<T>::infinity()) return;
   shared.dsink[static_cast<std::size_t>(h)] -= std::exp(head.sink() - head.lse()) * head.delta();
@@ -122,6 +134,9 @@ void run_backward(const Parsed& parsed, SumOrder order) {
   for (std::size_t i = 0; i < shared.dbias.size(); ++i) {  // the results are contiguous
     store(problem.dbias, static_cast<std::int64_t>(i), static_cast<double>(shared.dbias[i]));
   }
+  for (std::size_t i = 0; i < shared.dslopes.size(); ++i)
+    store(problem.dalibi_slopes, static_cast<std::int64_t>(i),
+          static_cast<double>(shared.dslopes[i]));
   if (!problem.dsink.present()) return;
   for (std::size_t h = 0; h < shared.dsink.size(); ++h) {
     store(problem.dsink, problem.dsink.offset(0, static_cast<std::int64_t>(h), 0),

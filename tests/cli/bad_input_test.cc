@@ -9,6 +9,7 @@
 namespace tilewise::cli_test {
 namespace {
 
+using io::Array;
 using io::ElementType;
 
 constexpr const char* kInputs = "--q q.npy --k k.npy --v v.npy ";
@@ -46,6 +47,12 @@ TEST_F(BadInput, UnknownCommandsAndFlagsAreRefused) {
   expect_refusal("fly", {"fly", "run, compare, explain, bench, check, info"});
   expect_refusal("run --wings 2", {"--wings"});
   expect_refusal("info extra", {"extra"});
+}
+
+TEST_F(BadInput, TheStandardStreamsAreOneFileEach) {
+  expect_refusal("run --q - --k - --v v.npy --out o.npy", {"--k", "standard input", "--q"});
+  expect_refusal("run --in - --v - --out o.npy", {"--v", "standard input", "--in"});
+  expect_refusal("run " + std::string(kInputs) + "--out - --lse -", {"--lse", "-", "another"});
 }
 
 TEST_F(BadInput, InvalidNumbersAreRefused) {
@@ -114,8 +121,13 @@ TEST_F(BadInput, InvalidIndicesAreRefused) {
   expect_refusal(packed, {"cu_seqlens_q", "missing"});
   expect_refusal(packed + "--cu-seqlens-q falling.npy", {"cu_seqlens_q[2]", "4", "7"});
   expect_refusal(packed + "--cu-seqlens-q long.npy", {"cu_seqlens_q[1]", "10", "9"});
+  Array bytes = io::make_array(ElementType::u8, std::vector<std::int64_t>{5, 6});
+  bytes.writable[6 * 2 + 3] = std::byte{7};
+  write("bytes.npy", bytes);
+  expect_run_refusal("--mask bytes.npy", {"mask[2, 3]", "is 7", "0 or 1"});
   write("used.npy", index_array({7}, {1}));
   expect_run_refusal("--seqused-k used.npy", {"seqused_k[0]", "7", "6"});
+  expect_run_refusal("--seqused-q used.npy", {"seqused_q[0]", "7", "5"});
   write("slices.npy", index_array({0, 5, 0, 6, 4}, {1, 5}));
   expect_run_refusal("--slices slices.npy", {"slices[0]", "kind", "4"});
   expect_run_refusal("--slices slices.npy --causal", {"slices", "causal"});

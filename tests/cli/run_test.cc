@@ -8,6 +8,8 @@
 #include <thread>
 #include <tilewise/tilewise.hpp>
 
+#include "io/file_error.h"
+#include "io/npz.h"
 #include "io/safetensors.h"
 #include "support.h"
 
@@ -182,6 +184,7 @@ TEST_F(Run, EveryScoreInputArrives) {
     mask.writable[i] = i % 3 == 0 ? std::byte{0} : std::byte{1};
   }
   const Array used = index_array({39, 12}, {2});
+  const Array used_q = index_array({33, 20}, {2});
   const Array dbias = io::make_array(ElementType::f32, bias.shape);
   const Array dsink = io::make_array(ElementType::f32, sink.shape);
   sample.problem.bias = view(bias, TILEWISE_FP32);
@@ -190,6 +193,7 @@ TEST_F(Run, EveryScoreInputArrives) {
   sample.problem.dlse = view(dlse, TILEWISE_FP32);
   sample.problem.mask = view(mask, TILEWISE_BOOL);
   sample.problem.seqused_k = view(used, TILEWISE_INT64);
+  sample.problem.seqused_q = view(used_q, TILEWISE_INT64);
   sample.problem.dbias = view(dbias, TILEWISE_FP32);
   sample.problem.dsink = view(dsink, TILEWISE_FP32);
   sample.problem.dropout_p = 0.25;
@@ -203,10 +207,13 @@ TEST_F(Run, EveryScoreInputArrives) {
   write("dlse.npy", dlse);
   write("mask.npy", mask);
   write("used.npy", used);
+  write("used_q.npy", used_q);
   const Outcome outcome =
       run("run --q q.npy --k k.npy --v v.npy --dout do.npy --bias bias.npy --sink sink.npy "
-          "--alibi alibi.npy --dlse dlse.npy --mask mask.npy --seqused-k used.npy --dropout 0.25 "
-          "--seed 99 --offset 7 --deterministic --out o.npy --dbias db.npy --dsink ds.npy "
+          "--alibi alibi.npy --dlse dlse.npy --mask mask.npy --seqused-k used.npy --seqused-q "
+          "used_q.npy "
+          "--dropout 0.25 --seed 99 --offset 7 --deterministic --out o.npy --dbias db.npy --dsink "
+          "ds.npy "
           "--dk dk.npy");
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(bytes_of(read("o.npy")), bytes_of(sample.out));
@@ -223,6 +230,62 @@ TEST_F(Run, SlicesAreTheWholeMask) {
   write_sample(sample);
   write("s.npy", slices);
   ASSERT_EQ(run("run --q q.npy --k k.npy --v v.npy --slices s.npy --out o.npy").code, 0);
+  EXPECT_EQ(bytes_of(read("o.npy")), bytes_of(sample.out));
+}
+
+TEST_F(Run, NpzFilesAreReadAndWritten) {
+  Sample sample;
+  sample.compute();
+  const io::TensorFile inputs = {{{"q", sample.q}, {"k", sample.k}, {"v", sample.v}}, {}};
+  try {
+    io::stage_npz(path("in.npz"), inputs).commit();
+  } catch (const io::FileError& error) {
+    GTEST_SKIP() << error.what();
+  }
+  ASSERT_EQ(run("run --in in.npz --out o.npy --save all.npz").code, 0);
+  EXPECT_EQ(bytes_of(read("o.npy")), bytes_of(sample.out));
+  const io::TensorFile saved = io::read_npz(path("all.npz"), [](auto) { return true; });
+  ASSERT_EQ(saved.tensors.size(), 2u);
+  EXPECT_EQ(bytes_of(*saved.find("out")), bytes_of(sample.out));
+  EXPECT_EQ(bytes_of(*saved.find("lse")), bytes_of(sample.lse));
+}
+
+TEST_F(Run, StandardInputAndOutputAreFiles) {
+  Sample sample;
+  sample.compute();
+  write_sample(sample);
+  const Outcome piped = run("run --q - --k k.npy --v v.npy --out - --lse l.npy",
+                            "<" + path("q.npy") + " >" + path("o.npy"));
+  ASSERT_EQ(piped.code, 0) << piped.err;
+  EXPECT_NE(piped.err.find("forward"), std::string::npos) << "the report is not among the data";
+  EXPECT_EQ(bytes_of(read("o.npy")), bytes_of(sample.out));
+  EXPECT_EQ(bytes_of(read("l.npy")), bytes_of(sample.lse));
+  const io::TensorFile inputs = {{{"q", sample.q}, {"k", sample.k}, {"v", sample.v}}, {}};
+  io::write_safetensors(path("in"), inputs);
+  ASSERT_EQ(run("run --in - --save -", "<" + path("in") + " >" + path("all")).code, 0);
+  const io::TensorFile saved = io::read_safetensors(path("all"));
+  EXPECT_EQ(bytes_of(*saved.find("out")), bytes_of(sample.out));
+}
+
+TEST_F(Run, NoFileAppearsIfTheStandardOutputIsFull) {
+  write_sample(Sample());
+  const auto before = contents();
+  const Outcome outcome =
+      run("run --q q.npy --k k.npy --v v.npy --out - --lse l.npy", ">/dev/full");
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_NE(outcome.err.find("standard output: cannot write"), std::string::npos) << outcome.err;
+  EXPECT_EQ(contents(), before);
+}
+
+TEST_F(Run, AMaskOfBytesIsOneOfBooleans) {
+  Sample sample;
+  Array mask = io::make_array(ElementType::u8, std::vector<std::int64_t>{33, 40});
+  for (std::size_t i = 0; i < mask.writable.size(); ++i) mask.writable[i] = std::byte(i % 3 != 0);
+  sample.problem.mask = view(mask, TILEWISE_BOOL);
+  sample.compute();
+  write_sample(sample);
+  write("mask.npy", mask);
+  ASSERT_EQ(run("run --q q.npy --k k.npy --v v.npy --mask mask.npy --out o.npy").code, 0);
   EXPECT_EQ(bytes_of(read("o.npy")), bytes_of(sample.out));
 }
 

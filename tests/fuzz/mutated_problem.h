@@ -166,7 +166,10 @@ class MutatedProblem {
       problem_.dsink = tensor(TILEWISE_FP32, {4});
       problem_.alibi_slopes = tensor(TILEWISE_FP32, {4});
     }
-    if (kind & 128) problem_.seqused_k = tensor(TILEWISE_INT64, {2});
+    if (kind & 128) {
+      problem_.seqused_q = tensor(TILEWISE_INT32, {2});
+      problem_.seqused_k = tensor(TILEWISE_INT64, {2});
+    }
     if (packed) {
       problem_.cu_seqlens_q = tensor(TILEWISE_INT64, {3});
       problem_.cu_seqlens_k = tensor(TILEWISE_INT32, {3});

@@ -5,11 +5,12 @@
 #include <string>
 
 #include "io/npy.h"
+#include "io/npz.h"
 #include "io/safetensors.h"
 
 int main(int argc, char** argv) {
   if (argc != 3) {
-    std::fprintf(stderr, "usage: io_convert IN.npy OUT.npy | IN.safetensors OUT.safetensors\n");
+    std::fprintf(stderr, "usage: io_convert IN OUT, both .npy, .safetensors or .npz\n");
     return 2;
   }
   const std::string from = argv[1];
@@ -17,6 +18,9 @@ int main(int argc, char** argv) {
   try {
     if (from.ends_with(".npy")) {
       tilewise::io::write_npy(to, tilewise::io::read_npy(from));
+    } else if (from.ends_with(".npz")) {
+      const auto all = [](std::string_view) { return true; };
+      tilewise::io::stage_npz(to, tilewise::io::read_npz(from, all)).commit();
     } else {
       tilewise::io::write_safetensors(to, tilewise::io::read_safetensors(from));
     }

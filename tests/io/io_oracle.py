@@ -1,4 +1,5 @@
-"""Files of numpy and of the safetensors package, read and written again by io_convert, must come back bit for bit.
+"""Files of numpy and of the safetensors package, read and written again by io_convert, must come back bit for bit (of
+.npz files, the arrays).
 
 Usage: io_oracle.py IO_CONVERT
 """
@@ -100,6 +101,28 @@ def check_safetensors(program, folder, generator):
     return len(cases)
 
 
+def check_npz(program, folder, generator):
+    source, target = os.path.join(folder, "a.npz"), os.path.join(folder, "b.npz")
+    cases = [{np.dtype(dtype).name: random_array(generator, dtype, (3, 5)) for dtype in TYPES}, {}]
+    cases += [{name.replace("\0", ""): array for name, array in random_tensors(generator).items()} for _ in range(40)]
+    for tensors in cases:
+        for save in (np.savez, np.savez_compressed):
+            with open(source, "wb") as file:
+                save(file, **tensors)
+            result = convert(program, source, target)
+            if result.returncode == 2 and "zlib was not found" in result.stderr:
+                return 0
+            assert result.returncode == 0, result.stderr
+            with np.load(target) as loaded:
+                assert loaded.files == list(tensors)
+                for name, array in tensors.items():
+                    found = loaded[name]
+                    found = found.view(array.dtype) if array.dtype == ml_dtypes.bfloat16 else found
+                    assert found.dtype == array.dtype and found.shape == array.shape, name
+                    assert found.tobytes() == array.tobytes(), name
+    return 2 * len(cases)
+
+
 def main():
     program = sys.argv[1]
     seed = int.from_bytes(os.urandom(4), "little")
@@ -108,6 +131,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         print(f"npy: {check_npy(program, folder, generator)} files agree bit for bit")
         print(f"npy: {check_npy_refusals(program, folder)} files are refused")
+        print(f"npz: {check_npz(program, folder, generator)} files agree bit for bit")
         print(f"safetensors: {check_safetensors(program, folder, generator)} files agree bit for bit")
 
 

@@ -264,6 +264,10 @@ TEST(Plan, RunsOnlyWhatItWasMadeFor) {
       {"causal", [](Sample& s) { s.request.causal = 1; }},
       {"deterministic", [](Sample& s) { s.request.deterministic = 1; }},
       {"batch_invariant", [](Sample& s) { s.request.batch_invariant = 1; }},
+      {"seqused_q",
+       [](Sample& s) {
+         s.request.seqused_q = s.numbers({1, 2}, {2});
+       }},
       {"seqused_k",
        [](Sample& s) {
          s.request.seqused_k = s.numbers({1, 2}, {2});

@@ -1,5 +1,5 @@
-// The contents of cu_seqlens, seqused_k and slices may be hostile when a plan runs: they are
-// clamped, never trusted.
+// The contents of cu_seqlens, seqused_q, seqused_k and slices may be hostile when a plan runs: they
+// are clamped, never trusted.
 #include "problem/sequence.h"
 
 #include <gtest/gtest.h>
@@ -38,6 +38,7 @@ TEST(Sequences, HostileContentsStayInside) {
     tilewise_problem& p = sample.request;
     p.cu_seqlens_q = hostile_numbers(sample, kMany + 1, random);
     p.cu_seqlens_k = hostile_numbers(sample, kMany + 1, random);
+    if (random.chance(0.5)) p.seqused_q = hostile_numbers(sample, kMany, random);
     if (random.chance(0.5)) p.seqused_k = hostile_numbers(sample, kMany, random);
     if (random.chance(0.5)) p.max_seqlen_k = random.between(0, 7);
     problem::Problem problem;
@@ -65,12 +66,13 @@ TEST(Sequences, HostileContentsStayInside) {
 TEST(Sequences, ValidContentsAreNotChanged) {
   Sample sample;
   sample.pack();
+  sample.request.seqused_q = sample.numbers({1, 1}, {2});
   sample.request.seqused_k = sample.numbers({1, 3}, {2});
   problem::Problem problem;
   ASSERT_EQ(problem::make_problem(Operation::kForward, sample.request, &problem), TILEWISE_OK);
   Sequence table[2];
   problem::fill_sequences(problem, table);
-  const std::int64_t expected[2][6] = {{0, 0, 2, 0, 1, -1}, {1, 2, 1, 2, 3, 2}};
+  const std::int64_t expected[2][6] = {{0, 0, 1, 0, 1, 0}, {1, 2, 1, 2, 3, 2}};
   for (int b = 0; b < 2; ++b) {
     EXPECT_EQ(table[b].batch, expected[b][0]);
     EXPECT_EQ(table[b].q_start, expected[b][1]);
@@ -98,6 +100,7 @@ TEST(Sequences, ARunOnHostileContentsWritesEveryOutput) {
       for (int i = 0; i < 18; ++i) values.push_back(hostile(random));
       p.slices = sample.numbers(values, {3, 6});
       p.alibi_slopes.rank = 0;
+      p.seqused_q = sample.numbers({hostile(random), hostile(random)}, {2});
     } else {
       p.cu_seqlens_q = hostile_numbers(sample, kMany + 1, random);
       p.cu_seqlens_k = hostile_numbers(sample, kMany + 1, random);

@@ -25,16 +25,22 @@ def dropout_factor(shape, p, seed, offset):
     return np.where(word >= np.uint64(round(p * 2**32)), 1 / (1 - p), 0).reshape(shape)
 
 
+def lengths(case, rows, keys):
+    """(B), (B): the query rows and the keys in use of each sequence."""
+    batch = case["q"].shape[0]
+    return (np.asarray(case.get(name, np.full(batch, full)))
+            for name, full in (("seqused_q", rows), ("seqused_k", keys)))
+
+
 def visible(case, rows, keys, heads):
     """(B, H, Sq, Sk) booleans: which keys each row sees."""
-    used = case.get("seqused_k")
     batch = case["q"].shape[0]
+    rows_in_use, keys_in_use = lengths(case, rows, keys)
     seen = np.zeros((batch, heads, rows, keys), bool)
     i, j = np.arange(rows)[:, None], np.arange(keys)[None, :]
     for b in range(batch):
-        length = keys if used is None else int(used[b])
-        d = 0 if case.get("top_left") else length - rows
-        shown = np.broadcast_to(j < length, (rows, keys)).copy()
+        d = 0 if case.get("top_left") else int(keys_in_use[b] - rows_in_use[b])
+        shown = (j < keys_in_use[b]) & (i < rows_in_use[b])
         if case.get("causal"):
             shown &= j <= i + d
         left, right = case.get("window", (-1, -1))
@@ -73,12 +79,14 @@ def attention(case):
     if "bias" in case:
         score = score + case["bias"].astype(np.float64)
     if "alibi_slopes" in case:
-        used = case.get("seqused_k", np.full(q.shape[0], keys))
-        d = np.zeros(q.shape[0]) if case.get("top_left") else np.asarray(used) - rows
+        rows_in_use, keys_in_use = lengths(case, rows, keys)
+        d = np.zeros(q.shape[0]) if case.get("top_left") else keys_in_use - rows_in_use
         distance = np.abs(np.arange(rows)[:, None] + d[:, None, None, None] - np.arange(keys))
         score = score - case["alibi_slopes"].astype(np.float64)[:, None, None] * distance
     score = np.where(visible(case, rows, keys, q.shape[1]), score, -np.inf)
     sink = case["sink"].astype(np.float64)[None, :, None] if "sink" in case else np.full((1, 1, 1), -np.inf)
+    in_use = np.arange(rows) < list(lengths(case, rows, keys))[0][:, None, None]  # (B, 1, Sq)
+    sink = np.where(in_use, sink, -np.inf)
     top = np.maximum(score.max(-1, initial=-np.inf), sink)
     top = np.where(np.isneginf(top), 0, top)
     weight = np.exp(score - top[..., None])
@@ -95,7 +103,7 @@ def attention(case):
             size = (lambda x: x) if signed else np.abs
             dout, dlse = (size(np.asarray(case.get(x, 0.0), np.float64)) for x in ("dout", "dlse"))
             dout = dout.transpose(0, 2, 1, 3)
-            delta = (size(out) * dout).sum(-1) + (-dlse if signed else dlse)
+            delta = np.where(in_use, (size(out) * dout).sum(-1) + (-dlse if signed else dlse), 0)
             dprob = (dout @ size(v).swapaxes(-1, -2)) * factor
             dbias = prob * (dprob + (-1 if signed else 1) * delta[..., None])
             draw = size(scale) * dbias * slope
@@ -107,6 +115,9 @@ def attention(case):
                 shape = (1,) * (4 - case["bias"].ndim) + case["bias"].shape
                 axes = tuple(d for d in range(4) if shape[d] == 1)
                 target["dbias"] = dbias.sum(axes, keepdims=True).reshape(case["bias"].shape)
+            if "alibi_slopes" in case:
+                target["dalibi_slopes"] = (-1 if signed else 1) * (dbias * distance).sum((0, 2, 3))
             if "sink" in case:
-                target["dsink"] = (-1 if signed else 1) * (np.exp(sink - lse) * delta).sum((0, 2))
+                share = np.exp(sink - np.where(np.isneginf(lse), 0, lse))
+                target["dsink"] = (-1 if signed else 1) * (share * delta).sum((0, 2))
     return results, sizes

@@ -33,6 +33,7 @@ def random_case(rng, dtype):
         case["window"] = (int(rng.integers(-1, 40)), int(rng.integers(-1, 40))) if maybe() else (-1, -1)
     case["top_left"] = maybe()
     if maybe(): case["seqused_k"] = rng.integers(0, keys + 1, batch)
+    if maybe(0.2): case["seqused_q"] = rng.integers(0, rows + 1, batch)
     if maybe(): case["mask"] = rng.random(broadcast()) < 0.8
     if maybe(): case["bias"] = normal(*broadcast())
     if maybe(): case["alibi_slopes"] = rng.random(heads).astype(np.float32)
@@ -49,8 +50,9 @@ def fill_problem(lib, case, results):
     problem = lib.problem()
     arrays = {name: case[name] for name in ("q", "k", "v", "mask", "bias", "alibi_slopes", "sink", "dout", "dlse")
               if name in case}
-    if "seqused_k" in case:
-        arrays["seqused_k"] = np.asarray(case["seqused_k"], np.int64)
+    for name in ("seqused_q", "seqused_k"):
+        if name in case:
+            arrays[name] = np.asarray(case[name], np.int64)
     if "slices" in case:
         arrays["slices"] = np.asarray(case["slices"], np.int64)
     for name, array in {**arrays, **results}.items():
@@ -70,7 +72,7 @@ def empty_results(case, expected):
     """Returns arrays of NaN with the dtypes that the library requires."""
     dtype = case["q"].dtype
     statistics = np.float64 if dtype == np.float64 else np.float32
-    dtypes = {"lse": statistics, "dsink": statistics}
+    dtypes = {"lse": statistics, "dsink": statistics, "dalibi_slopes": statistics}
     return {name: np.full(array.shape, np.nan, dtypes.get(name, dtype)) for name, array in expected.items()}
 
 
@@ -92,7 +94,7 @@ def check_case(lib, case):
     failures = []
     expected, sizes = formulas.attention(case)
     tolerance = TOLERANCES[case["q"].dtype.name]
-    for operation, names in ((tw.FORWARD, ("out", "lse")), (tw.BACKWARD, ("dq", "dk", "dv", "dbias", "dsink"))):
+    for operation, names in ((tw.FORWARD, ("out", "lse")), (tw.BACKWARD, ("dq", "dk", "dv", "dbias", "dsink", "dalibi_slopes"))):
         for kernel in lib.kernels(operation):
             results = empty_results(case, expected)
             if operation == tw.BACKWARD:

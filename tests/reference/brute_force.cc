@@ -1,5 +1,6 @@
 #include "brute_force.h"
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -68,6 +69,7 @@ BruteForce::BruteForce(const tilewise_problem& request) : request_(request) {
   v = copy(request.v);
   bias = copy(request.bias);
   sink = copy(request.sink);
+  slopes = copy(request.alibi_slopes);
   dout = copy(request.dout);
   dlse = copy(request.dlse);
   out = copy(request.out);
@@ -85,12 +87,19 @@ BruteForce::BruteForce(const tilewise_problem& request) : request_(request) {
                : static_cast<long double>(request.softmax_scale);
 }
 
-BruteForce::Range BruteForce::query_range(std::int64_t b) const {
-  if (request_.cu_seqlens_q.rank != 0) {
-    return {index_at(request_.cu_seqlens_q, b), index_at(request_.cu_seqlens_q, b + 1)};
-  }
+std::int64_t BruteForce::query_rows() const {
   const bool heads_first = !q_packed_ && request_.layout == TILEWISE_BHSD;
-  return {0, q.shape[q_packed_ ? 0 : heads_first ? 2 : 1]};
+  return q.shape[q_packed_ ? 0 : heads_first ? 2 : 1];
+}
+
+BruteForce::Range BruteForce::query_range(std::int64_t b) const {
+  Range range = {0, query_rows()};
+  if (request_.cu_seqlens_q.rank != 0) {
+    range = {index_at(request_.cu_seqlens_q, b), index_at(request_.cu_seqlens_q, b + 1)};
+  }
+  if (request_.seqused_q.rank != 0)
+    range.end = std::min(range.end, range.begin + index_at(request_.seqused_q, b));
+  return range;
 }
 
 BruteForce::Range BruteForce::key_range(std::int64_t b) const {
@@ -164,10 +173,9 @@ long double BruteForce::score(const Row& row, std::int64_t j) const {
         broadcast_place(bias.shape.data(), static_cast<int>(bias.shape.size()), index))];
   }
   if (request_.alibi_slopes.rank != 0) {
-    const tilewise_tensor& slopes = request_.alibi_slopes;
-    const std::int64_t slope = slopes.rank == 2 ? row.batch * heads_ + row.head : row.head;
+    const std::int64_t slope = slopes.shape.size() == 2 ? row.batch * heads_ + row.head : row.head;
     const std::int64_t distance = row.i + row.diagonal() - j;
-    score -= static_cast<long double>(static_cast<const float*>(slopes.data)[slope]) *
+    score -= slopes.values[static_cast<std::size_t>(slope)] *
              static_cast<long double>(distance < 0 ? -distance : distance);
   }
   return score;
@@ -210,7 +218,7 @@ void BruteForce::run_row(const Row& row) {
       out.values[to + c] += prob * v.values[from + c];
     }
   }
-  const std::int64_t rows = q_packed_ ? q.shape[0] : row.q_len;
+  const std::int64_t rows = query_rows();
   const std::int64_t first = q_packed_ ? row.head * rows : (row.batch * heads_ + row.head) * rows;
   lse.values[static_cast<std::size_t>(first + row.token)] =
       sum == 0 ? -kInfinity : max + std::log(sum);
@@ -218,8 +226,8 @@ void BruteForce::run_row(const Row& row) {
 
 void BruteForce::run() {
   out.values.assign(out.values.size(), 0);
-  const std::int64_t rows = q_packed_ ? q.shape[0] : query_range(0).end;
-  lse.values.assign(static_cast<std::size_t>((q_packed_ ? 1 : batch_) * heads_ * rows), -kInfinity);
+  lse.values.assign(static_cast<std::size_t>((q_packed_ ? 1 : batch_) * heads_ * query_rows()),
+                    -kInfinity);
   for (std::int64_t b = 0; b < batch_; ++b) {
     const Range queries = query_range(b);
     const Range keys = key_range(b);

@@ -33,8 +33,8 @@ class BruteForce {
   // order 1.
   std::vector<double> gradient(Array* array);
 
-  Array q, k, v, bias, sink, dout, dlse;  // inputs
-  Array out, lse;                         // results
+  Array q, k, v, bias, sink, slopes, dout, dlse;  // inputs
+  Array out, lse;                                 // results
 
  private:
   struct Range {
@@ -52,6 +52,7 @@ class BruteForce {
     bool top_left;
   };
 
+  std::int64_t query_rows() const;  // of the tensor
   Range query_range(std::int64_t b) const;
   Range key_range(std::int64_t b) const;
   bool visible(const Row& row, std::int64_t j) const;

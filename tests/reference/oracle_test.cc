@@ -50,8 +50,11 @@ TEST(Oracle, GradientsAreFiniteDifferences) {
     SCOPED_TRACE(verify::describe(c));
     verify::Instance instance(c);
     tilewise_problem request = instance.request();
-    verify::TensorOwner owner;  // keeps dsink in full precision
-    if (request.dsink.rank != 0) request.dsink = owner.make(TILEWISE_FP64, 1, request.dsink.shape);
+    verify::TensorOwner owner;  // keeps sums in full precision
+    for (const auto member : {&tilewise_problem::dsink, &tilewise_problem::dalibi_slopes}) {
+      tilewise_tensor& sum = request.*member;
+      if (sum.rank != 0) sum = owner.make(TILEWISE_FP64, sum.rank, sum.shape);
+    }
     run(*rungs()[0].forward, Operation::kForward, request);
     instance.prepare(Operation::kBackward);
     run(*rungs()[0].backward, Operation::kBackward, request);
@@ -65,7 +68,8 @@ TEST(Oracle, GradientsAreFiniteDifferences) {
                      {"dk", request.dk, &expected.k},
                      {"dv", request.dv, &expected.v},
                      {"dbias", request.dbias, &expected.bias},
-                     {"dsink", request.dsink, &expected.sink}};
+                     {"dsink", request.dsink, &expected.sink},
+                     {"dalibi_slopes", request.dalibi_slopes, &expected.slopes}};
     for (const auto& [name, gradient, input] : gradients) {
       if (gradient.rank == 0) continue;
       // A bias in fp32 has its gradient rounded to fp32.

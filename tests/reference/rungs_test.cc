@@ -14,10 +14,10 @@
 namespace tilewise::reference_test {
 namespace {
 
-constexpr tilewise_tensor tilewise_problem::*kResults[2][5] = {
+constexpr tilewise_tensor tilewise_problem::*kResults[2][6] = {
     {&tilewise_problem::out, &tilewise_problem::lse},
     {&tilewise_problem::dq, &tilewise_problem::dk, &tilewise_problem::dv, &tilewise_problem::dbias,
-     &tilewise_problem::dsink}};
+     &tilewise_problem::dsink, &tilewise_problem::dalibi_slopes}};
 
 std::vector<std::vector<double>> results_of(Operation operation, const tilewise_problem& request) {
   std::vector<std::vector<double>> results;
@@ -62,8 +62,10 @@ TEST(Rungs, AgreeInFp64) {
           instance.prepare(operation);
           run(rung.kernel(operation), operation, instance.request(), {1, sram, nullptr});
           EXPECT_EQ(instance.damage(operation), "");
-          // dsink and an fp32 bias are stored in fp32, where rounding may go either way.
-          const bool narrow = operation == Operation::kBackward && (c.sink || c.bias_fp32);
+          // dsink, dalibi_slopes and an fp32 bias are stored in fp32, where rounding may go either
+          // way.
+          const bool narrow =
+              operation == Operation::kBackward && (c.sink || c.alibi || c.bias_fp32);
           expect_close(results_of(operation, instance.request()),
                        results_of(operation, oracle.results()), narrow ? 1e-7 : 1e-13);
         }

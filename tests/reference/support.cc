@@ -32,6 +32,7 @@ Case base() {
   c.head_dim = 3;
   c.value_dim = 2;
   c.dlse = true;
+  c.gradients |= verify::kDAlibiSlopes;
   return c;
 }
 
@@ -79,6 +80,12 @@ void add_sequences(std::vector<Case>& cases) {
     c.k_packed = true, c.k_lengths = {6, 3}, c.window_left = 2;
   }));
   cases.push_back(with([](Case& c) { c.used = {0, 5}; }));
+  cases.push_back(with([](Case& c) {
+    c.used_q = {4, 0}, c.used = {7, 3}, c.causal = true, c.alibi = true, c.sink = true;
+  }));
+  cases.push_back(with([&](Case& c) {
+    packed(c), c.used_q = {2, 0, 3}, c.causal = true, c.bias = {true, 4, {true, true, true, true}};
+  }));
 }
 
 void add_masks(std::vector<Case>& cases) {

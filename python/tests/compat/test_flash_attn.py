@@ -100,6 +100,19 @@ def test_varlen_with_seqused_k() -> None:
         torch.testing.assert_close(out[rows].double(), wanted[0], **CLOSE)
 
 
+@pytest.mark.parametrize("chunk", [0, 4])
+def test_varlen_with_seqused_q(chunk: int) -> None:
+    """The used lengths align the mask, as in flash-attn 3; rows that are not used are 0."""
+    starts = torch.tensor([0, 6, 16], dtype=torch.int32)
+    q, k, v = (torch.randn(16, 2, 16) for _ in range(3))
+    used = {"seqused_q": torch.tensor([4, 0], dtype=torch.int32), "seqused_k": torch.tensor([5, 7], dtype=torch.int32)}
+    options = {"causal": True, "attention_chunk": chunk}
+    out = fa3.flash_attn_varlen_func(q, k, v, starts, starts, 10, 10, **used, **options)
+    wanted = fa3.flash_attn_func(q[None, :4], k[None, :5], v[None, :5], **options)
+    torch.testing.assert_close(out[:4], wanted[0], rtol=1e-5, atol=1e-5)
+    assert not out[4:].any()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_dropout_and_the_probabilities_beside_it(dtype: torch.dtype) -> None:
     p = 0.3
@@ -169,14 +182,13 @@ UNSUPPORTED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [*UNSUPPORTED, "seqused_q"])
+@pytest.mark.parametrize("name", UNSUPPORTED)
 def test_what_is_not_supported_is_named(name: str) -> None:
     q, k, v = qkv()
-    given = {name: UNSUPPORTED.get(name, torch.ones(2))}
+    given = {name: UNSUPPORTED[name]}
     starts = torch.tensor([0, 9])
     calls = [lambda: fa3.flash_attn_varlen_func(q[0], q[0], q[0], starts, starts, 9, 9, **given)]
-    if name != "seqused_q":
-        calls += [lambda: fa3.flash_attn_func(q, k, v, **given), lambda: fa3.flash_attn_with_kvcache(q, k, v, **given)]
+    calls += [lambda: fa3.flash_attn_func(q, k, v, **given), lambda: fa3.flash_attn_with_kvcache(q, k, v, **given)]
     if name.endswith("_descale"):
         calls += [lambda: fa3.flash_attn_qkvpacked_func(torch.stack((q, q, q), 2), **given)]
     for call in calls:

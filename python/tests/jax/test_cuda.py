@@ -24,8 +24,8 @@ import tilewise.jax as tj  # noqa: E402
 # Compared with the library on the CPU, for results near 1; 16-bit results are rounded twice.
 TOLERANCES = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
 OPTIONS = (
-    "plain", "causal", "top_left", "window", "scale", "softcap", "mask", "bias", "alibi_slopes", "sink", "seqused_k",
-    "dropout",
+    "plain", "causal", "top_left", "window", "scale", "softcap", "mask", "bias", "alibi_slopes", "sink", "seqused_q",
+    "seqused_k", "dropout",
 )  # fmt: skip
 
 

@@ -12,8 +12,8 @@ DTYPES = {"float64": np.float64, "float32": np.float32, "float16": np.float16, "
 TOLERANCES = {"float64": 1e-12, "float32": 2e-5, "float16": 8e-3, "bfloat16": 6e-2}
 # What each option adds to a case; every option is tested alone, and in random combinations.
 OPTIONS = (
-    "plain", "causal", "top_left", "window", "scale", "softcap", "mask", "bias", "alibi_slopes", "sink", "seqused_k",
-    "slices", "dropout", "dlse",
+    "plain", "causal", "top_left", "window", "scale", "softcap", "mask", "bias", "alibi_slopes", "sink", "seqused_q",
+    "seqused_k", "slices", "dropout", "dlse",
 )  # fmt: skip
 
 
@@ -52,6 +52,8 @@ def add_option(case: dict[str, Any], name: str, rng: np.random.Generator) -> Non
         case["alibi_slopes"] = rng.random(heads).astype(np.float32)
     elif name == "sink":
         case["sink"] = rng.standard_normal(heads).astype(np.float32)
+    elif name == "seqused_q":
+        case["seqused_q"] = rng.integers(0, rows + 1, batch)
     elif name == "seqused_k":
         case["seqused_k"] = rng.integers(0, keys + 1, batch)
     elif name == "slices":
@@ -71,8 +73,9 @@ def options_of(case: dict[str, Any]) -> dict[str, Any]:
     options = {names.get(name, name): case[name] for name in (*same, *names) if name in case}
     if case.get("top_left"):
         options["alignment"] = "top_left"
-    if "seqused_k" in case:
-        options["seqused_k"] = np.asarray(case["seqused_k"], np.int64)
+    for name in ("seqused_q", "seqused_k"):
+        if name in case:
+            options[name] = np.asarray(case[name], np.int64)
     if "slices" in case:
         options["slices"] = np.asarray(case["slices"], np.int64)
     return options

@@ -23,10 +23,11 @@ OPTIONS = (
     "bool deterministic=False, bool batch_invariant=False"
 )
 SCHEMAS = {
-    FORWARD: f"tilewise::attention_forward(Tensor q, Tensor k, Tensor v, {TENSORS}, {OPTIONS}, bool out_fp32=False) "
+    FORWARD: f"tilewise::attention_forward(Tensor q, Tensor k, Tensor v, {TENSORS}, {OPTIONS}, bool out_fp32=False, "
+    "Tensor? seqused_q=None) "
     "-> (Tensor out, Tensor lse)",
     BACKWARD: f"tilewise::attention_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, "
-    f"Tensor lse, {TENSORS}, {OPTIONS}, int gradients=7) "
+    f"Tensor lse, {TENSORS}, {OPTIONS}, int gradients=7, Tensor? seqused_q=None) "
     "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink)",
 }
 

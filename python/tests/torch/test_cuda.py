@@ -70,7 +70,7 @@ def test_every_option(dtype: torch.dtype, case: str) -> None:
 def test_slices_and_lengths(dtype: torch.dtype) -> None:
     q, k, v = inputs(dtype, 40, 40)
     slices = torch.tensor([[0, 40, 0, 3, 0], [3, 17, 3, 17, 1], [17, 40, 17, 40, 1]])
-    for options in ({"slices": slices}, {"seqused_k": torch.tensor([40, 0, 13])}):
+    for options in ({"slices": slices}, {"seqused_k": torch.tensor([40, 0, 13])}, {"seqused_q": torch.tensor([40, 0, 13])}):
         wanted = attention(q, k, v, **options)
         found = attention(q.cuda(), k.cuda(), v.cuda(), **{name: value.cuda() for name, value in options.items()})
         torch.testing.assert_close(found.cpu(), wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])

@@ -84,6 +84,23 @@ def test_slices_and_seqused() -> None:
     assert torch.equal(out[1], torch.zeros_like(out[1]))
 
 
+def test_gradients_with_seqused_q() -> None:
+    q, k, v, dout = (torch.randn(2, 10, 2, 16, dtype=torch.float64) for _ in range(4))
+    dlse = torch.randn(2, 2, 10, dtype=torch.float64)
+    leaves = [t.requires_grad_() for t in (q, k, v)]
+    options = {"seqused_q": torch.tensor([4, 0]), "seqused_k": torch.tensor([7, 9]), "causal": True}
+    for run in (attention, torch.compile(attention, backend="aot_eager", fullgraph=True)):
+        out, lse = run(*leaves, **options, return_lse=True)
+        wanted, wanted_lse = torch_reference.attention(q[:1, :4], k[:1, :7], v[:1, :7], causal=True)
+        torch.testing.assert_close(out[:1, :4], wanted, rtol=1e-12, atol=1e-12)
+        assert not out[0, 4:].any() and not out[1].any()
+        assert torch.isneginf(lse[0, :, 4:]).all() and torch.isneginf(lse[1]).all()
+        found = torch.autograd.grad((out, lse), leaves, (dout, dlse))
+        true = torch.autograd.grad((wanted, wanted_lse), leaves, (dout[:1, :4], dlse[:1, :, :4]))
+        for gradient, expected in zip(found, true, strict=True):
+            torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-11)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_result_before_rounding(dtype: torch.dtype) -> None:
     tensors = [t.requires_grad_() for t in inputs(dtype)]

@@ -113,7 +113,8 @@ def test_packed_batches_slices_and_lengths() -> None:
         assert torch.equal(found[i], wanted)
     q, slices = torch.randn(COUNT, 2, 9, 4, 8), torch.tensor([[[0, 9, 0, 5, 0]], [[0, 9, 0, 9, 1]], [[2, 9, 1, 9, 2]]])
     used = torch.tensor([[3, 9], [0, 1], [9, 9]])
-    for given in ({"slices": slices}, {"seqused_k": used}, {"slices": slices, "seqused_k": used}):
+    lengths = {"seqused_q": used.flip(0), "seqused_k": used}
+    for given in ({"slices": slices}, lengths, {"slices": slices, "seqused_k": used}):
         names = list(given)
         call = lambda q, *rest, n=names: attention(q, q, q, **dict(zip(n, rest, strict=True)))  # noqa: E731
         found = torch.vmap(call)(q, *given.values())

@@ -110,13 +110,13 @@ def packed(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[Tensor, Tensor], max_seqlen: tuple[Any, Any], dropout_p: float,
     softmax_scale: float | None, causal: bool, window_size: Window, softcap: float, alibi_slopes: Tensor | None,
     deterministic: bool, return_attn_probs: bool, block_table: Tensor | None, seqused_k: Tensor | None = None,
-    attention_chunk: int = 0,
+    attention_chunk: int = 0, seqused_q: Tensor | None = None,
 ) -> Any:  # fmt: skip
     """(T, H, D), or keys in pages."""
     seeds = _seeds(dropout_p)
     k, v, options = packed_options(
         q, k, v, cu_seqlens, max_seqlen, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-        block_table, seqused_k, attention_chunk,
+        block_table, seqused_k, attention_chunk, seqused_q,
     )  # fmt: skip
     out, lse = attention(q, k, v, **options, **seeds, return_lse=True)
     if not return_attn_probs:
@@ -129,14 +129,17 @@ def packed_options(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[Tensor, Tensor], max_seqlen: tuple[Any, Any],
     softmax_scale: float | None, causal: bool, window_size: Window, softcap: float, alibi_slopes: Tensor | None,
     deterministic: bool, block_table: Tensor | None, seqused_k: Tensor | None = None, attention_chunk: int = 0,
+    seqused_q: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:  # fmt: skip
     """k, v and the options of attention()."""
     cu_q, cu_k = cu_seqlens
-    _contents.check_integers(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, seqused_k=seqused_k, block_table=block_table)
+    _contents.check_integers(
+        cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, seqused_q=seqused_q, seqused_k=seqused_k, block_table=block_table
+    )
     options: dict[str, Any] = {
         "softmax_scale": softmax_scale, "causal": causal, "window_size": window_pair(window_size), "softcap": softcap,
         "alibi_slopes": alibi_slopes, "deterministic": deterministic or None, "cu_seqlens_q": cu_q,
-        "max_seqlen_q": number("max_seqlen_q", max_seqlen[0]), "seqused_k": seqused_k,
+        "max_seqlen_q": number("max_seqlen_q", max_seqlen[0]), "seqused_q": seqused_q, "seqused_k": seqused_k,
     }  # fmt: skip
     longest = number("max_seqlen_k", max_seqlen[1])
     if block_table is None:
@@ -154,22 +157,28 @@ def packed_options(
 
 def _in_chunks(q: Tensor, k: Tensor, options: dict[str, Any], chunk: int) -> dict[str, Any]:
     """The options with attention_chunk, for packed k: slices of the whole token axes, or a mask of each sequence."""
-    cu_q, cu_k, used = options["cu_seqlens_q"], options["cu_seqlens_k"], options["seqused_k"]
+    cu_q, cu_k = options["cu_seqlens_q"], options["cu_seqlens_k"]
+    rows_in_use = _in_use(cu_q, options["seqused_q"])
+    keys_in_use = _in_use(cu_k, options["seqused_k"])
     if not _contents.are_known(q):
         rows = q.shape[0] if options["max_seqlen_q"] is None else min(options["max_seqlen_q"], q.shape[0])
         columns = k.shape[0] if options["max_seqlen_k"] is None else min(options["max_seqlen_k"], k.shape[0])
-        lengths = cu_k.diff() if used is None else torch.minimum(used, cu_k.diff())
-        return options | {"mask": _chunks.mask(rows, columns, cu_q.diff(), lengths, chunk)}
+        return options | {"mask": _chunks.mask(rows, columns, rows_in_use, keys_in_use, chunk)}
     for name, starts, tokens in (("cu_seqlens_q", cu_q, q.shape[0]), ("cu_seqlens_k", cu_k, k.shape[0])):
         _contents.check(_contents.starts(name, starts, tokens))
     left, right = _bounds(options)
-    for name in ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "seqused_k"):
+    for name in ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "seqused_q", "seqused_k"):
         options.pop(name)
-    lengths = (cu_k.diff() if used is None else torch.minimum(used, cu_k.diff())).tolist()
+    lists = (lengths.tolist() for lengths in (rows_in_use, keys_in_use, cu_q, cu_k))
     found = []
-    for rows, keys, q0, k0 in zip(cu_q.diff().tolist(), lengths, cu_q.tolist(), cu_k.tolist(), strict=False):
+    for rows, keys, q0, k0 in zip(*lists, strict=False):
         found += _chunks.slices(rows, keys, chunk, left, right, q0=q0, k0=k0)
     return options | {"slices": _chunks.as_tensor(found, q.device)}
+
+
+def _in_use(starts: Tensor, used: Tensor | None) -> Tensor:
+    """(B): the length of each sequence."""
+    return starts.diff() if used is None else torch.minimum(used, starts.diff())
 
 
 def packed_probabilities(

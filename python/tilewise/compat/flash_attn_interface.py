@@ -1,7 +1,7 @@
 """flash_attn_interface: the functions of flash-attn 3, with its names, order of arguments, defaults and results.
 
 num_splits, pack_gqa, sm_margin and scheduler_metadata steer flash-attn's kernels; they are taken and change nothing.
-qv, the descales and seqused_q are not supported: NotImplementedError names them.
+qv and the descales are not supported: NotImplementedError names them.
 """
 
 from typing import Any
@@ -64,12 +64,12 @@ def flash_attn_varlen_func(
 ) -> Result:  # fmt: skip
     """q (Tq, H, D), k (Tk, Hk, D), v (Tk, Hk, Dv). Returns out, or (out, lse (H, Tq))."""
     refuse(
-        seqused_q=seqused_q is not None, qv=qv is not None, q_descale=q_descale is not None,
-        k_descale=k_descale is not None, v_descale=v_descale is not None,
+        qv=qv is not None, q_descale=q_descale is not None, k_descale=k_descale is not None,
+        v_descale=v_descale is not None,
     )  # fmt: skip
     result = packed(
         q, k, v, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), 0.0, softmax_scale, causal, window_size,
-        softcap, None, deterministic, return_attn_probs, None, seqused_k, attention_chunk,
+        softcap, None, deterministic, return_attn_probs, None, seqused_k, attention_chunk, seqused_q,
     )  # fmt: skip
     return result[:2] if return_attn_probs else result
 

@@ -35,6 +35,7 @@ def attention(
     cu_seqlens_k: torch.Tensor | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
+    seqused_q: torch.Tensor | None = None,
     seqused_k: torch.Tensor | None = None,
     slices: torch.Tensor | None = None,
     alignment: str = "bottom_right",
@@ -67,6 +68,7 @@ def attention(
             generator (torch.manual_seed).
         cu_seqlens_q: (B + 1) int32 or int64: starts of packed sequences and the end; max_seqlen_q bounds their lengths.
         cu_seqlens_k: the same of the keys.
+        seqused_q: (B) int32 or int64: query rows in use of each sequence. The others give 0, and have no gradient.
         seqused_k: (B) int32 or int64: keys in use of each sequence.
         slices: (N, 5) or (N, 6) int64: q0 q1 k0 k1 kind [head].
         deterministic: None asks torch.are_deterministic_algorithms_enabled(). The CPU always is.
@@ -95,7 +97,7 @@ def attention(
         softmax_scale, causal, left, right, _ALIGNMENTS[alignment], softcap, dropout_p,
         _length("max_seqlen_q", max_seqlen_q), _length("max_seqlen_k", max_seqlen_k), _LAYOUTS[layout],
         torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic, batch_invariant,
-        out_dtype == torch.float32,
+        out_dtype == torch.float32, seqused_q,
     )  # fmt: skip
     return (out, lse) if return_lse else out
 

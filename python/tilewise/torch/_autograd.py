@@ -7,7 +7,7 @@ import torch
 
 from tilewise.torch import _vmap
 from tilewise.torch._meta import GRADIENTS
-from tilewise.torch._schema import BACKWARD, FORWARD, FORWARD_NAMES, LAST_SHARED, TENSORS, without_defaults
+from tilewise.torch._schema import BACKWARD, FORWARD, FORWARD_NAMES, LAST_SHARED, SEQUSED_Q, TENSORS, without_defaults
 
 # The positions of forward's arguments that have a gradient, and of those that would need one but have none.
 _DIFFERENTIABLE = {name: FORWARD_NAMES.index(name) for name in GRADIENTS}
@@ -18,13 +18,14 @@ _WITHOUT_GRADIENT = {name: FORWARD_NAMES.index(name) for name in ("alibi_slopes"
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    """inputs: of forward, by position; those that are left out have their defaults."""
+    """inputs: of forward, by position; those that are left out at the end have their defaults."""
     for name, position in _WITHOUT_GRADIENT.items():
         tensor = inputs[position]
         if tensor is not None and tensor.requires_grad:
             raise NotImplementedError(f"tilewise: {name} requires a gradient, which is not computed; detach() it")
-    ctx.save_for_backward(*inputs[:TENSORS], *output)
-    ctx.options = inputs[TENSORS:]
+    seqused_q = inputs[SEQUSED_Q] if len(inputs) > SEQUSED_Q else None
+    ctx.save_for_backward(*inputs[:TENSORS], seqused_q, *output)
+    ctx.options = inputs[TENSORS:LAST_SHARED]
     ctx.set_materialize_grads(False)
 
 
@@ -34,13 +35,14 @@ def _gradients(
     """Returns the gradients of the arguments that `wanted` names; none if neither result was used."""
     if dout is None and dlse is None:
         return {}
-    *tensors, out, lse = ctx.saved_tensors
+    *tensors, seqused_q, out, lse = ctx.saved_tensors
     q, k, v = tensors[:3]
     if dout is None:
         dout = torch.zeros_like(out)
-    shared = (*tensors[3:], *ctx.options[: LAST_SHARED - TENSORS])
+    shared = (*tensors[3:], *ctx.options)
     bits = sum([GRADIENTS[name] for name in wanted])
-    results = _call(BACKWARD, dout.to(q.dtype), dlse, q, k, v, out, lse, *shared, gradients=bits)
+    given = (dout.to(q.dtype), dlse, q, k, v, out, lse)
+    results = _call(BACKWARD, *given, *shared, gradients=bits, seqused_q=seqused_q)
     by_name = dict(zip(GRADIENTS, results, strict=True))
     return {name: by_name[name].to(tensors[_DIFFERENTIABLE[name]].dtype) for name in wanted}
 
@@ -112,7 +114,7 @@ def _backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) ->
     wanted = [name for name, position in _DIFFERENTIABLE.items() if ctx.needs_input_grad[position]]
     found = _gradients(ctx, wanted, dout, dlse)
     names = {position: name for name, position in _DIFFERENTIABLE.items()}
-    return tuple(found.get(names.get(position, "")) for position in range(TENSORS + len(ctx.options)))
+    return tuple(found.get(names.get(position, "")) for position in range(len(FORWARD_NAMES)))
 
 
 def _refuse_double_backward(ctx: Any, *gradients: torch.Tensor | None) -> None:

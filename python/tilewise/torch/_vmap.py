@@ -10,7 +10,7 @@ from tilewise.torch._schema import by_name
 Tensor = torch.Tensor
 Arguments = dict[str, Any]
 
-_OF_BATCH = ("q", "k", "v", "dout", "out", "lse", "dlse", "seqused_k")  # the first dimension is the batch
+_OF_BATCH = ("q", "k", "v", "dout", "out", "lse", "dlse", "seqused_q", "seqused_k")  # the first dimension is the batch
 _OF_SCORES = ("mask", "bias")  # broadcast from the right to (B, H, Sq, Sk)
 
 

@@ -1,6 +1,6 @@
-// dBias and dSink. A work item of dBias owns one tile of the bias. It sums up dS over all
-// dimensions in which the tile is broadcast (batches, heads, rows, columns), in that order, and
-// writes the tile once.
+// dBias, dSink and the gradients of ALiBi slopes. A work item of dBias owns one tile of the bias.
+// It sums up dS over all dimensions in which the tile is broadcast (batches, heads, rows, columns),
+// in that order, and writes the tile once.
 #pragma once
 
 #include "cpu/backward/recompute.h"
@@ -40,6 +40,15 @@ TILEWISE_INLINE BiasTiles bias_tiles(const Problem& problem) {
   return {rows, columns, shape[0] * shape[1] * rows * columns};
 }
 
+// Stores a sum in fp32, or in fp64.
+TILEWISE_INLINE void store_sum(const View& view, std::int64_t at, double sum) {
+  if (view.dtype == TILEWISE_FP64) {
+    static_cast<double*>(view.data)[at] = sum;
+  } else {
+    static_cast<float*>(view.data)[at] = static_cast<float>(sum);
+  }
+}
+
 // The range of a dimension that one element, or one tile, of the bias stands for.
 TILEWISE_INLINE math::KeyRange broadcast_range(std::int64_t extent, std::int64_t full,
                                                std::int64_t index, std::int64_t step) {
@@ -76,10 +85,11 @@ void pack_query_panel(const HeadContext& context, const BiasHead<T>& head, std::
       head.dout_panel(), dout_panel);
 }
 
-// Adds dS of the queries `rows` and the keys `keys` of one head, at most one tile.
-template <class T, int kColumns>
-void add_bias_tile(const HeadContext& context, const BiasHead<T>& head, math::KeyRange rows,
-                   math::KeyRange keys, const BiasScratch<T>& scratch) {
+// Calls add(t, lane, dS) for the keys `keys`, along t, and the queries `rows` of one head, at most
+// one tile.
+template <class T, int kColumns, class Add>
+void visit_bias_tile(const HeadContext& context, const BiasHead<T>& head, math::KeyRange rows,
+                     math::KeyRange keys, const BiasScratch<T>& scratch, const Add& add) {
   constexpr int kWidth = kColumns * Vec<T>::kLanes;
   const Problem& problem = *context.problem;
   const TileBounds bounds = {rows.begin, rows.end - rows.begin, keys.begin, keys.end - keys.begin};
@@ -100,16 +110,17 @@ void add_bias_tile(const HeadContext& context, const BiasHead<T>& head, math::Ke
   const GradientFactor<T> factor(1, head.units, T(1));
   for (std::int64_t t = 0; t < bounds.t_count; ++t) {
     for (std::int64_t lane = 0; lane < bounds.lane_count; ++lane) {
-      scratch.sums[t * kWidth + lane] +=
-          scratch.gradient.tile.gradients[t * kWidth + lane] * factor.first * factor.second;
+      add(t, lane,
+          scratch.gradient.tile.gradients[t * kWidth + lane] * factor.first * factor.second);
     }
   }
 }
 
-// Adds dS of all queries and keys of one head that the bias tile stands for.
-template <class T, int kColumns>
-void add_bias_head(const HeadContext& context, const BiasHead<T>& head, math::KeyRange rows,
-                   math::KeyRange keys, const BiasScratch<T>& scratch) {
+// Calls visit(rows, keys) for the tiles of the queries `rows` and the keys `keys` of one head, with
+// their queries packed.
+template <class T, int kColumns, class Visit>
+void for_each_bias_tile(const HeadContext& context, const BiasHead<T>& head, math::KeyRange rows,
+                        math::KeyRange keys, const BiasScratch<T>& scratch, const Visit& visit) {
   constexpr int kWidth = kColumns * Vec<T>::kLanes;
   rows.end = math::min(rows.end, context.sequence.q_len);
   for (std::int64_t first = rows.begin; first < rows.end; first += kWidth) {
@@ -119,10 +130,63 @@ void add_bias_head(const HeadContext& context, const BiasHead<T>& head, math::Ke
     if (keys.begin >= end || seen.begin >= keys.end) continue;
     pack_query_panel<T, kWidth>(context, head, first, lanes, scratch.q_panel, scratch.dout_panel);
     for (std::int64_t tile = keys.begin; tile < end; tile += kGradientTile) {
-      add_bias_tile<T, kColumns>(context, head, {first, first + lanes},
-                                 {tile, math::min(tile + kGradientTile, end)}, scratch);
+      visit(math::KeyRange{first, first + lanes},
+            math::KeyRange{tile, math::min(tile + kGradientTile, end)});
     }
   }
+}
+
+// Adds dS of all queries and keys of one head that the bias tile stands for.
+template <class T, int kColumns>
+void add_bias_head(const HeadContext& context, const BiasHead<T>& head, math::KeyRange rows,
+                   math::KeyRange keys, const BiasScratch<T>& scratch) {
+  constexpr int kWidth = kColumns * Vec<T>::kLanes;
+  for_each_bias_tile<T, kColumns>(
+      context, head, rows, keys, scratch, [&](math::KeyRange own_rows, math::KeyRange own_keys) {
+        visit_bias_tile<T, kColumns>(context, head, own_rows, own_keys, scratch,
+                                     [&](std::int64_t t, std::int64_t lane, T gradient) {
+                                       scratch.sums[t * kWidth + lane] += gradient;
+                                     });
+      });
+}
+
+// Returns the sum over all queries and keys of one head of dS times the derivative of the ALiBi
+// term, in double, in the order of the tiles.
+template <class T, int kColumns>
+double slope_gradient_of_head(const HeadContext& context, const BiasHead<T>& head,
+                              const BiasScratch<T>& scratch) {
+  double sum = 0;
+  const Sequence& sequence = context.sequence;
+  for_each_bias_tile<T, kColumns>(
+      context, head, {0, sequence.q_len}, {0, sequence.k_len}, scratch,
+      [&](math::KeyRange rows, math::KeyRange keys) {
+        const std::int64_t first = rows.begin + sequence.diagonal - keys.begin;
+        visit_bias_tile<T, kColumns>(
+            context, head, rows, keys, scratch, [&](std::int64_t t, std::int64_t lane, T gradient) {
+              const double distance = static_cast<double>(first + lane - t);
+              sum += static_cast<double>(gradient) * math::alibi_derivative(distance);
+            });
+      });
+  return sum;
+}
+
+// Stores the gradient of slope number `number` of (B, H), or (H) for all batches.
+template <class T, int kColumns>
+void slope_item(const Problem& problem, const BlockSchedule& shared, const View& delta,
+                const GradientUnits<T>* units, std::int64_t number, const BiasScratch<T>& scratch) {
+  const std::int64_t head = number % problem.heads;
+  const std::int64_t own = number / problem.heads;
+  const math::KeyRange batches =
+      problem.slopes_per_batch ? math::KeyRange{own, own + 1} : math::KeyRange{0, problem.batch};
+  double sum = 0;
+  for (std::int64_t b = batches.begin; b < batches.end; ++b) {
+    HeadContext context = {&problem, shared.sequences[b], head, scratch.gradient.bands, 0};
+    context.band_count =
+        problem::sequence_bands(problem, context.sequence, head, scratch.gradient.bands);
+    sum += slope_gradient_of_head<T, kColumns>(
+        context, {delta, units[b * problem.kv_heads + context.kv_head()]}, scratch);
+  }
+  store_sum(problem.dalibi_slopes, problem.dalibi_slopes.offset(own, head, 0), sum);
 }
 
 // Sums over broadcast rows and columns, and stores the tile in the type of the bias.
@@ -196,12 +260,7 @@ void sink_gradient(const Problem& problem, const BlockSchedule& shared, const Vi
       sum += math::exp2((sink - lse) * math::kLog2E) * load_statistic<double>(delta, b, head, row);
     }
   }
-  const std::int64_t at = problem.dsink.offset(0, head, 0);
-  if (problem.dsink.dtype == TILEWISE_FP64) {
-    static_cast<double*>(problem.dsink.data)[at] = -sum;
-  } else {
-    static_cast<float*>(problem.dsink.data)[at] = static_cast<float>(-sum);
-  }
+  store_sum(problem.dsink, problem.dsink.offset(0, head, 0), -sum);
 }
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET

@@ -65,7 +65,8 @@ std::int64_t backward_scratch_bytes(const Problem& problem, std::int64_t panels)
   Arena keys(nullptr);
   Arena bias(nullptr);
   if (needs_key_sweep(problem)) Policy::take(problem, panels, keys);
-  if (problem.dbias.present()) take_bias_scratch<T, kWidth>(problem, bias);
+  if (problem.dbias.present() || problem.dalibi_slopes.present())
+    take_bias_scratch<T, kWidth>(problem, bias);
   if (keys.bytes() < 0 || bias.bytes() < 0) return -1;
   return math::max(keys.bytes(), bias.bytes());
 }
@@ -235,6 +236,20 @@ void sweep_bias(const Problem& problem, const RunContext& run,
   run_items(run, workspace.shared.next, bias_tiles<kWidth>(problem).count, run_item);
 }
 
+template <class T, int kColumns, class Policy>
+void sweep_slopes(const Problem& problem, const RunContext& run,
+                  const BackwardWorkspace<T, Policy>& workspace) {
+  constexpr int kWidth = kColumns * Vec<T>::kLanes;
+  auto run_item = [&](std::int64_t worker, std::int64_t number) {
+    Arena own(workspace.scratch + worker * workspace.scratch_bytes);
+    const BiasScratch<T> scratch = take_bias_scratch<T, kWidth>(problem, own);
+    slope_item<T, kColumns>(problem, workspace.shared, workspace.delta,
+                            workspace.query_gradient.units, number, scratch);
+  };
+  const std::int64_t slopes = (problem.slopes_per_batch ? problem.batch : 1) * problem.heads;
+  run_items(run, workspace.shared.next, slopes, run_item);
+}
+
 template <class T, int kColumns, class Policy = SimdBackward<T, kColumns>>
 Status run_backward(const Problem& problem, const RunContext& run) {
   Arena arena(run.workspace);
@@ -247,6 +262,7 @@ Status run_backward(const Problem& problem, const RunContext& run) {
   if (needs_key_sweep(problem)) sweep_keys<T, kColumns>(problem, run, workspace);
   if (problem.dq.present()) postprocess(problem, run, workspace);
   if (problem.dbias.present()) sweep_bias<T, kColumns>(problem, run, workspace);
+  if (problem.dalibi_slopes.present()) sweep_slopes<T, kColumns>(problem, run, workspace);
   if (problem.dsink.present()) {
     auto run_item = [&](std::int64_t, std::int64_t head) {
       sink_gradient<T>(problem, workspace.shared, workspace.delta, head);

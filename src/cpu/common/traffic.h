@@ -29,7 +29,7 @@ TILEWISE_INLINE std::int64_t row_bytes(const View& view, std::int64_t width) {
 
 // False where the traffic depends on the contents of tensors, or where bias and mask add to it.
 TILEWISE_INLINE bool has_closed_form(const Problem& problem) {
-  return !problem.q_packed && !problem.k_packed && !problem.slices.present() &&
+  return !problem.varlen_q() && !problem.k_packed && !problem.slices.present() &&
          !problem.seqused_k.present() && !problem.mask.present() && !problem.bias.present();
 }
 

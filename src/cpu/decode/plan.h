@@ -28,7 +28,7 @@ TILEWISE_INLINE bool is_decoded(const Sequence& sequence) {
 }
 // may_decode: the problem may have decoded sequences. all_decoded: it has no others.
 TILEWISE_INLINE bool may_decode(const Problem& problem) {
-  return problem.heads > 0 && (problem.q_packed || problem.max_q <= kMostDecodeQueries);
+  return problem.heads > 0 && (problem.varlen_q() || problem.max_q <= kMostDecodeQueries);
 }
 TILEWISE_INLINE bool all_decoded(const Problem& problem) {
   return problem.max_q <= kMostDecodeQueries;

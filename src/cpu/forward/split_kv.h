@@ -22,11 +22,10 @@ struct ForwardSplits {
 };
 
 // The greatest number of splits of a sequence, where `tiles` is the number of the smallest possible
-// splits. Packed queries are not split, because the number of states that they need is known only
-// at run time.
-TILEWISE_INLINE std::int64_t most_splits(const Problem& problem, std::int64_t q_len,
-                                         std::int64_t tiles) {
-  const std::int64_t rows = problem.heads * q_len;  // they all exist in memory: no overflow
+// splits. seqused_q changes nothing: the states have room for this many. Packed queries are not
+// split, because the number of states that they need is known only at run time.
+TILEWISE_INLINE std::int64_t most_splits(const Problem& problem, std::int64_t tiles) {
+  const std::int64_t rows = problem.heads * problem.max_q;  // they all exist in memory: no overflow
   if (problem.q_packed || rows == 0) return 1;
   return math::clamp(kEnoughRows / rows, 1, math::max(tiles, 1));
 }
@@ -37,7 +36,7 @@ TILEWISE_INLINE ForwardSplits forward_splits(const Problem& problem, const Seque
   const math::KeyRange keys = decode_range(problem, sequence);
   const std::int64_t begin = keys.begin / split_keys * split_keys;
   const std::int64_t tiles = math::ceil_div(keys.end - begin, split_keys);
-  const std::int64_t most = most_splits(problem, sequence.q_len, tiles);
+  const std::int64_t most = most_splits(problem, tiles);
   if (most == 1) return {0, sequence.k_len, 1};
   const std::int64_t of_split = math::ceil_div(tiles, most);
   return {begin, of_split * split_keys, math::ceil_div(tiles, of_split)};
@@ -50,7 +49,7 @@ TILEWISE_INLINE math::KeyRange keys_of_split(const ForwardSplits& splits, std::i
 
 // Splits of a sequence of the planned shape: max_q queries, and at most max_k keys.
 TILEWISE_INLINE std::int64_t planned_splits(const Problem& problem, std::int64_t split_keys) {
-  return most_splits(problem, problem.max_q, math::ceil_div(problem.max_k, split_keys));
+  return most_splits(problem, math::ceil_div(problem.max_k, split_keys));
 }
 
 // State that all workers share. It is empty if no sequence is split.

@@ -5,22 +5,22 @@
 
 namespace tilewise::cuda::backward {
 
-// The number of tiles of queries; packed batches know it on the device alone.
+// The number of tiles of queries; batches of different lengths know it on the device alone.
 __device__ __forceinline__ std::int32_t query_tiles(const Parameters& parameters) {
-  return parameters.problem.q_packed ? parameters.packed.count() : parameters.schedule.count();
+  return parameters.problem.varlen_q() ? parameters.packed.count() : parameters.schedule.count();
 }
 
 __device__ __forceinline__ tile::TileCoord query_tile_coord(const Parameters& parameters,
                                                             std::int32_t index) {
-  return parameters.problem.q_packed ? parameters.packed.tile_coord(index)
-                                     : parameters.schedule.tile_coord(index);
+  return parameters.problem.varlen_q() ? parameters.packed.tile_coord(index)
+                                       : parameters.schedule.tile_coord(index);
 }
 
 // The number of the first tile of queries of a head.
 __device__ __forceinline__ std::int32_t first_query_tile(const Parameters& parameters,
                                                          std::int32_t batch, std::int32_t head) {
-  return parameters.problem.q_packed ? parameters.packed.first(batch, head)
-                                     : parameters.schedule.first(batch, head);
+  return parameters.problem.varlen_q() ? parameters.packed.first(batch, head)
+                                       : parameters.schedule.first(batch, head);
 }
 
 }  // namespace tilewise::cuda::backward

@@ -32,15 +32,16 @@ bool has_diagonal(const problem::Problem& problem);
 problem::Checked max_tiles(const problem::Problem& problem, std::int64_t q_tile);
 problem::Checked max_key_tiles(const problem::Problem& problem, std::int64_t k_tile);
 
-// The order of the tiles of dense queries. With a diagonal the longest come first, within groups of
-// heads whose visible K and V fit most of L2 together (head swizzle).
+// The order of the tiles of dense queries of one length. With a diagonal the longest come first,
+// within groups of heads whose visible K and V fit most of L2 together (head swizzle).
 tile::Schedule schedule_of(const problem::Problem& problem, int q_tile);
 
 // The order of the tiles of keys of the backward pass, whose blocks read Q and dO. Its tiles are
 // numbered from the last key on, so that with a diagonal those of the first keys come first.
 tile::Schedule key_schedule_of(const problem::Problem& problem, int k_tile);
 
-// The order of the tiles of packed queries; tile_starts (B + 1).
+// The order of the tiles of queries of different lengths: packed, or cut by seqused_q; tile_starts
+// (B + 1).
 tile::PackedSchedule packed_schedule_of(const problem::Problem& problem, const void* tile_starts);
 
 // Whether rows begin at multiples of 16 bytes, and their length is a multiple of 16 bytes.

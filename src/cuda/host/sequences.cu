@@ -25,18 +25,20 @@ __device__ void fill_row(const problem::View& view, std::int64_t b, std::int64_t
   }
 }
 
-// A warp handles one token of packed queries at a time.
+// A warp handles one row of queries at a time; there are `rows` of all batches.
 __global__ void unowned_queries_kernel(const __grid_constant__ Problem problem,
-                                       const Sequence* table /* (B) */) {
+                                       const Sequence* table /* (B) */, std::int64_t rows) {
   const std::int64_t warps = std::int64_t{gridDim.x} * (blockDim.x / 32);
-  for (std::int64_t row = std::int64_t{blockIdx.x} * (blockDim.x / 32) + threadIdx.x / 32;
-       row < problem.q_rows; row += warps) {
-    if (problem.batch > 0 && owns(owner_of(problem, table, row), row)) continue;
+  for (std::int64_t index = std::int64_t{blockIdx.x} * (blockDim.x / 32) + threadIdx.x / 32;
+       index < rows; index += warps) {
+    const std::int64_t b = index / problem.q_rows;
+    const std::int64_t row = index % problem.q_rows;
+    if (problem.batch > 0 && owns(sequence_of_query(problem, table, b, row), row)) continue;
     if (problem.operation == problem::Operation::kBackward) {
-      fill_row(problem.dq, 0, row, problem.heads, problem.head_dim, 0);
+      fill_row(problem.dq, b, row, problem.heads, problem.head_dim, 0);
     } else {
-      fill_row(problem.out, 0, row, problem.heads, problem.value_dim, 0);
-      fill_row(problem.lse, 0, row, problem.heads, 1, -math::Limits<double>::kInfinity);
+      fill_row(problem.out, b, row, problem.heads, problem.value_dim, 0);
+      fill_row(problem.lse, b, row, problem.heads, 1, -math::Limits<double>::kInfinity);
     }
   }
 }
@@ -77,9 +79,10 @@ cudaError_t load_sequence_kernels() {
 
 cudaError_t fill_unowned_rows(const Problem& problem, const Sequence* table, cudaStream_t stream) {
   constexpr int kThreads = 32 * kRowsPerBlock;
-  if (problem.q_packed && problem.q_rows > 0) {
-    const cudaError_t error = launch(unowned_queries_kernel, {blocks_for(problem.q_rows), kThreads},
-                                     stream, problem, table);
+  const std::int64_t q_rows = (problem.q_packed ? 1 : problem.batch) * problem.q_rows;
+  if (problem.varlen_q() && q_rows > 0) {
+    const cudaError_t error = launch(unowned_queries_kernel, {blocks_for(q_rows), kThreads}, stream,
+                                     problem, table, q_rows);
     if (error != cudaSuccess) return error;
   }
   if (!problem.dk.present() && !problem.dv.present()) return cudaSuccess;

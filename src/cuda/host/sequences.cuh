@@ -27,13 +27,17 @@ cudaError_t fill_table(const Problem& problem, Sequence* table, cudaStream_t str
 cudaError_t load_sequence_kernels();
 
 // Fills the rows that belong to no sequence, as problem::fill_unowned_rows() does. Forward sets
-// out = 0 and lse = -inf, backward dq = 0, in tokens of packed queries. Backward also sets dk = dv
-// = 0 in keys that no sequence uses: tokens of packed keys, and keys after seqused_k. Without such
-// rows it starts nothing.
+// out = 0 and lse = -inf, backward dq = 0, in tokens of packed queries and in rows after seqused_q.
+// Backward also sets dk = dv = 0 in keys that no sequence uses: tokens of packed keys, and keys
+// after seqused_k. Without such rows it starts nothing.
 cudaError_t fill_unowned_rows(const Problem& problem, const Sequence* table, cudaStream_t stream);
 
-// Completes a sequence that has its starts and lengths: applies seqused_k, and sets the diagonal.
+// Completes a sequence that has its starts and lengths: applies seqused_q and seqused_k, and sets
+// the diagonal.
 __device__ __forceinline__ Sequence close_sequence(const Problem& problem, Sequence sequence) {
+  if (problem.seqused_q.present()) {
+    sequence.q_len = math::clamp(problem.seqused_q.at(sequence.batch), 0, sequence.q_len);
+  }
   if (problem.seqused_k.present()) {
     sequence.k_len = math::clamp(problem.seqused_k.at(sequence.batch), 0, sequence.k_len);
   }

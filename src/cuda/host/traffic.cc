@@ -20,7 +20,7 @@ math::Band band_of(const Problem& problem) {
 // There is none if the traffic depends on the contents of tensors, which the host cannot read, or
 // if bias and mask add to it.
 bool has_closed_form(const Problem& problem) {
-  return !problem.q_packed && !problem.k_packed && !problem.slices.present() &&
+  return !problem.varlen_q() && !problem.k_packed && !problem.slices.present() &&
          !problem.seqused_k.present() && !problem.mask.present() && !problem.bias.present();
 }
 

@@ -301,8 +301,8 @@ __global__ void __launch_bounds__(kFlash1Kernels[kRow].config(kFp16).threads(),
     const std::int32_t heads = static_cast<std::int32_t>(tiles.problem.heads);
     const std::int32_t batch = static_cast<std::int32_t>(blockIdx.x) / heads;
     const std::int32_t head = static_cast<std::int32_t>(blockIdx.x) % heads;
-    shared.tile.index = tiles.problem.q_packed ? tiles.packed.first(batch, head)
-                                               : tiles.schedule.first(batch, head);
+    shared.tile.index = tiles.problem.varlen_q() ? tiles.packed.first(batch, head)
+                                                 : tiles.schedule.first(batch, head);
     sm80::set_work_tile(tiles, {batch, head, 0}, kConfig.q_tile(), shared.tile);
   }
   __syncthreads();

@@ -177,7 +177,7 @@ __device__ __forceinline__ void run_product(const Parameters& parameters) {
   auto& shared = *reinterpret_cast<sm80::Shared<kConfig>*>(dynamic_shared());
   const sm80::Parameters& tiles = parameters.tiles;
   const std::int32_t index = static_cast<std::int32_t>(blockIdx.x);
-  if (tiles.problem.q_packed && index >= tiles.packed.count()) return;
+  if (tiles.problem.varlen_q() && index >= tiles.packed.count()) return;
   if (threadIdx.x == 0) sm80::load_work_tile(tiles, index, kConfig.q_tile(), shared.tile);
   __syncthreads();
   Product<kConfig>(parameters, shared).run();

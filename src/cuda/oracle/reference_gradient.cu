@@ -146,6 +146,35 @@ __global__ void __launch_bounds__(kRowThreads, 1)
   }
 }
 
+// The gradient of a slope: the sum of dS times the derivative of the ALiBi term. A block computes
+// one of (B, H), or of (H) for all batches.
+__global__ void __launch_bounds__(kRowThreads, 1)
+    slope_gradient_kernel(const __grid_constant__ GradientInputs inputs, std::int64_t slopes) {
+  __shared__ RowMemory shared;
+  const Problem& problem = inputs.problem;
+  for (std::int64_t index = blockIdx.x; index < slopes; index += gridDim.x) {
+    const std::int64_t head = index % problem.heads;
+    const std::int64_t own = index / problem.heads;
+    const math::KeyRange batches =
+        problem.slopes_per_batch ? math::KeyRange{own, own + 1} : math::KeyRange{0, problem.batch};
+    double sum = 0;
+    for (std::int64_t b = batches.begin; b < batches.end; ++b) {
+      const Sequence sequence = sequence_at(problem, inputs.table, b);
+      for (std::int64_t r = 0; r < sequence.q_len; ++r) {
+        const Row row = {problem, sequence, head, r};
+        const math::KeyRange seen = row.keys();
+        for (std::int64_t key = seen.begin + threadIdx.x; key < seen.end; key += kRowThreads) {
+          const double distance = static_cast<double>(r + sequence.diagonal - key);
+          sum += pair_gradient(inputs, row, key).dscore * math::alibi_derivative(distance);
+        }
+      }
+    }
+    sum = reduce<false>(sum, BlockTeam{shared});
+    if (threadIdx.x == 0)
+      write_element(problem.dalibi_slopes, problem.dalibi_slopes.offset(own, head, 0), sum);
+  }
+}
+
 // Starts a kernel with a block for each of `items`; nothing if there are none.
 template <class... Arguments>
 cudaError_t start(void (*kernel)(Arguments...), std::int64_t items, cudaStream_t stream,
@@ -154,7 +183,7 @@ cudaError_t start(void (*kernel)(Arguments...), std::int64_t items, cudaStream_t
   return launch(kernel, {math::min(items, kMaxBlocks), kRowThreads}, stream, arguments...);
 }
 
-// dBias and dSink. Without sequences they are 0.
+// dBias, dSink and the gradients of slopes. Without sequences they are 0.
 cudaError_t run_shared_gradients(const GradientInputs& inputs, cudaStream_t stream) {
   const Problem& problem = inputs.problem;
   cudaError_t error = cudaSuccess;
@@ -163,6 +192,10 @@ cudaError_t run_shared_gradients(const GradientInputs& inputs, cudaStream_t stre
     const std::int64_t tiles =
         shape[0] * shape[1] * shape[2] * math::ceil_div(shape[3], kRowThreads);
     error = start(bias_gradient_kernel, tiles, stream, inputs, tiles);
+  }
+  if (error == cudaSuccess && problem.dalibi_slopes.present()) {
+    const std::int64_t slopes = (problem.slopes_per_batch ? problem.batch : 1) * problem.heads;
+    error = start(slope_gradient_kernel, slopes, stream, inputs, slopes);
   }
   if (error != cudaSuccess || !problem.dsink.present()) return error;
   const std::int64_t rows =
@@ -178,6 +211,7 @@ cudaError_t load_reference_gradient() {
   if (error == cudaSuccess) error = load(query_gradient_kernel);
   if (error == cudaSuccess) error = load(key_gradient_kernel);
   if (error == cudaSuccess) error = load(bias_gradient_kernel);
+  if (error == cudaSuccess) error = load(slope_gradient_kernel);
   return error == cudaSuccess ? load(sink_gradient_kernel) : error;
 }
 

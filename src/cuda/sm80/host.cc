@@ -55,7 +55,7 @@ bool needs_score_mod(const Problem& problem) {
 
 Workspace::Workspace(const Problem& problem) {
   table = reserve(Checked{table_bytes(problem)}).value;
-  tile_starts = reserve(Checked{problem.q_packed ? (problem.batch + 1) * 4 : 0}).value;
+  tile_starts = reserve(Checked{problem.varlen_q() ? (problem.batch + 1) * 4 : 0}).value;
   bands = reserve(Checked{problem.slices.count} * Checked{sizeof(tile::Band)}).value;
 }
 
@@ -88,7 +88,7 @@ cudaError_t start_preparation(const Parameters& parameters, int q_tile, cudaStre
   cudaError_t error = cudaSuccess;
   if (parameters.table != nullptr)
     error = fill_table(problem, const_cast<Sequence*>(parameters.table), stream);
-  if (error == cudaSuccess && problem.q_packed)
+  if (error == cudaSuccess && problem.varlen_q())
     error = start_tile_starts(parameters, Side::kQueries, q_tile, parameters.packed.tile_starts,
                               stream);
   if (error == cudaSuccess && problem.slices.present()) error = start_bands(parameters, stream);

@@ -44,8 +44,8 @@ template <class Element>
 __device__ __forceinline__ void load_work_tile(const Parameters& parameters, std::int32_t index,
                                                std::int32_t q_tile, WorkTileOf<Element>& tile) {
   tile.index = index;
-  const TileCoord work = parameters.problem.q_packed ? parameters.packed.tile_coord(tile.index)
-                                                     : parameters.schedule.tile_coord(tile.index);
+  const TileCoord work = parameters.problem.varlen_q() ? parameters.packed.tile_coord(tile.index)
+                                                       : parameters.schedule.tile_coord(tile.index);
   set_work_tile(parameters, work, q_tile, tile);
 }
 

@@ -116,7 +116,7 @@ TEST(Device, HopperKernelSchedulesTilesInBatches) {
 }
 
 // Batches of up to 24 sequences, which each block lists by itself, and larger ones, for which a
-// kernel runs before: packed, and dense with seqused_k.
+// kernel runs before: packed, and dense with seqused_q and seqused_k.
 TEST(Device, HopperKernelListsSequences) {
   if (!has_hopper()) GTEST_SKIP() << "no Hopper device";
   std::mt19937 random(static_cast<std::uint32_t>(run_seed()));
@@ -138,6 +138,7 @@ TEST(Device, HopperKernelListsSequences) {
         c.unowned = 3;
       } else {
         c.used = lengths(batch, 150);
+        if (batch % 4 < 2) c.used_q = lengths(batch, 50);
       }
       verify::Judge judge(c);
       const verify::Verdict verdict = judge.judge("cuda_sm90");

@@ -72,6 +72,7 @@ problem::Status supports(const Problem& problem) {
   if (device != TILEWISE_OK) return device;
   if (problem.dtype != TILEWISE_BF16 && problem.dtype != TILEWISE_FP16)
     return fail(TILEWISE_UNSUPPORTED, "q, k and v are not bf16 or fp16");
+  if (problem.dalibi_slopes.present()) return fail(TILEWISE_UNSUPPORTED, "dalibi_slopes is given");
   const problem::Status tiles =
       cuda::sm80::check_tiles(problem, kMaxColumns, cuda::sm80::kSmall, row_for, q_tile_for);
   if (tiles != TILEWISE_OK) return tiles;

@@ -286,8 +286,8 @@ __global__ void __launch_bounds__(kKernels[kRow].config(kFp16).threads(),
     forward_kernel(const __grid_constant__ Parameters parameters) {
   constexpr KernelConfig kConfig = kKernels[kRow].config(kFp16);
   Shared<kConfig>& shared = *reinterpret_cast<Shared<kConfig>*>(dynamic_shared());
-  // The grid is an upper bound: a packed batch may have fewer tiles.
-  if (parameters.problem.q_packed &&
+  // The grid is an upper bound: a batch of different lengths may have fewer tiles.
+  if (parameters.problem.varlen_q() &&
       static_cast<std::int32_t>(blockIdx.x) >= parameters.packed.count())
     return;
   if (threadIdx.x == 0) {

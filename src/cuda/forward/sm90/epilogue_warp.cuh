@@ -78,8 +78,8 @@ class EpilogueWarp {
     }
   }
 
-  // Stores the staged rows of a tile; then their place is free. NOTE: by TMA, where no row after
-  // the tile's last is another sequence's: a loop over rows takes issue slots from the consumers,
+  // Stores the staged rows of a tile; then their place is free. NOTE: by TMA, where the rows after
+  // the tile's last are outside the tensor: a loop over rows takes issue slots from the consumers,
   // and keeps the next Q waiting.
   __device__ __forceinline__ void store_out(std::uint32_t slot) {
     StageBarriers<1>& barriers = shared_.barriers.out[warpgroup_];
@@ -90,7 +90,7 @@ class EpilogueWarp {
     const std::uint32_t from = out_address(slot);
     ptx::fence_proxy_async();
     __syncwarp();
-    if (parameters_.tma_stores && (rows >= tile::kRows || !parameters_.scheduler.q_packed)) {
+    if (parameters_.tma_stores && (rows >= tile::kRows || !parameters_.scheduler.varlen_q)) {
       store_boxes(of, of.q_start + of.row + first, from);
     } else if (parameters_.vector_stores) {
       store_rows(of.out + first * parameters_.problem.out.row * 2, rows, from);

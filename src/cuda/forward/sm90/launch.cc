@@ -67,7 +67,7 @@ Checked most_links(const Problem& problem) {
 }
 
 bool needs_lengths(const Problem& problem) {
-  return has_table(problem) || problem.seqused_k.present();
+  return has_table(problem) || problem.varlen_q() || problem.seqused_k.present();
 }
 // A kernel before this one lists the sequences: there are more than a block lists itself.
 bool has_kernel_before(const Problem& problem) {
@@ -181,11 +181,11 @@ problem::Status make_maps(const Problem& problem, const KernelConfig& config,
   return TILEWISE_OK;
 }
 
-// schedule: of dense queries.
+// schedule: of dense queries of one length.
 void fill_scheduler(const Problem& problem, const Schedule& schedule, std::byte* workspace,
                     SchedulerParams* scheduler) {
   const Workspace places(problem);
-  scheduler->q_packed = problem.q_packed;
+  scheduler->varlen_q = problem.varlen_q();
   scheduler->top_left = problem.top_left;
   scheduler->open_end = problem.k_packed || problem.seqused_k.present();
   scheduler->window_left = clamped_length(problem.window_left);
@@ -198,7 +198,7 @@ void fill_scheduler(const Problem& problem, const Schedule& schedule, std::byte*
   }
   scheduler->whole = {0, static_cast<std::int32_t>(problem.q_rows), 0,
                       static_cast<std::int32_t>(problem.k_rows)};
-  if (!problem.q_packed) scheduler->schedule = tile::FastSchedule(schedule);
+  if (!problem.varlen_q()) scheduler->schedule = tile::FastSchedule(schedule);
   scheduler->packed = packed_schedule_of(problem, nullptr);
 }
 
@@ -293,7 +293,7 @@ problem::Status run(const Problem& problem, const problem::RunContext& context) 
   auto* const workspace = static_cast<std::byte*>(context.workspace);
   fill_scheduler(problem, schedule, workspace, &parameters.scheduler);
   std::int32_t blocks = device.multiprocessors;
-  if (!problem.q_packed && schedule.count() < blocks) blocks = schedule.count();
+  if (!problem.varlen_q() && schedule.count() < blocks) blocks = schedule.count();
   parameters.scheduler.static_rounds = static_rounds_of(problem, instance.config, schedule, blocks);
   fill_parameters(problem, instance.config, workspace, &parameters);
   const problem::Status mapped = make_maps(problem, instance.config, &parameters);

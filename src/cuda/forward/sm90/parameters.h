@@ -28,7 +28,7 @@ struct alignas(16) SequenceLengths {
 // them itself (sequences.cuh).
 struct Sequences {
   const SequenceLengths* lengths;   // (B), nullptr where all sequences have the same
-  const std::int32_t* tile_starts;  // (B + 1), query tiles before each packed sequence
+  const std::int32_t* tile_starts;  // (B + 1), query tiles before each sequence of `packed`
 };
 inline constexpr int kMaxListed = 24;  // what shared memory has left
 struct ListedSequences {
@@ -47,7 +47,7 @@ struct TileCounter {
 // What it takes to find a query tile and to load its Q and K. Side by side: a line of constants
 // comes from memory when it is first read, and the first tile of a block waits for each.
 struct alignas(64) SchedulerParams {
-  bool q_packed;
+  bool varlen_q;  // of the problem: the tiles are those of `packed`
   bool top_left;
   bool open_end;             // the keys of another sequence may follow a sequence's last one
   std::int32_t window_left;  // the problem's, at most tile::kMaxLength
@@ -57,18 +57,18 @@ struct alignas(64) SchedulerParams {
   bool listed;                  // each block lists the sequences itself
   Sequences sequences;          // else they are these,
   SequenceLengths whole;        // or all are this one
-  tile::FastSchedule schedule;  // of dense queries
-  PackedSchedule packed;        // of packed queries, without tile_starts
+  tile::FastSchedule schedule;  // of dense queries of one length
+  PackedSchedule packed;        // of queries of different lengths, without tile_starts
   CoordScale q_coords, k_coords;
 
   TILEWISE_INLINE PackedSchedule packed_by(const std::int32_t* tile_starts) const {
     return {tile_starts, packed.heads, packed.batch, packed.longest_first};
   }
   TILEWISE_INLINE std::int32_t count(const Sequences& of) const {
-    return q_packed ? packed_by(of.tile_starts).count() : schedule.count();
+    return varlen_q ? packed_by(of.tile_starts).count() : schedule.count();
   }
   TILEWISE_INLINE TileCoord tile_coord(std::int32_t index, const Sequences& of) const {
-    return q_packed ? packed_by(of.tile_starts).tile_coord(index) : schedule.tile_coord(index);
+    return varlen_q ? packed_by(of.tile_starts).tile_coord(index) : schedule.tile_coord(index);
   }
   TILEWISE_INLINE SequenceLengths lengths(std::int32_t batch, const Sequences& of) const {
     return of.lengths != nullptr ? of.lengths[batch] : whole;
