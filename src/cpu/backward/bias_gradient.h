@@ -114,13 +114,18 @@ void add_bias_head(const HeadContext& context, const BiasHead<T>& head, math::Ke
   rows.end = math::min(rows.end, context.sequence.q_len);
   for (std::int64_t first = rows.begin; first < rows.end; first += kWidth) {
     const std::int64_t lanes = math::min(kWidth, rows.end - first);
-    const math::KeyRange seen = keys_of_rows(context, first, lanes);
-    const std::int64_t end = math::min(keys.end, seen.end);
-    if (keys.begin >= end || seen.begin >= keys.end) continue;
-    pack_query_panel<T, kWidth>(context, head, first, lanes, scratch.q_panel, scratch.dout_panel);
-    for (std::int64_t tile = keys.begin; tile < end; tile += kGradientTile) {
-      add_bias_tile<T, kColumns>(context, head, {first, first + lanes},
-                                 {tile, math::min(tile + kGradientTile, end)}, scratch);
+    const math::KeyRange own_rows = {first, first + lanes};
+    bool packed = false;
+    for (std::int64_t tile = keys.begin; tile < keys.end; tile += kGradientTile) {
+      const math::KeyRange own_keys = {tile, math::min(tile + kGradientTile, keys.end)};
+      const HeadContext own = narrowed(context, own_rows, own_keys, scratch.gradient.bands);
+      const math::KeyRange seen = keys_of_rows(own, first, lanes);
+      const std::int64_t end = math::min(own_keys.end, seen.end);
+      if (tile >= end || seen.begin >= own_keys.end) continue;
+      if (!packed)
+        pack_query_panel<T, kWidth>(own, head, first, lanes, scratch.q_panel, scratch.dout_panel);
+      packed = true;
+      add_bias_tile<T, kColumns>(own, head, own_rows, {tile, end}, scratch);
     }
   }
 }
@@ -169,9 +174,8 @@ void bias_item(const Problem& problem, const BlockSchedule& shared, const View& 
   for (std::int64_t i = 0; i < kGradientTile * kWidth; ++i) scratch.sums[i] = T(0);
   for (std::int64_t batch = batches.begin; batch < batches.end; ++batch) {
     for (std::int64_t head = heads.begin; head < heads.end; ++head) {
-      HeadContext context = {&problem, shared.sequences[batch], head, scratch.gradient.bands, 0};
-      context.band_count =
-          problem::sequence_bands(problem, context.sequence, head, scratch.gradient.bands);
+      const HeadContext context = head_context(problem, shared.sequences[batch], head, shared.bands,
+                                               scratch.gradient.bands);
       add_bias_head<T, kColumns>(context,
                                  {delta, units[batch * problem.kv_heads + context.kv_head()]}, rows,
                                  keys, scratch);
