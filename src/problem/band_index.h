@@ -37,10 +37,24 @@ struct BandIndex {
   std::int64_t count;
   std::int64_t leaves;  // a power of two; leaf l, node leaves + l, has the bands from 8 l on
 
-  // Returns the node after `node` in the order of a search that does not enter it; 0: none.
-  TILEWISE_INLINE static std::int64_t after(std::int64_t node) {
-    node >>= __builtin_ctzll(~static_cast<unsigned long long>(node));
-    return node == 0 ? 0 : node + 1;
+  // Calls f(entry) for some bands, among them all that show some of the keys to some of the rows of
+  // the head. f may move the ends of the ranges closer together.
+  template <class Function>
+  TILEWISE_INLINE void for_each_candidate(std::int64_t head, const math::KeyRange& rows,
+                                          const math::KeyRange& keys, Function f) const {
+    for (std::int64_t node = 1; node != 0;) {
+      const bool touches = boxes[node].touches(head, rows, keys);
+      if (touches && node < leaves) {
+        node *= 2;
+        continue;
+      }
+      const std::int64_t first = (node - leaves) * kBandsOfLeaf;
+      const std::int64_t end = touches ? math::min(first + kBandsOfLeaf, count) : first;
+      for (std::int64_t i = first; i < end; ++i) f(bands[i]);
+      // The next node in the order of the search is the sibling of this one or of an ancestor.
+      node >>= __builtin_ctzll(~static_cast<unsigned long long>(node));
+      node += node == 0 ? 0 : 1;
+    }
   }
 };
 

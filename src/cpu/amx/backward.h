@@ -339,6 +339,8 @@ struct AmxBackward {
   }
   static void run(const RunContext& context, const KeyBlock& block, KeyPass<float> pass,
                   const Packed& packed, const Scratch& scratch) {
+    const bool seen = is_seen(block, scratch.fallback.gradient.bands);
+    if (!seen) return key_block<float, kPanelRegisters>(context, block, pass, scratch.fallback);
     if (flag_non_finite_keys<kTerms>(block, scratch)) {
       if (amx_key_block<kTerms>(context, block, pass, packed, scratch)) return;
       pass.dq_is_added = true;

@@ -277,6 +277,27 @@ void visit_queries(const RunContext& run, const KeyBlock& block, const KeyPass<S
   }
 }
 
+// Returns whether any query sees a key of the block. K and V of other blocks are not read.
+//
+// bands: room for max_bands(problem)
+inline bool is_seen(const KeyBlock& block, Band* bands) {
+  for (std::int64_t g = 0; g < block.problem->group; ++g) {
+    const math::KeyRange rows = rows_of_keys(block.context(g, bands), block.first, block.keys);
+    if (rows.begin < rows.end) return true;
+  }
+  return false;
+}
+
+template <class E, int kWidth>
+void clear_key_gradients(const KeyBlock& block, const KeyScratch<E>& scratch) {
+  using T = SumOf<E>;
+  const std::int64_t panels = math::ceil_div(block.keys, kWidth);
+  const std::int64_t dk = panels * gradient_panel<kWidth>(block.problem->head_dim);
+  const std::int64_t dv = panels * gradient_panel<kWidth>(block.problem->value_dim);
+  for (std::int64_t i = 0; i < dk; ++i) scratch.dk_panels[i] = T(0);
+  for (std::int64_t i = 0; i < dv; ++i) scratch.dv_panels[i] = T(0);
+}
+
 template <class E, int kWidth>
 void load_keys(const KeyBlock& block, const GradientUnits<SumOf<E>>& units,
                const KeyScratch<E>& scratch) {
@@ -293,10 +314,6 @@ void load_keys(const KeyBlock& block, const GradientUnits<SumOf<E>>& units,
     pack_panel<E, kWidth>(
         {&problem.v, block.sequence.batch, block.kv_head, row, lanes, problem.value_dim},
         units.v_panel, scratch.v_panels + at_v);
-    const std::int64_t dk = gradient_panel<kWidth>(problem.head_dim);
-    const std::int64_t dv = gradient_panel<kWidth>(problem.value_dim);
-    for (std::int64_t i = 0; i < dk; ++i) scratch.dk_panels[panel * dk + i] = T(0);
-    for (std::int64_t i = 0; i < dv; ++i) scratch.dv_panels[panel * dv + i] = T(0);
   }
 }
 
@@ -338,19 +355,21 @@ void key_block(const RunContext& run, const KeyBlock& block, KeyPass<SumOf<E>> p
   const QueryGradient<SumOf<E>>& gradient = pass.query_gradient;
   const GradientUnits<SumOf<E>>& units =
       gradient.units[block.sequence.batch * problem.kv_heads + block.kv_head];
-  if (gradient.sums != nullptr) {
+  const bool seen = is_seen(block, scratch.gradient.bands);
+  if (seen && gradient.sums != nullptr) {
     KeyRows<E> rows = {scratch.key_rows, scratch.non_finite_keys, true};
     load_key_rows<E>({&problem.k, block.sequence.batch, block.kv_head,
                       block.sequence.k_start + block.first, block.keys, problem.head_dim},
                      gradient.row, units.k_rows, rows);
     pass.keys_are_finite = rows.all_finite;
   }
-  load_keys<E, kWidth>(block, units, scratch);
+  if (seen) load_keys<E, kWidth>(block, units, scratch);
+  clear_key_gradients<E, kWidth>(block, scratch);
   visit_queries<E, kColumns>(run, block, pass, scratch);
   store_key_gradients<E, kWidth>(block, units, scratch);
   count_traffic(run,
-                block.keys * (row_bytes(problem.k, problem.head_dim) +
-                              row_bytes(problem.v, problem.value_dim)),
+                (seen ? block.keys : 0) * (row_bytes(problem.k, problem.head_dim) +
+                                           row_bytes(problem.v, problem.value_dim)),
                 block.keys * (row_bytes(problem.dk, problem.head_dim) +
                               row_bytes(problem.dv, problem.value_dim)));
 }

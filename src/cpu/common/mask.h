@@ -30,26 +30,14 @@ TILEWISE_INLINE HeadContext head_context(const Problem& problem, const Sequence&
 template <class Function>
 TILEWISE_INLINE void for_each_touching(const HeadContext& context, const math::KeyRange& rows,
                                        const math::KeyRange& keys, Function f) {
-  const BandIndex& index = *context.index;
-  for (std::int64_t node = 1; node != 0;) {
-    const bool touches = index.boxes[node].touches(context.head, rows, keys);
-    if (touches && node < index.leaves) {
-      node *= 2;
-      continue;
-    }
-    const std::int64_t first = (node - index.leaves) * BandIndex::kBandsOfLeaf;
-    const std::int64_t end =
-        touches ? math::min(first + BandIndex::kBandsOfLeaf, index.count) : first;
-    for (std::int64_t i = first; i < end; ++i) {
-      const problem::IndexedBand& entry = index.bands[i];
-      if (entry.head != -1 && entry.head != context.head) continue;
-      Band band = entry.band;
-      band.key_end = math::min(band.key_end, context.sequence.k_len);
-      const math::KeyRange seen = math::tile_keys(band, rows.begin, rows.end);
-      if (seen.begin < seen.end && seen.begin < keys.end && seen.end > keys.begin) f(band, seen);
-    }
-    node = BandIndex::after(node);
-  }
+  const auto visit = [&](const problem::IndexedBand& entry) {
+    if (entry.head != -1 && entry.head != context.head) return;
+    Band band = entry.band;
+    band.key_end = math::min(band.key_end, context.sequence.k_len);
+    const math::KeyRange seen = math::tile_keys(band, rows.begin, rows.end);
+    if (seen.begin < seen.end && seen.begin < keys.end && seen.end > keys.begin) f(band, seen);
+  };
+  context.index->for_each_candidate(context.head, rows, keys, visit);
 }
 
 // Returns the context with the list of the bands that touch the rows and the keys, in `bands`.
