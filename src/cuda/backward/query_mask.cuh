@@ -18,7 +18,7 @@ class QueryMask : public cuda::sm80::BandList {
       return rows.begin < rows.end ? rows : tile::Range{0, 0};
     };
     if (parameters_.problem.slices.present()) {
-      store_slice_bands(rows_of);
+      store_slice_bands({0, INT32_MAX}, {tile_.first, tile_.first + kKTile}, rows_of);
     } else if (threadIdx.x == 0) {
       table_.bands[0] = window_band();
       table_.count = 1;
@@ -94,8 +94,10 @@ class QueryMask : public cuda::sm80::BandList {
                                              std::uint32_t (&visible)[kKeys]) const {
 #pragma unroll
     for (std::uint32_t& bits : visible) bits = 0;
+    const tile::Range keys = {key, key + (kKeys - 1) * step + 1};
 #pragma unroll 1
-    for (std::int32_t i = 0; i < table_.count; ++i) {
+    for (std::int32_t i = first_band(before.range(), keys); i < table_.count;
+         i = next_band(i, before.range(), keys)) {
       const tile::Band own = band(i);
 #pragma unroll
       for (int k = 0; k < kKeys; ++k) {

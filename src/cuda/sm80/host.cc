@@ -53,10 +53,48 @@ bool needs_score_mod(const Problem& problem) {
   return problem.has_score_mod() || problem.dropout_p > 0 || problem.scale < kLeastScale;
 }
 
+namespace {
+
+// A forward kernel searches by rows, a backward kernel by keys. The rows of a problem fit 32 bits
+// (check_tile_count), and so do the cells of as many slices.
+tile::BandCells cells_for(const Problem& problem) {
+  constexpr std::int64_t kSmallest = 64;
+  const std::int64_t slices = math::max(problem.slices.count, 1);
+  const bool keys_lead = problem.operation == problem::Operation::kBackward;
+  const std::int64_t heads = problem.slices.columns == 6 ? problem.heads + 1 : 1;
+  const auto size_for = [&](std::int64_t length, std::int64_t most) {
+    return math::max(math::ceil_div(length, math::max(most, 1)), kSmallest);
+  };
+  const std::int64_t lead = keys_lead ? problem.k_rows : problem.q_rows;
+  const std::int64_t other = keys_lead ? problem.q_rows : problem.k_rows;
+  const std::int64_t lead_size = size_for(lead, slices / heads);
+  const std::int64_t lead_cells = lead / lead_size + 1;
+  const std::int64_t other_size = size_for(other, slices / (heads * lead_cells));
+  const std::int64_t across = other / other_size + 1;
+  tile::BandCells cells;
+  cells.rows = static_cast<std::int32_t>(keys_lead ? other_size : lead_size);
+  cells.keys = static_cast<std::int32_t>(keys_lead ? lead_size : other_size);
+  cells.across = static_cast<std::int32_t>(across);
+  cells.of_head = static_cast<std::int32_t>(lead_cells * across);
+  cells.count = static_cast<std::int32_t>(heads * lead_cells * across);
+  cells.keys_lead = keys_lead ? 1 : 0;
+  return cells;
+}
+
+std::int64_t boxes_of(std::int64_t slices) { return math::ceil_div(slices, tile::kBandsOfBox); }
+
+}  // namespace
+
 Workspace::Workspace(const Problem& problem) {
   table = reserve(Checked{table_bytes(problem)}).value;
   tile_starts = reserve(Checked{problem.q_packed ? (problem.batch + 1) * 4 : 0}).value;
-  bands = reserve(Checked{problem.slices.count} * Checked{sizeof(tile::Band)}).value;
+  const std::int64_t slices = problem.slices.present() ? problem.slices.count : 0;
+  const std::int64_t boxes_count = boxes_of(slices);
+  const std::int64_t outer_count = math::ceil_div(boxes_count, tile::kBoxesOfBox);
+  cell_ends = reserve(Checked{slices > 0 ? cells_for(problem).count : 0} * Checked{4}).value;
+  bands = reserve(Checked{slices} * Checked{sizeof(tile::Band)}).value;
+  boxes = reserve(Checked{boxes_count} * Checked{sizeof(tile::BandBox)}).value;
+  outer = reserve(Checked{outer_count} * Checked{sizeof(tile::BandBox)}).value;
 }
 
 Parameters parameters_for(const Problem& problem, int q_tile, bool score_mod,
@@ -68,7 +106,12 @@ Parameters parameters_for(const Problem& problem, int q_tile, bool score_mod,
     parameters.table = reinterpret_cast<const Sequence*>(bytes + offsets.table);
   parameters.schedule = schedule_of(problem, q_tile);
   parameters.packed = packed_schedule_of(problem, bytes + offsets.tile_starts);
-  parameters.bands = reinterpret_cast<const tile::Band*>(bytes + offsets.bands);
+  if (problem.slices.present()) {
+    parameters.bands = {cells_for(problem), reinterpret_cast<unsigned*>(bytes + offsets.cell_ends),
+                        reinterpret_cast<tile::Band*>(bytes + offsets.bands),
+                        reinterpret_cast<tile::BandBox*>(bytes + offsets.boxes),
+                        reinterpret_cast<tile::BandBox*>(bytes + offsets.outer)};
+  }
   parameters.window_left =
       static_cast<std::int32_t>(math::min(problem.window_left, tile::kMaxLength));
   parameters.window_right =

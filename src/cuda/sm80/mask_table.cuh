@@ -5,6 +5,7 @@
 #include "cuda/host/sequences.cuh"
 #include "cuda/sm80/parameters.h"
 #include "cuda/sm80/shared.cuh"
+#include "cuda/tile/band_reads.cuh"
 #include "cuda/tile/mask_bits.h"
 #include "cuda/tile/window_band.h"
 #include "math/integer.h"
@@ -24,8 +25,10 @@ class BandList {
                                             std::uint32_t (&visible)[kRows]) const {
 #pragma unroll
     for (std::uint32_t& bits : visible) bits = 0;
+    const tile::Range rows = {row, row + (kRows - 1) * step + 1};
 #pragma unroll 1
-    for (std::int32_t i = 0; i < table_.count; ++i) {
+    for (std::int32_t i = first_band(rows, before.range()); i < table_.count;
+         i = next_band(i, rows, before.range())) {
       const tile::Band own = band(i);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) visible[r] |= tile::visible_bits(own, row + r * step, before);
@@ -44,17 +47,20 @@ class BandList {
             -1};
   }
 
-  // Stores the slices that touch the tile, in the order of the list, and what the tile sees through
+  // Stores the slices that touch the tile of `rows` and `keys`, and what the tile sees through
   // them: range_of(band), the keys of a tile of queries or the rows of a tile of keys. The first
   // warp calls it. Returns the number of slices that touch the tile.
   template <class RangeOf>
-  __device__ __forceinline__ std::int32_t store_slice_bands(const RangeOf& range_of) {
+  __device__ __forceinline__ std::int32_t store_slice_bands(const tile::Range& rows,
+                                                            const tile::Range& keys,
+                                                            const RangeOf& range_of) {
     const std::int32_t lane = threadIdx.x % 32;
     const std::int32_t slices = static_cast<std::int32_t>(parameters_.problem.slices.count);
     std::int32_t found = 0;
     tile::Range visible = {INT32_MAX, 0};
-    for (std::int32_t i = lane; i - lane < slices; i += 32) {
-      const tile::Band band = slice_band(i);
+    for (std::int32_t group = next_box(0, rows, keys); group < slices;
+         group = next_box(group + tile::kBandsOfBox, rows, keys)) {
+      const tile::Band band = slice_band(group + lane);
       const tile::Range range = range_of(band);
       const bool touches = range.begin < range.end;
       const unsigned all = __ballot_sync(~0u, touches);
@@ -73,10 +79,44 @@ class BandList {
     return found;
   }
 
-  // Slice i, cut to the sequence. A slice of another head is a band without rows.
+  // Returns the first group of bands, from band `i` on, whose box touches the rows and keys. `i`
+  // and the result are multiples of kBandsOfBox; the result is not below the number of slices if
+  // there is none.
+  __device__ __forceinline__ std::int32_t next_box(std::int32_t i, const tile::Range& rows,
+                                                   const tile::Range& keys) const {
+    constexpr std::int32_t kOuter = tile::kBandsOfBox * tile::kBoxesOfBox;
+    const std::int32_t slices = static_cast<std::int32_t>(parameters_.problem.slices.count);
+    const BandTable& table = parameters_.bands;
+#pragma unroll 1
+    while (i < slices) {
+      if (i % kOuter == 0 && !table.outer[i / kOuter].touches(tile_.head, rows, keys)) {
+        i += kOuter;
+      } else if (!table.boxes[i / tile::kBandsOfBox].touches(tile_.head, rows, keys)) {
+        i += tile::kBandsOfBox;
+      } else {
+        break;
+      }
+    }
+    return i;
+  }
+
+  // The numbers of the bands that may touch the rows and keys: all of the table's, or those of the
+  // boxes that touch them. The last one is followed by a number that is not below table_.count.
+  __device__ __forceinline__ std::int32_t first_band(const tile::Range& rows,
+                                                     const tile::Range& keys) const {
+    return table_.in_global ? next_box(0, rows, keys) : 0;
+  }
+  __device__ __forceinline__ std::int32_t next_band(std::int32_t i, const tile::Range& rows,
+                                                    const tile::Range& keys) const {
+    ++i;
+    return table_.in_global && i % tile::kBandsOfBox == 0 ? next_box(i, rows, keys) : i;
+  }
+
+  // Band i of the slices, cut to the sequence. That of another head is a band without rows.
   __device__ __forceinline__ tile::Band slice_band(std::int32_t i) const {
     if (i >= parameters_.problem.slices.count) return tile::Band{};
-    tile::Band band = parameters_.bands[i];
+    tile::count_band_read();
+    tile::Band band = parameters_.bands.bands[i];
     band.key_end = min(band.key_end, static_cast<std::int32_t>(tile_.sequence.k_len));
     if (band.head != -1 && band.head != tile_.head) band.row_end = band.row_begin;
     return band;
@@ -92,8 +132,14 @@ class BandList {
                                                       std::int32_t keys_end) const {
     bool touched = false;
     bool full = false;
-    for (std::int32_t i = threadIdx.x % 32; i < table_.count; i += 32) {
-      const tile::TileClass own = tile::classify(band(i), first, last, keys_begin, keys_end);
+    const std::int32_t lane = threadIdx.x % 32;
+    const tile::Range rows = {first, last + 1};
+    const tile::Range keys = {keys_begin, keys_end};
+    for (std::int32_t group = first_band(rows, keys); group < table_.count;
+         group = next_band(group + tile::kBandsOfBox - 1, rows, keys)) {
+      if (group + lane >= table_.count) break;
+      const tile::TileClass own =
+          tile::classify(band(group + lane), first, last, keys_begin, keys_end);
       touched |= own != tile::kEmpty;
       full |= own == tile::kFull;
     }
@@ -180,6 +226,7 @@ class Mask : public BandList {
 
   __device__ void build_slice_bands() {
     const std::int32_t found = store_slice_bands(
+        {tile_.first, tile_.last + 1}, {0, INT32_MAX},
         [&](const tile::Band& band) { return tile::keys_of(band, tile_.first, tile_.last); });
     if (threadIdx.x % 32 == 0)
       set_tile_ranges(found == 1 ? full_keys(table_.bands[0]) : tile::Range{0, 0});

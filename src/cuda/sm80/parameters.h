@@ -28,12 +28,21 @@ struct FullRows {
   bool k, v;
 };
 
+// The slices as sorted bands, with their boxes.
+struct BandTable {
+  tile::BandCells cells;
+  unsigned* cell_ends;   // (cells): what the preparation counts in
+  tile::Band* bands;     // (slices)
+  tile::BandBox* boxes;  // (slices / 32)
+  tile::BandBox* outer;  // (slices / 1024)
+};
+
 struct Parameters {
   Problem problem;
   const Sequence* table;     // (B), nullptr for dense batches
   Schedule schedule;         // for dense queries
   PackedSchedule packed;     // for packed queries
-  const tile::Band* bands;   // (slices)
+  BandTable bands;           // of slices
   std::int32_t window_left;  // as problem's, at most tile::kMaxLength
   std::int32_t window_right;
   float scale_log2;  // scale * log2(e): exp(scale * x) = exp2(scale_log2 * x)
@@ -64,7 +73,7 @@ enum class Side : std::int32_t { kQueries, kKeys };
 cudaError_t start_tile_starts(const Parameters& parameters, Side side, int tile,
                               const std::int32_t* tile_starts, cudaStream_t stream);
 
-// Fills bands (slices).
+// Fills the table of bands.
 cudaError_t start_bands(const Parameters& parameters, cudaStream_t stream);
 
 }  // namespace tilewise::cuda::sm80
