@@ -81,20 +81,16 @@ tile::BandCells cells_for(const Problem& problem) {
   return cells;
 }
 
-std::int64_t boxes_of(std::int64_t slices) { return math::ceil_div(slices, tile::kBandsOfBox); }
-
 }  // namespace
 
 Workspace::Workspace(const Problem& problem) {
   table = reserve(Checked{table_bytes(problem)}).value;
   tile_starts = reserve(Checked{problem.q_packed ? (problem.batch + 1) * 4 : 0}).value;
-  const std::int64_t slices = problem.slices.present() ? problem.slices.count : 0;
-  const std::int64_t boxes_count = boxes_of(slices);
-  const std::int64_t outer_count = math::ceil_div(boxes_count, tile::kBoxesOfBox);
-  cell_ends = reserve(Checked{slices > 0 ? cells_for(problem).count : 0} * Checked{4}).value;
-  bands = reserve(Checked{slices} * Checked{sizeof(tile::Band)}).value;
-  boxes = reserve(Checked{boxes_count} * Checked{sizeof(tile::BandBox)}).value;
-  outer = reserve(Checked{outer_count} * Checked{sizeof(tile::BandBox)}).value;
+  // The bytes of a slice that is in memory fit int64 with those of its band.
+  const std::int64_t slices = problem.slices.count;
+  bands =
+      reserve(Checked{slices > 0 ? tile::BandTable::bytes(slices, cells_for(problem).count) : 0})
+          .value;
 }
 
 Parameters parameters_for(const Problem& problem, int q_tile, bool score_mod,
@@ -106,12 +102,7 @@ Parameters parameters_for(const Problem& problem, int q_tile, bool score_mod,
     parameters.table = reinterpret_cast<const Sequence*>(bytes + offsets.table);
   parameters.schedule = schedule_of(problem, q_tile);
   parameters.packed = packed_schedule_of(problem, bytes + offsets.tile_starts);
-  if (problem.slices.present()) {
-    parameters.bands = {cells_for(problem), reinterpret_cast<unsigned*>(bytes + offsets.cell_ends),
-                        reinterpret_cast<tile::Band*>(bytes + offsets.bands),
-                        reinterpret_cast<tile::BandBox*>(bytes + offsets.boxes),
-                        reinterpret_cast<tile::BandBox*>(bytes + offsets.outer)};
-  }
+  parameters.bands = reinterpret_cast<const tile::Band*>(bytes + offsets.bands);
   parameters.window_left =
       static_cast<std::int32_t>(math::min(problem.window_left, tile::kMaxLength));
   parameters.window_right =
@@ -134,7 +125,8 @@ cudaError_t start_preparation(const Parameters& parameters, int q_tile, cudaStre
   if (error == cudaSuccess && problem.q_packed)
     error = start_tile_starts(parameters, Side::kQueries, q_tile, parameters.packed.tile_starts,
                               stream);
-  if (error == cudaSuccess && problem.slices.present()) error = start_bands(parameters, stream);
+  if (error == cudaSuccess && problem.slices.present())
+    error = start_bands(parameters, cells_for(problem), stream);
   if (error == cudaSuccess) error = fill_unowned_rows(problem, parameters.table, stream);
   return error;
 }

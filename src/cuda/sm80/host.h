@@ -34,10 +34,7 @@ class Workspace : public problem::Arena {
 
   std::int64_t table;
   std::int64_t tile_starts;
-  std::int64_t cell_ends;
   std::int64_t bands;
-  std::int64_t boxes;
-  std::int64_t outer;
 };
 
 // `score_mod`: the kernel applies the scale to the scores, before the exponent.

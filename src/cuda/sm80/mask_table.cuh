@@ -13,6 +13,10 @@
 namespace tilewise::cuda::sm80 {
 
 // The bands that touch a tile of queries or of keys.
+//
+// kSearches: they are found by their boxes; otherwise the whole list is read, where a kernel has no
+// registers for a search
+template <bool kSearches>
 class BandList {
  public:
   __device__ BandList(const Parameters& parameters, const HeadTile& tile, MaskTable& table)
@@ -27,8 +31,7 @@ class BandList {
     for (std::uint32_t& bits : visible) bits = 0;
     const tile::Range rows = {row, row + (kRows - 1) * step + 1};
 #pragma unroll 1
-    for (std::int32_t i = first_band(rows, before.range()); i < table_.count;
-         i = next_band(i, rows, before.range())) {
+    for (std::int32_t i = 0; (i = next_band(i, rows, before.range())) < table_.count; ++i) {
       const tile::Band own = band(i);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) visible[r] |= tile::visible_bits(own, row + r * step, before);
@@ -84,9 +87,10 @@ class BandList {
   // there is none.
   __device__ __forceinline__ std::int32_t next_box(std::int32_t i, const tile::Range& rows,
                                                    const tile::Range& keys) const {
+    if constexpr (!kSearches) return i;
     constexpr std::int32_t kOuter = tile::kBandsOfBox * tile::kBoxesOfBox;
     const std::int32_t slices = static_cast<std::int32_t>(parameters_.problem.slices.count);
-    const BandTable& table = parameters_.bands;
+    const tile::BandTable table(parameters_.bands, slices);
 #pragma unroll 1
     while (i < slices) {
       if (i % kOuter == 0 && !table.outer[i / kOuter].touches(tile_.head, rows, keys)) {
@@ -100,15 +104,10 @@ class BandList {
     return i;
   }
 
-  // The numbers of the bands that may touch the rows and keys: all of the table's, or those of the
-  // boxes that touch them. The last one is followed by a number that is not below table_.count.
-  __device__ __forceinline__ std::int32_t first_band(const tile::Range& rows,
-                                                     const tile::Range& keys) const {
-    return table_.in_global ? next_box(0, rows, keys) : 0;
-  }
+  // Returns the number of the first band, from number i on, that may touch the rows and keys: one
+  // of the table's, or of the boxes that touch them. It is not below table_.count if there is none.
   __device__ __forceinline__ std::int32_t next_band(std::int32_t i, const tile::Range& rows,
                                                     const tile::Range& keys) const {
-    ++i;
     return table_.in_global && i % tile::kBandsOfBox == 0 ? next_box(i, rows, keys) : i;
   }
 
@@ -116,7 +115,7 @@ class BandList {
   __device__ __forceinline__ tile::Band slice_band(std::int32_t i) const {
     if (i >= parameters_.problem.slices.count) return tile::Band{};
     tile::count_band_read();
-    tile::Band band = parameters_.bands.bands[i];
+    tile::Band band = parameters_.bands[i];
     band.key_end = min(band.key_end, static_cast<std::int32_t>(tile_.sequence.k_len));
     if (band.head != -1 && band.head != tile_.head) band.row_end = band.row_begin;
     return band;
@@ -135,8 +134,8 @@ class BandList {
     const std::int32_t lane = threadIdx.x % 32;
     const tile::Range rows = {first, last + 1};
     const tile::Range keys = {keys_begin, keys_end};
-    for (std::int32_t group = first_band(rows, keys); group < table_.count;
-         group = next_band(group + tile::kBandsOfBox - 1, rows, keys)) {
+    for (std::int32_t group = 0; (group = next_band(group, rows, keys)) < table_.count;
+         group += tile::kBandsOfBox) {
       if (group + lane >= table_.count) break;
       const tile::TileClass own =
           tile::classify(band(group + lane), first, last, keys_begin, keys_end);
@@ -154,9 +153,9 @@ class BandList {
 
 // The mask of a tile of queries.
 template <int kTile>
-class Mask : public BandList {
+class Mask : public BandList<true> {
  public:
-  using BandList::BandList;
+  using BandList<true>::BandList;
 
   // Builds the table by the first warp alone, before a barrier.
   __device__ __forceinline__ void build_by_warp() {

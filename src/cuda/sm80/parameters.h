@@ -28,21 +28,12 @@ struct FullRows {
   bool k, v;
 };
 
-// The slices as sorted bands, with their boxes.
-struct BandTable {
-  tile::BandCells cells;
-  unsigned* cell_ends;   // (cells): what the preparation counts in
-  tile::Band* bands;     // (slices)
-  tile::BandBox* boxes;  // (slices / 32)
-  tile::BandBox* outer;  // (slices / 1024)
-};
-
 struct Parameters {
   Problem problem;
   const Sequence* table;     // (B), nullptr for dense batches
   Schedule schedule;         // for dense queries
   PackedSchedule packed;     // for packed queries
-  BandTable bands;           // of slices
+  const tile::Band* bands;   // (slices), and their boxes: tile::BandTable
   std::int32_t window_left;  // as problem's, at most tile::kMaxLength
   std::int32_t window_right;
   float scale_log2;  // scale * log2(e): exp(scale * x) = exp2(scale_log2 * x)
@@ -74,6 +65,7 @@ cudaError_t start_tile_starts(const Parameters& parameters, Side side, int tile,
                               const std::int32_t* tile_starts, cudaStream_t stream);
 
 // Fills the table of bands.
-cudaError_t start_bands(const Parameters& parameters, cudaStream_t stream);
+cudaError_t start_bands(const Parameters& parameters, const tile::BandCells& cells,
+                        cudaStream_t stream);
 
 }  // namespace tilewise::cuda::sm80

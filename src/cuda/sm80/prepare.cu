@@ -57,29 +57,29 @@ __device__ tile::BandBox no_box() {
 // Sorts the bands by their cells, by counting, and fills in their boxes. Within a cell the order
 // may differ from run to run; nothing depends on it.
 __global__ void __launch_bounds__(kScanThreads)
-    bands_kernel(const __grid_constant__ Parameters parameters) {
+    bands_kernel(const __grid_constant__ Parameters parameters, tile::BandCells cells) {
   __shared__ std::int64_t warps[kScanWarps];
   const Problem& problem = parameters.problem;
-  const BandTable& table = parameters.bands;
   const std::int32_t thread = static_cast<std::int32_t>(threadIdx.x);
   const std::int32_t slices = static_cast<std::int32_t>(problem.slices.count);
-  for (std::int32_t c = thread; c < table.cells.count; c += kScanThreads) table.cell_ends[c] = 0;
+  const tile::BandTable table(parameters.bands, slices);
+  for (std::int32_t c = thread; c < cells.count; c += kScanThreads) table.cell_ends[c] = 0;
   __syncthreads();
   for (std::int32_t s = thread; s < slices; s += kScanThreads)
-    atomicAdd(&table.cell_ends[table.cells.cell_of(band_of_slice(problem, s))], 1u);
+    atomicAdd(&table.cell_ends[cells.cell_of(band_of_slice(problem, s))], 1u);
   __syncthreads();
   std::int64_t carry = 0;
-  for (std::int32_t first = 0; first < table.cells.count; first += kScanThreads) {
+  for (std::int32_t first = 0; first < cells.count; first += kScanThreads) {
     const std::int32_t c = first + thread;
-    const std::int64_t own = c < table.cells.count ? table.cell_ends[c] : 0;
+    const std::int64_t own = c < cells.count ? table.cell_ends[c] : 0;
     const std::int64_t end =
         block_scan(own, warps, carry, [](std::int64_t a, std::int64_t b) { return a + b; });
-    if (c < table.cells.count) table.cell_ends[c] = static_cast<unsigned>(end - own);
+    if (c < cells.count) table.cell_ends[c] = static_cast<unsigned>(end - own);
   }
   __syncthreads();
   for (std::int32_t s = thread; s < slices; s += kScanThreads) {
     const tile::Band band = band_of_slice(problem, s);
-    table.bands[atomicAdd(&table.cell_ends[table.cells.cell_of(band)], 1u)] = band;
+    table.bands[atomicAdd(&table.cell_ends[cells.cell_of(band)], 1u)] = band;
   }
   __syncthreads();
   const std::int32_t boxes = math::ceil_div(slices, tile::kBandsOfBox);
@@ -118,9 +118,10 @@ cudaError_t start_tile_starts(const Parameters& parameters, Side side, int tile,
                 const_cast<std::int32_t*>(tile_starts));
 }
 
-cudaError_t start_bands(const Parameters& parameters, cudaStream_t stream) {
+cudaError_t start_bands(const Parameters& parameters, const tile::BandCells& cells,
+                        cudaStream_t stream) {
   if (parameters.problem.slices.count == 0) return cudaSuccess;
-  return launch(bands_kernel, {1, kScanThreads}, stream, parameters);
+  return launch(bands_kernel, {1, kScanThreads}, stream, parameters, cells);
 }
 
 }  // namespace tilewise::cuda::sm80

@@ -50,6 +50,28 @@ struct BandBox {
 inline constexpr std::int32_t kBandsOfBox = 32;
 inline constexpr std::int32_t kBoxesOfBox = 32;
 
+// The arrays of a sorted list of bands, one behind the other.
+struct BandTable {
+  Band* bands;          // (slices)
+  BandBox* boxes;       // (slices / 32)
+  BandBox* outer;       // (slices / 1024)
+  unsigned* cell_ends;  // (cells), for the sort
+
+  TILEWISE_INLINE BandTable(const Band* first, std::int64_t slices)
+      : bands(const_cast<Band*>(first)),
+        boxes(reinterpret_cast<BandBox*>(bands + slices)),
+        outer(boxes + math::ceil_div(slices, kBandsOfBox)),
+        cell_ends(reinterpret_cast<unsigned*>(outer +
+                                              math::ceil_div(slices, kBandsOfBox * kBoxesOfBox))) {}
+
+  static constexpr std::int64_t bytes(std::int64_t slices, std::int64_t cells) {
+    const std::int64_t boxes =
+        math::ceil_div(slices, kBandsOfBox) + math::ceil_div(slices, kBandsOfBox * kBoxesOfBox);
+    return slices * std::int64_t{sizeof(Band)} + boxes * std::int64_t{sizeof(BandBox)} +
+           cells * std::int64_t{sizeof(unsigned)};
+  }
+};
+
 // Cells of `rows` x `keys`: so many that there are about as many as bands, and none smaller than
 // 64 x 64. The cells of a head that begin with the same rows are neighbours or, if keys lead, those
 // that begin with the same keys.
