@@ -318,14 +318,19 @@ template <class T, class S>
 std::int64_t decode_keys(const RunContext& run, const DecodeRange& range,
                          const DecodeScratch<T>& scratch) {
   const std::int64_t q_len = range.context.sequence.q_len;
+  DecodeBlock block = {range.context, range.heads.group, q_len, 0, 0};
   std::int64_t visited = 0;
   DecodeKeys next = next_block(range, range.keys.begin);
   while (next.count > 0) {
+    block.first = next.first;
+    block.keys = next.count;
     const std::int64_t end = next.first + next.count;
-    const DecodeBlock block = {
-        narrowed(range.context, {0, q_len}, {next.first, end}, scratch.bands), range.heads.group,
-        q_len, next.first, next.count};
-    next = next_block(range, range.context.index == nullptr ? end : block.first + kDecodeKeys);
+    if (range.context.index == nullptr) {
+      next = next_block(range, end);
+    } else {
+      block.context = narrowed(range.context, {0, q_len}, {block.first, end}, scratch.bands);
+      next = next_block(range, block.first + kDecodeKeys);
+    }
     decode_block<T, S>(run, range, block, next, scratch);
     visited += block.keys;
   }
