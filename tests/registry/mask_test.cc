@@ -218,6 +218,94 @@ TEST(Masks, SlicesAgreeWithBruteForce) {
   }
 }
 
+// There are more slices than fit in one leaf of an index, in any order.
+TEST(Masks, ManySlicesAgreeWithBruteForce) {
+  TILEWISE_TRACE_SEED();
+  Random random(run_seed() + 2);
+  for (int step = 0; step < 24; ++step) {
+    Case c = mask_case(step % 4 == 0 ? random.between(1, 16) : random.between(17, 150),
+                       random.between(1, 190), random);
+    c.q_packed = c.k_packed = step % 3 == 0;
+    if (c.q_packed) c.batch = 1;
+    c.slice_heads = random.chance(0.5);
+    if (!c.q_packed && random.chance(0.5)) c.used = {random.between(0, c.k_len), c.k_len};
+    for (std::int64_t s = random.between(20, 90); s > 0; --s) {
+      const std::int64_t q0 = random.between(0, c.q_len);
+      const std::int64_t k0 = random.between(0, c.k_len);
+      c.slices.push_back({q0, std::min(q0 + random.between(0, 9), c.q_len), k0,
+                          std::min(k0 + random.between(0, 20), c.k_len), random.between(0, 3),
+                          random.between(-1, c.heads - 1)});
+    }
+    check_visibility(c);
+    if (HasFatalFailure()) return;
+  }
+}
+
+// A list with a slice for each row gives the bits of the window that it describes.
+TEST(Masks, SlicesOfOneRowGiveTheBitsOfTheWindow) {
+  TILEWISE_TRACE_SEED();
+  Random random(run_seed() + 3);
+  constexpr std::int64_t kRows = 600;
+  constexpr std::int64_t kLeft = 70;
+  for (const Operation operation : kOperations) {
+    for (const std::int32_t dtype : {TILEWISE_FP32, TILEWISE_BF16}) {
+      Case window = make_case(operation, dtype, {1, kRows, kRows, 2, 1, 16});
+      window.output_dtype = TILEWISE_FP32;  // shows all bits of the sums
+      Case sliced = window;
+      window.window_left = kLeft;
+      window.window_right = 0;
+      for (std::int64_t i = 0; i < kRows; ++i)
+        sliced.slices.push_back({i, i + 1, std::max<std::int64_t>(i - kLeft, 0), i + 1, 0, -1});
+      for (std::size_t i = kRows - 1; i > 0; --i) {
+        const std::int64_t other = random.between(0, static_cast<std::int64_t>(i));
+        std::swap(sliced.slices[i], sliced.slices[static_cast<std::size_t>(other)]);
+      }
+      Instance expected(window);
+      Instance instance(sliced);
+      give_forward_results(expected);
+      give_forward_results(instance);
+      for (const Kernel* kernel : host_kernels(operation)) {
+        if (!machine_runs(*kernel, dtype)) continue;
+        EXPECT_EQ(run_for_bits(kernel->name, instance), run_for_bits(kernel->name, expected))
+            << kernel->name << ": " << describe(window);
+      }
+    }
+  }
+}
+
+// What the other rows of a sequence see changes no bit of a row, in decode steps and in longer
+// sequences.
+TEST(Masks, SlicesOfOtherRowsChangeNoBitOfARow) {
+  TILEWISE_TRACE_SEED();
+  for (const std::int64_t q_len : {4, 40}) {
+    for (const std::int32_t dtype : {TILEWISE_FP32, TILEWISE_BF16}) {
+      for (const bool heads : {false, true}) {
+        Case c = make_case(Operation::kForward, dtype, {1, q_len, 3000, 2, 1, 16});
+        c.output_dtype = TILEWISE_FP32;
+        c.slice_heads = heads;
+        const std::vector<Slice> own = {{0, 1, 1030, 1100, 0, -1}, {0, 1, 2500, 2600, 0, -1}};
+        const std::vector<std::vector<Slice>> others = {
+            {}, {{1, q_len, 0, 3000, 0, -1}}, {{1, 3, 5, 20, 0, 0}, {1, q_len, 1600, 1700, 0, -1}}};
+        std::vector<std::vector<std::uint64_t>> expected;
+        for (const std::vector<Slice>& more : others) {
+          c.slices = own;
+          c.slices.insert(c.slices.begin(), more.begin(), more.end());
+          Instance instance(c);
+          std::vector<std::vector<std::uint64_t>> bits;
+          for (const Kernel* kernel : host_kernels(Operation::kForward)) {
+            if (!machine_runs(*kernel, dtype)) continue;
+            std::vector<std::uint64_t> all = run_for_bits(kernel->name, instance);
+            all.resize(static_cast<std::size_t>(c.heads * c.value_dim));  // row 0 of out
+            bits.push_back(all);
+          }
+          if (expected.empty()) expected = bits;
+          EXPECT_EQ(bits, expected) << describe(c);
+        }
+      }
+    }
+  }
+}
+
 // The same mask, described in several ways, gives the same bits.
 TEST(Masks, EqualMasksInOtherWordsGiveTheSameBits) {
   TILEWISE_TRACE_SEED();

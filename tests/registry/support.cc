@@ -58,7 +58,8 @@ std::string operation_and_dtype(Operation operation, std::int32_t dtype) {
 
 bool is_partial(const Kernel& kernel) {
   const std::string name = kernel.name;
-  return name == "cuda_decode" || name == "cuda_sm90" || name == "cuda_flash1" || name == "cuda_standard";
+  return name == "cuda_decode" || name == "cuda_sm90" || name == "cuda_flash1" ||
+         name == "cuda_standard";
 }
 
 bool machine_has(const std::string& target) {

@@ -1,5 +1,6 @@
 // Every kernel counts what its closed form predicts, byte for byte, on dense problems without mask
 // and bias. Where there is no closed form, the prediction is NaN.
+#include <array>
 #include <cmath>
 #include <string>
 
@@ -14,6 +15,7 @@ namespace {
 struct Measured {
   double predicted = 0;
   double counted = 0;
+  std::int64_t read = 0;
 };
 
 Measured measure(const Kernel& kernel, Instance& instance, std::int32_t concurrency) {
@@ -25,7 +27,8 @@ Measured measure(const Kernel& kernel, Instance& instance, std::int32_t concurre
     const verify::CopiedRun run = verify::run_on_device(operation, instance.request(), options);
     EXPECT_EQ(run.status, TILEWISE_OK) << problem::message();
     return {run.predicted_bytes,
-            static_cast<double>(run.traffic.read_bytes + run.traffic.written_bytes)};
+            static_cast<double>(run.traffic.read_bytes + run.traffic.written_bytes),
+            run.traffic.read_bytes};
   }
   plan::Plan plan;
   EXPECT_EQ(plan::make_plan(operation, instance.request(), options, &plan), TILEWISE_OK)
@@ -38,7 +41,7 @@ Measured measure(const Kernel& kernel, Instance& instance, std::int32_t concurre
   run.traffic = &traffic;
   EXPECT_EQ(plan::run_plan(plan, instance.request(), run), TILEWISE_OK) << problem::message();
   return {kernel.predicted_traffic(plan.problem, plan.concurrency, 0),
-          static_cast<double>(traffic.read_bytes + traffic.written_bytes)};
+          static_cast<double>(traffic.read_bytes + traffic.written_bytes), traffic.read_bytes};
 }
 
 // B, Sq, Sk, H, Hk, D
@@ -103,6 +106,66 @@ TEST(Traffic, LadderOfADeviceCountsWhatItPredicts) {
         ASSERT_NE(kernel, nullptr);
         const Measured measured = measure(*kernel, instance, 1);
         EXPECT_EQ(measured.counted, measured.predicted);
+      }
+    }
+  }
+}
+
+// Keys of the longest tile, or block of keys, of a CPU kernel.
+constexpr std::int64_t kLongestTile = 512;
+
+// Masks that show few of many keys, with the keys that they show.
+struct FewKeys {
+  std::vector<verify::Slice> slices;
+  bool of_heads;
+  std::vector<std::array<std::int64_t, 2>> shown;  // of each head
+};
+std::vector<FewKeys> few_keys(std::int64_t rows, std::int64_t keys) {
+  return {
+      {{{0, rows, 9000, 9100, 0, -1}}, false, {{9000, 9100}}},
+      {{{0, rows, 0, 4, 0, -1}, {0, rows, keys - 90, keys, 1, -1}},
+       false,
+       {{0, 4}, {keys - 90, keys}}},
+      {{{0, 1, 5000, 5020, 0, -1}, {rows - 1, rows, 15000, 15001, 0, -1}, {0, 0, 0, keys, 0, -1}},
+       false,
+       {{5000, 5020}, {15000, 15001}}},
+      {{{0, rows, 700, 710, 0, 0}, {0, rows, 12000, 12100, 0, 1}, {0, rows, 3, 5, 0, -1}},
+       true,
+       {{3, 5}, {700, 710}, {12000, 12100}}},
+      {{{0, rows, keys, keys, 0, -1}}, false, {}}};
+}
+
+// What is read grows with the keys that some row sees, not with the length of the cache: neither
+// the keys before the first one, nor those between two slices, nor those of other heads.
+TEST(Traffic, KeysThatNoSliceShowsAreNotRead) {
+  constexpr std::int64_t kKeys = 20000;
+  for (const Operation operation : kOperations) {
+    for (const std::int32_t dtype : {TILEWISE_FP32, TILEWISE_BF16, TILEWISE_FP64}) {
+      for (const std::int64_t rows : {1, 5, 16, 17, 40}) {
+        for (const FewKeys& few : few_keys(rows, kKeys)) {
+          Case c = make_case(operation, dtype, {1, rows, kKeys, 4, 2, 16});
+          c.slices = few.slices;
+          c.slice_heads = few.of_heads;
+          c.sink = operation == Operation::kForward && rows == 5;
+          Instance instance(c);
+          if (operation == Operation::kBackward) give_forward_results(instance);
+          std::int64_t tiles = 0;  // that the shown keys touch
+          for (const auto& [begin, end] : few.shown)
+            tiles += (end - 1) / kLongestTile - begin / kLongestTile + 1;
+          const std::int64_t row_bytes = 2 * 16 * problem::dtype_size(dtype);  // of K and V
+          const bool decoded = operation == Operation::kForward && rows <= 16;
+          const std::int64_t longest = decoded ? 32 : kLongestTile;
+          const std::int64_t of_keys = 4 * (decoded ? 5 : 1) * tiles * longest * row_bytes;
+          // Rows of queries are read, and written as states or sums, for each tile that they see.
+          const std::int64_t of_rows = 4 * rows * 16 * 8 * (60 + 40 * tiles);
+          const std::int64_t whole = kKeys * 2 * row_bytes;
+          for (const Kernel* kernel : host_kernels(operation)) {
+            if (!machine_runs(*kernel, dtype) || kernel->is_rung) continue;
+            const Measured measured = measure(*kernel, instance, 2);
+            EXPECT_LE(measured.read, of_keys + of_rows)
+                << kernel->name << ", of " << whole << ": " << verify::describe(c);
+          }
+        }
       }
     }
   }

@@ -51,6 +51,14 @@ TILEWISE_INLINE void load_tile_statistics(const HeadContext& context, const AmxQ
   }
 }
 
+// The context of a panel of keys and a tile of queries.
+TILEWISE_INLINE HeadContext tile_context(const HeadContext& context, const AmxQueryTile& tile,
+                                         const KeyPanelBounds& bounds,
+                                         const AmxBackwardScratch& scratch) {
+  return narrowed(context, {tile.first, tile.end}, {bounds.lane0, bounds.lane0 + bounds.lanes},
+                  scratch.fallback.gradient.bands);
+}
+
 // Finds the panels of the block that rows of the tile see. Returns their number.
 TILEWISE_INLINE std::int64_t panels_of_tile(const HeadContext& context, const KeyBlock& block,
                                             const AmxQueryTile& tile, KeyPanelBounds* panels,
@@ -62,7 +70,8 @@ TILEWISE_INLINE std::int64_t panels_of_tile(const HeadContext& context, const Ke
     bounds.first_visit = scratch.visited[panel] == 0;
     bounds.lane0 = block.first + panel * kAmxWidth;
     bounds.lanes = math::min(kAmxWidth, block.keys - panel * kAmxWidth);
-    const math::KeyRange own = rows_of_keys(context, bounds.lane0, bounds.lanes);
+    const math::KeyRange own =
+        rows_of_keys(tile_context(context, tile, bounds, scratch), bounds.lane0, bounds.lanes);
     bounds.first_group = math::max(own.begin - tile.first, 0) / kBlockQueries;
     bounds.end_group = math::ceil_div(math::min(own.end, tile.end) - tile.first, kBlockQueries);
     if (own.end > tile.first && bounds.first_group < bounds.end_group) panels[count++] = bounds;
@@ -97,7 +106,7 @@ TILEWISE_INLINE void amx_visit_tile(const HeadContext& context, const KeyBlock& 
   const auto run_tile = amx_backward_tile_for<kTerms>(scratch.head_dim + scratch.value_dim);
   for (std::int64_t p = 0; p < count; ++p) {
     panels[p].first_of_tile = p == 0;
-    run_tile(context, tile, panels[p], scratch);
+    run_tile(tile_context(context, tile, panels[p], scratch), tile, panels[p], scratch);
     scratch.visited[panels[p].panel] = 1;
   }
   if (!pass.adds_to_dq()) return;
@@ -111,7 +120,6 @@ TILEWISE_INLINE void amx_visit_queries(const RunContext& run, const KeyBlock& bl
                                        const KeyPass<float>& pass, const PackedQueries& packed,
                                        const AmxBackwardScratch& scratch) {
   const Problem& problem = *block.problem;
-  Band* const bands = scratch.fallback.gradient.bands;
   constexpr std::int64_t kQueries = kAmxQueries<kTerms>;
   constexpr int kCopies = 2 * kTerms;  // rows and columns
   const std::int64_t bytes = (problem.head_dim + problem.value_dim) * 2 * kCopies;
@@ -120,12 +128,16 @@ TILEWISE_INLINE void amx_visit_queries(const RunContext& run, const KeyBlock& bl
   // this one.
   const std::int64_t positions = math::ceil_div(block.sequence.q_len, kGradientTile);
   for (std::int64_t g = 0; g < problem.group; ++g) {
-    HeadContext context = {&problem, block.sequence, block.kv_head * problem.group + g, bands, 0};
-    context.band_count = problem::sequence_bands(problem, block.sequence, context.head, bands);
+    const HeadContext context = block.context(g, scratch.fallback.gradient.bands);
     const math::KeyRange rows = rows_of_keys(context, block.first, block.keys);
-    for (std::int64_t first = rows.begin / kQueries * kQueries; first < rows.end;
-         first += kQueries) {
-      const std::int64_t end = math::min(first + kQueries, rows.end);
+    const auto next_range = [&](std::int64_t begin) {
+      return next_visible_rows(context, {block.first, block.first + block.keys}, {begin, rows.end},
+                               kQueries);
+    };
+    for (math::KeyRange seen = next_range(rows.begin); seen.begin < seen.end;
+         seen = next_range(math::round_up(seen.end, kQueries))) {
+      const std::int64_t first = seen.begin / kQueries * kQueries;
+      const std::int64_t end = seen.end;
       const std::int64_t group = packed.group_at(context, first);
       const std::int64_t at = group * kBlockQueries * kTerms;
       const AmxQueryTile tile = {first,
@@ -137,8 +149,7 @@ TILEWISE_INLINE void amx_visit_queries(const RunContext& run, const KeyBlock& bl
                                  packed.non_finite + group};
       amx_visit_tile<kTerms>(context, block, tile, pass, g * positions + (end - 1) / kGradientTile,
                              scratch);
-      count_traffic(run, (end - math::max(first, rows.begin)) * (bytes + dq_bytes),
-                    (end - math::max(first, rows.begin)) * dq_bytes);
+      count_traffic(run, (end - seen.begin) * (bytes + dq_bytes), (end - seen.begin) * dq_bytes);
     }
   }
   if (pass.adds_to_dq()) {
@@ -194,13 +205,12 @@ __attribute__((noinline)) inline bool non_finite_key_is_seen(const KeyBlock& blo
   const std::int64_t lane0 = block.first + panel * kAmxWidth;
   const std::int64_t lanes = math::min(kAmxWidth, block.keys - panel * kAmxWidth);
   for (std::int64_t g = 0; g < problem.group; ++g) {
-    HeadContext context = {&problem, block.sequence, block.kv_head * problem.group + g,
-                           general.bands, 0};
-    context.band_count =
-        problem::sequence_bands(problem, block.sequence, context.head, general.bands);
-    const math::KeyRange rows = rows_of_keys(context, lane0, lanes);
+    const HeadContext head = block.context(g, general.bands);
+    const math::KeyRange rows = rows_of_keys(head, lane0, lanes);
     for (std::int64_t row = rows.begin; row < rows.end; row += kBlockQueries) {
       const TileBounds bounds = {lane0, lanes, row, math::min(kBlockQueries, rows.end - row)};
+      const HeadContext context = narrowed(head, rows_of(Lanes::kKeys, bounds),
+                                           keys_of(Lanes::kKeys, bounds), general.bands);
       const TileClass tile_class = classify(context, Lanes::kKeys, bounds);
       if (tile_class == TileClass::kEmpty) continue;
       for (std::int64_t i = 0; i < bounds.t_count * kAmxWidth; ++i) scores[i] = 0;
@@ -329,6 +339,8 @@ struct AmxBackward {
   }
   static void run(const RunContext& context, const KeyBlock& block, KeyPass<float> pass,
                   const Packed& packed, const Scratch& scratch) {
+    const bool seen = is_seen(block, scratch.fallback.gradient.bands);
+    if (!seen) return key_block<float, kPanelRegisters>(context, block, pass, scratch.fallback);
     if (flag_non_finite_keys<kTerms>(block, scratch)) {
       if (amx_key_block<kTerms>(context, block, pass, packed, scratch)) return;
       pass.dq_is_added = true;

@@ -189,9 +189,10 @@ TILEWISE_INLINE std::int64_t pack_tile(const HeadContext& context, std::int64_t 
   return slot;
 }
 
+// context: of the panel and the tile
 TILEWISE_INLINE AmxPanelBounds panel_bounds(const QueryBlock& block, std::int64_t panel,
-                                            std::int64_t tile, std::int64_t count) {
-  const HeadContext& context = block.context;
+                                            const HeadContext& context, std::int64_t tile,
+                                            std::int64_t count) {
   AmxPanelBounds bounds = {};
   bounds.lane0 = block.first + panel * kAmxWidth;
   bounds.lanes = math::min(kAmxWidth, block.rows - panel * kAmxWidth);
@@ -219,6 +220,20 @@ TILEWISE_INLINE auto amx_forward_tile_for(std::int64_t steps) {
                       : amx_forward_tile<0, kTerms, kExact>;
 }
 
+// Calls function(tile) for the tiles of `keys` that a row of the block sees: for the first key of
+// each.
+template <class Function>
+TILEWISE_INLINE void for_each_visible_tile(const QueryBlock& block, math::KeyRange keys,
+                                           Function function) {
+  const math::KeyRange rows = {block.first, block.first + block.rows};
+  for (;;) {
+    const math::KeyRange range = next_visible_keys(block.context, rows, keys, kAmxKeys);
+    if (range.begin >= range.end) return;
+    function(range.begin / kAmxKeys * kAmxKeys);
+    keys.begin = math::round_up(range.end, kAmxKeys);
+  }
+}
+
 template <int kTerms>
 TILEWISE_INLINE void amx_visit_keys(const QueryBlock& block, bool slow_path,
                                     const AmxForwardScratch& scratch) {
@@ -230,21 +245,25 @@ TILEWISE_INLINE void amx_visit_keys(const QueryBlock& block, bool slow_path,
                          : amx_forward_tile_for<kTerms, false>(steps);
   std::uint64_t begun = 0;  // bit p: panel p has visited keys
   static_assert(kMostAmxPanels <= 64, "a bit each");
-  for (std::int64_t tile = keys.begin / kAmxKeys * kAmxKeys; tile < keys.end; tile += kAmxKeys) {
+  for_each_visible_tile(block, keys, [&](std::int64_t tile) {
     // All keys that any part of the block sees, so that they are packed once.
     const std::int64_t count = math::min(tile + kAmxKeys, block.keys.end) - tile;
     const std::int64_t slot = pack_tile<kTerms>(block.context, tile, count, slow_path, scratch);
     for (std::int64_t panel = 0; panel * kAmxWidth < block.rows; ++panel) {
-      AmxPanelBounds bounds = panel_bounds(block, panel, tile, count);
+      const std::int64_t first = block.first + panel * kAmxWidth;
+      const std::int64_t end = math::min(first + kAmxWidth, block.first + block.rows);
+      const HeadContext own =
+          narrowed(block.context, {first, end}, {tile, tile + count}, scratch.base.bands);
+      AmxPanelBounds bounds = panel_bounds(block, panel, own, tile, count);
       if (bounds.end <= tile || bounds.blocks <= 0) continue;
       bounds.slot = slot;
       bounds.slow_path = slow_path;
       if (slow_path) bounds.unmasked_end = 0;
       bounds.first_visit = (begun >> panel & 1) == 0;
       begun |= std::uint64_t{1} << panel;
-      visit(block.context, bounds, scratch);
+      visit(own, bounds, scratch);
     }
-  }
+  });
   for (std::int64_t panel = 0; panel * kAmxWidth < block.rows; ++panel) {
     if ((begun >> panel & 1) == 0) clear_output<float>(panel, scratch.base);
   }
@@ -310,10 +329,11 @@ TILEWISE_INLINE void amx_forward_block(const RunContext& run, const QueryBlock& 
 TILEWISE_INLINE void count_block_traffic(const RunContext& run, const QueryBlock& block) {
   const Problem& problem = *block.context.problem;
   const math::KeyRange keys = keys_of_block(block);
-  count_traffic(run,
-                math::max(keys.end - keys.begin / kAmxKeys * kAmxKeys, 0) *
-                    (problem.head_dim + problem.value_dim) * 2,
-                0);
+  std::int64_t visited = 0;
+  for_each_visible_tile(block, keys, [&](std::int64_t tile) {
+    visited += math::min(tile + kAmxKeys, keys.end) - tile;
+  });
+  count_traffic(run, visited * (problem.head_dim + problem.value_dim) * 2, 0);
   count_query_traffic(run, block);
 }
 

@@ -116,8 +116,8 @@ void visit_bias_tile(const HeadContext& context, const BiasHead<T>& head, math::
   }
 }
 
-// Calls visit(rows, keys) for the tiles of the queries `rows` and the keys `keys` of one head, with
-// their queries packed.
+// Calls visit(context, rows, keys) for the tiles of the queries `rows` and the keys `keys` of one
+// head that may see each other, with the context of their bands and their queries packed.
 template <class T, int kColumns, class Visit>
 void for_each_bias_tile(const HeadContext& context, const BiasHead<T>& head, math::KeyRange rows,
                         math::KeyRange keys, const BiasScratch<T>& scratch, const Visit& visit) {
@@ -125,13 +125,18 @@ void for_each_bias_tile(const HeadContext& context, const BiasHead<T>& head, mat
   rows.end = math::min(rows.end, context.sequence.q_len);
   for (std::int64_t first = rows.begin; first < rows.end; first += kWidth) {
     const std::int64_t lanes = math::min(kWidth, rows.end - first);
-    const math::KeyRange seen = keys_of_rows(context, first, lanes);
-    const std::int64_t end = math::min(keys.end, seen.end);
-    if (keys.begin >= end || seen.begin >= keys.end) continue;
-    pack_query_panel<T, kWidth>(context, head, first, lanes, scratch.q_panel, scratch.dout_panel);
-    for (std::int64_t tile = keys.begin; tile < end; tile += kGradientTile) {
-      visit(math::KeyRange{first, first + lanes},
-            math::KeyRange{tile, math::min(tile + kGradientTile, end)});
+    const math::KeyRange own_rows = {first, first + lanes};
+    bool packed = false;
+    for (std::int64_t tile = keys.begin; tile < keys.end; tile += kGradientTile) {
+      const math::KeyRange own_keys = {tile, math::min(tile + kGradientTile, keys.end)};
+      const HeadContext own = narrowed(context, own_rows, own_keys, scratch.gradient.bands);
+      const math::KeyRange seen = keys_of_rows(own, first, lanes);
+      const std::int64_t end = math::min(own_keys.end, seen.end);
+      if (tile >= end || seen.begin >= own_keys.end) continue;
+      if (!packed)
+        pack_query_panel<T, kWidth>(own, head, first, lanes, scratch.q_panel, scratch.dout_panel);
+      packed = true;
+      visit(own, own_rows, math::KeyRange{tile, end});
     }
   }
 }
@@ -142,8 +147,9 @@ void add_bias_head(const HeadContext& context, const BiasHead<T>& head, math::Ke
                    math::KeyRange keys, const BiasScratch<T>& scratch) {
   constexpr int kWidth = kColumns * Vec<T>::kLanes;
   for_each_bias_tile<T, kColumns>(
-      context, head, rows, keys, scratch, [&](math::KeyRange own_rows, math::KeyRange own_keys) {
-        visit_bias_tile<T, kColumns>(context, head, own_rows, own_keys, scratch,
+      context, head, rows, keys, scratch,
+      [&](const HeadContext& own, math::KeyRange own_rows, math::KeyRange own_keys) {
+        visit_bias_tile<T, kColumns>(own, head, own_rows, own_keys, scratch,
                                      [&](std::int64_t t, std::int64_t lane, T gradient) {
                                        scratch.sums[t * kWidth + lane] += gradient;
                                      });
@@ -159,10 +165,10 @@ double slope_gradient_of_head(const HeadContext& context, const BiasHead<T>& hea
   const Sequence& sequence = context.sequence;
   for_each_bias_tile<T, kColumns>(
       context, head, {0, sequence.q_len}, {0, sequence.k_len}, scratch,
-      [&](math::KeyRange rows, math::KeyRange keys) {
+      [&](const HeadContext& own, math::KeyRange rows, math::KeyRange keys) {
         const std::int64_t first = rows.begin + sequence.diagonal - keys.begin;
         visit_bias_tile<T, kColumns>(
-            context, head, rows, keys, scratch, [&](std::int64_t t, std::int64_t lane, T gradient) {
+            own, head, rows, keys, scratch, [&](std::int64_t t, std::int64_t lane, T gradient) {
               const double distance = static_cast<double>(first + lane - t);
               sum += static_cast<double>(gradient) * math::alibi_derivative(distance);
             });
@@ -180,9 +186,8 @@ void slope_item(const Problem& problem, const BlockSchedule& shared, const View&
       problem.slopes_per_batch ? math::KeyRange{own, own + 1} : math::KeyRange{0, problem.batch};
   double sum = 0;
   for (std::int64_t b = batches.begin; b < batches.end; ++b) {
-    HeadContext context = {&problem, shared.sequences[b], head, scratch.gradient.bands, 0};
-    context.band_count =
-        problem::sequence_bands(problem, context.sequence, head, scratch.gradient.bands);
+    const HeadContext context =
+        head_context(problem, shared.sequences[b], head, shared.bands, scratch.gradient.bands);
     sum += slope_gradient_of_head<T, kColumns>(
         context, {delta, units[b * problem.kv_heads + context.kv_head()]}, scratch);
   }
@@ -233,9 +238,8 @@ void bias_item(const Problem& problem, const BlockSchedule& shared, const View& 
   for (std::int64_t i = 0; i < kGradientTile * kWidth; ++i) scratch.sums[i] = T(0);
   for (std::int64_t batch = batches.begin; batch < batches.end; ++batch) {
     for (std::int64_t head = heads.begin; head < heads.end; ++head) {
-      HeadContext context = {&problem, shared.sequences[batch], head, scratch.gradient.bands, 0};
-      context.band_count =
-          problem::sequence_bands(problem, context.sequence, head, scratch.gradient.bands);
+      const HeadContext context = head_context(problem, shared.sequences[batch], head, shared.bands,
+                                               scratch.gradient.bands);
       add_bias_head<T, kColumns>(context,
                                  {delta, units[batch * problem.kv_heads + context.kv_head()]}, rows,
                                  keys, scratch);

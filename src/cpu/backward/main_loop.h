@@ -53,6 +53,11 @@ struct KeyBlock {
   std::int64_t first;
   std::int64_t keys;
   OrderBarrier order;
+  const BandIndex* bands;  // of slices
+
+  TILEWISE_INLINE HeadContext context(std::int64_t head_of_group, Band* room) const {
+    return head_context(*problem, sequence, kv_head * problem->group + head_of_group, *bands, room);
+  }
 };
 
 // One pass of a block of keys over the queries. A second pass computes only dK and dV again,
@@ -213,16 +218,18 @@ void visit_query_tile(const HeadContext& context, const KeyBlock& block, math::K
   for (std::int64_t panel = 0; panel * kWidth < block.keys; ++panel) {
     const std::int64_t lane0 = block.first + panel * kWidth;
     const std::int64_t lanes = math::min(kWidth, block.keys - panel * kWidth);
-    const math::KeyRange own = rows_of_keys(context, lane0, lanes);
+    const HeadContext own_context =
+        narrowed(context, rows, {lane0, lane0 + lanes}, scratch.gradient.bands);
+    const math::KeyRange own = rows_of_keys(own_context, lane0, lanes);
     const std::int64_t t0 = align_to_operand<E>(math::max(own.begin, rows.begin));
     const TileBounds bounds = {lane0, lanes, t0, math::min(own.end, rows.end) - t0};
     if (bounds.t_count <= 0) continue;
-    const TileClass tile_class = classify(context, Lanes::kKeys, bounds);
+    const TileClass tile_class = classify(own_context, Lanes::kKeys, bounds);
     if (tile_class == TileClass::kEmpty) continue;
     load_row_statistics(context, {pass.delta, tile.units->v_panel, tile.units->dout_rows},
                         bounds.t0, bounds.t_count, bounds.t_count, scratch.gradient);
     with_columns<E, kColumns>(lanes, [&](auto columns) {
-      key_tile<E, kColumns, decltype(columns)::kCount>(context, bounds, tile_class, tile, rows,
+      key_tile<E, kColumns, decltype(columns)::kCount>(own_context, bounds, tile_class, tile, rows,
                                                        panel, pass, scratch);
     });
     if (visited.end != panel) {
@@ -245,28 +252,50 @@ void visit_queries(const RunContext& run, const KeyBlock& block, const KeyPass<S
       pass.adds_to_dq() ? pass.query_gradient.row * static_cast<std::int64_t>(sizeof(T)) : 0;
   const std::int64_t tiles = math::ceil_div(block.sequence.q_len, kGradientTile);
   for (std::int64_t g = 0; g < problem.group; ++g) {
-    HeadContext context = {&problem, block.sequence, block.kv_head * problem.group + g,
-                           scratch.gradient.bands, 0};
-    context.band_count =
-        problem::sequence_bands(problem, block.sequence, context.head, scratch.gradient.bands);
+    const HeadContext context = block.context(g, scratch.gradient.bands);
     const math::KeyRange rows = rows_of_keys(context, block.first, block.keys);
-    for (std::int64_t tile = rows.begin / kGradientTile * kGradientTile; tile < rows.end;
-         tile += kGradientTile) {
-      const math::KeyRange own = {align_to_operand<E>(math::max(tile, rows.begin)),
-                                  math::min(tile + kGradientTile, rows.end)};
-      const std::int64_t position = g * tiles + tile / kGradientTile;
+    const auto next_range = [&](std::int64_t begin) {
+      return next_visible_rows(context, {block.first, block.first + block.keys}, {begin, rows.end},
+                               kGradientTile);
+    };
+    math::KeyRange next = next_range(rows.begin);
+    while (next.begin < next.end) {
+      const math::KeyRange seen = next;
+      const math::KeyRange own = {align_to_operand<E>(seen.begin), seen.end};
+      const std::int64_t position = g * tiles + seen.begin / kGradientTile;
       if (pass.adds_to_dq()) block.order.wait(position);
-      const math::KeyRange next = {own.end, math::min(own.end + kGradientTile, rows.end)};
+      next = next_range(math::round_up(seen.end, kGradientTile));
       visit_query_tile<E, kColumns>(context, block, own, next, pass, scratch);
       if (pass.adds_to_dq()) block.order.arrive(position);
-      const std::int64_t seen = own.end - math::max(tile, rows.begin);
-      count_traffic(run, seen * (bytes + dq_bytes), seen * dq_bytes);
+      count_traffic(run, (seen.end - seen.begin) * (bytes + dq_bytes),
+                    (seen.end - seen.begin) * dq_bytes);
     }
   }
   if (pass.adds_to_dq()) {
     block.order.wait(problem.group * tiles - 1);
     block.order.arrive(problem.group * tiles - 1);
   }
+}
+
+// Returns whether any query sees a key of the block. K and V of other blocks are not read.
+//
+// bands: room for max_bands(problem)
+inline bool is_seen(const KeyBlock& block, Band* bands) {
+  for (std::int64_t g = 0; g < block.problem->group; ++g) {
+    const math::KeyRange rows = rows_of_keys(block.context(g, bands), block.first, block.keys);
+    if (rows.begin < rows.end) return true;
+  }
+  return false;
+}
+
+template <class E, int kWidth>
+void clear_key_gradients(const KeyBlock& block, const KeyScratch<E>& scratch) {
+  using T = SumOf<E>;
+  const std::int64_t panels = math::ceil_div(block.keys, kWidth);
+  const std::int64_t dk = panels * gradient_panel<kWidth>(block.problem->head_dim);
+  const std::int64_t dv = panels * gradient_panel<kWidth>(block.problem->value_dim);
+  for (std::int64_t i = 0; i < dk; ++i) scratch.dk_panels[i] = T(0);
+  for (std::int64_t i = 0; i < dv; ++i) scratch.dv_panels[i] = T(0);
 }
 
 template <class E, int kWidth>
@@ -285,10 +314,6 @@ void load_keys(const KeyBlock& block, const GradientUnits<SumOf<E>>& units,
     pack_panel<E, kWidth>(
         {&problem.v, block.sequence.batch, block.kv_head, row, lanes, problem.value_dim},
         units.v_panel, scratch.v_panels + at_v);
-    const std::int64_t dk = gradient_panel<kWidth>(problem.head_dim);
-    const std::int64_t dv = gradient_panel<kWidth>(problem.value_dim);
-    for (std::int64_t i = 0; i < dk; ++i) scratch.dk_panels[panel * dk + i] = T(0);
-    for (std::int64_t i = 0; i < dv; ++i) scratch.dv_panels[panel * dv + i] = T(0);
   }
 }
 
@@ -330,19 +355,21 @@ void key_block(const RunContext& run, const KeyBlock& block, KeyPass<SumOf<E>> p
   const QueryGradient<SumOf<E>>& gradient = pass.query_gradient;
   const GradientUnits<SumOf<E>>& units =
       gradient.units[block.sequence.batch * problem.kv_heads + block.kv_head];
-  if (gradient.sums != nullptr) {
+  const bool seen = is_seen(block, scratch.gradient.bands);
+  if (seen && gradient.sums != nullptr) {
     KeyRows<E> rows = {scratch.key_rows, scratch.non_finite_keys, true};
     load_key_rows<E>({&problem.k, block.sequence.batch, block.kv_head,
                       block.sequence.k_start + block.first, block.keys, problem.head_dim},
                      gradient.row, units.k_rows, rows);
     pass.keys_are_finite = rows.all_finite;
   }
-  load_keys<E, kWidth>(block, units, scratch);
+  if (seen) load_keys<E, kWidth>(block, units, scratch);
+  clear_key_gradients<E, kWidth>(block, scratch);
   visit_queries<E, kColumns>(run, block, pass, scratch);
   store_key_gradients<E, kWidth>(block, units, scratch);
   count_traffic(run,
-                block.keys * (row_bytes(problem.k, problem.head_dim) +
-                              row_bytes(problem.v, problem.value_dim)),
+                (seen ? block.keys : 0) * (row_bytes(problem.k, problem.head_dim) +
+                                           row_bytes(problem.v, problem.value_dim)),
                 block.keys * (row_bytes(problem.dk, problem.head_dim) +
                               row_bytes(problem.dv, problem.value_dim)));
 }

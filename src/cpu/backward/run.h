@@ -214,8 +214,13 @@ void sweep_keys(const Problem& problem, const RunContext& run,
     const OrderBarrier order = {
         ordered ? gradient.progress + number : nullptr,
         ordered && item.block > 0 ? gradient.progress + number - problem.kv_heads : nullptr};
-    KeyBlock block = {
-        &problem, shared.sequences[item.batch], item.head, item.block * panels * kWidth, 0, order};
+    KeyBlock block = {&problem,
+                      shared.sequences[item.batch],
+                      item.head,
+                      item.block * panels * kWidth,
+                      0,
+                      order,
+                      &shared.bands};
     block.keys = math::min(panels * kWidth, block.sequence.k_len - block.first);
     const KeyPass<T> pass = {false, true, workspace.delta, gradient, &run};
     Policy::run(run, block, pass, workspace.packed, scratch);
@@ -253,10 +258,11 @@ void sweep_slopes(const Problem& problem, const RunContext& run,
 template <class T, int kColumns, class Policy = SimdBackward<T, kColumns>>
 Status run_backward(const Problem& problem, const RunContext& run) {
   Arena arena(run.workspace);
-  const BackwardWorkspace<T, Policy> workspace =
+  BackwardWorkspace<T, Policy> workspace =
       take_backward<T, kColumns * Vec<T>::kLanes, Policy>(problem, run.concurrency, arena);
   problem::fill_sequences(problem, workspace.shared.sequences);
   problem::fill_unowned_rows(problem, workspace.shared.sequences);
+  problem::build_band_index(problem, problem::SearchedBy::kKeys, workspace.shared.bands);
   preprocess(problem, run, workspace);
   sweep_units(problem, run, workspace);
   if (needs_key_sweep(problem)) sweep_keys<T, kColumns>(problem, run, workspace);

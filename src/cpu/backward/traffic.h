@@ -26,9 +26,10 @@ double backward_traffic(const Problem& problem, std::int64_t concurrency) {
     bytes += shape.per_head * rows_visited(shape, workspace.panels * kWidth) *
              ((kCopies > 0 ? kCopies : 1) * rows + 2 * sums);
     if (kCopies > 0) bytes += shape.per_head * q_rows * (1 + kCopies) * rows;
+    bytes += shape.per_kv_head * keys_in_seen_blocks(shape, workspace.panels * kWidth) *
+             (bytes_of(problem.k, problem.head_dim) + bytes_of(problem.v, problem.value_dim));
     bytes += shape.per_kv_head * static_cast<double>(problem.k_rows) *
-             (bytes_of(problem.k, problem.head_dim) + bytes_of(problem.v, problem.value_dim) +
-              bytes_of(problem.dk, problem.head_dim) + bytes_of(problem.dv, problem.value_dim));
+             (bytes_of(problem.dk, problem.head_dim) + bytes_of(problem.dv, problem.value_dim));
   }
   if (problem.dq.present())
     bytes += shape.per_head * q_rows * (sums + bytes_of(problem.dq, problem.head_dim));

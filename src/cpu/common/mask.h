@@ -10,6 +10,52 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
+// ---- the bands of a head and of a tile ----
+
+// Returns the context of a whole head. `bands` has room for max_bands(problem): narrowed() fills it
+// in.
+TILEWISE_INLINE HeadContext head_context(const Problem& problem, const Sequence& sequence,
+                                         std::int64_t head, const BandIndex& index, Band* bands) {
+  HeadContext context = {&problem, sequence, head, bands, 0};
+  if (problem.slices.present()) {
+    context.index = &index;
+  } else {
+    context.band_count = problem::sequence_bands(problem, sequence, head, bands);
+  }
+  return context;
+}
+
+// Calls f(band, the keys that it shows to the rows) for the bands of the head's index that show
+// some of the keys to some of the rows. f may move the ends of the ranges closer together.
+template <class Function>
+TILEWISE_INLINE void for_each_touching(const HeadContext& context, const math::KeyRange& rows,
+                                       const math::KeyRange& keys, Function f) {
+  const auto visit = [&](const problem::IndexedBand& entry) {
+    if (entry.head != -1 && entry.head != context.head) return;
+    Band band = entry.band;
+    band.key_end = math::min(band.key_end, context.sequence.k_len);
+    const math::KeyRange seen = math::tile_keys(band, rows.begin, rows.end);
+    if (seen.begin < seen.end && seen.begin < keys.end && seen.end > keys.begin) f(band, seen);
+  };
+  context.index->for_each_candidate(context.head, rows, keys, visit);
+}
+
+// Returns the context with the list of the bands that touch the rows and the keys, in `bands`.
+// Every band of the list is one of the head's, so the context holds for these rows and keys alone.
+inline HeadContext narrowed(const HeadContext& context, math::KeyRange rows, math::KeyRange keys,
+                            Band* bands) {
+  if (context.index == nullptr) return context;
+  HeadContext result = context;
+  result.index = nullptr;
+  result.bands = bands;
+  for_each_touching(context, rows, keys, [&](const Band& band, const math::KeyRange&) {
+    bands[result.band_count++] = band;
+  });
+  return result;
+}
+
+// ---- the class of a tile ----
+
 // A tile is empty if it is empty in every band, and full if it is full in one band.
 TILEWISE_INLINE TileClass classify(const HeadContext& context, Lanes lanes,
                                    const TileBounds& bounds) {
@@ -24,6 +70,8 @@ TILEWISE_INLINE TileClass classify(const HeadContext& context, Lanes lanes,
   }
   return result;
 }
+
+// ---- masked scores ----
 
 template <class T, int kWidth>
 TILEWISE_INLINE void load_score_row(const View& view, std::int64_t at, std::int64_t lane_stride,
@@ -120,8 +168,10 @@ void apply_union(const HeadContext& context, const TileBounds& bounds, std::uint
   const math::KeyRange keys = keys_of(kLanesAre, bounds);
   __builtin_memset(visible, 0, static_cast<std::size_t>(bounds.t_count * kWidth));
   for (std::int64_t s = 0; s < context.band_count; ++s) {
-    for (std::int64_t i = rows.begin; i < rows.end; ++i) {
-      const math::KeyRange range = math::visible_keys(context.bands[s], i);
+    const Band& band = context.bands[s];
+    const std::int64_t end = math::min(rows.end, band.row_end);
+    for (std::int64_t i = math::max(rows.begin, band.row_begin); i < end; ++i) {
+      const math::KeyRange range = math::visible_keys(band, i);
       for (std::int64_t j = math::max(range.begin, keys.begin); j < math::min(range.end, keys.end);
            ++j) {
         const bool queries = kLanesAre == Lanes::kQueries;
@@ -153,17 +203,27 @@ void apply_bands(const HeadContext& context, const TileBounds& bounds,
   apply_edges<T, kLanesAre, kWidth>(bounds, scratch.low, scratch.high, scores);
 }
 
+// ---- what rows see, and what sees keys ----
+
+// Adds a range, unless it is empty, to the smallest one that contains all of them.
+TILEWISE_INLINE void extend(math::KeyRange& all, const math::KeyRange& more) {
+  if (more.begin >= more.end) return;
+  all.begin = math::min(all.begin, more.begin);
+  all.end = math::max(all.end, more.end);
+}
+
 // The keys that any of the rows [first, first + rows) sees through any band.
-TILEWISE_INLINE math::KeyRange keys_of_rows(const HeadContext& context, std::int64_t first,
-                                            std::int64_t rows) {
-  math::KeyRange range = {context.sequence.k_len, 0};
-  for (std::int64_t s = 0; s < context.band_count; ++s) {
-    const math::KeyRange of_band = math::tile_keys(context.bands[s], first, first + rows);
-    if (of_band.begin >= of_band.end) continue;
-    range.begin = math::min(range.begin, of_band.begin);
-    range.end = math::max(range.end, of_band.end);
+inline math::KeyRange keys_of_rows(const HeadContext& context, std::int64_t first,
+                                   std::int64_t rows) {
+  const std::int64_t k_len = context.sequence.k_len;
+  math::KeyRange range = {k_len, 0};
+  if (context.index != nullptr) {
+    for_each_touching(context, {first, first + rows}, {0, k_len},
+                      [&](const Band&, const math::KeyRange& seen) { extend(range, seen); });
   }
-  return {math::max(range.begin, 0), math::min(range.end, context.sequence.k_len)};
+  for (std::int64_t s = 0; s < context.band_count; ++s)
+    extend(range, math::tile_keys(context.bands[s], first, first + rows));
+  return {math::max(range.begin, 0), math::min(range.end, k_len)};
 }
 
 // The keys that all of the rows see through one band: the band that shows the most keys.
@@ -178,16 +238,61 @@ TILEWISE_INLINE math::KeyRange common_keys_of_rows(const HeadContext& context, s
 }
 
 // The rows that see any of the keys [first, first + count) through any band.
-TILEWISE_INLINE math::KeyRange rows_of_keys(const HeadContext& context, std::int64_t first,
-                                            std::int64_t count) {
-  math::KeyRange range = {context.sequence.q_len, 0};
-  for (std::int64_t s = 0; s < context.band_count; ++s) {
-    const math::KeyRange of_band = math::tile_rows(context.bands[s], first, first + count);
-    if (of_band.begin >= of_band.end) continue;
-    range.begin = math::min(range.begin, of_band.begin);
-    range.end = math::max(range.end, of_band.end);
+inline math::KeyRange rows_of_keys(const HeadContext& context, std::int64_t first,
+                                   std::int64_t count) {
+  const std::int64_t q_len = context.sequence.q_len;
+  math::KeyRange range = {q_len, 0};
+  if (context.index != nullptr) {
+    for_each_touching(context, {0, q_len}, {first, first + count},
+                      [&](const Band& band, const math::KeyRange&) {
+                        extend(range, math::tile_rows(band, first, first + count));
+                      });
   }
-  return {math::max(range.begin, 0), math::min(range.end, context.sequence.q_len)};
+  for (std::int64_t s = 0; s < context.band_count; ++s)
+    extend(range, math::tile_rows(context.bands[s], first, first + count));
+  return {math::max(range.begin, 0), math::min(range.end, q_len)};
+}
+
+// The part of a range that lies in the range's first tile.
+TILEWISE_INLINE math::KeyRange first_tile(math::KeyRange range, std::int64_t tile) {
+  return {range.begin, math::min(range.begin / tile * tile + tile, range.end)};
+}
+
+// Returns what the rows see of the first tile of `keys` in which they see a key: the keys from the
+// first to the last one. The range is empty if they see none. Tiles are multiples of `tile` keys.
+// One band leaves no tile empty between the first and the last one, so that without slices it is
+// the first tile, and all of it.
+inline math::KeyRange next_visible_keys(const HeadContext& context, const math::KeyRange& rows,
+                                        math::KeyRange keys, std::int64_t tile) {
+  if (context.index == nullptr) return first_tile(keys, tile);
+  math::KeyRange before = keys;  // the keys before the first one that is known to be seen
+  for_each_touching(context, rows, before, [&](const Band&, const math::KeyRange& seen) {
+    before.end = math::max(seen.begin, keys.begin);
+  });
+  const math::KeyRange first = first_tile({before.end, keys.end}, tile);
+  math::KeyRange range = {first.end, first.begin};
+  for_each_touching(context, rows, first,
+                    [&](const Band&, const math::KeyRange& seen) { extend(range, seen); });
+  return {math::max(range.begin, first.begin), math::min(range.end, first.end)};
+}
+
+// Returns the rows of the first tile of `rows` that see some of the keys, from the first to the
+// last one, as next_visible_keys() does for keys.
+inline math::KeyRange next_visible_rows(const HeadContext& context, const math::KeyRange& keys,
+                                        math::KeyRange rows, std::int64_t tile) {
+  if (context.index == nullptr) return first_tile(rows, tile);
+  math::KeyRange before = rows;
+  for_each_touching(context, before, keys, [&](const Band& band, const math::KeyRange&) {
+    const math::KeyRange seeing = math::tile_rows(band, keys.begin, keys.end);
+    if (seeing.begin < math::min(seeing.end, before.end))
+      before.end = math::max(seeing.begin, rows.begin);
+  });
+  const math::KeyRange first = first_tile({before.end, rows.end}, tile);
+  math::KeyRange range = {first.end, first.begin};
+  for_each_touching(context, first, keys, [&](const Band& band, const math::KeyRange&) {
+    extend(range, math::tile_rows(band, keys.begin, keys.end));
+  });
+  return {math::max(range.begin, first.begin), math::min(range.end, first.end)};
 }
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET

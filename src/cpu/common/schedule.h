@@ -6,6 +6,7 @@
 
 #include "math/integer.h"
 #include "problem/arena.h"
+#include "problem/band_index.h"
 #include "problem/kernel.h"
 #include "problem/sequence.h"
 
@@ -23,6 +24,7 @@ struct BlockSchedule {
   Sequence* sequences;          // (B)
   std::int64_t* blocks_before;  // (B + 1): blocks of one head in the sequences before b
   std::int64_t* next;           // the counter of the work queue
+  problem::BandIndex bands;     // of slices
 };
 
 TILEWISE_INLINE BlockSchedule take_schedule(const Problem& problem, Arena& arena) {
@@ -30,6 +32,7 @@ TILEWISE_INLINE BlockSchedule take_schedule(const Problem& problem, Arena& arena
   shared.sequences = arena.take<Sequence>(problem.batch);
   shared.blocks_before = arena.take<std::int64_t>(problem.batch + 1);
   shared.next = arena.take<std::int64_t>(1);
+  shared.bands = problem::take_band_index(problem, arena);
   return shared;
 }
 

@@ -4,6 +4,7 @@
 
 #include "cpu/simd/vector.h"
 #include "math/mask_rule.h"
+#include "problem/band_index.h"
 #include "problem/problem.h"
 #include "problem/sequence.h"
 
@@ -11,6 +12,7 @@ namespace tilewise::cpu::TILEWISE_TARGET {
 
 using math::Band;
 using math::TileClass;
+using problem::BandIndex;
 using problem::Problem;
 using problem::Sequence;
 
@@ -25,14 +27,17 @@ struct TileBounds {
   std::int64_t t_count;
 };
 
-// The (sequence, query head) that a tile belongs to, and the bands of its mask. GQA: the query
-// heads of a group share one kv head (MQA: all of them do).
+// The (sequence, query head) that a tile belongs to, and the bands of its mask: one band without
+// slices. With slices a context of a whole head has the index of all bands, and that of a tile the
+// list of those that touch it (narrowed(), common/mask.h). GQA: the query heads of a group share
+// one kv head (MQA: all of them do).
 struct HeadContext {
   const Problem* problem;
   Sequence sequence;
   std::int64_t head;
   const Band* bands;
   std::int64_t band_count;
+  const BandIndex* index = nullptr;  // nullptr: `bands` are all that there are
 
   TILEWISE_INLINE std::int64_t kv_head() const { return head / problem->group; }
 };

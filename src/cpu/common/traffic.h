@@ -77,6 +77,18 @@ TILEWISE_INLINE double rows_visited(const DenseShape& shape, std::int64_t keys) 
   return static_cast<double>(total);
 }
 
+// The number of keys in those blocks of `keys` keys of which a query sees a key.
+TILEWISE_INLINE double keys_in_seen_blocks(const DenseShape& shape, std::int64_t keys) {
+  const std::int64_t k_len = shape.context.sequence.k_len;
+  std::int64_t total = 0;
+  for (std::int64_t first = 0; first < k_len; first += keys) {
+    const std::int64_t count = math::min(keys, k_len - first);
+    const math::KeyRange rows = rows_of_keys(shape.context, first, count);
+    total += rows.begin < rows.end ? count : 0;
+  }
+  return static_cast<double>(total);
+}
+
 TILEWISE_INLINE double bytes_of(const View& view, std::int64_t width) {
   return static_cast<double>(row_bytes(view, width));
 }

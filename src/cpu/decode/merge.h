@@ -78,19 +78,22 @@ void merge_states(const DecodeRange& range, const SplitStates<T>& states, std::i
   }
 }
 
-// Merges the splits as a tree of pairs, whose shape depends on the number of splits alone. The
-// second worker that arrives at a pair merges it. arrived[b] belongs to the pair whose right half
-// begins with split b. Returns the number of pairs that the caller of `split` has merged, or -1
+// Merges the splits as a tree of pairs of all splits of the sequence. A half without splits of the
+// set leaves the other one as it is, and the state of a half is that of its first split. The second
+// worker that arrives at a pair merges it. arrived[n] belongs to the pair whose right half begins
+// with split n of the set. Returns the number of pairs that the caller of `split` has merged, or -1
 // minus that number if other splits have not arrived yet.
 template <class T>
 std::int64_t merge_in_tree(const DecodeRange& range, const SplitStates<T>& states,
-                           std::int64_t split, std::int64_t splits, std::uint8_t* arrived) {
+                           std::int64_t split, const SplitSet& splits, std::uint8_t* arrived) {
   std::int64_t merged = 0;
-  for (std::int64_t half = 1; half < splits; half *= 2) {
-    const std::int64_t left = split / (2 * half) * 2 * half;
-    const std::int64_t right = left + half;
-    if (right >= splits) continue;
-    if (__atomic_exchange_n(arrived + right, std::uint8_t{1}, __ATOMIC_ACQ_REL) == 0)
+  for (std::int64_t half = 1; half < kMostSplits; half *= 2) {
+    const std::int64_t begin = split / (2 * half) * 2 * half;
+    const std::int64_t left = splits.first_of({begin, begin + half});
+    const std::int64_t right = splits.first_of({begin + half, begin + 2 * half});
+    if (left < 0 || right < 0) continue;
+    if (__atomic_exchange_n(arrived + splits.count_before(right), std::uint8_t{1},
+                            __ATOMIC_ACQ_REL) == 0)
       return -1 - merged;
     merge_states(range, states, left, right);
     ++merged;

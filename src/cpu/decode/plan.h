@@ -1,7 +1,8 @@
 // The plan of decoding: which work items there are. A sequence of few queries is one pass over its
 // keys for each kv head. The keys are cut into splits (split-KV), whose states are merged as a tree
 // of pairs. The cuts depend on the sequence alone: not on the number of threads, nor on the rest of
-// the batch.
+// the batch. Splits of which no query sees a key have no work item, and the tree leaves them out,
+// which changes no bit of a state.
 #pragma once
 
 #include "cpu/common/schedule.h"
@@ -44,7 +45,7 @@ TILEWISE_INLINE std::int64_t split_count(std::int64_t keys) {
 }
 
 // The range of keys that is cut into splits: all keys that any query may see. With slices it is the
-// whole sequence.
+// whole sequence, so that the cuts do not depend on what the other queries see.
 TILEWISE_INLINE math::KeyRange decode_range(const Problem& problem, const Sequence& sequence) {
   if (problem.slices.present()) return {0, sequence.k_len};
   const math::Band band = math::window_band(sequence.q_len, sequence.k_len, sequence.diagonal,
@@ -62,8 +63,11 @@ struct DecodeHeads {
 };
 
 // Slices that name heads give every query head keys of its own; such heads are decoded one by one.
+TILEWISE_INLINE bool heads_see_different_keys(const Problem& problem) {
+  return problem.slices.present() && problem.slices.columns == 6;
+}
 TILEWISE_INLINE DecodeHeads decode_heads(const Problem& problem) {
-  if (problem.slices.present() && problem.slices.columns == 6) return {1, 1, problem.heads};
+  if (heads_see_different_keys(problem)) return {1, 1, problem.heads};
   const std::int64_t row_bytes =
       math::max(problem.head_dim, problem.value_dim) * problem::dtype_size(problem.dtype);
   const bool side_by_side = problem.k.head < problem.k.row && problem.v.head < problem.v.row;
@@ -108,11 +112,68 @@ TILEWISE_INLINE std::int64_t most_items(const Problem& problem) {
   return multiply_sizes(count, decode_heads(problem).items);
 }
 
+// Some of the splits of a sequence.
+class SplitSet {
+ public:
+  // The first `count` splits.
+  TILEWISE_INLINE static SplitSet first(std::int64_t count) {
+    SplitSet set;
+    set.add({0, count});
+    return set;
+  }
+  TILEWISE_INLINE void add(math::KeyRange splits) {
+    for (int w = 0; w < kWords; ++w) words_[w] |= bits_of_word(w, splits);
+  }
+  TILEWISE_INLINE void add(const SplitSet& more) {
+    for (int w = 0; w < kWords; ++w) words_[w] |= more.words_[w];
+  }
+  TILEWISE_INLINE std::int64_t count() const { return count_before(kMostSplits); }
+  TILEWISE_INLINE std::int64_t count_before(std::int64_t split) const {
+    std::int64_t count = 0;
+    for (int w = 0; w < kWords; ++w)
+      count += __builtin_popcountll(words_[w] & bits_of_word(w, {0, split}));
+    return count;
+  }
+  // Returns the first of the range's splits that is in the set, or -1.
+  TILEWISE_INLINE std::int64_t first_of(math::KeyRange splits) const {
+    for (int w = 0; w < kWords; ++w) {
+      const std::uint64_t bits = words_[w] & bits_of_word(w, splits);
+      if (bits != 0) return w * kBits + __builtin_ctzll(bits);
+    }
+    return -1;
+  }
+  // Returns the split that has `rank` others before it. rank: below count()
+  TILEWISE_INLINE std::int64_t split_at(std::int64_t rank) const {
+    std::int64_t split = first_of({0, kMostSplits});
+    for (; rank > 0; --rank) split = first_of({split + 1, kMostSplits});
+    return split;
+  }
+
+ private:
+  static constexpr std::int64_t kBits = 64;
+  static constexpr int kWords = kMostSplits / kBits;
+
+  TILEWISE_INLINE static std::uint64_t low_bits(std::int64_t count) {
+    return count >= kBits ? ~std::uint64_t{0} : (std::uint64_t{1} << math::max(count, 0)) - 1;
+  }
+  TILEWISE_INLINE static std::uint64_t bits_of_word(int word, math::KeyRange splits) {
+    return low_bits(splits.end - word * kBits) & ~low_bits(splits.begin - word * kBits);
+  }
+
+  std::uint64_t words_[kWords] = {};
+};
+
+// The lists of work items of a sequence: one, or one for each head if heads see different keys.
+TILEWISE_INLINE std::int64_t lists_of_sequence(const Problem& problem) {
+  return heads_see_different_keys(problem) ? math::max(problem.heads, 1) : 1;
+}
+
 // State that all workers share. Sequences that are not decoded, or that have one split, have no
 // states in it.
 template <class T>
 struct DecodeShared {
-  std::int64_t* items_before;   // (B + 1)
+  std::int64_t* items_before;   // (B * lists + 1)
+  SplitSet* visible;            // (B * lists), with slices: the splits that some query sees
   std::int64_t* states_before;  // (B + 1): rows of states of the sequences before b
   std::uint8_t* arrived;        // (items): see merge_in_tree()
   T* max;                       // (states)
@@ -126,7 +187,9 @@ DecodeShared<T> take_decode_shared(const Problem& problem, Arena& arena) {
   const std::int64_t states = most_states(problem);
   const std::int64_t size = multiply_sizes(states, padded<T>(problem.value_dim).size());
   DecodeShared<T> shared;
-  shared.items_before = arena.take<std::int64_t>(batch + 1);
+  const std::int64_t lists = multiply_sizes(batch, lists_of_sequence(problem));
+  shared.items_before = arena.take<std::int64_t>(lists < 0 ? INT64_MAX : lists + 1);
+  shared.visible = arena.take<SplitSet>(problem.slices.present() ? lists : 0);
   shared.states_before = arena.take<std::int64_t>(batch + 1);
   const std::int64_t most = most_items(problem);
   shared.arrived = arena.take<std::uint8_t>(most < 0 ? INT64_MAX : most);
@@ -136,22 +199,56 @@ DecodeShared<T> take_decode_shared(const Problem& problem, Arena& arena) {
   return shared;
 }
 
+// Sets the splits of a decoded sequence that some query sees, with slices; the first one where
+// there is none, so that every head has an item.
+//
+// visible: (lists)
+inline void find_visible_splits(const Problem& problem, const Sequence& sequence,
+                                const BandIndex& index, SplitSet* visible) {
+  const std::int64_t lists = lists_of_sequence(problem);
+  const std::int64_t length = split_length(sequence.k_len);
+  for (std::int64_t list = 0; list < lists; ++list) visible[list] = {};
+  SplitSet of_all;
+  for (std::int64_t i = 0; i < index.count; ++i) {
+    const problem::IndexedBand& entry = index.bands[i];
+    Band band = entry.band;
+    band.key_end = math::min(band.key_end, sequence.k_len);
+    const math::KeyRange keys = math::tile_keys(band, 0, sequence.q_len);
+    if (keys.begin >= keys.end) continue;
+    (entry.head == -1 ? of_all : visible[entry.head])
+        .add({keys.begin / length, math::ceil_div(keys.end, length)});
+  }
+  for (std::int64_t list = 0; list < lists; ++list) {
+    visible[list].add(of_all);
+    if (visible[list].count() == 0) visible[list] = SplitSet::first(1);
+  }
+}
+
 // Numbers the work items of all sequences. Returns how many there are.
 template <class T>
-std::int64_t number_decode_items(const Problem& problem, const Sequence* sequences,
+std::int64_t number_decode_items(const Problem& problem, const BlockSchedule& blocks,
                                  const DecodeShared<T>& shared) {
   shared.items_before[0] = shared.states_before[0] = 0;
   if (!may_decode(problem)) return 0;
-  const std::int64_t items = decode_heads(problem).items;
+  const std::int64_t lists = lists_of_sequence(problem);
+  const std::int64_t items = decode_heads(problem).items / lists;
   for (std::int64_t b = 0; b < problem.batch; ++b) {
-    const math::KeyRange keys = decode_range(problem, sequences[b]);
-    const std::int64_t splits = is_decoded(sequences[b]) ? split_count(keys.end - keys.begin) : 0;
-    shared.items_before[b + 1] = shared.items_before[b] + splits * items;
+    const Sequence& sequence = blocks.sequences[b];
+    const math::KeyRange keys = decode_range(problem, sequence);
+    const std::int64_t splits = is_decoded(sequence) ? split_count(keys.end - keys.begin) : 0;
     shared.states_before[b + 1] =
-        shared.states_before[b] + (splits > 1 ? splits * problem.heads * sequences[b].q_len : 0);
+        shared.states_before[b] + (splits > 1 ? splits * problem.heads * sequence.q_len : 0);
+    SplitSet* const visible = shared.visible + b * lists;
+    const bool some = problem.slices.present() && splits > 0;
+    if (some) find_visible_splits(problem, sequence, blocks.bands, visible);
+    for (std::int64_t list = 0; list < lists; ++list) {
+      shared.items_before[b * lists + list + 1] =
+          shared.items_before[b * lists + list] + (some ? visible[list].count() : splits) * items;
+    }
   }
-  for (std::int64_t i = 0; i < shared.items_before[problem.batch]; ++i) shared.arrived[i] = 0;
-  return shared.items_before[problem.batch];
+  const std::int64_t count = shared.items_before[problem.batch * lists];
+  for (std::int64_t i = 0; i < count; ++i) shared.arrived[i] = 0;
+  return count;
 }
 
 // One work item: a split of the keys of some heads of a sequence.
@@ -159,23 +256,37 @@ struct DecodeItem {
   std::int64_t batch;
   std::int64_t heads_number;  // the number of the group of heads
   std::int64_t split;
-  std::int64_t splits;  // of the sequence
+  SplitSet splits;           // of these heads
+  std::int64_t split_count;  // of these heads
+  std::int64_t first;        // the number of the first item of these heads
 };
 
 // Items are ordered by head, then by split: the order of the cache.
 template <class T>
 DecodeItem decode_item_at(const Problem& problem, const DecodeShared<T>& shared,
                           std::int64_t number) {
+  const std::int64_t lists = lists_of_sequence(problem);
   std::int64_t low = 0;
-  std::int64_t high = problem.batch;  // the last b with items_before[b] <= number
+  std::int64_t high = problem.batch * lists;  // the last list with items_before[list] <= number
   while (high - low > 1) {
     const std::int64_t middle = low + (high - low) / 2;
     (shared.items_before[middle] <= number ? low : high) = middle;
   }
   const std::int64_t within = number - shared.items_before[low];
-  const std::int64_t items = decode_heads(problem).items;
-  const std::int64_t splits = (shared.items_before[low + 1] - shared.items_before[low]) / items;
-  return {low, within / splits, within % splits, splits};
+  const std::int64_t items = decode_heads(problem).items / lists;
+  DecodeItem item;
+  item.batch = low / lists;
+  item.split_count = (shared.items_before[low + 1] - shared.items_before[low]) / items;
+  item.heads_number = low % lists + within / item.split_count;
+  item.split = within % item.split_count;
+  if (problem.slices.present()) {
+    item.splits = shared.visible[low];
+    item.split = item.splits.split_at(item.split);
+  } else {
+    item.splits = SplitSet::first(item.split_count);
+  }
+  item.first = number - within % item.split_count;
+  return item;
 }
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET

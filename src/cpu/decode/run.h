@@ -10,13 +10,15 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// The heads and keys of a work item, without the bands of its mask.
-TILEWISE_INLINE DecodeRange decode_item_keys(const Problem& problem, const Sequence* sequences,
-                                             const DecodeItem& item) {
+// The heads and keys of a work item.
+//
+// bands: room for max_bands(problem)
+TILEWISE_INLINE DecodeRange decode_item_keys(const Problem& problem, const BlockSchedule& blocks,
+                                             const DecodeItem& item, Band* bands) {
   DecodeRange range;
   range.heads = decode_heads(problem);
   const std::int64_t first = item.heads_number * range.heads.group * range.heads.kv_heads;
-  range.context = {&problem, sequences[item.batch], first, nullptr, 0};
+  range.context = head_context(problem, blocks.sequences[item.batch], first, blocks.bands, bands);
   range.heads.kv_heads =
       math::min(range.heads.kv_heads, (problem.heads - first) / range.heads.group);
   const math::KeyRange keys = decode_range(problem, range.context.sequence);
@@ -26,20 +28,19 @@ TILEWISE_INLINE DecodeRange decode_item_keys(const Problem& problem, const Seque
   return range;
 }
 
-// merged: pairs of states that were merged; last: the results were stored. Queries count for every
-// split, although a worker loads them once for consecutive splits of a head, so that the count does
-// not depend on the number of threads.
+// visited: keys that were read; merged: pairs of states that were merged; last: the results were
+// stored. Queries count for every split, although a worker loads them once for consecutive splits
+// of a head, so that the count does not depend on the number of threads.
 template <class T>
-void count_decode_traffic(const RunContext& run, const DecodeRange& range, std::int64_t merged,
-                          bool last, std::int64_t splits) {
+void count_decode_traffic(const RunContext& run, const DecodeRange& range, std::int64_t visited,
+                          std::int64_t merged, bool last, std::int64_t splits) {
   const Problem& problem = *range.context.problem;
   const std::int64_t size = problem::dtype_size(problem.dtype);
   const std::int64_t state =
       splits > 1 ? range.rows() * problem.value_dim * static_cast<std::int64_t>(sizeof(T)) : 0;
   const std::int64_t out = problem.value_dim * problem::dtype_size(problem.out.dtype);
   count_traffic(run,
-                (range.keys.end - range.keys.begin) * range.heads.kv_heads *
-                        (problem.head_dim + problem.value_dim) * size +
+                visited * range.heads.kv_heads * (problem.head_dim + problem.value_dim) * size +
                     range.rows() * problem.head_dim * size + (2 * merged + (last ? 1 : 0)) * state,
                 (1 + merged) * state + (last ? range.rows() * out : 0));
 }
@@ -55,39 +56,43 @@ void store_decoded_rows(const DecodeRange& range, const T* max, const T* sum, co
 // `following` is the item that the caller computes next, whose first keys are prefetched, or a
 // number after the last.
 template <class T>
-void decode_item(const Problem& problem, const RunContext& run, const Sequence* sequences,
+void decode_item(const Problem& problem, const RunContext& run, const BlockSchedule& blocks,
                  const DecodeShared<T>& shared, std::int64_t number, std::int64_t following,
                  DecodeScratch<T>& own) {
   DecodeScratch<T> scratch = own;
   const DecodeItem item = decode_item_at(problem, shared, number);
-  DecodeRange range = decode_item_keys(problem, sequences, item);
-  range.context.bands = scratch.bands;
-  range.context.band_count =
-      problem::sequence_bands(problem, range.context.sequence, range.context.head, scratch.bands);
   DecodeRange next;
-  if (following < shared.items_before[problem.batch]) {
-    next = decode_item_keys(problem, sequences, decode_item_at(problem, shared, following));
-    range.following = &next;
+  const bool has_next = following < shared.items_before[problem.batch * lists_of_sequence(problem)];
+  if (has_next) {
+    const DecodeItem next_item = decode_item_at(problem, shared, following);
+    next = decode_item_keys(problem, blocks, next_item, scratch.bands);
   }
+  DecodeRange range = decode_item_keys(problem, blocks, item, scratch.bands);
+  if (has_next) range.following = &next;
   const std::int64_t heads = item.batch * problem.heads + range.context.head;
   if (own.loaded != heads) load_decode_queries(range, scratch);
   own.loaded = heads;
   const SplitStates<T> states = split_states(range, shared, item);
-  if (item.splits > 1) {  // the split computes its states in their final place
+  if (item.split_count > 1) {  // the split computes its states in their final place
     const std::int64_t first = item.split * states.stride;
     scratch.max = states.max + first;
     scratch.sum = states.sum + first;
     scratch.out = states.out + first * states.size;
   }
-  decode_split(run, range, scratch);
-  if (item.splits == 1) {
+  const std::int64_t visited = decode_split(run, range, scratch);
+  if (item.split_count == 1) {
     store_decoded_rows(range, scratch.max, scratch.sum, scratch.out);
-    return count_decode_traffic<T>(run, range, 0, true, 1);
+    return count_decode_traffic<T>(run, range, visited, 0, true, 1);
   }
   const std::int64_t merged =
-      merge_in_tree(range, states, item.split, item.splits, shared.arrived + number - item.split);
-  if (merged >= 0) store_decoded_rows(range, states.max, states.sum, states.out);
-  count_decode_traffic<T>(run, range, merged < 0 ? -1 - merged : merged, merged >= 0, item.splits);
+      merge_in_tree(range, states, item.split, item.splits, shared.arrived + item.first);
+  if (merged >= 0) {
+    const std::int64_t first = item.splits.first_of({0, kMostSplits}) * states.stride;
+    store_decoded_rows(range, states.max + first, states.sum + first,
+                       states.out + first * states.size);
+  }
+  count_decode_traffic<T>(run, range, visited, merged < 0 ? -1 - merged : merged, merged >= 0,
+                          item.split_count);
 }
 
 // ---- problems whose sequences are all decoded ----
@@ -110,19 +115,20 @@ std::int64_t decode_workspace(const Problem& problem, std::int64_t concurrency) 
 template <class T>
 Status run_decode(const Problem& problem, const RunContext& run) {
   Arena arena(run.workspace);
-  const BlockSchedule shared = take_schedule(problem, arena);
+  BlockSchedule shared = take_schedule(problem, arena);
   const DecodeShared<T> decode = take_decode_shared<T>(problem, arena);
   char* const scratch_base = static_cast<char*>(run.workspace) + arena.bytes();
   Arena measure(nullptr);
   take_decode_scratch<T>(problem, measure);
   problem::fill_sequences(problem, shared.sequences);
   problem::fill_unowned_rows(problem, shared.sequences);
-  const std::int64_t items = number_decode_items(problem, shared.sequences, decode);
+  problem::build_band_index(problem, problem::SearchedBy::kKeys, shared.bands);
+  const std::int64_t items = number_decode_items(problem, shared, decode);
   auto start = [&](std::int64_t worker) {
     Arena own(scratch_base + worker * measure.bytes());
     return [&, scratch = take_decode_scratch<T>(problem, own)](std::int64_t number,
                                                                std::int64_t following) mutable {
-      decode_item(problem, run, shared.sequences, decode, number, following, scratch);
+      decode_item(problem, run, shared, decode, number, following, scratch);
     };
   };
   run_items_with_next(run, shared.next, items, start);

@@ -154,17 +154,34 @@ TILEWISE_INLINE Prefetcher cache_prefetcher(const View& view, const DecodeRange&
   return prefetcher;
 }
 
-// Returns a prefetcher of the rows of K after a block.
+// Keys of a work item.
+struct DecodeKeys {
+  std::int64_t first;
+  std::int64_t count;  // at most kDecodeKeys; 0: there are no more keys
+};
+
+// Returns the first block from `key` on of which some query sees a key. Blocks are multiples of
+// kDecodeKeys after the first key of the range.
+TILEWISE_INLINE DecodeKeys next_block(const DecodeRange& range, std::int64_t key) {
+  if (range.context.index == nullptr)
+    return {key, math::clamp(range.keys.end - key, 0, kDecodeKeys)};
+  const math::KeyRange rest = {key, math::max(key, range.keys.end)};
+  const math::KeyRange seen =
+      next_visible_keys(range.context, {0, range.context.sequence.q_len}, rest, kDecodeKeys);
+  const std::int64_t first = seen.begin / kDecodeKeys * kDecodeKeys;
+  return {first, seen.begin < seen.end ? seen.end - first : 0};
+}
+
+// Returns a prefetcher of the rows of K of the next block of the range, or of the first one of the
+// item that follows.
 template <class S>
-TILEWISE_INLINE Prefetcher next_keys_prefetcher(const DecodeRange& range, const DecodeBlock& block,
+TILEWISE_INLINE Prefetcher next_keys_prefetcher(const DecodeRange& range, DecodeKeys next,
                                                 std::int64_t steps) {
   const Problem& problem = *range.context.problem;
-  const std::int64_t next = block.first + block.keys;
-  const bool last = next == range.keys.end && range.following != nullptr;
+  const bool last = next.count == 0 && range.following != nullptr;
   const DecodeRange& in = last ? *range.following : range;
-  const std::int64_t first = last ? in.keys.begin : next;
-  return cache_prefetcher<S>(problem.k, in, problem.head_dim, first,
-                             math::min(kDecodeKeys, in.keys.end - first), steps);
+  if (last) next = next_block(in, in.keys.begin);
+  return cache_prefetcher<S>(problem.k, in, problem.head_dim, next.first, next.count, steps);
 }
 
 // One kv head of a block of keys.
@@ -266,7 +283,7 @@ void decode_outputs(const DecodeRange& range, const DecodeBlock& block, const He
 // while K of the next block is prefetched.
 template <class T, class S>
 void decode_block(const RunContext& run, const DecodeRange& range, const DecodeBlock& block,
-                  const DecodeScratch<T>& scratch) {
+                  DecodeKeys next, const DecodeScratch<T>& scratch) {
   const Problem& problem = *range.context.problem;
   const std::int64_t rows = block.rows();
   const std::int64_t heads = range.heads.kv_heads;
@@ -285,7 +302,7 @@ void decode_block(const RunContext& run, const DecodeRange& range, const DecodeB
         decode_scores<T, S>(range, block, head_block<T>(range, block, kv), scratch, v_prefetcher);
     seen_whole = whole && seen_whole;
   }
-  Prefetcher k_prefetcher = next_keys_prefetcher<S>(range, block, heads * v_steps);
+  Prefetcher k_prefetcher = next_keys_prefetcher<S>(range, next, heads * v_steps);
   for (std::int64_t kv = 0; kv < heads; ++kv) {
     const HeadBlock<T> head = head_block<T>(range, block, kv);
     BlockForm<T> form;
@@ -296,13 +313,28 @@ void decode_block(const RunContext& run, const DecodeRange& range, const DecodeB
   }
 }
 
+// Returns the number of keys that were read.
 template <class T, class S>
-void decode_keys(const RunContext& run, const DecodeRange& range, const DecodeScratch<T>& scratch) {
-  DecodeBlock block = {range.context, range.heads.group, range.context.sequence.q_len, 0, 0};
-  for (block.first = range.keys.begin; block.first < range.keys.end; block.first += block.keys) {
-    block.keys = math::min(kDecodeKeys, range.keys.end - block.first);
-    decode_block<T, S>(run, range, block, scratch);
+std::int64_t decode_keys(const RunContext& run, const DecodeRange& range,
+                         const DecodeScratch<T>& scratch) {
+  const std::int64_t q_len = range.context.sequence.q_len;
+  DecodeBlock block = {range.context, range.heads.group, q_len, 0, 0};
+  std::int64_t visited = 0;
+  DecodeKeys next = next_block(range, range.keys.begin);
+  while (next.count > 0) {
+    block.first = next.first;
+    block.keys = next.count;
+    const std::int64_t end = next.first + next.count;
+    if (range.context.index == nullptr) {
+      next = next_block(range, end);
+    } else {
+      block.context = narrowed(range.context, {0, q_len}, {block.first, end}, scratch.bands);
+      next = next_block(range, block.first + kDecodeKeys);
+    }
+    decode_block<T, S>(run, range, block, next, scratch);
+    visited += block.keys;
   }
+  return visited;
 }
 
 // Divides the outputs of a split by their units.
@@ -317,22 +349,24 @@ void divide_decoded(const DecodeRange& range, const DecodeScratch<T>& scratch) {
   }
 }
 
-// Computes the states of a split.
+// Computes the states of a split. Returns the number of keys that were read.
 template <class T>
-void decode_split(const RunContext& run, const DecodeRange& range,
-                  const DecodeScratch<T>& scratch) {
+std::int64_t decode_split(const RunContext& run, const DecodeRange& range,
+                          const DecodeScratch<T>& scratch) {
   const Problem& problem = *range.context.problem;
   clear_decode_state(range, scratch);
+  std::int64_t visited = 0;
   if constexpr (sizeof(T) == 8) {
-    decode_keys<T, double>(run, range, scratch);
+    visited = decode_keys<T, double>(run, range, scratch);
   } else if (problem.dtype == TILEWISE_FP32) {
-    decode_keys<T, float>(run, range, scratch);
+    visited = decode_keys<T, float>(run, range, scratch);
   } else if (problem.dtype == TILEWISE_BF16) {
-    decode_keys<T, math::BFloat16>(run, range, scratch);
+    visited = decode_keys<T, math::BFloat16>(run, range, scratch);
   } else {
-    decode_keys<T, math::Float16>(run, range, scratch);
+    visited = decode_keys<T, math::Float16>(run, range, scratch);
   }
   divide_decoded(range, scratch);
+  return visited;
 }
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET

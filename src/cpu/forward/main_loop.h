@@ -33,11 +33,10 @@ struct NextTile {
   RowBlock k;
   RowBlock v;
 };
-TILEWISE_INLINE NextTile next_tile(const HeadContext& context, std::int64_t first,
-                                   std::int64_t end) {
+TILEWISE_INLINE NextTile next_tile(const HeadContext& context, math::KeyRange keys) {
   const Problem& problem = *context.problem;
-  const std::int64_t row = context.sequence.k_start + first;
-  const std::int64_t count = math::clamp(end - first, 0, kKeyTile);
+  const std::int64_t row = context.sequence.k_start + keys.begin;
+  const std::int64_t count = math::max(keys.end - keys.begin, 0);
   const std::int64_t batch = context.sequence.batch;
   return {{&problem.k, batch, context.kv_head(), row, count, problem.head_dim},
           {&problem.v, batch, context.kv_head(), row, count, problem.value_dim}};
@@ -94,14 +93,15 @@ void load_scored_keys(const HeadContext& context, const RowBlock& keys,
   }
 }
 
+// Loads the tile of `keys`, and prepares to prefetch that of the keys `following`.
 template <class E>
-KeyTile<E> load_key_tile(const HeadContext& context, math::KeyRange keys, std::int64_t end,
+KeyTile<E> load_key_tile(const HeadContext& context, math::KeyRange keys, math::KeyRange following,
                          SumOf<E>& v_unit, const ForwardScratch<E>& scratch) {
   const Problem& problem = *context.problem;
   const std::int64_t row = context.sequence.k_start + keys.begin;
   const std::int64_t count = keys.end - keys.begin;
   const std::int64_t batch = context.sequence.batch;
-  const NextTile next = next_tile(context, keys.end, end);
+  const NextTile next = next_tile(context, following);
   KeyTile<E> tile;
   load_scored_keys<E>(context, {&problem.k, batch, context.kv_head(), row, count, problem.head_dim},
                       scratch, tile);
@@ -167,16 +167,21 @@ void forward_tile(const HeadContext& context, const TileBounds& bounds, TileClas
                                   &tile.prefetcher[1]);
 }
 
-// A panel, and the part of a range of keys that it may see, aligned to an operand. If t_count <= 0
-// it sees none.
+// A panel and a range of keys: the bands that touch both, and the part of the range that the panel
+// may see, aligned to an operand. If t_count <= 0 it sees none.
+struct PanelTile {
+  HeadContext context;
+  TileBounds bounds;
+};
 template <class E, int kWidth>
-TILEWISE_INLINE TileBounds panel_bounds(const QueryBlock& block, std::int64_t panel,
-                                        math::KeyRange keys) {
+TILEWISE_INLINE PanelTile panel_tile(const QueryBlock& block, std::int64_t panel,
+                                     math::KeyRange keys, const ForwardScratch<E>& scratch) {
   const std::int64_t lane0 = block.first + panel * kWidth;
   const std::int64_t lanes = math::min(kWidth, block.rows - panel * kWidth);
-  const math::KeyRange own = keys_of_rows(block.context, lane0, lanes);
+  const HeadContext context = narrowed(block.context, {lane0, lane0 + lanes}, keys, scratch.bands);
+  const math::KeyRange own = keys_of_rows(context, lane0, lanes);
   const std::int64_t t0 = align_to_operand<E>(math::max(own.begin, keys.begin));
-  return {lane0, lanes, t0, math::min(own.end, keys.end) - t0};
+  return {context, {lane0, lanes, t0, math::min(own.end, keys.end) - t0}};
 }
 
 // All panels of a block and one tile of keys.
@@ -184,18 +189,18 @@ template <class E, int kColumns>
 void visit_key_tile(const QueryBlock& block, math::KeyRange keys, KeyTile<E>& tile,
                     const ForwardScratch<E>& scratch) {
   constexpr int kWidth = kColumns * Vec<E>::kLanes;
-  const HeadContext& context = block.context;
-  const Problem& problem = *context.problem;
+  const Problem& problem = *block.context.problem;
   std::int64_t visits = 0;
   for (std::int64_t panel = 0; panel * kWidth < block.rows; ++panel)
-    visits += panel_bounds<E, kWidth>(block, panel, keys).t_count > 0 ? 1 : 0;
+    visits += panel_tile<E, kWidth>(block, panel, keys, scratch).bounds.t_count > 0 ? 1 : 0;
   visits = math::max(visits, 1);
   tile.prefetcher[0].spread_over(visits * math::ceil_div(keys.end - keys.begin, kGemmRows));
   tile.prefetcher[1].spread_over(visits * math::ceil_div(problem.value_dim, kGemmRows));
   for (std::int64_t panel = 0; panel * kWidth < block.rows; ++panel) {
-    const TileBounds bounds = panel_bounds<E, kWidth>(block, panel, keys);
+    const PanelTile own = panel_tile<E, kWidth>(block, panel, keys, scratch);
+    const TileBounds& bounds = own.bounds;
     if (bounds.t_count <= 0) continue;
-    const TileClass tile_class = classify(context, Lanes::kQueries, bounds);
+    const TileClass tile_class = classify(own.context, Lanes::kQueries, bounds);
     if (tile_class == TileClass::kEmpty) continue;
     if (tile.last) {  // the outputs are stored next: prefetch their lines
       tile.prefetcher[0] =
@@ -203,15 +208,16 @@ void visit_key_tile(const QueryBlock& block, math::KeyRange keys, KeyTile<E>& ti
       tile.prefetcher[0].spread_over(math::ceil_div(bounds.t_count, kGemmRows));
     }
     with_columns<E, kColumns>(bounds.lane_count, [&](auto columns) {
-      forward_tile<E, kColumns, decltype(columns)::kCount>(context, bounds, tile_class, tile, panel,
-                                                           scratch);
+      forward_tile<E, kColumns, decltype(columns)::kCount>(own.context, bounds, tile_class, tile,
+                                                           panel, scratch);
     });
   }
 }
 
 // The loop of algorithm 1 over the tiles of keys, for all panels of a block. Tiles lie on a grid of
-// the sequence, so that the result of a row does not depend on the block that it belongs to. Within
-// a tile a panel computes only the keys that it may see.
+// the sequence, so that the result of a row does not depend on the block that it belongs to. Tiles
+// that no row of the block sees are not read, and within a tile a panel computes only the keys that
+// it may see.
 template <class E, int kColumns>
 void visit_keys(const RunContext& run, const QueryBlock& block, const ForwardScratch<E>& scratch) {
   const Problem& problem = *block.context.problem;
@@ -219,10 +225,17 @@ void visit_keys(const RunContext& run, const QueryBlock& block, const ForwardScr
   const std::int64_t key_bytes = problem.head_dim * problem::dtype_size(problem.k.dtype) +
                                  problem.value_dim * problem::dtype_size(problem.v.dtype);
   SumOf<E> v_unit = Operand<E>::kNumbers > 1 ? SumOf<E>(1) : SumOf<E>(0);
-  for (std::int64_t first = keys.begin / kKeyTile * kKeyTile; first < keys.end; first += kKeyTile) {
-    const math::KeyRange range = {align_to_operand<E>(math::max(first, keys.begin)),
-                                  math::min(first + kKeyTile, keys.end)};
-    KeyTile<E> tile = load_key_tile(block.context, range, keys.end, v_unit, scratch);
+  const auto next_range = [&](std::int64_t begin) {
+    math::KeyRange range = next_visible_keys(block.context, {block.first, block.first + block.rows},
+                                             {begin, keys.end}, kKeyTile);
+    if (range.begin < range.end) range.begin = align_to_operand<E>(range.begin);
+    return range;
+  };
+  math::KeyRange following = next_range(keys.begin);
+  while (following.begin < following.end) {
+    const math::KeyRange range = following;
+    following = next_range(math::round_up(range.end, kKeyTile));
+    KeyTile<E> tile = load_key_tile(block.context, range, following, v_unit, scratch);
     tile.run = &run;
     count_traffic(run, (range.end - range.begin) * key_bytes, 0);
     visit_key_tile<E, kColumns>(block, range, tile, scratch);

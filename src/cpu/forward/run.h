@@ -149,9 +149,8 @@ void forward_item(const Problem& problem, const RunContext& run,
   const auto& scratch = policy.state();
   const WorkItem item = work_item_at(problem, shared.blocks, problem.heads, Side::kQueries, number);
   QueryBlock block;
-  block.context = {&problem, shared.blocks.sequences[item.batch], item.head, scratch.bands, 0};
-  const Sequence& sequence = block.context.sequence;
-  block.context.band_count = problem::sequence_bands(problem, sequence, item.head, scratch.bands);
+  const Sequence& sequence = shared.blocks.sequences[item.batch];
+  block.context = head_context(problem, sequence, item.head, shared.blocks.bands, scratch.bands);
   const ForwardSplits splits = forward_splits(problem, sequence, Policy::kSplitKeys);
   const std::int64_t block_number = item.block / splits.count;
   const std::int64_t split = item.block % splits.count;
@@ -174,7 +173,7 @@ template <class Policy>
 Status run_forward(const Problem& problem, const RunContext& run) {
   using T = typename Policy::Number;
   Arena arena(run.workspace);
-  const auto shared = ForwardShared<Policy>::take(problem, run.concurrency, arena);
+  auto shared = ForwardShared<Policy>::take(problem, run.concurrency, arena);
   const Sequence* const sequences = shared.blocks.sequences;
   char* const scratch_base = static_cast<char*>(run.workspace) + arena.bytes();
   Arena measure(nullptr);
@@ -182,10 +181,11 @@ Status run_forward(const Problem& problem, const RunContext& run) {
   take_decode_scratch<T>(problem, measure);
   problem::fill_sequences(problem, shared.blocks.sequences);
   problem::fill_unowned_rows(problem, sequences);
+  problem::build_band_index(problem, problem::SearchedBy::kRows, shared.blocks.bands);
   start_splits<Policy>(problem, sequences, shared.splits);
   const std::int64_t blocks =
       number_forward_blocks<Policy>(problem, shared.blocks, shared.block_rows) * problem.heads;
-  const std::int64_t decode_items = number_decode_items(problem, sequences, shared.decode);
+  const std::int64_t decode_items = number_decode_items(problem, shared.blocks, shared.decode);
   fill_head_queues(problem, shared.blocks, shared.runs, blocks, decode_items);
   for (std::int64_t worker = 0; worker < run.concurrency; ++worker) {
     Arena own(scratch_base + worker * measure.bytes());
@@ -196,7 +196,7 @@ Status run_forward(const Problem& problem, const RunContext& run) {
     const Policy worker_policy = Policy::take(problem, run.concurrency, own);
     DecodeScratch<T> decode_scratch = take_decode_scratch<T>(problem, own);
     if (number < blocks) return forward_item(problem, run, shared, number, worker_policy);
-    decode_item(problem, run, sequences, shared.decode, number - blocks, decode_items,
+    decode_item(problem, run, shared.blocks, shared.decode, number - blocks, decode_items,
                 decode_scratch);
   };
   run_head_queues(run, shared.runs, policy);

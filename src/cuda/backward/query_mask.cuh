@@ -5,11 +5,16 @@
 
 namespace tilewise::cuda::backward {
 
+// Whether a block searches the list of slices. The kernel of D 128 that has tiles of 64 x 128 would
+// spill registers for it.
+constexpr bool searches_slices(int q_tile, int k_tile) { return q_tile != 64 || k_tile != 128; }
+
 // The table's tiles are tiles of queries here.
 template <int kQTile, int kKTile>
-class QueryMask : public cuda::sm80::BandList {
+class QueryMask : public cuda::sm80::BandList<searches_slices(kQTile, kKTile)> {
  public:
-  using BandList::BandList;
+  using Base = cuda::sm80::BandList<searches_slices(kQTile, kKTile)>;
+  using Base::Base;
 
   // Builds the table by the first warp alone, before a barrier.
   __device__ __forceinline__ void build_by_warp() {
@@ -18,9 +23,9 @@ class QueryMask : public cuda::sm80::BandList {
       return rows.begin < rows.end ? rows : tile::Range{0, 0};
     };
     if (parameters_.problem.slices.present()) {
-      store_slice_bands(rows_of);
+      this->store_slice_bands({0, INT32_MAX}, {tile_.first, tile_.first + kKTile}, rows_of);
     } else if (threadIdx.x == 0) {
-      table_.bands[0] = window_band();
+      table_.bands[0] = this->window_band();
       table_.count = 1;
       table_.in_global = false;
       table_.range = rows_of(table_.bands[0]);
@@ -83,8 +88,8 @@ class QueryMask : public cuda::sm80::BandList {
     if (tiles.one) {
       return q_tile >= tiles.full_begin && q_tile < tiles.full_end ? tile::kFull : tile::kPartial;
     }
-    return classify(q_tile * kQTile, q_tile * kQTile + kQTile - 1, tile_.first,
-                    tile_.first + kKTile);
+    return this->classify(q_tile * kQTile, q_tile * kQTile + kQTile - 1, tile_.first,
+                          tile_.first + kKTile);
   }
 
   // The queries that see a lane's keys, which are `step` apart: a bit for each column of the lane
@@ -94,9 +99,10 @@ class QueryMask : public cuda::sm80::BandList {
                                              std::uint32_t (&visible)[kKeys]) const {
 #pragma unroll
     for (std::uint32_t& bits : visible) bits = 0;
+    const tile::Range keys = {key, key + (kKeys - 1) * step + 1};
 #pragma unroll 1
-    for (std::int32_t i = 0; i < table_.count; ++i) {
-      const tile::Band own = band(i);
+    for (std::int32_t i = 0; (i = this->next_band(i, before.range(), keys)) < table_.count; ++i) {
+      const tile::Band own = this->band(i);
 #pragma unroll
       for (int k = 0; k < kKeys; ++k) {
         const tile::Range rows = math::tile_rows(own, key + k * step, key + k * step + 1);
@@ -106,6 +112,10 @@ class QueryMask : public cuda::sm80::BandList {
   }
 
  private:
+  using Base::parameters_;
+  using Base::table_;
+  using Base::tile_;
+
   // The rows that see all keys of the tile through the band.
   __device__ __forceinline__ tile::Range full_rows(const tile::Band& band) const {
     const std::int32_t last = tile_.first + kKTile;  // of the keys, plus 1

@@ -151,8 +151,8 @@ class Attend {
 #pragma unroll
       for (int n = 0; n < kKeySteps; ++n) {
         std::uint32_t b[4];
-        ptx::ldmatrix_x4(b, tile::step_address<kConfig.columns>(first_k, step) +
-                                n * 16 * Layout::kRowBytes);
+        ptx::ldmatrix_x4(
+            b, tile::step_address<kConfig.columns>(first_k, step) + n * 16 * Layout::kRowBytes);
         ptx::mma_m16n8k16<kConfig.fp16>(&scores[8 * n], a, b[0], b[1]);
         ptx::mma_m16n8k16<kConfig.fp16>(&scores[8 * n + 4], a, b[2], b[3]);
       }
@@ -163,9 +163,9 @@ class Attend {
   // reach the rows that do not see them: 0 * NaN is NaN.
   //   visible: a bit for each of the lane's columns, of its two rows
   template <bool kHidesKeys>
-  __device__ __forceinline__ void multiply_pv(
-      std::uint32_t values, const std::uint32_t (&probs)[kScores / 2],
-      const std::uint32_t (&visible)[tile::kRowsPerLane]) {
+  __device__ __forceinline__ void multiply_pv(std::uint32_t values,
+                                              const std::uint32_t (&probs)[kScores / 2],
+                                              const std::uint32_t (&visible)[tile::kRowsPerLane]) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const std::uint32_t first =
         values + Layout::place(tile::lane_row_first(lane), tile::lane_chunk_first(lane));
@@ -174,8 +174,8 @@ class Attend {
 #pragma unroll
       for (int n = 0; n < kSteps; ++n) {
         std::uint32_t b[4];
-        ptx::ldmatrix_x4_trans(b, tile::step_address<kConfig.columns>(first, n) +
-                                      step * 16 * Layout::kRowBytes);
+        ptx::ldmatrix_x4_trans(
+            b, tile::step_address<kConfig.columns>(first, n) + step * 16 * Layout::kRowBytes);
         if constexpr (kHidesKeys) {
           if (__any_sync(~0u, has_non_finite(b))) {
             add_non_finite(visible, step, b, &out_[8 * n]);
@@ -237,8 +237,7 @@ class Attend {
 #pragma unroll
     for (int which = 0; which < tile::kRowsPerLane; ++which) {
       math::SoftmaxState<float>& state = states_.row[which];
-      factor[which] =
-          tile::exact_max_factor(update, which, state.max, parameters_.scale_log2);
+      factor[which] = tile::exact_max_factor(update, which, state.max, parameters_.scale_log2);
       state.sum *= factor[which];
     }
     tile::scale_rows(out_, factor);
@@ -260,7 +259,8 @@ class Attend {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     bool large = false;
     if (lane < Layout::kChunks)
-      large = sm80::holds_large(ptx::ld_shared_v4(values + Layout::place(0, lane)), std::uint16_t{});
+      large =
+          sm80::holds_large(ptx::ld_shared_v4(values + Layout::place(0, lane)), std::uint16_t{});
     return __any_sync(~0u, large);
   }
 
@@ -278,7 +278,8 @@ class Attend {
 
   // Whether the thread's chunks of V in a part hold a large number.
   __device__ bool hold_large(const Part& part) const {
-    const typename Ring::Source values = source(parameters_.problem.v, parameters_.problem.value_dim);
+    const typename Ring::Source values =
+        source(parameters_.problem.v, parameters_.problem.value_dim);
     const int row = Ring::thread() / Ring::kRowThreads;
     const int column = Ring::thread() % Ring::kRowThreads * 8;
     const tile::Range keys = shared_.segment.keys;

@@ -94,9 +94,8 @@ __global__ void __launch_bounds__(kThreads)
   if (row < segment.rows) {
     const Parts parts = parts_of(parameters, shares, segment);
     const RowState all = merge_states(parameters, parts, row);
-    finalised = finalise(
-        all, sink_of(parameters.problem, query_row(parameters, segment, row).head),
-        parameters.scale_log2);
+    finalised = finalise(all, sink_of(parameters.problem, query_row(parameters, segment, row).head),
+                         parameters.scale_log2);
     float4 sum[kMaxChunks] = {};
     add_parts(parameters, parts, all, finalised.scale, row, warp % kRowWarps, sum);
 #pragma unroll
@@ -114,8 +113,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int part = 0; part < kRowWarps; ++part)
       add(sum, 1.0f, shared.out[own_row][part][chunk][lane]);
     const int column = 128 * chunk + 4 * lane;
-    if (column < parameters.columns)
-      store_result<kFp16>(parameters, segment, row, column, sum);
+    if (column < parameters.columns) store_result<kFp16>(parameters, segment, row, column, sum);
   }
 }
 
@@ -129,8 +127,8 @@ cudaError_t load_combine() {
 cudaError_t start_combine(const Parameters& parameters, std::int64_t candidates, std::int32_t rows,
                           cudaStream_t stream) {
   const std::int32_t row_blocks = math::ceil_div(rows, kRowsOfBlock);
-  const auto kernel = parameters.problem.dtype == TILEWISE_FP16 ? combine_kernel<true>
-                                                                : combine_kernel<false>;
+  const auto kernel =
+      parameters.problem.dtype == TILEWISE_FP16 ? combine_kernel<true> : combine_kernel<false>;
   const Grid grid = {candidates * row_blocks, kThreads};
   return parameters.early ? launch_early(kernel, grid, stream, parameters, row_blocks)
                           : launch(kernel, grid, stream, parameters, row_blocks);

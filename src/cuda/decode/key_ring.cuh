@@ -108,9 +108,8 @@ class KeyRing {
         const bool visible = inside && key >= keys_.begin && key < keys_.end;
         // Bits of the row that the step does not touch are in the thread's own offset.
         constexpr int kSwizzled = 8;
-        const std::uint32_t place =
-            (to ^ static_cast<std::uint32_t>(i * kStep % kSwizzled * 16)) +
-            i * kStep * Layout::kRowBytes;
+        const std::uint32_t place = (to ^ static_cast<std::uint32_t>(i * kStep % kSwizzled * 16)) +
+                                    i * kStep * Layout::kRowBytes;
         ptx::cp_async_16(place, from, visible);
       }
       --left_;

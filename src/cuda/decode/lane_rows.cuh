@@ -34,9 +34,10 @@ struct LaneRows {
     for (int which = 0; which < tile::kRowsPerLane; ++which) {
       const std::int32_t own = first + tile::lane_row(static_cast<int>(threadIdx.x) % 32, which);
       row[which] = query_row(parameters, segment, math::min(own, segment.rows - 1));
-      slope[which] = parameters.has_score_mod
-                         ? tile::slope_of(parameters.problem, segment.sequence.batch, row[which].head)
-                         : 0;
+      slope[which] =
+          parameters.has_score_mod
+              ? tile::slope_of(parameters.problem, segment.sequence.batch, row[which].head)
+              : 0;
     }
   }
 
@@ -44,8 +45,8 @@ struct LaneRows {
   template <int kCount>
   __device__ __forceinline__ void apply(const Parameters& parameters, const Segment& segment,
                                         std::int32_t key, float (&scores)[kCount]) const {
-    const tile::FragmentColumns columns = {
-        key, tile::lane_column(static_cast<int>(threadIdx.x) % 32)};
+    const tile::FragmentColumns columns = {key,
+                                           tile::lane_column(static_cast<int>(threadIdx.x) % 32)};
     std::uint32_t visible[tile::kRowsPerLane];
 #pragma unroll
     for (int which = 0; which < tile::kRowsPerLane; ++which) {
@@ -75,17 +76,16 @@ struct LaneRows {
       const QueryRow& own = row[which];
       const std::int32_t column = first + tile::register_column(r);
       if (problem.mask.present() && (visible[which] & bit) != 0) {
-        const std::int64_t offset =
-            problem.mask.offset(batch, own.head, own.query, column);
-        if (static_cast<const std::uint8_t*>(problem.mask.data)[offset] == 0) visible[which] &= ~bit;
+        const std::int64_t offset = problem.mask.offset(batch, own.head, own.query, column);
+        if (static_cast<const std::uint8_t*>(problem.mask.data)[offset] == 0)
+          visible[which] &= ~bit;
       }
       if (problem.bias.present() && (visible[which] & bit) != 0) {
-        scores[r] += tile::read_bias(problem.bias,
-                                     problem.bias.offset(batch, own.head, own.query, column));
+        scores[r] +=
+            tile::read_bias(problem.bias, problem.bias.offset(batch, own.head, own.query, column));
       }
       if (slope[which] != 0) {
-        scores[r] += math::alibi(slope[which],
-                                 static_cast<float>(own.query + diagonal - column));
+        scores[r] += math::alibi(slope[which], static_cast<float>(own.query + diagonal - column));
       }
     }
   }

@@ -79,8 +79,8 @@ Most most_of(const Problem& problem) {
   DeviceInfo device = {};
   find_device(problem.device_index, &device);
   Most most = {};
-  most.units = Checked{problem.batch} * Checked{problem.kv_heads} * Checked{row_tiles} *
-               Checked{units};
+  most.units =
+      Checked{problem.batch} * Checked{problem.kv_heads} * Checked{row_tiles} * Checked{units};
   const std::int64_t resident = std::int64_t{device.multiprocessors} * config.blocks;
   most.blocks = math::min(resident, math::max(most.units.value, 1));
   most.slots = problem.batch_invariant ? most.units.value : 2 * most.blocks;
@@ -114,7 +114,7 @@ Parameters parameters_for(const Problem& problem, const Workspace& workspace) {
   parameters.block_keys = config.block_keys();
   parameters.unit_tiles = unit_tiles(problem, config.block_keys());
   parameters.fixed_parts = problem.batch_invariant;
-  parameters.uniform = !has_table(problem) && !problem.seqused_k.present();
+  parameters.uniform = !has_table(problem) && !problem.varlen_q() && !problem.seqused_k.present();
   parameters.has_score_mod = sm80::needs_score_mod(problem);
   parameters.wide_q = is_wide(problem.q, problem.head_dim);
   parameters.wide_out =
@@ -159,8 +159,8 @@ problem::Status supports(const Problem& problem) {
     return fail(TILEWISE_UNSUPPORTED, "batch_invariant with packed queries");
   if (math::max(problem.head_dim, problem.value_dim) > kMaxColumns) {
     return fail(TILEWISE_UNSUPPORTED, "D is %lld and Dv is %lld, must be at most %lld",
-                static_cast<long long>(problem.head_dim),
-                static_cast<long long>(problem.value_dim), static_cast<long long>(kMaxColumns));
+                static_cast<long long>(problem.head_dim), static_cast<long long>(problem.value_dim),
+                static_cast<long long>(kMaxColumns));
   }
   if (!is_wide(problem.k, problem.head_dim) || !is_wide(problem.v, problem.value_dim)) {
     return fail(TILEWISE_UNSUPPORTED,

@@ -59,8 +59,7 @@ class Merge {
   }
 
   __device__ __forceinline__ float sink_of(int row) const {
-    return decode::sink_of(parameters_.problem,
-                           query_row(parameters_, shared_.segment, row).head);
+    return decode::sink_of(parameters_.problem, query_row(parameters_, shared_.segment, row).head);
   }
 
   // Writes the warp's rows of out, normalised by the sums of all groups, to the ring's memory.
@@ -72,10 +71,9 @@ class Merge {
                                 shared_.segment.rows - 1);
       const RowState all = merged(row);
       const float none = -math::Limits<float>::kInfinity;
-      scale[which] =
-          finalise(all, is_whole ? sink_of(row) : none, parameters_.scale_log2).scale *
-          merge_factor(attend.state(which).max, all.max, parameters_.scale_log2) *
-          attend.out_scale(which);
+      scale[which] = finalise(all, is_whole ? sink_of(row) : none, parameters_.scale_log2).scale *
+                     merge_factor(attend.state(which).max, all.max, parameters_.scale_log2) *
+                     attend.out_scale(which);
     }
     const std::uint32_t first = rows_address() + KeyRing<kConfig>::group() * kGroupBytes;
 #pragma unroll

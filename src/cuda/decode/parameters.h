@@ -24,21 +24,21 @@ struct Parameters {
   const Sequence* table;     // (B), nullptr for dense batches
   std::int32_t window_left;  // as problem's, at most tile::kMaxLength
   std::int32_t window_right;
-  std::int32_t q_tile;      // rows of queries of a segment
-  std::int32_t block_keys;  // keys of a tile of a block
-  std::int32_t unit_tiles;  // tiles of keys of a unit
-  bool fixed_parts;         // every unit is a part (batch_invariant)
-  bool uniform;             // all sequences have the same lengths
-  bool has_score_mod;       // scores need more than a positive scale
-  bool early;               // the device launches kernels early (PDL)
-  bool wide_q, wide_out;    // can be read or written 16 bytes at a time
-  std::int32_t blocks;      // of the launch
+  std::int32_t q_tile;       // rows of queries of a segment
+  std::int32_t block_keys;   // keys of a tile of a block
+  std::int32_t unit_tiles;   // tiles of keys of a unit
+  bool fixed_parts;          // every unit is a part (batch_invariant)
+  bool uniform;              // all sequences have the same lengths
+  bool has_score_mod;        // scores need more than a positive scale
+  bool early;                // the device launches kernels early (PDL)
+  bool wide_q, wide_out;     // can be read or written 16 bytes at a time
+  std::int32_t blocks;       // of the launch
   std::int32_t least_units;  // of a block, as far as there are enough
   std::int32_t columns;      // of a row of part_out
   float scale_log2;          // scale * log2(e): exp(scale * x) = exp2(scale_log2 * x)
   tile::ScoreScaling scaling;
-  float* part_out;         // (slots, q_tile, columns): normalised rows of out of the parts
-  RowState* part_states;   // (slots, q_tile)
+  float* part_out;        // (slots, q_tile, columns): normalised rows of out of the parts
+  RowState* part_states;  // (slots, q_tile)
 };
 
 // A compiled kernel, given by a row of the table and a type. CMakeLists.txt generates the source

@@ -13,8 +13,8 @@ namespace tilewise::cuda::decode {
 // to the anchor max * scale_log2, which is rounded; in a huge row, to the maximum itself.
 __device__ __forceinline__ float merge_factor(float max, float all, float scale_log2) {
   const float anchor = __fmul_rn(math::anchor(all), scale_log2);
-  const float exponent = tile::is_huge_exact(anchor) ? (max - all) * scale_log2
-                                                     : __fmul_rn(max, scale_log2) - anchor;
+  const float exponent =
+      tile::is_huge_exact(anchor) ? (max - all) * scale_log2 : __fmul_rn(max, scale_log2) - anchor;
   return max == all ? 1.0f : ptx::exp2_approx(exponent);
 }
 

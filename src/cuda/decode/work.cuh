@@ -11,8 +11,8 @@
 
 #include "cuda/decode/parameters.h"
 #include "cuda/host/sequences.cuh"
-#include "cuda/tile/block_scan.cuh"
 #include "cuda/tile/bands.h"
+#include "cuda/tile/block_scan.cuh"
 #include "cuda/tile/window_band.h"
 #include "math/integer.h"
 
@@ -21,14 +21,14 @@ namespace tilewise::cuda::decode {
 struct Segment {
   Sequence sequence;
   tile::WindowBand band;
-  tile::Range keys;          // that some row of the sequence sees
-  tile::Range full;          // that all of them see
-  std::int32_t segments;     // of the sequence
-  std::int32_t index;        // among them
+  tile::Range keys;       // that some row of the sequence sees
+  tile::Range full;       // that all of them see
+  std::int32_t segments;  // of the sequence
+  std::int32_t index;     // among them
   std::int32_t kv_head;
-  std::int32_t first_row;    // among the rows of the sequence and kv head
-  std::int32_t rows;         // of the segment
-  std::int32_t tiles;        // of keys, at least 1
+  std::int32_t first_row;  // among the rows of the sequence and kv head
+  std::int32_t rows;       // of the segment
+  std::int32_t tiles;      // of keys, at least 1
   std::int32_t units;
   std::int64_t first_unit;
 
@@ -136,9 +136,8 @@ class WorkList {
     for (std::int64_t first = 0; first < batches; first += kThreads) {
       const std::int64_t batch = first + threadIdx.x;
       const std::int64_t own = batch < batches ? units_of(batch) : 0;
-      const std::int64_t end =
-          block_scan<kThreads / 32>(own, buffers_.warps, carry,
-                                    [](std::int64_t a, std::int64_t b) { return a + b; });
+      const std::int64_t end = block_scan<kThreads / 32>(
+          own, buffers_.warps, carry, [](std::int64_t a, std::int64_t b) { return a + b; });
       visit(batch, end - own, end);
     }
     return carry;
@@ -164,8 +163,8 @@ struct Shares {
 
   __device__ __forceinline__ Shares(const Parameters& parameters, std::int64_t all)
       : units(all),
-        blocks(math::max(
-            math::min(all / parameters.least_units, std::int64_t{parameters.blocks}), 1)) {}
+        blocks(math::max(math::min(all / parameters.least_units, std::int64_t{parameters.blocks}),
+                         1)) {}
 
   // The first unit of a block; that of block `blocks` is the end.
   __device__ __forceinline__ std::int64_t begin(std::int64_t block) const {
@@ -177,9 +176,9 @@ struct Shares {
   }
 };
 
-// Where the state of a part lies that begins with unit `begin` of a segment. A block has at most two
-// parts of segments that are not whole: it begins with the rest of one and ends with the beginning
-// of another.
+// Where the state of a part lies that begins with unit `begin` of a segment. A block has at most
+// two parts of segments that are not whole: it begins with the rest of one and ends with the
+// beginning of another.
 __device__ __forceinline__ std::int64_t part_slot(const Parameters& parameters,
                                                   const Segment& segment, std::int64_t begin,
                                                   std::int64_t block) {

@@ -5,6 +5,7 @@
 #include "cuda/host/sequences.cuh"
 #include "cuda/sm80/parameters.h"
 #include "cuda/sm80/shared.cuh"
+#include "cuda/tile/band_reads.cuh"
 #include "cuda/tile/mask_bits.h"
 #include "cuda/tile/window_band.h"
 #include "math/integer.h"
@@ -12,6 +13,10 @@
 namespace tilewise::cuda::sm80 {
 
 // The bands that touch a tile of queries or of keys.
+//
+// kSearches: they are found by their boxes; otherwise the whole list is read, where a kernel has no
+// registers for a search
+template <bool kSearches>
 class BandList {
  public:
   __device__ BandList(const Parameters& parameters, const HeadTile& tile, MaskTable& table)
@@ -24,8 +29,9 @@ class BandList {
                                             std::uint32_t (&visible)[kRows]) const {
 #pragma unroll
     for (std::uint32_t& bits : visible) bits = 0;
+    const tile::Range rows = {row, row + (kRows - 1) * step + 1};
 #pragma unroll 1
-    for (std::int32_t i = 0; i < table_.count; ++i) {
+    for (std::int32_t i = 0; (i = next_band(i, rows, before.range())) < table_.count; ++i) {
       const tile::Band own = band(i);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) visible[r] |= tile::visible_bits(own, row + r * step, before);
@@ -44,17 +50,20 @@ class BandList {
             -1};
   }
 
-  // Stores the slices that touch the tile, in the order of the list, and what the tile sees through
+  // Stores the slices that touch the tile of `rows` and `keys`, and what the tile sees through
   // them: range_of(band), the keys of a tile of queries or the rows of a tile of keys. The first
   // warp calls it. Returns the number of slices that touch the tile.
   template <class RangeOf>
-  __device__ __forceinline__ std::int32_t store_slice_bands(const RangeOf& range_of) {
+  __device__ __forceinline__ std::int32_t store_slice_bands(const tile::Range& rows,
+                                                            const tile::Range& keys,
+                                                            const RangeOf& range_of) {
     const std::int32_t lane = threadIdx.x % 32;
     const std::int32_t slices = static_cast<std::int32_t>(parameters_.problem.slices.count);
     std::int32_t found = 0;
     tile::Range visible = {INT32_MAX, 0};
-    for (std::int32_t i = lane; i - lane < slices; i += 32) {
-      const tile::Band band = slice_band(i);
+    for (std::int32_t group = next_box(0, rows, keys); group < slices;
+         group = next_box(group + tile::kBandsOfBox, rows, keys)) {
+      const tile::Band band = slice_band(group + lane);
       const tile::Range range = range_of(band);
       const bool touches = range.begin < range.end;
       const unsigned all = __ballot_sync(~0u, touches);
@@ -73,9 +82,39 @@ class BandList {
     return found;
   }
 
-  // Slice i, cut to the sequence. A slice of another head is a band without rows.
+  // Returns the first group of bands, from band `i` on, whose box touches the rows and keys. `i`
+  // and the result are multiples of kBandsOfBox; the result is not below the number of slices if
+  // there is none.
+  __device__ __forceinline__ std::int32_t next_box(std::int32_t i, const tile::Range& rows,
+                                                   const tile::Range& keys) const {
+    if constexpr (!kSearches) return i;
+    constexpr std::int32_t kOuter = tile::kBandsOfBox * tile::kBoxesOfBox;
+    const std::int32_t slices = static_cast<std::int32_t>(parameters_.problem.slices.count);
+    const tile::BandTable table(parameters_.bands, slices);
+#pragma unroll 1
+    while (i < slices) {
+      if (i % kOuter == 0 && !table.outer[i / kOuter].touches(tile_.head, rows, keys)) {
+        i += kOuter;
+      } else if (!table.boxes[i / tile::kBandsOfBox].touches(tile_.head, rows, keys)) {
+        i += tile::kBandsOfBox;
+      } else {
+        break;
+      }
+    }
+    return i;
+  }
+
+  // Returns the number of the first band, from number i on, that may touch the rows and keys: one
+  // of the table's, or of the boxes that touch them. It is not below table_.count if there is none.
+  __device__ __forceinline__ std::int32_t next_band(std::int32_t i, const tile::Range& rows,
+                                                    const tile::Range& keys) const {
+    return table_.in_global && i % tile::kBandsOfBox == 0 ? next_box(i, rows, keys) : i;
+  }
+
+  // Band i of the slices, cut to the sequence. That of another head is a band without rows.
   __device__ __forceinline__ tile::Band slice_band(std::int32_t i) const {
     if (i >= parameters_.problem.slices.count) return tile::Band{};
+    tile::count_band_read();
     tile::Band band = parameters_.bands[i];
     band.key_end = min(band.key_end, static_cast<std::int32_t>(tile_.sequence.k_len));
     if (band.head != -1 && band.head != tile_.head) band.row_end = band.row_begin;
@@ -92,8 +131,14 @@ class BandList {
                                                       std::int32_t keys_end) const {
     bool touched = false;
     bool full = false;
-    for (std::int32_t i = threadIdx.x % 32; i < table_.count; i += 32) {
-      const tile::TileClass own = tile::classify(band(i), first, last, keys_begin, keys_end);
+    const std::int32_t lane = threadIdx.x % 32;
+    const tile::Range rows = {first, last + 1};
+    const tile::Range keys = {keys_begin, keys_end};
+    for (std::int32_t group = 0; (group = next_band(group, rows, keys)) < table_.count;
+         group += tile::kBandsOfBox) {
+      if (group + lane >= table_.count) break;
+      const tile::TileClass own =
+          tile::classify(band(group + lane), first, last, keys_begin, keys_end);
       touched |= own != tile::kEmpty;
       full |= own == tile::kFull;
     }
@@ -108,9 +153,9 @@ class BandList {
 
 // The mask of a tile of queries.
 template <int kTile>
-class Mask : public BandList {
+class Mask : public BandList<true> {
  public:
-  using BandList::BandList;
+  using BandList<true>::BandList;
 
   // Builds the table by the first warp alone, before a barrier.
   __device__ __forceinline__ void build_by_warp() {
@@ -180,6 +225,7 @@ class Mask : public BandList {
 
   __device__ void build_slice_bands() {
     const std::int32_t found = store_slice_bands(
+        {tile_.first, tile_.last + 1}, {0, INT32_MAX},
         [&](const tile::Band& band) { return tile::keys_of(band, tile_.first, tile_.last); });
     if (threadIdx.x % 32 == 0)
       set_tile_ranges(found == 1 ? full_keys(table_.bands[0]) : tile::Range{0, 0});

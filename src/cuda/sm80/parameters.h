@@ -33,7 +33,7 @@ struct Parameters {
   const Sequence* table;     // (B), nullptr for dense batches
   Schedule schedule;         // for dense queries
   PackedSchedule packed;     // for packed queries
-  const tile::Band* bands;   // (slices)
+  const tile::Band* bands;   // (slices), and their boxes: tile::BandTable
   std::int32_t window_left;  // as problem's, at most tile::kMaxLength
   std::int32_t window_right;
   float scale_log2;  // scale * log2(e): exp(scale * x) = exp2(scale_log2 * x)
@@ -64,7 +64,8 @@ enum class Side : std::int32_t { kQueries, kKeys };
 cudaError_t start_tile_starts(const Parameters& parameters, Side side, int tile,
                               const std::int32_t* tile_starts, cudaStream_t stream);
 
-// Fills bands (slices).
-cudaError_t start_bands(const Parameters& parameters, cudaStream_t stream);
+// Fills the table of bands.
+cudaError_t start_bands(const Parameters& parameters, const tile::BandCells& cells,
+                        cudaStream_t stream);
 
 }  // namespace tilewise::cuda::sm80

@@ -30,6 +30,68 @@ TILEWISE_INLINE Band narrow_band(const math::Band& band, std::int64_t head) {
 
 using Range = math::KeyRangeOf<std::int32_t>;
 
+// Contains some bands of a list.
+struct BandBox {
+  Range rows;
+  Range keys;
+  Range heads;  // begins with -1 if a band belongs to all heads
+
+  // Whether a band in the box may show some of the keys to some of the rows of a head.
+  TILEWISE_INLINE bool touches(std::int32_t head, const Range& some_rows,
+                               const Range& some_keys) const {
+    return rows.begin < some_rows.end && rows.end > some_rows.begin && keys.begin < some_keys.end &&
+           keys.end > some_keys.begin &&
+           (heads.begin < 0 || (heads.begin <= head && heads.end > head));
+  }
+};
+
+// The bands of a list are sorted by cells of the matrix of scores, head by head, and have a box for
+// each group of kBandsOfBox, and one for each kBoxesOfBox of these.
+inline constexpr std::int32_t kBandsOfBox = 32;
+inline constexpr std::int32_t kBoxesOfBox = 32;
+
+// The arrays of a sorted list of bands, one behind the other.
+struct BandTable {
+  Band* bands;          // (slices)
+  BandBox* boxes;       // (slices / 32)
+  BandBox* outer;       // (slices / 1024)
+  unsigned* cell_ends;  // (cells), for the sort
+
+  TILEWISE_INLINE BandTable(const Band* first, std::int64_t slices)
+      : bands(const_cast<Band*>(first)),
+        boxes(reinterpret_cast<BandBox*>(bands + slices)),
+        outer(boxes + math::ceil_div(slices, kBandsOfBox)),
+        cell_ends(reinterpret_cast<unsigned*>(outer +
+                                              math::ceil_div(slices, kBandsOfBox * kBoxesOfBox))) {}
+
+  static constexpr std::int64_t bytes(std::int64_t slices, std::int64_t cells) {
+    const std::int64_t boxes =
+        math::ceil_div(slices, kBandsOfBox) + math::ceil_div(slices, kBandsOfBox * kBoxesOfBox);
+    return slices * std::int64_t{sizeof(Band)} + boxes * std::int64_t{sizeof(BandBox)} +
+           cells * std::int64_t{sizeof(unsigned)};
+  }
+};
+
+// Cells of `rows` x `keys`: so many that there are about as many as bands, and none smaller than
+// 64 x 64. The cells of a head that begin with the same rows are neighbours or, if keys lead, those
+// that begin with the same keys.
+struct BandCells {
+  std::int32_t rows;
+  std::int32_t keys;
+  std::int32_t across;   // cells along the side that does not lead
+  std::int32_t of_head;  // cells of a head
+  std::int32_t count;    // those of all heads, and of no head in particular
+  std::int32_t keys_lead;
+
+  // Returns the cell that a band of `head` (-1: all) begins in.
+  TILEWISE_INLINE std::int32_t cell_of(const Band& band) const {
+    const std::int32_t row = band.row_begin / rows;
+    const std::int32_t key = band.key_begin / keys;
+    const std::int32_t cell = keys_lead != 0 ? key * across + row : row * across + key;
+    return (band.head + 1) * of_head + cell;
+  }
+};
+
 // Returns the keys that some row of first .. last sees through the band; empty if end <= begin.
 TILEWISE_INLINE Range keys_of(const Band& band, std::int32_t first, std::int32_t last) {
   return math::tile_keys(band, first, last + 1);

@@ -25,6 +25,8 @@ struct FragmentColumns {
   std::int32_t column;
   std::int32_t lane_column;
 
+  // A range that contains all of them.
+  TILEWISE_INLINE Range range() const { return {column, column + 128}; }
   TILEWISE_INLINE std::int32_t operator()(std::int32_t key) const {
     return columns_before(key - column, lane_column);
   }
@@ -36,6 +38,7 @@ struct AdjacentColumns {
   std::int32_t first;
   std::int32_t count;
 
+  TILEWISE_INLINE Range range() const { return {first, first + count}; }
   TILEWISE_INLINE std::int32_t operator()(std::int32_t key) const {
     return key <= first ? 0 : math::min(key - first, count);
   }
