@@ -57,9 +57,11 @@ def rows():
 
 
 class Tilewise:
-    """A plan over torch tensors (B, S, H, D) on the GPU, run on torch's current stream; with `lengths` (T, H, D)."""
+    """A plan over torch tensors (B, S, H, D) on the GPU, run on torch's current stream; with `lengths` (T, H, D).
 
-    def __init__(self, library, q, k, v, causal, kernel, window=-1, lengths=None):
+    `used` (B): the number of keys in use."""
+
+    def __init__(self, library, q, k, v, causal, kernel, window=-1, lengths=None, used=None):
         self._lib = library._lib
         self.out = torch.empty_like(q)
         lse_shape = (q.shape[0], q.shape[2], q.shape[1]) if lengths is None else (q.shape[1], q.shape[0])
@@ -72,6 +74,8 @@ class Tilewise:
             starts = torch.tensor([0] + lengths, device=q.device).cumsum(0).to(torch.int32)
             self._tensors |= {"cu_seqlens_q": starts, "cu_seqlens_k": starts}
             self._problem.max_seqlen_q = self._problem.max_seqlen_k = max(lengths)
+        if used is not None:
+            self._tensors["seqused_k"] = used
         for name, tensor in self._tensors.items():
             set_tensor(self._problem, name, tensor)
         self._plan, options = ctypes.c_void_p(), tw.PlanOptions()
