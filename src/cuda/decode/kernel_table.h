@@ -27,10 +27,13 @@ inline constexpr int kSmall = 99 * 1024;  // 8.6, 8.9, 12.0
 
 // The first row that fits a problem is used.
 inline constexpr TileRow kKernels[] = {
-    {64, 1, 32, 6, kSmall, 2, "not measured"},  {64, 4, 64, 6, kSmall, 2, "not measured"},
-    {128, 1, 16, 5, kSmall, 2, "not measured"}, {128, 4, 64, 5, kSmall, 2, "not measured"},
-    {256, 1, 16, 3, kHalf, 2, "not measured"},  {256, 1, 16, 2, kSmall, 2, "not measured"},
-    {256, 4, 32, 4, kSmall, 2, "not measured"},
+    {64, 1, 32, 6, kSmall, 2, "not measured yet, by itself or beside another row"},
+    {64, 4, 64, 6, kSmall, 2, "not measured"},
+    {128, 1, 16, 5, kSmall, 2, "not measured yet, by itself or beside another row"},
+    {128, 4, 64, 5, kSmall, 2, "not measured"},
+    {256, 1, 16, 3, kHalf, 2, "not measured yet, by itself or beside another row"},
+    {256, 1, 16, 2, kSmall, 2, "not measured"},
+    {256, 4, 32, 4, kSmall, 2, "not measured yet, by itself or beside another row"},
 };
 inline constexpr int kKernelRows = static_cast<int>(sizeof(kKernels) / sizeof(kKernels[0]));
 inline constexpr std::int64_t kMaxColumns = 256;
