@@ -10,11 +10,11 @@
 namespace tilewise::tests {
 namespace {
 
-constexpr std::int64_t kRows = 45;
-constexpr std::int64_t kKeys = 150;
+constexpr std::int64_t kQueryRows = 45;
+constexpr std::int64_t kKeyRows = 150;
 
 Case sample_case(Operation operation, std::int32_t dtype) {
-  Case c = make_case(operation, dtype, {2, kRows, kKeys, 4, 2, 32});
+  Case c = make_case(operation, dtype, {2, kQueryRows, kKeyRows, 4, 2, 32});
   c.causal = true;
   return c;
 }
@@ -91,7 +91,7 @@ TEST(Identity, PermutedKeysGiveTheSameResult) {
     const tilewise_tensor& to = reversed.request().*member;
     verify::for_each_element(to, [&](std::int64_t number, std::int64_t offset) {
       const std::int64_t row = row_index(to, TILEWISE_BSHD, number).row;
-      const std::int64_t mirrored = offset + (kKeys - 1 - 2 * row) * to.strides[1];
+      const std::int64_t mirrored = offset + (kKeyRows - 1 - 2 * row) * to.strides[1];
       verify::write_element(to, offset, verify::read_element(from, mirrored));
     });
   }
@@ -130,7 +130,7 @@ TEST(Identity, PartsMergeToTheWhole) {
     for (int half = 0; half < 2; ++half) {
       tilewise_problem part = instance.request();
       const std::int64_t first = half == 0 ? 0 : split;
-      const std::int64_t count = half == 0 ? split : kKeys - split;
+      const std::int64_t count = half == 0 ? split : kKeyRows - split;
       part.k = keys_from(part.k, first, count);
       part.v = keys_from(part.v, first, count);
       ASSERT_EQ(run_kernel(kernel->name, Operation::kForward, part), TILEWISE_OK);
@@ -141,7 +141,7 @@ TEST(Identity, PartsMergeToTheWhole) {
       const RowIndex at =
           row_index(instance.request().out, TILEWISE_BSHD, static_cast<std::int64_t>(i));
       const std::size_t row =
-          static_cast<std::size_t>((at.batch * c.heads + at.head) * kRows + at.row);
+          static_cast<std::size_t>((at.batch * c.heads + at.head) * kQueryRows + at.row);
       const auto state = [&](int half) { return math::SoftmaxState<double>{lses[half][row], 1}; };
       const math::Merged<double> merged = math::merge(state(0), state(1));
       const math::Finalised<double> closed = math::finalise(merged.state, -HUGE_VAL);
