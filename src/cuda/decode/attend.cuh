@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/decode/key_ring.cuh"
-#include "cuda/decode/lane_rows.cuh"
+#include "cuda/decode/segment_rows.cuh"
 #include "cuda/ptx/arithmetic.cuh"
 #include "cuda/ptx/ldmatrix.cuh"
 #include "cuda/ptx/mma.cuh"
@@ -38,9 +38,15 @@ class Attend {
     return static_cast<int>(threadIdx.x) / 32 % kConfig.row_warps * 16;
   }
 
-  // Computes out and the states of the warp's rows over a part. Q is in shared memory.
+  // Starts to load the keys of a part.
+  __device__ __forceinline__ void start(const Part& part) {
+    const Problem& problem = parameters_.problem;
+    ring_.start(source(problem.k, problem.head_dim), source(problem.v, problem.value_dim),
+                shared_.segment.keys, first_key(part.begin), part.end - part.begin);
+  }
+
+  // After start(): computes out and the states of the warp's rows. Q is in shared memory.
   __device__ __forceinline__ void run(const Part& part) {
-    rows_.set(parameters_, shared_.segment, warp_row());
     shift_ = 0;
     attend(part);
     reduce_sums();
@@ -50,6 +56,7 @@ class Attend {
       if (!Ring::any_of_group(hold_large(part))) return;
       count(tile::SlowPath::kSecondPass);
       set_shift();
+      start(part);
       attend(part);
       reduce_sums();
     }
@@ -89,9 +96,6 @@ class Attend {
     states_.clear();
 #pragma unroll
     for (float& x : out_) x = 0;
-    const Problem& problem = parameters_.problem;
-    ring_.start(source(problem.k, problem.head_dim), source(problem.v, problem.value_dim),
-                shared_.segment.keys, first_key(part.begin), part.end - part.begin);
 #pragma unroll 1
     for (std::int32_t key_tile = part.begin; key_tile < part.end; ++key_tile)
       step(key_tile, shift_ == 0 && key_tile == part.begin);
@@ -105,7 +109,7 @@ class Attend {
     float scores[kScores];
     multiply_qk(ring_.template next<true>(), scores);
     if (hides_keys || parameters_.has_score_mod)
-      rows_.apply(parameters_, shared_.segment, key, scores);
+      apply_score_mod_and_mask(parameters_, shared_.segment, lane_rows(), key, scores);
     tile::ExactMax update =
         tile::update_exact_max(tile::row_max_of(scores), states_, parameters_.scale_log2);
     const std::uint32_t values = ring_.template next<false>();
@@ -127,11 +131,15 @@ class Attend {
     }
   }
 
+  __device__ __forceinline__ const SegmentRow* lane_rows() const {
+    const int thread = static_cast<int>(ptx::opaque(threadIdx.x));
+    return &shared_.rows[thread / 32 % kConfig.row_warps * 16 + tile::lane_row(thread % 32, 0)];
+  }
+
   // Whether a row of the segment may see less than the whole tile of keys.
   __device__ __forceinline__ bool may_hide_keys(std::int32_t key) const {
     const tile::Range& full = shared_.segment.full;
-    return key < full.begin || key + kConfig.keys > full.end ||
-           parameters_.problem.mask.present() || parameters_.problem.bias.present();
+    return key < full.begin || key + kConfig.keys > full.end || parameters_.hides_keys;
   }
 
   // S = Q K^T
@@ -301,7 +309,6 @@ class Attend {
   const Parameters& parameters_;
   Shared<kConfig>& shared_;
   Ring ring_;
-  LaneRows rows_;
   float out_[kOut];
   tile::RowStates states_;
   float shift_ = 0;  // probs are 2^-shift times as large

@@ -1,5 +1,5 @@
-// The combine kernel of Flash-Decoding: merges the parts of the segments that several blocks have
-// computed. A block merges two rows, with four warps for each.
+// The combine kernel of Flash-Decoding: merges the parts of the segments that several gangs have
+// computed. A block merges some rows, with one to eight warps for each.
 #include "cuda/decode/row_store.cuh"
 #include "cuda/host/launch.cuh"
 #include "cuda/host/load.h"
@@ -8,43 +8,56 @@
 namespace tilewise::cuda::decode {
 namespace {
 
-constexpr int kRowsOfBlock = 2;
-constexpr int kRowWarps = 4;
-constexpr int kThreads = 32 * kRowsOfBlock * kRowWarps;
+constexpr int kWarpsOfBlock = 8;
+constexpr int kThreads = 32 * kWarpsOfBlock;
 constexpr int kMaxChunks = 2;  // of 128 columns
 
 struct CombineShared {
   Segment segment;
   SearchBuffers<kThreads> search;
-  float4 out[kRowsOfBlock][kRowWarps][kMaxChunks][32];
+  float4 out[kWarpsOfBlock][kMaxChunks][32];
 };
 
-// Finds the segment of a block; false if the block has none. Without fixed parts, block n looks at
-// the border between the shares n and n + 1, and has the segment that it is the first to cut.
+// Finds the segment of a candidate; false if it has none. Without fixed parts, candidate n is the
+// border between the shares n and n + 1, and has the segment that it is the first to cut.
 __device__ bool find_segment(const Parameters& parameters, const Shares& shares,
-                             std::int64_t candidate, WorkList<kThreads>& work, Segment& segment) {
+                             std::int32_t candidate, std::int32_t member, WorkList<kThreads>& work,
+                             Segment& segment) {
   if (parameters.fixed_parts) {
-    if (candidate >= shares.units) return false;
-    work.find(candidate, segment);
+    if (candidate >= work.units()) return false;
+    work.find(candidate, member, segment);
     return segment.first_unit == candidate && segment.units > 1;
   }
-  if (candidate + 1 >= shares.blocks) return false;
-  const std::int64_t border = shares.begin(candidate + 1);
-  work.find(border, segment);
+  if (candidate + 1 >= shares.gangs()) return false;
+  const std::int32_t border = shares.begin(candidate + 1);
+  work.find(border, member, segment);
   return segment.first_unit < border && segment.first_unit >= shares.begin(candidate);
 }
 
+// A row of a segment.
+struct CombinedRow {
+  const Parameters& parameters;
+  Parts parts;
+  std::int32_t member;
+  std::int32_t row;
+
+  __device__ __forceinline__ std::int64_t state(std::int32_t part) const {
+    return state_index(parameters, parts.number(part), member, row);
+  }
+};
+
 // The merged state of a row. Whole warps; the same in all lanes.
-__device__ RowState merge_states(const Parameters& parameters, const Parts& parts, int row) {
+__device__ __forceinline__ RowState merge_states(const CombinedRow& of) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  const RowState* const states = of.parameters.part_states;
   float max = -math::Limits<float>::kInfinity;
-  for (std::int32_t part = lane; part < parts.count; part += 32)
-    max = fmaxf(max, parameters.part_states[parts.slot(part) * parameters.q_tile + row].max);
+  for (std::int32_t part = lane; part < of.parts.count; part += 32)
+    max = fmaxf(max, states[of.state(part)].max);
   for (int step = 16; step > 0; step /= 2) max = fmaxf(max, __shfl_xor_sync(~0u, max, step));
   float sum = 0;
-  for (std::int32_t part = lane; part < parts.count; part += 32) {
-    const RowState own = parameters.part_states[parts.slot(part) * parameters.q_tile + row];
-    sum += own.sum * merge_factor(own.max, max, parameters.scale_log2);
+  for (std::int32_t part = lane; part < of.parts.count; part += 32) {
+    const RowState own = states[of.state(part)];
+    sum += own.sum * merge_factor(own.max, max, of.parameters.scale_log2);
   }
   for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
   return {max, sum};
@@ -57,16 +70,18 @@ __device__ __forceinline__ void add(float4& sum, float factor, const float4& num
   sum.w += factor * numbers.w;
 }
 
-// Adds up every kRowWarps-th part of a row, from part `first` on.
-__device__ void add_parts(const Parameters& parameters, const Parts& parts, const RowState& all,
-                          float scale, int row, std::int32_t first, float4 (&sum)[kMaxChunks]) {
+// Adds up every `step`-th part of a row, from part `first` on.
+__device__ __forceinline__ void add_parts(const CombinedRow& of, float max, float scale,
+                                          std::int32_t first, std::int32_t step,
+                                          float4 (&sum)[kMaxChunks]) {
+  const Parameters& parameters = of.parameters;
   const int column = static_cast<int>(threadIdx.x) % 32 * 4;
 #pragma unroll 4
-  for (std::int32_t part = first; part < parts.count; part += kRowWarps) {
-    const std::int64_t at = parts.slot(part) * parameters.q_tile + row;
+  for (std::int32_t part = first; part < of.parts.count; part += step) {
+    const std::int64_t at = of.state(part);
     const RowState own = parameters.part_states[at];
     // Normalised rows are weighted by their share of the sum: no product exceeds the largest value.
-    const float factor = merge_factor(own.max, all.max, parameters.scale_log2) * own.sum * scale;
+    const float factor = merge_factor(own.max, max, parameters.scale_log2) * own.sum * scale;
     const float* const from = parameters.part_out + at * parameters.columns + column;
 #pragma unroll
     for (int chunk = 0; chunk < kMaxChunks; ++chunk) {
@@ -76,44 +91,54 @@ __device__ void add_parts(const Parameters& parameters, const Parts& parts, cons
   }
 }
 
+// What a block merges.
+struct CombineBlocks {
+  std::int32_t row_warps;   // warps of a row
+  std::int32_t row_blocks;  // blocks of a segment and kv head
+};
+
 template <bool kFp16>
 __global__ void __launch_bounds__(kThreads)
-    combine_kernel(const __grid_constant__ Parameters parameters, std::int32_t row_blocks) {
+    combine_kernel(const __grid_constant__ Parameters parameters, CombineBlocks blocks) {
   __shared__ CombineShared shared;
   ptx::wait_for_dependency();
   WorkList<kThreads> work(parameters, shared.search);
   if (work.units() == 0) return;
   const Shares shares(parameters, work.units());
-  if (!find_segment(parameters, shares, blockIdx.x / row_blocks, work, shared.segment)) return;
+  const std::int32_t pair = static_cast<std::int32_t>(blockIdx.x) / blocks.row_blocks;
+  const std::int32_t member = pair % parameters.gang;
+  if (!find_segment(parameters, shares, pair / parameters.gang, member, work, shared.segment))
+    return;
   const Segment& segment = shared.segment;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int own_row = warp / kRowWarps;
-  const int row = static_cast<int>(blockIdx.x % row_blocks) * kRowsOfBlock + own_row;
+  const std::int32_t warp = static_cast<std::int32_t>(threadIdx.x) / 32;
+  const std::int32_t part = warp % blocks.row_warps;
+  const std::int32_t rows = kWarpsOfBlock / blocks.row_warps;  // of the block
+  const std::int32_t row =
+      static_cast<std::int32_t>(blockIdx.x) % blocks.row_blocks * rows + warp / blocks.row_warps;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   math::Finalised<float> finalised = {};
+  float4 sum[kMaxChunks] = {};
   if (row < segment.rows) {
     const Parts parts = parts_of(parameters, shares, segment);
-    const RowState all = merge_states(parameters, parts, row);
-    finalised = finalise(all, sink_of(parameters.problem, query_row(parameters, segment, row).head),
-                         parameters.scale_log2);
-    float4 sum[kMaxChunks] = {};
-    add_parts(parameters, parts, all, finalised.scale, row, warp % kRowWarps, sum);
-#pragma unroll
-    for (int chunk = 0; chunk < kMaxChunks; ++chunk)
-      shared.out[own_row][warp % kRowWarps][chunk][lane] = sum[chunk];
+    const CombinedRow own = {parameters, parts, member, row};
+    const RowState all = merge_states(own);
+    const std::int32_t head = query_row(parameters, segment, row).head;
+    finalised = finalise(all, sink_of(parameters.problem, head), parameters.scale_log2);
+    add_parts(own, all.max, finalised.scale, part, blocks.row_warps, sum);
   }
+#pragma unroll
+  for (int chunk = 0; chunk < kMaxChunks; ++chunk) shared.out[warp][chunk][lane] = sum[chunk];
   __syncthreads();
-  if (row >= segment.rows || warp % kRowWarps != 0) return;
+  if (row >= segment.rows || part != 0) return;
   if (lane == 0 && parameters.problem.lse.present())
     store_lse(parameters, segment, row, finalised.lse);
 #pragma unroll
   for (int chunk = 0; chunk < kMaxChunks; ++chunk) {
-    float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll
-    for (int part = 0; part < kRowWarps; ++part)
-      add(sum, 1.0f, shared.out[own_row][part][chunk][lane]);
+    for (std::int32_t other = 1; other < blocks.row_warps; ++other)
+      add(sum[chunk], 1.0f, shared.out[warp + other][chunk][lane]);
     const int column = 128 * chunk + 4 * lane;
-    if (column < parameters.columns) store_result<kFp16>(parameters, segment, row, column, sum);
+    if (column < parameters.columns)
+      store_result<kFp16>(parameters, segment, row, column, sum[chunk]);
   }
 }
 
@@ -124,14 +149,18 @@ cudaError_t load_combine() {
   return error == cudaSuccess ? load(combine_kernel<true>) : error;
 }
 
-cudaError_t start_combine(const Parameters& parameters, std::int64_t candidates, std::int32_t rows,
+cudaError_t start_combine(const Parameters& parameters, const CombineGrid& grid,
                           cudaStream_t stream) {
-  const std::int32_t row_blocks = math::ceil_div(rows, kRowsOfBlock);
+  // A warp has four parts at a time in flight.
+  CombineBlocks blocks = {1, 0};
+  while (blocks.row_warps < kWarpsOfBlock && 4 * blocks.row_warps < grid.parts)
+    blocks.row_warps *= 2;
+  blocks.row_blocks = math::ceil_div(grid.rows * blocks.row_warps, kWarpsOfBlock);
   const auto kernel =
       parameters.problem.dtype == TILEWISE_FP16 ? combine_kernel<true> : combine_kernel<false>;
-  const Grid grid = {candidates * row_blocks, kThreads};
-  return parameters.early ? launch_early(kernel, grid, stream, parameters, row_blocks)
-                          : launch(kernel, grid, stream, parameters, row_blocks);
+  const Grid shape = {grid.candidates * parameters.gang * blocks.row_blocks, kThreads};
+  return parameters.early ? launch_early(kernel, shape, stream, parameters, blocks)
+                          : launch(kernel, shape, stream, parameters, blocks);
 }
 
 }  // namespace tilewise::cuda::decode

@@ -64,26 +64,38 @@ bool may_launch_early(const Problem& problem) {
   return find_device(problem.device_index, &device) == TILEWISE_OK && device.major >= kFirstMajor;
 }
 
+// The blocks of a gang: a divisor of the number of kv heads. Eight heads of a token are 1 or 2 KB,
+// which memory reads as one.
+std::int32_t gang_of(const Problem& problem) {
+  constexpr std::int64_t kMost = 8;
+  for (std::int64_t gang = math::min(problem.kv_heads, kMost); gang > 1; --gang) {
+    if (problem.kv_heads % gang == 0) return static_cast<std::int32_t>(gang);
+  }
+  return 1;
+}
+
 // Upper bounds for any lengths of the sequences.
 struct Most {
+  Checked sequence_units;
   Checked units;
-  std::int64_t blocks;
-  std::int64_t slots;
+  std::int64_t gangs;
+  std::int64_t parts;
 };
 
 Most most_of(const Problem& problem) {
   const KernelConfig config = tile_for(problem).config(false);
+  const std::int32_t gang = gang_of(problem);
   const std::int64_t row_tiles = math::ceil_div(most_rows(problem), config.rows());
   const std::int64_t tiles = math::max(math::ceil_div(problem.max_k, config.block_keys()) + 1, 1);
   const std::int64_t units = math::ceil_div(tiles, unit_tiles(problem, config.block_keys()));
   DeviceInfo device = {};
   find_device(problem.device_index, &device);
   Most most = {};
-  most.units =
-      Checked{problem.batch} * Checked{problem.kv_heads} * Checked{row_tiles} * Checked{units};
-  const std::int64_t resident = std::int64_t{device.multiprocessors} * config.blocks;
-  most.blocks = math::min(resident, math::max(most.units.value, 1));
-  most.slots = problem.batch_invariant ? most.units.value : 2 * most.blocks;
+  most.sequence_units = Checked{problem.kv_heads / gang} * Checked{row_tiles} * Checked{units};
+  most.units = Checked{problem.batch} * most.sequence_units;
+  const std::int64_t resident = std::int64_t{device.multiprocessors} * config.blocks / gang;
+  most.gangs = math::min(math::max(resident, 1), math::max(most.units.value, 1));
+  most.parts = problem.batch_invariant ? most.units.value : 2 * most.gangs;
   return most;
 }
 
@@ -94,41 +106,78 @@ struct Workspace {
 
   Workspace(const Problem& problem, problem::Arena& arena) {
     const KernelConfig config = tile_for(problem).config(false);
-    const Checked rows = Checked{most_of(problem).slots} * Checked{config.rows()};
+    const Checked rows =
+        Checked{most_of(problem).parts} * Checked{gang_of(problem)} * Checked{config.rows()};
     table = arena.take<Sequence>(has_table(problem) ? problem.batch : 0);
     part_out = arena.take<float>(rows * Checked{config.columns});
     part_states = arena.take<RowState>(rows);
   }
 };
 
+// The units of a sequence of a batch whose sequences have the same lengths, as the kernels count
+// them (describe_sequence).
+std::int32_t uniform_units(const Problem& problem, const Parameters& parameters) {
+  const auto q_len = static_cast<std::int32_t>(problem.q_rows);
+  const auto k_len = static_cast<std::int32_t>(problem.k_rows);
+  const tile::WindowBand band = tile::window_band(k_len, problem.top_left ? 0 : k_len - q_len,
+                                                  parameters.window_left, parameters.window_right);
+  const std::int32_t begin = band.begin(0);
+  const std::int32_t end = band.end(q_len - 1);
+  const std::int32_t tiles =
+      begin < end ? math::ceil_div(end, parameters.block_keys) - begin / parameters.block_keys : 1;
+  return parameters.head_tiles * math::ceil_div(parameters.group * q_len, parameters.q_tile) *
+         math::ceil_div(tiles, parameters.unit_tiles);
+}
+
 Parameters parameters_for(const Problem& problem, const Workspace& workspace) {
   const KernelConfig config = tile_for(problem).config(false);
   Parameters parameters = {};
-  parameters.problem = problem;
-  if (has_table(problem)) parameters.table = workspace.table;
+  parameters.group = static_cast<std::int32_t>(problem.group);
+  parameters.gang = gang_of(problem);
+  parameters.head_tiles = static_cast<std::int32_t>(problem.kv_heads) / parameters.gang;
+  parameters.gangs = static_cast<std::int32_t>(most_of(problem).gangs);
+  parameters.least_units = problem.batch_invariant ? 1 : kLeastTiles;
+  parameters.q_tile = config.rows();
+  parameters.block_keys = config.block_keys();
+  parameters.unit_tiles = unit_tiles(problem, config.block_keys());
   parameters.window_left =
       static_cast<std::int32_t>(math::min(problem.window_left, tile::kMaxLength));
   parameters.window_right =
       static_cast<std::int32_t>(math::min(problem.window_right, tile::kMaxLength));
-  parameters.q_tile = config.rows();
-  parameters.block_keys = config.block_keys();
-  parameters.unit_tiles = unit_tiles(problem, config.block_keys());
-  parameters.fixed_parts = problem.batch_invariant;
   parameters.uniform = !has_table(problem) && !problem.varlen_q() && !problem.seqused_k.present();
+  if (parameters.uniform) {
+    parameters.sequence_units = uniform_units(problem, parameters);
+    const std::int32_t units = static_cast<std::int32_t>(problem.batch) * parameters.sequence_units;
+    parameters.gangs = math::max(math::min(parameters.gangs, units / parameters.least_units), 1);
+  }
+  parameters.fixed_parts = problem.batch_invariant;
   parameters.has_score_mod = sm80::needs_score_mod(problem);
+  parameters.hides_keys = problem.mask.present() || problem.bias.present();
   parameters.wide_q = is_wide(problem.q, problem.head_dim);
   parameters.wide_out =
       problem.out.dtype == problem.dtype && is_wide(problem.out, problem.value_dim);
   parameters.early = may_launch_early(problem);
-  parameters.blocks = static_cast<std::int32_t>(most_of(problem).blocks);
-  parameters.least_units = problem.batch_invariant ? 1 : kLeastTiles;
   parameters.columns = config.columns;
   parameters.scale_log2 =
       static_cast<float>((parameters.has_score_mod ? 1.0 : problem.scale) * math::kLog2E);
-  parameters.scaling = tile::score_scaling_of(problem.scale, problem.softcap);
+  if (has_table(problem)) parameters.table = workspace.table;
   parameters.part_out = workspace.part_out;
   parameters.part_states = workspace.part_states;
+  parameters.problem = problem;
+  parameters.scaling = tile::score_scaling_of(problem.scale, problem.softcap);
   return parameters;
+}
+
+// About as many parts as the segments are cut into; the candidates that may begin one of several.
+CombineGrid combine_grid(const Parameters& parameters) {
+  const Problem& problem = parameters.problem;
+  const Most most = most_of(problem);
+  const std::int64_t rows = math::min(most_rows(problem), std::int64_t{parameters.q_tile});
+  const std::int64_t segments = math::max(problem.batch * parameters.head_tiles, 1);
+  const std::int64_t parts =
+      parameters.fixed_parts ? most.sequence_units.value : parameters.gangs / segments + 1;
+  const std::int64_t candidates = parameters.fixed_parts ? most.units.value : parameters.gangs - 1;
+  return {candidates, static_cast<std::int32_t>(rows), static_cast<std::int32_t>(parts)};
 }
 
 cudaError_t start(const Parameters& parameters, cudaStream_t stream) {
@@ -137,13 +186,11 @@ cudaError_t start(const Parameters& parameters, cudaStream_t stream) {
   if (parameters.table != nullptr)
     error = fill_table(problem, const_cast<Sequence*>(parameters.table), stream);
   if (error == cudaSuccess) error = fill_unowned_rows(problem, parameters.table, stream);
-  const Most most = most_of(problem);
-  if (error != cudaSuccess || most.units.value == 0) return error;
+  if (error != cudaSuccess || most_of(problem).units.value == 0) return error;
   error = instance_for(problem).start(parameters, stream);
-  const std::int64_t candidates = parameters.fixed_parts ? most.units.value : most.blocks - 1;
-  if (error != cudaSuccess || candidates == 0) return error;
-  const std::int64_t rows = math::min(most_rows(problem), std::int64_t{parameters.q_tile});
-  return start_combine(parameters, candidates, static_cast<std::int32_t>(rows), stream);
+  const CombineGrid grid = combine_grid(parameters);
+  if (error != cudaSuccess || grid.candidates == 0) return error;
+  return start_combine(parameters, grid, stream);
 }
 
 }  // namespace

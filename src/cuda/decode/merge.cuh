@@ -16,19 +16,19 @@ class Merge {
   __device__ Merge(const Parameters& parameters, Shared<kConfig>& shared)
       : parameters_(parameters), shared_(shared) {}
 
-  // `slot`: where the part's state is stored; -1: the part is the whole segment. Between two
+  // `state`: the index of the part's first state; -1: the part is the whole segment. Between two
   // barriers; the ring is not in use.
-  __device__ __forceinline__ void run(const Attend<kConfig>& attend, std::int64_t slot) {
+  __device__ __forceinline__ void run(const Attend<kConfig>& attend, std::int64_t state) {
     publish_states(attend);
     __syncthreads();
-    publish_out(attend, slot < 0);
+    publish_out(attend, state < 0);
     __syncthreads();
-    if (slot < 0) {
+    if (state < 0) {
       store_lse();
     } else {
-      store_states(slot);
+      store_states(state);
     }
-    store_rows(slot);
+    store_rows(state);
   }
 
  private:
@@ -87,7 +87,7 @@ class Merge {
   }
 
   // Adds up the rows of the groups, in their order, and stores them.
-  __device__ __forceinline__ void store_rows(std::int64_t slot) {
+  __device__ __forceinline__ void store_rows(std::int64_t state) {
     constexpr int kChunks = kConfig.columns / 4;
 #pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x); i < shared_.segment.rows * kChunks;
@@ -104,10 +104,10 @@ class Merge {
         sum.z += __uint_as_float(own.z);
         sum.w += __uint_as_float(own.w);
       }
-      if (slot < 0) {
+      if (state < 0) {
         store_result<kConfig.fp16>(parameters_, shared_.segment, row, column, sum);
       } else {
-        const std::int64_t at = (slot * parameters_.q_tile + row) * parameters_.columns + column;
+        const std::int64_t at = (state + row) * parameters_.columns + column;
         ptx::st_global_v4(parameters_.part_out + at, sum);
       }
     }
@@ -119,10 +119,9 @@ class Merge {
     decode::store_lse(parameters_, shared_.segment, row,
                       finalise(merged(row), sink_of(row), parameters_.scale_log2).lse);
   }
-  __device__ __forceinline__ void store_states(std::int64_t slot) {
+  __device__ __forceinline__ void store_states(std::int64_t state) {
     const int row = static_cast<int>(threadIdx.x);
-    if (row < shared_.segment.rows)
-      parameters_.part_states[slot * parameters_.q_tile + row] = merged(row);
+    if (row < shared_.segment.rows) parameters_.part_states[state + row] = merged(row);
   }
 
   static constexpr std::uint32_t kGroupBytes = kConfig.rows() * kConfig.columns * 4;

@@ -20,25 +20,31 @@ struct RowState {
 };
 
 struct Parameters {
-  Problem problem;
-  const Sequence* table;     // (B), nullptr for dense batches
-  std::int32_t window_left;  // as problem's, at most tile::kMaxLength
-  std::int32_t window_right;
+  // Side by side: a line of constants comes from memory when it is first read.
+  std::int32_t group;  // query heads of a kv head
+  std::int32_t gang;   // blocks that share the units of a segment: one for each of its kv heads
+  std::int32_t head_tiles;   // kv heads / gang
+  std::int32_t gangs;        // of the launch
+  std::int32_t least_units;  // of a gang, as far as there are enough
   std::int32_t q_tile;       // rows of queries of a segment
   std::int32_t block_keys;   // keys of a tile of a block
   std::int32_t unit_tiles;   // tiles of keys of a unit
-  bool fixed_parts;          // every unit is a part (batch_invariant)
-  bool uniform;              // all sequences have the same lengths
-  bool has_score_mod;        // scores need more than a positive scale
-  bool early;                // the device launches kernels early (PDL)
-  bool wide_q, wide_out;     // can be read or written 16 bytes at a time
-  std::int32_t blocks;       // of the launch
-  std::int32_t least_units;  // of a block, as far as there are enough
-  std::int32_t columns;      // of a row of part_out
-  float scale_log2;          // scale * log2(e): exp(scale * x) = exp2(scale_log2 * x)
+  std::int32_t window_left;  // as problem's, at most tile::kMaxLength
+  std::int32_t window_right;
+  bool uniform;                 // all sequences have the same lengths,
+  std::int32_t sequence_units;  // and this many units
+  bool fixed_parts;             // every unit is a part (batch_invariant)
+  bool has_score_mod;           // scores need more than a positive scale
+  bool hides_keys;              // a boolean mask or a bias may mask any key
+  bool wide_q, wide_out;        // can be read or written 16 bytes at a time
+  bool early;                   // the device launches kernels early (PDL)
+  std::int32_t columns;         // of a row of part_out
+  float scale_log2;             // scale * log2(e): exp(scale * x) = exp2(scale_log2 * x)
+  const Sequence* table;        // (B), nullptr for dense batches
+  float* part_out;              // (parts, gang, q_tile, columns): normalised rows of out
+  RowState* part_states;        // (parts, gang, q_tile)
+  Problem problem;
   tile::ScoreScaling scaling;
-  float* part_out;        // (slots, q_tile, columns): normalised rows of out of the parts
-  RowState* part_states;  // (slots, q_tile)
 };
 
 // A compiled kernel, given by a row of the table and a type. CMakeLists.txt generates the source
@@ -49,10 +55,14 @@ struct SplitKvKernel {
   static cudaError_t start(const Parameters& parameters, cudaStream_t stream);
 };
 
-// Merges the parts of the segments that several blocks have computed. `candidates`: the most parts
-// that may begin such a segment; `rows`: the most rows of a segment.
+// Merges the parts of the segments that several gangs have computed.
 cudaError_t load_combine();
-cudaError_t start_combine(const Parameters& parameters, std::int64_t candidates, std::int32_t rows,
+struct CombineGrid {
+  std::int64_t candidates;  // the most parts that may begin such a segment
+  std::int32_t rows;        // the most rows of a segment
+  std::int32_t parts;       // of a segment, about
+};
+cudaError_t start_combine(const Parameters& parameters, const CombineGrid& grid,
                           cudaStream_t stream);
 
 }  // namespace tilewise::cuda::decode

@@ -1,7 +1,7 @@
 // Merges the states of rows, finalises them, and stores results.
 #pragma once
 
-#include "cuda/decode/lane_rows.cuh"
+#include "cuda/decode/segment_rows.cuh"
 #include "cuda/ptx/arithmetic.cuh"
 #include "cuda/ptx/global_store.cuh"
 #include "cuda/tile/exact_max.cuh"

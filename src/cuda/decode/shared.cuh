@@ -1,7 +1,7 @@
 // The shared memory of a block that decodes.
 #pragma once
 
-#include "cuda/decode/work.cuh"
+#include "cuda/decode/segment_rows.cuh"
 
 namespace tilewise::cuda::decode {
 
@@ -12,6 +12,7 @@ struct Shared {
   unsigned char ring[kConfig.groups()][kConfig.slots][kConfig.tile_bytes()];
   RowState states[kConfig.groups()][kConfig.rows()];
   Segment segment;
+  SegmentRow rows[kConfig.rows()];
   SearchBuffers<kConfig.threads()> search;
 
   static constexpr int kOutBytes = kConfig.groups() * kConfig.rows() * kConfig.columns * 4;

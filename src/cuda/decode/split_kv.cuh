@@ -23,52 +23,58 @@ class SplitKv {
     WorkList<kConfig.threads()> work(parameters_, shared_.search);
     if (work.units() == 0) return;
     const Shares shares(parameters_, work.units());
-    const std::int64_t block = blockIdx.x;
-    if (block >= shares.blocks) return;
-    std::int64_t unit = shares.begin(block);
-    const std::int64_t end = shares.begin(block + 1);
-    work.find(unit, shared_.segment);
-    load_q();
+    const auto block = static_cast<std::int32_t>(blockIdx.x);
+    gang_ = block / parameters_.gang;
+    member_ = block % parameters_.gang;
+    if (gang_ >= shares.gangs()) return;
+    std::int32_t unit = shares.begin(gang_);
+    const std::int32_t end = shares.begin(gang_ + 1);
+    work.find(unit, member_, shared_.segment);
+    bool has_q = false;
 #pragma unroll 1
     while (unit < end) {
-      const std::int64_t segment_end = shared_.segment.end_unit();
-      const std::int64_t part_end =
+      const std::int32_t segment_end = shared_.segment.end_unit();
+      const std::int32_t part_end =
           parameters_.fixed_parts ? unit + 1 : math::min(segment_end, end);
-      compute(unit, part_end, block);
+      compute(unit, part_end, has_q);
       unit = part_end;
-      if (unit == segment_end && unit < end) {
-        __syncthreads();  // no thread reads the segment and its Q any more
-        if (threadIdx.x == 0) advance(parameters_, shared_.segment);
-        __syncthreads();
-        load_q();
-      } else {
-        __syncthreads();  // no thread reads the merged rows any more
-      }
+      has_q = unit < segment_end;
+      __syncthreads();  // no thread reads the segment, its Q and its rows of out any more
+      if (has_q || unit == end) continue;
+      if (threadIdx.x == 0) advance(parameters_, member_, shared_.segment);
+      __syncthreads();
     }
   }
 
  private:
   // Computes the units [begin, end) of the segment.
-  __device__ __forceinline__ void compute(std::int64_t begin, std::int64_t end,
-                                          std::int64_t block) {
+  __device__ __forceinline__ void compute(std::int32_t begin, std::int32_t end, bool has_q) {
     const Segment& segment = shared_.segment;
     const std::int32_t first = segment.first_tile(parameters_.block_keys);
-    const auto first_unit = static_cast<std::int32_t>(begin - segment.first_unit);
-    const auto end_unit = static_cast<std::int32_t>(end - segment.first_unit);
-    attend_.run({first + first_unit * parameters_.unit_tiles,
-                 first + math::min(end_unit * parameters_.unit_tiles, segment.tiles)});
+    const std::int32_t first_unit = begin - segment.first_unit;
+    const std::int32_t end_unit = end - segment.first_unit;
+    const Part part = {first + first_unit * parameters_.unit_tiles,
+                       first + math::min(end_unit * parameters_.unit_tiles, segment.tiles)};
+    attend_.start(part);
+    if (!has_q) load_q();
+    attend_.run(part);
     const bool is_whole = first_unit == 0 && end_unit == segment.units;
     __syncthreads();
     Merge<kConfig>(parameters_, shared_)
-        .run(attend_, is_whole ? -1 : part_slot(parameters_, segment, begin, block));
+        .run(attend_,
+             is_whole ? -1
+                      : state_index(parameters_, part_number(parameters_, segment, begin, gang_),
+                                    member_, 0));
   }
 
-  // Loads the segment's rows of Q. Rows and columns that do not exist become zero.
+  // Describes the segment's rows and loads their Q. Rows and columns that do not exist become zero.
   __device__ __forceinline__ void load_q() {
     constexpr int kChunks = kConfig.columns / 8;
     const Segment& segment = shared_.segment;
     const problem::View& view = parameters_.problem.q;
     const auto columns = static_cast<std::int32_t>(parameters_.problem.head_dim);
+    const int own = static_cast<int>(threadIdx.x);
+    if (own < kConfig.rows()) shared_.rows[own] = segment_row(parameters_, segment, own);
 #pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x); i < kConfig.rows() * kChunks;
          i += kConfig.threads()) {
@@ -90,6 +96,8 @@ class SplitKv {
   const Parameters& parameters_;
   Shared<kConfig>& shared_;
   Attend<kConfig> attend_;
+  std::int32_t gang_ = 0;
+  std::int32_t member_ = 0;  // of the gang
 };
 
 // The template parameter is the row of the table, not the KernelConfig: nvcc 13 gives a kernel
@@ -117,7 +125,8 @@ cudaError_t SplitKvKernel<kRow, kFp16>::load() {
 template <int kRow, bool kFp16>
 cudaError_t SplitKvKernel<kRow, kFp16>::start(const Parameters& parameters, cudaStream_t stream) {
   constexpr int kThreads = kKernels[kRow].config(kFp16).threads();
-  const Grid grid = {parameters.blocks, kThreads, kSharedBytes<kRow, kFp16>};
+  const Grid grid = {std::int64_t{parameters.gangs} * parameters.gang, kThreads,
+                     kSharedBytes<kRow, kFp16>};
   return parameters.early ? launch_early(split_kv_kernel<kRow, kFp16>, grid, stream, parameters)
                           : launch(split_kv_kernel<kRow, kFp16>, grid, stream, parameters);
 }
