@@ -27,11 +27,13 @@ class Attend {
   static constexpr int kOut = kConfig.columns / 2;
   static constexpr int kSteps = kConfig.columns / 16;
   static constexpr int kKeySteps = kConfig.keys / 16;
+  // Operands that are loaded ahead take registers, of which wide rows of out leave few.
+  static constexpr int kUnrolledSteps = kConfig.columns == 256 ? 4 : kSteps;
   using Layout = tile::LdmatrixTile<kConfig.columns>;
   using Ring = KeyRing<kConfig>;
 
   __device__ Attend(const Parameters& parameters, Shared<kConfig>& shared)
-      : parameters_(parameters), shared_(shared), ring_(shared) {}
+      : parameters_(parameters), shared_(shared), ring_(parameters, shared) {}
 
   // The warp's first row in the segment.
   __device__ __forceinline__ static int warp_row() {
@@ -40,9 +42,7 @@ class Attend {
 
   // Starts to load the keys of a part.
   __device__ __forceinline__ void start(const Part& part) {
-    const Problem& problem = parameters_.problem;
-    ring_.start(source(problem.k, problem.head_dim), source(problem.v, problem.value_dim),
-                shared_.segment.keys, first_key(part.begin), part.end - part.begin);
+    ring_.start(first_key(part.begin), part.end - part.begin);
   }
 
   // After start(): computes out and the states of the warp's rows. Q is in shared memory.
@@ -51,9 +51,9 @@ class Attend {
     attend(part);
     reduce_sums();
     if constexpr (!kConfig.fp16) {
-      if (!Ring::any_of_group(shift_ == 0 && has_non_finite_out())) return;
+      if (!ring_.any_of_group(shift_ == 0 && has_non_finite_out())) return;
       count(tile::SlowPath::kScannedValues);
-      if (!Ring::any_of_group(hold_large(part))) return;
+      if (!ring_.any_of_group(hold_large(part))) return;
       count(tile::SlowPath::kSecondPass);
       set_shift();
       start(part);
@@ -81,15 +81,6 @@ class Attend {
 
   __device__ __forceinline__ std::int32_t first_key(std::int32_t key_tile) const {
     return key_tile * kConfig.block_keys() + Ring::group() * kConfig.keys;
-  }
-
-  __device__ __forceinline__ typename Ring::Source source(const problem::View& view,
-                                                          std::int64_t columns) const {
-    const Segment& segment = shared_.segment;
-    const std::int64_t batch = parameters_.problem.k_packed ? 0 : segment.sequence.batch;
-    return {static_cast<const std::uint16_t*>(view.data) +
-                view.offset(batch, segment.kv_head, segment.sequence.k_start),
-            view.row, static_cast<std::int32_t>(columns)};
   }
 
   __device__ __forceinline__ void attend(const Part& part) {
@@ -144,7 +135,7 @@ class Attend {
 
   // S = Q K^T
   __device__ __forceinline__ void multiply_qk(std::uint32_t keys, float (&scores)[kScores]) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int lane = static_cast<int>(ptx::opaque(threadIdx.x)) % 32;
     const std::uint32_t first_q =
         ptx::shared_address(shared_.q) +
         Layout::place(warp_row() + tile::lane_row_first(lane), tile::lane_chunk_first(lane));
@@ -152,7 +143,7 @@ class Attend {
         keys + Layout::place(tile::lane_row_second(lane), tile::lane_chunk_second(lane));
 #pragma unroll
     for (float& x : scores) x = 0;
-#pragma unroll
+#pragma unroll(kUnrolledSteps)
     for (int step = 0; step < kSteps; ++step) {
       std::uint32_t a[4];
       ptx::ldmatrix_x4(a, tile::step_address<kConfig.columns>(first_q, step));
@@ -174,7 +165,7 @@ class Attend {
   __device__ __forceinline__ void multiply_pv(std::uint32_t values,
                                               const std::uint32_t (&probs)[kScores / 2],
                                               const std::uint32_t (&visible)[tile::kRowsPerLane]) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int lane = static_cast<int>(ptx::opaque(threadIdx.x)) % 32;
     const std::uint32_t first =
         values + Layout::place(tile::lane_row_first(lane), tile::lane_chunk_first(lane));
 #pragma unroll
@@ -264,7 +255,7 @@ class Attend {
 
   // Whether the first row of a tile of V has a large number. It stands for all of V.
   __device__ __forceinline__ static bool begins_large(std::uint32_t values) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int lane = static_cast<int>(ptx::opaque(threadIdx.x)) % 32;
     bool large = false;
     if (lane < Layout::kChunks)
       large =
@@ -286,21 +277,19 @@ class Attend {
 
   // Whether the thread's chunks of V in a part hold a large number.
   __device__ bool hold_large(const Part& part) const {
-    const typename Ring::Source values =
-        source(parameters_.problem.v, parameters_.problem.value_dim);
-    const int row = Ring::thread() / Ring::kRowThreads;
-    const int column = Ring::thread() % Ring::kRowThreads * 8;
+    const problem::View& view = parameters_.problem.v;
+    const std::uint16_t* const values = ring_.source(view);
     const tile::Range keys = shared_.segment.keys;
+    if (Ring::column() >= parameters_.problem.value_dim) return false;
     bool large = false;
 #pragma unroll 1
     for (std::int32_t key_tile = part.begin; key_tile < part.end; ++key_tile) {
-#pragma unroll
+#pragma unroll 4
       for (int i = 0; i < kConfig.keys / Ring::kStep; ++i) {
-        const std::int32_t key = first_key(key_tile) + row + i * Ring::kStep;
-        if (column >= values.columns || key < keys.begin || key >= keys.end) continue;
-        large |= sm80::holds_large(
-            *reinterpret_cast<const uint4*>(values.first + key * values.stride + column),
-            std::uint16_t{});
+        const std::int32_t key = first_key(key_tile) + Ring::row() + i * Ring::kStep;
+        if (key < keys.begin || key >= keys.end) continue;
+        large |= sm80::holds_large(*reinterpret_cast<const uint4*>(values + key * view.row),
+                                   std::uint16_t{});
       }
     }
     return large;

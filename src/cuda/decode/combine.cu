@@ -20,9 +20,9 @@ struct CombineShared {
 
 // Finds the segment of a candidate; false if it has none. Without fixed parts, candidate n is the
 // border between the shares n and n + 1, and has the segment that it is the first to cut.
-__device__ bool find_segment(const Parameters& parameters, const Shares& shares,
-                             std::int32_t candidate, std::int32_t member, WorkList<kThreads>& work,
-                             Segment& segment) {
+__device__ __forceinline__ bool find_segment(const Parameters& parameters, const Shares& shares,
+                                             std::int32_t candidate, std::int32_t member,
+                                             WorkList<kThreads>& work, Segment& segment) {
   if (parameters.fixed_parts) {
     if (candidate >= work.units()) return false;
     work.find(candidate, member, segment);
@@ -98,17 +98,19 @@ struct CombineBlocks {
 };
 
 template <bool kFp16>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 4)
     combine_kernel(const __grid_constant__ Parameters parameters, CombineBlocks blocks) {
   __shared__ CombineShared shared;
-  ptx::wait_for_dependency();
+  ptx::launch_dependents();
+  // The kernel before has waited for those before it: the lengths of the sequences are there.
   WorkList<kThreads> work(parameters, shared.search);
-  if (work.units() == 0) return;
   const Shares shares(parameters, work.units());
   const std::int32_t pair = static_cast<std::int32_t>(blockIdx.x) / blocks.row_blocks;
   const std::int32_t member = pair % parameters.gang;
-  if (!find_segment(parameters, shares, pair / parameters.gang, member, work, shared.segment))
-    return;
+  const bool found =
+      find_segment(parameters, shares, pair / parameters.gang, member, work, shared.segment);
+  ptx::wait_for_dependency();
+  if (!found) return;
   const Segment& segment = shared.segment;
   const std::int32_t warp = static_cast<std::int32_t>(threadIdx.x) / 32;
   const std::int32_t part = warp % blocks.row_warps;

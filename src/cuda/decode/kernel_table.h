@@ -27,13 +27,15 @@ inline constexpr int kSmall = 99 * 1024;  // 8.6, 8.9, 12.0
 
 // The first row that fits a problem is used.
 inline constexpr TileRow kKernels[] = {
-    {64, 1, 32, 6, kSmall, 2, "not measured yet, by itself or beside another row"},
-    {64, 4, 64, 6, kSmall, 2, "not measured"},
-    {128, 1, 16, 5, kSmall, 2, "not measured yet, by itself or beside another row"},
-    {128, 4, 64, 5, kSmall, 2, "not measured"},
-    {256, 1, 16, 3, kHalf, 2, "not measured yet, by itself or beside another row"},
-    {256, 1, 16, 2, kSmall, 2, "not measured"},
-    {256, 4, 32, 4, kSmall, 2, "not measured yet, by itself or beside another row"},
+    {64, 1, 32, 6, kSmall, 2, "16 rows; 24 KB of K and V in flight for each of four groups"},
+    {64, 2, 64, 5, kSmall, 2, "32 rows: every warp has rows, and two share a tile of keys"},
+    {64, 4, 64, 6, kSmall, 2, "64 rows: all warps share a tile of keys; 40 KB in flight"},
+    {128, 1, 16, 5, kSmall, 2, "16 rows; 16 KB of K and V in flight for each of four groups"},
+    {128, 2, 32, 5, kSmall, 2, "32 rows: every warp has rows, and two share a tile of keys"},
+    {128, 4, 64, 5, kSmall, 2, "64 rows: all warps share a tile of keys; 64 KB in flight"},
+    {256, 1, 16, 3, kHalf, 2, "16 rows; 16 KB of K and V in flight for each of four groups"},
+    {256, 2, 16, 4, kSmall, 2, "32 rows, or 16 on GPUs with less shared memory"},
+    {256, 4, 16, 8, kSmall, 2, "64 rows: 32 keys take registers that 256 columns of out need"},
 };
 inline constexpr int kKernelRows = static_cast<int>(sizeof(kKernels) / sizeof(kKernels[0]));
 inline constexpr std::int64_t kMaxColumns = 256;

@@ -18,35 +18,39 @@ class KeyRing {
   static constexpr int kStep = kConfig.group_threads() / kRowThreads;  // rows
   static_assert(kConfig.keys % kStep == 0, "Every thread copies the same number of chunks.");
 
-  // The rows of one head.
-  struct Source {
-    const std::uint16_t* first;  // key 0 of the sequence
-    std::int64_t stride;
-    std::int32_t columns;
-  };
+  // Copies whose addresses are in registers at a time: wide rows of out leave room for few.
+  static constexpr int kUnrolled = kConfig.columns == 256 ? 4 : 16;
 
-  __device__ KeyRing(Shared<kConfig>& shared)
-      : first_(ptx::shared_address(shared.ring[group()])), chunk_(first_ + own_offset()) {}
+  __device__ KeyRing(const Parameters& parameters, Shared<kConfig>& shared)
+      : parameters_(parameters),
+        shared_(shared),
+        first_(ptx::shared_address(shared.ring[group()])),
+        chunk_(first_ + own_offset()) {}
 
   __device__ __forceinline__ static int group() {
-    return static_cast<int>(threadIdx.x) / kConfig.group_threads();
+    return static_cast<int>(ptx::opaque(threadIdx.x)) / kConfig.group_threads();
   }
   __device__ __forceinline__ static int thread() {
-    return static_cast<int>(threadIdx.x) % kConfig.group_threads();
+    return static_cast<int>(ptx::opaque(threadIdx.x)) % kConfig.group_threads();
   }
 
-  // Starts with the first tiles. `keys`: what some row sees; other keys count as zeros and are not
+  // Key 0 of the segment's sequence in K or V, at the thread's first column.
+  __device__ __forceinline__ const std::uint16_t* source(const problem::View& view) const {
+    const Segment& segment = shared_.segment;
+    const std::int64_t batch = parameters_.problem.k_packed ? 0 : segment.sequence.batch;
+    return static_cast<const std::uint16_t*>(view.data) +
+           view.offset(batch, segment.kv_head, segment.sequence.k_start) + column();
+  }
+  // The thread's first row of a tile, and its column.
+  __device__ __forceinline__ static int row() { return thread() / kRowThreads; }
+  __device__ __forceinline__ static int column() { return thread() % kRowThreads * 8; }
+
+  // Starts with the first tiles. Keys that no row of the segment sees count as zeros and are not
   // read. `key`: the first of the group's first tile.
-  __device__ __forceinline__ void start(const Source& k, const Source& v, const tile::Range& keys,
-                                        std::int32_t key, std::int32_t tiles) {
-    const int row = thread() / kRowThreads;
-    const int column = thread() % kRowThreads * 8;
-    keys_ = keys;
-    k_ = {k.first + column, k.stride};
-    v_ = {v.first + column, v.stride};
-    k_inside_ = column < k.columns;
-    v_inside_ = column < v.columns;
-    next_key_ = key + row;
+  __device__ __forceinline__ void start(std::int32_t key, std::int32_t tiles) {
+    k_ = source(parameters_.problem.k);
+    v_ = source(parameters_.problem.v);
+    next_key_ = key + row();
     left_ = 2 * tiles;
     next_slot_ = 0;
     slot_ = kConfig.slots - 1;
@@ -75,22 +79,24 @@ class KeyRing {
     if constexpr (kConfig.row_warps == 1) {
       __syncwarp();
     } else {
-      static_assert(kConfig.groups() == 1);
-      __syncthreads();
+      ptx::named_barrier_sync(static_cast<std::uint32_t>(1 + group()), kConfig.group_threads());
     }
   }
-  // sync_group() that returns whether any thread of the group says so.
-  __device__ __forceinline__ static bool any_of_group(bool own) {
-    if constexpr (kConfig.row_warps == 1) return __any_sync(~0u, own);
-    return __syncthreads_or(own);
+  // Returns whether any thread of the group says so. All of them call it.
+  __device__ __forceinline__ bool any_of_group(bool own) const {
+    const bool any = __any_sync(~0u, own);
+    if constexpr (kConfig.row_warps == 1) return any;
+    if (threadIdx.x % 32 == 0) shared_.votes[threadIdx.x / 32] = any;
+    sync_group();
+    bool result = false;
+#pragma unroll
+    for (int warp = 0; warp < kConfig.row_warps; ++warp)
+      result |= shared_.votes[group() * kConfig.row_warps + warp];
+    sync_group();
+    return result;
   }
 
  private:
-  struct Place {
-    const std::uint16_t* from;
-    std::int64_t stride;
-  };
-
   __device__ __forceinline__ static std::int32_t own_offset() {
     return Layout::place(thread() / kRowThreads, thread() % kRowThreads);
   }
@@ -98,14 +104,16 @@ class KeyRing {
   // Starts the copy of the next tile, which is K or V, if there is one.
   __device__ __forceinline__ void fetch(bool is_k) {
     if (left_ > 0) {
-      const std::int64_t stride = is_k ? k_.stride : v_.stride;
-      const bool inside = is_k ? k_inside_ : v_inside_;
-      const std::uint16_t* from = (is_k ? k_.from : v_.from) + next_key_ * stride;
+      const Problem& problem = parameters_.problem;
+      const std::int64_t stride = is_k ? problem.k.row : problem.v.row;
+      const bool inside = column() < (is_k ? problem.head_dim : problem.value_dim);
+      const tile::Range keys = shared_.segment.keys;
+      const std::uint16_t* from = (is_k ? k_ : v_) + next_key_ * stride;
       const std::uint32_t to = chunk_ + next_slot_ * kConfig.tile_bytes();
-#pragma unroll
+#pragma unroll(kUnrolled)
       for (int i = 0; i < kConfig.keys / kStep; ++i, from += kStep * stride) {
         const std::int32_t key = next_key_ + i * kStep;
-        const bool visible = inside && key >= keys_.begin && key < keys_.end;
+        const bool visible = inside && key >= keys.begin && key < keys.end;
         // Bits of the row that the step does not touch are in the thread's own offset.
         constexpr int kSwizzled = 8;
         const std::uint32_t place = (to ^ static_cast<std::uint32_t>(i * kStep % kSwizzled * 16)) +
@@ -119,11 +127,12 @@ class KeyRing {
     ptx::cp_async_commit();
   }
 
+  const Parameters& parameters_;
+  Shared<kConfig>& shared_;
   std::uint32_t first_;  // address of the ring
   std::uint32_t chunk_;  // of the thread's first chunk in it
-  Place k_, v_;
-  tile::Range keys_;
-  bool k_inside_, v_inside_;
+  const std::uint16_t* k_;
+  const std::uint16_t* v_;
   std::int32_t next_key_;  // the thread's first key of the next tile that is started
   std::int32_t left_;      // tiles that are not started yet
   std::int32_t next_slot_;

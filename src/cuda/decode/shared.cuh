@@ -11,6 +11,8 @@ struct Shared {
   // The tiles of K and V of each group. Later the rows of out of each group (merge.cuh).
   unsigned char ring[kConfig.groups()][kConfig.slots][kConfig.tile_bytes()];
   RowState states[kConfig.groups()][kConfig.rows()];
+  bool votes[kWarps];     // of the warps (KeyRing::any_of_group)
+  std::int32_t end_unit;  // of the block's share
   Segment segment;
   SegmentRow rows[kConfig.rows()];
   SearchBuffers<kConfig.threads()> search;

@@ -20,16 +20,19 @@ class SplitKv {
 
   // Computes the share of a block.
   __device__ __forceinline__ void run() {
+    if (!parameters_.uniform) ptx::wait_for_dependency();
     WorkList<kConfig.threads()> work(parameters_, shared_.search);
-    if (work.units() == 0) return;
     const Shares shares(parameters_, work.units());
-    const auto block = static_cast<std::int32_t>(blockIdx.x);
-    gang_ = block / parameters_.gang;
-    member_ = block % parameters_.gang;
-    if (gang_ >= shares.gangs()) return;
-    std::int32_t unit = shares.begin(gang_);
-    const std::int32_t end = shares.begin(gang_ + 1);
-    work.find(unit, member_, shared_.segment);
+    std::int32_t unit = 0;
+    std::int32_t end = 0;
+    if (gang() < shares.gangs() && work.units() > 0) {
+      unit = shares.begin(gang());
+      if (threadIdx.x == 0) shared_.end_unit = shares.begin(gang() + 1);
+      work.find(unit, member(), shared_.segment);
+      end = shared_.end_unit;
+    }
+    ptx::wait_for_dependency();
+    ptx::launch_dependents();  // after the wait: the next kernel reads the lengths without one
     bool has_q = false;
 #pragma unroll 1
     while (unit < end) {
@@ -38,15 +41,24 @@ class SplitKv {
           parameters_.fixed_parts ? unit + 1 : math::min(segment_end, end);
       compute(unit, part_end, has_q);
       unit = part_end;
+      end = shared_.end_unit;  // again: the loops over keys have no register for it
       has_q = unit < segment_end;
       __syncthreads();  // no thread reads the segment, its Q and its rows of out any more
       if (has_q || unit == end) continue;
-      if (threadIdx.x == 0) advance(parameters_, member_, shared_.segment);
+      if (threadIdx.x == 0) advance(parameters_, member(), shared_.segment);
       __syncthreads();
     }
   }
 
  private:
+  // The block's gang, and its number among the blocks of it.
+  __device__ __forceinline__ std::int32_t gang() const {
+    return static_cast<std::int32_t>(ptx::opaque(blockIdx.x)) / parameters_.gang;
+  }
+  __device__ __forceinline__ std::int32_t member() const {
+    return static_cast<std::int32_t>(ptx::opaque(blockIdx.x)) % parameters_.gang;
+  }
+
   // Computes the units [begin, end) of the segment.
   __device__ __forceinline__ void compute(std::int32_t begin, std::int32_t end, bool has_q) {
     const Segment& segment = shared_.segment;
@@ -63,8 +75,8 @@ class SplitKv {
     Merge<kConfig>(parameters_, shared_)
         .run(attend_,
              is_whole ? -1
-                      : state_index(parameters_, part_number(parameters_, segment, begin, gang_),
-                                    member_, 0));
+                      : state_index(parameters_, part_number(parameters_, segment, begin, gang()),
+                                    member(), 0));
   }
 
   // Describes the segment's rows and loads their Q. Rows and columns that do not exist become zero.
@@ -96,8 +108,6 @@ class SplitKv {
   const Parameters& parameters_;
   Shared<kConfig>& shared_;
   Attend<kConfig> attend_;
-  std::int32_t gang_ = 0;
-  std::int32_t member_ = 0;  // of the gang
 };
 
 // The template parameter is the row of the table, not the KernelConfig: nvcc 13 gives a kernel
@@ -107,8 +117,6 @@ __global__ void __launch_bounds__(kKernels[kRow].config(kFp16).threads(),
                                   kKernels[kRow].config(kFp16).blocks)
     split_kv_kernel(const __grid_constant__ Parameters parameters) {
   constexpr KernelConfig kConfig = kKernels[kRow].config(kFp16);
-  ptx::wait_for_dependency();
-  ptx::launch_dependents();
   SplitKv<kConfig>(parameters, *reinterpret_cast<Shared<kConfig>*>(dynamic_shared())).run();
 }
 

@@ -97,7 +97,8 @@ struct SearchBuffers {
 template <int kThreads>
 class WorkList {
  public:
-  __device__ WorkList(const Parameters& parameters, SearchBuffers<kThreads>& buffers)
+  __device__ __forceinline__ WorkList(const Parameters& parameters,
+                                      SearchBuffers<kThreads>& buffers)
       : parameters_(parameters), buffers_(buffers), units_(parameters.sequence_units) {
     if (parameters.uniform) {
       units_ = static_cast<std::int32_t>(parameters.problem.batch) * parameters.sequence_units;
@@ -107,10 +108,11 @@ class WorkList {
   }
 
   // Returns the number of units of all segments.
-  __device__ std::int32_t units() const { return units_; }
+  __device__ __forceinline__ std::int32_t units() const { return units_; }
 
   // Finds the segment that contains a unit.
-  __device__ void find(std::int32_t unit, std::int32_t member, Segment& segment /* shared */) {
+  __device__ __forceinline__ void find(std::int32_t unit, std::int32_t member,
+                                       Segment& segment /* shared */) {
     if (parameters_.uniform) {
       const std::int32_t batch = unit / parameters_.sequence_units;
       if (threadIdx.x == 0) set(batch, batch * parameters_.sequence_units, unit, member, segment);
@@ -126,7 +128,7 @@ class WorkList {
   // Calls visit(sequence, first unit, end of its units) for each sequence, one thread for each.
   // Threads that are left over visit one without units. Returns the number of all units.
   template <class Visit>
-  __device__ std::int32_t visit(const Visit& visit) {
+  __device__ __forceinline__ std::int32_t visit(const Visit& visit) {
     std::int64_t carry = 0;
     const std::int64_t batches = parameters_.problem.batch;
     for (std::int64_t first = 0; first < batches; first += kThreads) {
