@@ -32,7 +32,8 @@ struct Parameters {
   std::int32_t window_left;  // as problem's, at most tile::kMaxLength
   std::int32_t window_right;
   bool uniform;                 // all sequences have the same lengths,
-  std::int32_t sequence_units;  // and this many units
+  std::int32_t sequence_units;  // and this many units,
+  std::int32_t segment_units;   // of which a segment has so many
   bool fixed_parts;             // every unit is a part (batch_invariant)
   bool has_score_mod;           // scores need more than a positive scale
   bool hides_keys;              // a boolean mask or a bias may mask any key
