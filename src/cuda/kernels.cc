@@ -91,7 +91,9 @@ constinit const Kernel kForwardDecode = {
     false,
     TILEWISE_CUDA,
     decode::prepare,
-    decode::slower};
+    [](const Problem& problem, const Machine&) {
+      return decode::slower(problem, sm90::supports(problem) == TILEWISE_OK);
+    }};
 
 constinit const Kernel kForwardSm90 = {
     "cuda_sm90",

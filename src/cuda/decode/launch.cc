@@ -200,6 +200,42 @@ cudaError_t start(const Parameters& parameters, cudaStream_t stream) {
   return start_combine(parameters, grid, stream);
 }
 
+// Microseconds of cuda_decode and of the kernel after it in the registry.
+struct Times {
+  double own;
+  double others;
+};
+
+// A model of what was measured on an H100 (bench/results/cuda/h100-decode-choice.txt): within a
+// third of the time of nearly every row, which is enough where one kernel is much slower.
+Times estimate(const Problem& problem, double multiprocessors, bool beside_sm90) {
+  constexpr double kStart = 5;
+  constexpr double kBytes = 3.1e6;  // read from memory in a microsecond
+  const auto rows = static_cast<double>(most_rows(problem));
+  const auto keys = static_cast<double>(problem.max_k);
+  const auto columns = static_cast<double>(problem.head_dim + problem.value_dim);
+  const auto segments = static_cast<double>(problem.batch * problem.kv_heads);
+  const double reading = segments * keys * columns * 2 / kBytes;
+
+  // A block spends some time on the end of each of its parts, and more with more rows.
+  const KernelConfig config = tile_for(problem).config(false);
+  const double row_tiles = static_cast<double>(math::ceil_div(most_rows(problem), config.rows()));
+  const double parts = segments * row_tiles / (multiprocessors * config.blocks);
+  const double end_of_part = 3.5 + 0.3 * rows / row_tiles;
+  Times times = {};
+  times.own = kStart + reading * row_tiles + end_of_part * (parts > 1 ? parts : 1);
+
+  // A block for each head and tile of queries, which takes a time for each key.
+  const double key_time = (beside_sm90 ? 8.3e-3 : 27e-3) * columns / 256;
+  const double resident = multiprocessors * (beside_sm90 ? 1 : 2);
+  const std::int64_t q_tiles = math::ceil_div(problem.max_q, beside_sm90 ? 128 : 64);
+  const double tiles = static_cast<double>(problem.batch * problem.heads * q_tiles) / resident;
+  const double tile_time = keys * key_time + (beside_sm90 ? 1.1 : 4);
+  const double computing = (tiles > 1 ? tiles : 1) * tile_time;
+  times.others = kStart + (computing > reading ? computing : reading);
+  return times;
+}
+
 }  // namespace
 
 problem::Status supports(const Problem& problem) {
@@ -234,9 +270,19 @@ problem::Status supports(const Problem& problem) {
   return TILEWISE_OK;
 }
 
-const char* slower(const Problem& problem, const problem::Machine&) {
-  constexpr std::int64_t kMostRows = 64;
-  return most_rows(problem) > kMostRows ? "more than 64 rows of queries for each kv head" : nullptr;
+const char* slower(const Problem& problem, bool beside_sm90) {
+  constexpr const char* kReason = "a block for each query head is estimated to be faster";
+  const std::int64_t rows = most_rows(problem);
+  if (problem.batch_invariant) {
+    // The other sequences of the batch have no say.
+    constexpr std::int64_t kLongKeys = 4096;
+    const bool is_long = may_ask_for_longest(problem) && problem.max_k >= kLongKeys;
+    return rows <= 16 || (rows <= 64 && is_long) ? nullptr : kReason;
+  }
+  DeviceInfo device = {};
+  find_device(problem.device_index, &device);
+  const Times times = estimate(problem, device.multiprocessors, beside_sm90);
+  return times.own <= times.others ? nullptr : kReason;
 }
 
 problem::Status prepare(const Problem& problem) {
