@@ -22,7 +22,6 @@ struct TileRow {
   }
 };
 
-inline constexpr int kHalf = 113 * 1024;  // of a multiprocessor of compute capability 9.0 and 10.0
 inline constexpr int kSmall = 99 * 1024;  // 8.6, 8.9, 12.0
 
 // The first row that fits a problem is used.
@@ -33,8 +32,7 @@ inline constexpr TileRow kKernels[] = {
     {128, 1, 16, 5, kSmall, 2, "16 rows; 16 KB of K and V in flight for each of four groups"},
     {128, 2, 32, 5, kSmall, 2, "32 rows: every warp has rows, and two share a tile of keys"},
     {128, 4, 64, 5, kSmall, 2, "64 rows: all warps share a tile of keys; 64 KB in flight"},
-    {256, 1, 16, 3, kHalf, 2, "16 rows; 16 KB of K and V in flight for each of four groups"},
-    {256, 2, 16, 4, kSmall, 2, "32 rows, or 16 on GPUs with less shared memory"},
+    {256, 2, 16, 4, kSmall, 2, "up to 32 rows: for 16, four groups spilled registers"},
     {256, 4, 16, 8, kSmall, 2, "64 rows: 32 keys take registers that 256 columns of out need"},
 };
 inline constexpr int kKernelRows = static_cast<int>(sizeof(kKernels) / sizeof(kKernels[0]));

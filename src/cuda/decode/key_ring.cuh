@@ -19,7 +19,7 @@ class KeyRing {
   static_assert(kConfig.keys % kStep == 0, "Every thread copies the same number of chunks.");
 
   // Copies whose addresses are in registers at a time: wide rows of out leave room for few.
-  static constexpr int kUnrolled = kConfig.columns == 256 ? 4 : 16;
+  static constexpr int kUnrolled = kConfig.columns == 256 ? 2 : 16;
 
   __device__ KeyRing(const Parameters& parameters, Shared<kConfig>& shared)
       : parameters_(parameters),

@@ -24,8 +24,9 @@ __device__ __forceinline__ std::int64_t warp_scan(std::int64_t value, Combine co
 // `carry` becomes the result of the last thread, for the next values. All threads of a block of
 // kWarps warps.
 template <int kWarps = kScanWarps, class Combine>
-__device__ __forceinline__ std::int64_t block_scan(std::int64_t value, std::int64_t* warps /* (kWarps) */,
-                                   std::int64_t& carry, Combine combine) {
+__device__ __forceinline__ std::int64_t block_scan(std::int64_t value,
+                                                   std::int64_t* warps /* (kWarps) */,
+                                                   std::int64_t& carry, Combine combine) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   value = warp_scan(value, combine);
