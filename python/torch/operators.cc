@@ -26,7 +26,8 @@ constexpr const char* kForwardSchema =
 constexpr const char* kBackwardSchema =
     "attention_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, "
     "Tensor lse, " TILEWISE_TENSOR_SCHEMA TILEWISE_OPTION_SCHEMA
-    ", int gradients=7, Tensor? seqused_q=None) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink)";
+    ", int gradients=7, Tensor? seqused_q=None) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, "
+    "Tensor dsink)";
 
 // The bits of `gradients`.
 enum Gradient : std::int64_t { kQ = 1, kK = 2, kV = 4, kBias = 8, kSink = 16 };
