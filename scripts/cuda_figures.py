@@ -106,3 +106,23 @@ def ladder_table(path: pathlib.Path) -> str:
     head = ["D", "S", "causal", *names, "FA1 / standard", "FA2 / FA1", "FA3 / FA2", "GB moved by each",
             "extra MiB of the first two"]
     return "\n".join(["", source(path, document), *grid(head, rows)]) + "\n"
+
+
+def decode_table(path: pathlib.Path) -> str:
+    """Few queries: what each contender reads of the cache in a second."""
+    document, rows = json.loads(path.read_text()), []
+    for row in document["rows"]:
+        dim, batch, heads, kv_heads, keys, rest = re.fullmatch(
+            r"bf16-D(\d+)-B(\d+)-H(\d+)-Hk(\d+)-L(\d+)(.*)", row["row"]).groups()
+        queries = found[1] if (found := re.search(r"-q(\d+)", rest)) else "1"
+        seconds = row["seconds"]
+        speeds = [f"{row['read_bytes'] / seconds[who] * 1e-12:.2f}" if who in seconds else "-"
+                  for who in ("tilewise", "fa3", "cudnn")]
+        best = min(s for who, s in seconds.items() if who != "tilewise")
+        of_read = row["read_bytes"] / seconds["tilewise"] / row["read_bytes_per_second"]
+        rows.append([f"{heads}/{kv_heads}", dim, batch, f"1 to {keys}" if "mixed" in rest else keys, queries,
+                     f"{row['cache_bytes'] / 2 ** 20:.0f}", f"{seconds['tilewise'] * 1e6:.1f}", *speeds,
+                     f"{best / seconds['tilewise']:.2f}", f"{of_read:.2f}"])
+    head = ["heads", "D", "B", "keys", "queries", "cache, MiB", "us", "Tilewise, TB/s", "FA3", "cuDNN", "of the best peer",
+            "of the read rate"]
+    return "\n".join(["", source(path, document), *grid(head, rows)]) + "\n"

@@ -276,21 +276,29 @@ class Attend {
   }
 
   // Whether the thread's chunks of V in a part hold a large number.
-  __device__ bool hold_large(const Part& part) const {
+  // Many loads are in flight: it takes as long as reading V.
+  __device__ __forceinline__ bool hold_large(const Part& part) const {
+    constexpr int kOfTile = kConfig.keys / Ring::kStep;
+    constexpr int kLoads = kConfig.columns == 256 ? 4 : 16;
     const problem::View& view = parameters_.problem.v;
     const std::uint16_t* const values = ring_.source(view);
     const tile::Range keys = shared_.segment.keys;
     if (Ring::column() >= parameters_.problem.value_dim) return false;
+    const std::int32_t count = (part.end - part.begin) * kOfTile;
     bool large = false;
 #pragma unroll 1
-    for (std::int32_t key_tile = part.begin; key_tile < part.end; ++key_tile) {
-#pragma unroll 4
-      for (int i = 0; i < kConfig.keys / Ring::kStep; ++i) {
-        const std::int32_t key = first_key(key_tile) + Ring::row() + i * Ring::kStep;
-        if (key < keys.begin || key >= keys.end) continue;
-        large |= sm80::holds_large(*reinterpret_cast<const uint4*>(values + key * view.row),
-                                   std::uint16_t{});
+    for (std::int32_t first = 0; first < count; first += kLoads) {
+      uint4 chunks[kLoads];
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        const std::int32_t n = first + i;
+        const std::int32_t key =
+            first_key(part.begin + n / kOfTile) + Ring::row() + n % kOfTile * Ring::kStep;
+        const std::int32_t inside = math::max(math::min(key, keys.end - 1), keys.begin);
+        chunks[i] = *reinterpret_cast<const uint4*>(values + inside * view.row);
       }
+#pragma unroll
+      for (const uint4& chunk : chunks) large |= sm80::holds_large(chunk, std::uint16_t{});
     }
     return large;
   }
