@@ -272,6 +272,7 @@ problem::Status supports(const Problem& problem) {
 
 const char* slower(const Problem& problem, bool beside_sm90) {
   constexpr const char* kReason = "a block for each query head is estimated to be faster";
+  if (supports(problem) != TILEWISE_OK) return nullptr;  // supports() says why
   const std::int64_t rows = most_rows(problem);
   if (problem.batch_invariant) {
     // The other sequences of the batch have no say.
