@@ -17,6 +17,22 @@ TEST(Device, PlanWithoutADeviceSaysSo) {
   EXPECT_NE(std::string(problem::message()).find("cuda"), std::string::npos) << problem::message();
 }
 
+// A block for each head would leave most multiprocessors without work.
+TEST(Device, FewQueriesOnManyKeysAreDivided) {
+  if (!has_device()) GTEST_SKIP() << "no device";
+  const auto chosen = [](const std::vector<std::int64_t>& sizes, std::int32_t dtype) {
+    plan::Plan plan;
+    EXPECT_EQ(plan_on_cuda(make_case(Operation::kForward, dtype, sizes), nullptr, &plan),
+              TILEWISE_OK);
+    return std::string(plan.kernel->name);
+  };
+  EXPECT_EQ(chosen({1, 1, 50000, 4, 2, 128}, TILEWISE_BF16), "cuda_decode");
+  EXPECT_EQ(chosen({2, 4, 20000, 8, 2, 64}, TILEWISE_FP16), "cuda_decode");
+  EXPECT_NE(chosen({1, 500, 500, 2, 2, 128}, TILEWISE_BF16), "cuda_decode");
+  EXPECT_NE(chosen({1, 1, 50, 2, 2, 300}, TILEWISE_BF16), "cuda_decode");
+  EXPECT_NE(chosen({1, 1, 50, 2, 2, 64}, TILEWISE_FP64), "cuda_decode");
+}
+
 TEST(Device, CudaKernelsRefuseHostTensors) {
   const Instance instance(make_case(Operation::kForward, TILEWISE_BF16, {1, 64, 64, 2, 1, 64}));
   for (const Kernel* kernel : plan::kernels(Operation::kForward)) {

@@ -64,7 +64,8 @@ Case case_for(const char* kernel, std::int64_t dim, bool causal) {
   return c;
 }
 
-constexpr const char* kKernels[] = {"cuda_sm80", "cuda_fp32", "cuda_flash1", "cuda_standard"};
+constexpr const char* kKernels[] = {"cuda_decode", "cuda_sm80", "cuda_fp32", "cuda_flash1",
+                                    "cuda_standard"};
 
 TEST(SlowPath, NoFiniteInputTakesOne) {
   const Kind kinds[] = {
@@ -97,7 +98,7 @@ TEST(SlowPath, NoFiniteInputTakesOne) {
 }
 
 TEST(SlowPath, ColumnsOfMinusInfinityInTheBiasTakeNone) {
-  for (const char* kernel : {"cuda_sm80", "cuda_fp32", "cuda_standard"}) {
+  for (const char* kernel : {"cuda_decode", "cuda_sm80", "cuda_fp32", "cuda_standard"}) {
     Case c = case_for(kernel, 64, false);
     c.bias = {true, 1, {true, true, true, true}};
     judge(kernel, c, {"bias", [](const Request& request) {
@@ -121,7 +122,7 @@ TEST(SlowPath, LargeValuesThatTheSampleMissesTakeASecondPass) {
       return at.row % 128 >= 100 ? large : own;
     });
   };
-  for (const char* kernel : {"cuda_sm80", "cuda_fp32", "cuda_flash1"}) {
+  for (const char* kernel : {"cuda_decode", "cuda_sm80", "cuda_fp32", "cuda_flash1"}) {
     judge(kernel, case_for(kernel, 64, false), {"few large V", edit});
     EXPECT_GT(emulation::slow_path_count(SlowPath::kSecondPass), 0) << kernel;
   }
