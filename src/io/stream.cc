@@ -45,7 +45,7 @@ Source read_stream(int descriptor, const std::string& name, std::size_t beginnin
                    const SizeOf& size_of) {
   std::shared_ptr<std::byte[]> first = make_buffer(name, beginning);
   const std::size_t count = read_bytes(descriptor, name, {first.get(), beginning});
-  const Source source = {{first.get(), count}, first, name};
+  Source source = {{first.get(), count}, first, name};
   if (count < beginning) return source;  // all of it
   const std::uint64_t size = size_of(source);
   if (size < count) return source;  // there is more than there should be

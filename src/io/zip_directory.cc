@@ -203,6 +203,7 @@ class DirectoryReader {
   // Members that share bytes are the way to a zip bomb of any size.
   void check_apart(const std::vector<ZipMember>& members) const {
     std::vector<const ZipMember*> order;
+    order.reserve(members.size());
     for (const ZipMember& member : members) order.push_back(&member);
     std::sort(order.begin(), order.end(),
               [](const ZipMember* a, const ZipMember* b) { return a->name < b->name; });
