@@ -279,7 +279,7 @@ std::string zip_directory(const std::vector<ZipMember>& members, std::uint64_t o
     append(text, kEntrySignature, 4);
     append(text, kWideVersion, 2);
     append_common(text, member, false, extra.empty() ? 0 : 4 + extra.size());
-    append(text, 0, 2 + 2 + 2 + 4);  // comment, part, attributes
+    text.append(2 + 2 + 2 + 4, '\0');  // comment, part, attributes
     append(text, narrow(header), 4);
     text += member.name;
     if (extra.empty()) continue;
