@@ -276,7 +276,7 @@ class Attend {
   }
 
   // Whether the thread's chunks of V in a part hold a large number.
-  // Many loads are in flight: it takes as long as reading V.
+  // Many loads are in flight at a time.
   __device__ __forceinline__ bool hold_large(const Part& part) const {
     constexpr int kOfTile = kConfig.keys / Ring::kStep;
     constexpr int kLoads = kConfig.columns == 256 ? 4 : 16;

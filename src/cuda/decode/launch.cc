@@ -182,8 +182,8 @@ CombineGrid combine_grid(const Parameters& parameters) {
   } else if (parameters.uniform && candidates > 0) {
     candidates = segments = problem.batch * (parameters.sequence_units / parameters.segment_units);
   }
-  const std::int64_t parts =
-      parameters.fixed_parts ? most.sequence_units.value : parameters.gangs / segments + 1;
+  // The order of a row's parts depends on it: with fixed parts it is the same for every batch.
+  const std::int64_t parts = parameters.fixed_parts ? INT32_MAX : parameters.gangs / segments + 1;
   return {candidates, static_cast<std::int32_t>(rows), static_cast<std::int32_t>(parts)};
 }
 
@@ -206,8 +206,9 @@ struct Times {
   double others;
 };
 
-// A model of what was measured on an H100 (bench/results/cuda/h100-decode-choice.txt): within a
-// third of the time of nearly every row, which is enough where one kernel is much slower.
+// A model of what was measured on an H100 (bench/results/cuda/h100-decode-choice.txt). Of
+// cuda_decode and cuda_sm90 it takes the slower one in two of the 18 rows, by 0.1 us and by a
+// quarter.
 Times estimate(const Problem& problem, double multiprocessors, bool beside_sm90) {
   constexpr double kStart = 5;
   constexpr double kBytes = 3.1e6;  // read from memory in a microsecond
