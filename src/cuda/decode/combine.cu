@@ -160,7 +160,7 @@ cudaError_t start_combine(const Parameters& parameters, const CombineGrid& grid,
                           cudaStream_t stream) {
   // A warp has four parts at a time in flight.
   CombineBlocks blocks = {1, 0};
-  while (blocks.row_warps < kWarpsOfBlock && blocks.row_warps < grid.parts / 4)
+  while (blocks.row_warps < kWarpsOfBlock && 4 * blocks.row_warps < grid.parts)
     blocks.row_warps *= 2;
   blocks.row_blocks = math::ceil_div(grid.rows * blocks.row_warps, kWarpsOfBlock);
   const auto kernel =

@@ -184,7 +184,7 @@ CombineGrid combine_grid(const Parameters& parameters) {
   }
   // The order of a row's parts depends on it: with fixed parts it is the same for every batch.
   const std::int64_t parts = parameters.fixed_parts ? INT32_MAX : parameters.gangs / segments + 1;
-  return {candidates, static_cast<std::int32_t>(rows), static_cast<std::int32_t>(parts)};
+  return {candidates, static_cast<std::int32_t>(rows), parts};
 }
 
 cudaError_t start(const Parameters& parameters, cudaStream_t stream) {

@@ -61,7 +61,7 @@ cudaError_t load_combine();
 struct CombineGrid {
   std::int64_t candidates;  // the most parts that may begin such a segment
   std::int32_t rows;        // the most rows of a segment
-  std::int32_t parts;       // of a segment, about
+  std::int64_t parts;       // of a segment, about
 };
 cudaError_t start_combine(const Parameters& parameters, const CombineGrid& grid,
                           cudaStream_t stream);
