@@ -128,6 +128,22 @@ TEST(SlowPath, LargeValuesThatTheSampleMissesTakeASecondPass) {
   }
 }
 
+// A block of cuda_decode reads V once more, and computes nothing again.
+TEST(SlowPath, NonFiniteValuesOfADecodeAreSearchedOnce) {
+  Case c = make_case(Operation::kForward, TILEWISE_BF16, {1, 1, 1500, 4, 2, 128});
+  const std::int64_t blocks = 8;  // of the emulated device, at most
+  const std::int64_t groups = 4;  // of a block, each of which decides for itself
+  for (const double with : {std::nan(""), HUGE_VAL}) {
+    judge("cuda_decode", c, {"non-finite V", [&](const Request& request) {
+                               verify::write_element(request.v, 700 * request.v.strides[1] + 5,
+                                                     with);
+                             }});
+    EXPECT_GT(emulation::slow_path_count(SlowPath::kScannedValues), 0);
+    EXPECT_LE(emulation::slow_path_count(SlowPath::kScannedValues), blocks * groups);
+    EXPECT_EQ(emulation::slow_path_count(SlowPath::kSecondPass), 0);
+  }
+}
+
 // NaN and infinity flow through the products. Only tiles of keys that an edge cuts take more.
 TEST(SlowPath, NonFiniteInputsTakeItWhereAnEdgeCutsTheTile) {
   const double nan = std::nan("");
