@@ -1,6 +1,8 @@
 // The combine kernel of Flash-Decoding: merges the parts of the segments that several gangs have
 // computed. A block merges some rows, with one to eight warps for each.
+#include "cuda/decode/kernel.h"
 #include "cuda/decode/row_store.cuh"
+#include "cuda/decode/work.cuh"
 #include "cuda/host/launch.cuh"
 #include "cuda/host/load.h"
 #include "cuda/ptx/pdl.cuh"
@@ -66,13 +68,6 @@ __device__ __forceinline__ RowState merge_states(const CombinedRow& of) {
   }
   for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
   return {max, sum};
-}
-
-__device__ __forceinline__ void add(float4& sum, float factor, const float4& numbers) {
-  sum.x += factor * numbers.x;
-  sum.y += factor * numbers.y;
-  sum.z += factor * numbers.z;
-  sum.w += factor * numbers.w;
 }
 
 // Adds up every `step`-th part of a row, from part `first` on.

@@ -4,14 +4,14 @@
 #include <cstddef>
 #include <utility>
 
+#include "cuda/decode/kernel.h"
 #include "cuda/decode/kernel_table.h"
-#include "cuda/decode/parameters.h"
+#include "cuda/decode/segment.h"
 #include "cuda/host/device.h"
 #include "cuda/host/scheduling.h"
 #include "cuda/host/sequences.cuh"
 #include "cuda/sm80/host.h"
 #include "cuda/tile/bands.h"
-#include "cuda/tile/window_band.h"
 #include "math/integer.h"
 
 namespace tilewise::cuda::decode {
@@ -114,21 +114,15 @@ struct Workspace {
   }
 };
 
-// Fills in the units of a batch whose sequences have the same lengths, as the kernels count them
-// (describe_sequence).
+// Fills in the units of a batch whose sequences have the same lengths.
 void set_uniform_units(const Problem& problem, Parameters& parameters) {
-  const auto q_len = static_cast<std::int32_t>(problem.q_rows);
-  const auto k_len = static_cast<std::int32_t>(problem.k_rows);
-  const tile::WindowBand band = tile::window_band(k_len, problem.top_left ? 0 : k_len - q_len,
-                                                  parameters.window_left, parameters.window_right);
-  const std::int32_t begin = band.begin(0);
-  const std::int32_t end = band.end(q_len - 1);
-  const std::int32_t tiles =
-      begin < end ? math::ceil_div(end, parameters.block_keys) - begin / parameters.block_keys : 1;
-  parameters.segment_units = math::ceil_div(tiles, parameters.unit_tiles);
-  parameters.sequence_units = parameters.head_tiles *
-                              math::ceil_div(parameters.group * q_len, parameters.q_tile) *
-                              parameters.segment_units;
+  Segment segment = {};
+  describe_sequence(parameters,
+                    {0, 0, problem.q_rows, 0, problem.k_rows,
+                     problem.top_left ? 0 : problem.k_rows - problem.q_rows},
+                    segment);
+  parameters.segment_units = segment.units;
+  parameters.sequence_units = segment.segments * segment.units;
 }
 
 Parameters parameters_for(const Problem& problem, const Workspace& workspace) {

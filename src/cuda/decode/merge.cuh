@@ -99,10 +99,9 @@ class Merge {
       for (int group = 0; group < kGroups; ++group) {
         const uint4 own =
             ptx::ld_shared_v4(rows_address() + group * kGroupBytes + place(row, column));
-        sum.x += __uint_as_float(own.x);
-        sum.y += __uint_as_float(own.y);
-        sum.z += __uint_as_float(own.z);
-        sum.w += __uint_as_float(own.w);
+        add(sum, 1.0f,
+            make_float4(__uint_as_float(own.x), __uint_as_float(own.y), __uint_as_float(own.z),
+                        __uint_as_float(own.w)));
       }
       if (state < 0) {
         store_result<kConfig.fp16>(parameters_, shared_.segment, row, column, sum);

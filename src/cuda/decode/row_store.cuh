@@ -25,6 +25,14 @@ __device__ __forceinline__ math::Finalised<float> finalise(const RowState& state
   return tile::finalise_row({state.sum == state.sum ? state.max * scale_log2 : 0, state.sum}, sink);
 }
 
+// sum += factor * numbers
+__device__ __forceinline__ void add(float4& sum, float factor, const float4& numbers) {
+  sum.x += factor * numbers.x;
+  sum.y += factor * numbers.y;
+  sum.z += factor * numbers.z;
+  sum.w += factor * numbers.w;
+}
+
 __device__ __forceinline__ float sink_of(const problem::Problem& problem, std::int32_t head) {
   if (!problem.sink.present()) return -math::Limits<float>::kInfinity;
   return static_cast<const float*>(problem.sink.data)[problem.sink.offset(0, head, 0)];

@@ -2,7 +2,7 @@
 // scores are.
 #pragma once
 
-#include "cuda/decode/work.cuh"
+#include "cuda/decode/segment.h"
 #include "cuda/tile/mask_bits.h"
 #include "cuda/tile/score_mod.cuh"
 

@@ -1,7 +1,9 @@
 // The shared memory of a block that decodes.
 #pragma once
 
+#include "cuda/decode/kernel_config.h"
 #include "cuda/decode/segment_rows.cuh"
+#include "cuda/decode/work.cuh"
 
 namespace tilewise::cuda::decode {
 

@@ -1,8 +1,9 @@
 // Flash-Decoding (Dao, Haziza, Massa, Sizov, 2023): attention of few queries to many keys, which
-// takes as long as reading K and V. Blocks divide the keys (work.cuh); a second kernel merges what
+// takes as long as reading K and V. Blocks divide the keys (segment.h); a second kernel merges what
 // they have computed of one segment (combine.cu).
 #pragma once
 
+#include "cuda/decode/kernel.h"
 #include "cuda/decode/kernel_table.h"
 #include "cuda/decode/merge.cuh"
 #include "cuda/host/launch.cuh"

@@ -1,0 +1,28 @@
+// The functions that load and start the decode kernels.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "cuda/decode/parameters.h"
+
+namespace tilewise::cuda::decode {
+
+// A compiled kernel, given by a row of the table and a type. CMakeLists.txt generates the source
+// files that instantiate them.
+template <int kRow, bool kFp16>
+struct SplitKvKernel {
+  static cudaError_t load();
+  static cudaError_t start(const Parameters& parameters, cudaStream_t stream);
+};
+
+// Merges the parts of the segments that several gangs have computed.
+cudaError_t load_combine();
+struct CombineGrid {
+  std::int64_t candidates;  // the most parts that may begin such a segment
+  std::int32_t rows;        // the most rows of a segment
+  std::int64_t parts;       // of a segment, about
+};
+cudaError_t start_combine(const Parameters& parameters, const CombineGrid& grid,
+                          cudaStream_t stream);
+
+}  // namespace tilewise::cuda::decode
