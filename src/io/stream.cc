@@ -31,9 +31,9 @@ std::size_t read_bytes(int descriptor, const std::string& name, std::span<std::b
 }
 
 // Returns memory that holds nothing yet, so that pages are used when they are written.
-std::shared_ptr<std::byte[]> make_buffer(const std::string& name, std::uint64_t size) {
+std::shared_ptr<std::byte[]> make_buffer(const std::string& name, std::size_t size) {
   try {
-    return std::make_shared_for_overwrite<std::byte[]>(static_cast<std::size_t>(size));
+    return std::make_shared_for_overwrite<std::byte[]>(size);
   } catch (const std::bad_alloc&) {
     throw FileError(name, "no memory for " + std::to_string(size) + " bytes");
   }
@@ -43,17 +43,22 @@ std::shared_ptr<std::byte[]> make_buffer(const std::string& name, std::uint64_t 
 
 Source read_stream(int descriptor, const std::string& name, std::size_t beginning,
                    const SizeOf& size_of) {
-  std::shared_ptr<std::byte[]> first = make_buffer(name, beginning);
-  const std::size_t count = read_bytes(descriptor, name, {first.get(), beginning});
-  Source source = {{first.get(), count}, first, name};
-  if (count < beginning) return source;  // all of it
-  const std::uint64_t size = size_of(source);
-  if (size < count) return source;  // there is more than there should be
-  std::shared_ptr<std::byte[]> all = make_buffer(name, size + 1);
-  std::memcpy(all.get(), first.get(), count);
-  const std::size_t rest = static_cast<std::size_t>(size) + 1 - count;
-  const std::size_t total = count + read_bytes(descriptor, name, {all.get() + count, rest});
-  return {{all.get(), total}, std::move(all), name};
+  std::shared_ptr<std::byte[]> bytes = make_buffer(name, beginning);
+  std::size_t count = read_bytes(descriptor, name, {bytes.get(), beginning});
+  if (count < beginning) return {{bytes.get(), count}, bytes, name};  // all of it
+  const std::uint64_t size = size_of({{bytes.get(), count}, bytes, name});
+  // The buffer doubles with what has arrived, since the beginning may claim any size.
+  while (count <= size) {
+    const std::size_t room =
+        size - count < count ? static_cast<std::size_t>(size - count) + 1 : count;
+    std::shared_ptr<std::byte[]> longer = make_buffer(name, count + room);
+    std::memcpy(longer.get(), bytes.get(), count);
+    const std::size_t more = read_bytes(descriptor, name, {longer.get() + count, room});
+    bytes = std::move(longer);
+    count += more;
+    if (more < room) break;
+  }
+  return {{bytes.get(), count}, bytes, name};
 }
 
 }  // namespace tilewise::io
