@@ -65,6 +65,7 @@ std::vector<Explained> explain(Operation operation, const reference::AttentionSh
                                std::int64_t sram_bytes, const Peaks& peaks) {
   std::vector<Explained> rows;
   for (const reference::Algorithm algorithm : reference::kAlgorithms) {
+    if (operation == Operation::kBackward && !reference::has_backward(algorithm)) continue;
     const Prediction prediction = reference::predict(algorithm, operation, shape, sram_bytes);
     rows.push_back({reference::algorithm_name(algorithm), prediction,
                     prediction.flops / peaks.flops, prediction.bytes() / peaks.read});

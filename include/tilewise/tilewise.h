@@ -161,6 +161,11 @@ typedef struct tilewise_problem {
   tilewise_tensor seqused_q;     /* (B) int32 or int64: query rows in use of each sequence */
   tilewise_tensor dalibi_slopes; /* backward: output; shape of alibi_slopes; fp32, or fp64 for fp64
                                     inputs */
+  tilewise_tensor phi; /* forward: fp32 (1) or (H), a guess of the largest score of a row, against
+                          which FlashDecoding++ takes exponents; it changes time, never a result
+                          beyond rounding, and other kernels ignore it */
+  tilewise_tensor phi_fallbacks; /* forward: int64 (1), on the device of q. A kernel that reads phi
+                                    adds how often it had to compute with the rows' own maxima */
 } tilewise_problem;
 
 TILEWISE_API void tilewise_problem_init(tilewise_problem* problem);

@@ -109,7 +109,9 @@ const char* planned_difference(const Problem& a, const Problem& b) {
                {"alibi_slopes", &Problem::alibi_slopes},
                {"sink", &Problem::sink},
                {"dsink", &Problem::dsink},
-               {"dalibi_slopes", &Problem::dalibi_slopes}};
+               {"dalibi_slopes", &Problem::dalibi_slopes},
+               {"phi", &Problem::phi},
+               {"phi_fallbacks", &Problem::phi_fallbacks}};
   if (a.device != b.device || a.device_index != b.device_index) return "q: device";
   for (const auto& [name, view] : views) {
     if ((a.*view).dtype != (b.*view).dtype) return name;

@@ -34,6 +34,8 @@ const Kernel* const kForwardKernels[] = {
     &cpu::kForwardGeneric,
 #endif
     &reference::kFlash2Forward,
+    &reference::kFlashDecodingForward,
+    &reference::kFlashDecodingPpForward,
     &reference::kFlash1Forward,
     &reference::kOnlineSoftmaxForward,
     &reference::kThreePassForward,

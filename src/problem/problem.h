@@ -77,6 +77,8 @@ struct Problem {
   View sink;                                  // (H)
   View dsink;                                 // (H)
   View dalibi_slopes;                         // (B, H), or (H) for all batches
+  View phi;                                   // (H), stride 0 where all heads share it
+  View phi_fallbacks;                         // (1) int64, added to
   bool slopes_per_batch = false;              // dalibi_slopes is (B, H)
   IndexView cu_seqlens_q, cu_seqlens_k;
   IndexView seqused_q, seqused_k;

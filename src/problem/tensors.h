@@ -34,6 +34,8 @@ inline constexpr NamedTensor kTensors[] = {
     {"bias", &tilewise_problem::bias, Role::kInput, Role::kInput},
     {"alibi_slopes", &tilewise_problem::alibi_slopes, Role::kInput, Role::kInput},
     {"sink", &tilewise_problem::sink, Role::kInput, Role::kInput},
+    {"phi", &tilewise_problem::phi, Role::kInput, Role::kUnused},
+    {"phi_fallbacks", &tilewise_problem::phi_fallbacks, Role::kOutput, Role::kUnused},
     {"dout", &tilewise_problem::dout, Role::kUnused, Role::kInput},
     {"dlse", &tilewise_problem::dlse, Role::kUnused, Role::kInput},
     {"dq", &tilewise_problem::dq, Role::kUnused, Role::kOutput},

@@ -209,6 +209,34 @@ Status read_score_inputs(const tilewise_problem& request, Problem* problem) {
   return TILEWISE_OK;
 }
 
+// Reads phi and the counter of FlashDecoding++.
+Status read_phi(const tilewise_problem& request, Problem* problem) {
+  const tilewise_tensor& phi = request.phi;
+  const std::int64_t one[] = {1};
+  if (present(phi)) {
+    TILEWISE_RETURN_IF_ERROR(check_dtype("phi", phi, TILEWISE_FP32, TILEWISE_FP32));
+    TILEWISE_RETURN_IF_ERROR(check_rank("phi", phi, 1, "(1) or (H)"));
+    const std::int64_t count = phi.shape[0];
+    if (count != 1 && count != problem->heads) {
+      return fail(TILEWISE_INVALID_ARGUMENT, "phi: shape is (%lld), must be (1) or (H) = (%lld)",
+                  printable(count), printable(problem->heads));
+    }
+    problem->phi.data = phi.data;
+    problem->phi.dtype = phi.dtype;
+    problem->phi.head = stride_of(phi, 0);
+  }
+  const tilewise_tensor& fallbacks = request.phi_fallbacks;
+  if (present(fallbacks)) {
+    if (!present(phi)) return fail(TILEWISE_INVALID_ARGUMENT, "phi_fallbacks: given without phi");
+    TILEWISE_RETURN_IF_ERROR(
+        check_dtype("phi_fallbacks", fallbacks, TILEWISE_INT64, TILEWISE_INT64));
+    TILEWISE_RETURN_IF_ERROR(check_shape("phi_fallbacks", fallbacks, 1, one, "(1)"));
+    problem->phi_fallbacks.data = fallbacks.data;
+    problem->phi_fallbacks.dtype = fallbacks.dtype;
+  }
+  return TILEWISE_OK;
+}
+
 Status read_forward(const tilewise_problem& request, Problem* problem) {
   const std::int32_t dtype = problem->dtype;
   if (!present(request.out)) return fail(TILEWISE_INVALID_ARGUMENT, "out: missing");
@@ -310,7 +338,8 @@ Status make_problem(Operation operation, const tilewise_problem& request, Proble
   problem->v = row_view(request.v, request.layout);
   TILEWISE_RETURN_IF_ERROR(read_score_inputs(request, problem));
   TILEWISE_RETURN_IF_ERROR(read_forward(request, problem));
-  return operation == Operation::kBackward ? read_backward(request, problem) : TILEWISE_OK;
+  return operation == Operation::kBackward ? read_backward(request, problem)
+                                           : read_phi(request, problem);
 }
 
 }  // namespace tilewise::problem

@@ -58,24 +58,6 @@ struct Flash2Forward {
   }
 
  private:
-  // m <- max(m_old, rowmax S); l <- e^(m_old - m) l + rowsum P; out <- e^(m_old - m) out + P V,
-  // with P = e^(S - m) (lines 8 to 10)
-  template <class T, class Counter>
-  static void add_row(const Head<T, Counter>& head, const TileRow& tile_row,
-                      const TileBuffers<T>& b, math::SoftmaxState<T>* state) {
-    const std::int64_t keys = extent(tile_row.keys);
-    const T* const query = b.query_tile + tile_row.in_tile * head.head_dim();
-    T* const out = b.out_tile + tile_row.in_tile * head.value_dim();
-    head.score_row(tile_row.row, tile_row.keys, query, b.key_tile, b.scores, nullptr);
-    const T max = math::maximum(state->max, row_max(b.scores, keys));
-    const T factor = math::prob(state->max, math::anchor(max));
-    const T sum = exponentiate(b.scores, keys, max, b.probs);
-    *state = {max, factor * state->sum + sum};
-    probs_times_values<T>(head, {tile_row.row, tile_row.keys, b.scores, b.probs}, b.value_tile,
-                          head.value_dim(), b.partial_out);
-    blend(factor, T(1), b.partial_out, head.value_dim(), out);
-  }
-
   // O <- out / l, LSE <- m + log l, with the sink in both (lines 12 to 15).
   template <class T, class Counter>
   static void finish_tile(const Group<T, Counter>& group, std::int64_t g, KeyRange queries,

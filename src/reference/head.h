@@ -42,12 +42,17 @@ class Head {
     if (slopes.present()) slope_ = load_element<T>(slopes, slopes.offset(sequence.batch, head, 0));
     if (problem.sink.present())
       sink_ = load_element<T>(problem.sink, problem.sink.offset(0, head, 0));
+    if (problem.phi.present()) {
+      const T phi = load_element<T>(problem.phi, problem.phi.offset(0, head, 0));
+      if (math::is_finite(phi)) phi_ = phi;
+    }
   }
 
   std::int64_t head_dim() const { return problem_.head_dim; }
   std::int64_t value_dim() const { return problem_.value_dim; }
   T scale() const { return scale_; }
   T sink() const { return sink_; }  // -inf if there is none
+  T phi() const { return phi_; }    // 0 if there is none
 
   // True if no row of `rows` sees a key of `keys` through any band, so that the tile can be
   // skipped.
@@ -143,6 +148,7 @@ class Head {
   T cap_;
   T slope_ = T(0);
   T sink_ = kMaskedScore<T>;
+  T phi_ = T(0);
   math::DropoutRule dropout_;
 };
 

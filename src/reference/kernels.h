@@ -1,6 +1,7 @@
-// The ladder: attention from the textbook to FlashAttention-2. Each rung computes forward and
-// backward on any input that the semantics allow. The code is written to be read, along with
-// docs/ladder.md. three_pass in fp64 is the oracle of the tests.
+// The ladder: attention from the textbook to FlashAttention-2, and Flash-Decoding. Each rung
+// computes forward and backward (Flash-Decoding: forward) on any input that the semantics allow.
+// The code is written to be read, along with docs/ladder.md. three_pass in fp64 is the oracle of
+// the tests.
 #pragma once
 
 #include "problem/kernel.h"
@@ -18,5 +19,7 @@ extern const problem::Kernel kFlash1Forward;
 extern const problem::Kernel kFlash1Backward;
 extern const problem::Kernel kFlash2Forward;
 extern const problem::Kernel kFlash2Backward;
+extern const problem::Kernel kFlashDecodingForward;
+extern const problem::Kernel kFlashDecodingPpForward;
 
 }  // namespace tilewise::reference

@@ -2,15 +2,9 @@
 // to Algorithm 4 of FlashAttention-1 and Algorithm 2 of FlashAttention-2.
 #pragma once
 
-#include "reference/tile_buffers.h"
+#include "reference/tile_forward.h"
 
 namespace tilewise::reference {
-
-struct TileRow {
-  std::int64_t row;      // in the sequence
-  std::int64_t in_tile;  // in the q tile
-  KeyRange keys;
-};
 
 // S = Q K^T, P = exp(S - LSE), dV += P^T dO, dP = dO V^T, dS = P * (dP - delta), dQ += scale dS K,
 // dK += scale dS^T Q
@@ -35,14 +29,7 @@ void add_row_gradients(const Head<T, Counter>& head, const TileRow& tile_row, T 
   }
 }
 
-// Loads K_j and V_j at the start of a key tile, and stores dK_j and dV_j at its end.
-template <class T, class Counter>
-void load_key_tile(const Group<T, Counter>& group, KeyRange keys, const TileBuffers<T>& b) {
-  const Problem& problem = group.problem;
-  const Rows rows = group.key_rows(keys.begin, extent(keys));
-  group.memory.load(problem.k, rows, problem.head_dim, b.key_tile);
-  group.memory.load(problem.v, rows, problem.value_dim, b.value_tile);
-}
+// Stores dK_j and dV_j at the end of a key tile.
 template <class T, class Counter>
 void store_key_gradients(const Group<T, Counter>& group, KeyRange keys, const TileBuffers<T>& b) {
   const Problem& problem = group.problem;

@@ -5,6 +5,7 @@
 
 #include "math/integer.h"
 #include "problem/kernel.h"
+#include "reference/splits.h"
 
 namespace tilewise::reference {
 namespace {
@@ -143,6 +144,50 @@ void flash2_forward(Account a, const TileVisits& visited) {
   a.tensor("out", 0, a.per_head * a.q_rows * a.value_dim);
 }
 
+// What the tiles of packed rows and splits visit, for one kv head: rows of K, and rows of partial
+// results.
+struct SplitVisits {
+  double keys = 0;
+  double partial_rows = 0;
+};
+
+SplitVisits split_visits(const AttentionShape& shape, TileSizes tiles) {
+  const math::Band band = band_of(shape);
+  const Splits splits = splits_of(shape.k_len);
+  const std::int64_t group = shape.kv_heads > 0 ? shape.heads / shape.kv_heads : 1;
+  SplitVisits total;
+  for (std::int64_t row = 0; row < group * shape.q_len; row += tiles.q_rows) {
+    const std::int64_t end = math::min(row + tiles.q_rows, group * shape.q_len);
+    for (std::int64_t s = 0; s < splits.count; ++s) {
+      const KeyRange of_split = splits.keys(s);
+      bool visited = false;
+      for (std::int64_t key = of_split.begin; key < of_split.end; key += tiles.k_rows) {
+        const std::int64_t key_end = math::min(key + tiles.k_rows, of_split.end);
+        if (math::classify(band, row / group, (end - 1) / group + 1, key, key_end) ==
+            math::TileClass::kEmpty)
+          continue;
+        visited = true;
+        total.keys += static_cast<double>(key_end - key);
+      }
+      if (visited && splits.count > 1) total.partial_rows += static_cast<double>(end - row);
+    }
+  }
+  return total;
+}
+
+// Partial results have the arithmetic type: 8 bytes for fp64, else 4.
+void flash_decoding(Account a, const AttentionShape& shape, const SplitVisits& visited) {
+  const double keys = a.per_kv_head * visited.keys;
+  const double sum_elements =
+      shape.element_size == 8 ? 1.0 : 4.0 / static_cast<double>(shape.element_size);
+  const double partial = a.per_kv_head * visited.partial_rows * a.value_dim * sum_elements;
+  a.tensor("q", a.per_head * a.q_rows * a.head_dim, 0);
+  a.tensor("k", keys * a.head_dim, 0);
+  a.tensor("v", keys * a.value_dim, 0);
+  a.tensor("partial", partial, partial);
+  a.tensor("out", 0, a.per_head * a.q_rows * a.value_dim);
+}
+
 void flash2_backward(Account a, const TileVisits& visited) {
   const double rows = a.per_head * visited.rows;
   const double queries = a.per_head * a.q_rows;
@@ -172,10 +217,18 @@ const char* algorithm_name(Algorithm algorithm) {
       return "online_softmax";
     case Algorithm::kFlash1:
       return "flash1";
+    case Algorithm::kFlashDecoding:
+      return "flash_decoding";
+    case Algorithm::kFlashDecodingPp:
+      return "flash_decoding_pp";
     case Algorithm::kFlash2:
       break;
   }
   return "flash2";
+}
+
+bool has_backward(Algorithm algorithm) {
+  return algorithm != Algorithm::kFlashDecoding && algorithm != Algorithm::kFlashDecodingPp;
 }
 
 TileSizes flash1_tiles(std::int64_t sram_elements, std::int64_t head_dim, std::int64_t value_dim) {
@@ -247,6 +300,11 @@ Prediction predict(Algorithm algorithm, Operation operation, const AttentionShap
       backward ? flash2_backward(account, visited) : flash2_forward(account, visited);
       break;
     }
+    case Algorithm::kFlashDecoding:
+    case Algorithm::kFlashDecodingPp:
+      prediction.tiles = flash2_tiles(sram_elements, shape.head_dim, shape.value_dim);
+      flash_decoding(account, shape, split_visits(shape, prediction.tiles));
+      break;
   }
   return prediction;
 }

@@ -9,12 +9,24 @@
 
 namespace tilewise::reference {
 
-enum class Algorithm { kThreePass, kOnlineSoftmax, kFlash1, kFlash2 };
-inline constexpr Algorithm kAlgorithms[] = {Algorithm::kThreePass, Algorithm::kOnlineSoftmax,
-                                            Algorithm::kFlash1, Algorithm::kFlash2};
+enum class Algorithm {
+  kThreePass,
+  kOnlineSoftmax,
+  kFlash1,
+  kFlash2,
+  kFlashDecoding,
+  kFlashDecodingPp
+};
+inline constexpr Algorithm kAlgorithms[] = {Algorithm::kThreePass,     Algorithm::kOnlineSoftmax,
+                                            Algorithm::kFlash1,        Algorithm::kFlash2,
+                                            Algorithm::kFlashDecoding, Algorithm::kFlashDecodingPp};
 
-// Returns the name of the algorithm's kernels: "three_pass", "online_softmax", "flash1", "flash2".
+// Returns the name of the algorithm's kernels: "three_pass", "online_softmax", "flash1", "flash2",
+// "flash_decoding", "flash_decoding_pp".
 const char* algorithm_name(Algorithm algorithm);
+
+// Whether the algorithm is one for the backward pass too: Flash-Decoding is not.
+bool has_backward(Algorithm algorithm);
 
 struct TileSizes {
   std::int64_t q_rows;  // Br
@@ -74,13 +86,17 @@ struct Prediction {
   double intensity() const;  // flops per byte; 0 without traffic
 };
 
-// Returns the traffic of the algorithm's kernel for all of dq, dk, dv (backward) with `sram_bytes`
-// of fast memory. It equals what the code counts, byte for byte (tests/reference/traffic_test.cc).
-// With D = Dv and one head, in elements, Tr = ceil(Sq / Br) and Tc = ceil(Sk / Bc):
+// Returns the traffic of the algorithm's kernel for all of dq, dk, dv (backward: has_backward())
+// with `sram_bytes` of fast memory. It equals what the code counts, byte for byte
+// (tests/reference/traffic_test.cc). With D = Dv and one head, in elements, Tr = ceil(Sq / Br) and
+// Tc = ceil(Sk / Bc):
 //   three_pass      (2 Sq + 2 Sk) D + 4 Sq Sk          backward (7 Sq + 5 Sk) D + 10 Sq Sk
 //   online_softmax  2 Sq D + 3 Sq Sk D                 backward 4 Sq D + 6 Sq Sk D
 //   flash1          2 Sk D + 3 Tc Sq D                 backward 4 Sk D + 5 Tc Sq D
 //   flash2          2 Sq D + 2 Tr Sk D                 backward 4 Sk D + 2 Sq D + 4 Tc Sq D
+//   flash_decoding  2 Sq D + 2 Tr Sk D, and 2 C Sq D of partial results if there are C > 1 splits;
+//                   a tile has the rows of all heads of a group: Tr = ceil(G Sq / Br) for G heads
+//   flash_decoding_pp  as flash_decoding, if no split falls back
 Prediction predict(Algorithm algorithm, problem::Operation operation, const AttentionShape& shape,
                    std::int64_t sram_bytes);
 

@@ -165,7 +165,10 @@ const std::vector<Rung>& rungs() {
       {"three_pass", &reference::kThreePassForward, &reference::kThreePassBackward},
       {"online_softmax", &reference::kOnlineSoftmaxForward, &reference::kOnlineSoftmaxBackward},
       {"flash1", &reference::kFlash1Forward, &reference::kFlash1Backward},
-      {"flash2", &reference::kFlash2Forward, &reference::kFlash2Backward}};
+      {"flash2", &reference::kFlash2Forward, &reference::kFlash2Backward},
+      // These have no backward pass of their own.
+      {"flash_decoding", &reference::kFlashDecodingForward, &reference::kFlash2Backward},
+      {"flash_decoding_pp", &reference::kFlashDecodingPpForward, &reference::kFlash2Backward}};
   return kRungs;
 }
 

@@ -1,0 +1,34 @@
+// When one anchor, phi, may stand for the maxima of all splits of a row (FlashDecoding++, Hong et
+// al., arXiv 2311.01282, section 3): exponents are then e^(score - phi), and states merge by plain
+// sums.
+//
+// The paper bounds every score, a < score - phi < b. Here the sum of a split and its output say
+// whether the exponentials were in range, so that no maximum is formed at all:
+//
+//   sum     A row's largest prob is between sum / n and sum, for n keys. At least 2^-30: then probs
+//           down to 2^-96 of the largest are normal floats, and those below do not count. At most
+//           2^60. Overflow and NaN make the sum infinite or NaN, which is no safe sum either.
+//   output  its largest element, below 2^100: far from overflow, in the merge too. Above 2^-60:
+//           otherwise products of small probs with small values may have been denormal. An output
+//           of zeros is treated as such.
+//
+// A split outside of these bounds is computed again with its own maximum, so that the result is
+// exact for every input; nothing but time depends on phi.
+#pragma once
+
+#include "math/scalar.h"
+
+namespace tilewise::math {
+
+template <class T>
+TILEWISE_INLINE bool is_safe_sum(T sum) {
+  return sum >= T(0x1p-30) && sum <= T(0x1p60);
+}
+
+// largest: of the absolute values of a row of the unnormalised output
+template <class T>
+TILEWISE_INLINE bool is_safe_out(T largest) {
+  return largest >= T(0x1p-60) && largest <= T(0x1p100);
+}
+
+}  // namespace tilewise::math

@@ -1,0 +1,227 @@
+// Flash-Decoding (Dao, Haziza, Massa and Sizov, "Flash-Decoding for long-context inference", 2023)
+// and FlashDecoding++ (Hong et al., arXiv 2311.01282). The keys are cut into splits, which a GPU
+// computes at the same time: a query alone, with a long cache, would keep one multiprocessor busy.
+// Each split leaves a state of its own for every row in slow memory; a second step merges them. The
+// queries of a group share the loads of K and V: rows of a q tile are (query, head of the group).
+#include "math/integer.h"
+#include "math/unified_maximum.h"
+#include "reference/rung.h"
+#include "reference/splits.h"
+#include "reference/tile_forward.h"
+
+namespace tilewise::reference {
+namespace {
+
+template <class T>
+struct SplitBuffers {
+  std::int64_t widest;
+  TileBuffers<T> tiles;
+  T* outs;                        // (splits, Br, Dv), unnormalised, in slow memory
+  math::SoftmaxState<T>* states;  // (splits, Br)
+
+  static SplitBuffers carve(const Problem& problem, Arena& arena) {
+    // The rows of a q tile are those of a group: the buffers of a problem of G Sq queries.
+    Problem packed = problem;
+    const Checked rows = Checked{problem.group} * Checked{problem.max_q};
+    packed.max_q = rows.valid ? rows.value : INT64_MAX;
+    const TileSizes tiles =
+        flash2_tiles(max_sram_elements(problem), problem.head_dim, problem.value_dim);
+    const Checked q_rows = {math::min(tiles.q_rows, packed.max_q)};
+    SplitBuffers buffers;
+    buffers.tiles = TileBuffers<T>::carve(packed, tiles, arena);
+    buffers.widest = buffers.tiles.widest;
+    buffers.outs = arena.take<T>(Checked{kMostSplits} * q_rows * Checked{problem.value_dim});
+    buffers.states = arena.take<math::SoftmaxState<T>>(Checked{kMostSplits} * q_rows);
+    return buffers;
+  }
+};
+
+// The rows [begin, end) of a group: row r is query r / G of the head r % G.
+template <class T, class Counter>
+struct PackedRows {
+  const Group<T, Counter>& group;
+  KeyRange range;
+
+  std::int64_t count() const { return extent(range); }
+  std::int64_t query(std::int64_t r) const { return (range.begin + r) / group.size(); }
+  std::int64_t head(std::int64_t r) const { return (range.begin + r) % group.size(); }
+  KeyRange queries() const { return {query(0), query(count() - 1) + 1}; }
+  Rows in_memory(std::int64_t r) const { return group.query_rows(head(r), query(r), 1); }
+
+  void load(const problem::View& view, std::int64_t width, T* tile) const {
+    for (std::int64_t r = 0; r < count(); ++r)
+      group.memory.load(view, in_memory(r), width, tile + r * width);
+  }
+  bool skips(KeyRange keys) const {
+    for (std::int64_t g = 0; g < group.size(); ++g) {
+      if (!group.head(g).skips(queries(), keys)) return false;
+    }
+    return true;
+  }
+};
+
+// The step of a key tile. Flash-Decoding keeps the maximum of each row, as FlashAttention-2 does.
+struct OwnMaximum {
+  static constexpr bool kMayFail = false;
+  template <class T, class Counter>
+  static void add(const Head<T, Counter>& head, const TileRow& row, const TileBuffers<T>& b,
+                  math::SoftmaxState<T>* state) {
+    add_row(head, row, b, state);
+  }
+};
+
+// FlashDecoding++: exponents are taken against phi, which all splits share. l <- l + rowsum P; out
+// <- out + P V, with P = e^(S - phi)
+struct UnifiedMaximum {
+  static constexpr bool kMayFail = true;
+  template <class T, class Counter>
+  static void add(const Head<T, Counter>& head, const TileRow& row, const TileBuffers<T>& b,
+                  math::SoftmaxState<T>* state) {
+    const T* const query = b.query_tile + row.in_tile * head.head_dim();
+    T* const out = b.out_tile + row.in_tile * head.value_dim();
+    head.score_row(row.row, row.keys, query, b.key_tile, b.scores, nullptr);
+    const T sum = exponentiate(b.scores, extent(row.keys), head.phi(), b.probs);
+    // A row that sees no key stays empty.
+    if (row_max(b.scores, extent(row.keys)) != kMaskedScore<T>) state->max = head.phi();
+    state->sum += sum;
+    probs_times_values<T>(head, {row.row, row.keys, b.scores, b.probs}, b.value_tile,
+                          head.value_dim(), b.partial_out);
+    blend(T(1), T(1), b.partial_out, head.value_dim(), out);
+  }
+};
+
+template <class Step, Algorithm kName>
+struct FlashDecodingForward {
+  static constexpr Algorithm kAlgorithm = kName;
+  template <class T>
+  using Buffers = SplitBuffers<T>;
+
+  template <class T, class Counter>
+  static void run(const Group<T, Counter>& group, const Buffers<T>& b, std::int64_t sram_elements) {
+    const Problem& problem = group.problem;
+    const TileSizes sizes = flash2_tiles(sram_elements, problem.head_dim, problem.value_dim);
+    const Splits splits = splits_of(group.k_len());
+    for_each_tile(group.size() * group.q_len(), sizes.q_rows, [&](KeyRange range) {
+      const PackedRows<T, Counter> rows = {group, range};
+      bool visited[kMostSplits] = {};
+      rows.load(problem.q, problem.head_dim, b.tiles.query_tile);
+      for (std::int64_t s = 0; s < splits.count; ++s) {
+        visited[s] = add_keys<Step>(rows, splits.keys(s), sizes.k_rows, b);
+        if (!visited[s]) continue;
+        if (Step::kMayFail && !all_are_safe(rows, b)) {
+          add_keys<OwnMaximum>(rows, splits.keys(s), sizes.k_rows, b);
+          count_fallback(problem);
+        }
+        if (splits.count > 1) store_split(rows, s, b);
+      }
+      if (splits.count > 1) merge_splits(rows, visited, splits.count, b);
+      finish_tile(rows, b);
+    });
+  }
+
+ private:
+  // Computes the states of the rows over some keys. Returns false if no row sees one.
+  template <class AnyStep, class T, class Counter>
+  static bool add_keys(const PackedRows<T, Counter>& rows, KeyRange keys, std::int64_t tile_size,
+                       const Buffers<T>& b) {
+    bool visited = false;
+    set_zero(b.tiles.out_tile, rows.count() * rows.group.problem.value_dim);
+    for (std::int64_t r = 0; r < rows.count(); ++r) b.tiles.states[r] = math::empty_state<T>();
+    for_each_tile(extent(keys), tile_size, [&](KeyRange part) {
+      const KeyRange tile = {keys.begin + part.begin, keys.begin + part.end};
+      if (rows.skips(tile)) return;
+      visited = true;
+      load_key_tile(rows.group, tile, b.tiles);
+      for (std::int64_t r = 0; r < rows.count(); ++r) {
+        AnyStep::add(rows.group.head(rows.head(r)), {rows.query(r), r, tile}, b.tiles,
+                     &b.tiles.states[r]);
+      }
+    });
+    return visited;
+  }
+
+  // Returns whether phi has served all rows: see math/unified_maximum.h.
+  template <class T, class Counter>
+  static bool all_are_safe(const PackedRows<T, Counter>& rows, const Buffers<T>& b) {
+    const std::int64_t width = rows.group.problem.value_dim;
+    for (std::int64_t r = 0; r < rows.count(); ++r) {
+      if (b.tiles.states[r].max == kMaskedScore<T>) continue;
+      const T* const out = b.tiles.out_tile + r * width;
+      T largest = T(0);
+      for (std::int64_t c = 0; c < width; ++c)
+        largest = math::maximum(largest, out[c] < T(0) ? -out[c] : out[c]);
+      if (!math::is_safe_sum(b.tiles.states[r].sum) || !math::is_safe_out(largest)) return false;
+    }
+    return true;
+  }
+
+  static void count_fallback(const Problem& problem) {
+    if (!problem.phi_fallbacks.present()) return;
+    std::atomic_ref(*static_cast<std::int64_t*>(problem.phi_fallbacks.data)).fetch_add(1);
+  }
+
+  template <class T, class Counter>
+  static void store_split(const PackedRows<T, Counter>& rows, std::int64_t split,
+                          const Buffers<T>& b) {
+    const std::int64_t width = rows.group.problem.value_dim;
+    for (std::int64_t r = 0; r < rows.count(); ++r) {
+      const std::int64_t slot = split * rows.count() + r;
+      b.states[slot] = b.tiles.states[r];
+      rows.group.memory.store_array(b.tiles.out_tile + r * width, width, sizeof(T),
+                                    b.outs + slot * width);
+    }
+  }
+
+  // The second step: states merge in the order of the splits. Those with the anchor phi merge by
+  // plain sums, because their factors are 1.
+  template <class T, class Counter>
+  static void merge_splits(const PackedRows<T, Counter>& rows, const bool* visited,
+                           std::int64_t splits, const Buffers<T>& b) {
+    const std::int64_t width = rows.group.problem.value_dim;
+    for (std::int64_t r = 0; r < rows.count(); ++r) {
+      T* const out = b.tiles.out_tile + r * width;
+      math::SoftmaxState<T> state = math::empty_state<T>();
+      set_zero(out, width);
+      for (std::int64_t s = 0; s < splits; ++s) {
+        if (!visited[s]) continue;
+        const std::int64_t slot = s * rows.count() + r;
+        rows.group.memory.load_array(b.outs + slot * width, width, sizeof(T), b.tiles.partial_out);
+        const auto merged = math::merge(state, b.states[slot]);
+        state = merged.state;
+        for (std::int64_t c = 0; c < width; ++c) {
+          out[c] = math::combine(merged.factor_a, out[c]) +
+                   math::combine(merged.factor_b, b.tiles.partial_out[c]);
+        }
+      }
+      b.tiles.states[r] = state;
+    }
+  }
+
+  // O <- out / l, LSE <- m + log l, with the sink in both.
+  template <class T, class Counter>
+  static void finish_tile(const PackedRows<T, Counter>& rows, const Buffers<T>& b) {
+    const Problem& problem = rows.group.problem;
+    const std::int64_t width = problem.value_dim;
+    for (std::int64_t r = 0; r < rows.count(); ++r) {
+      const auto finalised =
+          math::finalise(b.tiles.states[r], rows.group.head(rows.head(r)).sink());
+      scale_row(finalised.scale, width, b.tiles.out_tile + r * width);
+      rows.group.store_lse(rows.head(r), rows.query(r), finalised.lse);
+      rows.group.memory.store(problem.out, rows.in_memory(r), width, b.tiles.out_tile + r * width);
+    }
+  }
+};
+
+}  // namespace
+
+constinit const problem::Kernel kFlashDecodingForward =
+    make_kernel<FlashDecodingForward<OwnMaximum, Algorithm::kFlashDecoding>>(
+        "flash_decoding",
+        "Flash-Decoding: keys in splits with states of their own, merged in a second step");
+constinit const problem::Kernel kFlashDecodingPpForward =
+    make_kernel<FlashDecodingForward<UnifiedMaximum, Algorithm::kFlashDecodingPp>>(
+        "flash_decoding_pp",
+        "FlashDecoding++: one anchor for all splits, which merge by sums; a split that leaves its "
+        "range has its own maximum");
+
+}  // namespace tilewise::reference
