@@ -7,10 +7,11 @@
 //
 //   sum     A row's largest prob is between sum / n and sum, for n keys. At least 2^-30: then probs
 //           down to 2^-96 of the largest are normal floats, and those below do not count. At most
-//           2^60. Overflow and NaN make the sum infinite or NaN, which is no safe sum either.
-//   output  its largest element, below 2^100: far from overflow, in the merge too. Above 2^-60:
-//           otherwise products of small probs with small values may have been denormal. An output
-//           of zeros is treated as such.
+//           2^60. Overflow and NaN make the sum infinite or NaN, which is no safe sum either. Nor
+//           is 0: a row that sees no key of the split looks like one whose probs have all vanished.
+//   output  Every element is at most 2^100, far from overflow, in the merge too; a NaN is not. The
+//           largest is at least 2^-60: otherwise products of small probs with small values may have
+//           been denormal. An output of zeros is treated as such.
 //
 // A split outside of these bounds is computed again with its own maximum, so that the result is
 // exact for every input; nothing but time depends on phi.
@@ -25,10 +26,7 @@ TILEWISE_INLINE bool is_safe_sum(T sum) {
   return sum >= T(0x1p-30) && sum <= T(0x1p60);
 }
 
-// largest: of the absolute values of a row of the unnormalised output
-template <class T>
-TILEWISE_INLINE bool is_safe_out(T largest) {
-  return largest >= T(0x1p-60) && largest <= T(0x1p100);
-}
+inline constexpr double kSmallestSafeOut = 0x1p-60;
+inline constexpr double kLargestSafeOut = 0x1p100;
 
 }  // namespace tilewise::math

@@ -81,9 +81,7 @@ struct UnifiedMaximum {
     T* const out = b.out_tile + row.in_tile * head.value_dim();
     head.score_row(row.row, row.keys, query, b.key_tile, b.scores, nullptr);
     const T sum = exponentiate(b.scores, extent(row.keys), head.phi(), b.probs);
-    // A row that sees no key stays empty.
-    if (row_max(b.scores, extent(row.keys)) != kMaskedScore<T>) state->max = head.phi();
-    state->sum += sum;
+    *state = {head.phi(), state->sum + sum};
     probs_times_values<T>(head, {row.row, row.keys, b.scores, b.probs}, b.value_tile,
                           head.value_dim(), b.partial_out);
     blend(T(1), T(1), b.partial_out, head.value_dim(), out);
@@ -145,12 +143,14 @@ struct FlashDecodingForward {
   static bool all_are_safe(const PackedRows<T, Counter>& rows, const Buffers<T>& b) {
     const std::int64_t width = rows.group.problem.value_dim;
     for (std::int64_t r = 0; r < rows.count(); ++r) {
-      if (b.tiles.states[r].max == kMaskedScore<T>) continue;
       const T* const out = b.tiles.out_tile + r * width;
-      T largest = T(0);
-      for (std::int64_t c = 0; c < width; ++c)
-        largest = math::maximum(largest, out[c] < T(0) ? -out[c] : out[c]);
-      if (!math::is_safe_sum(b.tiles.states[r].sum) || !math::is_safe_out(largest)) return false;
+      bool any_large_enough = false;
+      for (std::int64_t c = 0; c < width; ++c) {
+        const T magnitude = out[c] < T(0) ? -out[c] : out[c];
+        if (!(magnitude <= T(math::kLargestSafeOut))) return false;
+        any_large_enough = any_large_enough || magnitude >= T(math::kSmallestSafeOut);
+      }
+      if (!math::is_safe_sum(b.tiles.states[r].sum) || !any_large_enough) return false;
     }
     return true;
   }

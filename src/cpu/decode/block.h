@@ -37,6 +37,7 @@ struct DecodeBlock {
   std::int64_t queries;  // of the sequence
   std::int64_t first;    // key of the sequence
   std::int64_t keys;
+  bool unified;  // exponents are taken against phi
 
   TILEWISE_INLINE std::int64_t rows() const { return group * queries; }
 };

@@ -15,6 +15,22 @@ namespace tilewise::cpu::TILEWISE_TARGET {
 // lines.
 inline constexpr int kSoftmaxSteps = 8;
 
+// Adds the probs of a block to the sum of a row whose exponents are taken against phi, its "max"
+// (math/unified_maximum.h). No maximum is formed, and the output so far needs no factor.
+template <class T>
+TILEWISE_INLINE T unified_softmax_row(T* scores, const math::ScaleLog2<Vec<T>>& scale_log2, T phi,
+                                      T* sum) {
+  Vec<T> total(T(0));
+#pragma GCC unroll 16
+  for (int lane = 0; lane < kDecodeKeys; lane += Vec<T>::kLanes) {
+    const Vec<T> prob = math::prob(Vec<T>::load(scores + lane), Vec<T>(phi), scale_log2);
+    prob.store(scores + lane);
+    total = total + prob;
+  }
+  *sum += sum_of_lanes(total).v[0];
+  return T(1);
+}
+
 // Updates the state of a row with the scores of a block, and turns them into unnormalised
 // probabilities. Returns the factor by which the row's output so far must be multiplied.
 template <class T>
@@ -91,8 +107,11 @@ bool softmax_rows(const DecodeBlock& block, std::int64_t first_row, const Decode
                                     scratch.seen + (at + i) * kDecodeKeys) &&
                    seen_whole;
       for (int step = 0; step < kSoftmaxSteps; ++step) prefetcher.step();
-      scratch.rescale[at + i] = softmax_row(scores + i * kDecodeKeys, scale_log2,
-                                            scratch.max + at + i, scratch.sum + at + i);
+      T* const of_row = scores + i * kDecodeKeys;
+      scratch.rescale[at + i] =
+          block.unified
+              ? unified_softmax_row(of_row, scale_log2, scratch.max[at + i], scratch.sum + at + i)
+              : softmax_row(of_row, scale_log2, scratch.max + at + i, scratch.sum + at + i);
     }
     if (problem.dropout_p > 0) {
       fill_dropout<T, Lanes::kKeys, kDecodeKeys>(context, bounds, dropout_scale<T>(problem),

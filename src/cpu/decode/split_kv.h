@@ -3,6 +3,7 @@
 
 #include "cpu/decode/plan.h"
 #include "cpu/decode/step.h"
+#include "cpu/decode/unified.h"
 #include "math/integer.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
@@ -117,10 +118,13 @@ void load_decode_queries(const DecodeRange& range, const DecodeScratch<T>& scrat
 }
 
 template <class T>
-void clear_decode_state(const DecodeRange& range, const DecodeScratch<T>& scratch) {
+void clear_decode_state(const DecodeRange& range, bool unified, const DecodeScratch<T>& scratch) {
   const math::SoftmaxState<T> empty = math::empty_state<T>();
+  const std::int64_t q_len = range.context.sequence.q_len;
   for (std::int64_t r = 0; r < range.rows(); ++r) {
-    scratch.max[r] = empty.max;
+    scratch.max[r] = unified
+                         ? phi_of_head<T>(*range.context.problem, range.context.head + r / q_len)
+                         : empty.max;
     scratch.sum[r] = empty.sum;
   }
   for (std::int64_t kv = 0; kv < range.heads.kv_heads; ++kv) scratch.out_unit[kv] = T(0);
@@ -315,10 +319,10 @@ void decode_block(const RunContext& run, const DecodeRange& range, const DecodeB
 
 // Returns the number of keys that were read.
 template <class T, class S>
-std::int64_t decode_keys(const RunContext& run, const DecodeRange& range,
+std::int64_t decode_keys(const RunContext& run, const DecodeRange& range, bool unified,
                          const DecodeScratch<T>& scratch) {
   const std::int64_t q_len = range.context.sequence.q_len;
-  DecodeBlock block = {range.context, range.heads.group, q_len, 0, 0};
+  DecodeBlock block = {range.context, range.heads.group, q_len, 0, 0, unified};
   std::int64_t visited = 0;
   DecodeKeys next = next_block(range, range.keys.begin);
   while (next.count > 0) {
@@ -351,22 +355,37 @@ void divide_decoded(const DecodeRange& range, const DecodeScratch<T>& scratch) {
 
 // Computes the states of a split. Returns the number of keys that were read.
 template <class T>
-std::int64_t decode_split(const RunContext& run, const DecodeRange& range,
-                          const DecodeScratch<T>& scratch) {
+std::int64_t decode_split_with(const RunContext& run, const DecodeRange& range, bool unified,
+                               const DecodeScratch<T>& scratch) {
   const Problem& problem = *range.context.problem;
-  clear_decode_state(range, scratch);
+  clear_decode_state(range, unified, scratch);
   std::int64_t visited = 0;
   if constexpr (sizeof(T) == 8) {
-    visited = decode_keys<T, double>(run, range, scratch);
+    visited = decode_keys<T, double>(run, range, unified, scratch);
   } else if (problem.dtype == TILEWISE_FP32) {
-    visited = decode_keys<T, float>(run, range, scratch);
+    visited = decode_keys<T, float>(run, range, unified, scratch);
   } else if (problem.dtype == TILEWISE_BF16) {
-    visited = decode_keys<T, math::BFloat16>(run, range, scratch);
+    visited = decode_keys<T, math::BFloat16>(run, range, unified, scratch);
   } else {
-    visited = decode_keys<T, math::Float16>(run, range, scratch);
+    visited = decode_keys<T, math::Float16>(run, range, unified, scratch);
   }
   divide_decoded(range, scratch);
   return visited;
+}
+
+// FlashDecoding++ if the problem gives phi: a split that phi does not serve is computed again, with
+// the maxima of its rows.
+template <class T>
+std::int64_t decode_split(const RunContext& run, const DecodeRange& range,
+                          const DecodeScratch<T>& scratch) {
+  const Problem& problem = *range.context.problem;
+  const bool unified = problem.phi.present();
+  std::int64_t visited = decode_split_with(run, range, unified, scratch);
+  if (!unified || rows_are_safe(range.rows(), problem.value_dim, scratch)) return visited;
+  if (problem.phi_fallbacks.present()) {
+    __atomic_fetch_add(static_cast<std::int64_t*>(problem.phi_fallbacks.data), 1, __ATOMIC_RELAXED);
+  }
+  return visited + decode_split_with(run, range, false, scratch);
 }
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET
