@@ -268,7 +268,12 @@ void Instance::add_score_inputs() {
     add_contiguous("alibi_slopes", &tilewise_problem::alibi_slopes, TILEWISE_FP32, shape);
   }
   if (case_.sink) add_contiguous("sink", &tilewise_problem::sink, TILEWISE_FP32, {case_.heads});
-  if (case_.operation == Operation::kForward) return;
+  if (case_.operation == Operation::kForward) {
+    if (case_.phi.empty()) return;
+    add_contiguous("phi", &tilewise_problem::phi, TILEWISE_FP32,
+                   {static_cast<std::int64_t>(case_.phi.size())});
+    return add_contiguous("phi_fallbacks", &tilewise_problem::phi_fallbacks, TILEWISE_INT64, {1});
+  }
   if (case_.bias.present && (case_.gradients & kDBias)) {
     add_score_tensor("dbias", &tilewise_problem::dbias, case_.bias, bias_dtype);
   }

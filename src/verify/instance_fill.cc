@@ -20,6 +20,9 @@ void Instance::fill_inputs() {
     fill_rows(case_.distribution, request_, member, random.bits(), normal);
   fill(request_.dlse, random);
   fill(request_.sink, random);
+  for_each_element(request_.phi, [&](std::int64_t i, std::int64_t offset) {
+    write_element(request_.phi, offset, case_.phi[static_cast<std::size_t>(i)]);
+  });
   fill_bias(case_.distribution, request_.bias, normal);
   if (case_.bias_masks) {
     for_each_element(request_.bias, [&](std::int64_t, std::int64_t offset) {

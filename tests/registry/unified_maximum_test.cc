@@ -1,0 +1,125 @@
+// FlashDecoding++: phi, the anchor that all splits of a row share, changes no result, whatever it
+// is and whatever the data are, and the counter says how often it did not serve.
+#include <cmath>
+
+#include "registry/support.h"
+
+namespace tilewise::tests {
+namespace {
+
+constexpr std::int64_t kSeveralSplits = 1300;
+
+Case decode_case(std::int32_t dtype, double phi) {
+  Case c = make_case(Operation::kForward, dtype, {2, 3, kSeveralSplits, 4, 2, 40});
+  c.phi = {phi};
+  return c;
+}
+
+// Runs a kernel and returns what it has added to the counter.
+std::int64_t fallbacks_of(const char* kernel, Instance& instance) {
+  instance.prepare(Operation::kForward);
+  std::int64_t& counter = *static_cast<std::int64_t*>(instance.request().phi_fallbacks.data);
+  counter = 1000;
+  EXPECT_EQ(run_kernel(kernel, Operation::kForward, instance.request()), TILEWISE_OK)
+      << problem::message();
+  return counter - 1000;
+}
+
+// The kernels that read phi.
+std::vector<const Kernel*> unified_kernels(std::int32_t dtype) {
+  std::vector<const Kernel*> kernels;
+  for (const Kernel* const kernel : host_kernels(Operation::kForward)) {
+    const std::string name = kernel->name;
+    const bool reads_phi = name.starts_with("cpu_") || name == "flash_decoding_pp";
+    if (reads_phi && machine_runs(*kernel, dtype)) kernels.push_back(kernel);
+  }
+  return kernels;
+}
+
+TEST(UnifiedMaximum, AnyAnchorKeepsTheAccuracy) {
+  TILEWISE_TRACE_SEED();
+  for (const std::int32_t dtype : kDtypes) {
+    for (const double phi :
+         {0.0, 5.0, -12.0, 45.0, -45.0, 600.0, -600.0, 3e38, -HUGE_VAL, std::nan("")}) {
+      Case c = decode_case(dtype, phi);
+      c.sink = phi > 0;
+      c.causal = phi < 0;
+      expect_all_pass(c);
+    }
+  }
+}
+
+TEST(UnifiedMaximum, EveryHeadMayHaveItsOwn) {
+  TILEWISE_TRACE_SEED();
+  for (const std::int32_t dtype : kDtypes) {
+    Case c = decode_case(dtype, 0);
+    c.phi = {0, 20, -300, 7};
+    c.alibi = true;
+    expect_all_pass(c);
+  }
+}
+
+TEST(UnifiedMaximum, EveryKindOfDataKeepsTheAccuracy) {
+  TILEWISE_TRACE_SEED();
+  for (const char* name :
+       {"scaled:64", "scaled:3000", "outliers", "rising", "falling", "sawtooth", "nan-q", "nan-k",
+        "nan-v", "inf-q", "inf-k", "inf-v", "huge-v", "denormal-v", "tiny-qk", "zero-v",
+        "positive-v", "one-hot", "equal-keys"}) {
+    std::string error;
+    const auto data = verify::parse_data(name, &error);
+    ASSERT_TRUE(data.has_value()) << error;
+    for (const std::int32_t dtype : {TILEWISE_FP32, TILEWISE_BF16}) {
+      Case c = decode_case(dtype, 1);
+      c.distribution = *data;
+      c.used = {kSeveralSplits, 700};
+      expect_all_pass(c);
+    }
+  }
+}
+
+// Random normal scores stay within a few units of 0.
+TEST(UnifiedMaximum, ServesScoresNearTheAnchor) {
+  for (const std::int32_t dtype : kDtypes) {
+    for (const double phi : {-8.0, 0.0, 8.0}) {
+      Instance instance(decode_case(dtype, phi));
+      for (const Kernel* const kernel : unified_kernels(dtype))
+        EXPECT_EQ(fallbacks_of(kernel->name, instance), 0) << kernel->name << ", phi " << phi;
+    }
+  }
+}
+
+// One sequence of two has scores of some hundred: its splits fall back, those of the other do not.
+TEST(UnifiedMaximum, SplitsFallBackAlone) {
+  Case c = decode_case(TILEWISE_FP32, 0);
+  Instance instance(c);
+  set_elements(instance.request().q, [&](std::int64_t i) {
+    const RowIndex at = row_index(instance.request().q, c.layout, i);
+    return (at.batch == 1 ? 200.0 : 1.0) * std::sin(static_cast<double>(i));
+  });
+  Instance calm(c);
+  set_elements(calm.request().q, [](std::int64_t i) { return std::sin(static_cast<double>(i)); });
+  Instance wild(c);
+  set_elements(wild.request().q,
+               [](std::int64_t i) { return 200 * std::sin(static_cast<double>(i)); });
+  for (const Kernel* const kernel : unified_kernels(TILEWISE_FP32)) {
+    const std::int64_t all = fallbacks_of(kernel->name, wild);
+    EXPECT_EQ(fallbacks_of(kernel->name, calm), 0) << kernel->name;
+    EXPECT_GT(all, 0) << kernel->name;
+    EXPECT_EQ(2 * fallbacks_of(kernel->name, instance), all) << kernel->name;
+  }
+}
+
+// Without fallback, and with, threads and repetitions change no bit.
+TEST(UnifiedMaximum, ThreadsChangeNoBit) {
+  for (const double phi : {0.0, 300.0}) {
+    Instance instance(decode_case(TILEWISE_BF16, phi));
+    for (const Kernel* const kernel : unified_kernels(TILEWISE_BF16)) {
+      const ShuffledExecutor one(1, 1), five(5, 2);
+      const auto expected = run_for_bits(kernel->name, instance, {one.get()});
+      EXPECT_EQ(run_for_bits(kernel->name, instance, {five.get()}), expected) << kernel->name;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tilewise::tests
