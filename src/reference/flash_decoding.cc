@@ -186,26 +186,39 @@ struct FlashDecodingForward {
         if (!visited[s]) continue;
         const std::int64_t slot = s * rows.count() + r;
         rows.group.memory.load_array(b.outs + slot * width, width, sizeof(T), b.tiles.partial_out);
-        const auto merged = math::merge(state, b.states[slot]);
-        state = merged.state;
-        for (std::int64_t c = 0; c < width; ++c) {
-          out[c] = math::combine(merged.factor_a, out[c]) +
-                   math::combine(merged.factor_b, b.tiles.partial_out[c]);
-        }
+        state = merge_row(state, out, b.states[slot], b.tiles.partial_out, width);
       }
       b.tiles.states[r] = state;
     }
   }
 
-  // O <- out / l, LSE <- m + log l, with the sink in both.
+  // Merges the row of `more` into the row of `state`, and returns the state of both.
+  template <class T>
+  static math::SoftmaxState<T> merge_row(math::SoftmaxState<T> state, T* out,
+                                         math::SoftmaxState<T> more, const T* more_out,
+                                         std::int64_t width) {
+    const auto merged = math::merge(state, more);
+    for (std::int64_t c = 0; c < width; ++c) {
+      out[c] = math::combine(merged.factor_a, out[c]) + math::combine(merged.factor_b, more_out[c]);
+    }
+    return merged.state;
+  }
+
+  // O <- out / l, LSE <- m + log l, with the sink in both, and with the results of earlier calls.
   template <class T, class Counter>
   static void finish_tile(const PackedRows<T, Counter>& rows, const Buffers<T>& b) {
     const Problem& problem = rows.group.problem;
     const std::int64_t width = problem.value_dim;
     for (std::int64_t r = 0; r < rows.count(); ++r) {
-      const auto finalised =
-          math::finalise(b.tiles.states[r], rows.group.head(rows.head(r)).sink());
-      scale_row(finalised.scale, width, b.tiles.out_tile + r * width);
+      T* const out = b.tiles.out_tile + r * width;
+      math::SoftmaxState<T> state = b.tiles.states[r];
+      if (problem.accumulate) {
+        const auto earlier =
+            rows.group.first_state(rows.head(r), rows.query(r), b.tiles.partial_out);
+        state = merge_row(state, out, earlier, b.tiles.partial_out, width);
+      }
+      const auto finalised = math::finalise(state, rows.group.head(rows.head(r)).sink());
+      scale_row(finalised.scale, width, out);
       rows.group.store_lse(rows.head(r), rows.query(r), finalised.lse);
       rows.group.memory.store(problem.out, rows.in_memory(r), width, b.tiles.out_tile + r * width);
     }
