@@ -9,6 +9,7 @@
 #include "execution.h"
 #include "format.h"
 #include "outputs.h"
+#include "phi.h"
 
 namespace tilewise::cli {
 namespace {
@@ -55,6 +56,7 @@ void print_report(std::FILE* to, const char* operation, const json& pass) {
 
 int run(const Flags& flags) {
   Inputs inputs = read_inputs(flags);
+  read_phi(flags, inputs);
   const std::vector<OutputTensor> outputs = requested_outputs(flags, inputs);
   const Executor executor(flags);
   const std::string kernel = flags.text("kernel");
@@ -70,6 +72,7 @@ int run(const Flags& flags) {
   json result = {{"threads", executor.threads()}};
   result["forward"] = report(forward, forward.run());
   forward.fetch();
+  if (const json phi = phi_report(flags, inputs); !phi.empty()) result["phi"] = phi;
   if (backward) {
     backward->send();  // out and lse
     result["backward"] = report(*backward, backward->run());
@@ -85,6 +88,7 @@ int run(const Flags& flags) {
   }
   print_report(to, "forward", result["forward"]);
   if (backward) print_report(to, "backward", result["backward"]);
+  if (result.contains("phi")) print_phi_report(to, result["phi"]);
   for (const auto& [name, path] : result["outputs"].items()) {
     fmt::print(to, "{:<9} {}\n", name == "save" ? "saved" : name, path.get<std::string>());
   }
@@ -99,6 +103,7 @@ Command add_run(CLI::App& program) {
   add_file_flags(*flags);
   add_output_flags(*flags);
   add_option_flags(*flags);
+  add_phi_flags(*flags);
   flags->add_value("kernel", "NAME", "force a kernel (tilewise info lists them)");
   add_execution_flags(*flags);
   flags->add_switch("json", "print the report as JSON");

@@ -300,6 +300,25 @@ TEST_F(Run, ForcedKernelIsTheOneThatRuns) {
   EXPECT_EQ(report["backward"]["kernel"], "flash1");
 }
 
+TEST_F(Run, PhiIsTakenAndProposed) {
+  write("q.npy", random_array(ElementType::f32, {1, 1, 4, 16}, 1));
+  write("k.npy", random_array(ElementType::f32, {1, 700, 2, 16}, 2));
+  write("v.npy", random_array(ElementType::f32, {1, 700, 2, 16}, 3));
+  const std::string files = "run --q q.npy --k k.npy --v v.npy --json --kernel ";
+  const Outcome served = run(files + "flash_decoding_pp --phi 0.5 --propose-phi --out near.npy");
+  ASSERT_EQ(served.code, 0) << served.err;
+  const json phi = json::parse(served.out)["phi"];
+  EXPECT_EQ(phi["fallbacks"], 0);
+  EXPECT_EQ(phi["serves"], true);
+  ASSERT_EQ(phi["proposal"].size(), 4u);
+  const Outcome far = run(files + "flash_decoding_pp --phi 500 --out far.npy");
+  ASSERT_EQ(far.code, 0) << far.err;
+  EXPECT_EQ(json::parse(far.out)["phi"]["fallbacks"], 2 * 16) << "kv heads, splits";
+  ASSERT_EQ(run(files + "flash_decoding --out own.npy").code, 0);
+  EXPECT_EQ(bytes_of(read("far.npy")), bytes_of(read("own.npy")));
+  EXPECT_NE(bytes_of(read("near.npy")), bytes_of(read("own.npy")));
+}
+
 TEST_F(Run, InterruptLeavesNoFile) {
   const std::vector<std::int64_t> shape = {1, 8192, 4, 64};
   for (const char* name : {"q.npy", "k.npy", "v.npy"}) {
