@@ -7,10 +7,10 @@
 namespace tilewise::tests {
 namespace {
 
-constexpr std::int64_t kSeveralSplits = 1300;
+constexpr std::int64_t kManySplits = 1300;
 
 Case decode_case(std::int32_t dtype, double phi) {
-  Case c = make_case(Operation::kForward, dtype, {2, 3, kSeveralSplits, 4, 2, 40});
+  Case c = make_case(Operation::kForward, dtype, {2, 3, kManySplits, 4, 2, 40});
   c.phi = {phi};
   return c;
 }
@@ -71,7 +71,7 @@ TEST(UnifiedMaximum, EveryKindOfDataKeepsTheAccuracy) {
     for (const std::int32_t dtype : {TILEWISE_FP32, TILEWISE_BF16}) {
       Case c = decode_case(dtype, 1);
       c.distribution = *data;
-      c.used = {kSeveralSplits, 700};
+      c.used = {kManySplits, 700};
       expect_all_pass(c);
     }
   }
