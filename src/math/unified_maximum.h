@@ -8,7 +8,7 @@
 //   sum     A row's largest prob is between sum / n and sum, for n keys. At least 2^-30: then probs
 //           down to 2^-96 of the largest are normal floats, and those below do not count. At most
 //           2^60. Overflow and NaN make the sum infinite or NaN, which is no safe sum either. Nor
-//           is 0: a row that sees no key of the split looks like one whose probs have all vanished.
+//           is 0, unless the row sees no key of the split: all its probs have vanished.
 //   output  Every element is at most 2^100, far from overflow, in the merge too; a NaN is not. The
 //           largest is at least 2^-60: otherwise products of small probs with small values may have
 //           been denormal. An output of zeros is treated as such.

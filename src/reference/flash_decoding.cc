@@ -70,6 +70,14 @@ struct OwnMaximum {
   }
 };
 
+template <class T>
+bool sees_a_key(const T* scores, std::int64_t keys) {
+  for (std::int64_t j = 0; j < keys; ++j) {
+    if (scores[j] != kMaskedScore<T>) return true;
+  }
+  return false;
+}
+
 // FlashDecoding++: exponents are taken against phi, which all splits share. l <- l + rowsum P; out
 // <- out + P V, with P = e^(S - phi)
 struct UnifiedMaximum {
@@ -81,7 +89,8 @@ struct UnifiedMaximum {
     T* const out = b.out_tile + row.in_tile * head.value_dim();
     head.score_row(row.row, row.keys, query, b.key_tile, b.scores, nullptr);
     const T sum = exponentiate(b.scores, extent(row.keys), head.phi(), b.probs);
-    *state = {head.phi(), state->sum + sum};
+    if (sees_a_key(b.scores, extent(row.keys))) state->max = head.phi();
+    state->sum += sum;
     probs_times_values<T>(head, {row.row, row.keys, b.scores, b.probs}, b.value_tile,
                           head.value_dim(), b.partial_out);
     blend(T(1), T(1), b.partial_out, head.value_dim(), out);
@@ -112,7 +121,7 @@ struct FlashDecodingForward {
         }
         if (splits.count > 1) store_split(rows, s, b);
       }
-      if (splits.count > 1) merge_splits(rows, visited, splits.count, b);
+      if (splits.count != 1) merge_splits(rows, visited, splits.count, b);
       finish_tile(rows, b);
     });
   }
@@ -143,6 +152,7 @@ struct FlashDecodingForward {
   static bool all_are_safe(const PackedRows<T, Counter>& rows, const Buffers<T>& b) {
     const std::int64_t width = rows.group.problem.value_dim;
     for (std::int64_t r = 0; r < rows.count(); ++r) {
+      if (b.tiles.states[r].max == kMaskedScore<T>) continue;  // it sees no key of the split
       const T* const out = b.tiles.out_tile + r * width;
       bool any_large_enough = false;
       for (std::int64_t c = 0; c < width; ++c) {

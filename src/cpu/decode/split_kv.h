@@ -373,6 +373,20 @@ std::int64_t decode_split_with(const RunContext& run, const DecodeRange& range, 
   return visited;
 }
 
+// Returns whether phi has served all rows of a split that see a key of it. The others get the empty
+// state.
+template <class T>
+bool rows_are_safe(const DecodeRange& range, const DecodeScratch<T>& scratch) {
+  const std::int64_t size = padded<T>(range.context.problem->value_dim).size();
+  for (std::int64_t r = 0; r < range.rows(); ++r) {
+    if (is_safe_row(scratch.sum[r], scratch.out + r * size, size)) continue;
+    const math::KeyRange seen = keys_of_rows(range.context, r % range.context.sequence.q_len, 1);
+    if (seen.begin < range.keys.end && seen.end > range.keys.begin) return false;
+    scratch.max[r] = math::empty_state<T>().max;
+  }
+  return true;
+}
+
 // FlashDecoding++ if the problem gives phi: a split that phi does not serve is computed again, with
 // the maxima of its rows.
 template <class T>
@@ -381,7 +395,7 @@ std::int64_t decode_split(const RunContext& run, const DecodeRange& range,
   const Problem& problem = *range.context.problem;
   const bool unified = problem.phi.present();
   std::int64_t visited = decode_split_with(run, range, unified, scratch);
-  if (!unified || rows_are_safe(range.rows(), problem.value_dim, scratch)) return visited;
+  if (!unified || rows_are_safe(range, scratch)) return visited;
   if (problem.phi_fallbacks.present()) {
     __atomic_fetch_add(static_cast<std::int64_t*>(problem.phi_fallbacks.data), 1, __ATOMIC_RELAXED);
   }

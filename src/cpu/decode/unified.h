@@ -15,25 +15,20 @@ TILEWISE_INLINE T phi_of_head(const Problem& problem, std::int64_t head) {
   return math::is_finite(phi) ? static_cast<T>(phi) / ScoreScaling<T>(problem).factor : T(0);
 }
 
-// Returns whether phi has served all rows of a split.
+// Returns whether the sum and the output of a row (out: padded) show that phi has served it.
 template <class T>
-bool rows_are_safe(std::int64_t rows, std::int64_t value_dim, const DecodeScratch<T>& scratch) {
-  const std::int64_t size = padded<T>(value_dim).size();
+bool is_safe_row(T sum, const T* out, std::int64_t size) {
   const Vec<T> largest(static_cast<T>(math::kLargestSafeOut));
   const Vec<T> smallest(static_cast<T>(math::kSmallestSafeOut));
-  for (std::int64_t r = 0; r < rows; ++r) {
-    Mask<T> small_enough = largest == largest;
-    Mask<T> large_enough = largest < smallest;
-    for (std::int64_t c = 0; c < size; c += Vec<T>::kLanes) {
-      const Vec<T> magnitude = absolute(Vec<T>::load(scratch.out + r * size + c));
-      small_enough = small_enough & (magnitude <= largest);
-      large_enough = large_enough | (smallest <= magnitude);
-    }
-    const Mask<T> too_large = select(small_enough, Vec<T>(T(0)), Vec<T>(T(1))) == Vec<T>(T(1));
-    if (!math::is_safe_sum(scratch.sum[r]) || any_lane(too_large) || !any_lane(large_enough))
-      return false;
+  Mask<T> small_enough = largest == largest;
+  Mask<T> large_enough = largest < smallest;
+  for (std::int64_t c = 0; c < size; c += Vec<T>::kLanes) {
+    const Vec<T> magnitude = absolute(Vec<T>::load(out + c));
+    small_enough = small_enough & (magnitude <= largest);
+    large_enough = large_enough | (smallest <= magnitude);
   }
-  return true;
+  const Mask<T> too_large = select(small_enough, Vec<T>(T(0)), Vec<T>(T(1))) == Vec<T>(T(1));
+  return math::is_safe_sum(sum) && !any_lane(too_large) && any_lane(large_enough);
 }
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET
