@@ -43,7 +43,7 @@ struct PowerOffset {
   static constexpr L kOffset = Limits<L>::kRoundingMagic + Limits<L>::kMaxExponent - 1 + L(kUp);
 };
 
-// Returns mantissa * 2^n for an integer n in [kLowestProb, 0], and 0 where x < lowest (n may be
+// Returns mantissa * 2^n for an integer n in [kLowestProb, 62], and 0 where x < lowest (n may be
 // anything there). `shifted` is n + kOffset. Both products are exact.
 template <class T>
 TILEWISE_INLINE T scale_exponent_from(T mantissa, T n, T shifted, T x, T lowest) {
@@ -97,12 +97,12 @@ struct ScaleLog2 {
       : factor(scale_log2), lowest(T(Limits<Lane<T>>::kLowestProb) / scale_log2) {}
 };
 
-// Returns 2^(x * scale_log2) for x <= 0 or NaN; with the default this is exp(x). The product is not
-// rounded before its fraction is taken, which at exponents of -20 would cost 10 ulp. The fraction
-// itself is rounded, unlike in exp2; this costs 0.1 ulp. The error is at most 2.5 ulp in float and
-// 1.5 ulp in double. Powers below the normal numbers are 0, and selected: beside the power 1 of the
-// anchor they have no influence, and computing one, or multiplying by it, costs x86 a hundred
-// cycles. Whatever the discarded side computes may be NaN.
+// Returns 2^(x * scale_log2) for x * scale_log2 <= 62 or NaN; with the default this is exp(x). The
+// product is not rounded before its fraction is taken, which at exponents of -20 would cost 10 ulp.
+// The fraction itself is rounded, unlike in exp2; this costs 0.1 ulp. The error is at most 2.5 ulp
+// in float and 1.5 ulp in double. Powers below the normal numbers are 0, and selected: beside the
+// power 1 of the anchor they have no influence, and computing one, or multiplying by it, costs x86
+// a hundred cycles. Whatever the discarded side computes may be NaN.
 template <class T>
 TILEWISE_INLINE T exp2_of_product(T x, const ScaleLog2<T>& scale_log2) {
   const T offset(PowerOffset<Lane<T>>::kOffset);

@@ -17,9 +17,16 @@
 // exact for every input; nothing but time depends on phi.
 #pragma once
 
-#include "math/scalar.h"
+#include "math/exp2.h"
 
 namespace tilewise::math {
+
+// Returns exp(score - phi), and at most 2^62, which no safe sum contains. NaN stays NaN.
+template <class T>
+TILEWISE_INLINE T unified_prob(T score, T phi, const ScaleLog2<T>& scale_log2 = ScaleLog2<T>()) {
+  const T highest = T(Lane<T>(62)) / scale_log2.factor;
+  return exp2_of_product(minimum(highest, score - phi), scale_log2);
+}
 
 template <class T>
 TILEWISE_INLINE bool is_safe_sum(T sum) {

@@ -88,9 +88,11 @@ struct UnifiedMaximum {
     const T* const query = b.query_tile + row.in_tile * head.head_dim();
     T* const out = b.out_tile + row.in_tile * head.value_dim();
     head.score_row(row.row, row.keys, query, b.key_tile, b.scores, nullptr);
-    const T sum = exponentiate(b.scores, extent(row.keys), head.phi(), b.probs);
-    if (sees_a_key(b.scores, extent(row.keys))) state->max = head.phi();
-    state->sum += sum;
+    const std::int64_t keys = extent(row.keys);
+    for (std::int64_t j = 0; j < keys; ++j)
+      b.probs[j] = math::unified_prob(b.scores[j], head.phi());
+    if (sees_a_key(b.scores, keys)) state->max = head.phi();
+    state->sum += sum(b.probs, keys);
     probs_times_values<T>(head, {row.row, row.keys, b.scores, b.probs}, b.value_tile,
                           head.value_dim(), b.partial_out);
     blend(T(1), T(1), b.partial_out, head.value_dim(), out);

@@ -8,6 +8,7 @@
 #include "cpu/decode/lane_sums.h"
 #include "cpu/simd/prefetch.h"
 #include "math/softmax_state.h"
+#include "math/unified_maximum.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
@@ -23,7 +24,7 @@ TILEWISE_INLINE T unified_softmax_row(T* scores, const math::ScaleLog2<Vec<T>>& 
   Vec<T> total(T(0));
 #pragma GCC unroll 16
   for (int lane = 0; lane < kDecodeKeys; lane += Vec<T>::kLanes) {
-    const Vec<T> prob = math::prob(Vec<T>::load(scores + lane), Vec<T>(phi), scale_log2);
+    const Vec<T> prob = math::unified_prob(Vec<T>::load(scores + lane), Vec<T>(phi), scale_log2);
     prob.store(scores + lane);
     total = total + prob;
   }
