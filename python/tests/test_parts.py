@@ -65,6 +65,21 @@ def test_one_plan_serves_pieces_of_one_size(rng: np.random.Generator) -> None:
         plan(q, k[:, :20], v[:, :20], lse=lse, parts=first)
 
 
+def test_a_plan_adds_to_wide_gradients_of_narrow_inputs(rng: np.random.Generator) -> None:
+    q, k, v, dout = (array.astype(np.float16) for array in arrays(rng).values())
+    bias = rng.standard_normal((H, SQ, SK)).astype(np.float16)
+    out, lse = tilewise.attention_forward(q, k, v, bias=bias)
+    expected = tilewise.attention_backward(dout, q, k, v, out, lse, bias=bias, grad_dtype="float32")
+    plan = tilewise.plan_backward(q, k, v, bias=bias, accumulate=True)
+    names = ("dq", "dk", "dv", "dbias")
+    sums = {name: np.ones(getattr(expected, name).shape, np.float32) for name in names}
+    for _ in range(2):
+        plan(dout, q, k, v, out, lse, bias=bias, **sums)
+    for name in names:
+        once = getattr(expected, name).astype(np.float32)
+        np.testing.assert_allclose(sums[name], 1 + 2 * once, atol=1e-2 if name == "dbias" else 1e-5)
+
+
 def test_what_is_refused(rng: np.random.Generator) -> None:
     q, k, v, dout = arrays(rng).values()
     out, lse = empty_result()

@@ -113,9 +113,12 @@ def attention_forward(
 
 
 def gradient_arrays(
-    q: Any, k: Any, v: Any, options: Options, want: Optional[Sequence[str]], dtype: Any
+    q: Any, k: Any, v: Any, options: Options, want: Optional[Sequence[str]], dtype: Any, accumulate: bool = False
 ) -> dict[str, Optional[Any]]:
-    """Allocates the requested gradients, or all of them but that of the slopes if `want` is None."""
+    """Allocates the requested gradients, or all of them but that of the slopes if `want` is None.
+
+    accumulate: those without a dtype of their own have one that calls may add to.
+    """
     like = {"dq": q, "dk": k, "dv": v, "dbias": options.get("bias"), "dsink": options.get("sink")}
     wanted = [name for name, array in like.items() if array is not None] if want is None else want
     like["dalibi_slopes"] = options.get("alibi_slopes")
@@ -126,8 +129,9 @@ def gradient_arrays(
             raise ValueError(f"want: holds {name!r}, must be some of {', '.join(like)}")
         if like[name] is None:
             raise ValueError(f"want: holds {name!r}, but there is no {name[1:]}")
-        kind = lse_dtype(q) if name in ("dsink", "dalibi_slopes") else dtype if dtype and name != "dbias" else like[name].dtype
-        made[name] = empty(q, like[name].shape, kind)
+        own = None if name in ("dbias", "dsink", "dalibi_slopes") else dtype
+        wide = name in ("dsink", "dalibi_slopes") or (accumulate and not own)
+        made[name] = empty(q, like[name].shape, lse_dtype(q) if wide else own or like[name].dtype)
     return made
 
 

@@ -151,11 +151,11 @@ def plan_backward(
 ) -> BackwardPlan:
     """plan() for the gradients. want: which, as attention_backward; with_dlse: runs will be given dlse.
 
-    accumulate: runs add to the gradients, float32 (float64 for float64 inputs): grad_dtype for 16-bit inputs.
+    accumulate: runs add to the gradients, all float32 (float64 for float64 inputs).
     """
     out = empty_out(q, v, None)
     lse = empty(q, lse_shape(q, options.get("layout")), lse_dtype(q))
-    gradients = gradient_arrays(q, k, v, options, want, grad_dtype)
+    gradients = gradient_arrays(q, k, v, options, want, grad_dtype, bool(accumulate))
     tensors = (out, q, k, v, out, lse, lse if truth("with_dlse", with_dlse) else None, *gradients.values())
     given = with_parts(options, accumulate, parts)
     made = _core.make_plan(_core.BACKWARD, "plan_backward", tensors, given, kernel, cpu_target, threads)
