@@ -76,6 +76,22 @@ class Sample {
     }
   }
 
+  // Makes a paged cache: 4 pages of 3 keys, of which each of the two sequences has two. Forward
+  // only.
+  void page() {
+    request.k = tensor(TILEWISE_FP32, {4, 3, kHk, kD});
+    request.v = tensor(TILEWISE_FP32, {4, 3, kHk, kDv});
+    request.page_table = tensor(TILEWISE_INT32, {kB, 2});
+    const std::int32_t pages[] = {3, 0, 1, 2};
+    std::memcpy(request.page_table.data, pages, sizeof(pages));
+    for (const auto member : {&tilewise_problem::mask, &tilewise_problem::bias})
+      request.*member = tilewise_tensor{};
+  }
+  // Sets an entry of its table.
+  void set_page(std::int64_t entry, std::int32_t page) {
+    std::memcpy(static_cast<std::int32_t*>(request.page_table.data) + entry, &page, sizeof(page));
+  }
+
   const std::string& memory() const { return memory_; }
 
   tilewise_problem request;
