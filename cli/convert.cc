@@ -36,6 +36,14 @@ std::int32_t dtype_of(io::ElementType type) {
 
 bool is_floating(std::int32_t dtype) { return dtype >= TILEWISE_FP64 && dtype <= TILEWISE_FP16; }
 
+// "mask[2, 3]", for the element with a row-major index.
+std::string element_text(const std::string& name, const io::Array& array, std::int64_t index) {
+  std::vector<std::int64_t> position(array.shape.size());
+  for (std::size_t d = position.size(); d-- > 0; index /= array.shape[d])
+    position[d] = index % array.shape[d];
+  return fmt::format("{}[{}]", name, fmt::join(position, ", "));
+}
+
 }  // namespace
 
 tilewise_tensor tensor_of(const std::string& name, const io::Array& array) {
@@ -58,16 +66,27 @@ io::Array as_boolean(const std::string& name, const io::Array& array) {
   const auto numbers = array.elements<std::uint8_t>();
   const auto bad = std::find_if(numbers.begin(), numbers.end(), [](auto x) { return x > 1; });
   if (bad != numbers.end()) {
-    std::vector<std::int64_t> position(array.shape.size());
-    std::int64_t index = bad - numbers.begin();
-    for (std::size_t d = position.size(); d-- > 0; index /= array.shape[d])
-      position[d] = index % array.shape[d];
-    throw UsageError(
-        fmt::format("{}[{}]: is {}, must be 0 or 1", name, fmt::join(position, ", "), *bad));
+    throw UsageError(fmt::format("{}: is {}, must be 0 or 1",
+                                 element_text(name, array, bad - numbers.begin()), *bad));
   }
   io::Array boolean = array;
   boolean.type = io::ElementType::boolean;
   return boolean;
+}
+
+io::Array as_int32(const std::string& name, const io::Array& array) {
+  const auto numbers = array.elements<std::int64_t>();
+  io::Array narrow = io::make_array(io::ElementType::i32, array.shape);
+  auto* const to = reinterpret_cast<std::int32_t*>(narrow.writable.data());
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    if (numbers[i] < INT32_MIN || numbers[i] > INT32_MAX) {
+      throw UsageError(fmt::format("{}: is {}, must fit int32",
+                                   element_text(name, array, static_cast<std::int64_t>(i)),
+                                   numbers[i]));
+    }
+    to[i] = static_cast<std::int32_t>(numbers[i]);
+  }
+  return narrow;
 }
 
 std::int32_t floating_dtype(const std::string& name, const io::Array& array) {

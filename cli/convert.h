@@ -17,6 +17,10 @@ tilewise_tensor tensor_of(const std::string& name, const io::Array& array);
 // other than 0 and 1, with its position.
 io::Array as_boolean(const std::string& name, const io::Array& array);
 
+// Returns an array of int64 as one of int32. Throws UsageError for a number that does not fit, with
+// its position.
+io::Array as_int32(const std::string& name, const io::Array& array);
+
 // Throws UsageError unless the element type is fp64, fp32, bf16 or fp16.
 std::int32_t floating_dtype(const std::string& name, const io::Array& array);
 

@@ -31,6 +31,8 @@ constexpr InputFile kInputFiles[] = {
     {"cu-seqlens-k", "cu_seqlens_k", "those of the keys (B+1); default: those of the queries"},
     {"seqused-q", "seqused_q", "number of query rows in use, for each sequence (B)"},
     {"seqused-k", "seqused_k", "number of keys in use, for each sequence (B)"},
+    {"page-table", "page_table",
+     "pages of each sequence (B, pages); k and v are pages (N, page size, Hk, D)"},
     {"bias", "bias", "added to the scores, broadcast to (B, H, Sq, Sk)"},
     {"mask", "mask", "bool or uint8 (0, 1), true is visible, broadcast to (B, H, Sq, Sk)"},
     {"alibi", "alibi_slopes", "ALiBi slopes (H) or (B, H)"},
@@ -96,8 +98,8 @@ void read_files(const Flags& flags, Inputs& inputs) {
 }
 
 // Casts the inputs. q, k, v and dout are cast to the problem's dtype only with --dtype; statistics,
-// slopes and sink have one dtype, to which they are always cast. A mask of bytes becomes one of
-// bool.
+// slopes, sink and page table have one dtype, to which they are always cast. A mask of bytes
+// becomes one of bool.
 void cast_inputs(const Flags& flags, Inputs& inputs) {
   const std::int32_t dtype = dtype_flag(flags, floating_dtype("q", inputs.arrays.at("q")));
   const std::int32_t statistics = dtype == TILEWISE_FP64 ? TILEWISE_FP64 : TILEWISE_FP32;
@@ -113,6 +115,8 @@ void cast_inputs(const Flags& flags, Inputs& inputs) {
       array = cast(array, statistics);
     } else if (name == "mask" && array.type == io::ElementType::u8) {
       array = as_boolean(name, array);
+    } else if (name == "page_table" && array.type == io::ElementType::i64) {
+      array = as_int32(name, array);
     } else if (name == "alibi_slopes" || name == "sink") {
       floating_dtype(name, array);
       array = cast(array, TILEWISE_FP32);

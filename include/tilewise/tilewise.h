@@ -112,6 +112,7 @@ enum {
  *   q    (B, Sq, H, D)  or (T, H, D)      out, dout, dq   like q, out and dout with Dv
  *   k    (B, Sk, Hk, D) or (Tk, Hk, D)    dk              like k
  *   v    (B, Sk, Hk, Dv) or (Tk, Hk, Dv)  dv              like v
+ *   k, v with page_table: pages (N, page size, Hk, D) and (N, page size, Hk, Dv), in `layout`
  *   lse, dlse  (B, H, Sq) or (H, T): fp32, fp64 for fp64 inputs
  *
  * q, k, v, dout have one dtype; out, dq, dk, dv have it too or are fp32. The innermost stride (D,
@@ -183,6 +184,11 @@ typedef struct tilewise_problem {
                           beyond rounding, and other kernels ignore it */
   tilewise_tensor phi_fallbacks; /* forward: int64 (1), on the device of q. A kernel that reads phi
                                     adds how often it had to compute with the rows' own maxima */
+
+  tilewise_tensor page_table; /* (B, pages) int32, forward: k and v are pages (N, page size, Hk, D),
+                                 and key j of sequence b is row j % page size of page
+                                 page_table[b][j / page size]. Sk = pages * page size; seqused_k
+                                 says how many of these keys a sequence has. */
 } tilewise_problem;
 
 TILEWISE_API void tilewise_problem_init(tilewise_problem* problem);
@@ -226,9 +232,9 @@ TILEWISE_API tilewise_status tilewise_shutdown(void);
 /* ---- one-call functions ----------------------------------------------------------------- */
 
 /* Computes out = softmax(scores) v, and lse if given. `executor` NULL means the default pool.
- * Allocates the workspace. The contents of cu_seqlens, seqused_q, seqused_k, slices and parts are
- * checked (a plan's run only clamps them); of CUDA tensors the addresses are checked instead. On
- * failure nothing is written. */
+ * Allocates the workspace. The contents of cu_seqlens, seqused_q, seqused_k, slices, page_table and
+ * parts are checked (a plan's run only clamps them); of CUDA tensors the addresses are checked
+ * instead. On failure nothing is written. */
 TILEWISE_API tilewise_status tilewise_forward(const tilewise_problem* problem,
                                               const tilewise_executor* executor);
 
@@ -272,7 +278,7 @@ TILEWISE_API const char* tilewise_plan_reason(
 
 /* Runs the plan on tensors of the planned shapes (strides and pointers may differ). Allocates
  * nothing. The content of the workspace at entry does not matter. Contents of cu_seqlens,
- * seqused_q, seqused_k, slices and parts are clamped, never trusted. */
+ * seqused_q, seqused_k, slices, page_table and parts are clamped, never trusted. */
 TILEWISE_API tilewise_status tilewise_plan_run(const tilewise_plan* plan,
                                                const tilewise_problem* problem, void* workspace,
                                                size_t workspace_bytes,

@@ -172,6 +172,7 @@ constexpr TensorOption kTensorOptions[] = {
     {"cu_seqlens_k", &Problem::cu_seqlens_k},
     {"seqused_q", &Problem::seqused_q},
     {"seqused_k", &Problem::seqused_k},
+    {"page_table", &Problem::page_table},
     {"slices", &Problem::slices},
     {"parts", &Problem::parts},
     {"mask", &Problem::mask},

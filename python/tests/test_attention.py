@@ -156,6 +156,36 @@ def test_masked_nan_reaches_nothing(dtype: str, rng: np.random.Generator) -> Non
     assert np.isnan(seen[:, 20:].astype(np.float32)).all() and not np.isnan(seen[:, :20].astype(np.float32)).any()
 
 
+def scattered(rows: np.ndarray, used: np.ndarray, page_size: int, table: np.ndarray) -> np.ndarray:
+    """The rows in use (B, Sk, Hk, D) in pages (N, page size, Hk, D) that the table (B, pages) names; NaN elsewhere."""
+    pages = np.full((table.size + 2, page_size, *rows.shape[2:]), np.nan, rows.dtype)
+    for b, keys in enumerate(used):
+        for j in range(keys):
+            pages[table[b, j // page_size], j % page_size] = rows[b, j]
+    return pages
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 16, 64, 200])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("queries", [1, 40])
+def test_pages_have_the_bits_of_rows(queries: int, dtype: str, page_size: int, rng: np.random.Generator) -> None:
+    case = tensors(rng, dtype, (2, queries, 96, 4, 2, 40, 16))
+    q, k, v = case["q"], case["k"], case["v"]
+    used = np.array([96, 31], np.int32)
+    columns = -(-96 // page_size)
+    table = rng.permutation(2 * columns).reshape(2, columns).astype(np.int32)
+    pages = {name: scattered(rows, used, page_size, table) for name, rows in (("k", k), ("v", v))}
+    table[1, -(-31 // page_size) :] = -1  # never looked at
+    rows = tilewise.attention(q, k, v, seqused_k=used, causal=True)
+    options = {"page_table": table, "seqused_k": used, "causal": True}
+    assert np.array_equal(tilewise.attention(q, pages["k"], pages["v"], **options), rows)
+    heads_first = {name: np.ascontiguousarray(array.swapaxes(1, 2)) for name, array in {"q": q, **pages}.items()}
+    out = tilewise.attention(**heads_first, layout="bhsd", **options)
+    assert np.array_equal(out.swapaxes(1, 2), rows)
+    plan = tilewise.plan(q, pages["k"], pages["v"], causal=True, page_table=table, seqused_k=used)
+    assert np.array_equal(plan(q, pages["k"], pages["v"], page_table=table, seqused_k=used), rows)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_without_keys(dtype: str, rng: np.random.Generator) -> None:
     case = tensors(rng, dtype)

@@ -1,5 +1,6 @@
 """Bad input: one exception that names the argument, what it is and what it must be; nothing is written."""
 
+import functools
 import re
 from typing import Any, Callable
 
@@ -13,6 +14,7 @@ CASE = tensors(np.random.default_rng(0), "float32")
 Q, K, V, DOUT = (CASE[name] for name in ("q", "k", "v", "dout"))
 OUT, LSE = tilewise.attention_forward(Q, K, V)
 CALL = tilewise.attention
+BACKWARD = functools.partial(tilewise.attention_backward, DOUT, Q, K, V, OUT, LSE)
 
 # (exception, what its text says, the call)
 BAD: list[tuple[type, str, Callable[[], Any]]] = [
@@ -70,6 +72,11 @@ BAD: list[tuple[type, str, Callable[[], Any]]] = [
     (ValueError, "cu_seqlens", lambda: CALL(Q[0], K[0], V[0])),
     (ValueError, "cu_seqlens_k", lambda: CALL(Q, K[0], V[0], cu_seqlens_k=np.array([0, 90, 50]))),
     (ValueError, "seqused_k", lambda: CALL(Q, K, V, seqused_k=np.array([51, 3]))),
+    (TypeError, "page_table: dtype is int16, must be int32", lambda: CALL(Q, K, V, page_table=np.ones((2, 1), "i2"))),
+    (ValueError, "page_table: dtype is int64, must be int32", lambda: CALL(Q, K, V, page_table=np.ones((2, 1), "i8"))),
+    (ValueError, "page_table: batch is 3, must be q's 2", lambda: CALL(Q, K, V, page_table=np.ones((3, 1), "i4"))),
+    (ValueError, "page_table[0][0]: is 2, must be", lambda: CALL(Q, K, V, page_table=np.full((2, 1), 2, "i4"))),
+    (NotImplementedError, "page_table: backward", lambda: BACKWARD(page_table=np.zeros((2, 1), "i4"))),
     (ValueError, "seqused_q[0]: is 34, must be between 0 and 33", lambda: CALL(Q, K, V, seqused_q=np.array([34, 3]))),
     (ValueError, "slices", lambda: CALL(Q, K, V, causal=True, slices=np.zeros((1, 5), np.int64))),
     (ValueError, "kernel", lambda: tilewise.plan(Q, K, V, kernel="no_such")),

@@ -64,7 +64,8 @@ def attention(
     """softmax(scores) v, exactly, in memory that does not grow with Sq * Sk.
 
     q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv), H a multiple of Hk; packed (T, H, D) with cu_seqlens_q,
-    cu_seqlens_k. float64, float32, bfloat16 or float16; any strides but the innermost, which is 1; never copied.
+    cu_seqlens_k; with page_table k and v are pages, (N, page size, Hk, D) and (N, page size, Hk, Dv). float64, float32,
+    bfloat16 or float16; any strides but the innermost, which is 1; never copied.
 
     out: where the result (B, Sq, H, Dv) goes; without it a new array of q's framework, in q's dtype or `out_dtype`
     (float32 for 16-bit inputs). The call returns it.

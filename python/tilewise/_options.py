@@ -23,6 +23,7 @@ class TensorOptions(TypedDict, total=False):
     cu_seqlens_k: Optional[Array]  # int32 or int64 (B+1): k and v are packed
     seqused_q: Optional[Array]  # int32 or int64 (B): query rows in use
     seqused_k: Optional[Array]  # int32 or int64 (B): keys in use
+    page_table: Optional[Array]  # int32 (B, pages): k and v are pages (N, page size, Hk, D); forward only
 
 
 class Options(TensorOptions, total=False):
@@ -59,6 +60,7 @@ DEFAULTS: dict[str, Any] = {
     "cu_seqlens_k": None,
     "seqused_q": None,
     "seqused_k": None,
+    "page_table": None,
     "max_seqlen_q": None,
     "max_seqlen_k": None,
     "dropout_p": 0.0,

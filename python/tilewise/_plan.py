@@ -123,8 +123,8 @@ def plan(
     """Chooses a kernel for arrays of these shapes and these options, and finds out what workspace it needs.
 
     Only shapes, dtypes and options count; no content is read. kernel, cpu_target: forced by name (tilewise.kernels()).
-    Contents of cu_seqlens_q, cu_seqlens_k, seqused_k, slices and parts are clamped by a run, where attention() refuses
-    them. accumulate, parts: as in attention_forward; runs are given parts of their own.
+    Contents of cu_seqlens_q, cu_seqlens_k, seqused_k, page_table, slices and parts are clamped by a run, where
+    attention() refuses them. accumulate, parts: as in attention_forward; runs are given parts of their own.
     """
     out = empty_out(q, v, out_dtype)
     lse = empty(q, lse_shape(q, options.get("layout")), lse_dtype(q)) if truth("return_lse", return_lse) else None

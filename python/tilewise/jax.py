@@ -182,6 +182,8 @@ def _prepared(q: Any, k: Any, v: Any, out_dtype: Any, options: Any) -> tuple[_St
             raise TypeError(f"tilewise.jax: unexpected keyword argument '{name}'")
         if value is None:
             continue
+        if name == "page_table":
+            raise NotImplementedError("page_table: tilewise.jax does not support paged caches")
         if name in _TENSORS:
             arrays[name] = value
         elif isinstance(value, jax.core.Tracer):

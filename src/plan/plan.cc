@@ -118,6 +118,9 @@ const char* planned_difference(const Problem& a, const Problem& b) {
   }
   if (a.batch != b.batch || a.heads != b.heads || a.head_dim != b.head_dim || a.q_rows != b.q_rows)
     return "q";
+  if (a.page_table.page_size != b.page_table.page_size ||
+      a.page_table.columns != b.page_table.columns || a.page_table.pages != b.page_table.pages)
+    return "page_table";
   if (a.kv_heads != b.kv_heads || a.k_rows != b.k_rows) return "k";
   if (a.value_dim != b.value_dim) return "v";
   if (a.q_packed != b.q_packed || a.cu_seqlens_q.present() != b.cu_seqlens_q.present())

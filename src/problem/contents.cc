@@ -1,4 +1,5 @@
-// Checks the numbers inside cu_seqlens, seqused_q, seqused_k, slices and parts.
+// Checks the numbers inside cu_seqlens, seqused_q, seqused_k, page_table, slices and parts.
+#include "math/integer.h"
 #include "problem/sequence.h"
 #include "problem/tensor_checks.h"
 #include "problem/validate.h"
@@ -84,6 +85,23 @@ Status check_parts(const Problem& problem) {
   return TILEWISE_OK;
 }
 
+// Entries after the end of a sequence may be anything.
+Status check_page_table(const Problem& problem) {
+  const PageTable& table = problem.page_table;
+  for (std::int64_t b = 0; table.present() && b < problem.batch; ++b) {
+    const std::int64_t keys =
+        problem.seqused_k.present() ? problem.seqused_k.at(b) : problem.k_rows;
+    for (std::int64_t p = 0; p < math::ceil_div(keys, table.page_size); ++p) {
+      const std::int32_t page = table.data[b * table.batch + p * table.column];
+      if (page >= 0 && page < table.pages) continue;
+      return fail(TILEWISE_INVALID_ARGUMENT,
+                  "page_table[%lld][%lld]: is %d, must be between 0 and %lld, the last page of k",
+                  printable(b), printable(p), page, printable(table.pages - 1));
+    }
+  }
+  return TILEWISE_OK;
+}
+
 }  // namespace
 
 Status check_contents(const Problem& problem) {
@@ -94,6 +112,7 @@ Status check_contents(const Problem& problem) {
   TILEWISE_RETURN_IF_ERROR(check_used("seqused_q", problem.seqused_q, problem.max_q));
   TILEWISE_RETURN_IF_ERROR(check_used("seqused_k", problem.seqused_k, problem.max_k));
   TILEWISE_RETURN_IF_ERROR(check_parts(problem));
+  TILEWISE_RETURN_IF_ERROR(check_page_table(problem));
   return check_slices(problem);
 }
 

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "math/integer.h"
 #include "math/mask_rule.h"
 
 namespace tilewise::problem {
@@ -46,6 +47,25 @@ struct IndexView {
     return dtype == TILEWISE_INT64 ? static_cast<const std::int64_t*>(data)[offset]
                                    : static_cast<const std::int32_t*>(data)[offset];
   }
+};
+
+// The table of a paged cache. k and v are then pages (N, page size, Hk, D): the batch index of
+// their views is the number of a page, and the row is a key of the page. Key j of sequence b is row
+// row_of(j) of page page_of(b, j). The table may hold anything: what names no page names the first
+// or the last one.
+struct PageTable {
+  const std::int32_t* data = nullptr;
+  std::int64_t batch = 0;      // strides
+  std::int64_t column = 0;     //
+  std::int64_t columns = 0;    // pages of a sequence
+  std::int64_t pages = 0;      // N
+  std::int64_t page_size = 0;  // keys of a page; 0 if the cache has no pages
+
+  TILEWISE_INLINE bool present() const { return page_size != 0; }
+  TILEWISE_INLINE std::int64_t page_of(std::int64_t b, std::int64_t key) const {
+    return math::clamp(data[b * batch + key / page_size * column], 0, pages - 1);
+  }
+  TILEWISE_INLINE std::int64_t row_of(std::int64_t key) const { return key % page_size; }
 };
 
 struct Problem {
@@ -97,6 +117,8 @@ struct Problem {
   bool batch_invariant = false;
   bool accumulate = false;  // outputs hold the results of earlier parts, which stay in them
 
+  PageTable page_table;
+
   // True if sequences may have different numbers of queries: packed, or cut by seqused_q.
   TILEWISE_INLINE bool varlen_q() const { return q_packed || seqused_q.present(); }
 
@@ -104,6 +126,13 @@ struct Problem {
   // the probabilities.)
   TILEWISE_INLINE bool has_score_mod() const {
     return softcap > 0 || bias.present() || mask.present() || alibi_slopes.present();
+  }
+
+  // The offset of a key in `view`, which is k or v. row: k_start + the key's number in its sequence
+  TILEWISE_INLINE std::int64_t key_offset(const View& view, std::int64_t b, std::int64_t h,
+                                          std::int64_t row) const {
+    if (!page_table.present()) return view.offset(b, h, row);
+    return view.offset(page_table.page_of(b, row), h, page_table.row_of(row));
   }
 };
 

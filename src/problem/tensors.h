@@ -45,6 +45,7 @@ inline constexpr NamedTensor kTensors[] = {
     {"dbias", &tilewise_problem::dbias, Role::kUnused, Role::kOutput},
     {"dsink", &tilewise_problem::dsink, Role::kUnused, Role::kOutput},
     {"dalibi_slopes", &tilewise_problem::dalibi_slopes, Role::kUnused, Role::kOutput},
+    {"page_table", &tilewise_problem::page_table, Role::kInput, Role::kInput},
 };
 
 inline bool present(const tilewise_tensor& tensor) { return tensor.rank != 0; }

@@ -31,9 +31,41 @@ Status check_qkv(const tilewise_problem& request) {
   return TILEWISE_OK;
 }
 
+// Reads page_table, and the number of sequences and keys that it gives k and v.
+Status read_page_table(const tilewise_problem& request, Sides& k, Problem* problem) {
+  const tilewise_tensor& table = request.page_table;
+  if (!present(table)) return TILEWISE_OK;
+  if (problem->operation == Operation::kBackward)
+    return fail(TILEWISE_UNSUPPORTED, "page_table: backward does not support paged caches");
+  TILEWISE_RETURN_IF_ERROR(check_rank("page_table", table, 2, "(B, pages)"));
+  TILEWISE_RETURN_IF_ERROR(check_dtype("page_table", table, TILEWISE_INT32, TILEWISE_INT32));
+  if (k.batch < 0) {
+    return fail(TILEWISE_INVALID_ARGUMENT,
+                "k: rank is 3, must be 4 with page_table: (pages, page size, Hk, D)");
+  }
+  if (k.rows < 1) return fail(TILEWISE_INVALID_ARGUMENT, "k: page size is 0, must be >= 1");
+  if (k.batch < 1 && table.shape[0] > 0 && table.shape[1] > 0)
+    return fail(TILEWISE_INVALID_ARGUMENT, "k: has 0 pages, must have >= 1 with page_table");
+  const Checked keys = Checked{table.shape[1]} * Checked{k.rows};
+  if (!keys.valid) {
+    return fail(TILEWISE_INVALID_ARGUMENT,
+                "page_table: %lld pages of %lld keys, must be < 2^63 keys",
+                printable(table.shape[1]), printable(k.rows));
+  }
+  problem->page_table = {static_cast<const std::int32_t*>(table.data),
+                         stride_of(table, 0),
+                         stride_of(table, 1),
+                         table.shape[1],
+                         k.batch,
+                         k.rows};
+  k.batch = table.shape[0];
+  k.rows = keys.value;
+  return TILEWISE_OK;
+}
+
 Status read_sizes(const tilewise_problem& request, Problem* problem) {
   const Sides q = sides_of(request.q, request.layout);
-  const Sides k = sides_of(request.k, request.layout);
+  Sides k = sides_of(request.k, request.layout);
   const Sides v = sides_of(request.v, request.layout);
   if (v.batch != k.batch || v.rows != k.rows || v.heads != k.heads) {
     return fail(TILEWISE_INVALID_ARGUMENT,
@@ -52,6 +84,7 @@ Status read_sizes(const tilewise_problem& request, Problem* problem) {
     return fail(TILEWISE_INVALID_ARGUMENT, "q: %lld heads, must be a multiple of k's %lld",
                 printable(q.heads), printable(k.heads));
   }
+  TILEWISE_RETURN_IF_ERROR(read_page_table(request, k, problem));
   problem->q_packed = q.batch < 0;
   problem->k_packed = k.batch < 0;
   problem->q_rows = q.rows;
@@ -62,7 +95,8 @@ Status read_sizes(const tilewise_problem& request, Problem* problem) {
   problem->head_dim = q.width;
   problem->value_dim = v.width;
   if (!problem->q_packed && !problem->k_packed && q.batch != k.batch) {
-    return fail(TILEWISE_INVALID_ARGUMENT, "k: batch is %lld, must be q's %lld", printable(k.batch),
+    return fail(TILEWISE_INVALID_ARGUMENT, "%s: batch is %lld, must be q's %lld",
+                problem->page_table.present() ? "page_table" : "k", printable(k.batch),
                 printable(q.batch));
   }
   if (!problem->q_packed || !problem->k_packed)

@@ -15,8 +15,8 @@ Status make_problem(Operation operation, const tilewise_problem& request, Proble
 // inputs or with each other.
 Status check_pointers(Operation operation, const tilewise_problem& request);
 
-// Checks the contents of cu_seqlens, seqused_k and slices. It reads them, so they must be in CPU
-// memory.
+// Checks the contents of cu_seqlens, seqused_k, page_table and slices. It reads them, so they must
+// be in CPU memory.
 Status check_contents(const Problem& problem);
 
 }  // namespace tilewise::problem

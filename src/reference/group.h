@@ -45,6 +45,18 @@ struct Group {
     return {sequence.batch, kv_head, sequence.k_start + first, count};
   }
 
+  // tile (count, width) <- rows of k or v, from key `first` on. The pages of a paged cache are
+  // looked up key by key.
+  void load_keys(const problem::View& view, std::int64_t first, std::int64_t count,
+                 std::int64_t width, T* tile) const {
+    const problem::PageTable& pages = problem.page_table;
+    if (!pages.present()) return memory.load(view, key_rows(first, count), width, tile);
+    for (std::int64_t j = first; j < first + count; ++j) {
+      const Rows row = {pages.page_of(sequence.batch, j), kv_head, pages.row_of(j), 1};
+      memory.load(view, row, width, tile + (j - first) * width);
+    }
+  }
+
   // Access to the row statistics of query head g.
   void store_lse(std::int64_t g, std::int64_t row, T lse) const {
     if (problem.lse.present()) store_element(problem.lse, statistic(problem.lse, g, row), lse);

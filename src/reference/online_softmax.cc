@@ -57,7 +57,7 @@ void for_each_score(const Group<T, Counter>& group, const Head<T, Counter>& head
     head.mark_visible(row, keys);
     for (std::int64_t j = keys.begin; j < keys.end; ++j) {
       if (!head.visible(keys, j)) continue;
-      group.memory.load(problem.k, group.key_rows(j, 1), problem.head_dim, b.key);
+      group.load_keys(problem.k, j, 1, problem.head_dim, b.key);
       T derivative;
       const T score = head.score(row, j, dot(b.query, b.key, problem.head_dim), &derivative);
       if (score != kMaskedScore<T>) function(j, score, derivative);
@@ -94,7 +94,7 @@ struct OnlineSoftmaxForward {
           b.total[c] = static_cast<double>(kept) * b.out[c];
         for_each_score(group, head, i, b, [&](std::int64_t j, T score, T) {
           const T prob = math::prob(score, math::anchor(state.max));
-          group.memory.load(problem.v, group.key_rows(j, 1), problem.value_dim, b.value);
+          group.load_keys(problem.v, j, 1, problem.value_dim, b.value);
           add_scaled(prob * head.dropout_factor(i, j), b.value, problem.value_dim, b.total);
         });
         for (std::int64_t c = 0; c < problem.value_dim; ++c)
@@ -139,7 +139,7 @@ struct OnlineSoftmaxBackward {
     const T delta = group.delta(g, i, b.out, b.dout);
     set_zero(b.dquery, problem.head_dim);
     for_each_score(group, head, i, b, [&](std::int64_t j, T score, T derivative) {
-      group.memory.load(problem.v, group.key_rows(j, 1), problem.value_dim, b.value);
+      group.load_keys(problem.v, j, 1, problem.value_dim, b.value);
       const T prob = math::probability(score, lse);
       const T dropout = head.dropout_factor(i, j);
       const T dprob = dot(b.dout, b.value, problem.value_dim) * dropout;

@@ -52,7 +52,7 @@ void compute_scores(const Group<T, Counter>& group, std::int64_t g, const Matrix
   const std::int64_t size = problem::dtype_size(problem.dtype);
   const std::int64_t k_len = group.k_len();
   const auto head = group.head(g);
-  group.memory.load(problem.k, group.key_rows(0, k_len), problem.head_dim, b.keys);
+  group.load_keys(problem.k, 0, k_len, problem.head_dim, b.keys);
   for (std::int64_t i = 0; i < group.q_len(); ++i) {
     group.memory.load(problem.q, group.query_rows(g, i, 1), problem.head_dim, b.query);
     head.score_row(i, {0, k_len}, b.query, b.keys, b.row,
@@ -119,7 +119,7 @@ struct ThreePassForward {
     const Problem& problem = group.problem;
     const std::int64_t k_len = group.k_len();
     const auto head = group.head(g);
-    group.memory.load(problem.v, group.key_rows(0, k_len), problem.value_dim, b.values);
+    group.load_keys(problem.v, 0, k_len, problem.value_dim, b.values);
     for (std::int64_t i = 0; i < group.q_len(); ++i) {
       group.memory.load_array(b.probs + i * k_len, k_len, problem::dtype_size(problem.dtype),
                               b.row);
@@ -232,7 +232,7 @@ struct ThreePassBackward {
     const Problem& problem = group.problem;
     const std::int64_t k_len = group.k_len();
     const auto head = group.head(g);
-    group.memory.load(problem.v, group.key_rows(0, k_len), problem.value_dim, b.forward.values);
+    group.load_keys(problem.v, 0, k_len, problem.value_dim, b.forward.values);
     for (std::int64_t i = 0; i < group.q_len(); ++i) {
       group.memory.load(problem.dout, group.query_rows(g, i, 1), problem.value_dim, b.forward.dout);
       for (std::int64_t j = 0; j < k_len; ++j) {
@@ -281,7 +281,7 @@ struct ThreePassBackward {
     const std::int64_t k_len = group.k_len();
     const auto head = group.head(g);
     if (!problem.dq.present()) return;
-    group.memory.load(problem.k, group.key_rows(0, k_len), problem.head_dim, b.forward.keys);
+    group.load_keys(problem.k, 0, k_len, problem.head_dim, b.forward.keys);
     T* const dquery = b.forward.query;
     for (std::int64_t i = 0; i < group.q_len(); ++i) {
       group.memory.load_array(b.dscores + i * k_len, k_len, problem::dtype_size(problem.dtype),

@@ -16,9 +16,8 @@ struct TileRow {
 template <class T, class Counter>
 void load_key_tile(const Group<T, Counter>& group, KeyRange keys, const TileBuffers<T>& b) {
   const Problem& problem = group.problem;
-  const Rows rows = group.key_rows(keys.begin, extent(keys));
-  group.memory.load(problem.k, rows, problem.head_dim, b.key_tile);
-  group.memory.load(problem.v, rows, problem.value_dim, b.value_tile);
+  group.load_keys(problem.k, keys.begin, extent(keys), problem.head_dim, b.key_tile);
+  group.load_keys(problem.v, keys.begin, extent(keys), problem.value_dim, b.value_tile);
 }
 
 // m <- max(m_old, rowmax S); l <- e^(m_old - m) l + rowsum P; out <- e^(m_old - m) out + P V, with

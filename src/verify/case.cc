@@ -56,6 +56,7 @@ void add_sizes(const Case& description, Line& line) {
   line.flag("max_seqlen=unknown", !description.max_lengths_known);
   if (!description.used_q.empty()) line.add("seqused_q", list(description.used_q));
   if (!description.used.empty()) line.add("seqused_k", list(description.used));
+  if (description.page_size > 0) line.add("page_size", description.page_size);
   line.flag("int64_indices", description.wide_indices);
 }
 
@@ -149,6 +150,11 @@ std::int64_t query_tokens(const Case& description) {
 }
 std::int64_t key_tokens(const Case& description) {
   return tokens(description, description.k_packed, description.k_lengths, description.k_len);
+}
+
+std::int64_t page_count(const Case& description) {
+  constexpr std::int64_t kSpare = 3;
+  return description.batch * (description.k_len / description.page_size) + kSpare;
 }
 
 }  // namespace tilewise::verify

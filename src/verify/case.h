@@ -65,7 +65,8 @@ struct Case {
   bool max_lengths_known = true;     // whether max_seqlen_q and max_seqlen_k are given
   std::vector<std::int64_t> used;    // seqused_k (batch); empty: absent
   std::vector<std::int64_t> used_q;  // seqused_q (batch); empty: absent
-  bool wide_indices = false;         // cu_seqlens, seqused_q and seqused_k as int64
+  std::int64_t page_size = 0;  // k and v are pages, and k_len is a multiple of it; 0: no pages
+  bool wide_indices = false;   // cu_seqlens, seqused_q and seqused_k as int64
 
   bool causal = false;
   std::int32_t alignment = TILEWISE_BOTTOM_RIGHT;
@@ -113,5 +114,8 @@ std::array<std::int64_t, 4> score_shape(const Case& description);
 // Returns T for a packed side, the number of rows otherwise.
 std::int64_t query_tokens(const Case& description);
 std::int64_t key_tokens(const Case& description);
+
+// Returns N, the pages of k and v: those that the table names, and some that no sequence uses.
+std::int64_t page_count(const Case& description);
 
 }  // namespace tilewise::verify

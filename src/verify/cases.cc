@@ -214,6 +214,44 @@ void add_parts(std::vector<Case>& cases) {
   cases.push_back(scored);
 }
 
+Case paged(const Case& rows, std::int64_t page_size) {
+  Case c = rows;
+  c.page_size = page_size;
+  return c;
+}
+
+// Adds cases of paged caches: for a forward kernel only.
+void add_pages(std::vector<Case>& cases) {
+  Case step = sized(3, 1, 1120, 8, 2, 64);  // a decode step
+  step.used = {1120, 0, 577};
+  cases.push_back(paged(step, 16));
+  Case prefill = sized(4, 0, 192, 4, 2, 40);  // chunks of prompts, of different lengths
+  prefill.q_packed = prefill.causal = prefill.sink = true;
+  prefill.q_lengths = {40, 1, 0, 97};
+  prefill.used = {65, 7, 0, 190};
+  prefill.layout = TILEWISE_BHSD;
+  cases.push_back(paged(prefill, 64));
+  Case single = sized(2, 37, 131, 4, 1, 32);  // a page for each key
+  single.window_left = 60;
+  single.window_right = 3;
+  single.storage = Storage::kPadded;
+  cases.push_back(paged(single, 1));
+  Case odd = sized(2, 5, 1032, 6, 3, 72);  // few queries, pages of three keys
+  odd.value_dim = 24;
+  odd.used = {1031, 700};
+  odd.storage = Storage::kTransposed;
+  odd.causal = odd.batch_invariant = true;
+  cases.push_back(paged(odd, 3));
+  Case large = sized(2, 130, 256, 2, 2, 128);  // one page that is larger than a sequence
+  large.used = {200, 131};
+  large.softcap = 5;
+  cases.push_back(paged(large, 256));
+  Case optioned = sized(2, 19, 96, 4, 2, 64);
+  optioned.mask.present = optioned.bias.present = optioned.alibi = true;
+  optioned.dropout_p = 0.2;
+  cases.push_back(paged(optioned, 16));
+}
+
 void add_distributions(std::vector<Case>& cases) {
   for (const Distribution distribution :
        {Distribution::kOutlierElements, Distribution::kEqual, Distribution::kOneHot,
@@ -236,11 +274,13 @@ std::vector<Case> check_cases(std::uint64_t seed) {
   add_decoding(shapes);
   add_parts(shapes);
   add_distributions(shapes);
+  add_pages(shapes);
   std::vector<Case> cases;
   for (const Operation operation : {Operation::kForward, Operation::kBackward}) {
     for (const std::int32_t dtype : kDtypes) {
       for (std::size_t i = 0; i < shapes.size(); ++i) {
         Case c = shapes[i];
+        if (c.page_size > 0 && operation == Operation::kBackward) continue;
         c.operation = operation;
         c.dtype = dtype;
         c.seed = seed + i;

@@ -37,9 +37,11 @@ Instance::Instance(const Case& description) : case_(description) {
   set_options();
   case_.storage == Storage::kInterleaved ? add_interleaved() : add_rows();
   add_indices();
+  add_page_table();
   add_score_inputs();
   add_statistics();
   fill_inputs();
+  poison_unused_pages();
 }
 
 void Instance::set_options() {
@@ -70,6 +72,8 @@ Instance::Rows Instance::query_rows(std::int64_t width) const {
   return {case_.q_packed, case_.batch, query_tokens(case_), case_.heads, width};
 }
 Instance::Rows Instance::key_rows(std::int64_t width) const {
+  if (case_.page_size > 0)
+    return {false, page_count(case_), case_.page_size, case_.kv_heads, width};
   return {case_.k_packed, case_.batch, key_tokens(case_), case_.kv_heads, width};
 }
 

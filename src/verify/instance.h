@@ -49,6 +49,7 @@ class Instance {
   void add_rows();
   void add_interleaved();
   void add_indices();
+  void add_page_table();
   void add_score_inputs();
   void add_statistics();
   Rows query_rows(std::int64_t width) const;
@@ -67,6 +68,8 @@ class Instance {
                         std::int32_t dtype);
   void fill(const tilewise_tensor& tensor, Random& random);
   void fill_inputs();
+  std::int64_t keys_in_use(std::int64_t b) const;
+  void poison_unused_pages();
   std::int32_t output_dtype() const;
 
   Case case_;

@@ -57,8 +57,8 @@ class PlainHead {
     bands_.resize(
         static_cast<std::size_t>(problem::sequence_bands(problem, sequence, head, bands_.data())));
     const std::size_t k_len = static_cast<std::size_t>(sequence.k_len);
-    keys_ = gather(problem.k, sequence.k_len, kv_head_, sequence.k_start, problem.head_dim);
-    values_ = gather(problem.v, sequence.k_len, kv_head_, sequence.k_start, problem.value_dim);
+    keys_ = gather_keys(problem.k, problem.head_dim);
+    values_ = gather_keys(problem.v, problem.value_dim);
     columns_.resize(keys_.size());
     for (std::int64_t j = 0; j < sequence.k_len; ++j) {
       for (std::int64_t c = 0; c < problem.head_dim; ++c)
@@ -210,20 +210,23 @@ class PlainHead {
     return kRounds ? static_cast<T>(rounded(problem_.dtype, static_cast<double>(x))) : x;
   }
 
-  // Gathers (rows, width) of one head.
-  std::vector<T> gather(const View& view, std::int64_t rows, std::int64_t head, std::int64_t start,
-                        std::int64_t width) const {
-    std::vector<T> result(at(rows * width));
-    for (std::int64_t r = 0; r < rows; ++r) {
-      for (std::int64_t c = 0; c < width; ++c) {
-        result[at(r * width + c)] =
-            static_cast<T>(load(view, view.offset(sequence_.batch, head, start + r, c)));
-      }
+  // Gathers (Sk, width) of k or v.
+  std::vector<T> gather_keys(const View& view, std::int64_t width) const {
+    std::vector<T> result(at(sequence_.k_len * width));
+    for (std::int64_t j = 0; j < sequence_.k_len; ++j) {
+      const std::int64_t row =
+          problem_.key_offset(view, sequence_.batch, kv_head_, sequence_.k_start + j);
+      for (std::int64_t c = 0; c < width; ++c)
+        result[at(j * width + c)] = static_cast<T>(load(view, row + c * view.column));
     }
     return result;
   }
   std::vector<T> gather_row(const View& view, std::int64_t row, std::int64_t width) const {
-    return gather(view, 1, head_, sequence_.q_start + row, width);
+    std::vector<T> result(at(width));
+    const std::int64_t first = view.offset(sequence_.batch, head_, sequence_.q_start + row);
+    for (std::int64_t c = 0; c < width; ++c)
+      result[at(c)] = static_cast<T>(load(view, first + c * view.column));
+    return result;
   }
 
   std::int64_t statistic(const View& view, std::int64_t row) const {

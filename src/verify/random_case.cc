@@ -46,6 +46,18 @@ void pick_lengths(Case& c, Random& random) {
   }
 }
 
+// Scatters the keys over pages, in every fourth forward case that can have them.
+void pick_pages(Case& c, Random& random) {
+  const bool possible = c.operation == Operation::kForward && !c.k_packed && c.k_len > 0;
+  if (!possible || !random.chance(0.25)) return;
+  c.page_size = random.pick<std::int64_t>({1, 3, 16, 64, 256, 300});
+  const std::int64_t longest = c.k_len;
+  c.k_len = (c.k_len + c.page_size - 1) / c.page_size * c.page_size;
+  if (!c.used.empty() || c.k_len == longest) return;
+  for (std::int64_t b = 0; b < c.batch; ++b)
+    c.used.push_back(random.chance(0.5) ? longest : random.between(0, longest));
+}
+
 void pick_slices(Case& c, Random& random) {
   const bool packed = random.chance(0.3);
   c.q_packed = c.k_packed = packed;
@@ -129,12 +141,14 @@ Case random_case(Operation operation, std::int32_t dtype, Random& random) {
   c.layout = random.pick<std::int32_t>({TILEWISE_BSHD, TILEWISE_BHSD});
   pick_sizes(c, random);
   pick_mask(c, random);
+  pick_pages(c, random);
   pick_score_options(c, random);
   c.storage = random.pick({Storage::kContiguous, Storage::kContiguous, Storage::kPadded,
                            Storage::kTransposed, Storage::kExpanded, Storage::kInterleaved});
+  if (c.page_size > 0 && c.storage == Storage::kExpanded) c.storage = Storage::kContiguous;
   if (c.storage == Storage::kInterleaved) {
-    const bool fits =
-        c.head_dim == c.value_dim && c.q_packed == c.k_packed && query_tokens(c) == key_tokens(c);
+    const bool fits = c.page_size == 0 && c.head_dim == c.value_dim && c.q_packed == c.k_packed &&
+                      query_tokens(c) == key_tokens(c);
     if (!fits) c.storage = Storage::kContiguous;
   }
   c.distribution =
@@ -147,7 +161,7 @@ Case random_case(Operation operation, std::int32_t dtype, Random& random) {
       random.chance(0.7) ? unsigned{kAllGradients} : static_cast<unsigned>(random.between(0, 31));
   c.deterministic = random.chance(0.3);
   c.batch_invariant = random.chance(0.3);
-  if (c.slices.empty() && random.chance(0.2)) pick_cuts(c, random);
+  if (c.slices.empty() && c.page_size == 0 && random.chance(0.2)) pick_cuts(c, random);
   c.seed = random.bits() >> 32;
   constexpr double kPhi[] = {0, 3, -6, 60, -1e30};
   if (operation == Operation::kForward && c.seed % 8 == 0) c.phi = {kPhi[c.seed / 8 % 5]};

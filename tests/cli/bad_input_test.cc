@@ -128,6 +128,12 @@ TEST_F(BadInput, InvalidIndicesAreRefused) {
   write("used.npy", index_array({7}, {1}));
   expect_run_refusal("--seqused-k used.npy", {"seqused_k[0]", "7", "6"});
   expect_run_refusal("--seqused-q used.npy", {"seqused_q[0]", "7", "5"});
+  write("table.npy", index_array({0, 1L << 40}, {1, 2}));
+  expect_run_refusal("--page-table table.npy", {"page_table[0, 1]", "1099511627776", "int32"});
+  write("table.npy", index_array({0, 1}, {1, 2}));
+  expect_run_refusal("--page-table table.npy", {"page_table[0][1]", "is 1", "0 and 0"});
+  write("table.npy", index_array({0, 0}, {1, 2}));
+  expect_run_refusal("--page-table table.npy --dout q.npy --dq dq.npy", {"page_table", "backward"});
   write("slices.npy", index_array({0, 5, 0, 6, 4}, {1, 5}));
   expect_run_refusal("--slices slices.npy", {"slices[0]", "kind", "4"});
   expect_run_refusal("--slices slices.npy --causal", {"slices", "causal"});

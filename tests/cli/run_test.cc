@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 #include <tilewise/tilewise.hpp>
+#include <utility>
 
 #include "io/file_error.h"
 #include "io/npz.h"
@@ -220,6 +221,36 @@ TEST_F(Run, EveryScoreInputArrives) {
   EXPECT_EQ(bytes_of(read("dk.npy")), bytes_of(sample.dk));
   EXPECT_EQ(bytes_of(read("db.npy")), bytes_of(dbias));
   EXPECT_EQ(bytes_of(read("ds.npy")), bytes_of(dsink));
+}
+
+// Keys of the sample, of which the sequences use 40 and 23, are scattered over 10 pages of 8.
+TEST_F(Run, PagesOfACacheGiveTheBitsOfTheSameKeysInRows) {
+  Sample sample;
+  const Array used = index_array({40, 23}, {2});
+  const Array table = index_array({7, 2, 0, 9, 4, 1, 8, 3, -1, 99}, {2, 5});
+  sample.problem.seqused_k = view(used, TILEWISE_INT64);
+  forward(sample.problem);
+  const std::int64_t pages[] = {7, 2, 0, 9, 4, 1, 8, 3};
+  Array k = random_array(ElementType::f32, {10, 8, 2, 16}, 8);
+  Array v = random_array(ElementType::f32, {10, 8, 2, 24}, 9);
+  for (std::size_t page = 0; page < std::size(pages); ++page) {
+    for (const auto& [from, to] : {std::pair(&sample.k, &k), std::pair(&sample.v, &v)}) {
+      const std::size_t bytes = to->bytes.size() / 10;
+      const std::size_t target = static_cast<std::size_t>(pages[page]) * bytes;
+      std::memcpy(to->writable.data() + target, from->bytes.data() + page * bytes, bytes);
+    }
+  }
+  write("q.npy", sample.q);
+  write("k.npy", k);
+  write("v.npy", v);
+  write("t.npy", table);
+  write("u.npy", used);
+  const std::string command = "run --q q.npy --k k.npy --v v.npy --page-table t.npy ";
+  ASSERT_EQ(run(command + "--seqused-k u.npy --out o.npy").code, 0);
+  EXPECT_EQ(bytes_of(read("o.npy")), bytes_of(sample.out));
+  const Outcome refused = run(command + "--out o.npy");  // all pages are in use
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_NE(refused.err.find("page_table[1][3]: is -1"), std::string::npos) << refused.err;
 }
 
 TEST_F(Run, SlicesAreTheWholeMask) {

@@ -147,6 +147,28 @@ TEST(Interface, ThePackedSnippetWorks) {
   }
 }
 
+TEST(Interface, ThePagesSnippetWorks) {
+  constexpr std::int64_t page_count = 8;
+  const std::vector<float> q = waves(2 * heads * dim, 0.1f);
+  const std::vector<float> k_pages = waves(page_count * 16 * kv_heads * dim, 0.2f);
+  const std::vector<float> v_pages(k_pages.size(), 0.5f);
+  std::vector<float> out(q.size());
+  // snippet: pages
+  // One new token for each of two sequences of 40 and 5 tokens. Pages hold 16 keys.
+  const std::vector<std::int32_t> table = {6, 1, 3, 2, -1, -1};  // pages 6, 1, 3 and page 2
+  const std::vector<std::int32_t> used = {40, 5};
+  tilewise::Problem problem;
+  problem.q = tilewise::tensor(std::span(q), {2, 1, heads, dim});
+  problem.k = tilewise::tensor(std::span(k_pages), {page_count, 16, kv_heads, dim});
+  problem.v = tilewise::tensor(std::span(v_pages), {page_count, 16, kv_heads, dim});
+  problem.out = tilewise::tensor(std::span(out), {2, 1, heads, dim});
+  problem.page_table = tilewise::tensor(std::span(table), {2, 3});
+  problem.seqused_k = tilewise::tensor(std::span(used), {2});
+  tilewise::forward(problem);
+  // end of snippet
+  for (const float x : out) EXPECT_FLOAT_EQ(x, 0.5f);
+}
+
 TEST(Interface, TheStridesSnippetWorks) {
   std::vector<float> qkv = waves(batch * length * 3 * heads * dim, 0.1f);
   std::vector<float> out(q_size);

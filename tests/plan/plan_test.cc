@@ -289,6 +289,23 @@ TEST(Plan, RunsOnlyWhatItWasMadeFor) {
     EXPECT_EQ(std::string(tilewise_last_error()).rfind(change.argument, 0), 0u)
         << change.argument << ": " << tilewise_last_error();
   }
+  for (const int change : {0, 1, 2, 3}) {  // of a paged cache
+    Sample sample;
+    sample.page();
+    PlanOwner plan;
+    ASSERT_EQ(plan.create(TILEWISE_FORWARD, sample.request), TILEWISE_OK);
+    const verify::Memory memory(plan.bytes());
+    tilewise_problem& request = sample.request;
+    if (change == 0) request.page_table = tilewise_tensor{};
+    if (change == 0) request.k.shape[0] = request.v.shape[0] = kB;
+    if (change == 1) request.page_table.shape[1] = 1;
+    if (change == 2) request.k.shape[0] = request.v.shape[0] = 3;
+    if (change == 3) request.k.shape[1] = request.v.shape[1] = 2;
+    EXPECT_EQ(tilewise_plan_run(plan.get(), &request, memory.data(), plan.bytes(), nullptr),
+              TILEWISE_INVALID_ARGUMENT);
+    EXPECT_EQ(std::string(tilewise_last_error()).rfind("page_table: differs", 0), 0u)
+        << change << ": " << tilewise_last_error();
+  }
   Sample sample;
   PlanOwner plan;
   ASSERT_EQ(plan.create(TILEWISE_FORWARD, sample.request), TILEWISE_OK);

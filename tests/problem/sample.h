@@ -1,10 +1,12 @@
 // A valid problem with every optional tensor, which tests make invalid in one respect at a time.
 #pragma once
 
+#include <gtest/gtest.h>
 #include <tilewise/tilewise.h>
 
 #include <cstring>
 #include <functional>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -76,6 +78,22 @@ class Sample {
     }
   }
 
+  // Makes a paged cache: 4 pages of 3 keys, of which each of the two sequences has two. Forward
+  // only.
+  void page() {
+    request.k = tensor(TILEWISE_FP32, {4, 3, kHk, kD});
+    request.v = tensor(TILEWISE_FP32, {4, 3, kHk, kDv});
+    request.page_table = tensor(TILEWISE_INT32, {kB, 2});
+    const std::int32_t pages[] = {3, 0, 1, 2};
+    std::memcpy(request.page_table.data, pages, sizeof(pages));
+    for (const auto member : {&tilewise_problem::mask, &tilewise_problem::bias})
+      request.*member = tilewise_tensor{};
+  }
+  // Sets an entry of its table.
+  void set_page(std::int64_t entry, std::int32_t page) {
+    std::memcpy(static_cast<std::int32_t*>(request.page_table.data) + entry, &page, sizeof(page));
+  }
+
   const std::string& memory() const { return memory_; }
 
   tilewise_problem request;
@@ -87,9 +105,41 @@ class Sample {
   std::size_t used_ = 0;
 };
 
+// One way to make the sample invalid.
+struct Fault {
+  const char* name;
+  Operation operation;
+  std::function<void(Sample&)> alter;
+  std::vector<const char*> message;  // parts that must appear; the message begins with the first
+  tilewise_status status = TILEWISE_INVALID_ARGUMENT;
+};
+inline void PrintTo(const Fault& fault, std::ostream* out) { *out << fault.name; }
+
+// Shorthands for the lambdas of faults.
+#define ALTER(code)                                        \
+  [](Sample& sample) {                                     \
+    [[maybe_unused]] tilewise_problem& p = sample.request; \
+    code;                                                  \
+  }
+
 inline tilewise_status run(Operation operation, const tilewise_problem& request) {
   return operation == Operation::kForward ? tilewise_forward(&request, nullptr)
                                           : tilewise_backward(&request, nullptr);
+}
+
+// Expects the status and the message of a fault, and that nothing is written.
+inline void expect_fault(const Fault& fault) {
+  Sample sample;
+  fault.alter(sample);
+  const std::string before = sample.memory();
+  EXPECT_EQ(run(fault.operation, sample.request), fault.status);
+  const std::string message = tilewise_last_error();
+  EXPECT_EQ(message.rfind(fault.message.front(), 0), 0u) << message;
+  for (const char* part : fault.message) {
+    EXPECT_NE(message.find(part), std::string::npos) << "\"" << part << "\" not in: " << message;
+  }
+  EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+  EXPECT_EQ(sample.memory(), before);  // nothing was written
 }
 
 }  // namespace tilewise::tests

@@ -109,6 +109,37 @@ TEST(Bounds, NothingIsReadBeyondATensor) {
   }
 }
 
+// The first entries of the table name no page, and mean the first page and the last one.
+TEST(Bounds, NothingIsReadBeyondThePagesOfACache) {
+  TILEWISE_TRACE_SEED();
+  for (const std::int32_t dtype : kDtypes) {
+    for (const std::int64_t page_size : {1, 3, 16, 48}) {
+      for (const std::int64_t q_len : {2, 21}) {
+        Case c = make_case(Operation::kForward, dtype, {2, q_len, 48, 2, 1, 17 + page_size % 7});
+        c.page_size = page_size;
+        c.used = {48, 37};
+        c.causal = q_len == 2;
+        c.layout = page_size % 2 == 0 ? TILEWISE_BHSD : TILEWISE_BSHD;
+        Instance instance(c);
+        std::int32_t* const table = static_cast<std::int32_t*>(instance.request().page_table.data);
+        table[0] = INT32_MIN;
+        if (page_size <= 16) table[1] = INT32_MAX;
+        for (const bool at_end : {true, false}) {
+          std::vector<std::unique_ptr<PageEdge>> pages;
+          const tilewise_problem moved = move_to_page_edges(instance.request(), at_end, pages);
+          for (const Kernel* kernel : host_kernels(c.operation)) {
+            if (!machine_runs(*kernel, dtype)) continue;
+            const auto expected = run_for_bits(kernel->name, instance);
+            ASSERT_EQ(run_kernel(kernel->name, c.operation, moved), TILEWISE_OK);
+            EXPECT_EQ(output_bits(c.operation, moved), expected)
+                << kernel->name << ": " << describe(c);
+          }
+        }
+      }
+    }
+  }
+}
+
 // ---- T21: reused workspaces ----
 
 // One workspace serves all cases one after another. Each leaves its garbage to the next, with

@@ -26,8 +26,8 @@ TILEWISE_INLINE void add_non_finite_values(const HeadContext& context, const Amx
   for (std::int64_t t = first; t < bounds.end - bounds.tile; ++t) {
     if (scratch.non_finite_values[bounds.slot * kAmxKeys + t] == 0) continue;
     const S* const value = static_cast<const S*>(problem.v.data) +
-                           problem.v.offset(context.sequence.batch, context.kv_head(),
-                                            context.sequence.k_start + bounds.tile + t);
+                           problem.key_offset(problem.v, context.sequence.batch, context.kv_head(),
+                                              context.sequence.k_start + bounds.tile + t);
     for (int lane = 0; lane < kAmxWidth; ++lane) {
       if (scratch.seen[t * kAmxWidth + lane] == 0) continue;
       const auto term = [&](int number) {
@@ -174,8 +174,11 @@ TILEWISE_INLINE std::int64_t pack_tile(const HeadContext& context, std::int64_t 
     return slot;
   held = wanted;
   const std::int64_t row = context.sequence.k_start + first;
-  const RowBlock k = {&problem.k, wanted.batch, wanted.kv_head, row, count, problem.head_dim};
-  const RowBlock v = {&problem.v, wanted.batch, wanted.kv_head, row, count, problem.value_dim};
+  const PageTable* const pages = pages_of(problem);
+  const RowBlock k = {&problem.k, wanted.batch,     wanted.kv_head, row,
+                      count,      problem.head_dim, pages};
+  const RowBlock v = {&problem.v, wanted.batch,      wanted.kv_head, row,
+                      count,      problem.value_dim, pages};
   std::uint8_t* const non_finite_values = scratch.non_finite_values + slot * kAmxKeys;
   if (slow_path) flag_non_finite_rows<kTerms>(v, non_finite_values);
   const std::int64_t of_k = kAmxKeys * scratch.head_dim;

@@ -14,11 +14,11 @@ namespace tilewise::cpu::TILEWISE_TARGET {
 template <int kTerms = 1>
 TILEWISE_INLINE bool flag_non_finite_rows(const RowBlock& rows, std::uint8_t* non_finite) {
   constexpr int kExponent = kTerms == 2 ? 0x7C00 : 0x7F80;
+  const RowAddresses<std::uint16_t> address(rows);
   bool any = false;
   for (std::int64_t r = 0; r < rows.count; ++r) {
-    const std::uint16_t* const row = rows_16bit(rows) + r * rows.view->row;
-    prefetch_later_row(row, rows.view->row, rows.width);
-    non_finite[r] = is_finite_16bit<kExponent>(row, rows.width) ? 0 : 1;
+    prefetch_later_row(rows, address, r);
+    non_finite[r] = is_finite_16bit<kExponent>(address[r], rows.width) ? 0 : 1;
     any = any || non_finite[r] != 0;
   }
   return any;
@@ -53,7 +53,8 @@ __attribute__((noinline)) void recompute_non_finite_scores(const HeadContext& co
                       context.kv_head(),
                       context.sequence.k_start + keys.begin,
                       keys.end - keys.begin,
-                      problem.head_dim};
+                      problem.head_dim,
+                      pages_of(problem)};
   std::uint8_t non_finite_q[kAmxWidth];
   std::uint8_t non_finite_k[kAmxWidth];
   const bool any_q = flag_non_finite_rows<2>(q, non_finite_q);
@@ -61,14 +62,16 @@ __attribute__((noinline)) void recompute_non_finite_scores(const HeadContext& co
   if (!any_q && !any_k) return;
   constexpr std::int64_t kOfKey = kLanesAre == Lanes::kKeys ? 1 : kAmxWidth;
   constexpr std::int64_t kOfQuery = kLanesAre == Lanes::kKeys ? kAmxWidth : 1;
+  const RowAddresses<std::uint16_t> q_address(q);
+  const RowAddresses<std::uint16_t> k_address(k);
   for (std::int64_t j = 0; j < k.count; ++j) {
     for (std::int64_t i = 0; i < q.count; ++i) {
       if (non_finite_k[j] == 0 && non_finite_q[i] == 0) continue;
+      const std::uint16_t* const key = k_address[j];
+      const std::uint16_t* const query = q_address[i];
       float sum = 0;
-      for (std::int64_t c = 0; c < problem.head_dim; ++c) {
-        sum += math::to_float(math::Float16{rows_16bit(k)[j * problem.k.row + c]}) *
-               math::to_float(math::Float16{rows_16bit(q)[i * problem.q.row + c]});
-      }
+      for (std::int64_t c = 0; c < problem.head_dim; ++c)
+        sum += math::to_float(math::Float16{key[c]}) * math::to_float(math::Float16{query[c]});
       scores[j * kOfKey + i * kOfQuery] = sum * ScoreScaling<float>(problem).sign;
     }
   }

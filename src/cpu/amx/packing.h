@@ -78,14 +78,14 @@ struct Gathered {
 template <Term kTerm>
 TILEWISE_INLINE void gather_rows(const RowBlock& rows, std::int64_t first, std::int64_t c,
                                  const std::uint8_t* zeroed, __m512i sign, Gathered& to) {
-  const std::uint16_t* const base = rows_16bit(rows);
+  const RowAddresses<std::uint16_t> address(rows);
   const std::int64_t width = math::min(math::round_up(rows.width - c, 32), kGatherWidth);
   for (std::int64_t r = 0; r < kGatherRows; ++r) {
     const bool there = first + r < rows.count && (zeroed == nullptr || zeroed[first + r] == 0);
+    const std::uint16_t* const from = there ? address[first + r] : nullptr;
     for (std::int64_t i = 0; i < width; i += 32) {
       const __m512i words =
-          there ? load_terms<kTerm>(base + (first + r) * rows.view->row, c + i, rows.width)
-                : _mm512_setzero_si512();
+          there ? load_terms<kTerm>(from, c + i, rows.width) : _mm512_setzero_si512();
       _mm512_store_si512(to.rows + r * kGatherWidth + i, _mm512_xor_si512(words, sign));
     }
   }
@@ -176,16 +176,17 @@ void pack_bf16_pairs(const RowBlock& rows, bool negative, const std::uint8_t* ze
 // tiles: (round_up(count, 32) / 16, round_up(width, 32) / 32, 16, 32)
 template <Term kTerm = Term::kWhole>
 TILEWISE_INLINE void pack_row_tiles(const RowBlock& rows, std::uint16_t* tiles) {
-  const std::uint16_t* const base = rows_16bit(rows);
+  const RowAddresses<std::uint16_t> address(rows);
   const std::int64_t across = math::round_up(rows.width, kTileDepth) / kTileDepth;
   for (std::int64_t r = 0; r < math::round_up(rows.count, kTileDepth); ++r) {
     std::uint16_t* const to =
         tiles + r / kTileRows * across * kTileElements + r % kTileRows * kTileDepth;
-    prefetch_later_row(base + r * rows.view->row, rows.view->row, rows.width);
+    const bool there = r < rows.count;
+    const std::uint16_t* const from = there ? address[r] : nullptr;
+    if (there) prefetch_later_row(rows, address, r);
     for (std::int64_t t = 0; t < across; ++t) {
       const __m512i part =
-          r < rows.count ? load_terms<kTerm>(base + r * rows.view->row, t * kTileDepth, rows.width)
-                         : _mm512_setzero_si512();
+          there ? load_terms<kTerm>(from, t * kTileDepth, rows.width) : _mm512_setzero_si512();
       _mm512_storeu_si512(to + t * kTileElements, part);
     }
   }

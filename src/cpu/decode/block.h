@@ -14,16 +14,17 @@ inline constexpr int kDecodeKeys = 32;
 
 template <class T>
 struct DecodeScratch {
-  T* queries;     // (rows, padded D)
-  T* out;         // (rows, padded Dv)
-  T* max;         // (rows)
-  T* sum;         // (rows)
-  T* rescale;     // (rows): the factor of the output so far, of one block
-  T* query_unit;  // (rows): the power of two by which the queries are multiplied
-  T* out_unit;    // (kv heads): the power of two by which V and the outputs are multiplied
-  T* scores;      // (rows, kDecodeKeys)
-  T* keep;        // (queries, kDecodeKeys), with dropout
-  T* staged;      // (kDecodeKeys, the larger padded width)
+  T* queries;       // (rows, padded D)
+  T* out;           // (rows, padded Dv)
+  T* max;           // (rows)
+  T* sum;           // (rows)
+  T* rescale;       // (rows): the factor of the output so far, of one block
+  T* query_unit;    // (rows): the power of two by which the queries are multiplied
+  T* out_unit;      // (kv heads): the power of two by which V and the outputs are multiplied
+  T* scores;        // (rows, kDecodeKeys)
+  T* keep;          // (queries, kDecodeKeys), with dropout
+  T* staged;        // (kDecodeKeys, the larger padded width)
+  void* addresses;  // (kDecodeKeys) pointers to the rows of a block, in a paged cache
   MaskScratch<T> mask;
   std::uint8_t* seen;  // (rows, kDecodeKeys): see record_seen_keys()
   Band* bands;

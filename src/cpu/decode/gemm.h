@@ -45,9 +45,9 @@ TILEWISE_INLINE void store_scores(const Vec<T>* sums, T* scores, std::int64_t sc
 
 // scores[r][key] for a block of kRows rows of queries and kDecodeSums / kRows keys. `keys` points
 // to the rows of K. Queries are padded rows, with zeros in the lanes that are not new_lanes().
-template <class T, class S, int kRows>
+template <class T, class S, int kRows, class Prefetch>
 TILEWISE_INLINE void score_block(const S* const* keys, const T* queries, Padded<T> row, T* scores,
-                                 std::int64_t score_stride, Prefetcher& prefetcher) {
+                                 std::int64_t score_stride, Prefetch& prefetcher) {
   constexpr int kLanes = Vec<T>::kLanes;
   constexpr int kKeys = kDecodeSums / kRows;
   constexpr int kProductsOfStep = kDecodeSums / steps_of_load<T, S>(kKeys);
@@ -103,10 +103,10 @@ TILEWISE_INLINE bool uses_bf16_dot(std::int64_t width) {
 
 #if defined(__AVX512BF16__)
 // score_block() by vdpbf16ps, for uses_bf16_dot().
-template <int kRows>
+template <int kRows, class Prefetch>
 TILEWISE_INLINE void bf16_score_block(const math::BFloat16* const* keys, const float* queries,
                                       std::int64_t width, float* scores, std::int64_t score_stride,
-                                      Prefetcher& prefetcher) {
+                                      Prefetch& prefetcher) {
   constexpr int kKeys = kDecodeSums / kRows;
   __m512 sums[kDecodeSums];
 #pragma GCC unroll 16
@@ -147,12 +147,13 @@ struct OutputRows {
 
 // out[r] = out[r] * factor[r] + the sum over keys of probs[r][key] * row of V, for kColumns
 // registers. The sum is completed before it is added to out, because short sums lose less.
-template <class T, class S, int kRows, int kColumns>
-TILEWISE_INLINE void output_block(Rows<S> values, std::int64_t keys, OutputRows<T> rows,
-                                  Prefetcher& shared_prefetcher) {
+template <class T, int kRows, int kColumns, class Source, class Prefetch>
+TILEWISE_INLINE void output_block(Source values, std::int64_t keys, OutputRows<T> rows,
+                                  Prefetch& shared_prefetcher) {
+  using S = typename Source::Number;
   constexpr int kLanes = Vec<T>::kLanes;
   constexpr int kProductsOfStep = kRows * kColumns / steps_of_load<T, S>(kColumns);
-  Prefetcher prefetcher = shared_prefetcher;
+  Prefetch prefetcher = shared_prefetcher;
   Vec<T> sums[kRows][kColumns];
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
@@ -162,8 +163,7 @@ TILEWISE_INLINE void output_block(Rows<S> values, std::int64_t keys, OutputRows<
   for (std::int64_t j = 0; j < keys; ++j) {
     Vec<T> value[kColumns];
 #pragma GCC unroll 8
-    for (int n = 0; n < kColumns; ++n)
-      value[n] = load_converted<T>(values.data + j * values.stride + n * kLanes);
+    for (int n = 0; n < kColumns; ++n) value[n] = load_converted<T>(values[j] + n * kLanes);
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
       const Vec<T> prob(rows.probs[r * rows.prob_stride + j]);
@@ -187,24 +187,22 @@ TILEWISE_INLINE void output_block(Rows<S> values, std::int64_t keys, OutputRows<
 
 // All columns of kRows rows: kColumns registers at a time, then half as many. The tail of a row is
 // computed by itself.
-template <class T, class S, int kRows, int kColumns>
-TILEWISE_INLINE void output_columns(Rows<S> values, std::int64_t keys, Padded<T> row,
-                                    std::int64_t first, OutputRows<T> rows,
-                                    Prefetcher& prefetcher) {
+template <class T, int kRows, int kColumns, class Source, class Prefetch>
+TILEWISE_INLINE void output_columns(Source values, std::int64_t keys, Padded<T> row,
+                                    std::int64_t first, OutputRows<T> rows, Prefetch& prefetcher) {
   constexpr std::int64_t kStep = kColumns * Vec<T>::kLanes;
   for (; first + kStep <= row.whole(); first += kStep) {
     const OutputRows<T> here = {rows.probs, rows.prob_stride, rows.factor, rows.out + first,
                                 rows.out_stride};
-    output_block<T, S, kRows, kColumns>({values.data + first, values.stride}, keys, here,
-                                        prefetcher);
+    output_block<T, kRows, kColumns>(values.from_column(first), keys, here, prefetcher);
   }
   if constexpr (kColumns > 1) {
-    output_columns<T, S, kRows, kColumns / 2>(values, keys, row, first, rows, prefetcher);
+    output_columns<T, kRows, kColumns / 2>(values, keys, row, first, rows, prefetcher);
   } else if (row.has_tail()) {
     const OutputRows<T> here = {rows.probs, rows.prob_stride, rows.factor, rows.out + row.whole(),
                                 rows.out_stride};
-    output_block<T, S, kRows, 1>({values.data + row.width - Vec<T>::kLanes, values.stride}, keys,
-                                 here, prefetcher);
+    output_block<T, kRows, 1>(values.from_column(row.width - Vec<T>::kLanes), keys, here,
+                              prefetcher);
   }
 }
 

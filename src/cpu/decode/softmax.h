@@ -79,9 +79,9 @@ TILEWISE_INLINE bool record_seen_keys(std::int64_t keys, const T* scores, std::u
 
 // From products to probabilities, for the rows of one kv head. Returns true if all rows see all
 // keys of the block. first_row: the first of them in the work item
-template <class T>
+template <class T, class Prefetch>
 bool softmax_rows(const DecodeBlock& block, std::int64_t first_row, const DecodeScratch<T>& scratch,
-                  Prefetcher& prefetcher) {
+                  Prefetch& prefetcher) {
   const Problem& problem = *block.context.problem;
   const TileBounds bounds = {block.first, block.keys, 0, block.queries};
   const TileClass tile_class = classify(block.context, Lanes::kKeys, bounds);

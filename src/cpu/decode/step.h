@@ -37,13 +37,13 @@ TILEWISE_INLINE void stage_registers(const S* from, std::int64_t registers, T un
 }
 
 // Converts rows of K or V and pads them with zeros to a register.
-template <class T, class S>
-Rows<T> stage_block(Rows<S> rows, std::int64_t count, std::int64_t width, const BlockForm<T>& form,
+template <class T, class Source>
+Rows<T> stage_block(Source rows, std::int64_t count, std::int64_t width, const BlockForm<T>& form,
                     T* staged) {
   const std::int64_t size = padded<T>(width).width;
   for (std::int64_t j = 0; j < count; ++j) {
     T* const to = staged + j * size;
-    const S* const from = rows.data + j * rows.stride;
+    const auto* const from = rows[j];
     const std::int64_t registers = width / Vec<T>::kLanes;
     stage_registers<T>(from, registers, form.unit, to);
     std::int64_t c = registers * Vec<T>::kLanes;
@@ -65,14 +65,15 @@ TILEWISE_INLINE bool needs_staging(std::int64_t width, std::int64_t rows) {
 
 // ---- scores ----
 
-template <class T, class S, int kRows>
-void score_rows(Rows<S> k, std::int64_t count, const T* queries, Padded<T> row, T* scores,
-                Prefetcher& shared_prefetcher) {
-  Prefetcher prefetcher = shared_prefetcher;
+template <class T, int kRows, class Source, class Prefetch>
+void score_rows(Source k, std::int64_t count, const T* queries, Padded<T> row, T* scores,
+                Prefetch& shared_prefetcher) {
+  using S = typename Source::Number;
+  Prefetch prefetcher = shared_prefetcher;
   constexpr int kKeys = kDecodeSums / kRows;
   for (std::int64_t j = 0; j < count; j += kKeys) {
     const S* keys[kKeys];  // the last one is repeated
-    for (int i = 0; i < kKeys; ++i) keys[i] = k.data + math::min(j + i, count - 1) * k.stride;
+    for (int i = 0; i < kKeys; ++i) keys[i] = k[math::min(j + i, count - 1)];
 #if defined(__AVX512BF16__)
     if constexpr (std::is_same_v<T, float> && std::is_same_v<S, math::BFloat16>) {
       if (uses_bf16_dot<T, S>(row.width)) {
@@ -125,53 +126,49 @@ TILEWISE_INLINE std::int64_t output_steps(std::int64_t keys, std::int64_t rows,
   return sum_over_passes(rows, pass);
 }
 
-template <class T, class S>
-void score_all_rows(Rows<S> k, std::int64_t count, std::int64_t rows, const T* queries,
-                    Padded<T> row, T* scores, Prefetcher& prefetcher) {
+template <class T, class Source, class Prefetch>
+void score_all_rows(Source k, std::int64_t count, std::int64_t rows, const T* queries,
+                    Padded<T> row, T* scores, Prefetch& prefetcher) {
   std::int64_t r = 0;
   for (; r + 4 <= rows; r += 4) {
-    score_rows<T, S, 4>(k, count, queries + r * row.size(), row, scores + r * kDecodeKeys,
-                        prefetcher);
+    score_rows<T, 4>(k, count, queries + r * row.size(), row, scores + r * kDecodeKeys, prefetcher);
   }
   if (rows - r >= 2) {
-    score_rows<T, S, 2>(k, count, queries + r * row.size(), row, scores + r * kDecodeKeys,
-                        prefetcher);
+    score_rows<T, 2>(k, count, queries + r * row.size(), row, scores + r * kDecodeKeys, prefetcher);
     r += 2;
   }
   if (rows - r == 1)
-    score_rows<T, S, 1>(k, count, queries + r * row.size(), row, scores + r * kDecodeKeys,
-                        prefetcher);
+    score_rows<T, 1>(k, count, queries + r * row.size(), row, scores + r * kDecodeKeys, prefetcher);
 }
 
 // ---- outputs ----
 
-template <class T, class S, int kRows>
-void output_rows(Rows<S> v, std::int64_t keys, Padded<T> row, std::int64_t first_row,
-                 const DecodeScratch<T>& scratch, Prefetcher& prefetcher) {
-  output_columns<T, S, kRows, output_registers(kRows)>(
+template <class T, int kRows, class Source, class Prefetch>
+void output_rows(Source v, std::int64_t keys, Padded<T> row, std::int64_t first_row,
+                 const DecodeScratch<T>& scratch, Prefetch& prefetcher) {
+  output_columns<T, kRows, output_registers(kRows)>(
       v, keys, row, 0,
       {scratch.scores + first_row * kDecodeKeys, kDecodeKeys, scratch.rescale + first_row,
        scratch.out + first_row * row.size(), row.size()},
       prefetcher);
 }
 
-template <class T, class S>
-void output_all_rows(Rows<S> v, std::int64_t keys, std::int64_t rows, Padded<T> row,
+template <class T, class Source, class Prefetch>
+void output_all_rows(Source v, std::int64_t keys, std::int64_t rows, Padded<T> row,
                      std::int64_t first_row, const DecodeScratch<T>& scratch,
-                     Prefetcher& prefetcher) {
+                     Prefetch& prefetcher) {
   std::int64_t r = 0;
-  for (; r + 4 <= rows; r += 4)
-    output_rows<T, S, 4>(v, keys, row, first_row + r, scratch, prefetcher);
+  for (; r + 4 <= rows; r += 4) output_rows<T, 4>(v, keys, row, first_row + r, scratch, prefetcher);
   if (rows - r >= 2) {
-    output_rows<T, S, 2>(v, keys, row, first_row + r, scratch, prefetcher);
+    output_rows<T, 2>(v, keys, row, first_row + r, scratch, prefetcher);
     r += 2;
   }
-  if (rows - r == 1) output_rows<T, S, 1>(v, keys, row, first_row + r, scratch, prefetcher);
+  if (rows - r == 1) output_rows<T, 1>(v, keys, row, first_row + r, scratch, prefetcher);
 }
 
 // Returns true if some row of queries of a kv head does not see a row of V that is not finite.
-template <class T, class S>
-bool hides_non_finite_values(Rows<S> v, const DecodeBlock& block, std::int64_t first_row,
+template <class T, class Source>
+bool hides_non_finite_values(Source v, const DecodeBlock& block, std::int64_t first_row,
                              const DecodeScratch<T>& scratch) {
   std::uint8_t seen[kDecodeKeys];  // by all rows
   __builtin_memset(seen, 1, sizeof(seen));
@@ -179,8 +176,7 @@ bool hides_non_finite_values(Rows<S> v, const DecodeBlock& block, std::int64_t f
     for (int j = 0; j < kDecodeKeys; ++j) seen[j] &= scratch.seen[r * kDecodeKeys + j];
   }
   for (std::int64_t j = 0; j < block.keys; ++j) {
-    if (seen[j] == 0 && !row_is_finite<T>(v.data + j * v.stride, block.context.problem->value_dim))
-      return true;
+    if (seen[j] == 0 && !row_is_finite<T>(v[j], block.context.problem->value_dim)) return true;
   }
   return false;
 }
@@ -189,13 +185,13 @@ bool hides_non_finite_values(Rows<S> v, const DecodeBlock& block, std::int64_t f
 // added to those rows of the kv head that see it, and to no others.
 //
 // first_row: of the kv head; unit: that of V
-template <class T, class S>
-void add_non_finite_values(Rows<S> v, const DecodeBlock& block, T unit, std::int64_t first_row,
+template <class T, class Source>
+void add_non_finite_values(Source v, const DecodeBlock& block, T unit, std::int64_t first_row,
                            const DecodeScratch<T>& scratch) {
   const std::int64_t width = block.context.problem->value_dim;
   const Padded<T> row = padded<T>(width);
   for (std::int64_t j = 0; j < block.keys; ++j) {
-    const S* const from = v.data + j * v.stride;
+    const auto* const from = v[j];
     if (row_is_finite<T>(from, width)) continue;
     for (std::int64_t r = first_row; r < first_row + block.rows(); ++r) {
       if (scratch.seen[r * kDecodeKeys + j] == 0) continue;

@@ -28,18 +28,20 @@ TILEWISE_INLINE T value_unit(T before, T largest, std::int64_t keys) {
   return exact_power<T>(math::min(lift, room));
 }
 
-// The rows of K and V of the next tile, which are prefetched while a tile is computed.
-struct NextTile {
+// The rows of K and V of a tile of keys.
+struct TileRows {
   RowBlock k;
   RowBlock v;
 };
-TILEWISE_INLINE NextTile next_tile(const HeadContext& context, math::KeyRange keys) {
+TILEWISE_INLINE TileRows tile_rows(const HeadContext& context, math::KeyRange keys) {
   const Problem& problem = *context.problem;
   const std::int64_t row = context.sequence.k_start + keys.begin;
   const std::int64_t count = math::max(keys.end - keys.begin, 0);
   const std::int64_t batch = context.sequence.batch;
-  return {{&problem.k, batch, context.kv_head(), row, count, problem.head_dim},
-          {&problem.v, batch, context.kv_head(), row, count, problem.value_dim}};
+  const std::int64_t head = context.kv_head();
+  const PageTable* const pages = pages_of(problem);
+  return {{&problem.k, batch, head, row, count, problem.head_dim, pages},
+          {&problem.v, batch, head, row, count, problem.value_dim, pages}};
 }
 
 // A tile of keys in the form that the products read, and the prefetchers of the next tile.
@@ -97,16 +99,11 @@ void load_scored_keys(const HeadContext& context, const RowBlock& keys,
 template <class E>
 KeyTile<E> load_key_tile(const HeadContext& context, math::KeyRange keys, math::KeyRange following,
                          SumOf<E>& v_unit, const ForwardScratch<E>& scratch) {
-  const Problem& problem = *context.problem;
-  const std::int64_t row = context.sequence.k_start + keys.begin;
-  const std::int64_t count = keys.end - keys.begin;
-  const std::int64_t batch = context.sequence.batch;
-  const NextTile next = next_tile(context, following);
+  const TileRows own = tile_rows(context, keys);
+  const TileRows next = tile_rows(context, following);
   KeyTile<E> tile;
-  load_scored_keys<E>(context, {&problem.k, batch, context.kv_head(), row, count, problem.head_dim},
-                      scratch, tile);
-  load_values<E>(context, {&problem.v, batch, context.kv_head(), row, count, problem.value_dim},
-                 v_unit, scratch, tile);
+  load_scored_keys<E>(context, own.k, scratch, tile);
+  load_values<E>(context, own.v, v_unit, scratch, tile);
   tile.prefetcher[0] = prefetcher_of(next.k);
   tile.prefetcher[1] = prefetcher_of(next.v);
   tile.last = next.k.count == 0;

@@ -38,8 +38,12 @@ inline constexpr std::int64_t kPackedBlock =
 
 template <class E>
 struct Rows {  // a row-major matrix; columns are contiguous
+  using Number = E;
   const E* data;
   std::int64_t stride;
+
+  TILEWISE_INLINE const E* operator[](std::int64_t r) const { return data + r * stride; }
+  TILEWISE_INLINE Rows from_column(std::int64_t c) const { return {data + c, stride}; }
 };
 
 // Addresses of the right operand and of the result: rows of kColumns registers, a stride apart.

@@ -93,11 +93,9 @@ Magnitude<T> measure_rows(const RowBlock& rows) {
   Magnitude<T> magnitude;
   with_storage(rows.view->dtype, [&](auto storage) {
     using S = decltype(storage);
-    const S* const base = static_cast<const S*>(rows.view->data) +
-                          rows.view->offset(rows.batch, rows.head, rows.first);
+    const RowAddresses<S> address(rows);
     Measure<T> measure;
-    for (std::int64_t r = 0; r < rows.count; ++r)
-      measure_row(base + r * rows.view->row, rows.width, measure);
+    for (std::int64_t r = 0; r < rows.count; ++r) measure_row(address[r], rows.width, measure);
     magnitude = measure.value();
   });
   return magnitude;
@@ -109,12 +107,11 @@ T largest_finite(const RowBlock& rows) {
   T result = T(0);
   with_storage(rows.view->dtype, [&](auto storage) {
     using S = decltype(storage);
-    const S* const base = static_cast<const S*>(rows.view->data) +
-                          rows.view->offset(rows.batch, rows.head, rows.first);
+    const RowAddresses<S> address(rows);
     Largest<T> largest;
     const auto add = [&](Vec<T> x) { largest.add(select(x - x == Vec<T>(T(0)), x, Vec<T>(T(0)))); };
     for (std::int64_t r = 0; r < rows.count; ++r) {
-      const S* const from = base + r * rows.view->row;
+      const S* const from = address[r];
       std::int64_t c = 0;
       for (; c + Vec<T>::kLanes <= rows.width; c += Vec<T>::kLanes)
         add(load_converted<T>(from + c));

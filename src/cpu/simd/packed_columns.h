@@ -55,10 +55,9 @@ PackedColumns<T> pack_columns(const RowBlock& rows, T factor, T* data) {
   Largest<T> largest;
   with_storage(rows.view->dtype, [&](auto storage) {
     using S = decltype(storage);
-    const S* const base = static_cast<const S*>(rows.view->data) +
-                          rows.view->offset(rows.batch, rows.head, rows.first);
+    const RowAddresses<S> address(rows);
     for (std::int64_t r = 0; r < rows.count; ++r)
-      pack_row<T>(base + r * rows.view->row, rows.width, factor, data + r * kGemmRows, largest);
+      pack_row<T>(address[r], rows.width, factor, data + r * kGemmRows, largest);
   });
   return {rows, data, largest.value()};
 }

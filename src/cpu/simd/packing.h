@@ -5,20 +5,10 @@
 #include "cpu/simd/conversion.h"
 #include "cpu/simd/exact_multiply.h"
 #include "cpu/simd/gemm.h"
-#include "cpu/simd/prefetch.h"
+#include "cpu/simd/row_block.h"
 #include "math/integer.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
-
-// `count` rows of `width` numbers of a view, from row `first` of (batch, head) on.
-struct RowBlock {
-  const View* view;
-  std::int64_t batch;
-  std::int64_t head;
-  std::int64_t first;
-  std::int64_t count;
-  std::int64_t width;
-};
 
 // Returns the rows in place if they are contiguous and of type T, and otherwise converts them into
 // `stage` (count x width). Rows with a larger stride are copied too: at strides of whole pages, as
@@ -26,14 +16,15 @@ struct RowBlock {
 template <class T>
 Rows<T> stage_rows(const RowBlock& rows, T* stage) {
   static_assert(Operand<T>::kNumbers == 1, "pairs have a form of their own");
-  const std::int64_t start = rows.view->offset(rows.batch, rows.head, rows.first);
-  if (rows.view->dtype == kArithmeticDtype<T> && rows.view->row == rows.width) {
-    return {static_cast<const T*>(rows.view->data) + start, rows.width};
+  if (rows.view->dtype == kArithmeticDtype<T> && rows.view->row == rows.width &&
+      rows.evenly_spaced()) {
+    return {RowAddresses<T>(rows)[0], rows.width};
   }
   with_storage(rows.view->dtype, [&](auto storage) {
     using S = decltype(storage);
+    const RowAddresses<S> address(rows);
     for (std::int64_t r = 0; r < rows.count; ++r) {
-      const S* const from = static_cast<const S*>(rows.view->data) + start + r * rows.view->row;
+      const S* const from = address[r];
       T* const to = stage + r * rows.width;
       std::int64_t c = 0;
       for (; c + Vec<T>::kLanes <= rows.width; c += Vec<T>::kLanes)
@@ -42,13 +33,6 @@ Rows<T> stage_rows(const RowBlock& rows, T* stage) {
     }
   });
   return {stage, rows.width};
-}
-
-TILEWISE_INLINE Prefetcher prefetcher_of(const RowBlock& rows) {
-  const std::int64_t size = problem::dtype_size(rows.view->dtype);
-  return Prefetcher(static_cast<const char*>(rows.view->data) +
-                        rows.view->offset(rows.batch, rows.head, rows.first) * size,
-                    rows.count, rows.width * size, rows.view->row * size);
 }
 
 // Transposes rows into a panel: panel[c][lane] = row[lane][c] * factor. Lanes from rows.count on

@@ -37,8 +37,9 @@ TILEWISE_INLINE InterleavedRows interleave(__m512i first, __m512i second) {
 template <IsBf16Pair E>
 Rows<E> stage_rows(const RowBlock& rows, E* stage) {
   const std::int64_t stride = operand_count<E>(rows.width);
+  const RowAddresses<std::uint16_t> address(rows);
   for (std::int64_t r = 0; r < rows.count; ++r) {
-    const std::uint16_t* const from = rows_16bit(rows) + r * rows.view->row;
+    const std::uint16_t* const from = address[r];
     E* const to = stage + r * stride;
     for (std::int64_t c = 0; c < stride; c += 16) {
       const std::int64_t left = stride - c;
@@ -90,18 +91,20 @@ TILEWISE_INLINE float largest_bf16(__m512i halves) {
 // have no unit.
 template <IsBf16Pair E>
 PackedColumns<E> pack_columns(const RowBlock& rows, float, E* data) {
-  const auto row = [&](std::int64_t r, std::int64_t c) {
-    if (r >= rows.count) return _mm512_setzero_si512();
-    return load_16bit(rows_16bit(rows) + r * rows.view->row, c, rows.width);
+  const RowAddresses<std::uint16_t> address(rows);
+  const auto row = [&](const std::uint16_t* from, std::int64_t c) {
+    return from == nullptr ? _mm512_setzero_si512() : load_16bit(from, c, rows.width);
   };
   __m512i largest = _mm512_setzero_si512();
   static_assert(kGemmRows == 8, "a block of columns is half a register");
   const std::int64_t width = math::round_up(rows.width, kGemmRows);
   for (std::int64_t r = 0; r < rows.count; r += 2) {
     E* const to = data + r / 2 * kGemmRows;
+    const std::uint16_t* const first = address[r];
+    const std::uint16_t* const second = r + 1 < rows.count ? address[r + 1] : nullptr;
     for (std::int64_t c = 0; c < width; c += 32) {
-      const __m512i even = row(r, c);
-      const __m512i odd = row(r + 1, c);
+      const __m512i even = row(first, c);
+      const __m512i odd = row(second, c);
       largest =
           _mm512_max_epu16(largest, _mm512_max_epu16(absolute_16bit(even), absolute_16bit(odd)));
       const InterleavedRows pairs = interleave(even, odd);

@@ -6,22 +6,29 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
+// Where the next row begins: here at the same distance from each row to the next.
+struct EvenRows {
+  std::int64_t gap = 0;  // bytes from the end of a row to the next one
+
+  TILEWISE_INLINE const char* next(const char* end, std::int64_t) const { return end + gap; }
+};
+
 // Prefetches rows into the L2, cache line by cache line, in even shares over the steps of a
 // computation. A burst of prefetches would fill the buffers that loads wait in, and between bursts
 // the memory would be idle.
-class Prefetcher {
+template <class Walk>
+class RowPrefetcher {
  public:
   static constexpr std::int64_t kLine = 64;
 
-  Prefetcher() = default;
-  // `rows` rows of `bytes` bytes, `stride` bytes apart. Nothing is prefetched before spread_over().
-  TILEWISE_INLINE Prefetcher(const void* base, std::int64_t rows, std::int64_t bytes,
-                             std::int64_t stride)
+  RowPrefetcher() = default;
+  // `rows` rows of `bytes` bytes, the first at `base`. Nothing is prefetched before spread_over().
+  TILEWISE_INLINE RowPrefetcher(const void* base, std::int64_t rows, std::int64_t bytes, Walk walk)
       : at_(static_cast<const char*>(base)),
         end_(at_ + bytes),
         rows_(rows),
         bytes_(bytes),
-        gap_(stride - bytes) {}
+        walk_(walk) {}
 
   // Every step() prefetches one of `steps` equal shares, of whole lines on average.
   TILEWISE_INLINE void spread_over(std::int64_t steps) {
@@ -45,7 +52,7 @@ class Prefetcher {
       rate_ = 0;
       share_ = kWhole;  // ends the loop of this step
     }
-    at_ = end_ + gap_;
+    at_ = walk_.next(end_, rows_);
     end_ = at_ + bytes_;
   }
 
@@ -53,9 +60,18 @@ class Prefetcher {
   const char* end_ = nullptr;  // of the row
   std::int64_t rows_ = 0;
   std::int64_t bytes_ = 0;
-  std::int64_t gap_ = 0;  // from one row to the next
-  int rate_ = 0;          // lines of a step, times kWhole
-  int share_ = 0;         // what is left of a line from the steps before
+  Walk walk_;
+  int rate_ = 0;   // lines of a step, times kWhole
+  int share_ = 0;  // what is left of a line from the steps before
+};
+
+// Rows `stride` bytes apart.
+class Prefetcher : public RowPrefetcher<EvenRows> {
+ public:
+  Prefetcher() = default;
+  TILEWISE_INLINE Prefetcher(const void* base, std::int64_t rows, std::int64_t bytes,
+                             std::int64_t stride)
+      : RowPrefetcher(base, rows, bytes, EvenRows{stride - bytes}) {}
 };
 
 // Rows that are read once are prefetched so many rows ahead, between products: rows of one head lie

@@ -295,7 +295,7 @@ class Attend {
         const std::int32_t key =
             first_key(part.begin + n / kOfTile) + Ring::row() + n % kOfTile * Ring::kStep;
         const std::int32_t inside = math::max(math::min(key, keys.end - 1), keys.begin);
-        chunks[i] = *reinterpret_cast<const uint4*>(values + inside * view.row);
+        chunks[i] = *reinterpret_cast<const uint4*>(values + ring_.key_offset(view, inside));
       }
 #pragma unroll
       for (const uint4& chunk : chunks) large |= sm80::holds_large(chunk, std::uint16_t{});

@@ -20,6 +20,7 @@ class KeyRing {
 
   // Copies whose addresses are in registers at a time: wide rows of out leave room for few.
   static constexpr int kUnrolled = kConfig.columns == 256 ? 2 : 16;
+  static constexpr int kUnrolledPages = kConfig.columns == 256 ? 1 : 4;
 
   __device__ KeyRing(const Parameters& parameters, Shared<kConfig>& shared)
       : parameters_(parameters),
@@ -34,12 +35,20 @@ class KeyRing {
     return static_cast<int>(ptx::opaque(threadIdx.x)) % kConfig.group_threads();
   }
 
-  // Key 0 of the segment's sequence in K or V, at the thread's first column.
+  // Key 0 of the segment's sequence in K or V, at the thread's first column. In a paged cache it is
+  // that of page 0.
   __device__ __forceinline__ const std::uint16_t* source(const problem::View& view) const {
     const Segment& segment = shared_.segment;
-    const std::int64_t batch = parameters_.problem.k_packed ? 0 : segment.sequence.batch;
+    const bool no_batch = parameters_.problem.k_packed || parameters_.pages.present();
+    const std::int64_t batch = no_batch ? 0 : segment.sequence.batch;
     return static_cast<const std::uint16_t*>(view.data) +
            view.offset(batch, segment.kv_head, segment.sequence.k_start) + column();
+  }
+  // How far a key of the sequence lies from there.
+  __device__ __forceinline__ std::int64_t key_offset(const problem::View& view,
+                                                     std::int32_t key) const {
+    if (!parameters_.pages.present()) return key * view.row;
+    return parameters_.pages.offset(view, shared_.segment.sequence.batch, key);
   }
   // The thread's first row of a tile, and its column.
   __device__ __forceinline__ static int row() { return thread() / kRowThreads; }
@@ -110,21 +119,43 @@ class KeyRing {
       const tile::Range keys = shared_.segment.keys;
       const std::uint16_t* from = (is_k ? k_ : v_) + next_key_ * stride;
       const std::uint32_t to = chunk_ + next_slot_ * kConfig.tile_bytes();
+      if (parameters_.pages.present()) {
+        fetch_pages(is_k, to);
+      } else {
 #pragma unroll(kUnrolled)
-      for (int i = 0; i < kConfig.keys / kStep; ++i, from += kStep * stride) {
-        const std::int32_t key = next_key_ + i * kStep;
-        const bool visible = inside && key >= keys.begin && key < keys.end;
-        // Bits of the row that the step does not touch are in the thread's own offset.
-        constexpr int kSwizzled = 8;
-        const std::uint32_t place = (to ^ static_cast<std::uint32_t>(i * kStep % kSwizzled * 16)) +
-                                    i * kStep * Layout::kRowBytes;
-        ptx::cp_async_16(place, from, visible);
+        for (int i = 0; i < kConfig.keys / kStep; ++i, from += kStep * stride) {
+          const std::int32_t key = next_key_ + i * kStep;
+          const bool visible = inside && key >= keys.begin && key < keys.end;
+          ptx::cp_async_16(row_place(to, i), from, visible);
+        }
       }
       --left_;
       if (!is_k) next_key_ += kConfig.block_keys();
       next_slot_ = next_slot_ + 1 == kConfig.slots ? 0 : next_slot_ + 1;
     }
     ptx::cp_async_commit();
+  }
+
+  // The same from the pages of the keys. `to`: the thread's first chunk in the tile
+  __device__ __forceinline__ void fetch_pages(bool is_k, std::uint32_t to) {
+    const Problem& problem = parameters_.problem;
+    const problem::View& view = is_k ? problem.k : problem.v;
+    const bool inside = column() < (is_k ? problem.head_dim : problem.value_dim);
+    const tile::Range keys = shared_.segment.keys;
+#pragma unroll(kUnrolledPages)
+    for (int i = 0; i < kConfig.keys / kStep; ++i) {
+      const std::int32_t key = next_key_ + i * kStep;
+      const bool visible = inside && key >= keys.begin && key < keys.end;
+      const std::uint16_t* const first = is_k ? k_ : v_;
+      ptx::cp_async_16(row_place(to, i), visible ? first + key_offset(view, key) : first, visible);
+    }
+  }
+  // The place of the thread's i-th row in a tile. Bits of the row that the step does not touch are
+  // in the thread's own offset.
+  __device__ __forceinline__ static std::uint32_t row_place(std::uint32_t to, int i) {
+    constexpr int kSwizzled = 8;
+    return (to ^ static_cast<std::uint32_t>(i * kStep % kSwizzled * 16)) +
+           i * kStep * Layout::kRowBytes;
   }
 
   const Parameters& parameters_;

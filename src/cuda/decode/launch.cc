@@ -161,6 +161,7 @@ Parameters parameters_for(const Problem& problem, const Workspace& workspace) {
   parameters.part_states = workspace.part_states;
   parameters.problem = problem;
   parameters.scaling = tile::score_scaling_of(problem.scale, problem.softcap);
+  parameters.pages = tile::pages_of(problem);
   return parameters;
 }
 

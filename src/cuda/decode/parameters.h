@@ -1,6 +1,7 @@
 // The parameters of the decode kernels.
 #pragma once
 
+#include "cuda/tile/pages.h"
 #include "cuda/tile/score_scaling.h"
 #include "problem/sequence.h"
 
@@ -43,6 +44,7 @@ struct Parameters {
   RowState* part_states;        // (parts, gang, q_tile)
   Problem problem;
   tile::ScoreScaling scaling;
+  tile::Pages pages;
 };
 
 }  // namespace tilewise::cuda::decode

@@ -101,4 +101,9 @@ bool is_wide(const problem::View& view, std::int64_t columns) {
   return reinterpret_cast<std::uintptr_t>(view.data) % kAlignment == 0;
 }
 
+Status check_no_pages(const Problem& problem) {
+  if (!problem.page_table.present()) return TILEWISE_OK;
+  return problem::fail(TILEWISE_UNSUPPORTED, "page_table: k and v are pages");
+}
+
 }  // namespace tilewise::cuda

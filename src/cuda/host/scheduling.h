@@ -47,4 +47,7 @@ tile::PackedSchedule packed_schedule_of(const problem::Problem& problem, const v
 // Whether rows begin at multiples of 16 bytes, and their length is a multiple of 16 bytes.
 bool is_wide(const problem::View& view, std::int64_t columns);
 
+// Refuses a paged cache, for kernels that read none.
+Status check_no_pages(const problem::Problem& problem);
+
 }  // namespace tilewise::cuda

@@ -73,6 +73,8 @@ problem::Status check_problem(const Problem& problem, int (*q_tile_for)(const Pr
   if (device != TILEWISE_OK) return device;
   if (problem.dtype != TILEWISE_BF16 && problem.dtype != TILEWISE_FP16)
     return fail(TILEWISE_UNSUPPORTED, "q, k and v are not bf16 or fp16");
+  const problem::Status pages = check_no_pages(problem);
+  if (pages != TILEWISE_OK) return pages;
   return sm80::check_tiles(problem, kMaxColumns, sm80::kSmall, row_for, q_tile_for);
 }
 

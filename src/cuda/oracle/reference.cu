@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(kRowThreads, 1)
     const std::int64_t b = index / problem.q_rows / problem.heads;
     const Sequence sequence = sequence_of_query(problem, table, b, q_row);
     if (!owns(sequence, q_row)) continue;
-    compute_row({problem, sequence, head, q_row - sequence.q_start}, BlockTeam{shared});
+    compute_row(RowOf<true>{problem, sequence, head, q_row - sequence.q_start}, BlockTeam{shared});
   }
 }
 

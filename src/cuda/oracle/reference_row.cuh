@@ -46,8 +46,10 @@ __device__ __forceinline__ double dot(const problem::View& a, std::int64_t a_off
   });
 }
 
-// A row of a query head, and the keys that it sees.
-struct Row {
+// A row of a query head, and the keys that it sees. Without kPaged the cache has no pages: fast
+// kernels, which recompute rows with this code, have no registers for the lookup.
+template <bool kPaged>
+struct RowOf {
   const Problem& problem;
   const Sequence& sequence;
   std::int64_t head;
@@ -92,7 +94,10 @@ struct Row {
     return view.offset(batch_of(problem.q_packed), head, sequence.q_start + row);
   }
   __device__ std::int64_t key_offset(const problem::View& view, std::int64_t key) const {
-    return view.offset(batch_of(problem.k_packed), head / problem.group, sequence.k_start + key);
+    const std::int64_t batch = batch_of(problem.k_packed);
+    const std::int64_t kv_head = head / problem.group;
+    if constexpr (kPaged) return problem.key_offset(view, batch, kv_head, sequence.k_start + key);
+    return view.offset(batch, kv_head, sequence.k_start + key);
   }
 
   // -inf if the key is masked. Nothing of a masked key is read. For a visible key, `derivative`, if
@@ -130,6 +135,7 @@ struct Row {
     return read_element(problem.sink, problem.sink.offset(0, head, 0));
   }
 };
+using Row = RowOf<false>;
 
 // Reduces a number of each thread to the maximum or the sum. Every thread gets the result.
 template <bool kMaximum, class Team>
@@ -152,8 +158,8 @@ __device__ double reduce(double x, const Team& team) {
 // Online softmax over kRowThreads keys at a time. A thread computes the score of one key, then adds
 // P V to columns column_begin + thread + kRowThreads * c of out.
 //   out (kRowColumns)
-template <class Team>
-__device__ math::SoftmaxState<double> attend(const Row& row, std::int64_t column_begin,
+template <bool kPaged, class Team>
+__device__ math::SoftmaxState<double> attend(const RowOf<kPaged>& row, std::int64_t column_begin,
                                              const Team& team, double* out) {
   const Problem& problem = row.problem;
   double(&scores)[kRowThreads] = team.memory.scores;
@@ -181,8 +187,15 @@ __device__ math::SoftmaxState<double> attend(const Row& row, std::int64_t column
       if (column >= problem.value_dim) continue;
       const double before = factor * out[c];
       out[c] = with_elements(problem.v, [&, before](const auto* elements) {
-        const auto* value = elements + v + begin * problem.v.row + column;
         double sum = before;
+        if constexpr (kPaged) {
+          for (std::int64_t n = 0; n < count; ++n) {
+            const std::int64_t at = row.key_offset(problem.v, begin + n) + column;
+            if (!(scores[n] < 0)) sum += scores[n] * math::load<double>(elements[at]);
+          }
+          return sum;
+        }
+        const auto* value = elements + v + begin * problem.v.row + column;
 #pragma unroll 4
         for (std::int64_t n = 0; n < count; ++n, value += problem.v.row) {
           if (!(scores[n] < 0)) sum += scores[n] * math::load<double>(*value);
@@ -198,8 +211,8 @@ __device__ math::SoftmaxState<double> attend(const Row& row, std::int64_t column
 
 // Computes out and lse of a row, with all threads of a team. GQA and MQA: `group` query heads share
 // a kv head.
-template <class Team>
-__device__ void compute_row(const Row& row, const Team& team) {
+template <bool kPaged, class Team>
+__device__ void compute_row(const RowOf<kPaged>& row, const Team& team) {
   const Problem& problem = row.problem;
   const std::int64_t batch = row.batch_of(problem.q_packed);
   const std::int64_t q_row = row.sequence.q_start + row.row;

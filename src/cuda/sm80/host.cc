@@ -110,6 +110,7 @@ Parameters parameters_for(const Problem& problem, int q_tile, bool score_mod,
   parameters.scale_log2 = static_cast<float>((score_mod ? 1.0 : problem.scale) * math::kLog2E);
   parameters.scaling = tile::score_scaling_of(problem.scale, problem.softcap);
   parameters.pair_loads = tile::pair_loads_of(problem);
+  parameters.pages = tile::pages_of(problem);
   parameters.aligned16 = {
       is_wide(problem.q, problem.head_dim), is_wide(problem.k, problem.head_dim),
       is_wide(problem.v, problem.value_dim),

@@ -33,13 +33,26 @@ __device__ __forceinline__ float prob_shift(std::int32_t keys) {
   return static_cast<float>(33 - __clz(keys)) + tile::kRescaleThreshold;
 }
 
+// Rows that are a stride apart.
+struct EvenOffsets {
+  std::int64_t stride;
+  __device__ __forceinline__ std::int64_t operator()(std::int32_t row) const {
+    return row * stride;
+  }
+};
+
 // Says whether this thread's element of row `row` of V is large. All threads of the block together
-// sample the row.
-template <class Element>
-__device__ __forceinline__ bool samples_large(const RowsOf<Element>& values, std::int32_t row) {
+// sample the row. offsets(row): how far a row lies from the first.
+template <class Element, class Offsets>
+__device__ __forceinline__ bool samples_large(const RowsOf<Element>& values, std::int32_t row,
+                                              const Offsets& offsets) {
   const std::int32_t column = static_cast<std::int32_t>(threadIdx.x);
   return row >= 0 && row < values.count && column < values.columns &&
-         is_large(values.first[row * values.stride + column]);
+         is_large(values.first[offsets(row) + column]);
+}
+template <class Element>
+__device__ __forceinline__ bool samples_large(const RowsOf<Element>& values, std::int32_t row) {
+  return samples_large(values, row, EvenOffsets{values.stride});
 }
 
 // Says whether 16 bytes hold a large number.
@@ -59,8 +72,9 @@ __device__ __forceinline__ bool holds_large(const uint4& chunk, float) {
 
 // Says whether the rows `keys` of V hold a large number. All threads of the block call it. Several
 // loads are in flight at a time.
-template <int kThreads, class Element>
-__device__ bool hold_large(const RowsOf<Element>& values, const tile::Range& keys) {
+template <int kThreads, class Element, class Offsets>
+__device__ __forceinline__ bool hold_large(const RowsOf<Element>& values, const tile::Range& keys,
+                                           const Offsets& offsets) {
   constexpr int kChunk = 16 / sizeof(Element);
   constexpr int kLoads = 8;
   const std::int32_t chunks = (values.columns + kChunk - 1) / kChunk;  // of a row
@@ -72,13 +86,13 @@ __device__ bool hold_large(const RowsOf<Element>& values, const tile::Range& key
 #pragma unroll 1
   for (std::int32_t row = keys.begin + thread / chunks; row < end && thread < step * chunks;
        row += kLoads * step) {
-    const Element* const from = values.first + row * values.stride + column;
+    const Element* const from = values.first + column;
     const std::int32_t count = min((end - row + step - 1) / step, kLoads);
     if (values.aligned16) {
       uint4 loaded[kLoads];
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
-        loaded[i] = i < count ? *reinterpret_cast<const uint4*>(from + i * step * values.stride)
+        loaded[i] = i < count ? *reinterpret_cast<const uint4*>(from + offsets(row + i * step))
                               : make_uint4(0, 0, 0, 0);
       }
 #pragma unroll
@@ -87,11 +101,16 @@ __device__ bool hold_large(const RowsOf<Element>& values, const tile::Range& key
 #pragma unroll 1
       for (int i = 0; i < count * kChunk; ++i) {
         if (column + i % kChunk < values.columns)
-          large |= is_large(from[i / kChunk * step * values.stride + i % kChunk]);
+          large |= is_large(from[offsets(row + i / kChunk * step) + i % kChunk]);
       }
     }
   }
   return __syncthreads_or(large);
+}
+
+template <int kThreads, class Element>
+__device__ __forceinline__ bool hold_large(const RowsOf<Element>& values, const tile::Range& keys) {
+  return hold_large<kThreads>(values, keys, EvenOffsets{values.stride});
 }
 
 }  // namespace tilewise::cuda::sm80

@@ -5,6 +5,7 @@
 
 #include "cuda/sm80/kernel_config.h"
 #include "cuda/tile/bands.h"
+#include "cuda/tile/pages.h"
 #include "cuda/tile/pair_loads.h"
 #include "cuda/tile/scheduler.h"
 #include "cuda/tile/score_scaling.h"
@@ -41,6 +42,7 @@ struct Parameters {
   tile::PairLoads pair_loads;
   Aligned16 aligned16;
   FullRows full_rows;
+  tile::Pages pages;
 };
 
 using Start = cudaError_t (*)(const Parameters& parameters, std::int64_t blocks,

@@ -29,7 +29,9 @@ __device__ __forceinline__ void set_work_tile(const Parameters& parameters, cons
   tile.last = math::min(tile.first + q_tile, static_cast<std::int32_t>(sequence.q_len)) - 1;
   tile.sequence = sequence;
   const std::int64_t q_batch = problem.q_packed ? 0 : sequence.batch;
-  const std::int64_t k_batch = problem.k_packed ? 0 : sequence.batch;
+  // In a paged cache the rows begin with those of page 0.
+  const bool no_batch = problem.k_packed || parameters.pages.present();
+  const std::int64_t k_batch = no_batch ? 0 : sequence.batch;
   const std::int64_t kv_head = work.head / static_cast<std::int32_t>(problem.group);
   tile.q = rows_of<Element>(problem.q, q_batch, work.head, sequence.q_start, sequence.q_len,
                             problem.head_dim, parameters.aligned16.q);

@@ -50,6 +50,8 @@ problem::Status supports(const Problem& problem) {
   const problem::Status device = check_device(problem);
   if (device != TILEWISE_OK) return device;
   if (problem.dtype != TILEWISE_FP32) return fail(TILEWISE_UNSUPPORTED, "q, k and v are not fp32");
+  const problem::Status pages = check_no_pages(problem);
+  if (pages != TILEWISE_OK) return pages;
   return sm80::check_tiles(problem, kMaxColumns, kSmall, row_for, q_tile_for);
 }
 

@@ -7,6 +7,7 @@
 #include "cuda/host/load.h"
 #include "cuda/sm80/epilogue.cuh"
 #include "cuda/sm80/large_values.cuh"
+#include "cuda/sm80/paged_tile.cuh"
 #include "cuda/sm80/softmax_step.cuh"
 
 namespace tilewise::cuda::sm80 {
@@ -38,7 +39,7 @@ class Forward : public SoftmaxStep<kConfig> {
     std::int32_t last = mask_.build();
     Epilogue<kConfig> epilogue(parameters_, shared_, out_, states_);
     // The first key of the last tile stands for all of V.
-    bool is_large = !kConfig.fp16 && samples_large(tile_.v, last * kConfig.k_tile);
+    bool is_large = !kConfig.fp16 && samples_large(tile_.v, last * kConfig.k_tile, v_offsets());
     for (;;) {
       attend(last, is_large);
       if (!has_overflowed(epilogue)) break;
@@ -75,7 +76,7 @@ class Forward : public SoftmaxStep<kConfig> {
     } else {
       if (!__syncthreads_or(epilogue.has_non_finite_out()) || shared_.prob_shift > 0) return false;
       if (threadIdx.x == 0) tile::count_slow_path(tile::SlowPath::kScannedValues);
-      return hold_large<kConfig.threads()>(tile_.v, shared_.mask.range);
+      return hold_large<kConfig.threads()>(tile_.v, shared_.mask.range, v_offsets());
     }
   }
 
@@ -233,6 +234,8 @@ class Forward : public SoftmaxStep<kConfig> {
     const std::uint16_t* const from = sources().k + first_key(key_tile) * stride;
     const std::uint32_t address = destination() + stage * kConfig.k_bytes();
     if (inside) return Copy::copy(from, stride, address);
+    if (parameters_.pages.present())
+      return fetch_pages(tile_.k, k_offsets(), key_tile, address, shared_.k[stage]);
     fetch_edge(tile_.k, key_tile, from, address, shared_.k[stage]);
   }
   __device__ __forceinline__ void fetch_v(std::int32_t key_tile, int stage, bool inside) {
@@ -240,6 +243,8 @@ class Forward : public SoftmaxStep<kConfig> {
     const std::uint16_t* const from = sources().v + first_key(key_tile) * stride;
     const std::uint32_t address = destination() + (kConfig.stages + stage) * kConfig.k_bytes();
     if (inside) return Copy::copy(from, stride, address);
+    if (parameters_.pages.present())
+      return fetch_pages(tile_.v, v_offsets(), key_tile, address, shared_.v[stage]);
     fetch_edge(tile_.v, key_tile, from, address, shared_.v[stage]);
   }
   __device__ __forceinline__ static void fetch_edge(const Rows& rows, std::int32_t key_tile,
@@ -248,6 +253,18 @@ class Forward : public SoftmaxStep<kConfig> {
     // The thread's place is computed each time: the loop has no register for it.
     load_edge<kConfig.k_tile, kConfig.columns, kConfig.threads()>(
         rows, key_tile * kConfig.k_tile, from, address, to, ptx::opaque(threadIdx.x));
+  }
+  __device__ __forceinline__ static void fetch_pages(const Rows& rows, const KeyOffsets& offsets,
+                                                     std::int32_t key_tile, std::uint32_t address,
+                                                     unsigned char* to) {
+    load_pages<kConfig.k_tile, kConfig.columns, kConfig.threads()>(
+        rows, offsets, key_tile * kConfig.k_tile, address, to, ptx::opaque(threadIdx.x));
+  }
+  __device__ __forceinline__ KeyOffsets k_offsets() const {
+    return {parameters_.pages, parameters_.problem.k, tile_.sequence.batch};
+  }
+  __device__ __forceinline__ KeyOffsets v_offsets() const {
+    return {parameters_.pages, parameters_.problem.v, tile_.sequence.batch};
   }
   __device__ __forceinline__ static std::int64_t first_key(std::int32_t key_tile) {
     return static_cast<std::uint32_t>(key_tile * kConfig.k_tile);

@@ -82,8 +82,10 @@ problem::Status run(const Problem& problem, const problem::RunContext& context) 
   const int q_tile = instance.config.q_tile();
   Parameters parameters =
       parameters_for(problem, q_tile, score_mod, Workspace(problem), context.workspace);
-  parameters.full_rows = {parameters.aligned16.k && problem.head_dim == instance.config.columns,
-                          parameters.aligned16.v && problem.value_dim == instance.config.columns};
+  const bool wide_k = parameters.aligned16.k && problem.head_dim == instance.config.columns;
+  const bool wide_v = parameters.aligned16.v && problem.value_dim == instance.config.columns;
+  const bool paged = parameters.pages.present();  // no row of a page leads to the next one
+  parameters.full_rows = {wide_k && !paged, wide_v && !paged};
   count_traffic(problem, parameters.schedule, tiles_for(problem, score_mod), context.traffic);
   return run_tiles(parameters, q_tile, context.executor->stream, "starting cuda_sm80",
                    [&](std::int64_t blocks, cudaStream_t stream) {

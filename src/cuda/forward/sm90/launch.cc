@@ -129,6 +129,7 @@ problem::Status check_options(const Problem& problem) {
   } options[] = {{"mask", problem.mask.present()},
                  {"bias", problem.bias.present()},
                  {"slices", problem.slices.present()},
+                 {"page_table", problem.page_table.present()},
                  {"dropout_p", problem.dropout_p > 0}};
   for (const auto& [name, given] : options) {
     if (given) return fail(TILEWISE_UNSUPPORTED, "%s is given", name);

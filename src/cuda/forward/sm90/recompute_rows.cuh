@@ -55,7 +55,7 @@ inline __device__ __noinline__ void recompute_flagged_rows(const Parameters& par
     const std::int64_t row = std::int64_t{coord.q_tile} * q_tile + warp % warps * tile::kWarpRows;
     const std::int64_t end = math::min(row + tile::kWarpRows, sequence.q_len);
     for (std::int64_t r = row; r < end; ++r) {
-      compute_row({problem, sequence, coord.head, r}, team);
+      compute_row(Row{problem, sequence, coord.head, r}, team);
     }
   }
 }

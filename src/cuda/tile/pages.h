@@ -1,0 +1,37 @@
+// The pages of a paged cache, in the form in which kernels look them up.
+#pragma once
+
+#include "cuda/tile/fast_divmod.h"
+#include "problem/problem.h"
+
+namespace tilewise::cuda::tile {
+
+// The fields are those of problem::PageTable. Keys fit 32 bits.
+struct Pages {
+  const std::int32_t* table = nullptr;  // (B, pages); nullptr: the cache has no pages
+  std::int64_t batch = 0;               // strides
+  std::int64_t column = 0;              //
+  std::int32_t last = 0;                // page of k and v
+  FastDivmod size;
+
+  TILEWISE_INLINE bool present() const { return table != nullptr; }
+
+  // How far a key's row lies from row 0 of page 0 in `view`, which is k or v.
+  TILEWISE_INLINE std::int64_t offset(const problem::View& view, std::int64_t b,
+                                      std::int32_t key) const {
+    const std::int32_t number = key / size;
+    const std::int32_t page = math::clamp(table[b * batch + number * column], 0, last);
+    return page * view.batch + (key - number * size.value()) * view.row;
+  }
+};
+
+// Host only.
+inline Pages pages_of(const problem::Problem& problem) {
+  const problem::PageTable& from = problem.page_table;
+  if (!from.present() || problem.k_rows == 0) return {};
+  return {from.data, from.batch, from.column,
+          static_cast<std::int32_t>(math::min(from.pages - 1, INT32_MAX)),
+          FastDivmod(static_cast<std::int32_t>(from.page_size))};
+}
+
+}  // namespace tilewise::cuda::tile
