@@ -1,7 +1,6 @@
 #include "distributed/magi/deal.h"
 
 #include <algorithm>
-#include <bit>
 #include <numeric>
 
 namespace tilewise::distributed::magi {
@@ -43,34 +42,56 @@ class Capacity {
 class Affinity {
  public:
   Affinity(const ChunkNeeds& needs, std::int64_t ranks)
-      : words_((needs.size() + 63) / 64), seen_(needs.size() * words_), of_rank_(index(ranks) * words_) {
+      : words_((needs.size() + 63) / 64), of_rank_(index(ranks) * words_), seen_(needs.size()) {
     for (std::size_t c = 0; c < needs.size(); ++c) {
+      if (needs[c].empty()) continue;
+      Seen& seen = seen_[c];
+      seen.first_word = index(needs[c].front().begin) / 64;
+      seen.bits.resize(index(needs[c].back().end - 1) / 64 + 1 - seen.first_word);
       for (const Range& range : needs[c]) {
-        for (std::int64_t k = range.begin; k < range.end; ++k) set(&seen_[c * words_], index(k));
+        for (std::int64_t k = range.begin; k < range.end; ++k) {
+          set(seen.bits.data(), index(k) - 64 * seen.first_word);
+        }
       }
     }
   }
 
   std::int64_t common(std::int32_t chunk, std::int64_t rank) const {
-    const std::uint64_t* const seen = &seen_[index(chunk) * words_];
     const std::uint64_t* const has = &of_rank_[index(rank) * words_];
     std::int64_t count = has[index(chunk) / 64] >> (chunk % 64) & 1;
-    for (std::size_t w = 0; w < words_; ++w) count += std::popcount(seen[w] & has[w]);
+    const Seen& seen = seen_[index(chunk)];
+    for (std::size_t w = 0; w < seen.bits.size(); ++w) {
+      count += bit_count(seen.bits[w] & has[seen.first_word + w]);
+    }
     return count;
   }
 
   void take(std::int32_t chunk, std::int64_t rank) {
     std::uint64_t* const has = &of_rank_[index(rank) * words_];
-    for (std::size_t w = 0; w < words_; ++w) has[w] |= seen_[index(chunk) * words_ + w];
+    const Seen& seen = seen_[index(chunk)];
+    for (std::size_t w = 0; w < seen.bits.size(); ++w) has[seen.first_word + w] |= seen.bits[w];
     set(has, index(chunk));
   }
 
  private:
+  struct Seen {
+    std::size_t first_word = 0;
+    std::vector<std::uint64_t> bits;
+  };
+
+  // std::popcount is a call of a function where the processor may lack the instruction.
+  static std::int64_t bit_count(std::uint64_t bits) {
+    bits -= bits >> 1 & 0x5555555555555555u;
+    bits = (bits & 0x3333333333333333u) + (bits >> 2 & 0x3333333333333333u);
+    return static_cast<std::int64_t>(
+        (((bits + (bits >> 4)) & 0x0F0F0F0F0F0F0F0Fu) * 0x0101010101010101u) >> 56);
+  }
+
   static void set(std::uint64_t* bits, std::size_t bit) { bits[bit / 64] |= 1ull << (bit % 64); }
 
   std::size_t words_;
-  std::vector<std::uint64_t> seen_;     // (chunks, words)
   std::vector<std::uint64_t> of_rank_;  // (ranks, words)
+  std::vector<Seen> seen_;              // by the chunks
 };
 
 // The ranks by area, the lightest on top, those that may take one more.
@@ -134,12 +155,10 @@ class Balancer {
   bool improve(std::size_t heaviest) {
     const std::vector<std::int64_t>& area = deal_.area_of_rank;
     Swap best{.larger = area[heaviest]};
-    // All ranks of a small group are tried; of a large one only the lightest.
-    if (area.size() <= kTriedRanks) {
+    const auto lightest = std::min_element(area.begin(), area.end());
+    try_swaps(heaviest, static_cast<std::size_t>(lightest - area.begin()), best);
+    if (best.larger >= area[heaviest] && area.size() <= kTriedRanks) {
       for (std::size_t rank = 0; rank < area.size(); ++rank) try_swaps(heaviest, rank, best);
-    } else {
-      const auto lightest = std::min_element(area.begin(), area.end());
-      try_swaps(heaviest, static_cast<std::size_t>(lightest - area.begin()), best);
     }
     if (best.larger >= area[heaviest]) return false;
     apply(heaviest, best);
@@ -169,7 +188,7 @@ class Balancer {
     std::swap(mine, other);
   }
 
-  static constexpr std::size_t kTriedRanks = 256;
+  static constexpr std::size_t kTriedRanks = 256;  // beyond, only the lightest one
 
   std::span<const std::int64_t> areas_;
   Deal& deal_;

@@ -17,7 +17,7 @@ constexpr std::int64_t kChunkMultiple = 64;
 constexpr std::int64_t kMostStages = 4;
 constexpr std::int64_t kLeastStageRows = 512;
 // Deals with affinity compare bits of chunks: no more than this many words of them.
-constexpr std::int64_t kMostAffinityWords = std::int64_t{1} << 22;
+constexpr std::int64_t kMostAffinityWords = std::int64_t{1} << 21;
 // A deal is good enough to be chosen for its communication if its largest area is that close to the
 // best deal's.
 constexpr double kTolerance = 1.01;
@@ -109,47 +109,46 @@ class Planner {
   // Takes the deal with the least communication among those whose balance is about the best.
   void choose() {
     std::vector<Deal> deals;
-    if (options_.dealing != Dealing::kInOrder) {
-      deals.push_back(deal_by_area(areas_, plan_.ranks));
-    }
-    if (options_.dealing != Dealing::kByArea) {
-      deals.push_back(deal_in_order(areas_, plan_.ranks));
-    }
-    if (options_.dealing == Dealing::kAutomatic && affinity_is_affordable()) {
-      const ChunkNeeds needs = chunk_needs();
-      for (const std::int64_t slack : {2, 8}) {
-        deals.push_back(deal_by_area(areas_, plan_.ranks, &needs, slack));
+    if (options_.dealing != Dealing::kInOrder) deals.push_back(deal_by_area(areas_, plan_.ranks));
+    if (options_.dealing != Dealing::kByArea) deals.push_back(deal_in_order(areas_, plan_.ranks));
+    std::int64_t best = plan_.area_lower_bound;
+    if (options_.dealing == Dealing::kInOrder) best = deals.back().largest_area();
+    if (options_.dealing != Dealing::kInOrder) best = math::max(best, deals[0].largest_area());
+    const double most_area = kTolerance * static_cast<double>(best);
+    for (const Deal& deal : deals) consider(deal, most_area);
+    if (options_.dealing == Dealing::kAutomatic && with_queries_ && plan_.ranks > 1) {
+      const ChunkNeeds needs = affordable_needs();
+      for (const std::int64_t slack : {2, 8}) {  // more of it, while that saves communication
+        if (needs.empty()) break;
+        if (!consider(deal_by_area(areas_, plan_.ranks, &needs, slack), most_area)) break;
       }
-    }
-    std::int64_t best = INT64_MAX;
-    for (const Deal& deal : deals) best = math::min(best, deal.largest_area());
-    const double limit = kTolerance * static_cast<double>(math::max(best, plan_.area_lower_bound));
-    std::int64_t fewest = INT64_MAX;
-    for (const Deal& deal : deals) {
-      if (static_cast<double>(deal.largest_area()) > limit) continue;
-      Plan candidate = with_deal(deal);
-      const std::int64_t rows = candidate.remote_rows();
-      if (rows >= fewest) continue;
-      fewest = rows;
-      chosen_ = std::move(candidate);
     }
     take_chosen();
   }
 
-  bool affinity_is_affordable() const {
-    const std::int64_t chunks = static_cast<std::int64_t>(areas_.size());
-    return with_queries_ && plan_.ranks > 1 &&
-           chunks * math::ceil_div(chunks, 64) <= kMostAffinityWords / plan_.ranks;
+  // Chooses the deal if no other one before has as few rows to send. Returns whether it does.
+  bool consider(const Deal& deal, double most_area) {
+    if (static_cast<double>(deal.largest_area()) > most_area) return false;
+    Plan candidate = with_deal(deal);
+    const std::int64_t rows = candidate.remote_rows();
+    if (rows >= fewest_rows_) return false;
+    fewest_rows_ = rows;
+    chosen_ = std::move(candidate);
+    return true;
   }
 
-  ChunkNeeds chunk_needs() const {
+  // What the chunks see, if comparing it with what the ranks have takes few steps.
+  ChunkNeeds affordable_needs() const {
     ChunkNeeds needs(seen_.size());
+    std::int64_t words = 0;
     for (std::size_t c = 0; c < seen_.size(); ++c) {
       for (const Range& range : seen_[c]) {
-        needs[c].push_back({range.begin / plan_.chunk_rows,
-                            math::ceil_div(range.end, plan_.chunk_rows)});
+        needs[c].push_back(
+            {range.begin / plan_.chunk_rows, math::ceil_div(range.end, plan_.chunk_rows)});
       }
+      if (!needs[c].empty()) words += (needs[c].back().end - needs[c].front().begin) / 64 + 1;
     }
+    if (words > kMostAffinityWords / plan_.ranks) needs.clear();
     return needs;
   }
 
@@ -206,6 +205,7 @@ class Planner {
   std::vector<std::int64_t> areas_;   // of the chunks
   std::vector<Ranges> seen_;          // by the chunks
   Plan chosen_;
+  std::int64_t fewest_rows_ = INT64_MAX;
 };
 
 }  // namespace
