@@ -124,8 +124,8 @@ class Lightest {
   std::vector<std::int32_t> order_;
 };
 
-// Swaps chunks of the heaviest rank for smaller ones of another while that lowers the larger area of
-// the two.
+// Swaps chunks of the heaviest rank for smaller ones of another while that lowers the larger area
+// of the two.
 class Balancer {
  public:
   Balancer(std::span<const std::int64_t> areas, Deal& deal)
@@ -210,8 +210,8 @@ std::int64_t area_lower_bound(std::span<const std::int64_t> areas, std::int64_t 
   std::partial_sum(sorted.begin(), sorted.end(), sums.begin() + 1);
   const std::int64_t least = chunks / ranks;  // chunks that every rank takes
   const std::int64_t beside = math::max(least - 1, 0);
-  std::int64_t bound = math::max(math::ceil_div(sums.back(), ranks),
-                                 sorted.back() + sums[index(beside)]);
+  std::int64_t bound =
+      math::max(math::ceil_div(sums.back(), ranks), sorted.back() + sums[index(beside)]);
   for (std::int64_t few = 0; few < least; ++few) {
     const std::int64_t smallest = few * ranks + ranks - 1;
     const std::int64_t end = smallest + least - few;
@@ -244,16 +244,15 @@ Deal deal_by_area(std::span<const std::int64_t> areas, std::int64_t ranks, const
     const std::int64_t area = areas[index(chunk)];
     std::int32_t chosen = -1;
     std::int64_t most = -1;
-    lightest.for_each_within(needs != nullptr ? slack * area : 0, deal.area_of_rank, capacity,
-                             [&](std::int32_t rank) {
-                               if (needs == nullptr && chosen >= 0) return;
-                               const std::int64_t common =
-                                   needs != nullptr ? affinity.common(chunk, rank) : 0;
-                               if (common > most) {
-                                 most = common;
-                                 chosen = rank;
-                               }
-                             });
+    lightest.for_each_within(
+        needs != nullptr ? slack * area : 0, deal.area_of_rank, capacity, [&](std::int32_t rank) {
+          if (needs == nullptr && chosen >= 0) return;
+          const std::int64_t common = needs != nullptr ? affinity.common(chunk, rank) : 0;
+          if (common > most) {
+            most = common;
+            chosen = rank;
+          }
+        });
     deal.rank_of_chunk[index(chunk)] = chosen;
     deal.area_of_rank[index(chosen)] += area;
     capacity.take(chosen);

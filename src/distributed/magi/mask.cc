@@ -36,9 +36,9 @@ Status check_slice(const Slice& slice, std::size_t number, const Mask& mask, std
                {"k0..k1", slice.k_begin, slice.k_end, mask.k_len}};
   for (const auto& side : sides) {
     if (side.begin >= 0 && side.begin <= side.end && side.end <= side.limit) continue;
-    return fail(TILEWISE_INVALID_ARGUMENT,
-                "slices[%zu]: %s is %lld..%lld, must lie within 0..%lld", number, side.name,
-                printable(side.begin), printable(side.end), printable(side.limit));
+    return fail(TILEWISE_INVALID_ARGUMENT, "slices[%zu]: %s is %lld..%lld, must lie within 0..%lld",
+                number, side.name, printable(side.begin), printable(side.end),
+                printable(side.limit));
   }
   if (slice.kind < math::kSliceFull || slice.kind > math::kSliceBand) {
     return fail(TILEWISE_INVALID_ARGUMENT, "slices[%zu]: kind is %lld, must be 0 to 3", number,
@@ -89,8 +89,8 @@ math::Band crop(const math::Band& band, const Range& rows, const Range& keys) {
 void append_slices(const MaskBand& entry, std::int64_t q_shift, std::int64_t k_shift,
                    std::vector<Slice>& slices) {
   const math::Band& band = entry.band;
-  // From lower_row on, the lower edge moves; up to upper_row, the upper one does. At the row itself,
-  // key_begin (key_end) and the edge are the same key, so a single row is not cut off.
+  // From lower_row on, the lower edge moves; up to upper_row, the upper one does. At the row
+  // itself, key_begin (key_end) and the edge are the same key, so a single row is not cut off.
   std::int64_t lower_row = band.row_end;
   std::int64_t upper_row = band.row_begin;
   if (band.lower_slope) {

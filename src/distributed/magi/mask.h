@@ -1,6 +1,6 @@
-// The mask of a whole problem, as MagiAttention describes it: a list of slices over the token axes of
-// the queries and the keys. Here each slice is a band (math/mask_rule.h) whose rows all see a key.
-// Slices may overlap; a pair (query, key) that several of them show counts once.
+// The mask of a whole problem, as MagiAttention describes it: a list of slices over the token axes
+// of the queries and the keys. Here each slice is a band (math/mask_rule.h) whose rows all see a
+// key. Slices may overlap; a pair (query, key) that several of them show counts once.
 #pragma once
 
 #include <span>
@@ -34,8 +34,8 @@ struct Mask {
 };
 
 // Removes the rows that see no key at either end of the band, moves the edges of slope 0 into
-// key_begin and key_end, and cuts the keys that no row sees. False: no row sees a key. The rows of a
-// trimmed band see a single range of keys together, [begin(first row), end(last row)), since both
+// key_begin and key_end, and cuts the keys that no row sees. False: no row sees a key. The rows of
+// a trimmed band see a single range of keys together, [begin(first row), end(last row)), since both
 // edges move by at most one key from a row to the next.
 bool trim(math::Band& band);
 
@@ -43,7 +43,8 @@ bool trim(math::Band& band);
 math::Band crop(const math::Band& band, const Range& rows, const Range& keys);
 
 // Appends the slices that show what a trimmed band shows, at most three, each moved by the shifts:
-// where the rectangle's sides cut an edge, the rows above and below the cut are slices of their own.
+// where the rectangle's sides cut an edge, the rows above and below the cut are slices of their
+// own.
 void append_slices(const MaskBand& entry, std::int64_t q_shift, std::int64_t k_shift,
                    std::vector<Slice>& slices);
 
@@ -54,7 +55,7 @@ problem::Status mask_of_slices(std::span<const Slice> slices, std::int64_t q_len
 
 // Options of attention without slices: what every document (or the only sequence) sees.
 struct WindowOptions {
-  std::int64_t left = -1;   // as in problem::Problem: causal is right = 0
+  std::int64_t left = -1;  // as in problem::Problem: causal is right = 0
   std::int64_t right = -1;
   bool top_left = false;
 };

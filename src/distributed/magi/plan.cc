@@ -12,7 +12,7 @@ using problem::fail;
 using problem::Status;
 
 constexpr std::int64_t kChunksPerRank = 16;
-constexpr std::int64_t kLeastChunk = 128;   // rows: about a tile of queries
+constexpr std::int64_t kLeastChunk = 128;  // rows: about a tile of queries
 constexpr std::int64_t kChunkMultiple = 64;
 constexpr std::int64_t kMostStages = 4;
 constexpr std::int64_t kLeastStageRows = 512;
@@ -201,9 +201,9 @@ class Planner {
 
   const PlanOptions& options_;
   Plan& plan_;
-  bool with_queries_ = false;         // chunk c of the keys is on the rank of chunk c of the queries
-  std::vector<std::int64_t> areas_;   // of the chunks
-  std::vector<Ranges> seen_;          // by the chunks
+  bool with_queries_ = false;        // chunk c of the keys is on the rank of chunk c of the queries
+  std::vector<std::int64_t> areas_;  // of the chunks
+  std::vector<Ranges> seen_;         // by the chunks
   Plan chosen_;
   std::int64_t fewest_rows_ = INT64_MAX;
 };
@@ -234,7 +234,8 @@ Ranges Plan::stage_keys(std::int64_t rank, std::int64_t stage) const {
   if (stage == 0) return keys[index(rank)];
   const Ranges& remote = remote_keys[index(rank)];
   const std::int64_t rows = row_count(remote);
-  // Products of rows and ranks or stages fit: rows * rows does, and neither is useful above the rows.
+  // Products of rows and ranks or stages fit: rows * rows does, and neither is useful above the
+  // rows.
   const auto part = [&](std::int64_t number, std::int64_t of) {
     return rows / of * number + rows % of * number / of;
   };
@@ -252,8 +253,8 @@ Status make_plan(const Mask& mask, const PlanOptions& options, Plan* plan) {
   *plan = {};
   plan->mask = mask;
   plan->ranks = options.ranks;
-  plan->chunk_rows = options.chunk_rows > 0 ? options.chunk_rows
-                                            : automatic_chunk(mask.q_len, options.ranks);
+  plan->chunk_rows =
+      options.chunk_rows > 0 ? options.chunk_rows : automatic_chunk(mask.q_len, options.ranks);
   if (mask.q_len / plan->chunk_rows >= INT32_MAX) {
     return fail(TILEWISE_INVALID_ARGUMENT, "chunk_rows: is %lld, too small for %lld queries",
                 static_cast<long long>(plan->chunk_rows), static_cast<long long>(mask.q_len));

@@ -1,6 +1,7 @@
-// The plan of a mask over ranks, after MagiAttention (arXiv 2505.13211... see docs/distributed-magi.md):
-// who has which queries and keys, and which keys everyone needs from others. It is made once for a
-// mask, on every rank alike, and depends on nothing but its arguments.
+// The plan of a mask over ranks, after MagiAttention (arXiv 2505.13211... see
+// docs/distributed-magi.md): who has which queries and keys, and which keys everyone needs from
+// others. It is made once for a mask, on every rank alike, and depends on nothing but its
+// arguments.
 #pragma once
 
 #include "distributed/magi/deal.h"
@@ -23,8 +24,8 @@ struct Plan {
   std::int64_t chunk_rows = 0;
   std::int64_t stages = 0;  // in which keys arrive; the keys of the rank itself are stage 0
 
-  // Chunk c is the rows [bounds[c], bounds[c + 1]). The keys have the chunks of the queries, and lie
-  // with them, if there are as many keys as queries; else one chunk for each rank.
+  // Chunk c is the rows [bounds[c], bounds[c + 1]). The keys have the chunks of the queries, and
+  // lie with them, if there are as many keys as queries; else one chunk for each rank.
   std::vector<std::int64_t> q_bounds;
   std::vector<std::int64_t> k_bounds;
   std::vector<std::int32_t> q_rank;  // of each chunk
@@ -52,7 +53,8 @@ struct Plan {
   Ranges stage_keys(std::int64_t rank, std::int64_t stage) const;
 };
 
-// Makes a plan. Errors: ranks below 1, a negative number of rows or stages, more than 2^31 - 1 chunks.
+// Makes a plan. Errors: ranks below 1, a negative number of rows or stages, more than 2^31 - 1
+// chunks.
 problem::Status make_plan(const Mask& mask, const PlanOptions& options, Plan* plan);
 
 }  // namespace tilewise::distributed::magi

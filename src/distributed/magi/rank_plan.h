@@ -1,6 +1,6 @@
-// What one rank does in each stage of a plan: whom it sends which rows of its keys and values, whose
-// rows it receives, and which slices its queries see of them. The backward pass sends dK and dV of
-// the received rows back by the same lists.
+// What one rank does in each stage of a plan: whom it sends which rows of its keys and values,
+// whose rows it receives, and which slices its queries see of them. The backward pass sends dK and
+// dV of the received rows back by the same lists.
 #pragma once
 
 #include <algorithm>
@@ -18,15 +18,15 @@ struct Message {
 
 struct Stage {
   std::int64_t key_rows = 0;
-  std::vector<Message> sends;     // by peer, ascending; so are the receives
+  std::vector<Message> sends;  // by peer, ascending; so are the receives
   std::vector<Message> receives;
-  std::vector<Slice> slices;      // of the rank's queries and the stage's keys, in local rows
+  std::vector<Slice> slices;  // of the rank's queries and the stage's keys, in local rows
 };
 
 struct RankPlan {
   std::int64_t q_rows = 0;
   std::int64_t k_rows = 0;
-  std::vector<Stage> stages;  // stage 0: the rank's own keys, no messages
+  std::vector<Stage> stages;             // stage 0: the rank's own keys, no messages
   std::int64_t most_stage_rows() const;  // of the stages from 1 on
 };
 
@@ -40,8 +40,7 @@ std::vector<Slice> local_slices(const Mask& mask, const Ranges& queries, const R
 template <class Function>
 void for_each_owner(const Plan& plan, const Ranges& keys, Function f) {
   for (const Range& range : keys) {
-    const auto after =
-        std::upper_bound(plan.k_bounds.begin(), plan.k_bounds.end(), range.begin);
+    const auto after = std::upper_bound(plan.k_bounds.begin(), plan.k_bounds.end(), range.begin);
     auto chunk = static_cast<std::size_t>(after - plan.k_bounds.begin()) - 1;
     for (std::int64_t begin = range.begin; begin < range.end;) {
       const std::int32_t owner = plan.k_rank[chunk];

@@ -27,11 +27,13 @@ TEST(MagiBalance, TheLargestAreaIsWithinTwoPercentOfTheLowerBound) {
       EXPECT_LE(static_cast<double>(plan.largest_area()),
                 1.02 * static_cast<double>(plan.area_lower_bound))
           << family.name << " on " << ranks << " ranks";
-      std::printf("%-24s %4lld ranks: imbalance %.4f, above the bound %.4f, rows received/rank %8.0f of %lld\n",
-                  family.name.c_str(), static_cast<long long>(ranks), plan.imbalance(),
-                  static_cast<double>(plan.largest_area()) / static_cast<double>(plan.area_lower_bound),
-                  static_cast<double>(plan.remote_rows()) / static_cast<double>(ranks),
-                  static_cast<long long>(family.list.k_len));
+      std::printf(
+          "%-24s %4lld ranks: imbalance %.4f, above the bound %.4f, rows received/rank %8.0f of "
+          "%lld\n",
+          family.name.c_str(), static_cast<long long>(ranks), plan.imbalance(),
+          static_cast<double>(plan.largest_area()) / static_cast<double>(plan.area_lower_bound),
+          static_cast<double>(plan.remote_rows()) / static_cast<double>(ranks),
+          static_cast<long long>(family.list.k_len));
     }
   }
 }
@@ -65,7 +67,8 @@ TEST(MagiBalance, PlanningTakesMilliseconds) {
   families.push_back({"1000 documents", documents});
   SliceList blocks = {tokens, tokens, 1, {}};
   for (std::int64_t b = 0; b < 1000; ++b) {
-    blocks.slices.push_back({tokens * b / 1000, tokens * (b + 1) / 1000, 0, tokens * (b + 1) / 1000, 0, -1});
+    blocks.slices.push_back(
+        {tokens * b / 1000, tokens * (b + 1) / 1000, 0, tokens * (b + 1) / 1000, 0, -1});
   }
   families.push_back({"1000 blocks, causal", blocks});
   SliceList small = {tokens, tokens, 1, {}};
@@ -75,8 +78,9 @@ TEST(MagiBalance, PlanningTakesMilliseconds) {
       const std::int64_t longest = list == &small ? tokens / 50 : tokens;
       const std::int64_t q_begin = random.between(0, tokens - 1);
       const std::int64_t k_begin = random.between(0, tokens - 1);
-      list->slices.push_back({q_begin, random.between(q_begin, std::min(tokens, q_begin + longest)), k_begin,
-                              random.between(k_begin, std::min(tokens, k_begin + longest)), random.between(0, 3), -1});
+      list->slices.push_back({q_begin, random.between(q_begin, std::min(tokens, q_begin + longest)),
+                              k_begin, random.between(k_begin, std::min(tokens, k_begin + longest)),
+                              random.between(0, 3), -1});
     }
   }
   families.push_back({"1000 small random slices", small});

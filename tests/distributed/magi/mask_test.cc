@@ -30,7 +30,8 @@ TEST(MagiMask, ARectangleCutsASliceIntoAtMostThreeSlices) {
   for (int step = 0; step < 20000; ++step) {
     SliceList list = {random.between(1, 14), random.between(1, 14), 1, {}};
     list.slices.push_back({random.between(0, list.q_len / 2), list.q_len,
-                           random.between(0, list.k_len / 2), list.k_len, random.between(0, 3), -1});
+                           random.between(0, list.k_len / 2), list.k_len, random.between(0, 3),
+                           -1});
     const Range rows = random_part(random, list.q_len);
     const Range keys = random_part(random, list.k_len);
     std::vector<Slice> cut;
@@ -93,9 +94,9 @@ TEST(MagiMask, DocumentsSeeWhatTheirWindowShows) {
     for (std::size_t b = 0; b + 1 < q_starts.size(); ++b) {
       for (std::int64_t q = q_starts[b]; q < q_starts[b + 1]; ++q) {
         for (std::int64_t k = 0; k < k_starts.back(); ++k) {
-          const std::int64_t d = window.top_left ? 0
-                                                 : (k_starts[b + 1] - k_starts[b]) -
-                                                       (q_starts[b + 1] - q_starts[b]);
+          const std::int64_t d =
+              window.top_left ? 0
+                              : (k_starts[b + 1] - k_starts[b]) - (q_starts[b + 1] - q_starts[b]);
           const std::int64_t diagonal = q - q_starts[b] + d;
           const std::int64_t key = k - k_starts[b];
           const bool inside = k >= k_starts[b] && k < k_starts[b + 1];
@@ -110,8 +111,9 @@ TEST(MagiMask, DocumentsSeeWhatTheirWindowShows) {
 
 void expect_refused(const SliceList& list, const std::vector<std::string>& words) {
   Mask mask;
-  EXPECT_EQ(distributed::magi::mask_of_slices(list.slices, list.q_len, list.k_len, list.heads, &mask),
-            TILEWISE_INVALID_ARGUMENT)
+  EXPECT_EQ(
+      distributed::magi::mask_of_slices(list.slices, list.q_len, list.k_len, list.heads, &mask),
+      TILEWISE_INVALID_ARGUMENT)
       << list.text();
   for (const std::string& word : words) {
     EXPECT_NE(std::string(problem::message()).find(word), std::string::npos)
@@ -134,7 +136,8 @@ TEST(MagiMask, BadListsAreRefusedByName) {
   const std::int64_t starts[] = {0, 4, 3};
   const std::int64_t late[] = {1, 4, 4};
   const std::int64_t good[] = {0, 4, 4};
-  EXPECT_EQ(distributed::magi::mask_of_documents(starts, good, {}, &mask), TILEWISE_INVALID_ARGUMENT);
+  EXPECT_EQ(distributed::magi::mask_of_documents(starts, good, {}, &mask),
+            TILEWISE_INVALID_ARGUMENT);
   EXPECT_STREQ(problem::message(), "cu_seqlens_q[2]: is 3, must be at least 4");
   EXPECT_EQ(distributed::magi::mask_of_documents(good, late, {}, &mask), TILEWISE_INVALID_ARGUMENT);
   EXPECT_STREQ(problem::message(), "cu_seqlens_k[0]: is 1, must be 0");

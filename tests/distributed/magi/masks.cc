@@ -147,7 +147,8 @@ std::vector<Family> mask_families(std::int64_t tokens, verify::Random& random) {
           {"causal", whole({{0, tokens, 0, tokens, 1, -1}})},
           {"documents", whole(documents(starts, 0))},
           {"causal documents", whole(documents(starts, 1))},
-          {"block-causal documents", whole(block_causal(starts, std::max<std::int64_t>(tokens / 512, 1)))},
+          {"block-causal documents",
+           whole(block_causal(starts, std::max<std::int64_t>(tokens / 512, 1)))},
           {"window", whole(window(tokens, left))},
           {"shared question", whole(shared_question(tokens, 8))},
           {"global and window", whole(global_and_window(tokens, left, tokens / 256))}};

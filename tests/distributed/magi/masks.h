@@ -1,5 +1,5 @@
-// Masks for tests: random lists, the families that MagiAttention names, and matrices of booleans that
-// say what a list shows without any code of src/.
+// Masks for tests: random lists, the families that MagiAttention names, and matrices of booleans
+// that say what a list shows without any code of src/.
 #pragma once
 
 #include <string>
@@ -17,7 +17,10 @@ using distributed::magi::Slice;
 class BooleanMask {
  public:
   BooleanMask(std::int64_t heads, std::int64_t q_len, std::int64_t k_len)
-      : heads_(heads), q_len_(q_len), k_len_(k_len), cells_(static_cast<std::size_t>(heads * q_len * k_len)) {}
+      : heads_(heads),
+        q_len_(q_len),
+        k_len_(k_len),
+        cells_(static_cast<std::size_t>(heads * q_len * k_len)) {}
   void show(const std::vector<Slice>& slices);
   char& at(std::int64_t head, std::int64_t q, std::int64_t k) {
     return cells_[static_cast<std::size_t>((head * q_len_ + q) * k_len_ + k)];

@@ -1,5 +1,5 @@
-// Plans of random lists against matrices of booleans: every visible pair is computed once, on one rank
-// in one stage; every rank receives exactly the rows that it needs, once.
+// Plans of random lists against matrices of booleans: every visible pair is computed once, on one
+// rank in one stage; every rank receives exactly the rows that it needs, once.
 #include "distributed/magi/plan.h"
 
 #include <gtest/gtest.h>
@@ -44,7 +44,8 @@ Planned random_plan(Random& random) {
   return result;
 }
 
-// Each pair of local slices is a pair of the mask that no other rank or stage has, and none is left.
+// Each pair of local slices is a pair of the mask that no other rank or stage has, and none is
+// left.
 void expect_every_pair_once(const Planned& planned) {
   const SliceList& list = planned.list;
   BooleanMask expected = list.cells();
@@ -53,8 +54,8 @@ void expect_every_pair_once(const Planned& planned) {
     const std::vector<std::int64_t> q_rows = positions(planned.plan.queries[rank]);
     for (std::size_t s = 0; s < planned.ranks[rank].stages.size(); ++s) {
       const Stage& stage = planned.ranks[rank].stages[s];
-      const std::vector<std::int64_t> keys =
-          positions(planned.plan.stage_keys(static_cast<std::int64_t>(rank), static_cast<std::int64_t>(s)));
+      const std::vector<std::int64_t> keys = positions(
+          planned.plan.stage_keys(static_cast<std::int64_t>(rank), static_cast<std::int64_t>(s)));
       const auto q_count = static_cast<std::int64_t>(q_rows.size());
       ASSERT_EQ(static_cast<std::int64_t>(keys.size()), stage.key_rows);
       for (const Slice& slice : stage.slices) {
@@ -67,7 +68,8 @@ void expect_every_pair_once(const Planned& planned) {
         for (std::int64_t q = 0; q < q_count; ++q) {
           for (std::int64_t k = 0; k < stage.key_rows; ++k) {
             if (!local.at(h, q, k)) continue;
-            char& cell = shown.at(h, q_rows[static_cast<std::size_t>(q)], keys[static_cast<std::size_t>(k)]);
+            char& cell =
+                shown.at(h, q_rows[static_cast<std::size_t>(q)], keys[static_cast<std::size_t>(k)]);
             ASSERT_EQ(cell, 0) << "twice";
             cell = 1;
           }
@@ -85,7 +87,8 @@ void expect_needed_rows(const Planned& planned) {
   for (std::size_t rank = 0; rank < planned.ranks.size(); ++rank) {
     std::vector<int> received(static_cast<std::size_t>(list.k_len));
     for (std::int64_t s = 1; s <= planned.plan.stages; ++s) {
-      for (const std::int64_t key : positions(planned.plan.stage_keys(static_cast<std::int64_t>(rank), s))) {
+      for (const std::int64_t key :
+           positions(planned.plan.stage_keys(static_cast<std::int64_t>(rank), s))) {
         ++received[static_cast<std::size_t>(key)];
       }
     }
@@ -114,17 +117,19 @@ void expect_matching_messages(const Planned& planned) {
       const std::vector<std::int64_t> own = positions(planned.plan.keys[rank]);
       for (const Message& message : planned.ranks[rank].stages[s].sends) {
         auto& rows = sent[{static_cast<std::int32_t>(rank), message.peer}];
-        for (const std::int64_t row : positions(message.rows)) rows.push_back(own[static_cast<std::size_t>(row)]);
+        for (const std::int64_t row : positions(message.rows))
+          rows.push_back(own[static_cast<std::size_t>(row)]);
         ASSERT_EQ(message.count, static_cast<std::int64_t>(rows.size()));
       }
     }
     for (std::size_t rank = 0; rank < planned.ranks.size(); ++rank) {
-      const std::vector<std::int64_t> keys =
-          positions(planned.plan.stage_keys(static_cast<std::int64_t>(rank), static_cast<std::int64_t>(s)));
+      const std::vector<std::int64_t> keys = positions(
+          planned.plan.stage_keys(static_cast<std::int64_t>(rank), static_cast<std::int64_t>(s)));
       std::int64_t rows = 0;
       for (const Message& message : planned.ranks[rank].stages[s].receives) {
         std::vector<std::int64_t> received;
-        for (const std::int64_t row : positions(message.rows)) received.push_back(keys[static_cast<std::size_t>(row)]);
+        for (const std::int64_t row : positions(message.rows))
+          received.push_back(keys[static_cast<std::size_t>(row)]);
         const auto match = sent.find({message.peer, static_cast<std::int32_t>(rank)});
         ASSERT_NE(match, sent.end());
         ASSERT_EQ(received, match->second);
@@ -140,7 +145,8 @@ void expect_matching_messages(const Planned& planned) {
 // The shards are a partition of the rows; counts of chunks differ by one at most.
 void expect_even_shards(const Planned& planned) {
   const Plan& plan = planned.plan;
-  for (const auto& [shards, rows] : {std::pair(&plan.queries, planned.list.q_len), std::pair(&plan.keys, planned.list.k_len)}) {
+  for (const auto& [shards, rows] :
+       {std::pair(&plan.queries, planned.list.q_len), std::pair(&plan.keys, planned.list.k_len)}) {
     std::vector<int> owned(static_cast<std::size_t>(rows));
     for (const Ranges& shard : *shards) {
       for (const std::int64_t row : positions(shard)) ++owned[static_cast<std::size_t>(row)];
@@ -165,10 +171,14 @@ TEST(MagiPlan, EveryPairIsComputedOnceFromRowsThatAreSentOnce) {
   Random random(run_seed());
   for (int step = 0; step < 4000; ++step) {
     const Planned planned = random_plan(random);
-    ASSERT_NO_FATAL_FAILURE(expect_even_shards(planned)) << "step " << step << " " << planned.text();
-    ASSERT_NO_FATAL_FAILURE(expect_every_pair_once(planned)) << "step " << step << " " << planned.text();
-    ASSERT_NO_FATAL_FAILURE(expect_needed_rows(planned)) << "step " << step << " " << planned.text();
-    ASSERT_NO_FATAL_FAILURE(expect_matching_messages(planned)) << "step " << step << " " << planned.text();
+    ASSERT_NO_FATAL_FAILURE(expect_even_shards(planned))
+        << "step " << step << " " << planned.text();
+    ASSERT_NO_FATAL_FAILURE(expect_every_pair_once(planned))
+        << "step " << step << " " << planned.text();
+    ASSERT_NO_FATAL_FAILURE(expect_needed_rows(planned))
+        << "step " << step << " " << planned.text();
+    ASSERT_NO_FATAL_FAILURE(expect_matching_messages(planned))
+        << "step " << step << " " << planned.text();
   }
 }
 
