@@ -223,7 +223,7 @@ Explained explain_schedule(const Flags& flags, const Mask& mask, Schedule schedu
                        .chunk_rows = flags.integer("chunk", 1, INT64_MAX, 0),
                        .stages = flags.integer("stages", 1, 4096, 0)},
                       &*result.plan));
-    result.simulated.work = magi_work(*result.plan);
+    result.simulated.work = distributed::simulation::magi_work(*result.plan);
   } else {
     require(ring_work(mask, schedule, ranks, &result.simulated.work));
   }
@@ -330,7 +330,7 @@ void add_rank_flags(Flags& flags) {
   flags.add_value("schedule", "all|ring|zigzag|striped|magi",
                   "default all; one: its ranks are listed");
   flags.add_value("chunk", "ROWS", "magi: queries that are dealt together; default automatic");
-  flags.add_value("stages", "N", "magi: parts in which keys arrive; default automatic, up to 4");
+  flags.add_value("stages", "N", "magi: parts in which keys arrive; default automatic, up to 8");
   flags.add_value("slices", "FILE", "the whole mask as int64 rows q0 q1 k0 k1 kind [head]");
   flags.add_value("cu-seqlens-q", "FILE", "starts of packed documents, and the end");
   flags.add_value("cu-seqlens-k", "FILE", "those of the keys; default: those of the queries");

@@ -14,8 +14,9 @@ using problem::Status;
 constexpr std::int64_t kChunksPerRank = 16;
 constexpr std::int64_t kLeastChunk = 128;  // rows: about a tile of queries
 constexpr std::int64_t kChunkMultiple = 64;
-constexpr std::int64_t kMostStages = 4;
+constexpr std::int64_t kMostStages = 8;
 constexpr std::int64_t kLeastStageRows = 512;
+constexpr std::int64_t kLeastPiece = 64;  // rows of a stage that lie together
 // Deals with affinity compare bits of chunks: no more than this many words of them.
 constexpr std::int64_t kMostAffinityWords = std::int64_t{1} << 21;
 // A deal is good enough to be chosen for its communication if its largest area is that close to the
@@ -234,17 +235,19 @@ Ranges Plan::stage_keys(std::int64_t rank, std::int64_t stage) const {
   if (stage == 0) return keys[index(rank)];
   const Ranges& remote = remote_keys[index(rank)];
   const std::int64_t rows = row_count(remote);
-  // Products of rows and ranks or stages fit: rows * rows does, and neither is useful above the
-  // rows.
-  const auto part = [&](std::int64_t number, std::int64_t of) {
-    return rows / of * number + rows % of * number / of;
+  const std::int64_t folds = rows / stages >= 4 * kLeastPiece ? 4 : 1;
+  const std::int64_t pieces = folds * stages;
+  const auto bound = [&](std::int64_t piece) {  // rows * piece / pieces, without its overflow
+    return rows / pieces * piece + rows % pieces * piece / pieces;
   };
-  const std::int64_t first = part(rank, ranks);
-  const std::int64_t begin = first + part(stage - 1, stages);
-  const std::int64_t end = first + part(stage, stages);
-  Ranges result = rows_from_to(remote, math::max(begin - rows, 0), math::max(end - rows, 0));
-  const Ranges late = rows_from_to(remote, math::min(begin, rows), math::min(end, rows));
-  for (const Range& range : late) append(result, range.begin, range.end);
+  const std::int64_t own = (stage - 1 + rank) % stages;
+  Ranges result;
+  for (std::int64_t fold = 0; fold < folds; ++fold) {
+    const std::int64_t piece = fold * stages + (fold % 2 == 0 ? own : stages - 1 - own);
+    for (const Range& range : rows_from_to(remote, bound(piece), bound(piece + 1))) {
+      append(result, range.begin, range.end);
+    }
+  }
   return result;
 }
 

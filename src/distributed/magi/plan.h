@@ -14,7 +14,7 @@ enum class Dealing { kAutomatic, kInOrder, kByArea };
 struct PlanOptions {
   std::int64_t ranks = 1;
   std::int64_t chunk_rows = 0;  // of queries; 0: automatic, some 16 chunks for each rank
-  std::int64_t stages = 0;      // parts in which a rank receives keys; 0: automatic, up to 4
+  std::int64_t stages = 0;      // parts in which a rank receives keys; 0: automatic, up to 8
   Dealing dealing = Dealing::kAutomatic;
 };
 
@@ -47,9 +47,10 @@ struct Plan {
   std::int64_t remote_rows() const;
   std::int64_t remote_rows(std::int64_t rank) const;
 
-  // The keys of a rank's stage, ascending: stage 0 are its own; the others are equal parts of
-  // remote_keys. They begin at a place that differs from rank to rank, so that not every rank asks
-  // the same owner at the same time.
+  // The keys of a rank's stage, ascending: stage 0 are its own; the others have equal parts of
+  // remote_keys. A part is four pieces in a zigzag order (S stages: of 4 S pieces, s, 2 S - 1 - s,
+  // 2 S + s and 4 S - 1 - s), so that the parts have about the same area too, under a causal mask for
+  // example. Rank r begins with part r mod S, so that not all ranks ask the same owners at a time.
   Ranges stage_keys(std::int64_t rank, std::int64_t stage) const;
 };
 
