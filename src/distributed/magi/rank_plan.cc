@@ -105,13 +105,4 @@ RankPlan make_rank_plan(const Plan& plan, std::int64_t rank) {
   return result;
 }
 
-std::vector<std::int64_t> positions(const Ranges& rows) {
-  std::vector<std::int64_t> result;
-  result.reserve(index(row_count(rows)));
-  for (const Range& range : rows) {
-    for (std::int64_t row = range.begin; row < range.end; ++row) result.push_back(row);
-  }
-  return result;
-}
-
 }  // namespace tilewise::distributed::magi

@@ -55,7 +55,4 @@ void for_each_owner(const Plan& plan, const Ranges& keys, Function f) {
   }
 }
 
-// Returns the numbers of the rows of a shard in the whole, for RoPE.
-std::vector<std::int64_t> positions(const Ranges& rows);
-
 }  // namespace tilewise::distributed::magi

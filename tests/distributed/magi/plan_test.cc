@@ -10,6 +10,7 @@
 #include "distributed/magi/area.h"
 #include "distributed/magi/masks.h"
 #include "distributed/magi/rank_plan.h"
+#include "distributed/magi/shard.h"
 #include "problem/status.h"
 #include "support/seed.h"
 
@@ -179,6 +180,29 @@ TEST(MagiPlan, EveryPairIsComputedOnceFromRowsThatAreSentOnce) {
         << "step " << step << " " << planned.text();
     ASSERT_NO_FATAL_FAILURE(expect_matching_messages(planned))
         << "step " << step << " " << planned.text();
+  }
+}
+
+// Rows that are dispatched to all ranks and undispatched are where they were.
+TEST(MagiPlan, DispatchedRowsComeBack) {
+  TILEWISE_TRACE_SEED();
+  Random random(run_seed());
+  for (int step = 0; step < 200; ++step) {
+    const Planned planned = random_plan(random);
+    std::vector<std::int32_t> whole(static_cast<std::size_t>(3 * planned.list.q_len));
+    std::iota(whole.begin(), whole.end(), 0);
+    std::vector<std::int32_t> back(whole.size(), -1);
+    for (const Ranges& shard : planned.plan.queries) {
+      std::vector<std::int32_t> rows(static_cast<std::size_t>(3 * row_count(shard)));
+      dispatch(shard, whole.data(), 3 * sizeof(std::int32_t), rows.data());
+      std::size_t next = 0;
+      for (const std::int64_t position : positions(shard)) {
+        ASSERT_EQ(rows[next], 3 * position);
+        next += 3;
+      }
+      undispatch(shard, rows.data(), 3 * sizeof(std::int32_t), back.data());
+    }
+    ASSERT_EQ(back, whole);
   }
 }
 
