@@ -204,6 +204,7 @@ void store_bias_tile(const Problem& problem, std::int64_t b, std::int64_t h, mat
                      math::KeyRange keys, T* sums) {
   const bool one_row = problem.bias_shape[2] == 1;
   const bool one_column = problem.bias_shape[3] == 1;
+  const bool adds = problem.accumulate;
   const std::int64_t row_count = one_row ? 1 : rows.end - rows.begin;
   const std::int64_t column_count = one_column ? 1 : keys.end - keys.begin;
   for (std::int64_t t = 1; one_column && t < kGradientTile; ++t) {
@@ -221,7 +222,7 @@ void store_bias_tile(const Problem& problem, std::int64_t b, std::int64_t h, mat
                                                      one_column ? 0 : keys.begin + t);
         S* const to = static_cast<S*>(problem.dbias.data) + at;
         const T sum = sums[t * kWidth + i];
-        math::store(problem.accumulate ? math::load<T>(*to) + sum : sum, to);
+        math::store(adds ? math::load<T>(*to) + sum : sum, to);
       }
     }
   });

@@ -172,6 +172,7 @@ void store_query_gradient(const HeadContext& context, std::int64_t first, std::i
   const T* const sums = gradient.at(context, first);
   const GradientUnits<T>& units = gradient.units_of(context);
   const GradientFactor<T> factor(problem.scale, units, units.k_rows);
+  const bool adds = problem.accumulate;
   const std::int64_t start =
       problem.dq.offset(context.sequence.batch, context.head, context.sequence.q_start + first);
   with_storage(problem.dq.dtype, [&](auto storage) {
@@ -182,11 +183,11 @@ void store_query_gradient(const HeadContext& context, std::int64_t first, std::i
       std::int64_t c = 0;
       for (; c + Vec<T>::kLanes <= problem.head_dim; c += Vec<T>::kLanes) {
         const Vec<T> x = Vec<T>::load(from + c) * Vec<T>(factor.first) * Vec<T>(factor.second);
-        store_converted(problem.accumulate ? load_converted<T>(to + c) + x : x, to + c);
+        store_converted(adds ? load_converted<T>(to + c) + x : x, to + c);
       }
       for (; c < problem.head_dim; ++c) {
         const T x = from[c] * factor.first * factor.second;
-        math::store(problem.accumulate ? math::load<T>(to[c]) + x : x, to + c);
+        math::store(adds ? math::load<T>(to[c]) + x : x, to + c);
       }
     }
   });
