@@ -54,23 +54,12 @@ constexpr FieldText kFields[] = {{"status", Kind::kInteger},
                                  {"seqused_q", Kind::kContents},
                                  {"seqused_k", Kind::kContents},
                                  {"alibi_slopes", Kind::kContents},
-                                 {"sink", Kind::kContents}};
+                                 {"sink", Kind::kContents},
+                                 {"the plan", Kind::kContents}};
 static_assert(std::size(kFields) == static_cast<std::size_t>(Field::kCount),
               "Every field has a name.");
 
-// FNV-1a over numbers (Fowler, Noll and Vo), with 0 for a list that is absent.
-class Hash {
- public:
-  void add(std::uint64_t number) {
-    for (int byte = 0; byte < 8; ++byte, number >>= 8)
-      state_ = (state_ ^ (number & 0xFF)) * 0x100000001B3u;
-  }
-  std::uint64_t value() const { return state_; }
-
- private:
-  std::uint64_t state_ = 0xCBF29CE484222325u;
-};
-
+// The hashes below are 0 for what is absent.
 std::uint64_t hash_list(const IndexView& list) {
   if (!list.present()) return 0;
   Hash hash;

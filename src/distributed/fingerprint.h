@@ -45,7 +45,21 @@ enum class Field : std::size_t {
   kSequsedK,
   kAlibiSlopes,
   kSink,
+  kPlan,  // a hash of the plan of a slice list (magi/), 0 for a ring
   kCount
+};
+
+// FNV-1a over numbers (Fowler, Noll and Vo).
+class Hash {
+ public:
+  void add(std::uint64_t number) {
+    for (int byte = 0; byte < 8; ++byte, number >>= 8)
+      state_ = (state_ ^ (number & 0xFF)) * 0x100000001B3u;
+  }
+  std::uint64_t value() const { return state_; }
+
+ private:
+  std::uint64_t state_ = 0xCBF29CE484222325u;
 };
 
 struct Fingerprint {

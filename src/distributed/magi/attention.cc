@@ -94,6 +94,7 @@ Status plan_memory(Attention& attention) {
   const std::int64_t width = problem::dtype_size(local.statistics);
   // Keys and gradients of two stages are on their way at a time, and sums of dsink to every rank.
   const std::int64_t messages = math::max(4 * most.messages, 2 * attention.size);
+  memory.comparison = reserve(arena, comparison_bytes(attention.size), 1);
   memory.messages = reserve(arena, messages, sizeof(tilewise_message));
   memory.keys = reserve(arena, most.received, attention.row_bytes());
   memory.keys_sent = reserve(arena, most.sent, attention.row_bytes());
@@ -221,6 +222,8 @@ Status make_attention(problem::Operation operation, const tilewise_problem& requ
   attention->rank = rank;
   attention->size = static_cast<std::int32_t>(plan.ranks);
   attention->stages = make_rank_plan(plan, rank);
+  attention->lengths = {plan.mask.q_len, plan.mask.k_len};
+  attention->plan_hash = hash_of(plan);
   TILEWISE_RETURN_IF_ERROR(check_rows("q", request.q, attention->stages.q_rows, rank));
   TILEWISE_RETURN_IF_ERROR(check_rows("k", request.k, attention->stages.k_rows, rank));
   if (plan.mask.heads > 1 && request.q.shape[1] != plan.mask.heads) {

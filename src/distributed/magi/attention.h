@@ -11,6 +11,7 @@
 
 #include <tilewise/tilewise_distributed.h>
 
+#include "distributed/fingerprint.h"
 #include "distributed/magi/rank_plan.h"
 #include "plan/plan.h"
 
@@ -29,6 +30,7 @@ struct StageCall {
 
 // Offsets into the workspace; -1 for what is not needed.
 struct AttentionMemory {
+  std::int64_t comparison = -1;
   std::int64_t messages = -1;
   std::int64_t keys = -1;  // of one stage: rows of K and V
   std::int64_t keys_sent = -1;
@@ -53,6 +55,8 @@ struct Attention {
   std::int32_t rank = 0;
   std::int32_t size = 1;
   problem::Problem local;  // of this rank with its own keys; its pointers are unused
+  Lengths lengths = {0, 0};
+  std::uint64_t plan_hash = 0;
   RankPlan stages;
   std::vector<StageCall> calls;  // by the stages
   AttentionMemory memory;
@@ -83,9 +87,12 @@ struct AttentionRun {
   const tilewise_executor* executor = nullptr;  // nullptr: the default pool
 };
 
-// Runs the plan; every rank of the communicator does. Allocates nothing, and starts one thread for
-// the communication if the communicator allows it. If a rank fails, all ranks return a status other
-// than TILEWISE_OK, and outputs are undefined.
+// Runs the plan on tensors of the planned shapes; every rank of the communicator does. First all
+// ranks compare their problems and plans: if one differs or is refused, every rank returns
+// TILEWISE_INVALID_ARGUMENT with a message that names it, and the communicator remains usable. If a
+// rank fails later, all ranks return a status other than TILEWISE_OK, and outputs are undefined.
+// Starts one thread for the communication if the communicator allows it. A rank whose request
+// make_attention() has refused calls refuse() (ring_run.h) instead.
 problem::Status run_attention(const Attention& attention, const tilewise_communicator& communicator,
                               const tilewise_problem& request, const AttentionRun& run);
 

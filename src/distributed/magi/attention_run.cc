@@ -3,11 +3,13 @@
 #include "distributed/communicator.h"
 #include "distributed/courier.h"
 #include "distributed/magi/attention.h"
+#include "distributed/ring_run.h"
 #include "distributed/rows.h"
 #include "plan/pool.h"
 #include "problem/read_tensors.h"
 #include "problem/tensor_checks.h"
 #include "problem/tensors.h"
+#include "problem/validate.h"
 
 namespace tilewise::distributed::magi {
 namespace {
@@ -250,14 +252,17 @@ class Run {
   const tilewise_executor& executor_;
 };
 
+// Checks that the request is what the plan was made for, and its memory. Sets `local` to the
+// problem with this rank's own keys.
 Status check_run(const Attention& attention, const tilewise_communicator& communicator,
-                 const AttentionRun& run) {
-  TILEWISE_RETURN_IF_ERROR(check_communicator(&communicator));
+                 const tilewise_problem& request, const AttentionRun& run,
+                 problem::Problem* local) {
   if (communicator.size != attention.size || communicator.rank != attention.rank) {
     return fail(TILEWISE_INVALID_ARGUMENT,
                 "communicator: is of rank %d of %d, the plan is of rank %d of %d",
                 communicator.rank, communicator.size, attention.rank, attention.size);
   }
+  if (run.executor != nullptr) TILEWISE_RETURN_IF_ERROR(plan::check_executor(*run.executor));
   if (run.workspace_bytes < static_cast<std::size_t>(attention.memory.bytes)) {
     return fail(TILEWISE_INVALID_ARGUMENT, "workspace: %zu bytes, the plan needs %lld",
                 run.workspace_bytes, problem::printable(attention.memory.bytes));
@@ -267,21 +272,35 @@ Status check_run(const Attention& attention, const tilewise_communicator& commun
     return fail(TILEWISE_INVALID_ARGUMENT, "workspace: address is %p, must be a multiple of %zu",
                 run.workspace, problem::kWorkspaceAlignment);
   }
-  return TILEWISE_OK;
+  const tilewise_problem own = stage_problem(attention, request, 0, run.workspace);
+  TILEWISE_RETURN_IF_ERROR(problem::make_problem(attention.operation, own, local));
+  const char* const difference =
+      plan::planned_difference(attention.calls[0].kernel.problem, *local);
+  if (difference != nullptr) {
+    return fail(TILEWISE_INVALID_ARGUMENT, "%s: differs from what the plan was made for",
+                difference);
+  }
+  return problem::check_pointers(attention.operation, own);
 }
 
 }  // namespace
 
 Status run_attention(const Attention& attention, const tilewise_communicator& communicator,
                      const tilewise_problem& request, const AttentionRun& run) {
-  Status status = check_run(attention, communicator, run);
-  if (status == TILEWISE_OK) {
-    const tilewise_executor executor =
-        run.executor != nullptr ? *run.executor : plan::default_pool()->executor();
-    status = Run(attention, communicator, request, run.workspace, executor).run();
-  }
+  TILEWISE_RETURN_IF_ERROR(check_communicator(&communicator));
+  problem::Problem local;
+  const double timeout_seconds = attention.options.timeout_seconds;
+  const Status checked = check_run(attention, communicator, request, run, &local);
+  if (checked != TILEWISE_OK) return refuse(communicator, timeout_seconds, checked);
+  Fingerprint print = fingerprint_of(local, Schedule::kAutomatic, attention.lengths);
+  print[Field::kPlan] = attention.plan_hash;
+  char* const scratch = static_cast<char*>(run.workspace) + attention.memory.comparison;
+  TILEWISE_RETURN_IF_ERROR(compare_problems(communicator, print, timeout_seconds, scratch));
+  const tilewise_executor executor =
+      run.executor != nullptr ? *run.executor : plan::default_pool()->executor();
+  const Status status = Run(attention, communicator, request, run.workspace, executor).run();
   // The other ranks must not wait for this one.
-  if (status != TILEWISE_OK && communicator.abort != nullptr) communicator.abort(communicator.self);
+  if (status != TILEWISE_OK) communicator.abort(communicator.self);
   return status;
 }
 

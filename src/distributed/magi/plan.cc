@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "distributed/fingerprint.h"
 #include "distributed/magi/area.h"
 
 namespace tilewise::distributed::magi {
@@ -249,6 +250,24 @@ Ranges Plan::stage_keys(std::int64_t rank, std::int64_t stage) const {
     }
   }
   return result;
+}
+
+std::uint64_t hash_of(const Plan& plan) {
+  Hash hash;
+  const auto add = [&](std::int64_t number) { hash.add(static_cast<std::uint64_t>(number)); };
+  for (const std::int64_t number : {plan.mask.q_len, plan.mask.k_len, plan.mask.heads, plan.ranks,
+                                    plan.chunk_rows, plan.stages})
+    add(number);
+  for (const MaskBand& entry : plan.mask.bands) {
+    const math::Band& band = entry.band;
+    for (const std::int64_t number :
+         {band.row_begin, band.row_end, band.key_begin, band.key_end, band.lower_slope,
+          band.lower_offset, band.upper_slope, band.upper_offset, entry.head})
+      add(number);
+  }
+  for (const std::int32_t rank : plan.q_rank) add(rank);
+  for (const std::int32_t rank : plan.k_rank) add(rank);
+  return hash.value();
 }
 
 Status make_plan(const Mask& mask, const PlanOptions& options, Plan* plan) {

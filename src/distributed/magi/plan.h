@@ -54,6 +54,9 @@ struct Plan {
   Ranges stage_keys(std::int64_t rank, std::int64_t stage) const;
 };
 
+// Returns a number that differs for plans that do: their masks, shards or stages.
+std::uint64_t hash_of(const Plan& plan);
+
 // Makes a plan. Errors: ranks below 1, a negative number of rows or stages, more than 2^31 - 1
 // chunks.
 problem::Status make_plan(const Mask& mask, const PlanOptions& options, Plan* plan);

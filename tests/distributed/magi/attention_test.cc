@@ -225,15 +225,19 @@ TEST(MagiAttention, BytesAreThoseOfTheNeededRows) {
     whole.prepare(Operation::kForward);
     const std::int64_t columns =
         description.kv_heads * (description.head_dim + description.value_dim);
+    // Before anything else every rank compares its problem with the others.
+    const std::int64_t pairs = plan.ranks * (plan.ranks - 1);
+    const std::int64_t compared =
+        pairs * static_cast<std::int64_t>(sizeof(distributed::Fingerprint));
     Sent sent;
     ASSERT_NO_FATAL_FAILURE(run_ranks(Operation::kForward, whole.request(), plan, true, &sent));
-    EXPECT_EQ(sent.bytes, plan.remote_rows() * columns * 2);
+    EXPECT_EQ(sent.bytes - compared, plan.remote_rows() * columns * 2);
     sent = {};
     whole.prepare(Operation::kBackward);
     ASSERT_NO_FATAL_FAILURE(run_ranks(Operation::kBackward, whole.request(), plan, true, &sent));
     const bool returns = (description.gradients & (verify::kDK | verify::kDV)) != 0;
-    EXPECT_EQ(sent.bytes, plan.remote_rows() * columns * (2 + (returns ? 4 : 0)));
-    EXPECT_LE(sent.messages, 2 * plan.stages * plan.ranks * (plan.ranks - 1));
+    EXPECT_EQ(sent.bytes - compared, plan.remote_rows() * columns * (2 + (returns ? 4 : 0)));
+    EXPECT_LE(sent.messages, (2 * plan.stages + 1) * pairs);
   }
 }
 
@@ -245,7 +249,7 @@ class Refusals : public ::testing::Test {
     description.q_len = description.k_len = 16;
     description.head_dim = description.value_dim = 4;
     description.slices = {{0, 16, 0, 16, 1, -1}};
-    plan = plan_of(description, {.ranks = 2, .chunk_rows = 4});
+    plan = plan_of(description, {.ranks = 2, .chunk_rows = 4, .stages = 2});
     whole = std::make_unique<verify::Instance>(description);
     ranks = std::make_unique<RankTensors>(Operation::kForward, whole->request(), plan, 0);
   }
@@ -292,28 +296,109 @@ TEST_F(Refusals, WhatAPlanDoesNotSupportIsRefusedByName) {
   expect_refused(whole->request(), {"slices"});
 }
 
-// A rank that fails does not leave the others waiting.
-TEST_F(Refusals, AFailureOfOneRankEndsAllRanks) {
+// Runs two ranks, and returns the status and the message of each. `change` may change what a rank
+// runs.
+template <class Change>
+std::vector<std::pair<problem::Status, std::string>> run_changed(const tilewise_problem& whole,
+                                                                 const Plan& plan, Change change) {
   distributed::LocalGroup group(2);
   std::vector<std::thread> threads;
-  std::vector<problem::Status> statuses(2);
+  std::vector<std::pair<problem::Status, std::string>> results(2);
   for (std::int32_t rank = 0; rank < 2; ++rank) {
     threads.emplace_back([&, rank] {
-      const RankTensors tensors(Operation::kForward, whole->request(), plan, rank);
+      const RankTensors tensors(Operation::kForward, whole, plan, rank);
       Attention attention;
-      ASSERT_EQ(make_attention(Operation::kForward, tensors.problem, plan, rank, {}, &attention),
+      EXPECT_EQ(make_attention(Operation::kForward, tensors.problem, plan, rank, {}, &attention),
                 TILEWISE_OK);
       const verify::Memory workspace(static_cast<std::size_t>(attention.memory.bytes));
-      const tilewise_communicator communicator = group.communicator(rank);
       AttentionRun run = {workspace.data(), workspace.bytes(), nullptr};
-      if (rank == 1) run.workspace_bytes = 8;
-      statuses[static_cast<std::size_t>(rank)] =
-          run_attention(attention, communicator, tensors.problem, run);
+      tilewise_problem problem = tensors.problem;
+      if (rank == 1) change(attention, problem, run);
+      const problem::Status status =
+          run_attention(attention, group.communicator(rank), problem, run);
+      results[static_cast<std::size_t>(rank)] = {status, problem::message()};
     });
   }
   for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(statuses[0], TILEWISE_REMOTE_ERROR);
-  EXPECT_EQ(statuses[1], TILEWISE_INVALID_ARGUMENT);
+  return results;
+}
+
+// A rank that is refused, or has another problem or plan, does not leave the others waiting.
+TEST_F(Refusals, ADifferenceOfOneRankEndsAllRanks) {
+  const auto expect = [&](const auto& change, const std::string& words) {
+    for (const auto& [status, message] : run_changed(whole->request(), plan, change)) {
+      EXPECT_EQ(status, TILEWISE_INVALID_ARGUMENT);
+      EXPECT_NE(message.find(words), std::string::npos) << message << " lacks " << words;
+    }
+  };
+  expect([](Attention&, tilewise_problem& problem, AttentionRun&) { problem.softmax_scale = 3; },
+         "softmax_scale");
+  expect([](Attention& attention, tilewise_problem&, AttentionRun&) { ++attention.plan_hash; },
+         "the plan differ");
+  const auto refused = run_changed(
+      whole->request(), plan,
+      [](Attention&, tilewise_problem&, AttentionRun& run) { run.workspace_bytes = 8; });
+  EXPECT_NE(refused[0].second.find("rank 1 has refused"), std::string::npos) << refused[0].second;
+  EXPECT_NE(refused[1].second.find("workspace: 8 bytes"), std::string::npos) << refused[1].second;
+  const auto shaped = run_changed(
+      whole->request(), plan,
+      [](Attention&, tilewise_problem& problem, AttentionRun&) { problem.softcap = 2; });
+  EXPECT_NE(shaped[1].second.find("softcap: differs from what the plan was made for"),
+            std::string::npos)
+      << shaped[1].second;
+}
+
+// An engine that breaks after `good` exchanges.
+struct Breaking {
+  tilewise_communicator inner;
+  std::int32_t good;
+  static tilewise_status exchange(void* self, const tilewise_exchange* request,
+                                  std::int32_t* failed_rank) {
+    Breaking& breaking = *static_cast<Breaking*>(self);
+    if (breaking.good-- > 0)
+      return breaking.inner.exchange(breaking.inner.self, request, failed_rank);
+    *failed_rank = breaking.inner.rank;
+    return tilewise_fail(TILEWISE_DEVICE_ERROR, "the link broke");
+  }
+  static void abort(void* self) {
+    Breaking& breaking = *static_cast<Breaking*>(self);
+    breaking.inner.abort(breaking.inner.self);
+  }
+};
+
+// A failure in the middle of a run ends all ranks, with a message that says where.
+TEST_F(Refusals, AFailureOfOneRankEndsAllRanks) {
+  for (const std::int32_t good : {0, 1, 2}) {
+    distributed::LocalGroup group(2);
+    std::vector<std::thread> threads;
+    std::vector<std::pair<problem::Status, std::string>> results(2);
+    for (std::int32_t rank = 0; rank < 2; ++rank) {
+      threads.emplace_back([&, rank] {
+        const RankTensors tensors(Operation::kForward, whole->request(), plan, rank);
+        Attention attention;
+        EXPECT_EQ(make_attention(Operation::kForward, tensors.problem, plan, rank, {}, &attention),
+                  TILEWISE_OK);
+        const verify::Memory workspace(static_cast<std::size_t>(attention.memory.bytes));
+        Breaking breaking = {group.communicator(rank), good};
+        tilewise_communicator communicator = breaking.inner;
+        if (rank == 1) {
+          communicator.self = &breaking;
+          communicator.exchange = Breaking::exchange;
+          communicator.abort = Breaking::abort;
+        }
+        const problem::Status status =
+            run_attention(attention, communicator, tensors.problem,
+                          {workspace.data(), workspace.bytes(), nullptr});
+        // The engine has not told rank 0; ending the rank does.
+        communicator.abort(communicator.self);
+        results[static_cast<std::size_t>(rank)] = {status, problem::message()};
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(results[1].first, TILEWISE_DEVICE_ERROR) << good;
+    EXPECT_NE(results[1].second.find("the link broke"), std::string::npos) << results[1].second;
+    EXPECT_EQ(results[0].first, TILEWISE_REMOTE_ERROR) << good << results[0].second;
+  }
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "distributed/magi/ranks.h"
 
 #include "distributed/magi/shard.h"
+#include "distributed/ring_run.h"
 
 namespace tilewise::tests {
 
@@ -43,10 +44,8 @@ problem::Status run_rank(problem::Operation operation, const tilewise_problem& p
   options.kernels.max_concurrency = 1;
   const problem::Status planned = distributed::magi::make_attention(
       operation, problem, plan, communicator.rank, options, &attention);
-  if (planned != TILEWISE_OK) {
-    communicator.abort(communicator.self);
-    return planned;
-  }
+  if (planned != TILEWISE_OK)
+    return distributed::refuse(communicator, options.timeout_seconds, planned);
   const verify::Memory workspace(static_cast<std::size_t>(attention.memory.bytes));
   plan::Pool pool(1);
   const tilewise_executor executor = pool.executor();
