@@ -10,6 +10,7 @@
 #include "calibrate/calibrate.h"
 #include "commands.h"
 #include "execution.h"
+#include "explain_ranks.h"
 #include "format.h"
 #include "machine.h"
 #include "random_inputs.h"
@@ -136,6 +137,8 @@ void print_tensors(const std::vector<Explained>& rows) {
 }
 
 int run(const Flags& flags) {
+  if (flags.given("ranks")) return explain_ranks(flags);
+  check_rank_flags(flags);
   const reference::AttentionShape shape = attention_shape(flags);
   const Operation operation =
       flags.choice("op", {"forward", "backward"}) == 0 ? Operation::kForward : Operation::kBackward;
@@ -180,13 +183,17 @@ Command add_explain(CLI::App& program) {
   add_option_flags(*flags);
   flags->add_value("op", "forward|backward", "the pass to explain; default forward");
   flags->add_value("sram", "BYTES", "size of the fast memory; default 196608");
+  add_rank_flags(*flags);
   add_execution_flags(*flags);
   flags->add_switch("json", "print the tables as JSON");
   flags->set_footer(
       "The closed forms are those of docs/ladder.md. The predicted time is the larger of\n"
       "flops / peak and traffic / memory rate: a bound for perfect kernels, which those of the\n"
       "ladder do not reach.\n"
-      "Example: tilewise explain --shape 1,4096,4096,1,1,128 --dtype fp16 --sram 101376");
+      "With --ranks, distributed schedules are simulated (docs/distributed-magi.md); B sequences,\n"
+      "or those of --cu-seqlens-q, are one token axis that the ranks share.\n"
+      "Example: tilewise explain --shape 1,4096,4096,1,1,128 --dtype fp16 --sram 101376\n"
+      "         tilewise explain --shape 1,65536,65536,32,8,128 --causal --ranks 8 --bandwidth 50");
   return {flags, [flags] { return run(*flags); }};
 }
 

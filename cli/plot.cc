@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "svg.h"
+
 namespace tilewise::cli {
 namespace {
 
@@ -17,35 +19,8 @@ constexpr double kPanelFooter = 44;
 constexpr double kMargin = 24;
 constexpr double kTitleHeight = 64;
 
-constexpr const char* kInk = "#24292f";
-constexpr const char* kFaint = "#6e7781";
-constexpr const char* kGrid = "#dde1e6";
 constexpr const char* kPlain = "#7a8ca3";
 constexpr const char* kHighlight = "#d9480f";
-
-std::string escaped(const std::string& text) {
-  std::string result;
-  for (const char c : text) {
-    if (c == '<') {
-      result += "&lt;";
-    } else if (c == '>') {
-      result += "&gt;";
-    } else if (c == '&') {
-      result += "&amp;";
-    } else {
-      result += c;
-    }
-  }
-  return result;
-}
-
-std::string text_at(double x, double y, const char* anchor, double size, const char* color,
-                    const std::string& text, const char* extra = "") {
-  return fmt::format(
-      "<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\" font-size=\"{}\" "
-      "fill=\"{}\"{}>{}</text>\n",
-      x, y, anchor, size, color, extra, escaped(text));
-}
 
 // Returns the label of a tick: "1.00 ms" becomes "1 ms".
 std::string tick_text(const Chart& chart, double tick) {
@@ -158,11 +133,7 @@ std::string plot_svg(const std::string& title, const std::string& subtitle,
   const double width = 2 * kPanelWidth + 3 * kMargin;
   const std::size_t lines = (charts.size() + 1) / 2;
   const double height = kTitleHeight + static_cast<double>(lines) * panel + kMargin;
-  std::string svg = fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0:.0f} {1:.0f}\" width=\"{0:.0f}\" "
-      "height=\"{1:.0f}\" font-family=\"Helvetica, Arial, DejaVu Sans, sans-serif\">\n"
-      "<rect width=\"{0:.0f}\" height=\"{1:.0f}\" fill=\"#ffffff\"/>\n",
-      width, height);
+  std::string svg = svg_begin(width, height);
   svg += text_at(kMargin, 30, "start", 19, kInk, title, " font-weight=\"700\"");
   svg += text_at(kMargin, 50, "start", 12.5, kFaint, subtitle);
   const double legend = width - kMargin;

@@ -10,6 +10,14 @@ install(TARGETS tilewise_static tilewise_shared EXPORT TilewiseTargets
         FILE_SET HEADERS DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
 install(EXPORT TilewiseTargets NAMESPACE Tilewise:: DESTINATION "${package_dir}")
 
+if(TILEWISE_HAS_MPI) # targets of their own, so that find_package(Tilewise) does not look for MPI
+  install(TARGETS tilewise_mpi EXPORT TilewiseMpiTargets
+          ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}"
+          LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}"
+          FILE_SET HEADERS DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
+  install(EXPORT TilewiseMpiTargets NAMESPACE Tilewise:: DESTINATION "${package_dir}")
+endif()
+
 configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/TilewiseConfig.cmake.in"
                               "${PROJECT_BINARY_DIR}/TilewiseConfig.cmake" INSTALL_DESTINATION "${package_dir}")
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/TilewiseConfigVersion.cmake" COMPATIBILITY SameMajorVersion)

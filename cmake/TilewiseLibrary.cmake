@@ -6,6 +6,7 @@ add_library(tilewise_shared SHARED $<TARGET_OBJECTS:tilewise_objects> ${core_obj
 
 file(GLOB tilewise_headers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/include/tilewise/*.h"
      "${PROJECT_SOURCE_DIR}/include/tilewise/*.hpp")
+list(FILTER tilewise_headers EXCLUDE REGEX "/tilewise_mpi[.]h$") # of a library of its own
 
 foreach(kind static shared)
   add_library(Tilewise::tilewise_${kind} ALIAS tilewise_${kind})

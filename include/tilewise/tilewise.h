@@ -45,7 +45,9 @@ enum {
   TILEWISE_UNSUPPORTED = 2,      /* legal, but not by this kernel, device or build */
   TILEWISE_NO_MEMORY = 3,
   TILEWISE_DEVICE_ERROR = 4,
-  TILEWISE_INTERNAL_ERROR = 5 /* a defect of the library: please report it */
+  TILEWISE_INTERNAL_ERROR = 5, /* a defect of the library: please report it */
+  TILEWISE_TIMEOUT = 6,        /* another rank did not answer in time (tilewise_distributed.h) */
+  TILEWISE_REMOTE_ERROR = 7    /* another rank has failed */
 };
 
 /* Returns the name of a status ("OK", "INVALID_ARGUMENT", ...), never NULL. */

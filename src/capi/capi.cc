@@ -6,6 +6,7 @@
 #include <new>
 #include <string>
 
+#include "capi/structs.h"
 #include "cpu/targets.h"
 #include "plan/description.h"
 #include "plan/plan.h"
@@ -14,6 +15,8 @@
 #include "plan/thread_count.h"
 #include "problem/validate.h"
 
+using tilewise::capi::check_operation;
+using tilewise::capi::check_struct;
 using tilewise::plan::kMostThreads;
 using tilewise::plan::Pool;
 using tilewise::problem::fail;
@@ -33,38 +36,6 @@ namespace {
 constexpr std::size_t kLargestTail =
     4096;  // the struct of a newer header may be larger than ours by this much
 
-// A caller that was built with a newer header passes a larger struct. That is valid if the part
-// that this library does not know is zero.
-tilewise_status check_struct(const char* name, const void* pointer, std::size_t given,
-                             std::size_t known) {
-  if (given < known || given - known > kLargestTail) {
-    return fail(TILEWISE_INVALID_ARGUMENT,
-                "%s: struct_size is %zu, must be %zu; use tilewise_%s_init()", name, given, known,
-                name);
-  }
-  const unsigned char* const bytes = static_cast<const unsigned char*>(pointer);
-  for (std::size_t i = known; i < given; ++i) {
-    if (bytes[i] != 0) {
-      return fail(TILEWISE_UNSUPPORTED,
-                  "%s: byte %zu is set, which this version (%s) does not know", name, i,
-                  tilewise_version());
-    }
-  }
-  return TILEWISE_OK;
-}
-
-template <class Struct>
-tilewise_status check_struct(const char* name, const Struct* pointer) {
-  if (pointer == nullptr) return fail(TILEWISE_INVALID_ARGUMENT, "%s: is NULL", name);
-  return check_struct(name, pointer, pointer->struct_size, sizeof(Struct));
-}
-
-tilewise_status check_operation(std::int32_t operation) {
-  if (operation == TILEWISE_FORWARD || operation == TILEWISE_BACKWARD) return TILEWISE_OK;
-  return fail(TILEWISE_INVALID_ARGUMENT, "operation: is %d, must be 0 (forward) or 1 (backward)",
-              operation);
-}
-
 tilewise_status run_once(Operation operation, const tilewise_problem* problem,
                          const tilewise_executor* executor) {
   if (const tilewise_status status = check_struct("problem", problem); status != TILEWISE_OK)
@@ -81,6 +52,33 @@ const Kernel* kernel_at(std::int32_t operation, std::int32_t index) {
 
 }  // namespace
 
+namespace tilewise::capi {
+
+Status check_struct(const char* name, const void* pointer, std::size_t given, std::size_t known) {
+  if (given < known || given - known > kLargestTail) {
+    return fail(TILEWISE_INVALID_ARGUMENT,
+                "%s: struct_size is %zu, must be %zu; use tilewise_%s_init()", name, given, known,
+                name);
+  }
+  const unsigned char* const bytes = static_cast<const unsigned char*>(pointer);
+  for (std::size_t i = known; i < given; ++i) {
+    if (bytes[i] != 0) {
+      return fail(TILEWISE_UNSUPPORTED,
+                  "%s: byte %zu is set, which this version (%s) does not know", name, i,
+                  tilewise_version());
+    }
+  }
+  return TILEWISE_OK;
+}
+
+Status check_operation(std::int32_t operation) {
+  if (operation == TILEWISE_FORWARD || operation == TILEWISE_BACKWARD) return TILEWISE_OK;
+  return fail(TILEWISE_INVALID_ARGUMENT, "operation: is %d, must be 0 (forward) or 1 (backward)",
+              operation);
+}
+
+}  // namespace tilewise::capi
+
 const char* tilewise_status_name(tilewise_status status) {
   switch (status) {
     case TILEWISE_OK:
@@ -95,6 +93,10 @@ const char* tilewise_status_name(tilewise_status status) {
       return "DEVICE_ERROR";
     case TILEWISE_INTERNAL_ERROR:
       return "INTERNAL_ERROR";
+    case TILEWISE_TIMEOUT:
+      return "TIMEOUT";
+    case TILEWISE_REMOTE_ERROR:
+      return "REMOTE_ERROR";
     default:
       return "unknown status";
   }

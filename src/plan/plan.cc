@@ -87,8 +87,8 @@ const char* environment(const char* name) {
   return value != nullptr && value[0] != '\0' ? value : nullptr;
 }
 
-// Returns the first respect in which two problems need different plans, or nullptr. Pointers,
-// strides, the softmax scale, the seed and the offset of dropout may differ from run to run.
+}  // namespace
+
 const char* planned_difference(const Problem& a, const Problem& b) {
   const struct {
     const char* name;
@@ -160,6 +160,8 @@ Status check_executor(const tilewise_executor& executor) {
     return fail(TILEWISE_INVALID_ARGUMENT, "executor: parallel_for is NULL");
   return TILEWISE_OK;
 }
+
+namespace {
 
 Status run_problem(const Plan& plan, const Problem& problem, const RunOptions& options) {
   tilewise_executor executor;

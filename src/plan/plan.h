@@ -32,6 +32,13 @@ problem::Status supports(const problem::Kernel& kernel, const problem::Problem& 
 problem::Status make_plan(problem::Operation operation, const tilewise_problem& request,
                           const Options& options, Plan* plan);
 
+// Returns the first respect in which two problems need different plans, or nullptr. Pointers,
+// strides, the softmax scale, the seed and the offset of dropout may differ from run to run.
+const char* planned_difference(const problem::Problem& a, const problem::Problem& b);
+
+// Checks the executor that a caller passes.
+problem::Status check_executor(const tilewise_executor& executor);
+
 struct RunOptions {
   void* workspace = nullptr;
   std::size_t workspace_bytes = 0;

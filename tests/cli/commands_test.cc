@@ -43,6 +43,8 @@ std::vector<std::string> printing_commands() {
           "run --q q.npy --k q.npy --v q.npy --out out.npy",
           "run --q q.npy --k q.npy --v q.npy --out out.npy --json",
           "explain --shape 1,64,64,1,1,16",
+          "explain --shape 1,64,64,1,1,16 --ranks 3 --bandwidth 1 --peak 1",
+          "explain --shape 1,64,64,1,1,16 --ranks 3 --bandwidth 1 --peak 1 --json",
           "compare --shape 1,16,16,1,1,16 --kernels three_pass",
           "compare --shape 1,16,16,1,1,16 --kernels three_pass --json",
           "bench --shape 1,16,16,1,1,16 --seconds 0.01",

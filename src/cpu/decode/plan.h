@@ -66,14 +66,17 @@ struct DecodeHeads {
 TILEWISE_INLINE bool heads_see_different_keys(const Problem& problem) {
   return problem.slices.present() && problem.slices.columns == 6;
 }
-TILEWISE_INLINE DecodeHeads decode_heads(const Problem& problem) {
-  if (heads_see_different_keys(problem)) return {1, 1, problem.heads};
+// The greatest number of kv heads of a work item, which those have whose strides allow it.
+TILEWISE_INLINE std::int64_t most_heads_together(const Problem& problem) {
+  if (heads_see_different_keys(problem)) return 1;
   const std::int64_t row_bytes =
       math::max(problem.head_dim, problem.value_dim) * problem::dtype_size(problem.dtype);
+  return math::clamp(kTogetherBytes / math::max(row_bytes, 1), 1, math::max(problem.kv_heads, 1));
+}
+TILEWISE_INLINE DecodeHeads decode_heads(const Problem& problem) {
+  if (heads_see_different_keys(problem)) return {1, 1, problem.heads};
   const bool side_by_side = problem.k.head < problem.k.row && problem.v.head < problem.v.row;
-  const std::int64_t kv_heads = side_by_side ? math::clamp(kTogetherBytes / math::max(row_bytes, 1),
-                                                           1, math::max(problem.kv_heads, 1))
-                                             : 1;
+  const std::int64_t kv_heads = side_by_side ? most_heads_together(problem) : 1;
   return {problem.group, kv_heads, math::ceil_div(problem.kv_heads, kv_heads)};
 }
 
@@ -100,7 +103,7 @@ TILEWISE_INLINE std::int64_t most_states(const Problem& problem) {
   return multiply_sizes(rows, problem.heads);
 }
 
-// The greatest number of work items for the planned shapes.
+// The greatest number of work items for the planned shapes and any strides: one for each kv head.
 TILEWISE_INLINE std::int64_t most_items(const Problem& problem) {
   if (!may_decode(problem)) return 0;
   const std::int64_t splits =
@@ -109,7 +112,8 @@ TILEWISE_INLINE std::int64_t most_items(const Problem& problem) {
   // Sequences of n > 1 splits have at least n * kLeastSplit / 2 keys.
   const std::int64_t of_keys = problem.batch + problem.k_rows / (kLeastSplit / 2);
   if (problem.k_packed && (count < 0 || of_keys < count)) count = of_keys;
-  return multiply_sizes(count, decode_heads(problem).items);
+  return multiply_sizes(count,
+                        heads_see_different_keys(problem) ? problem.heads : problem.kv_heads);
 }
 
 // Some of the splits of a sequence.

@@ -11,9 +11,10 @@ namespace tilewise::cpu::TILEWISE_TARGET {
 template <class T>
 DecodeScratch<T> take_decode_scratch(const Problem& problem, Arena& arena) {
   if (!may_decode(problem)) return {};
-  const DecodeHeads heads = decode_heads(problem);
+  const std::int64_t heads = most_heads_together(problem);  // a plan serves any strides
+  const std::int64_t group = heads_see_different_keys(problem) ? 1 : problem.group;
   const std::int64_t queries = math::min(problem.max_q, kMostDecodeQueries);
-  const std::int64_t rows = multiply_sizes(heads.group * heads.kv_heads, queries);
+  const std::int64_t rows = multiply_sizes(group * heads, queries);
   const std::int64_t d_size = padded<T>(problem.head_dim).size();
   const std::int64_t v_size = padded<T>(problem.value_dim).size();
   const std::int64_t q_count = multiply_sizes(rows, d_size);
@@ -27,7 +28,7 @@ DecodeScratch<T> take_decode_scratch(const Problem& problem, Arena& arena) {
   scratch.sum = arena.take<T>(rows);
   scratch.rescale = arena.take<T>(rows);
   scratch.query_unit = arena.take<T>(rows);
-  scratch.out_unit = arena.take<T>(heads.kv_heads);
+  scratch.out_unit = arena.take<T>(heads);
   scratch.scores = arena.take<T>(scores);
   scratch.keep = arena.take<T>(problem.dropout_p > 0 ? queries * kDecodeKeys : 0);
   scratch.staged = arena.take<T>(kDecodeKeys * math::max(d_size, v_size));

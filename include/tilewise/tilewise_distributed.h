@@ -1,0 +1,196 @@
+/* Tilewise on several machines or processes: exact attention over a sequence that is divided
+ * between ranks. The C interface (C99).
+ *
+ * Every rank holds some tokens of the queries and some of the keys and values. Ring attention (Liu,
+ * Zaharia and Abbeel, 2023) sends keys and values around the ranks while each computes with those
+ * that it has; the results are those of one machine that holds everything. docs/distributed.md
+ * describes schedules, what is sent, and failures.
+ *
+ *   tilewise_distributed_options options;
+ *   tilewise_distributed_options_init(&options);
+ *   options.q_len = options.k_len = 65536;   the whole sequence; `problem` has this rank's tokens
+ *   tilewise_distributed_forward(&problem, &options, &communicator, NULL);
+ *
+ * All functions of this header that communicate are collective: every rank of the communicator
+ * calls them, in the same order.
+ */
+#ifndef TILEWISE_TILEWISE_DISTRIBUTED_H_
+#define TILEWISE_TILEWISE_DISTRIBUTED_H_
+
+#include <tilewise/tilewise.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- communicators ---------------------------------------------------------------------- */
+
+typedef struct tilewise_message {
+  void* data; /* of a send: only read */
+  int64_t bytes;
+  int32_t peer; /* the rank that it goes to or comes from */
+  int32_t tag;  /* 0 to 32766; a receive takes the message of its peer that has its tag */
+} tilewise_message;
+
+/* Messages that are sent and received together. Messages with the same peer and tag are matched in
+ * order; a message has the size that its receiver expects. */
+typedef struct tilewise_exchange {
+  const tilewise_message* sends;
+  const tilewise_message* receives;
+  int32_t send_count;
+  int32_t receive_count;
+  double timeout_seconds; /* > 0; INFINITY: no limit */
+} tilewise_exchange;
+
+/* A group of ranks 0 to size - 1 that exchange messages, like tilewise_executor a struct of
+ * function pointers: the library has two engines (threads of one process, below, and MPI,
+ * tilewise_mpi.h), and a program may have its own.
+ *
+ * exchange() returns when every message of the request has been sent and received, or when it
+ * failed: TILEWISE_TIMEOUT if that took longer than the time limit, TILEWISE_REMOTE_ERROR if
+ * another rank has failed, TILEWISE_INVALID_ARGUMENT if a message has another size than its
+ * receiver expects. Then *failed_rank is the rank that caused the failure, as far as the engine
+ * knows: the one that does not answer, not the one that waits for it. After a failure, no part of
+ * the request uses its memory any more, and every further exchange of every rank fails.
+ *
+ * abort() makes the exchanges of all other ranks fail, with this rank as the cause.
+ *
+ * A rank makes one call at a time. */
+typedef struct tilewise_communicator {
+  size_t struct_size;
+  int32_t rank;
+  int32_t size;
+  int32_t calls_from_any_thread; /* 1: another thread than the creator's may call exchange(), and
+                                    communication overlaps with computation */
+  int32_t reserved;              /* 0 */
+  void* self;
+  tilewise_status (*exchange)(void* self, const tilewise_exchange* request, int32_t* failed_rank);
+  void (*abort)(void* self);
+} tilewise_communicator;
+
+/* Sets the thread's message, as an engine does before it returns a failure, and returns `status`.
+ * The message is cut at 511 characters. */
+TILEWISE_API tilewise_status tilewise_fail(tilewise_status status, const char* message);
+
+/* A group of ranks in one process: each rank is a thread. A message is copied once, from the
+ * sender's memory to the receiver's. `size` is 1 to 4096. */
+typedef struct tilewise_local_group tilewise_local_group;
+TILEWISE_API tilewise_status tilewise_local_group_create(int32_t size,
+                                                         tilewise_local_group** group);
+TILEWISE_API void tilewise_local_group_destroy(tilewise_local_group* group); /* NULL is allowed */
+
+/* Sets `communicator` to that of a rank. It is valid while the group lives. */
+TILEWISE_API tilewise_status tilewise_local_group_communicator(tilewise_local_group* group,
+                                                               int32_t rank,
+                                                               tilewise_communicator* communicator);
+
+/* ---- schedules -------------------------------------------------------------------------- */
+
+/* Which tokens a rank holds, of a whole axis of any length:
+ *   contiguous  one range of tokens per rank
+ *   zigzag      2 * size ranges; rank r holds number r and number 2 * size - 1 - r, so that a
+ * causal mask gives every rank the same work striped     the tokens r, r + size, r + 2 * size, ...
+ * (not with ALiBi or dropout) automatic   contiguous, or zigzag if the rank with the most work then
+ * has at least 5 % less */
+enum {
+  TILEWISE_SCHEDULE_AUTOMATIC = 0,
+  TILEWISE_SCHEDULE_CONTIGUOUS = 1,
+  TILEWISE_SCHEDULE_ZIGZAG = 2,
+  TILEWISE_SCHEDULE_STRIPED = 3
+};
+
+/* The tokens begin, begin + stride, ... below end. */
+typedef struct tilewise_token_range {
+  int64_t begin;
+  int64_t end;
+  int64_t stride;
+} tilewise_token_range;
+
+enum { TILEWISE_MAX_TOKEN_RANGES = 2 };
+
+/* Writes the ranges of tokens that `rank` of `size` holds of an axis of `length` tokens, in the
+ * order of its rows, and their number (ranges may be empty). `schedule` is not automatic. */
+TILEWISE_API tilewise_status
+tilewise_token_ranges(int32_t schedule, int64_t length, int32_t size, int32_t rank,
+                      tilewise_token_range ranges[TILEWISE_MAX_TOKEN_RANGES], int32_t* count);
+
+/* ---- plans ------------------------------------------------------------------------------ */
+
+typedef struct tilewise_distributed_options {
+  size_t struct_size;
+  int64_t q_len;           /* of the whole query side: Sq, or T if it is packed */
+  int64_t k_len;           /* of the whole key side */
+  double timeout_seconds;  /* of an exchange; 300 by default */
+  int32_t schedule;        /* TILEWISE_SCHEDULE_...; automatic by default */
+  int32_t max_concurrency; /* as in tilewise_plan_options, and so are the two below */
+  const char* kernel;
+  const char* cpu_target;
+} tilewise_distributed_options;
+
+TILEWISE_API void tilewise_distributed_options_init(tilewise_distributed_options* options);
+
+/* Says which schedule `automatic` means for a problem on `size` ranks. It reads cu_seqlens, seqused
+ * and the options of the problem, but not the number of rows of its tensors, so that it can be
+ * called before the tokens are divided. */
+TILEWISE_API tilewise_status tilewise_distributed_schedule(
+    const tilewise_problem* problem, const tilewise_distributed_options* options, int32_t size,
+    int32_t* schedule);
+
+/* What a plan does on this rank. */
+typedef struct tilewise_distributed_info {
+  size_t struct_size;
+  int32_t schedule;      /* never automatic */
+  int32_t steps;         /* number of ranks whose keys this rank computes with, its own included */
+  int64_t pairs;         /* visible pairs of query and key of one head, over all sequences */
+  int64_t sent_messages; /* of a run, without the check that all ranks have the same problem and the
+                            sums of dsink and dalibi_slopes */
+  int64_t sent_bytes;
+  int64_t received_messages;
+  int64_t received_bytes;
+} tilewise_distributed_info;
+
+/* A plan of an operation on this rank. `problem` has this rank's tokens:
+ *   q, out, lse, dout, dlse, dq   the rows that tilewise_token_ranges() gives of options.q_len
+ *   k, v, dk, dv                  those of options.k_len
+ *   cu_seqlens, seqused           of the whole batch, on every rank; so are alibi_slopes and sink
+ *   bias, mask                    the rank's rows and all columns (dense only); dbias is fp32
+ * (fp64) and needs a bias that does not broadcast over the rows dsink, dalibi_slopes          get
+ * the gradient of the whole, on every rank d of the semantics is that of the whole sequences.
+ * Slices are refused. Making a plan does not communicate, and reads the contents of cu_seqlens and
+ * seqused, which decide what is sent. */
+typedef struct tilewise_distributed_plan tilewise_distributed_plan;
+TILEWISE_API tilewise_status tilewise_distributed_plan_create(
+    int32_t operation, const tilewise_problem* problem, const tilewise_distributed_options* options,
+    const tilewise_communicator* communicator, tilewise_distributed_plan** plan);
+TILEWISE_API void tilewise_distributed_plan_destroy(tilewise_distributed_plan* plan);
+TILEWISE_API tilewise_status tilewise_distributed_plan_workspace(
+    const tilewise_distributed_plan* plan, size_t* bytes, size_t* alignment);
+TILEWISE_API void tilewise_distributed_info_init(tilewise_distributed_info* info);
+TILEWISE_API tilewise_status tilewise_distributed_plan_info(const tilewise_distributed_plan* plan,
+                                                            tilewise_distributed_info* info);
+
+/* Runs the plan on tensors of the planned shapes, with the planned contents of cu_seqlens and
+ * seqused. Collective. First all ranks compare their problems: if one of them differs or is
+ * refused, every rank returns TILEWISE_INVALID_ARGUMENT with a message that names it, nothing else
+ * has been sent, and the communicator remains usable. If a rank fails later, every rank returns a
+ * status other than TILEWISE_OK with a message that names it; outputs are then undefined, and the
+ * communicator is not usable any more. The bits of a result are the same from run to run. */
+TILEWISE_API tilewise_status tilewise_distributed_plan_run(const tilewise_distributed_plan* plan,
+                                                           const tilewise_problem* problem,
+                                                           void* workspace, size_t workspace_bytes,
+                                                           const tilewise_executor* executor);
+
+/* Plan, allocate and run. A rank whose problem is refused takes part in the comparison, so that no
+ * other rank waits for it. */
+TILEWISE_API tilewise_status tilewise_distributed_forward(
+    const tilewise_problem* problem, const tilewise_distributed_options* options,
+    const tilewise_communicator* communicator, const tilewise_executor* executor);
+TILEWISE_API tilewise_status tilewise_distributed_backward(
+    const tilewise_problem* problem, const tilewise_distributed_options* options,
+    const tilewise_communicator* communicator, const tilewise_executor* executor);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* TILEWISE_TILEWISE_DISTRIBUTED_H_ */

@@ -1,0 +1,205 @@
+// The calls of every step of a rank, and the lists that they pass: parts, cu_seqlens, seqused.
+#include <algorithm>
+
+#include "distributed/ring_plan.h"
+
+namespace tilewise::distributed {
+namespace {
+
+using problem::Sequence;
+
+// A window as the kernels take it, for sequences that are parts with a diagonal of their own.
+struct Window {
+  std::int64_t left = -1;
+  std::int64_t right = -1;
+  bool operator==(const Window&) const = default;
+};
+
+// A sequence of a call: its rows in the two ranges, its line of `parts`, and its window.
+struct Entry {
+  SequencePart part;
+  std::int64_t line[4] = {0, 0, 0, 0};
+  Window window;
+  bool visible = false;  // a row sees a key
+};
+
+class Calls {
+ public:
+  explicit Calls(RingPlan& plan) : plan_(plan), problem_(plan.whole.problem) {}
+
+  void add_step(std::int32_t step) {
+    Step made;
+    made.owner = plan_.ring().after(plan_.rank, -step);
+    made.pieces = step == 0 ? all_pieces() : pieces_read(plan_.ring(), plan_.rank, made.owner);
+    made.calls.begin = plan_.calls.size();
+    const Shard keys = plan_.ring().keys(made.owner);
+    for (std::int32_t q = 0; q < plan_.queries.count; ++q) {
+      for (std::int32_t p = 0; p < made.pieces.count; ++p) {
+        const Piece& piece = made.pieces.pieces[static_cast<std::size_t>(p)];
+        const TokenRange& range = keys.ranges[static_cast<std::size_t>(piece.range)];
+        const TokenRange tokens = {range.begin + piece.rows.begin * range.stride,
+                                   range.begin + piece.rows.end * range.stride, range.stride};
+        // One call of each range of queries passes the sink, whether or not a key is visible.
+        add_pair(q, p, tokens, step == 0 && q == p);
+      }
+    }
+    made.calls.end = plan_.calls.size();
+    plan_.steps.push_back(made);
+  }
+
+ private:
+  // At step 0 the keys are the rank's own tensors, all of their rows.
+  Pieces all_pieces() const {
+    Pieces pieces;
+    for (std::int32_t k = 0; k < plan_.keys.count; ++k) {
+      pieces.pieces[static_cast<std::size_t>(pieces.count++)] = {
+          k, {0, plan_.keys.ranges[static_cast<std::size_t>(k)].rows()}};
+    }
+    return pieces;
+  }
+
+  Entry entry_of(const Sequence& sequence, const TokenRange& queries,
+                 const TokenRange& keys) const {
+    Entry entry;
+    entry.part = sequence_part(plan_.whole, sequence, queries, keys);
+    entry.line[0] = sequence.batch;
+    const bool has_left = problem_.window_left >= 0;
+    const bool has_right = problem_.window_right >= 0;
+    const math::Band& band = entry.part.band;
+    if (!entry.part.empty())
+      entry.visible = band_area(band, 0, entry.part.q_end - entry.part.q_begin) > 0;
+    if (queries.stride == 1) {
+      entry.window = {problem_.window_left, problem_.window_right};
+      entry.line[1] = entry.part.first_row;
+      entry.line[2] = entry.part.first_key;
+      entry.line[3] = sequence.diagonal;
+    } else if (entry.visible) {  // rows and keys of a stripe, with the band's edges
+      const std::int64_t right = band.upper_offset - 1;
+      entry.line[3] = has_right ? right : has_left ? band.lower_offset : 0;
+      entry.window = {has_left ? entry.line[3] - band.lower_offset : -1, has_right ? 0 : -1};
+    }
+    return entry;
+  }
+
+  void add_pair(std::int32_t query_range, std::int32_t piece, const TokenRange& keys,
+                bool with_sink) {
+    const TokenRange& queries = plan_.queries.ranges[static_cast<std::size_t>(query_range)];
+    if (queries.rows() == 0) return;
+    entries_.clear();
+    for (const Sequence& sequence : plan_.whole.sequences)
+      entries_.push_back(entry_of(sequence, queries, keys));
+    const bool both_packed = problem_.q_packed && problem_.k_packed;
+    const auto needed = [&](const Entry& entry) {
+      return entry.visible || (with_sink && entry.part.q_begin < entry.part.q_end);
+    };
+    std::size_t first = 0;
+    std::size_t last = entries_.size();
+    if (both_packed) {
+      while (first < last && !needed(entries_[first])) ++first;
+      while (last > first && !needed(entries_[last - 1])) --last;
+    }
+    Call call;
+    call.query_range = query_range;
+    call.piece = piece;
+    call.first_sequence = static_cast<std::int64_t>(first);
+    call.sequences = static_cast<std::int64_t>(last - first);
+    entries_.erase(entries_.begin() + static_cast<std::ptrdiff_t>(last), entries_.end());
+    entries_.erase(entries_.begin(), entries_.begin() + static_cast<std::ptrdiff_t>(first));
+    if (!entries_.empty()) add_windows(call, with_sink, queries.rows(), keys.rows());
+  }
+
+  // A call has one window. Stripes of a two-sided window differ by 1 between sequences, so that
+  // there may be several calls, each with its own sequences. The first one takes those that see no
+  // key, for the sake of the sink.
+  void add_windows(Call call, bool with_sink, std::int64_t q_rows, std::int64_t k_rows) {
+    std::vector<Window> windows;
+    for (const Entry& entry : entries_) {
+      const bool known = std::find(windows.begin(), windows.end(), entry.window) != windows.end();
+      if (entry.visible && !known) windows.push_back(entry.window);
+    }
+    if (windows.empty() && with_sink)
+      windows.push_back({problem_.window_left, problem_.window_right});
+    for (std::size_t w = 0; w < windows.size(); ++w) {
+      call.with_sink = with_sink;
+      call.window_left = windows[w].left;
+      call.window_right = windows[w].right;
+      add_lists(call, windows[w], w == 0 && with_sink, q_rows, k_rows);
+      plan_.calls.push_back(call);
+    }
+  }
+
+  // Appends numbers to the lists and returns where they begin.
+  template <class Function>
+  std::int64_t add_list(Function append) {
+    const std::int64_t begin = static_cast<std::int64_t>(plan_.lists.size());
+    append(plan_.lists);
+    return begin;
+  }
+
+  void add_lists(Call& call, const Window& window, bool takes_unseen, std::int64_t q_rows,
+                 std::int64_t k_rows) {
+    call.parts = add_list([&](auto& list) {
+      for (const Entry& entry : entries_)
+        list.insert(list.end(), std::begin(entry.line), std::end(entry.line));
+    });
+    if (problem_.q_packed) {
+      call.cu_seqlens_q = add_list([&](auto& list) {
+        for (const Entry& entry : entries_) list.push_back(entry.part.q_begin);
+        list.push_back(entries_.back().part.q_end);
+      });
+    }
+    if (problem_.k_packed) {
+      call.cu_seqlens_k = add_list([&](auto& list) {
+        for (const Entry& entry : entries_) list.push_back(entry.part.k_begin);
+        list.push_back(entries_.back().part.k_end);
+      });
+    }
+    // The rows that the sequences use, if these are not all rows that they have.
+    bool cut = false;
+    const auto used_rows = [&](auto& list, bool packed, std::int64_t rows,
+                               std::int64_t SequencePart::*begin, std::int64_t SequencePart::*end,
+                               bool unseen) {
+      for (std::size_t e = 0; e < entries_.size(); ++e) {
+        const Entry& entry = entries_[e];
+        const bool taken = entry.window == window || (!entry.visible && unseen);
+        const std::int64_t used = taken ? entry.part.*end - entry.part.*begin : 0;
+        cut = cut || used != extent(e, packed, rows, begin, end);
+        list.push_back(used);
+      }
+    };
+    const std::size_t before = plan_.lists.size();
+    call.seqused_q = add_list([&](auto& list) {
+      used_rows(list, problem_.q_packed, q_rows, &SequencePart::q_begin, &SequencePart::q_end,
+                takes_unseen);
+    });
+    call.seqused_k = add_list([&](auto& list) {
+      used_rows(list, problem_.k_packed, k_rows, &SequencePart::k_begin, &SequencePart::k_end,
+                false);
+    });
+    if (cut) return;
+    plan_.lists.resize(before);
+    call.seqused_q = call.seqused_k = -1;
+  }
+
+  // Returns the rows that a sequence has in the call without seqused.
+  std::int64_t extent(std::size_t e, bool packed, std::int64_t rows,
+                      std::int64_t SequencePart::*begin, std::int64_t SequencePart::*end) const {
+    if (!packed) return rows;
+    const std::int64_t stop =
+        e + 1 < entries_.size() ? entries_[e + 1].part.*begin : entries_[e].part.*end;
+    return stop - entries_[e].part.*begin;
+  }
+
+  RingPlan& plan_;
+  const problem::Problem& problem_;
+  std::vector<Entry> entries_;  // of the call that is being made
+};
+
+}  // namespace
+
+void plan_calls(RingPlan& plan) {
+  Calls calls(plan);
+  for (std::int32_t step = 0; step < plan.size; ++step) calls.add_step(step);
+}
+
+}  // namespace tilewise::distributed

@@ -1,0 +1,39 @@
+// The thread that exchanges messages while the caller computes.
+#pragma once
+
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include "distributed/communicator.h"
+
+namespace tilewise::distributed {
+
+class Courier {
+ public:
+  // Without `overlaps`, or if no thread can be started, exchanges run in finish().
+  Courier(const tilewise_communicator& communicator, bool overlaps);
+  ~Courier();
+  Courier(const Courier&) = delete;
+  Courier& operator=(const Courier&) = delete;
+
+  // Starts an exchange; the request and its memory stay as they are until finish(), which waits for
+  // its end. Its status is that of exchange() in communicator.h, with the message.
+  void start(const tilewise_exchange& request, const char* activity);
+  Status finish();
+
+ private:
+  void work();
+
+  const tilewise_communicator& communicator_;
+  std::thread thread_;
+  std::mutex mutex_;  // guards everything below
+  std::condition_variable changed_;
+  enum class State { kIdle, kStarted, kFinished, kEnd } state_ = State::kIdle;
+  const tilewise_exchange* request_ = nullptr;
+  const char* activity_ = "";
+  Status status_ = TILEWISE_OK;
+  char message_[512] = "";
+};
+
+}  // namespace tilewise::distributed

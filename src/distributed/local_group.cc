@@ -1,0 +1,216 @@
+#include "distributed/local_group.h"
+
+#include <cmath>
+#include <cstring>
+#include <new>
+
+#include "problem/tensor_checks.h"
+
+namespace tilewise::distributed {
+namespace {
+
+using problem::fail;
+
+constexpr std::size_t index_of(std::int32_t number) { return static_cast<std::size_t>(number); }
+
+}  // namespace
+
+LocalGroup::LocalGroup(std::int32_t size) : ranks_(index_of(size)) {
+  for (std::int32_t rank = 0; rank < size; ++rank) {
+    ranks_[index_of(rank)].group = this;
+    ranks_[index_of(rank)].number = rank;
+  }
+}
+
+tilewise_communicator LocalGroup::communicator(std::int32_t rank) {
+  tilewise_communicator communicator = {};
+  communicator.struct_size = sizeof(communicator);
+  communicator.rank = rank;
+  communicator.size = size();
+  communicator.calls_from_any_thread = 1;
+  communicator.self = &ranks_[index_of(rank)];
+  communicator.exchange = [](void* self, const tilewise_exchange* request,
+                             std::int32_t* failed_rank) {
+    Rank* const caller = static_cast<Rank*>(self);
+    return caller->group->exchange(caller->number, *request, failed_rank);
+  };
+  communicator.abort = [](void* self) {
+    Rank* const caller = static_cast<Rank*>(self);
+    caller->group->abort(caller->number);
+  };
+  return communicator;
+}
+
+Status LocalGroup::check(const tilewise_exchange& request) const {
+  if (!(request.timeout_seconds > 0)) {
+    return fail(TILEWISE_INVALID_ARGUMENT, "timeout_seconds: is %g, must be > 0",
+                request.timeout_seconds);
+  }
+  const auto check_list = [&](const tilewise_message* messages, std::int32_t count) {
+    for (std::int32_t m = 0; m < count; ++m) {
+      if (messages[m].peer < 0 || messages[m].peer >= size()) {
+        return fail(TILEWISE_INVALID_ARGUMENT, "peer: is %d, must be 0 to %d", messages[m].peer,
+                    size() - 1);
+      }
+      if (messages[m].bytes < 0) {
+        return fail(TILEWISE_INVALID_ARGUMENT, "bytes: is %lld, must be >= 0",
+                    problem::printable(messages[m].bytes));
+      }
+    }
+    return Status{TILEWISE_OK};
+  };
+  TILEWISE_RETURN_IF_ERROR(check_list(request.sends, request.send_count));
+  return check_list(request.receives, request.receive_count);
+}
+
+// Finds the first open receive that takes an open send.
+bool LocalGroup::pair_up(Rank& sender, std::size_t send, Rank& receiver, Pair* pair) {
+  if (sender.sends[send] != Message::kOpen || receiver.request == nullptr) return false;
+  const std::int32_t tag = sender.request->sends[send].tag;
+  for (std::size_t r = 0; r < receiver.receives.size(); ++r) {
+    const tilewise_message& message = receiver.request->receives[r];
+    if (receiver.receives[r] != Message::kOpen || message.peer != sender.number ||
+        message.tag != tag)
+      continue;
+    *pair = {&sender, &receiver, send, r};
+    return true;
+  }
+  return false;
+}
+
+// Finds an open send of the rank that is awaited, or one to the rank. Sends of a peer are tried in
+// their order, which keeps messages of one tag in order.
+bool LocalGroup::find_pair(Rank& rank, Pair* pair) {
+  for (std::size_t s = 0; s < rank.sends.size(); ++s) {
+    if (pair_up(rank, s, ranks_[index_of(rank.request->sends[s].peer)], pair)) return true;
+  }
+  for (std::size_t r = 0; r < rank.receives.size(); ++r) {
+    if (rank.receives[r] != Message::kOpen) continue;
+    Rank& sender = ranks_[index_of(rank.request->receives[r].peer)];
+    if (sender.request == nullptr) continue;
+    for (std::size_t s = 0; s < sender.sends.size(); ++s) {
+      if (sender.request->sends[s].peer == rank.number && pair_up(sender, s, rank, pair))
+        return true;
+    }
+  }
+  return false;
+}
+
+// Copies a message without holding the lock. Neither rank leaves its exchange meanwhile.
+void LocalGroup::copy(const Pair& pair, std::unique_lock<std::mutex>& lock) {
+  const tilewise_message& source = pair.sender->request->sends[pair.send];
+  const tilewise_message& target = pair.receiver->request->receives[pair.receive];
+  if (source.bytes != target.bytes) {
+    fail_all(pair.sender->number, TILEWISE_INVALID_ARGUMENT);
+    return;
+  }
+  pair.sender->sends[pair.send] = Message::kCopying;
+  pair.receiver->receives[pair.receive] = Message::kCopying;
+  for (Rank* rank : {pair.sender, pair.receiver}) ++rank->copying;
+  lock.unlock();
+  if (source.bytes > 0)
+    std::memcpy(target.data, source.data, static_cast<std::size_t>(source.bytes));
+  lock.lock();
+  pair.sender->sends[pair.send] = Message::kDone;
+  pair.receiver->receives[pair.receive] = Message::kDone;
+  for (Rank* rank : {pair.sender, pair.receiver}) {
+    --rank->copying;
+    --rank->open;
+    rank->changed.notify_one();
+  }
+}
+
+void LocalGroup::wait(Rank& rank, double timeout_seconds, std::unique_lock<std::mutex>& lock) {
+  const auto ended = [&] { return rank.open == 0 || failed_rank_ >= 0; };
+  constexpr double kLongest = 1e8;  // three years; a time point could not hold much more
+  if (timeout_seconds >= kLongest) {
+    rank.changed.wait(lock, ended);
+    return;
+  }
+  const auto limit = std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+      std::chrono::duration<double>(timeout_seconds));
+  rank.changed.wait_until(lock, std::chrono::steady_clock::now() + limit, ended);
+}
+
+// Returns the rank that the others wait for in the end: one that is in no exchange, of those that
+// `waiting` waits for, or that these wait for, and so on. If all of them are in one, they wait for
+// each other's messages, and the first is as good as any.
+std::int32_t LocalGroup::silent_rank(const Rank& waiting) const {
+  std::vector<std::int32_t> reached = {waiting.number};
+  std::vector<bool> known(ranks_.size(), false);
+  known[index_of(waiting.number)] = true;
+  for (std::size_t next = 0; next < reached.size(); ++next) {
+    const Rank& rank = ranks_[index_of(reached[next])];
+    if (rank.request == nullptr) return rank.number;
+    const auto add = [&](const tilewise_message* messages, const std::vector<Message>& states) {
+      for (std::size_t m = 0; m < states.size(); ++m) {
+        const std::int32_t peer = messages[m].peer;
+        if (states[m] == Message::kDone || known[index_of(peer)]) continue;
+        known[index_of(peer)] = true;
+        reached.push_back(peer);
+      }
+    };
+    add(rank.request->receives, rank.receives);
+    add(rank.request->sends, rank.sends);
+  }
+  return reached.size() > 1 ? reached[1] : waiting.number;
+}
+
+void LocalGroup::fail_all(std::int32_t failed_rank, Status reason) {
+  if (failed_rank_ >= 0) return;
+  failed_rank_ = failed_rank;
+  failure_ = reason;
+  for (Rank& rank : ranks_) rank.changed.notify_one();
+}
+
+Status LocalGroup::failure(const Rank& rank, bool timed_out, std::int32_t* failed_rank) const {
+  *failed_rank = failed_rank_;
+  switch (failure_) {
+    case TILEWISE_TIMEOUT:
+      return fail(timed_out ? TILEWISE_TIMEOUT : TILEWISE_REMOTE_ERROR,
+                  "rank %d did not answer in time", failed_rank_);
+    case TILEWISE_INVALID_ARGUMENT:
+      return fail(TILEWISE_INVALID_ARGUMENT,
+                  "rank %d sent a message of another size than its receiver expects", failed_rank_);
+    default:
+      return fail(TILEWISE_REMOTE_ERROR, "rank %d has failed%s", failed_rank_,
+                  failed_rank_ == rank.number ? " (this one)" : "");
+  }
+}
+
+Status LocalGroup::exchange(std::int32_t number, const tilewise_exchange& request,
+                            std::int32_t* failed_rank) {
+  *failed_rank = number;
+  TILEWISE_RETURN_IF_ERROR(check(request));
+  Rank& rank = ranks_[index_of(number)];
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (failed_rank_ >= 0) return failure(rank, false, failed_rank);
+  try {
+    rank.sends.assign(index_of(request.send_count), Message::kOpen);
+    rank.receives.assign(index_of(request.receive_count), Message::kOpen);
+  } catch (const std::bad_alloc&) {
+    return fail(TILEWISE_NO_MEMORY, "no memory for %d messages",
+                request.send_count + request.receive_count);
+  }
+  rank.request = &request;
+  rank.open = std::int64_t{request.send_count} + request.receive_count;
+  Pair pair;
+  while (failed_rank_ < 0 && find_pair(rank, &pair)) copy(pair, lock);
+  wait(rank, request.timeout_seconds, lock);
+  const bool timed_out = rank.open > 0 && failed_rank_ < 0;
+  try {
+    if (timed_out) fail_all(silent_rank(rank), TILEWISE_TIMEOUT);
+  } catch (const std::bad_alloc&) {
+    fail_all(number, TILEWISE_TIMEOUT);
+  }
+  rank.changed.wait(lock, [&] { return rank.copying == 0; });
+  rank.request = nullptr;
+  return rank.open == 0 ? Status{TILEWISE_OK} : failure(rank, timed_out, failed_rank);
+}
+
+void LocalGroup::abort(std::int32_t number) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  fail_all(number, TILEWISE_REMOTE_ERROR);
+}
+
+}  // namespace tilewise::distributed

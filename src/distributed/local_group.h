@@ -1,0 +1,67 @@
+// The in-process engine of communicators: each rank is a thread, and a message is copied once, from
+// the sender's memory to the receiver's.
+#pragma once
+
+#include <tilewise/tilewise_distributed.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "problem/status.h"
+
+namespace tilewise::distributed {
+
+using problem::Status;
+
+class LocalGroup {
+ public:
+  explicit LocalGroup(std::int32_t size);
+
+  std::int32_t size() const { return static_cast<std::int32_t>(ranks_.size()); }
+  tilewise_communicator communicator(std::int32_t rank);
+
+  Status exchange(std::int32_t rank, const tilewise_exchange& request, std::int32_t* failed_rank);
+  void abort(std::int32_t rank);
+
+ private:
+  using Time = std::chrono::steady_clock::time_point;
+  enum class Message : char { kOpen, kCopying, kDone };
+
+  // A rank, and the exchange that it is in.
+  struct Rank {
+    LocalGroup* group = nullptr;
+    std::int32_t number = 0;
+    const tilewise_exchange* request = nullptr;  // nullptr: it is in none
+    std::vector<Message> sends;                  // by their number in the request
+    std::vector<Message> receives;
+    std::int64_t open = 0;     // messages that are not done
+    std::int64_t copying = 0;  // messages whose memory is in use
+    std::condition_variable changed;
+  };
+  // A send and the receive that takes it.
+  struct Pair {
+    Rank* sender = nullptr;
+    Rank* receiver = nullptr;
+    std::size_t send = 0;
+    std::size_t receive = 0;
+  };
+
+  Status check(const tilewise_exchange& request) const;
+  bool find_pair(Rank& rank, Pair* pair);
+  bool pair_up(Rank& sender, std::size_t send, Rank& receiver, Pair* pair);
+  void copy(const Pair& pair, std::unique_lock<std::mutex>& lock);
+  void wait(Rank& rank, double timeout_seconds, std::unique_lock<std::mutex>& lock);
+  std::int32_t silent_rank(const Rank& waiting) const;
+  void fail_all(std::int32_t failed_rank, Status reason);
+  Status failure(const Rank& rank, bool timed_out, std::int32_t* failed_rank) const;
+
+  std::mutex mutex_;  // guards everything below
+  std::vector<Rank> ranks_;
+  std::int32_t failed_rank_ = -1;  // -1: the group works
+  Status failure_ = TILEWISE_OK;   // why it does not
+};
+
+}  // namespace tilewise::distributed

@@ -1,0 +1,255 @@
+#include "distributed/ring_plan.h"
+
+#include <algorithm>
+
+#include "distributed/call_problem.h"
+#include "problem/arena.h"
+#include "problem/tensor_checks.h"
+#include "problem/tensors.h"
+#include "problem/validate.h"
+
+namespace tilewise::distributed {
+namespace {
+
+using problem::Arena;
+using problem::Checked;
+using problem::fail;
+using problem::present;
+using problem::printable;
+
+Status check_options(const RingOptions& options) {
+  const Schedule schedule = options.schedule;
+  if (schedule < Schedule::kAutomatic || schedule > Schedule::kStriped) {
+    return fail(TILEWISE_INVALID_ARGUMENT,
+                "schedule: is %d, must be 0 (automatic), 1 (contiguous), 2 (zigzag) or 3 (striped)",
+                static_cast<int>(schedule));
+  }
+  if (!(options.timeout_seconds > 0)) {
+    return fail(TILEWISE_INVALID_ARGUMENT, "timeout_seconds: is %g, must be > 0",
+                options.timeout_seconds);
+  }
+  return TILEWISE_OK;
+}
+
+Status check_rows(const char* name, std::int64_t rows, const Shard& shard, std::int64_t length,
+                  const RingPlan& plan) {
+  if (rows == shard.rows()) return TILEWISE_OK;
+  return fail(TILEWISE_INVALID_ARGUMENT,
+              "%s: has %lld rows, but rank %d of %d holds %lld of %lld tokens (%s)", name,
+              printable(rows), plan.rank, plan.size, printable(shard.rows()), printable(length),
+              schedule_name(plan.options.schedule));
+}
+
+// What the schedule or the rank's part of bias and mask excludes.
+Status check_score_inputs(const tilewise_problem& request, const RingPlan& plan) {
+  const problem::Problem& local = plan.local;
+  if (plan.options.schedule == Schedule::kStriped) {
+    const bool alibi = local.alibi_slopes.present();
+    if (alibi || local.dropout_p > 0) {
+      return fail(TILEWISE_UNSUPPORTED, "%s: not supported by the striped schedule",
+                  alibi ? "alibi_slopes" : "dropout_p");
+    }
+  }
+  const struct {
+    const char* name;
+    const tilewise_tensor& tensor;
+  } inputs[] = {{"bias", request.bias}, {"mask", request.mask}};
+  for (const auto& [name, tensor] : inputs) {
+    if (!present(tensor)) continue;
+    if (local.q_packed || local.k_packed) {
+      return fail(TILEWISE_UNSUPPORTED, "%s: not supported for packed tensors on several ranks",
+                  name);
+    }
+    const std::int64_t columns = tensor.shape[tensor.rank - 1];
+    if (columns != 1 && columns != plan.options.lengths.k) {
+      return fail(TILEWISE_INVALID_ARGUMENT,
+                  "%s: has %lld columns, must be 1 or k_len = %lld, those of the whole", name,
+                  printable(columns), printable(plan.options.lengths.k));
+    }
+    const std::int64_t rows = tensor.rank >= 2 ? tensor.shape[tensor.rank - 2] : 1;
+    if (rows != 1 && rows != local.q_rows) {
+      return fail(TILEWISE_INVALID_ARGUMENT, "%s: has %lld rows, must be 1 or %lld, those of q",
+                  name, printable(rows), printable(local.q_rows));
+    }
+  }
+  if (!plan.backward() || !present(request.dbias)) return TILEWISE_OK;
+  if (!present(request.bias)) return fail(TILEWISE_INVALID_ARGUMENT, "dbias: given without bias");
+  TILEWISE_RETURN_IF_ERROR(problem::check_shape("dbias", request.dbias, request.bias.rank,
+                                                request.bias.shape, "that of bias"));
+  if (request.dbias.dtype != local.statistics) {
+    return fail(TILEWISE_INVALID_ARGUMENT, "dbias: dtype is %s, must be %s",
+                problem::dtype_name(request.dbias.dtype), problem::dtype_name(local.statistics));
+  }
+  const bool has_rows =
+      request.bias.rank >= 2 && request.bias.shape[request.bias.rank - 2] == local.q_rows;
+  if (plan.size > 1 && !has_rows) {
+    return fail(TILEWISE_UNSUPPORTED,
+                "dbias: not supported if the bias broadcasts over the rows, which ranks share");
+  }
+  return TILEWISE_OK;
+}
+
+// Checks the tensors of this rank. The columns of bias and mask are those of the whole, so these
+// are not checked as parts of the local problem.
+Status read_local(const tilewise_problem& request, RingPlan& plan) {
+  tilewise_problem own = request;
+  own.bias.rank = own.mask.rank = own.dbias.rank = 0;
+  TILEWISE_RETURN_IF_ERROR(problem::make_problem(plan.operation, own, &plan.local));
+  plan.local.bias.dtype = present(request.bias) ? request.bias.dtype : 0;
+  plan.local.mask.dtype = present(request.mask) ? request.mask.dtype : 0;
+  const Lengths lengths = plan.options.lengths;
+  TILEWISE_RETURN_IF_ERROR(check_rows("q", plan.local.q_rows, plan.queries, lengths.q, plan));
+  TILEWISE_RETURN_IF_ERROR(check_rows("k", plan.local.k_rows, plan.keys, lengths.k, plan));
+  return check_score_inputs(request, plan);
+}
+
+}  // namespace
+
+std::int64_t RingPlan::key_columns() const { return key_batch() * local.kv_heads * local.head_dim; }
+std::int64_t RingPlan::value_columns() const {
+  return key_batch() * local.kv_heads * local.value_dim;
+}
+std::int64_t RingPlan::gradient_columns() const {
+  return (local.dk.present() ? key_columns() : 0) + (local.dv.present() ? value_columns() : 0);
+}
+std::int64_t RingPlan::key_bytes() const {
+  return (key_columns() + value_columns()) * problem::dtype_size(local.dtype);
+}
+std::int64_t RingPlan::gradient_bytes() const {
+  return gradient_columns() * problem::dtype_size(local.statistics);
+}
+std::int64_t RingPlan::row_bytes(Buffer buffer) const {
+  return buffer <= Buffer::kKeys1 ? key_bytes() : gradient_bytes();
+}
+std::int64_t RingPlan::sink_count() const { return local.dsink.present() ? local.heads : 0; }
+std::int64_t RingPlan::slope_count() const {
+  if (!local.dalibi_slopes.present()) return 0;
+  return (local.slopes_per_batch ? local.batch : 1) * local.heads;
+}
+
+Status make_ring_plan(problem::Operation operation, const tilewise_problem& request,
+                      const RingOptions& options, std::int32_t rank, std::int32_t size,
+                      RingPlan* plan) {
+  *plan = RingPlan{};
+  plan->options = options;
+  plan->rank = rank;
+  plan->size = size;
+  plan->operation = operation;
+  TILEWISE_RETURN_IF_ERROR(check_options(options));
+  TILEWISE_RETURN_IF_ERROR(make_whole(operation, request, options.lengths, &plan->whole));
+  if (options.schedule == Schedule::kAutomatic)
+    plan->options.schedule = choose_schedule(plan->whole, options.lengths, size);
+  plan->queries = plan->ring().queries(rank);
+  plan->keys = plan->ring().keys(rank);
+  TILEWISE_RETURN_IF_ERROR(read_local(request, *plan));
+  plan->lists_hash = hash_of_lists(plan->local);
+  plan->bias = request.bias;
+  plan->mask = request.mask;
+  plan->dbias = request.dbias;
+  plan_transfers(*plan);
+  plan_calls(*plan);
+  TILEWISE_RETURN_IF_ERROR(plan_kernels(request, *plan));
+  return plan_memory(*plan);
+}
+
+// Calls of equal shapes share the plan of their kernel.
+Status plan_kernels(const tilewise_problem& request, RingPlan& plan) {
+  for (std::size_t s = 0; s < plan.steps.size(); ++s) {
+    const Step& step = plan.steps[s];
+    for (std::size_t c = step.calls.begin; c < step.calls.end; ++c) {
+      Call& call = plan.calls[c];
+      const tilewise_problem problem = call_problem(plan, request, RingArrays(), s, call);
+      problem::Problem read;
+      TILEWISE_RETURN_IF_ERROR(problem::make_problem(plan.operation, problem, &read));
+      const auto fits = [&](const plan::Plan& known) {
+        return plan::planned_difference(known.problem, read) == nullptr;
+      };
+      const auto known = std::find_if(plan.kernels.begin(), plan.kernels.end(), fits);
+      call.kernel = static_cast<std::size_t>(known - plan.kernels.begin());
+      if (known != plan.kernels.end()) continue;
+      plan::Plan made;
+      TILEWISE_RETURN_IF_ERROR(
+          plan::make_plan(plan.operation, problem, plan.options.kernels, &made));
+      plan.kernels.push_back(made);
+    }
+  }
+  return TILEWISE_OK;
+}
+
+Status plan_memory(RingPlan& plan) {
+  const problem::Problem& local = plan.local;
+  RingMemory& memory = plan.memory;
+  Arena arena;
+  const auto take = [&](std::int64_t count, std::int64_t bytes) {
+    return arena.reserve(Checked{count} * Checked{bytes}).value;
+  };
+  const std::int64_t element = problem::dtype_size(local.statistics);
+  memory.comparison = take(comparison_bytes(plan.size), 1);
+  std::int64_t rows = 0;  // of the largest step
+  std::int64_t home_rows = 0;
+  for (std::size_t s = 1; s < plan.steps.size(); ++s)
+    rows = std::max(rows, plan.steps[s].pieces.rows());
+  for (const Transfer& transfer : plan.receives) {
+    if (transfer.buffer == Buffer::kHome)
+      home_rows = std::max(home_rows, transfer.row + transfer.rows);
+  }
+  const bool sends_own = std::any_of(plan.sends.begin(), plan.sends.end(), [](const Transfer& t) {
+    return t.buffer == Buffer::kOwnKeys;
+  });
+  if (sends_own) memory.own_keys = take(local.k_rows, plan.key_bytes());
+  for (std::int64_t& keys : memory.keys) keys = take(rows, plan.key_bytes());
+  const auto needs_sum = [&](const problem::View& view) {
+    return view.present() && view.dtype != local.statistics;
+  };
+  const Checked queries =
+      Checked{local.q_packed ? 1 : local.batch} * Checked{local.heads} * Checked{local.q_rows};
+  const std::int64_t batch = plan.key_batch();
+  if (plan.backward()) {
+    for (std::int64_t& gradients : memory.gradients) gradients = take(rows, plan.gradient_bytes());
+    memory.partial = take(rows, plan.gradient_bytes());
+    memory.home = take(home_rows, plan.gradient_bytes());
+    if (needs_sum(local.dq)) memory.dq = take(queries.value, local.head_dim * element);
+    const std::int64_t keys = batch * local.kv_heads * local.k_rows;
+    if (needs_sum(local.dk)) memory.dk = take(keys, local.head_dim * element);
+    if (needs_sum(local.dv)) memory.dv = take(keys, local.value_dim * element);
+    memory.head_sums = take(plan.size * (plan.sink_count() + plan.slope_count()), element);
+  } else {
+    if (needs_sum(local.out)) memory.out = take(queries.value, local.value_dim * element);
+    if (!local.lse.present()) memory.lse = take(queries.value, element);
+  }
+  std::int64_t kernels = 0;
+  for (const plan::Plan& kernel : plan.kernels) kernels = std::max(kernels, kernel.workspace_bytes);
+  memory.kernels = take(kernels, 1);
+  memory.bytes = arena.bytes();
+  if (memory.bytes < 0 || !queries.valid) {
+    return fail(TILEWISE_NO_MEMORY, "the workspace for this problem exceeds 2^63 bytes");
+  }
+  return TILEWISE_OK;
+}
+
+void describe_ring_plan(const RingPlan& plan, tilewise_distributed_info* info) {
+  info->schedule = static_cast<std::int32_t>(plan.options.schedule);
+  info->steps = 0;
+  info->pairs = 0;
+  for (const Step& step : plan.steps) {
+    if (step.calls.begin < step.calls.end) ++info->steps;
+    const Shard keys = plan.ring().keys(step.owner);
+    for (std::int32_t q = 0; q < plan.queries.count; ++q) {
+      for (std::int32_t k = 0; k < keys.count; ++k) {
+        info->pairs += visible_pairs(plan.whole, plan.queries.ranges[static_cast<std::size_t>(q)],
+                                     keys.ranges[static_cast<std::size_t>(k)]);
+      }
+    }
+  }
+  const auto count = [&](const std::vector<Transfer>& transfers, std::int64_t* messages,
+                         std::int64_t* bytes) {
+    *messages = static_cast<std::int64_t>(transfers.size());
+    *bytes = 0;
+    for (const Transfer& transfer : transfers)
+      *bytes += transfer.rows * plan.row_bytes(transfer.buffer);
+  };
+  count(plan.sends, &info->sent_messages, &info->sent_bytes);
+  count(plan.receives, &info->received_messages, &info->received_bytes);
+}
+
+}  // namespace tilewise::distributed

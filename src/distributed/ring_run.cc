@@ -1,0 +1,384 @@
+#include "distributed/ring_run.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <limits>
+#include <new>
+#include <vector>
+
+#include "distributed/call_problem.h"
+#include "distributed/courier.h"
+#include "distributed/rows.h"
+#include "plan/pool.h"
+#include "problem/read_tensors.h"
+#include "problem/tensor_checks.h"
+#include "problem/tensors.h"
+#include "problem/validate.h"
+
+namespace tilewise::distributed {
+namespace {
+
+using problem::fail;
+using problem::present;
+using problem::View;
+
+// Two ranges of keys from each of two ranks, and two of gradients, are the most of a stage.
+constexpr std::size_t kMostMessages = 8;
+
+struct Messages {
+  tilewise_message sends[kMostMessages];
+  tilewise_message receives[kMostMessages];
+  tilewise_exchange request;
+  char activity[64];
+};
+
+View statistics_view(const tilewise_tensor& tensor) {
+  View view;
+  view.data = tensor.data;
+  view.dtype = tensor.dtype;
+  view.batch = tensor.rank == 3 ? tensor.strides[0] : 0;
+  view.head = tensor.strides[tensor.rank - 2];
+  view.row = tensor.strides[tensor.rank - 1];
+  return view;
+}
+
+// Returns an array of rows as one tensor without batches and heads.
+View array_view(void* array, std::int32_t dtype, std::int64_t columns) {
+  View view;
+  view.data = array;
+  view.dtype = dtype;
+  view.row = columns;
+  view.column = 1;
+  return view;
+}
+
+class RingRun {
+ public:
+  RingRun(const RingPlan& plan, const tilewise_communicator& communicator,
+          const tilewise_problem& request, void* workspace, const tilewise_executor& executor)
+      : plan_(plan),
+        communicator_(communicator),
+        request_(request),
+        arrays_(workspace),
+        sums_(sums_of(plan, request, arrays_)),
+        executor_(executor) {}
+
+  Status run() {
+    clear_sums();
+    pack_own_keys();
+    TILEWISE_RETURN_IF_ERROR(run_stages());
+    round_sums();
+    return plan_.backward() ? add_head_sums() : Status{TILEWISE_OK};
+  }
+
+ private:
+  // Sizes of q- and k-like tensors.
+  Extents query_extents(std::int64_t width) const {
+    const problem::Problem& local = plan_.local;
+    return {local.q_packed ? 1 : local.batch, local.heads, local.q_rows, width};
+  }
+  Extents key_extents(std::int64_t rows, std::int64_t width) const {
+    return {plan_.key_batch(), plan_.local.kv_heads, rows, width};
+  }
+  View view(const tilewise_tensor& tensor) const {
+    return problem::row_view(tensor, request_.layout);
+  }
+  std::int32_t sum_dtype() const { return plan_.local.statistics; }
+
+  void clear(const tilewise_tensor& tensor, const Extents& extents) const {
+    if (present(tensor)) fill_rows(view(tensor), extents, 0, executor_);
+  }
+
+  // Before the first step no row has seen a key, and every gradient is 0.
+  void clear_sums() const {
+    const problem::Problem& local = plan_.local;
+    if (!plan_.backward()) {
+      clear(sums_.out, query_extents(local.value_dim));
+      fill_rows(statistics_view(sums_.lse), query_extents(1),
+                -std::numeric_limits<double>::infinity(), executor_);
+      return;
+    }
+    clear(sums_.dq, query_extents(local.head_dim));
+    clear(sums_.dk, key_extents(local.k_rows, local.head_dim));
+    clear(sums_.dv, key_extents(local.k_rows, local.value_dim));
+    const std::int64_t heads = plan_.sink_count() + plan_.slope_count();
+    fill_rows(array_view(head_sums(plan_.rank), sum_dtype(), heads), {1, 1, 1, heads}, 0,
+              executor_);
+    if (present(request_.dbias)) clear_bias_gradient();
+  }
+
+  void clear_bias_gradient() const {
+    const tilewise_tensor& tensor = request_.dbias;
+    View of_scores = {tensor.data, tensor.dtype, 0, 0, 0, 0};
+    std::int64_t* const strides[] = {&of_scores.batch, &of_scores.head, &of_scores.row,
+                                     &of_scores.column};
+    std::int64_t shape[] = {1, 1, 1, 1};
+    for (int d = 0; d < tensor.rank; ++d) {
+      *strides[4 - tensor.rank + d] = tensor.strides[d];
+      shape[4 - tensor.rank + d] = tensor.shape[d];
+    }
+    fill_rows(of_scores, {shape[0], shape[1], shape[2], shape[3]}, 0, executor_);
+  }
+
+  void pack_own_keys() const {
+    if (plan_.memory.own_keys < 0) return;  // no other rank reads them
+    const problem::Problem& local = plan_.local;
+    const Record record = record_of(plan_);
+    const auto pack = [&](const tilewise_tensor& tensor, const Columns& columns) {
+      const tilewise_tensor packed =
+          rows_of_array(plan_, request_.layout, arrays_.at(plan_.memory.own_keys), local.dtype,
+                        columns, local.k_rows);
+      copy_rows(view(tensor), view(packed), key_extents(local.k_rows, columns.width), executor_);
+    };
+    pack(request_.k, record.k);
+    pack(request_.v, record.v);
+  }
+
+  Status run_stages() {
+    const bool overlaps = plan_.size > 1 && communicator_.calls_from_any_thread != 0;
+    Courier courier(communicator_, overlaps);
+    for (std::size_t stage = 0; stage < plan_.stages.size(); ++stage) {
+      Messages messages;
+      set_messages(stage, &messages);
+      courier.start(messages.request, messages.activity);
+      const Status computed = stage < plan_.steps.size() ? compute(stage) : Status{TILEWISE_OK};
+      if (computed != TILEWISE_OK) communicator_.abort(communicator_.self);
+      const char* const message = problem::message();
+      char kept[512];
+      std::snprintf(kept, sizeof(kept), "%s", message);
+      const Status exchanged = courier.finish();
+      if (computed != TILEWISE_OK) return fail(computed, "%s", kept);
+      TILEWISE_RETURN_IF_ERROR(exchanged);
+      add_received_gradients(stage);
+    }
+    return TILEWISE_OK;
+  }
+
+  void set_messages(std::size_t number, Messages* messages) const {
+    const Stage& stage = plan_.stages[number];
+    const auto fill = [&](const std::vector<Transfer>& transfers, const Span& span,
+                          tilewise_message* list) {
+      for (std::size_t t = span.begin; t < span.end; ++t) {
+        const Transfer& transfer = transfers[t];
+        const std::int64_t bytes = plan_.row_bytes(transfer.buffer);
+        char* const array = static_cast<char*>(array_of(plan_, arrays_, transfer.buffer));
+        list[t - span.begin] = {array + transfer.row * bytes, transfer.rows * bytes, transfer.peer,
+                                transfer.tag};
+      }
+      return static_cast<std::int32_t>(span.end - span.begin);
+    };
+    const std::int32_t sends = fill(plan_.sends, stage.sends, messages->sends);
+    const std::int32_t receives = fill(plan_.receives, stage.receives, messages->receives);
+    messages->request = {messages->sends, messages->receives, sends, receives,
+                         plan_.options.timeout_seconds};
+    std::snprintf(messages->activity, sizeof(messages->activity), "ring attention, step %zu of %d",
+                  number, plan_.size);
+  }
+
+  Status compute(std::size_t number) const {
+    const Step& step = plan_.steps[number];
+    if (number > 0 && plan_.backward() && plan_.key_gradients()) {
+      const Buffer buffer = number % 2 == 0 ? Buffer::kGradients0 : Buffer::kGradients1;
+      const std::int64_t columns = plan_.gradient_columns();
+      fill_rows(array_view(array_of(plan_, arrays_, buffer), sum_dtype(), columns),
+                {1, 1, step.pieces.rows(), columns}, 0, executor_);
+    }
+    for (std::size_t c = step.calls.begin; c < step.calls.end; ++c) {
+      const Call& call = plan_.calls[c];
+      const plan::Plan& kernel = plan_.kernels[call.kernel];
+      plan::RunOptions options;
+      options.workspace = arrays_.at(plan_.memory.kernels);
+      options.workspace_bytes = static_cast<std::size_t>(kernel.workspace_bytes);
+      options.executor = &executor_;
+      TILEWISE_RETURN_IF_ERROR(
+          plan::run_plan(kernel, call_problem(plan_, request_, arrays_, number, call), options));
+    }
+    return TILEWISE_OK;
+  }
+
+  // The sums of the rank before join those of this stage's step, and the sums of this rank's keys
+  // are home.
+  void add_received_gradients(std::size_t number) const {
+    const Span& span = plan_.stages[number].receives;
+    for (std::size_t t = span.begin; t < span.end; ++t) {
+      const Transfer& transfer = plan_.receives[t];
+      if (transfer.buffer == Buffer::kPartial) add_partial(number, transfer);
+      if (transfer.buffer == Buffer::kHome) add_home(transfer);
+    }
+  }
+
+  char* gradient_row(Buffer buffer, std::int64_t row) const {
+    return static_cast<char*>(array_of(plan_, arrays_, buffer)) + row * plan_.gradient_bytes();
+  }
+
+  void add_partial(std::size_t number, const Transfer& transfer) const {
+    const Buffer sum = number % 2 == 0 ? Buffer::kGradients0 : Buffer::kGradients1;
+    const std::int64_t columns = plan_.gradient_columns();
+    add_rows(array_view(gradient_row(Buffer::kPartial, transfer.row), sum_dtype(), columns),
+             array_view(gradient_row(sum, transfer.target), sum_dtype(), columns),
+             {1, 1, transfer.rows, columns}, executor_);
+  }
+
+  void add_home(const Transfer& transfer) const {
+    const Record record = record_of(plan_);
+    const auto add = [&](const tilewise_tensor& sum, const Columns& columns) {
+      if (!present(sum)) return;
+      const tilewise_tensor received =
+          rows_of_array(plan_, request_.layout, gradient_row(Buffer::kHome, transfer.row),
+                        sum_dtype(), columns, transfer.rows);
+      const tilewise_tensor own =
+          slice(sum, row_dimension(sum, request_.layout), transfer.target, transfer.rows);
+      add_rows(view(received), view(own), key_extents(transfer.rows, columns.width), executor_);
+    };
+    add(sums_.dk, record.dk);
+    add(sums_.dv, record.dv);
+  }
+
+  // Rounds sums that are not in the caller's tensors to the caller's dtype.
+  void round_sums() const {
+    const problem::Problem& local = plan_.local;
+    const auto round = [&](const tilewise_tensor& sum, const tilewise_tensor& result,
+                           const Extents& extents) {
+      if (present(result) && sum.data != result.data)
+        copy_rows(view(sum), view(result), extents, executor_);
+    };
+    if (!plan_.backward()) {
+      round(sums_.out, request_.out, query_extents(local.value_dim));
+      return;
+    }
+    round(sums_.dq, request_.dq, query_extents(local.head_dim));
+    round(sums_.dk, request_.dk, key_extents(local.k_rows, local.head_dim));
+    round(sums_.dv, request_.dv, key_extents(local.k_rows, local.value_dim));
+  }
+
+  void* head_sums(std::int32_t rank) const {
+    const std::int64_t count = plan_.sink_count() + plan_.slope_count();
+    return arrays_.at(plan_.memory.head_sums + rank * count * problem::dtype_size(sum_dtype()));
+  }
+
+  // dSink and dSlope are sums over the rows of all ranks: every rank gets the sums of the others,
+  // and adds them in the order of the ranks.
+  Status add_head_sums() const {
+    const std::int64_t count = plan_.sink_count() + plan_.slope_count();
+    if (count == 0) return TILEWISE_OK;
+    const std::int64_t bytes = count * problem::dtype_size(sum_dtype());
+    for (std::int32_t distance = 1; distance < plan_.size; ++distance) {
+      const std::int32_t to = plan_.ring().after(plan_.rank, distance);
+      const std::int32_t from = plan_.ring().after(plan_.rank, -distance);
+      const tilewise_message send = {head_sums(plan_.rank), bytes, to, 0};
+      const tilewise_message receive = {head_sums(from), bytes, from, 0};
+      TILEWISE_RETURN_IF_ERROR(exchange(
+          communicator_, {&send, &receive, 1, 1, plan_.options.timeout_seconds}, "sums of dsink"));
+    }
+    store_head_sums(request_.dsink, 0);
+    store_head_sums(request_.dalibi_slopes, plan_.sink_count());
+    return TILEWISE_OK;
+  }
+
+  double head_sum(std::int32_t rank, std::int64_t index) const {
+    const void* const sums = head_sums(rank);
+    return sum_dtype() == TILEWISE_FP64 ? static_cast<const double*>(sums)[index]
+                                        : static_cast<const float*>(sums)[index];
+  }
+
+  void store_head_sums(const tilewise_tensor& result, std::int64_t first) const {
+    if (!present(result)) return;
+    const bool per_batch = result.rank == 2;
+    const std::int64_t heads = result.shape[result.rank - 1];
+    for (std::int64_t b = 0; b < (per_batch ? result.shape[0] : 1); ++b) {
+      for (std::int64_t h = 0; h < heads; ++h) {
+        double sum = 0;
+        for (std::int32_t rank = 0; rank < plan_.size; ++rank)
+          sum += head_sum(rank, first + b * heads + h);
+        const std::int64_t at =
+            h * result.strides[result.rank - 1] + (per_batch ? b * result.strides[0] : 0);
+        if (result.dtype == TILEWISE_FP64) {
+          static_cast<double*>(result.data)[at] = sum;
+        } else {
+          static_cast<float*>(result.data)[at] = static_cast<float>(sum);
+        }
+      }
+    }
+  }
+
+  const RingPlan& plan_;
+  const tilewise_communicator& communicator_;
+  const tilewise_problem& request_;
+  RingArrays arrays_;
+  Sums sums_;
+  const tilewise_executor& executor_;
+};
+
+bool same_shape(const tilewise_tensor& a, const tilewise_tensor& b) {
+  return a.rank == b.rank && a.dtype == b.dtype &&
+         std::equal(a.shape, a.shape + (a.rank > 0 ? a.rank : 0), b.shape);
+}
+
+// Checks that the request is what the plan was made for, and its memory.
+Status check_run(const RingPlan& plan, const tilewise_problem& request,
+                 const RingRunOptions& options, problem::Problem* local) {
+  if (options.executor != nullptr)
+    TILEWISE_RETURN_IF_ERROR(plan::check_executor(*options.executor));
+  tilewise_problem own = request;
+  own.bias.rank = own.mask.rank = own.dbias.rank = 0;
+  TILEWISE_RETURN_IF_ERROR(problem::make_problem(plan.operation, own, local));
+  local->bias.dtype = present(request.bias) ? request.bias.dtype : 0;
+  local->mask.dtype = present(request.mask) ? request.mask.dtype : 0;
+  if (!same_shape(request.bias, plan.bias) || !same_shape(request.mask, plan.mask) ||
+      (present(request.dbias) && !same_shape(request.dbias, plan.dbias))) {
+    return fail(TILEWISE_INVALID_ARGUMENT,
+                "bias, mask or dbias: differs from what the plan was made for");
+  }
+  const char* difference = plan::planned_difference(plan.local, *local);
+  TILEWISE_RETURN_IF_ERROR(problem::check_pointers(plan.operation, request));
+  if (difference == nullptr && hash_of_lists(*local) != plan.lists_hash)
+    difference = "cu_seqlens or seqused: the contents";
+  if (difference != nullptr) {
+    return fail(TILEWISE_INVALID_ARGUMENT, "%s: differs from what the plan was made for",
+                difference);
+  }
+  if (options.workspace_bytes < static_cast<std::size_t>(plan.memory.bytes)) {
+    return fail(TILEWISE_INVALID_ARGUMENT, "workspace: %zu bytes, the plan needs %lld",
+                options.workspace_bytes, problem::printable(plan.memory.bytes));
+  }
+  if (options.workspace == nullptr ||
+      reinterpret_cast<std::uintptr_t>(options.workspace) % problem::kWorkspaceAlignment != 0) {
+    return fail(TILEWISE_INVALID_ARGUMENT, "workspace: address is %p, must be a multiple of %zu",
+                options.workspace, problem::kWorkspaceAlignment);
+  }
+  return TILEWISE_OK;
+}
+
+}  // namespace
+
+Status refuse(const tilewise_communicator& communicator, double timeout_seconds, Status status) {
+  Fingerprint print;
+  print[Field::kStatus] = static_cast<std::uint64_t>(status);
+  try {
+    // Fingerprints hold integers only, which the memory of a vector is aligned for.
+    std::vector<char> scratch(static_cast<std::size_t>(comparison_bytes(communicator.size)));
+    return compare_problems(communicator, print, timeout_seconds, scratch.data());
+  } catch (const std::bad_alloc&) {
+    communicator.abort(communicator.self);
+    return status;
+  }
+}
+
+Status run_ring(const RingPlan& plan, const tilewise_communicator& communicator,
+                const tilewise_problem& request, const RingRunOptions& options) {
+  problem::Problem local;
+  const Status checked = check_run(plan, request, options, &local);
+  const double timeout_seconds = plan.options.timeout_seconds;
+  if (checked != TILEWISE_OK) return refuse(communicator, timeout_seconds, checked);
+  const Fingerprint print = fingerprint_of(local, plan.options.schedule, plan.options.lengths);
+  const RingArrays arrays(options.workspace);
+  TILEWISE_RETURN_IF_ERROR(
+      compare_problems(communicator, print, timeout_seconds, arrays.at(plan.memory.comparison)));
+  const tilewise_executor executor =
+      options.executor != nullptr ? *options.executor : plan::default_pool()->executor();
+  const Status status = RingRun(plan, communicator, request, options.workspace, executor).run();
+  if (status != TILEWISE_OK) communicator.abort(communicator.self);
+  return status;
+}
+
+}  // namespace tilewise::distributed

@@ -1,0 +1,405 @@
+// Attention over ranks that are threads: the results of one machine, for any list of slices; what
+// is sent; failures.
+#include "distributed/magi/attention.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <memory>
+
+#include "distributed/magi/masks.h"
+#include "distributed/magi/ranks.h"
+#include "support/seed.h"
+#include "verify/accuracy.h"
+#include "verify/instance.h"
+#include "verify/oracle.h"
+#include "verify/plain.h"
+
+namespace tilewise::tests {
+namespace {
+
+using namespace distributed::magi;
+using verify::Case;
+using verify::Operation;
+using verify::Random;
+
+Case random_case(Random& random, std::int32_t dtype, std::int64_t longest) {
+  const SliceList list = random_slices(random, random.pick({1, 4, 12}), longest);
+  Case result;
+  result.operation = Operation::kBackward;  // its tensors are those of both operations
+  result.dtype = dtype;
+  result.q_packed = result.k_packed = true;
+  result.q_len = list.q_len;
+  result.k_len = list.k_len;
+  const std::int64_t group = random.pick({1, 1, 2, 3});
+  result.slice_heads = list.heads > 1;
+  // Slices that name heads are of list.heads heads.
+  result.kv_heads = result.slice_heads ? 1 : random.between(1, 2);
+  result.heads = result.slice_heads ? list.heads : result.kv_heads * group;
+  result.head_dim = random.pick({1, 4, 16, 24});
+  result.value_dim = random.chance(0.5) ? result.head_dim : random.pick({1, 8, 20});
+  for (const Slice& s : list.slices) {
+    result.slices.push_back(
+        {s.q_begin, s.q_end, s.k_begin, s.k_end, s.kind, result.slice_heads ? s.head : -1});
+  }
+  if (result.slices.empty()) result.slices.push_back({0, 0, 0, 0, 0, -1});
+  result.storage = random.pick({verify::Storage::kContiguous, verify::Storage::kPadded});
+  result.sink = random.chance(0.4);
+  result.softcap = random.chance(0.3) ? 5 : 0;
+  result.scale = random.chance(0.3) ? 0.7 : TILEWISE_DEFAULT_SCALE;
+  result.dlse = random.chance(0.3);
+  const unsigned all = verify::kAllGradients;
+  result.gradients = random.pick({all, all, all & ~verify::kDK, all & ~verify::kDV,
+                                  unsigned{verify::kDQ}, unsigned{verify::kDV}});
+  result.seed = random.bits();
+  return result;
+}
+
+PlanOptions random_options(Random& random) {
+  return {random.between(1, 8), random.between(0, 9), random.between(0, 4),
+          random.pick({Dealing::kAutomatic, Dealing::kInOrder, Dealing::kByArea})};
+}
+
+Plan plan_of(const Case& description, const PlanOptions& options) {
+  std::vector<Slice> slices;
+  for (const verify::Slice& s : description.slices)
+    slices.push_back({s[0], s[1], s[2], s[3], s[4], s[5]});
+  Mask mask;
+  EXPECT_EQ(mask_of_slices(slices, description.q_len, description.k_len, description.heads, &mask),
+            TILEWISE_OK);
+  Plan plan;
+  EXPECT_EQ(make_plan(mask, options, &plan), TILEWISE_OK);
+  return plan;
+}
+
+void expect_close(const char* name, const tilewise_tensor& result,
+                  const tilewise_tensor& expected) {
+  verify::for_each_element(result, [&](std::int64_t index, std::int64_t offset) {
+    double other = 0;
+    verify::for_each_element(expected, [&](std::int64_t i, std::int64_t at) {
+      if (i == index) other = verify::read_element(expected, at);
+    });
+    const double own = verify::read_element(result, offset);
+    if (own == other) return;  // infinities too
+    ASSERT_LE(std::fabs(own - other), 1e-12 * std::max(1.0, std::fabs(other)))
+        << name << " " << index;
+  });
+}
+
+// Distributed forward and backward in fp64 against one rank.
+TEST(MagiAttention, AnyNumberOfRanksGivesTheResultsOfOne) {
+  TILEWISE_TRACE_SEED();
+  Random random(run_seed());
+  for (int step = 0; step < 150; ++step) {
+    const Case description = random_case(random, TILEWISE_FP64, 40);
+    const PlanOptions options = random_options(random);
+    SCOPED_TRACE(describe(description) + " ranks " + std::to_string(options.ranks) + " chunk " +
+                 std::to_string(options.chunk_rows) + " stages " + std::to_string(options.stages));
+    verify::Instance whole(description);
+    verify::Instance single(description);
+    const Plan plan = plan_of(description, options);
+    const Plan one = plan_of(description, {.ranks = 1});
+    for (const Operation operation : {Operation::kForward, Operation::kBackward}) {
+      whole.prepare(operation);
+      single.prepare(operation);
+      ASSERT_NO_FATAL_FAILURE(run_ranks(operation, whole.request(), plan, random.chance(0.5)));
+      ASSERT_NO_FATAL_FAILURE(run_ranks(operation, single.request(), one, false));
+      ASSERT_EQ(whole.damage(operation), "");
+      for (const problem::NamedTensor& tensor : problem::kTensors) {
+        if (tensor.role(operation) != problem::Role::kOutput) continue;
+        ASSERT_NO_FATAL_FAILURE(expect_close(tensor.name, whole.request().*tensor.member,
+                                             single.request().*tensor.member));
+      }
+    }
+  }
+}
+
+// One rank has the bits of the library's own run.
+TEST(MagiAttention, OneRankHasTheBitsOfOneCall) {
+  TILEWISE_TRACE_SEED();
+  Random random(run_seed());
+  for (int step = 0; step < 20; ++step) {
+    const Case description = random_case(random, random.pick({TILEWISE_FP32, TILEWISE_BF16}), 40);
+    verify::Instance whole(description);
+    verify::Instance single(description);
+    for (const Operation operation : {Operation::kForward, Operation::kBackward}) {
+      whole.prepare(operation);
+      single.prepare(operation);
+      ASSERT_NO_FATAL_FAILURE(
+          run_ranks(operation, whole.request(), plan_of(description, {.ranks = 1}), false));
+      ASSERT_EQ(plan::run_once(operation, single.request(), nullptr), TILEWISE_OK)
+          << problem::message();
+      for (const problem::NamedTensor& tensor : problem::kTensors) {
+        if (tensor.role(operation) != problem::Role::kOutput) continue;
+        const tilewise_tensor& a = whole.request().*tensor.member;
+        const tilewise_tensor& b = single.request().*tensor.member;
+        verify::for_each_element(a, [&](std::int64_t, std::int64_t offset) {
+          ASSERT_EQ(verify::read_element(a, offset), verify::read_element(b, offset))
+              << tensor.name;
+        });
+      }
+    }
+  }
+}
+
+// Without an lse of the caller, the stages keep it in the workspace.
+TEST(MagiAttention, TheLseIsOptional) {
+  TILEWISE_TRACE_SEED();
+  Random random(run_seed());
+  for (int step = 0; step < 20; ++step) {
+    const Case description = random_case(random, TILEWISE_FP32, 40);
+    const Plan plan = plan_of(description, random_options(random));
+    verify::Instance with(description);
+    verify::Instance without(description);
+    with.prepare(Operation::kForward);
+    without.prepare(Operation::kForward);
+    tilewise_problem request = without.request();
+    request.lse = {};
+    ASSERT_NO_FATAL_FAILURE(run_ranks(Operation::kForward, with.request(), plan, false));
+    ASSERT_NO_FATAL_FAILURE(run_ranks(Operation::kForward, request, plan, false));
+    const tilewise_tensor& out = request.out;
+    verify::for_each_element(out, [&](std::int64_t, std::int64_t offset) {
+      ASSERT_EQ(verify::read_element(out, offset),
+                verify::read_element(with.request().out, offset));
+    });
+  }
+}
+
+// The accuracy rule of the library holds for any number of ranks, and two runs have the same bits.
+TEST(MagiAttention, RoundedTypesKeepTheAccuracyRule) {
+  TILEWISE_TRACE_SEED();
+  Random random(run_seed() + 1);
+  for (int step = 0; step < 60; ++step) {
+    Case description =
+        random_case(random, random.pick({TILEWISE_BF16, TILEWISE_FP16, TILEWISE_FP32}), 60);
+    if (random.chance(0.3)) description.output_dtype = TILEWISE_FP32;
+    const PlanOptions options = random_options(random);
+    SCOPED_TRACE(describe(description) + " ranks " + std::to_string(options.ranks));
+    verify::Instance whole(description);
+    verify::Instance again(description);
+    verify::Oracle oracle(whole.request());
+    const Plan plan = plan_of(description, options);
+    for (const Operation operation : {Operation::kForward, Operation::kBackward}) {
+      oracle.run(operation);
+      if (operation == Operation::kBackward) {
+        whole.set_forward_results(oracle.results());
+        again.set_forward_results(oracle.results());
+      }
+      whole.prepare(operation);
+      again.prepare(operation);
+      ASSERT_NO_FATAL_FAILURE(run_ranks(operation, whole.request(), plan, true));
+      ASSERT_NO_FATAL_FAILURE(run_ranks(operation, again.request(), plan, false));
+      std::vector<std::unique_ptr<verify::Plain>> runs;
+      std::vector<const tilewise_problem*> plain;
+      for (verify::SumOrder order = 0; order < verify::kSumOrders; ++order) {
+        runs.push_back(std::make_unique<verify::Plain>(whole.request(), order));
+        runs.back()->run(operation);
+        plain.push_back(&runs.back()->results());
+      }
+      for (const verify::TensorReport& report :
+           verify::check_accuracy(operation, whole.request(), oracle.results(), plain, {})) {
+        ASSERT_TRUE(report.passed) << report.name << ": " << report.reason;
+      }
+      for (const problem::NamedTensor& tensor : problem::kTensors) {
+        if (tensor.role(operation) != problem::Role::kOutput) continue;
+        const tilewise_tensor& a = whole.request().*tensor.member;
+        const tilewise_tensor& b = again.request().*tensor.member;
+        verify::for_each_element(a, [&](std::int64_t, std::int64_t offset) {
+          ASSERT_EQ(verify::read_element(a, offset), verify::read_element(b, offset))
+              << tensor.name;
+        });
+      }
+    }
+  }
+}
+
+// Every byte that travels is a row that a rank needs: K and V once, and dK and dV of the same rows.
+TEST(MagiAttention, BytesAreThoseOfTheNeededRows) {
+  TILEWISE_TRACE_SEED();
+  Random random(run_seed() + 2);
+  for (int step = 0; step < 40; ++step) {
+    Case description = random_case(random, TILEWISE_BF16, 60);
+    description.sink = false;
+    const Plan plan = plan_of(description, random_options(random));
+    verify::Instance whole(description);
+    whole.prepare(Operation::kForward);
+    const std::int64_t columns =
+        description.kv_heads * (description.head_dim + description.value_dim);
+    // Before anything else every rank compares its problem with the others.
+    const std::int64_t pairs = plan.ranks * (plan.ranks - 1);
+    const std::int64_t compared =
+        pairs * static_cast<std::int64_t>(sizeof(distributed::Fingerprint));
+    Sent sent;
+    ASSERT_NO_FATAL_FAILURE(run_ranks(Operation::kForward, whole.request(), plan, true, &sent));
+    EXPECT_EQ(sent.bytes - compared, plan.remote_rows() * columns * 2);
+    sent = {};
+    whole.prepare(Operation::kBackward);
+    ASSERT_NO_FATAL_FAILURE(run_ranks(Operation::kBackward, whole.request(), plan, true, &sent));
+    const bool returns = (description.gradients & (verify::kDK | verify::kDV)) != 0;
+    EXPECT_EQ(sent.bytes - compared, plan.remote_rows() * columns * (2 + (returns ? 4 : 0)));
+    EXPECT_LE(sent.messages, (2 * plan.stages + 1) * pairs);
+  }
+}
+
+class Refusals : public ::testing::Test {
+ protected:
+  Refusals() {
+    description.dtype = TILEWISE_FP32;
+    description.q_packed = description.k_packed = true;
+    description.q_len = description.k_len = 16;
+    description.head_dim = description.value_dim = 4;
+    description.slices = {{0, 16, 0, 16, 1, -1}};
+    plan = plan_of(description, {.ranks = 2, .chunk_rows = 4, .stages = 2});
+    whole = std::make_unique<verify::Instance>(description);
+    ranks = std::make_unique<RankTensors>(Operation::kForward, whole->request(), plan, 0);
+  }
+  void expect_refused(tilewise_problem problem, const std::vector<std::string>& words,
+                      std::int32_t rank = 0) const {
+    Attention attention;
+    EXPECT_NE(make_attention(Operation::kForward, problem, plan, rank, {}, &attention),
+              TILEWISE_OK);
+    for (const std::string& word : words) {
+      EXPECT_NE(std::string(problem::message()).find(word), std::string::npos)
+          << problem::message() << " lacks " << word;
+    }
+  }
+
+  Case description;
+  Plan plan;
+  std::unique_ptr<verify::Instance> whole;
+  std::unique_ptr<RankTensors> ranks;
+};
+
+TEST_F(Refusals, WhatAPlanDoesNotSupportIsRefusedByName) {
+  tilewise_problem problem = ranks->problem;
+  problem.dropout_p = 0.5;
+  expect_refused(problem, {"dropout_p"});
+  problem = ranks->problem;
+  problem.slices = whole->request().slices;
+  expect_refused(problem, {"slices", "the plan is the whole mask"});
+  problem = ranks->problem;
+  problem.bias = problem.q;
+  expect_refused(problem, {"bias"});
+  problem = ranks->problem;
+  problem.causal = 1;
+  expect_refused(problem, {"causal"});
+  problem = ranks->problem;
+  problem.accumulate = 1;
+  expect_refused(problem, {"accumulate"});
+  problem = ranks->problem;
+  problem.q.shape[0] = 7;
+  expect_refused(problem, {"q", "7 rows", "8 of rank 0"});
+  problem = ranks->problem;
+  problem.k.device = TILEWISE_CUDA;
+  expect_refused(problem, {"k", "CPU"});
+  expect_refused(ranks->problem, {"rank", "2", "0 to 1"}, 2);
+  expect_refused(whole->request(), {"slices"});
+}
+
+// Runs two ranks, and returns the status and the message of each. `change` may change what a rank
+// runs.
+template <class Change>
+std::vector<std::pair<problem::Status, std::string>> run_changed(const tilewise_problem& whole,
+                                                                 const Plan& plan, Change change) {
+  distributed::LocalGroup group(2);
+  std::vector<std::thread> threads;
+  std::vector<std::pair<problem::Status, std::string>> results(2);
+  for (std::int32_t rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      const RankTensors tensors(Operation::kForward, whole, plan, rank);
+      Attention attention;
+      EXPECT_EQ(make_attention(Operation::kForward, tensors.problem, plan, rank, {}, &attention),
+                TILEWISE_OK);
+      const verify::Memory workspace(static_cast<std::size_t>(attention.memory.bytes));
+      AttentionRun run = {workspace.data(), workspace.bytes(), nullptr};
+      tilewise_problem problem = tensors.problem;
+      if (rank == 1) change(attention, problem, run);
+      const problem::Status status =
+          run_attention(attention, group.communicator(rank), problem, run);
+      results[static_cast<std::size_t>(rank)] = {status, problem::message()};
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return results;
+}
+
+// A rank that is refused, or has another problem or plan, does not leave the others waiting.
+TEST_F(Refusals, ADifferenceOfOneRankEndsAllRanks) {
+  const auto expect = [&](const auto& change, const std::string& words) {
+    for (const auto& [status, message] : run_changed(whole->request(), plan, change)) {
+      EXPECT_EQ(status, TILEWISE_INVALID_ARGUMENT);
+      EXPECT_NE(message.find(words), std::string::npos) << message << " lacks " << words;
+    }
+  };
+  expect([](Attention&, tilewise_problem& problem, AttentionRun&) { problem.softmax_scale = 3; },
+         "softmax_scale");
+  expect([](Attention& attention, tilewise_problem&, AttentionRun&) { ++attention.plan_hash; },
+         "the plan differ");
+  const auto refused = run_changed(
+      whole->request(), plan,
+      [](Attention&, tilewise_problem&, AttentionRun& run) { run.workspace_bytes = 8; });
+  EXPECT_NE(refused[0].second.find("rank 1 has refused"), std::string::npos) << refused[0].second;
+  EXPECT_NE(refused[1].second.find("workspace: 8 bytes"), std::string::npos) << refused[1].second;
+  const auto shaped = run_changed(
+      whole->request(), plan,
+      [](Attention&, tilewise_problem& problem, AttentionRun&) { problem.softcap = 2; });
+  EXPECT_NE(shaped[1].second.find("softcap: differs from what the plan was made for"),
+            std::string::npos)
+      << shaped[1].second;
+}
+
+// An engine that breaks after `good` exchanges.
+struct Breaking {
+  tilewise_communicator inner;
+  std::int32_t good;
+  static tilewise_status exchange(void* self, const tilewise_exchange* request,
+                                  std::int32_t* failed_rank) {
+    Breaking& breaking = *static_cast<Breaking*>(self);
+    if (breaking.good-- > 0)
+      return breaking.inner.exchange(breaking.inner.self, request, failed_rank);
+    *failed_rank = breaking.inner.rank;
+    return tilewise_fail(TILEWISE_DEVICE_ERROR, "the link broke");
+  }
+  static void abort(void* self) {
+    Breaking& breaking = *static_cast<Breaking*>(self);
+    breaking.inner.abort(breaking.inner.self);
+  }
+};
+
+// A failure in the middle of a run ends all ranks, with a message that says where.
+TEST_F(Refusals, AFailureOfOneRankEndsAllRanks) {
+  for (const std::int32_t good : {0, 1, 2}) {
+    distributed::LocalGroup group(2);
+    std::vector<std::thread> threads;
+    std::vector<std::pair<problem::Status, std::string>> results(2);
+    for (std::int32_t rank = 0; rank < 2; ++rank) {
+      threads.emplace_back([&, rank] {
+        const RankTensors tensors(Operation::kForward, whole->request(), plan, rank);
+        Attention attention;
+        EXPECT_EQ(make_attention(Operation::kForward, tensors.problem, plan, rank, {}, &attention),
+                  TILEWISE_OK);
+        const verify::Memory workspace(static_cast<std::size_t>(attention.memory.bytes));
+        Breaking breaking = {group.communicator(rank), good};
+        tilewise_communicator communicator = breaking.inner;
+        if (rank == 1) {
+          communicator.self = &breaking;
+          communicator.exchange = Breaking::exchange;
+          communicator.abort = Breaking::abort;
+        }
+        const problem::Status status =
+            run_attention(attention, communicator, tensors.problem,
+                          {workspace.data(), workspace.bytes(), nullptr});
+        // The engine has not told rank 0; ending the rank does.
+        communicator.abort(communicator.self);
+        results[static_cast<std::size_t>(rank)] = {status, problem::message()};
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(results[1].first, TILEWISE_DEVICE_ERROR) << good;
+    EXPECT_NE(results[1].second.find("the link broke"), std::string::npos) << results[1].second;
+    EXPECT_EQ(results[0].first, TILEWISE_REMOTE_ERROR) << good << results[0].second;
+  }
+}
+
+}  // namespace
+}  // namespace tilewise::tests
