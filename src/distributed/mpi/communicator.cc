@@ -170,6 +170,8 @@ tilewise_status Communicator::failure(std::int32_t* failed_rank, bool own_limit)
 
 tilewise_status Communicator::exchange(const tilewise_exchange& request,
                                        std::int32_t* failed_rank) {
+  // A rank that comes late may have been given up.
+  if (!failed()) failed_rank_ = roll_call_.answer({});
   if (failed()) return failure(failed_rank, false);
   requests_.clear();
   parts_.clear();
