@@ -161,6 +161,22 @@ typedef struct tilewise_problem {
   tilewise_tensor seqused_q;     /* (B) int32 or int64: query rows in use of each sequence */
   tilewise_tensor dalibi_slopes; /* backward: output; shape of alibi_slopes; fp32, or fp64 for fp64
                                     inputs */
+
+  /* 1: the outputs hold the results of earlier calls on other keys, and this call adds its own
+   * (docs/semantics.md, "Parts"). Forward merges its keys into `out` and `lse`, both required and
+   * fp32, or fp64 for fp64 inputs. A row with lse = -infinity is empty, whatever its `out` holds. A
+   * row that sees no key of this call keeps its result. `sink` belongs to exactly one of the calls.
+   * Backward reads the `out` and `lse` of all calls, and adds to dq, dk, dv, dbias, dsink and
+   * dalibi_slopes, all fp32, or fp64 for fp64 inputs. Rows and keys that no sequence uses keep what
+   * they hold. */
+  int32_t accumulate;
+  int32_t reserved2; /* 0 */
+
+  /* (B, 4) int64: sequence b is a part of a whole sequence, given by the number of the whole, the
+   * row of the whole that its first query is, the key of the whole that its first key is, and d of
+   * the whole. Causal, window, ALiBi and dropout act as in the whole, and `alignment` has no
+   * effect. Mask and bias are views cut to the part. Not with slices. */
+  tilewise_tensor parts;
 } tilewise_problem;
 
 TILEWISE_API void tilewise_problem_init(tilewise_problem* problem);
@@ -204,9 +220,9 @@ TILEWISE_API tilewise_status tilewise_shutdown(void);
 /* ---- one-call functions ----------------------------------------------------------------- */
 
 /* Computes out = softmax(scores) v, and lse if given. `executor` NULL means the default pool.
- * Allocates the workspace. The contents of cu_seqlens, seqused_q, seqused_k and slices are checked
- * (a plan's run only clamps them); of CUDA tensors the addresses are checked instead. On failure
- * nothing is written. */
+ * Allocates the workspace. The contents of cu_seqlens, seqused_q, seqused_k, slices and parts are
+ * checked (a plan's run only clamps them); of CUDA tensors the addresses are checked instead. On
+ * failure nothing is written. */
 TILEWISE_API tilewise_status tilewise_forward(const tilewise_problem* problem,
                                               const tilewise_executor* executor);
 
@@ -250,7 +266,7 @@ TILEWISE_API const char* tilewise_plan_reason(
 
 /* Runs the plan on tensors of the planned shapes (strides and pointers may differ). Allocates
  * nothing. The content of the workspace at entry does not matter. Contents of cu_seqlens,
- * seqused_q, seqused_k and slices are clamped, never trusted. */
+ * seqused_q, seqused_k, slices and parts are clamped, never trusted. */
 TILEWISE_API tilewise_status tilewise_plan_run(const tilewise_plan* plan,
                                                const tilewise_problem* problem, void* workspace,
                                                size_t workspace_bytes,

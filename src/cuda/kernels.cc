@@ -69,6 +69,26 @@ Status run_reference_gradient_kernel(const Problem& problem, const RunContext& c
                "starting cuda_reference");
 }
 
+// No GPU kernel merges its keys into an earlier result, or knows a sequence as a part of a whole.
+Status refuse_parts(const Problem& problem) {
+  if (problem.accumulate) {
+    return problem::fail(TILEWISE_UNSUPPORTED,
+                         "accumulate: is 1, no CUDA kernel adds to earlier results");
+  }
+  if (problem.parts.present()) {
+    return problem::fail(TILEWISE_UNSUPPORTED,
+                         "parts: given, no CUDA kernel takes parts of sequences");
+  }
+  return TILEWISE_OK;
+}
+
+// The `supports` of a registry row, from that of the kernel.
+template <Status (*kSupports)(const Problem&)>
+Status supports_whole(const Problem& problem, const Machine&) {
+  const Status refused = refuse_parts(problem);
+  return refused != TILEWISE_OK ? refused : kSupports(problem);
+}
+
 // The reference counts no traffic.
 double no_prediction(const Problem&, std::int64_t, std::int64_t) {
   return std::numeric_limits<double>::quiet_NaN();
@@ -84,7 +104,7 @@ const char* below_flash2(const Problem&, const Machine&) {
 constinit const Kernel kForwardDecode = {
     "cuda_decode",
     "Flash-Decoding since Ampere: few queries, blocks divide the keys; bf16 and fp16, D up to 256",
-    [](const Problem& problem, const Machine&) { return decode::supports(problem); },
+    supports_whole<decode::supports>,
     [](const Problem& problem, std::int64_t) { return decode::workspace_bytes(problem); },
     decode::run,
     no_prediction,
@@ -99,7 +119,7 @@ constinit const Kernel kForwardSm90 = {
     "cuda_sm90",
     "FlashAttention-3 on Hopper: TMA, wgmma, warp specialisation; bf16 and fp16, D up to 256; "
     "rows next to a NaN may round differently",
-    [](const Problem& problem, const Machine&) { return sm90::supports(problem); },
+    supports_whole<sm90::supports>,
     [](const Problem& problem, std::int64_t) { return sm90::workspace_bytes(problem); },
     sm90::run,
     [](const Problem& problem, std::int64_t, std::int64_t) {
@@ -112,7 +132,7 @@ constinit const Kernel kForwardSm90 = {
 constinit const Kernel kForwardSm80 = {
     "cuda_sm80",
     "FlashAttention-2 since Ampere: mma.sync, cp.async; bf16 and fp16, D up to 256, every option",
-    [](const Problem& problem, const Machine&) { return sm80::supports(problem); },
+    supports_whole<sm80::supports>,
     [](const Problem& problem, std::int64_t) { return sm80::workspace_bytes(problem); },
     sm80::run,
     [](const Problem& problem, std::int64_t, std::int64_t) {
@@ -127,7 +147,7 @@ constinit const Kernel kBackwardSm90 = {
     "FlashAttention-3 on Hopper: TMA, wgmma, warp specialisation; bf16 and fp16, D up to 128; dQ "
     "has "
     "the same bits from run to run if deterministic",
-    [](const Problem& problem, const Machine&) { return backward::sm90::supports(problem); },
+    supports_whole<backward::sm90::supports>,
     [](const Problem& problem, std::int64_t) { return backward::sm90::workspace_bytes(problem); },
     backward::sm90::run,
     no_prediction,
@@ -139,7 +159,7 @@ constinit const Kernel kBackwardSm80 = {
     "cuda_sm80",
     "FlashAttention-2 since Ampere: mma.sync, cp.async; bf16 and fp16, D up to 256, every option; "
     "dQ has the same bits from run to run if deterministic",
-    [](const Problem& problem, const Machine&) { return backward::sm80::supports(problem); },
+    supports_whole<backward::sm80::supports>,
     [](const Problem& problem, std::int64_t) { return backward::sm80::workspace_bytes(problem); },
     backward::sm80::run,
     no_prediction,
@@ -151,7 +171,7 @@ constinit const Kernel kBackwardSm80 = {
 constinit const Kernel kForwardFp32 = {
     "cuda_fp32",
     "FlashAttention-2 since Ampere in multiply-adds: fp32, D up to 256, every option",
-    [](const Problem& problem, const Machine&) { return fp32::supports(problem); },
+    supports_whole<fp32::supports>,
     [](const Problem& problem, std::int64_t) { return fp32::workspace_bytes(problem); },
     fp32::run,
     [](const Problem& problem, std::int64_t, std::int64_t) {
@@ -165,7 +185,7 @@ constinit const Kernel kForwardFlash1 = {
     "cuda_flash1",
     "FlashAttention-1: a block for each head, out renormalised in memory; bf16 and fp16, D up to "
     "128; rows next to a NaN may round differently",
-    [](const Problem& problem, const Machine&) { return ladder::supports_flash1(problem); },
+    supports_whole<ladder::supports_flash1>,
     [](const Problem& problem, std::int64_t) { return ladder::workspace_of_flash1(problem); },
     ladder::run_flash1,
     [](const Problem& problem, std::int64_t, std::int64_t) {
@@ -181,7 +201,7 @@ constinit const Kernel kForwardStandard = {
     "cuda_standard",
     "S and P in memory, three kernels: attention as in the formula; bf16 and fp16, D up to "
     "128; rows next to a NaN may round differently",
-    [](const Problem& problem, const Machine&) { return ladder::supports_standard(problem); },
+    supports_whole<ladder::supports_standard>,
     [](const Problem& problem, std::int64_t) { return ladder::workspace_of_standard(problem); },
     ladder::run_standard,
     [](const Problem& problem, std::int64_t, std::int64_t) {
@@ -196,7 +216,7 @@ constinit const Kernel kForwardStandard = {
 constinit const Kernel kForwardReference = {
     "cuda_reference",
     "a block for each row, fp64 arithmetic, every option: the slow oracle of the GPU",
-    [](const Problem& problem, const Machine&) { return check_device(problem); },
+    supports_whole<check_device>,
     [](const Problem& problem, std::int64_t) { return table_bytes(problem); },
     run_reference_kernel,
     no_prediction,
@@ -209,7 +229,7 @@ constinit const Kernel kBackwardReference = {
     "a block for each row of queries and of keys, fp64 arithmetic, every option: the slow oracle "
     "of "
     "the GPU",
-    [](const Problem& problem, const Machine&) { return check_device(problem); },
+    supports_whole<check_device>,
     gradient_workspace_bytes,
     run_reference_gradient_kernel,
     no_prediction,

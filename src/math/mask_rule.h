@@ -61,15 +61,15 @@ TILEWISE_INLINE Band full_band(std::int64_t q_len, std::int64_t k_len) {
 TILEWISE_INLINE Band window_band(std::int64_t q_len, std::int64_t k_len, std::int64_t diagonal,
                                  std::int64_t left, std::int64_t right) {
   Band band = full_band(q_len, k_len);
-  const std::int64_t span =
-      q_len + k_len;  // a wider window sees everything; clamped so that sums cannot overflow
+  // A side is cut to where it sees everything, so that sums cannot overflow. Only a part of a whole
+  // sequence has a diagonal beyond the first k_len or q_len places.
   if (left >= 0) {
     band.lower_slope = 1;
-    band.lower_offset = diagonal - math::min(left, span);
+    band.lower_offset = diagonal - math::min(left, q_len + math::max(k_len, diagonal));
   }
   if (right >= 0) {
     band.upper_slope = 1;
-    band.upper_offset = diagonal + math::min(right, span) + 1;
+    band.upper_offset = diagonal + math::min(right, k_len + math::max(q_len, -diagonal)) + 1;
   }
   return band;
 }

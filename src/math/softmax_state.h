@@ -93,6 +93,38 @@ TILEWISE_INLINE Finalised<T> finalise(SoftmaxState<T> state, T sink) {
           static_cast<T>(multiply_add(log2(finalised.state.sum), kLn2, finalised.state.max))};
 }
 
+// Returns the state of a row whose keys so far gave the result (out, lse): the sum 1 at the maximum
+// lse, whose row is `out` itself. lse = -inf gives the empty state.
+template <class T>
+TILEWISE_INLINE SoftmaxState<T> state_of_result(T lse) {
+  return {lse, lse == -Limits<T>::kInfinity ? T(0) : T(1)};
+}
+
+// finalise_into() ends a row that has an earlier result (out, lse), of other keys: out_of_state *
+// scale + out * kept is the output of all of them. The earlier row is read only if it is not empty
+// (has_earlier), because an empty one may hold NaN. Without a key and a sink, scale is 0 and the
+// earlier result is returned as it is.
+template <class T>
+struct Continued {
+  T scale;
+  T kept;
+  T lse;
+  bool has_earlier;
+};
+template <class T>
+TILEWISE_INLINE Continued<T> finalise_into(T earlier_lse, SoftmaxState<T> state, T sink) {
+  const bool has_earlier = !(earlier_lse == -Limits<T>::kInfinity);
+  if (sink == -Limits<T>::kInfinity && state.sum == T(0))
+    return {T(0), T(1), earlier_lse, has_earlier};
+  // In double, as in finalise(): its factors scale whole rows.
+  const SoftmaxState<double> own = {static_cast<double>(state.max), static_cast<double>(state.sum)};
+  const Merged<double> keys = merge(own, state_of_result(static_cast<double>(earlier_lse)));
+  const Merged<double> all = merge(keys.state, state_of_result(static_cast<double>(sink)));
+  const double scale = all.factor_a / all.state.sum;
+  return {static_cast<T>(keys.factor_a * scale), static_cast<T>(keys.factor_b * scale),
+          static_cast<T>(multiply_add(log2(all.state.sum), kLn2, all.state.max)), has_earlier};
+}
+
 // Returns the probability of a score, recomputed in the backward pass: exp(score - lse), both in
 // the units that `scale_log2` expects. A row without keys has lse = -inf and only masked scores;
 // its probabilities are 0. No probability exceeds 1: at scores of 10^9 and more the rounding of lse

@@ -136,6 +136,8 @@ const char* planned_difference(const Problem& a, const Problem& b) {
   if (a.window_right != b.window_right) return "causal or window_right";
   if (a.deterministic != b.deterministic) return "deterministic";
   if (a.batch_invariant != b.batch_invariant) return "batch_invariant";
+  if (a.accumulate != b.accumulate) return "accumulate";
+  if (a.parts.present() != b.parts.present()) return "parts";
   return nullptr;
 }
 

@@ -1,4 +1,5 @@
-// Checks the numbers inside cu_seqlens, seqused_q, seqused_k and slices.
+// Checks the numbers inside cu_seqlens, seqused_q, seqused_k, slices and parts.
+#include "problem/sequence.h"
 #include "problem/tensor_checks.h"
 #include "problem/validate.h"
 
@@ -67,6 +68,22 @@ Status check_slices(const Problem& problem) {
   return TILEWISE_OK;
 }
 
+Status check_parts(const Problem& problem) {
+  static constexpr const char* kNames[] = {"number", "row", "key", "d"};
+  for (std::int64_t b = 0; problem.parts.present() && b < problem.parts.count; ++b) {
+    for (std::int64_t c = 0; c < problem.parts.columns; ++c) {
+      const std::int64_t value = problem.parts.at(b, c);
+      const std::int64_t least = c == 3 ? -kMostOfWhole : 0;
+      if (value < least || value > kMostOfWhole) {
+        return fail(TILEWISE_INVALID_ARGUMENT,
+                    "parts[%lld]: %s is %lld, must be between %lld and %lld", printable(b),
+                    kNames[c], printable(value), printable(least), printable(kMostOfWhole));
+      }
+    }
+  }
+  return TILEWISE_OK;
+}
+
 }  // namespace
 
 Status check_contents(const Problem& problem) {
@@ -76,6 +93,7 @@ Status check_contents(const Problem& problem) {
       check_ascending("cu_seqlens_k", problem.cu_seqlens_k, problem.k_rows, problem.max_k));
   TILEWISE_RETURN_IF_ERROR(check_used("seqused_q", problem.seqused_q, problem.max_q));
   TILEWISE_RETURN_IF_ERROR(check_used("seqused_k", problem.seqused_k, problem.max_k));
+  TILEWISE_RETURN_IF_ERROR(check_parts(problem));
   return check_slices(problem);
 }
 

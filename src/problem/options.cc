@@ -54,7 +54,8 @@ Status read_options(const tilewise_problem& request, Problem* problem) {
     std::int32_t value;
   } flags[] = {{"causal", request.causal},
                {"deterministic", request.deterministic},
-               {"batch_invariant", request.batch_invariant}};
+               {"batch_invariant", request.batch_invariant},
+               {"accumulate", request.accumulate}};
   for (const auto& flag : flags) {
     if (flag.value != 0 && flag.value != 1) {
       return fail(TILEWISE_INVALID_ARGUMENT, "%s: is %d, must be 0 or 1", flag.name, flag.value);
@@ -62,6 +63,8 @@ Status read_options(const tilewise_problem& request, Problem* problem) {
   }
   if (request.reserved != 0)
     return fail(TILEWISE_INVALID_ARGUMENT, "reserved: is %d, must be 0", request.reserved);
+  if (request.reserved2 != 0)
+    return fail(TILEWISE_INVALID_ARGUMENT, "reserved2: is %d, must be 0", request.reserved2);
   if (request.window_left < -1) {
     return fail(TILEWISE_INVALID_ARGUMENT, "window_left: is %lld, must be >= -1",
                 printable(request.window_left));
@@ -87,6 +90,7 @@ Status read_options(const tilewise_problem& request, Problem* problem) {
   problem->window_right = request.causal ? 0 : request.window_right;
   problem->deterministic = request.deterministic != 0;
   problem->batch_invariant = request.batch_invariant != 0;
+  problem->accumulate = request.accumulate != 0;
   return TILEWISE_OK;
 }
 

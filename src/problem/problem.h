@@ -31,13 +31,13 @@ struct View {
   }
 };
 
-// A list of int32 or int64 numbers (cu_seqlens, seqused) or of rows of numbers (slices).
+// A list of int32 or int64 numbers (cu_seqlens, seqused) or of rows of numbers (slices, parts).
 struct IndexView {
   const void* data = nullptr;
   std::int32_t dtype = 0;  // 0 if the list is absent
   std::int64_t count = 0;  // B + 1, B, or the number of slices
   std::int64_t stride = 0;
-  std::int64_t columns = 1;  // 5 or 6 for slices
+  std::int64_t columns = 1;  // 5 or 6 for slices, 4 for parts
   std::int64_t column_stride = 1;
 
   TILEWISE_INLINE bool present() const { return dtype != 0; }
@@ -81,6 +81,7 @@ struct Problem {
   IndexView cu_seqlens_q, cu_seqlens_k;
   IndexView seqused_q, seqused_k;
   IndexView slices;
+  IndexView parts;  // (B, 4): see part_of() in problem/sequence.h
 
   double scale = 0;    // with its default resolved
   double softcap = 0;  // 0 if off
@@ -92,6 +93,7 @@ struct Problem {
   std::int64_t window_right = -1;
   bool deterministic = false;
   bool batch_invariant = false;
+  bool accumulate = false;  // outputs hold the results of earlier parts, which stay in them
 
   // True if sequences may have different numbers of queries: packed, or cut by seqused_q.
   TILEWISE_INLINE bool varlen_q() const { return q_packed || seqused_q.present(); }

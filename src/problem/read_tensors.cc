@@ -103,4 +103,18 @@ Status read_index(const char* name, const tilewise_tensor& tensor, std::int64_t 
   return TILEWISE_OK;
 }
 
+Status read_parts(const tilewise_tensor& tensor, const Problem& problem, IndexView* view) {
+  if (!present(tensor)) return TILEWISE_OK;
+  if (problem.slices.present()) {
+    return fail(TILEWISE_INVALID_ARGUMENT,
+                "parts: given with slices, which have coordinates of their own");
+  }
+  TILEWISE_RETURN_IF_ERROR(check_dtype("parts", tensor, TILEWISE_INT64, TILEWISE_INT64));
+  const std::int64_t shape[] = {problem.batch, 4};
+  TILEWISE_RETURN_IF_ERROR(
+      check_shape("parts", tensor, 2, shape, "(B, 4: number, row, key and d of the whole)"));
+  *view = {tensor.data, tensor.dtype, problem.batch, stride_of(tensor, 0), 4, stride_of(tensor, 1)};
+  return TILEWISE_OK;
+}
+
 }  // namespace tilewise::problem

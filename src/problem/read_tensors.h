@@ -38,4 +38,7 @@ Status read_scores(const Problem& problem, const char* name, const tilewise_tens
 Status read_index(const char* name, const tilewise_tensor& tensor, std::int64_t count,
                   IndexView* view);
 
+// Reads the optional tensor `parts`, (B, 4) int64. The slices of the problem must have been read.
+Status read_parts(const tilewise_tensor& tensor, const Problem& problem, IndexView* view);
+
 }  // namespace tilewise::problem

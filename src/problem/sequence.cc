@@ -49,7 +49,25 @@ void fill_rows(const View& view, std::int64_t b, std::int64_t heads, math::KeyRa
   }
 }
 
+// Sets out = 0 in those of the rows that are empty.
+void clear_empty_rows(const Problem& problem, std::int64_t b, math::KeyRange rows) {
+  for (std::int64_t h = 0; h < problem.heads; ++h) {
+    for (std::int64_t r = rows.begin; r < rows.end; ++r) {
+      const std::int64_t at = problem.lse.offset(b, h, r);
+      const double lse = problem.lse.dtype == TILEWISE_FP64
+                             ? static_cast<const double*>(problem.lse.data)[at]
+                             : static_cast<const float*>(problem.lse.data)[at];
+      if (lse == -std::numeric_limits<double>::infinity())
+        fill_row(problem.out, problem.out.offset(b, h, r), problem.value_dim, 0);
+    }
+  }
+}
+
 void fill_query_rows(const Problem& problem, std::int64_t b, math::KeyRange rows) {
+  if (problem.accumulate) {
+    if (problem.operation == Operation::kForward) clear_empty_rows(problem, b, rows);
+    return;
+  }
   if (problem.operation == Operation::kForward) {
     fill_rows(problem.out, b, problem.heads, rows, problem.value_dim, 0);
     fill_rows(problem.lse, b, problem.heads, rows, 1, -std::numeric_limits<double>::infinity());
@@ -59,12 +77,39 @@ void fill_query_rows(const Problem& problem, std::int64_t b, math::KeyRange rows
 }
 
 void fill_key_rows(const Problem& problem, std::int64_t b, math::KeyRange rows) {
-  if (problem.operation == Operation::kForward) return;
+  if (problem.operation == Operation::kForward || problem.accumulate) return;
   fill_rows(problem.dk, b, problem.kv_heads, rows, problem.head_dim, 0);
   fill_rows(problem.dv, b, problem.kv_heads, rows, problem.value_dim, 0);
 }
 
+// Returns d of a sequence in its own coordinates.
+std::int64_t diagonal_of(const Problem& problem, std::int64_t b, std::int64_t q_len,
+                         std::int64_t k_len) {
+  if (problem.parts.present()) {  // key + j <= row + i + d
+    const Part part = part_of(problem, b);
+    return part.row + part.diagonal - part.key;
+  }
+  return problem.top_left ? 0 : k_len - q_len;
+}
+
 }  // namespace
+
+Part part_of(const Problem& problem, std::int64_t b) {
+  if (!problem.parts.present()) return {b, 0, 0, 0};
+  const auto number = [&](std::int64_t column) {
+    return clamp(problem.parts.at(b, column), column == 3 ? -kMostOfWhole : 0, kMostOfWhole);
+  };
+  return {number(0), number(1), number(2), number(3)};
+}
+
+DropoutOrigin dropout_origin(const Problem& problem, std::int64_t b, std::int64_t head) {
+  const Part part = part_of(problem, b);
+  // The product may wrap around: the counter has 32 bits.
+  const std::uint64_t index =
+      static_cast<std::uint64_t>(part.number) * static_cast<std::uint64_t>(problem.heads) +
+      static_cast<std::uint64_t>(head);
+  return {static_cast<std::int64_t>(index), part.row, part.key};
+}
 
 void fill_sequences(const Problem& problem, Sequence* table) {
   std::int64_t q_end = 0;
@@ -83,7 +128,7 @@ void fill_sequences(const Problem& problem, Sequence* table) {
     if (problem.seqused_q.present()) q.length = clamp(problem.seqused_q.at(b), 0, q.length);
     if (problem.seqused_k.present()) k.length = clamp(problem.seqused_k.at(b), 0, k.length);
     table[b] = {b,       q.start,  q.length,
-                k.start, k.length, problem.top_left ? 0 : k.length - q.length};
+                k.start, k.length, diagonal_of(problem, b, q.length, k.length)};
   }
 }
 

@@ -1,6 +1,6 @@
 // The sequences of a problem: where the rows of each one begin, how long it is, and which bands of
-// keys its rows see. The functions read the contents of cu_seqlens, seqused_q, seqused_k and
-// slices, which may hold anything: they are clamped, never trusted.
+// keys its rows see. The functions read the contents of cu_seqlens, seqused_q, seqused_k, slices
+// and parts, which may hold anything: they are clamped, never trusted.
 #pragma once
 
 #include "problem/problem.h"
@@ -20,8 +20,33 @@ struct Sequence {
 // tensor: a start before the end of the previous sequence is moved up to it. O(B), no allocation.
 void fill_sequences(const Problem& problem, Sequence* table);
 
+// The place of a sequence in the whole sequence that it is a part of (the tensor `parts`). Without
+// parts every sequence is a whole.
+struct Part {
+  std::int64_t number;    // of the whole: dropout counts sequences by it
+  std::int64_t row;       // of the whole: the first query
+  std::int64_t key;       // of the whole: the first key
+  std::int64_t diagonal;  // d of the whole
+};
+// The bound of the numbers of a Part, so that sums of a few of them and of row numbers fit int64.
+inline constexpr std::int64_t kMostOfWhole = std::int64_t{1} << 59;
+
+// Returns the part that sequence `b` is; its numbers are within the bound. Its diagonal is 0
+// without parts.
+Part part_of(const Problem& problem, std::int64_t b);
+
+// Where dropout counts the rows and keys of a head of a sequence: its counters (math/philox.h) are
+// those of the whole.
+struct DropoutOrigin {
+  std::int64_t head_index;  // number of the whole * H + head; only its low 32 bits matter
+  std::int64_t row;
+  std::int64_t key;
+};
+DropoutOrigin dropout_origin(const Problem& problem, std::int64_t b, std::int64_t head);
+
 // Fills the rows that belong to no sequence, or that it does not use: out = 0, lse = -inf; in the
-// backward pass dq, dk and dv = 0.
+// backward pass dq, dk and dv = 0. With `accumulate` these rows keep what they hold, and a row that
+// is empty (lse = -inf) gets out = 0.
 void fill_unowned_rows(const Problem& problem, const Sequence* table);
 
 // Writes the bands that the rows of (sequence, head) see: one band without slices; with slices one

@@ -30,6 +30,7 @@ inline constexpr NamedTensor kTensors[] = {
     {"seqused_q", &tilewise_problem::seqused_q, Role::kInput, Role::kInput},
     {"seqused_k", &tilewise_problem::seqused_k, Role::kInput, Role::kInput},
     {"slices", &tilewise_problem::slices, Role::kInput, Role::kInput},
+    {"parts", &tilewise_problem::parts, Role::kInput, Role::kInput},
     {"mask", &tilewise_problem::mask, Role::kInput, Role::kInput},
     {"bias", &tilewise_problem::bias, Role::kInput, Role::kInput},
     {"alibi_slopes", &tilewise_problem::alibi_slopes, Role::kInput, Role::kInput},

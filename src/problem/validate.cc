@@ -144,6 +144,7 @@ Status read_sequences(const tilewise_problem& request, Problem* problem) {
       read_index("seqused_q", request.seqused_q, problem->batch, &problem->seqused_q));
   TILEWISE_RETURN_IF_ERROR(
       read_index("seqused_k", request.seqused_k, problem->batch, &problem->seqused_k));
+  TILEWISE_RETURN_IF_ERROR(read_parts(request.parts, *problem, &problem->parts));
   problem->max_q = problem->q_rows;
   problem->max_k = problem->k_rows;
   if (present(request.cu_seqlens_q) && request.max_seqlen_q >= 0) {
@@ -209,10 +210,24 @@ Status read_score_inputs(const tilewise_problem& request, Problem* problem) {
   return TILEWISE_OK;
 }
 
+// Checks the dtype of an output that accumulates: sums of parts are not rounded to 16 bits.
+Status check_accumulated(const char* name, const tilewise_tensor& tensor, const Problem& problem) {
+  if (!problem.accumulate || tensor.dtype == problem.statistics) return TILEWISE_OK;
+  return fail(TILEWISE_INVALID_ARGUMENT, "%s: dtype is %s, must be %s with accumulate", name,
+              dtype_name(tensor.dtype), dtype_name(problem.statistics));
+}
+
 Status read_forward(const tilewise_problem& request, Problem* problem) {
   const std::int32_t dtype = problem->dtype;
   if (!present(request.out)) return fail(TILEWISE_INVALID_ARGUMENT, "out: missing");
   TILEWISE_RETURN_IF_ERROR(check_dtype("out", request.out, dtype, TILEWISE_FP32));
+  if (problem->operation == Operation::kForward) {
+    TILEWISE_RETURN_IF_ERROR(check_accumulated("out", request.out, *problem));
+    if (problem->accumulate && !present(request.lse)) {
+      return fail(TILEWISE_INVALID_ARGUMENT,
+                  "lse: missing, accumulate needs that of the earlier parts");
+    }
+  }
   TILEWISE_RETURN_IF_ERROR(
       read_rows(request, *problem, "out", request.out, true, problem->value_dim, &problem->out));
   return read_statistics(*problem, "lse", request.lse, &problem->lse);
@@ -239,13 +254,15 @@ Status read_backward(const tilewise_problem& request, Problem* problem) {
   for (const auto& gradient : gradients) {
     if (!present(gradient.tensor)) continue;
     TILEWISE_RETURN_IF_ERROR(check_dtype(gradient.name, gradient.tensor, dtype, TILEWISE_FP32));
+    TILEWISE_RETURN_IF_ERROR(check_accumulated(gradient.name, gradient.tensor, *problem));
     TILEWISE_RETURN_IF_ERROR(read_rows(request, *problem, gradient.name, gradient.tensor,
                                        gradient.query_side, gradient.width, gradient.view));
   }
   if (present(request.dbias)) {
     if (!present(request.bias)) return fail(TILEWISE_INVALID_ARGUMENT, "dbias: given without bias");
-    TILEWISE_RETURN_IF_ERROR(
-        check_dtype("dbias", request.dbias, request.bias.dtype, request.bias.dtype));
+    const std::int32_t of_bias = problem->accumulate ? TILEWISE_FP32 : request.bias.dtype;
+    TILEWISE_RETURN_IF_ERROR(check_dtype("dbias", request.dbias, of_bias,
+                                         problem->accumulate ? problem->statistics : of_bias));
     TILEWISE_RETURN_IF_ERROR(
         check_shape("dbias", request.dbias, request.bias.rank, request.bias.shape, "that of bias"));
     std::int64_t extents[4];

@@ -119,10 +119,15 @@ struct GradientWorker {
     }
     const problem::View& dbias = problem.dbias;
     for (std::int64_t c = 0; c < columns; ++c) {
-      store_element(dbias, dbias.offset(index[0], index[1], index[2], first_column + c),
-                    buffers.sums[c]);
+      store_sum(dbias, dbias.offset(index[0], index[1], index[2], first_column + c),
+                buffers.sums[c]);
     }
     memory.counter()->write(columns, problem::dtype_size(dbias.dtype));
+  }
+
+  // Stores a sum, or adds it with `accumulate`.
+  void store_sum(const problem::View& view, std::int64_t at, double sum) const {
+    store_element(view, at, problem.accumulate ? load_element<double>(view, at) + sum : sum);
   }
 
   static KeyRange owned(std::int64_t extent, std::int64_t index, std::int64_t full) {
@@ -185,7 +190,7 @@ struct GradientWorker {
                  sum += gradient * math::alibi_derivative(distance);
                });
     }
-    store_element(problem.dalibi_slopes, problem.dalibi_slopes.offset(own, h, 0), sum);
+    store_sum(problem.dalibi_slopes, problem.dalibi_slopes.offset(own, h, 0), sum);
   }
 
   // dsink[h] = -sum over sequences and rows of exp(sink - lse) * delta
@@ -198,7 +203,7 @@ struct GradientWorker {
         sum += math::score_gradient(math::probability(sink, query.lse), T(0), query.delta);
       }
     }
-    store_element(problem.dsink, problem.dsink.offset(0, h, 0), sum);
+    store_sum(problem.dsink, problem.dsink.offset(0, h, 0), sum);
   }
 };
 

@@ -37,8 +37,10 @@ struct Flash1Forward {
     const Problem& problem = group.problem;
     const TileSizes sizes = flash1_tiles(sram_elements, problem.head_dim, problem.value_dim);
     const std::int64_t rows = group.size() * group.q_len();
-    set_zero(b.sums, rows * problem.value_dim);
-    for (std::int64_t r = 0; r < rows; ++r) b.states[r] = math::empty_state<T>();
+    for (std::int64_t r = 0; r < rows; ++r) {
+      b.states[r] =
+          group.first_state(r / group.q_len(), r % group.q_len(), b.sums + r * problem.value_dim);
+    }
 
     for_each_tile(group.k_len(), sizes.k_rows, [&](KeyRange keys) {
       load_key_tile(group, keys, b.tiles);
@@ -135,11 +137,10 @@ struct Flash1Backward {
       }
       store_key_gradients(group, keys, b.tiles);
     });
-    if (!problem.dq.present()) return;
     for (std::int64_t g = 0; g < group.size(); ++g) {
       const Rows rows = group.query_rows(g, 0, group.q_len());
-      group.memory.publish(b.sums + g * group.q_len() * problem.head_dim, problem.dq, rows,
-                           problem.head_dim);
+      group.publish_gradient(problem.dq, rows, problem.head_dim,
+                             b.sums + g * group.q_len() * problem.head_dim);
     }
   }
 

@@ -42,8 +42,10 @@ struct Flash2Forward {
       for_each_tile(group.q_len(), sizes.q_rows, [&](KeyRange queries) {
         const Rows rows = group.query_rows(g, queries.begin, extent(queries));
         group.memory.load(problem.q, rows, problem.head_dim, b.tiles.query_tile);
-        set_zero(b.tiles.out_tile, rows.count * problem.value_dim);
-        for (std::int64_t r = 0; r < rows.count; ++r) b.tiles.states[r] = math::empty_state<T>();
+        for (std::int64_t r = 0; r < rows.count; ++r) {
+          b.tiles.states[r] =
+              group.first_state(g, queries.begin + r, b.tiles.out_tile + r * problem.value_dim);
+        }
 
         for_each_tile(group.k_len(), sizes.k_rows, [&](KeyRange keys) {
           if (head.skips(queries, keys)) return;
@@ -120,11 +122,10 @@ struct Flash2Backward {
       }
       store_key_gradients(group, keys, b.tiles);
     });
-    if (!problem.dq.present()) return;
     for (std::int64_t g = 0; g < group.size(); ++g) {
       const Rows rows = group.query_rows(g, 0, group.q_len());
-      group.memory.publish(b.dqueries + g * group.q_len() * problem.head_dim, problem.dq, rows,
-                           problem.head_dim);
+      group.publish_gradient(problem.dq, rows, problem.head_dim,
+                             b.dqueries + g * group.q_len() * problem.head_dim);
     }
   }
 

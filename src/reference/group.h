@@ -57,6 +57,33 @@ struct Group {
                                   : T(0);
   }
 
+  // Returns the state of a row before the keys of this call, and writes its output to `out` (Dv):
+  // the earlier result with `accumulate`, or the empty state and 0.
+  math::SoftmaxState<T> first_state(std::int64_t g, std::int64_t row, T* out) const {
+    const T lse = problem.accumulate ? load_lse(g, row) : -math::Limits<T>::kInfinity;
+    if (lse == -math::Limits<T>::kInfinity) {
+      set_zero(out, problem.value_dim);
+    } else {
+      memory.load(problem.out, query_rows(g, row, 1), problem.value_dim, out);
+    }
+    return math::state_of_result(lse);
+  }
+
+  // Stores rows of a gradient, or adds them with `accumulate`. An absent gradient is left out.
+  void store_gradient(const problem::View& view, const Rows& rows, std::int64_t width,
+                      const T* gradient) const {
+    if (!view.present()) return;
+    if (problem.accumulate) return memory.add(view, rows, width, gradient);
+    memory.store(view, rows, width, gradient);
+  }
+  // The same for an array of slow memory, which is the tensor in the paper (see Memory::publish()).
+  void publish_gradient(const problem::View& view, const Rows& rows, std::int64_t width,
+                        const T* gradient) const {
+    if (!view.present()) return;
+    if (problem.accumulate) return memory.add(view, rows, width, gradient);
+    memory.publish(gradient, view, rows, width);
+  }
+
   // Returns delta = rowsum(O * dO) - dLSE.
   T delta(std::int64_t g, std::int64_t row, const T* out_row, const T* dout_row) const {
     return dot(out_row, dout_row, problem.value_dim) - load_dlse(g, row);

@@ -37,7 +37,8 @@ class Head {
         scale_(static_cast<T>(problem.scale)),
         cap_(static_cast<T>(problem.softcap)),
         dropout_(
-            math::dropout_rule(problem.dropout_p, problem.dropout_seed, problem.dropout_offset)) {
+            math::dropout_rule(problem.dropout_p, problem.dropout_seed, problem.dropout_offset)),
+        origin_(problem::dropout_origin(problem, sequence.batch, head)) {
     const problem::View& slopes = problem.alibi_slopes;
     if (slopes.present()) slope_ = load_element<T>(slopes, slopes.offset(sequence.batch, head, 0));
     if (problem.sink.present())
@@ -128,9 +129,9 @@ class Head {
   // without dropout.
   T dropout_factor(std::int64_t row, std::int64_t key) const {
     if (problem_.dropout_p == 0) return T(1);
-    const std::int64_t head_index = sequence_.batch * problem_.heads + head_;
-    return math::dropout_keeps(dropout_, head_index, row, key) ? static_cast<T>(dropout_.keep_scale)
-                                                               : T(0);
+    const bool keeps =
+        math::dropout_keeps(dropout_, origin_.head_index, origin_.row + row, origin_.key + key);
+    return keeps ? static_cast<T>(dropout_.keep_scale) : T(0);
   }
 
  private:
@@ -144,6 +145,7 @@ class Head {
   T slope_ = T(0);
   T sink_ = kMaskedScore<T>;
   math::DropoutRule dropout_;
+  problem::DropoutOrigin origin_;
 };
 
 }  // namespace tilewise::reference

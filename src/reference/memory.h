@@ -43,6 +43,11 @@ void store_row(const T* from, std::int64_t width, Storage* to) {
   for (std::int64_t c = 0; c < width; ++c) math::store(from[c], to + c);
 }
 
+template <class T, class Storage>
+void add_row(const T* from, std::int64_t width, Storage* to) {
+  for (std::int64_t c = 0; c < width; ++c) math::store(math::load<T>(to[c]) + from[c], to + c);
+}
+
 // Calls function(pointer to the element at `offset` of the view, in its own floating-point type).
 template <class Function>
 void with_element(const problem::View& view, std::int64_t offset, Function function) {
@@ -91,6 +96,16 @@ class Memory {
       with_element(view, view.offset(rows.batch, rows.head, rows.first + r),
                    [&](auto* to) { store_row(tile + r * width, width, to); });
     }
+    counter_->write(rows.count * width, problem::dtype_size(view.dtype));
+  }
+
+  // Rows of the view += tile (rows.count, width).
+  void add(const problem::View& view, const Rows& rows, std::int64_t width, const T* tile) const {
+    for (std::int64_t r = 0; r < rows.count; ++r) {
+      with_element(view, view.offset(rows.batch, rows.head, rows.first + r),
+                   [&](auto* to) { add_row(tile + r * width, width, to); });
+    }
+    counter_->read(rows.count * width, problem::dtype_size(view.dtype));
     counter_->write(rows.count * width, problem::dtype_size(view.dtype));
   }
 

@@ -79,7 +79,8 @@ struct OnlineSoftmaxForward {
         group.memory.load(problem.q, group.query_rows(g, i, 1), problem.head_dim, b.query);
         // The state is in double: where scores rise from key to key (ALiBi), every step rescales
         // the sum, and all these factors may be rounded in the same direction.
-        math::SoftmaxState<double> sums = math::empty_state<double>();
+        const math::SoftmaxState<T> first = group.first_state(g, i, b.out);
+        math::SoftmaxState<double> sums = {first.max, first.sum};
         for_each_score(group, head, i, b, [&](std::int64_t, T score, T) {
           sums = math::merge(sums, math::SoftmaxState<double>{score, 1}).state;
         });
@@ -88,7 +89,9 @@ struct OnlineSoftmaxForward {
 
         // The total is in double as well: without tiles, a thousand terms and more are added one by
         // one.
-        set_zero(b.total, problem.value_dim);
+        const T kept = math::prob(first.max, math::anchor(state.max));
+        for (std::int64_t c = 0; c < problem.value_dim; ++c)
+          b.total[c] = static_cast<double>(kept) * b.out[c];
         for_each_score(group, head, i, b, [&](std::int64_t j, T score, T) {
           const T prob = math::prob(score, math::anchor(state.max));
           group.memory.load(problem.v, group.key_rows(j, 1), problem.value_dim, b.value);
@@ -118,8 +121,8 @@ struct OnlineSoftmaxBackward {
       for (std::int64_t i = 0; i < group.q_len(); ++i) run_row(group, head, g, i, b);
     }
     const Rows keys = group.key_rows(0, group.k_len());
-    if (problem.dk.present()) group.memory.publish(b.dkeys, problem.dk, keys, problem.head_dim);
-    if (problem.dv.present()) group.memory.publish(b.dvalues, problem.dv, keys, problem.value_dim);
+    group.publish_gradient(problem.dk, keys, problem.head_dim, b.dkeys);
+    group.publish_gradient(problem.dv, keys, problem.value_dim, b.dvalues);
   }
 
  private:
@@ -144,7 +147,7 @@ struct OnlineSoftmaxBackward {
       add_scaled(dscore, b.key, problem.head_dim, b.dquery);
       add_to_key(group, j, b, dscore, prob * dropout);
     });
-    if (problem.dq.present()) group.memory.store(problem.dq, row, problem.head_dim, b.dquery);
+    group.store_gradient(problem.dq, row, problem.head_dim, b.dquery);
   }
 
   // dK_j += dscore * Q_i, dV_j += prob * dO_i, through slow memory.

@@ -23,6 +23,7 @@ struct MatrixBuffers {
   T* other_row;  // (Sk)
   T* scores;     // (Sq, Sk)
   T* probs;      // (Sq, Sk)
+  T* kept;       // (Sq), with `accumulate`: the prob of the earlier result of a row
 
   static MatrixBuffers carve(const Problem& problem, Arena& arena) {
     const Checked k_rows = {problem.max_k};
@@ -38,6 +39,7 @@ struct MatrixBuffers {
     buffers.other_row = arena.take<T>(k_rows);
     buffers.scores = arena.take<T>(matrix);
     buffers.probs = arena.take<T>(matrix);
+    buffers.kept = arena.take<T>(Checked{problem.accumulate ? problem.max_q : 0});
     return buffers;
   }
 };
@@ -62,15 +64,19 @@ void compute_scores(const Group<T, Counter>& group, std::int64_t g, const Matrix
 }
 
 // The three passes over a row of scores: maximum, sum, normalise. Writes the probabilities and
-// returns the LSE.
+// returns the LSE. The earlier result of a row counts as one more score, its LSE; *kept is its
+// probability.
 template <class T>
-T softmax_row(const T* scores, std::int64_t k_len, T sink, T* probs) {
-  const T max = row_max(scores, k_len);
-  const T sum = exponentiate(scores, k_len, max, probs);
+T softmax_row(const T* scores, std::int64_t k_len, T earlier_lse, T sink, T* probs, T* kept) {
+  const math::SoftmaxState<T> earlier = math::state_of_result(earlier_lse);
+  const T max = math::maximum(row_max(scores, k_len), earlier.max);
+  const T of_earlier = math::prob(earlier.max, math::anchor(max));
+  const T sum = exponentiate(scores, k_len, max, probs) + of_earlier;
   const auto finalised = math::finalise(math::SoftmaxState<T>{max, sum}, sink);
   for (std::int64_t j = 0; j < k_len; ++j) {
     probs[j] = scores[j] == kMaskedScore<T> ? kMaskedProb<T> : probs[j] * finalised.scale;
   }
+  *kept = of_earlier * finalised.scale;
   return finalised.lse;
 }
 
@@ -97,7 +103,12 @@ struct ThreePassForward {
     const T sink = group.head(g).sink();
     for (std::int64_t i = 0; i < group.q_len(); ++i) {
       group.memory.load_array(b.scores + i * k_len, k_len, size, b.row);
-      group.store_lse(g, i, softmax_row(b.row, k_len, sink, b.other_row));
+      const bool accumulates = group.problem.accumulate;
+      const T earlier = accumulates ? group.load_lse(g, i) : kMaskedScore<T>;
+      T kept;
+      group.store_lse(g, i, softmax_row(b.row, k_len, earlier, sink, b.other_row, &kept));
+      // An empty row has no earlier result.
+      if (accumulates) b.kept[i] = earlier == kMaskedScore<T> ? kMaskedProb<T> : kept;
       group.memory.store_array(b.other_row, k_len, size, b.probs + i * k_len);
     }
   }
@@ -112,13 +123,19 @@ struct ThreePassForward {
     for (std::int64_t i = 0; i < group.q_len(); ++i) {
       group.memory.load_array(b.probs + i * k_len, k_len, problem::dtype_size(problem.dtype),
                               b.row);
-      set_zero(b.out, problem.value_dim);
+      const Rows row = group.query_rows(g, i, 1);
+      if (problem.accumulate && b.kept[i] != kMaskedProb<T>) {
+        group.memory.load(problem.out, row, problem.value_dim, b.out);
+        scale_row(b.kept[i], problem.value_dim, b.out);
+      } else {
+        set_zero(b.out, problem.value_dim);
+      }
       for (std::int64_t j = 0; j < k_len; ++j) {
         if (b.row[j] == kMaskedProb<T>) continue;
         add_scaled(b.row[j] * head.dropout_factor(i, j), b.values + j * problem.value_dim,
                    problem.value_dim, b.out);
       }
-      group.memory.store(problem.out, group.query_rows(g, i, 1), problem.value_dim, b.out);
+      group.memory.store(problem.out, row, problem.value_dim, b.out);
     }
   }
 };
@@ -168,8 +185,8 @@ struct ThreePassBackward {
       add_dkeys(group, g, b);
     }
     const Rows keys = group.key_rows(0, group.k_len());
-    if (problem.dk.present()) group.memory.store(problem.dk, keys, problem.head_dim, b.dkeys);
-    if (problem.dv.present()) group.memory.store(problem.dv, keys, problem.value_dim, b.dvalues);
+    group.store_gradient(problem.dk, keys, problem.head_dim, b.dkeys);
+    group.store_gradient(problem.dv, keys, problem.value_dim, b.dvalues);
   }
 
  private:
@@ -276,7 +293,7 @@ struct ThreePassBackward {
           add_scaled(dscore, b.forward.keys + j * problem.head_dim, problem.head_dim, dquery);
       }
       scale_row(head.scale(), problem.head_dim, dquery);
-      group.memory.store(problem.dq, group.query_rows(g, i, 1), problem.head_dim, dquery);
+      group.store_gradient(problem.dq, group.query_rows(g, i, 1), problem.head_dim, dquery);
     }
   }
 

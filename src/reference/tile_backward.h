@@ -47,8 +47,8 @@ template <class T, class Counter>
 void store_key_gradients(const Group<T, Counter>& group, KeyRange keys, const TileBuffers<T>& b) {
   const Problem& problem = group.problem;
   const Rows rows = group.key_rows(keys.begin, extent(keys));
-  if (problem.dk.present()) group.memory.store(problem.dk, rows, problem.head_dim, b.dkey_tile);
-  if (problem.dv.present()) group.memory.store(problem.dv, rows, problem.value_dim, b.dvalue_tile);
+  group.store_gradient(problem.dk, rows, problem.head_dim, b.dkey_tile);
+  group.store_gradient(problem.dv, rows, problem.value_dim, b.dvalue_tile);
 }
 
 }  // namespace tilewise::reference

@@ -255,9 +255,10 @@ double predicted_traffic(Algorithm algorithm, const problem::Problem& problem,
                          std::int64_t sram_bytes) {
   const bool dense = !problem.varlen_q() && !problem.k_packed && !problem.slices.present() &&
                      !problem.seqused_k.present();
+  const bool whole = !problem.accumulate && !problem.parts.present();
   const bool plain_scores = !problem.mask.present() && !problem.bias.present() &&
                             !(problem.operation == Operation::kBackward && problem.softcap > 0);
-  if (!dense || !plain_scores) return std::numeric_limits<double>::quiet_NaN();
+  if (!dense || !whole || !plain_scores) return std::numeric_limits<double>::quiet_NaN();
   return predict(algorithm, problem.operation, shape_of(problem),
                  sram_bytes > 0 ? sram_bytes : problem::kDefaultSramBytes)
       .bytes();

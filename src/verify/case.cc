@@ -119,6 +119,8 @@ std::string describe(const Case& description) {
   add_sizes(description, line);
   add_mask(description, line);
   add_scores(description, line);
+  if (!description.q_cuts.empty()) line.add("q_cuts", list(description.q_cuts));
+  if (!description.k_cuts.empty()) line.add("k_cuts", list(description.k_cuts));
   line.flag("no_lse", !description.lse && description.operation == Operation::kForward);
   line.flag("dlse", description.dlse);
   if (description.operation == Operation::kBackward && description.gradients != kAllGradients) {

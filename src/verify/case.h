@@ -86,6 +86,11 @@ struct Case {
   std::uint64_t dropout_offset = 0;
   double scale = TILEWISE_DEFAULT_SCALE;
 
+  // Places in the rows and keys of every sequence: the case is computed as calls on the pieces
+  // between them, which accumulate (verify/part_calls.h). Empty: one call.
+  std::vector<std::int64_t> q_cuts;
+  std::vector<std::int64_t> k_cuts;
+
   bool lse = true;    // whether forward returns it
   bool dlse = false;  // whether backward gets one
   unsigned gradients = kAllGradients;
@@ -94,6 +99,8 @@ struct Case {
 
   Data distribution;       // of the inputs
   std::uint64_t seed = 1;  // of their random numbers
+
+  bool is_cut() const { return !q_cuts.empty() || !k_cuts.empty(); }
 };
 
 // Returns one line that names every field that is not at its default.

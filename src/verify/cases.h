@@ -13,6 +13,9 @@ namespace tilewise::verify {
 // minute. `seed` varies the numbers, not the shapes.
 std::vector<Case> check_cases(std::uint64_t seed);
 
+// Makes the outputs of a case wide enough for its calls to accumulate (q_cuts, k_cuts).
+void widen_outputs(Case& c);
+
 // Returns a valid random case. Its lengths prefer the edges 0, 1, tile - 1, tile, tile + 1 and 2
 // tile + 1; its options are any that are allowed together. It has about 10^6 query-key pairs at
 // most.

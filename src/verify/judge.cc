@@ -9,6 +9,7 @@
 #include "plan/registry.h"
 #include "problem/tensors.h"
 #include "verify/device_copy.h"
+#include "verify/part_calls.h"
 
 namespace tilewise::verify {
 namespace {
@@ -129,6 +130,7 @@ Verdict Judge::judge_draw(const char* kernel, const plan::Options& options) {
   if (kernel[0] != '\0') forced.kernel = kernel;
   const problem::Kernel* const named =
       forced.kernel != nullptr ? plan::find_kernel(operation, forced.kernel) : nullptr;
+  if (instance_.description().is_cut()) return run_parts(kernel, forced);
   if (named != nullptr && named->device != TILEWISE_CPU) return run_copied(*named, forced);
   plan::Plan plan;
   const problem::Status status = plan::make_plan(operation, instance_.request(), forced, &plan);
@@ -212,6 +214,34 @@ Verdict Judge::run(const plan::Plan& plan) {
   instance_.prepare(instance_.description().operation);
   const problem::Status status = plan::run_plan(plan, instance_.request(), options);
   return verdict_of(*plan.kernel, status, workspace.intact() ? "" : "wrote beyond its workspace");
+}
+
+// The calls of a case that is cut, each on a plan and a workspace of its own.
+Verdict Judge::run_parts(const char* kernel, const plan::Options& options) {
+  const Case& description = instance_.description();
+  const PartCalls parts(description.operation, instance_.request(), description.q_cuts,
+                        description.k_cuts, description.seed);
+  bool prepared = false;
+  plan::Plan plan;
+  std::string damage;
+  for (const tilewise_problem& call : parts.calls()) {
+    const problem::Status planned = plan::make_plan(description.operation, call, options, &plan);
+    if (planned != TILEWISE_OK) return refusal(kernel, planned);
+    if (!prepared) {
+      find_answers();
+      instance_.prepare(description.operation);
+      parts.start();
+      prepared = true;
+    }
+    const GuardedWorkspace workspace(plan.workspace_bytes);
+    plan::RunOptions run_options;
+    run_options.workspace = workspace.memory.data();
+    run_options.workspace_bytes = workspace.bytes;
+    const problem::Status status = plan::run_plan(plan, call, run_options);
+    if (status != TILEWISE_OK) return verdict_of(*plan.kernel, status, "");
+    if (!workspace.intact()) damage = "wrote beyond its workspace";
+  }
+  return verdict_of(*plan.kernel, TILEWISE_OK, damage);
 }
 
 Verdict Judge::verdict_of(const problem::Kernel& kernel, problem::Status status,

@@ -44,6 +44,7 @@ class Judge {
   void find_answers();
   Verdict judge_draw(const char* kernel, const plan::Options& options);
   Verdict run(const plan::Plan& plan);
+  Verdict run_parts(const char* kernel, const plan::Options& options);
   Verdict run_copied(const problem::Kernel& kernel, const plan::Options& options);
   Verdict verdict_of(const problem::Kernel& kernel, problem::Status status,
                      const std::string& damage);

@@ -288,8 +288,9 @@ class PlainHead {
 
   T dropout_factor(std::int64_t row, std::int64_t key) const {
     if (problem_.dropout_p == 0) return T(1);
-    const std::int64_t head_index = sequence_.batch * problem_.heads + head_;
-    const bool keeps = math::dropout_keeps(dropout_, head_index, row, key);
+    const problem::DropoutOrigin origin = problem::dropout_origin(problem_, sequence_.batch, head_);
+    const bool keeps =
+        math::dropout_keeps(dropout_, origin.head_index, origin.row + row, origin.key + key);
     return keeps ? static_cast<T>(dropout_.keep_scale) : T(0);
   }
 

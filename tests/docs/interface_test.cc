@@ -4,10 +4,12 @@
 #include <gtest/gtest.h>
 #include <tilewise/tilewise.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -59,6 +61,33 @@ TEST(Interface, TheForwardSnippetWorks) {
   // end of snippet
   expect_first_row_is_first_value(layer);
   EXPECT_GT(lse[1], lse[0]);
+}
+
+TEST(Interface, ThePartsSnippetWorks) {
+  Layer whole;
+  tilewise::forward(whole.problem());
+  Layer layer;
+  auto& [q, k, v, out, lse] = layer;
+  tilewise::Problem problem = layer.problem();
+  // snippet: parts
+  std::fill(lse.begin(), lse.end(), -INFINITY);  // no keys yet; `out` may hold anything
+  problem.accumulate = 1;
+  for (const auto& [first, keys] :
+       {std::pair{0, 17}, std::pair{17, 23}}) {  // 40 keys in two chunks
+    problem.k = tilewise::tensor(std::span(k), {batch, length, kv_heads, dim});
+    problem.v = tilewise::tensor(std::span(v), {batch, length, kv_heads, dim});
+    for (tilewise_tensor* const chunk : {&problem.k, &problem.v}) {
+      chunk->data = static_cast<float*>(chunk->data) + first * kv_heads * dim;
+      chunk->shape[1] = keys;
+    }
+    const std::vector<std::int64_t> parts = {0, 0, first, 0,   // sequence 0: its row 0, key `first`
+                                             1, 0, first, 0};  // and d = Sk - Sq = 0 of the whole
+    problem.parts = tilewise::tensor(std::span(parts), {batch, 4});
+    tilewise::forward(problem);
+  }
+  // end of snippet
+  for (std::size_t i = 0; i < out.size(); ++i) EXPECT_NEAR(out[i], whole.out[i], 1e-6) << i;
+  for (std::size_t i = 0; i < lse.size(); ++i) EXPECT_NEAR(lse[i], whole.lse[i], 1e-5) << i;
 }
 
 TEST(Interface, TheBackwardSnippetWorks) {

@@ -235,7 +235,7 @@ class MutatedProblem {
     double real;
     const std::int64_t pattern = bytes.raw();
     std::memcpy(&real, &pattern, sizeof(real));
-    switch (bytes.byte() % 14) {
+    switch (bytes.byte() % 15) {
       case 0:
         problem_.layout = static_cast<std::int32_t>(bytes.number());
         break;
@@ -275,6 +275,9 @@ class MutatedProblem {
       case 12:
         problem_.max_seqlen_q = bytes.number();
         break;
+      case 13:
+        problem_.accumulate = bytes.byte() % 4 == 0 ? static_cast<std::int32_t>(bytes.number()) : 1;
+        break;
       default:
         problem_.max_seqlen_k = bytes.number();
         break;
@@ -283,7 +286,9 @@ class MutatedProblem {
 
   // Changes numbers in a buffer: lengths, slices, values.
   void mutate_contents(Bytes& bytes) {
-    if (bytes.byte() % 4 == 0) problem_.slices = tensor(TILEWISE_INT64, {1 + bytes.byte() % 3, 6});
+    const std::uint8_t choice = bytes.byte() % 8;
+    if (choice < 2) problem_.slices = tensor(TILEWISE_INT64, {1 + bytes.byte() % 3, 6});
+    if (choice == 2) problem_.parts = tensor(TILEWISE_INT64, {2, 4});
     void* const data = any_tensor(bytes).data;
     if (data == nullptr) return;
     for (int count = bytes.byte() % 20, i = 0; i < count; ++i) {

@@ -20,7 +20,8 @@ BOTTOM_RIGHT, TOP_LEFT = 0, 1
 DTYPES = {"float64": 1, "float32": 2, "bfloat16": 3, "float16": 4, "int32": 5, "int64": 6, "bool": 7}
 TENSORS = ("q", "k", "v", "out", "lse", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "slices", "mask", "bias",
            "alibi_slopes", "sink", "dout", "dlse", "dq", "dk", "dv", "dbias", "dsink",
-           "seqused_q", "dalibi_slopes")
+           "seqused_q", "dalibi_slopes", "parts")
+LAST = TENSORS.index("parts")  # the tensors before it come before `accumulate`
 
 
 class Tensor(ctypes.Structure):
@@ -34,7 +35,8 @@ class Problem(ctypes.Structure):
                 ("window_left", c_int64), ("window_right", c_int64), ("softmax_scale", c_double),
                 ("softcap", c_double), ("dropout_p", c_double), ("dropout_seed", c_uint64),
                 ("dropout_offset", c_uint64), ("max_seqlen_q", c_int64), ("max_seqlen_k", c_int64),
-                ] + [(name, Tensor) for name in TENSORS]
+                ] + [(name, Tensor) for name in TENSORS[:LAST]] + [
+                ("accumulate", c_int32), ("reserved2", c_int32)] + [(name, Tensor) for name in TENSORS[LAST:]]
 
 
 class PlanOptions(ctypes.Structure):

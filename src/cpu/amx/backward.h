@@ -276,6 +276,36 @@ TILEWISE_INLINE void prefetch_rows(const RowBlock& rows) {
     prefetch_row(base, r * rows.view->row * size, rows.width * size);
 }
 
+// Stores dK and dV of the block, or adds them with `accumulate`. Returns false if they are not
+// finite; they will then be computed and stored again, so that nothing may be added before all of
+// them are known to be finite.
+TILEWISE_INLINE bool store_amx_gradients(const KeyBlock& block, const AmxBackwardScratch& scratch) {
+  const bool adds = block.problem->accumulate;
+  bool finite = true;
+  const auto check = [&](const RowBlock& rows, const float* sums) {
+    prefetch_rows(rows);
+    finite = finite && all_finite<float, kAmxWidth>(sums, rows.width, rows.count);
+  };
+  if (adds) {
+    for_each_gradient(block, scratch, [&](const RowBlock& rows, float, const float* sums) {
+      if (rows.view->present()) check(rows, sums);
+    });
+    if (!finite) return false;
+  }
+  for_each_gradient(block, scratch, [&](const RowBlock& rows, float scale, const float* sums) {
+    if (!rows.view->present()) return;
+    if (!adds) check(rows, sums);
+    float factor[kAmxWidth];
+    for (int lane = 0; lane < kAmxWidth; ++lane) factor[lane] = scale;
+    if (adds) {
+      add_panel<float, kAmxWidth>(rows, factor, sums);
+    } else {
+      unpack_panel<float, kAmxWidth>(rows, factor, sums);
+    }
+  });
+  return finite;
+}
+
 // Computes the block by tile products. Returns false if dK or dV are not finite.
 template <int kTerms>
 TILEWISE_INLINE bool amx_key_block(const RunContext& run, const KeyBlock& block,
@@ -289,19 +319,14 @@ TILEWISE_INLINE bool amx_key_block(const RunContext& run, const KeyBlock& block,
   release_tiles();
   _mm_setcsr(mode);
   clear_unvisited_panels(scratch);
-  bool finite = true;
-  for_each_gradient(block, scratch, [&](const RowBlock& rows, float scale, const float* sums) {
-    if (!rows.view->present()) return;
-    prefetch_rows(rows);
-    finite = finite && all_finite<float, kAmxWidth>(sums, rows.width, rows.count);
-    float factor[kAmxWidth];
-    for (int lane = 0; lane < kAmxWidth; ++lane) factor[lane] = scale;
-    unpack_panel<float, kAmxWidth>(rows, factor, sums);
-  });
-  if (!finite) return false;
-  count_traffic(run, block.keys * (block.problem->head_dim + block.problem->value_dim) * 2,
-                block.keys * (row_bytes(block.problem->dk, block.problem->head_dim) +
-                              row_bytes(block.problem->dv, block.problem->value_dim)));
+  const Problem& problem = *block.problem;
+  if (!store_amx_gradients(block, scratch)) return false;
+  const std::int64_t stored = block.keys * (row_bytes(problem.dk, problem.head_dim) +
+                                            row_bytes(problem.dv, problem.value_dim));
+  count_traffic(
+      run,
+      block.keys * (problem.head_dim + problem.value_dim) * 2 + (problem.accumulate ? stored : 0),
+      stored);
   return true;
 }
 

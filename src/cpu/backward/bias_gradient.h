@@ -40,12 +40,14 @@ TILEWISE_INLINE BiasTiles bias_tiles(const Problem& problem) {
   return {rows, columns, shape[0] * shape[1] * rows * columns};
 }
 
-// Stores a sum in fp32, or in fp64.
-TILEWISE_INLINE void store_sum(const View& view, std::int64_t at, double sum) {
+// Stores a sum in fp32, or in fp64, or adds it.
+TILEWISE_INLINE void store_sum(const View& view, std::int64_t at, bool adds, double sum) {
   if (view.dtype == TILEWISE_FP64) {
-    static_cast<double*>(view.data)[at] = sum;
+    double* const to = static_cast<double*>(view.data) + at;
+    *to = adds ? *to + sum : sum;
   } else {
-    static_cast<float*>(view.data)[at] = static_cast<float>(sum);
+    float* const to = static_cast<float*>(view.data) + at;
+    *to = static_cast<float>(adds ? static_cast<double>(*to) + sum : sum);
   }
 }
 
@@ -191,15 +193,18 @@ void slope_item(const Problem& problem, const BlockSchedule& shared, const View&
     sum += slope_gradient_of_head<T, kColumns>(
         context, {delta, units[b * problem.kv_heads + context.kv_head()]}, scratch);
   }
-  store_sum(problem.dalibi_slopes, problem.dalibi_slopes.offset(own, head, 0), sum);
+  store_sum(problem.dalibi_slopes, problem.dalibi_slopes.offset(own, head, 0), problem.accumulate,
+            sum);
 }
 
-// Sums over broadcast rows and columns, and stores the tile in the type of the bias.
+// Sums over broadcast rows and columns, and stores the tile in the type of dBias, or adds it with
+// `accumulate`.
 template <class T, int kWidth>
 void store_bias_tile(const Problem& problem, std::int64_t b, std::int64_t h, math::KeyRange rows,
                      math::KeyRange keys, T* sums) {
   const bool one_row = problem.bias_shape[2] == 1;
   const bool one_column = problem.bias_shape[3] == 1;
+  const bool adds = problem.accumulate;
   const std::int64_t row_count = one_row ? 1 : rows.end - rows.begin;
   const std::int64_t column_count = one_column ? 1 : keys.end - keys.begin;
   for (std::int64_t t = 1; one_column && t < kGradientTile; ++t) {
@@ -215,7 +220,9 @@ void store_bias_tile(const Problem& problem, std::int64_t b, std::int64_t h, mat
       for (std::int64_t t = 0; t < column_count; ++t) {
         const std::int64_t at = problem.dbias.offset(b, h, one_row ? 0 : rows.begin + i,
                                                      one_column ? 0 : keys.begin + t);
-        math::store(sums[t * kWidth + i], static_cast<S*>(problem.dbias.data) + at);
+        S* const to = static_cast<S*>(problem.dbias.data) + at;
+        const T sum = sums[t * kWidth + i];
+        math::store(adds ? math::load<T>(*to) + sum : sum, to);
       }
     }
   });
@@ -264,7 +271,7 @@ void sink_gradient(const Problem& problem, const BlockSchedule& shared, const Vi
       sum += math::exp2((sink - lse) * math::kLog2E) * load_statistic<double>(delta, b, head, row);
     }
   }
-  store_sum(problem.dsink, problem.dsink.offset(0, head, 0), -sum);
+  store_sum(problem.dsink, problem.dsink.offset(0, head, 0), problem.accumulate, -sum);
 }
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET

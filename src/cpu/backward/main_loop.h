@@ -317,14 +317,16 @@ void load_keys(const KeyBlock& block, const GradientUnits<SumOf<E>>& units,
   }
 }
 
-// Stores a panel of dK or dV, multiplied by a factor.
+// Stores a panel of dK or dV, multiplied by a factor, or adds it with `accumulate`.
 template <class T, int kWidth>
-void store_gradient_panel(const RowBlock& rows, const GradientFactor<T>& factor, T* panel) {
+void store_gradient_panel(const RowBlock& rows, bool adds, const GradientFactor<T>& factor,
+                          T* panel) {
   if (!rows.view->present()) return;
   for (std::int64_t i = 0; factor.first != T(1) && i < rows.width * kWidth; ++i)
     panel[i] *= factor.first;
   T factors[kWidth];
   for (int lane = 0; lane < kWidth; ++lane) factors[lane] = factor.second;
+  if (adds) return add_panel<T, kWidth>(rows, factors, panel);
   unpack_panel<T, kWidth>(rows, factors, panel);
 }
 
@@ -339,10 +341,12 @@ void store_key_gradients(const KeyBlock& block, const GradientUnits<SumOf<E>>& u
     const std::int64_t row = block.sequence.k_start + block.first + panel * kWidth;
     const std::int64_t lanes = math::min(kWidth, block.keys - panel * kWidth);
     store_gradient_panel<T, kWidth>(
-        {&problem.dk, block.sequence.batch, block.kv_head, row, lanes, problem.head_dim}, of_dk,
+        {&problem.dk, block.sequence.batch, block.kv_head, row, lanes, problem.head_dim},
+        problem.accumulate, of_dk,
         scratch.dk_panels + panel * gradient_panel<kWidth>(problem.head_dim));
     store_gradient_panel<T, kWidth>(
-        {&problem.dv, block.sequence.batch, block.kv_head, row, lanes, problem.value_dim}, of_dv,
+        {&problem.dv, block.sequence.batch, block.kv_head, row, lanes, problem.value_dim},
+        problem.accumulate, of_dv,
         scratch.dv_panels + panel * gradient_panel<kWidth>(problem.value_dim));
   }
 }
@@ -367,11 +371,13 @@ void key_block(const RunContext& run, const KeyBlock& block, KeyPass<SumOf<E>> p
   clear_key_gradients<E, kWidth>(block, scratch);
   visit_queries<E, kColumns>(run, block, pass, scratch);
   store_key_gradients<E, kWidth>(block, units, scratch);
+  const std::int64_t stored = block.keys * (row_bytes(problem.dk, problem.head_dim) +
+                                            row_bytes(problem.dv, problem.value_dim));
   count_traffic(run,
                 (seen ? block.keys : 0) * (row_bytes(problem.k, problem.head_dim) +
-                                           row_bytes(problem.v, problem.value_dim)),
-                block.keys * (row_bytes(problem.dk, problem.head_dim) +
-                              row_bytes(problem.dv, problem.value_dim)));
+                                           row_bytes(problem.v, problem.value_dim)) +
+                    (problem.accumulate ? stored : 0),
+                stored);
 }
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET

@@ -163,7 +163,8 @@ void add_query_gradient(const HeadContext& context, const TileBounds& bounds,
   });
 }
 
-// Stores rows [first, first + count) of a head, multiplied by the scale, in the type of dQ.
+// Stores rows [first, first + count) of a head, multiplied by the scale, in the type of dQ, or adds
+// them to dQ with `accumulate`.
 template <class T>
 void store_query_gradient(const HeadContext& context, std::int64_t first, std::int64_t count,
                           const QueryGradient<T>& gradient) {
@@ -171,6 +172,7 @@ void store_query_gradient(const HeadContext& context, std::int64_t first, std::i
   const T* const sums = gradient.at(context, first);
   const GradientUnits<T>& units = gradient.units_of(context);
   const GradientFactor<T> factor(problem.scale, units, units.k_rows);
+  const bool adds = problem.accumulate;
   const std::int64_t start =
       problem.dq.offset(context.sequence.batch, context.head, context.sequence.q_start + first);
   with_storage(problem.dq.dtype, [&](auto storage) {
@@ -179,10 +181,14 @@ void store_query_gradient(const HeadContext& context, std::int64_t first, std::i
       S* const to = static_cast<S*>(problem.dq.data) + start + i * problem.dq.row;
       const T* const from = sums + i * gradient.row;
       std::int64_t c = 0;
-      for (; c + Vec<T>::kLanes <= problem.head_dim; c += Vec<T>::kLanes)
-        store_converted(Vec<T>::load(from + c) * Vec<T>(factor.first) * Vec<T>(factor.second),
-                        to + c);
-      for (; c < problem.head_dim; ++c) math::store(from[c] * factor.first * factor.second, to + c);
+      for (; c + Vec<T>::kLanes <= problem.head_dim; c += Vec<T>::kLanes) {
+        const Vec<T> x = Vec<T>::load(from + c) * Vec<T>(factor.first) * Vec<T>(factor.second);
+        store_converted(adds ? load_converted<T>(to + c) + x : x, to + c);
+      }
+      for (; c < problem.head_dim; ++c) {
+        const T x = from[c] * factor.first * factor.second;
+        math::store(adds ? math::load<T>(to[c]) + x : x, to + c);
+      }
     }
   });
 }

@@ -171,8 +171,11 @@ void postprocess(const Problem& problem, const RunContext& run,
                  const BackwardWorkspace<T, Policy>& workspace) {
   auto run_item = [&](const HeadContext& context, std::int64_t first, std::int64_t count) {
     store_query_gradient(context, first, count, workspace.query_gradient);
-    count_traffic(run, count * workspace.query_gradient.row * static_cast<std::int64_t>(sizeof(T)),
-                  count * row_bytes(problem.dq, problem.head_dim));
+    const std::int64_t stored = count * row_bytes(problem.dq, problem.head_dim);
+    count_traffic(run,
+                  count * workspace.query_gradient.row * static_cast<std::int64_t>(sizeof(T)) +
+                      (problem.accumulate ? stored : 0),
+                  stored);
   };
   sweep_rows(problem, run, workspace.shared, run_item);
 }

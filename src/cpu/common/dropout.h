@@ -23,12 +23,16 @@ void fill_dropout(const HeadContext& context, const TileBounds& bounds, T keep_s
   const Problem& problem = *context.problem;
   const math::DropoutRule rule =
       math::dropout_rule(problem.dropout_p, problem.dropout_seed, problem.dropout_offset);
-  const std::int64_t head_index = context.sequence.batch * problem.heads + context.head;
+  const problem::DropoutOrigin origin =
+      problem::dropout_origin(problem, context.sequence.batch, context.head);
   const math::KeyRange rows = rows_of(kLanesAre, bounds);
-  const math::KeyRange keys = keys_of(kLanesAre, bounds);
+  math::KeyRange keys = keys_of(kLanesAre, bounds);  // of the whole sequence
+  keys.begin += origin.key;
+  keys.end += origin.key;
   for (std::int64_t i = rows.begin; i < rows.end; ++i) {
     for (std::int64_t group = keys.begin / 4; group * 4 < keys.end; ++group) {
-      const math::Philox4 words = math::dropout_words(rule, head_index, i, group);
+      const math::Philox4 words =
+          math::dropout_words(rule, origin.head_index, i + origin.row, group);
       for (std::int64_t j = math::max(group * 4, keys.begin);
            j < math::min(group * 4 + 4, keys.end); ++j) {
         const std::int64_t at = kLanesAre == Lanes::kQueries

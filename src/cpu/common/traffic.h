@@ -27,10 +27,12 @@ TILEWISE_INLINE std::int64_t row_bytes(const View& view, std::int64_t width) {
   return width * problem::dtype_size(view.dtype);
 }
 
-// False where the traffic depends on the contents of tensors, or where bias and mask add to it.
+// False where the traffic depends on the contents of tensors, or where bias, mask or earlier
+// results add to it.
 TILEWISE_INLINE bool has_closed_form(const Problem& problem) {
   return !problem.varlen_q() && !problem.k_packed && !problem.slices.present() &&
-         !problem.seqused_k.present() && !problem.mask.present() && !problem.bias.present();
+         !problem.seqused_k.present() && !problem.mask.present() && !problem.bias.present() &&
+         !problem.accumulate && !problem.parts.present();
 }
 
 // The one shape that all sequences and heads of a dense problem have.

@@ -1,11 +1,13 @@
 // Merging of the states of splits (math/softmax_state.h), and storing of the results.
 #pragma once
 
+#include "cpu/common/row_end.h"
 #include "cpu/decode/split_kv.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// Normalises a row, adds the sink to its denominator, and stores O and LSE.
+// Normalises a row, adds the sink to its denominator, merges it into the earlier result with
+// `accumulate`, and stores O and LSE.
 template <class T>
 void store_decoded_row(const DecodeRange& range, std::int64_t r, const math::SoftmaxState<T>& state,
                        const T* out) {
@@ -13,21 +15,14 @@ void store_decoded_row(const DecodeRange& range, std::int64_t r, const math::Sof
   const Sequence& sequence = range.context.sequence;
   const std::int64_t head = range.context.head + r / sequence.q_len;
   const std::int64_t i = sequence.q_start + r % sequence.q_len;
-  const T sink = problem.sink.present() ? static_cast<T>(static_cast<const float*>(
-                                              problem.sink.data)[problem.sink.offset(0, head, 0)])
-                                        : -math::Limits<T>::kInfinity;
-  const math::Finalised<T> finalised = math::finalise(
-      math::SoftmaxState<T>{state.max * ScoreScaling<T>(problem).factor, state.sum}, sink);
-  if (problem.lse.present()) {
-    store_statistic(problem.lse, sequence.batch, head, i, finalised.lse);
-  }
+  const math::Continued<T> end = end_row(range.context, head, i, state, sink_of<T>(problem, head));
   const Padded<T> row = padded<T>(problem.value_dim);
   with_storage(problem.out.dtype, [&](auto storage) {
     using S = decltype(storage);
     S* const to = static_cast<S*>(problem.out.data) + problem.out.offset(sequence.batch, head, i);
-    for (std::int64_t at = 0; at < row.size(); ++at) {
-      const std::int64_t c = at < row.whole() ? at : at - row.size() + row.width;
-      if (c < problem.value_dim) math::store(out[at] * finalised.scale, to + c);
+    for (std::int64_t c = 0; c < problem.value_dim; ++c) {
+      const T x = out[c < row.whole() ? c : c + row.size() - row.width] * end.scale;
+      math::store(end.has_earlier ? math::load<T>(to[c]) * end.kept + x : x, to + c);
     }
   });
 }

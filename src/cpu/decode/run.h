@@ -38,11 +38,13 @@ void count_decode_traffic(const RunContext& run, const DecodeRange& range, std::
   const std::int64_t size = problem::dtype_size(problem.dtype);
   const std::int64_t state =
       splits > 1 ? range.rows() * problem.value_dim * static_cast<std::int64_t>(sizeof(T)) : 0;
-  const std::int64_t out = problem.value_dim * problem::dtype_size(problem.out.dtype);
+  const std::int64_t out =
+      last ? range.rows() * problem.value_dim * problem::dtype_size(problem.out.dtype) : 0;
   count_traffic(run,
                 visited * range.heads.kv_heads * (problem.head_dim + problem.value_dim) * size +
-                    range.rows() * problem.head_dim * size + (2 * merged + (last ? 1 : 0)) * state,
-                (1 + merged) * state + (last ? range.rows() * out : 0));
+                    range.rows() * problem.head_dim * size + (2 * merged + (last ? 1 : 0)) * state +
+                    (problem.accumulate ? out : 0),
+                (1 + merged) * state + out);
 }
 
 template <class T>

@@ -120,7 +120,9 @@ TILEWISE_INLINE void count_query_traffic(const RunContext& run, const QueryBlock
 }
 TILEWISE_INLINE void count_output_traffic(const RunContext& run, const QueryBlock& block) {
   const Problem& problem = *block.context.problem;
-  count_traffic(run, 0, block.rows * problem.value_dim * problem::dtype_size(problem.out.dtype));
+  const std::int64_t bytes =
+      block.rows * problem.value_dim * problem::dtype_size(problem.out.dtype);
+  count_traffic(run, problem.accumulate ? bytes : 0, bytes);
 }
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET

@@ -1,42 +1,42 @@
-// The end of a row in the forward pass: normalisation, the sink, and storing of O and LSE.
+// The end of a block of rows in the forward pass: normalisation, the sink, the earlier result with
+// `accumulate`, and storing of O and LSE.
 #pragma once
 
 #include "cpu/common/dropout.h"
+#include "cpu/common/row_end.h"
 #include "cpu/forward/block.h"
-#include "math/softmax_state.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// Normalises the rows, adds the sink to their denominators, and stores O and LSE.
+// Normalises the rows, adds the sink to their denominators, merges them into the earlier result
+// with `accumulate`, and stores O and LSE.
 template <class E, int kWidth>
 void store_outputs(const QueryBlock& block, const ForwardScratch<E>& scratch) {
   using T = SumOf<E>;
   const HeadContext& context = block.context;
   const Problem& problem = *context.problem;
-  const T sink = problem.sink.present()
-                     ? static_cast<T>(static_cast<const float*>(
-                           problem.sink.data)[problem.sink.offset(0, context.head, 0)])
-                     : -math::Limits<T>::kInfinity;
+  const T sink = sink_of<T>(problem, context.head);
   for (std::int64_t panel = 0; panel * kWidth < block.rows; ++panel) {
-    const std::int64_t row = context.sequence.q_start + block.first + panel * kWidth;
-    const std::int64_t lanes = math::min(kWidth, block.rows - panel * kWidth);
+    const RowBlock rows = panel_rows(problem.out, block, panel, kWidth, problem.value_dim);
     T scale[kWidth] = {};
+    T kept[kWidth] = {};
+    bool reads[kWidth] = {};
     const T unit = scratch.out_unit[panel];
     const T per_unit = unit == T(0) ? T(1) : T(1) / unit;
-    const T natural = ScoreScaling<T>(problem).factor;
-    for (std::int64_t lane = 0; lane < lanes; ++lane) {
+    for (std::int64_t lane = 0; lane < rows.count; ++lane) {
       const std::int64_t at = panel * kWidth + lane;
-      const math::Finalised<T> finalised =
-          math::finalise(math::SoftmaxState<T>{scratch.max[at] * natural, scratch.sum[at]}, sink);
-      scale[lane] = finalised.scale * per_unit;
-      if (problem.lse.present()) {
-        store_statistic(problem.lse, context.sequence.batch, context.head, row + lane,
-                        finalised.lse);
-      }
+      const math::Continued<T> end = end_row(context, context.head, rows.first + lane,
+                                             {scratch.max[at], scratch.sum[at]}, sink);
+      scale[lane] = end.scale * per_unit;
+      kept[lane] = end.kept;
+      reads[lane] = end.has_earlier;
     }
-    unpack_panel<T, kWidth>(
-        {&problem.out, context.sequence.batch, context.head, row, lanes, problem.value_dim}, scale,
-        scratch.out_panels + panel * scratch.out_panel);
+    const T* const out = scratch.out_panels + panel * scratch.out_panel;
+    if (problem.accumulate) {
+      unpack_panel_with<T, kWidth>(rows, scale, out, MergeNumbers<T>{kept, reads});
+    } else {
+      unpack_panel<T, kWidth>(rows, scale, out);
+    }
   }
 }
 

@@ -123,15 +123,42 @@ void unpack_panel_bf16(const RowBlock& rows, const float* factor, const float* p
 }
 #endif
 
-// Transposes a panel into rows: row[lane][c] = panel[c][lane] * factor[lane].
+// Stores numbers of a row, in the type of the tensor.
+struct StoreNumbers {
+  template <class T, class S>
+  TILEWISE_INLINE void registers(std::int64_t, Vec<T> x, S* to) const {
+    store_converted(x, to);
+  }
+  template <class T, class S>
+  TILEWISE_INLINE void number(std::int64_t, T x, S* to) const {
+    math::store(x, to);
+  }
+};
+
+// Stores numbers of a row beside what the row holds: to = to * kept[lane] + x. The row is not read
+// where reads[lane] is false.
+template <class T>
+struct MergeNumbers {
+  const T* kept;      // (kWidth)
+  const bool* reads;  // (kWidth)
+
+  template <class S>
+  TILEWISE_INLINE void registers(std::int64_t lane, Vec<T> x, S* to) const {
+    if (reads[lane]) x = load_converted<T>(to) * Vec<T>(kept[lane]) + x;
+    store_converted(x, to);
+  }
+  template <class S>
+  TILEWISE_INLINE void number(std::int64_t lane, T x, S* to) const {
+    math::store(reads[lane] ? math::load<T>(*to) * kept[lane] + x : x, to);
+  }
+};
+
+// Transposes a panel into rows: store(row[lane][c], panel[c][lane] * factor[lane]).
 //
 // factor: (kWidth)
-template <class T, int kWidth>
-void unpack_panel(const RowBlock& rows, const T* factor, const T* panel) {
+template <class T, int kWidth, class Store>
+void unpack_panel_with(const RowBlock& rows, const T* factor, const T* panel, const Store& store) {
   constexpr int kLanes = Vec<T>::kLanes;
-#if TILEWISE_HAS_AMX
-  if (rows.view->dtype == TILEWISE_BF16) return unpack_panel_bf16<kWidth>(rows, factor, panel);
-#endif
   const std::int64_t start = rows.view->offset(rows.batch, rows.head, rows.first);
   const std::int64_t whole = rows.width / kLanes * kLanes;
   with_storage(rows.view->dtype, [&](auto storage) {
@@ -150,15 +177,36 @@ void unpack_panel(const RowBlock& rows, const T* factor, const T* panel) {
         for (std::int64_t lane = 0; lane < lanes; ++lane) {
           S* const to = base + (lane0 + lane) * rows.view->row + c;
           if (c < whole) {
-            store_converted(square[lane], to);
+            store.registers(lane0 + lane, square[lane], to);
           } else {
             for (std::int64_t i = 0; i < rows.width - whole; ++i)
-              math::store(square[lane].v[i], to + i);
+              store.number(lane0 + lane, T(square[lane].v[i]), to + i);
           }
         }
       }
     }
   });
+}
+
+// row[lane][c] = panel[c][lane] * factor[lane]
+template <class T, int kWidth>
+void unpack_panel(const RowBlock& rows, const T* factor, const T* panel) {
+#if TILEWISE_HAS_AMX
+  if (rows.view->dtype == TILEWISE_BF16) return unpack_panel_bf16<kWidth>(rows, factor, panel);
+#endif
+  unpack_panel_with<T, kWidth>(rows, factor, panel, StoreNumbers());
+}
+
+// row[lane][c] += panel[c][lane] * factor[lane]
+template <class T, int kWidth>
+void add_panel(const RowBlock& rows, const T* factor, const T* panel) {
+  T kept[kWidth];
+  bool reads[kWidth];
+  for (int lane = 0; lane < kWidth; ++lane) {
+    kept[lane] = T(1);
+    reads[lane] = true;
+  }
+  unpack_panel_with<T, kWidth>(rows, factor, panel, MergeNumbers<T>{kept, reads});
 }
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET

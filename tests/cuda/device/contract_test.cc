@@ -48,6 +48,33 @@ TEST(Device, MaskedValuesNeverAffectAResult) {
   for (const std::int64_t dim : {64, 256}) expect_masked_values_never_affect_a_result(dim);
 }
 
+// No kernel adds to earlier results or knows parts of sequences, and none may ignore them.
+TEST(Device, PartsAreRefusedByName) {
+  if (!has_device()) GTEST_SKIP() << "no device";
+  for (const Operation operation : kOperations) {
+    Case c = make_case(operation, TILEWISE_BF16, {2, 30, 50, 2, 1, 64});
+    c.output_dtype = TILEWISE_FP32;
+    const Instance instance(c);
+    const verify::DeviceCopy copy(operation, instance.request());
+    tilewise_problem accumulating = copy.request();
+    accumulating.accumulate = 1;
+    tilewise_problem part = copy.request();
+    const std::int64_t shape[] = {2, 4};
+    part.parts = tilewise_contiguous(nullptr, TILEWISE_INT64, 2, shape);
+    part.parts.device = TILEWISE_CUDA;
+    for (const Kernel* kernel : plan::kernels(operation)) {
+      if (kernel->device != TILEWISE_CUDA) continue;
+      plan::Options options;
+      options.kernel = kernel->name;
+      plan::Plan plan;
+      EXPECT_EQ(plan::make_plan(operation, accumulating, options, &plan), TILEWISE_UNSUPPORTED);
+      EXPECT_EQ(std::string(problem::message()).rfind("accumulate: is 1", 0), 0u) << kernel->name;
+      EXPECT_EQ(plan::make_plan(operation, part, options, &plan), TILEWISE_UNSUPPORTED);
+      EXPECT_EQ(std::string(problem::message()).rfind("parts: given", 0), 0u) << kernel->name;
+    }
+  }
+}
+
 // A memory-mapped file is such memory.
 TEST(Device, InputsMayLieInReadOnlyMemory) {
   if (!has_device()) GTEST_SKIP() << "no device";
