@@ -40,8 +40,8 @@ Status check_rows(const char* name, std::int64_t rows, const Shard& shard, std::
               schedule_name(plan.options.schedule));
 }
 
-// What the schedule or the rank's part of bias and mask excludes.
-Status check_score_inputs(const tilewise_problem& request, const RingPlan& plan) {
+// What a schedule, and several ranks, exclude.
+Status check_options_of_ranks(const RingPlan& plan) {
   const problem::Problem& local = plan.local;
   if (plan.options.schedule == Schedule::kStriped) {
     const bool alibi = local.alibi_slopes.present();
@@ -50,38 +50,47 @@ Status check_score_inputs(const tilewise_problem& request, const RingPlan& plan)
                   alibi ? "alibi_slopes" : "dropout_p");
     }
   }
-  const struct {
-    const char* name;
-    const tilewise_tensor& tensor;
-  } inputs[] = {{"bias", request.bias}, {"mask", request.mask}};
-  for (const auto& [name, tensor] : inputs) {
-    if (!present(tensor)) continue;
-    if (local.q_packed || local.k_packed) {
-      return fail(TILEWISE_UNSUPPORTED, "%s: not supported for packed tensors on several ranks",
-                  name);
-    }
-    const std::int64_t columns = tensor.shape[tensor.rank - 1];
-    if (columns != 1 && columns != plan.options.lengths.k) {
-      return fail(TILEWISE_INVALID_ARGUMENT,
-                  "%s: has %lld columns, must be 1 or k_len = %lld, those of the whole", name,
-                  printable(columns), printable(plan.options.lengths.k));
-    }
-    const std::int64_t rows = tensor.rank >= 2 ? tensor.shape[tensor.rank - 2] : 1;
-    if (rows != 1 && rows != local.q_rows) {
-      return fail(TILEWISE_INVALID_ARGUMENT, "%s: has %lld rows, must be 1 or %lld, those of q",
-                  name, printable(rows), printable(local.q_rows));
-    }
+  if (local.batch_invariant && plan.size > 1 && (local.q_packed || local.k_packed)) {
+    return fail(TILEWISE_UNSUPPORTED,
+                "batch_invariant: not supported for packed tensors on several ranks, whose sums "
+                "depend on where the batch is cut");
   }
+  return TILEWISE_OK;
+}
+
+// Checks a bias or mask: the rows of the rank, and the columns of the whole.
+Status check_scores(const char* name, const tilewise_tensor& tensor, const RingPlan& plan) {
+  const problem::Problem& local = plan.local;
+  TILEWISE_RETURN_IF_ERROR(problem::check_tensor(name, tensor));
+  if (!present(tensor)) return TILEWISE_OK;
+  if (local.q_packed || local.k_packed) {
+    return fail(TILEWISE_UNSUPPORTED, "%s: not supported for packed tensors on several ranks",
+                name);
+  }
+  const std::int64_t columns = tensor.shape[tensor.rank - 1];
+  if (columns != 1 && columns != plan.options.lengths.k) {
+    return fail(TILEWISE_INVALID_ARGUMENT,
+                "%s: has %lld columns, must be 1 or k_len = %lld, those of the whole", name,
+                printable(columns), printable(plan.options.lengths.k));
+  }
+  const std::int64_t rows = tensor.rank >= 2 ? tensor.shape[tensor.rank - 2] : 1;
+  if (rows != 1 && rows != local.q_rows) {
+    return fail(TILEWISE_INVALID_ARGUMENT, "%s: has %lld rows, must be 1 or %lld, those of q", name,
+                printable(rows), printable(local.q_rows));
+  }
+  return TILEWISE_OK;
+}
+
+Status check_bias_gradient(const tilewise_problem& request, const RingPlan& plan) {
+  const tilewise_tensor& bias = request.bias;
   if (!plan.backward() || !present(request.dbias)) return TILEWISE_OK;
-  if (!present(request.bias)) return fail(TILEWISE_INVALID_ARGUMENT, "dbias: given without bias");
-  TILEWISE_RETURN_IF_ERROR(problem::check_shape("dbias", request.dbias, request.bias.rank,
-                                                request.bias.shape, "that of bias"));
-  if (request.dbias.dtype != local.statistics) {
-    return fail(TILEWISE_INVALID_ARGUMENT, "dbias: dtype is %s, must be %s",
-                problem::dtype_name(request.dbias.dtype), problem::dtype_name(local.statistics));
-  }
-  const bool has_rows =
-      request.bias.rank >= 2 && request.bias.shape[request.bias.rank - 2] == local.q_rows;
+  if (!present(bias)) return fail(TILEWISE_INVALID_ARGUMENT, "dbias: given without bias");
+  TILEWISE_RETURN_IF_ERROR(problem::check_tensor("dbias", request.dbias));
+  TILEWISE_RETURN_IF_ERROR(
+      problem::check_shape("dbias", request.dbias, bias.rank, bias.shape, "that of bias"));
+  TILEWISE_RETURN_IF_ERROR(
+      problem::check_dtype("dbias", request.dbias, plan.local.statistics, plan.local.statistics));
+  const bool has_rows = bias.rank >= 2 && bias.shape[bias.rank - 2] == plan.local.q_rows;
   if (plan.size > 1 && !has_rows) {
     return fail(TILEWISE_UNSUPPORTED,
                 "dbias: not supported if the bias broadcasts over the rows, which ranks share");
@@ -100,7 +109,10 @@ Status read_local(const tilewise_problem& request, RingPlan& plan) {
   const Lengths lengths = plan.options.lengths;
   TILEWISE_RETURN_IF_ERROR(check_rows("q", plan.local.q_rows, plan.queries, lengths.q, plan));
   TILEWISE_RETURN_IF_ERROR(check_rows("k", plan.local.k_rows, plan.keys, lengths.k, plan));
-  return check_score_inputs(request, plan);
+  TILEWISE_RETURN_IF_ERROR(check_options_of_ranks(plan));
+  TILEWISE_RETURN_IF_ERROR(check_scores("bias", request.bias, plan));
+  TILEWISE_RETURN_IF_ERROR(check_scores("mask", request.mask, plan));
+  return check_bias_gradient(request, plan);
 }
 
 }  // namespace

@@ -69,6 +69,10 @@ Status check_supported(const tilewise_problem& request) {
     return fail(TILEWISE_UNSUPPORTED, "%s: not supported by distributed attention, which uses it",
                 request.accumulate != 0 ? "accumulate" : "parts");
   }
+  if (problem::present(request.page_table) || problem::present(request.phi)) {
+    return fail(TILEWISE_UNSUPPORTED, "%s: not supported by distributed attention",
+                problem::present(request.page_table) ? "page_table" : "phi");
+  }
   for (const problem::NamedTensor& named : problem::kTensors) {
     const tilewise_tensor& tensor = request.*named.member;
     if (problem::present(tensor) && tensor.device != TILEWISE_CPU) {

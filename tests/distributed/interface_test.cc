@@ -136,6 +136,8 @@ TEST(DistributedInterface, RefusalsNameTheArgument) {
             "bias: has 19 columns, must be 1 or k_len = 20, those of the whole");
   shard.problem.bias = tilewise::tensor(std::span(bias), {9, 20});
   EXPECT_EQ(refusal(shard.problem, options), "bias: has 9 rows, must be 1 or 10, those of q");
+  shard.problem.bias.rank = 9;
+  EXPECT_NE(refusal(shard.problem, options).find("bias: rank is 9"), std::string::npos);
   shard.problem.bias = {};
   shard.problem.accumulate = 1;
   EXPECT_EQ(refusal(shard.problem, options),

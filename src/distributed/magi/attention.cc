@@ -29,6 +29,8 @@ Status check_options(const tilewise_problem& request) {
       {"dropout_p", request.dropout_p != 0,
        "its bits depend on positions that a rank does not have"},
       {"accumulate", request.accumulate != 0, "the stages of a plan accumulate themselves"},
+      {"page_table", present(request.page_table), "not supported over ranks"},
+      {"phi", present(request.phi), "not supported over ranks"},
   };
   for (const auto& option : refused) {
     if (option.given) {
