@@ -60,18 +60,45 @@ PlanOptions random_options(Random& random) {
           random.pick({Dealing::kAutomatic, Dealing::kInOrder, Dealing::kByArea})};
 }
 
+std::vector<double> elements(const tilewise_tensor& tensor) {
+  std::vector<double> result;
+  verify::for_each_element(tensor, [&](std::int64_t, std::int64_t offset) {
+    result.push_back(verify::read_element(tensor, offset));
+  });
+  return result;
+}
+
 void expect_close(const char* name, const tilewise_tensor& result,
                   const tilewise_tensor& expected) {
-  verify::for_each_element(result, [&](std::int64_t index, std::int64_t offset) {
-    double other = 0;
-    verify::for_each_element(expected, [&](std::int64_t i, std::int64_t at) {
-      if (i == index) other = verify::read_element(expected, at);
-    });
-    const double own = verify::read_element(result, offset);
-    if (own == other) return;  // infinities too
-    ASSERT_LE(std::fabs(own - other), 1e-12 * std::max(1.0, std::fabs(other)))
-        << name << " " << index;
-  });
+  const std::vector<double> own = elements(result);
+  const std::vector<double> other = elements(expected);
+  ASSERT_EQ(own.size(), other.size());
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    if (own[i] == other[i]) continue;  // infinities too
+    ASSERT_LE(std::fabs(own[i] - other[i]), 1e-12 * std::max(1.0, std::fabs(other[i])))
+        << name << " " << i;
+  }
+}
+
+// Runs both passes of a case in fp64 on ranks and on one rank.
+void expect_results_of_one_rank(const Case& description, const PlanOptions& options,
+                                bool overlaps) {
+  verify::Instance whole(description);
+  verify::Instance single(description);
+  const Plan plan = plan_of(description, options);
+  const Plan one = plan_of(description, {.ranks = 1});
+  for (const Operation operation : {Operation::kForward, Operation::kBackward}) {
+    whole.prepare(operation);
+    single.prepare(operation);
+    ASSERT_NO_FATAL_FAILURE(run_ranks(operation, whole.request(), plan, overlaps));
+    ASSERT_NO_FATAL_FAILURE(run_ranks(operation, single.request(), one, false));
+    ASSERT_EQ(whole.damage(operation), "");
+    for (const problem::NamedTensor& tensor : problem::kTensors) {
+      if (tensor.role(operation) != problem::Role::kOutput) continue;
+      ASSERT_NO_FATAL_FAILURE(expect_close(tensor.name, whole.request().*tensor.member,
+                                           single.request().*tensor.member));
+    }
+  }
 }
 
 // Distributed forward and backward in fp64 against one rank.
@@ -83,21 +110,29 @@ TEST(MagiAttention, AnyNumberOfRanksGivesTheResultsOfOne) {
     const PlanOptions options = random_options(random);
     SCOPED_TRACE(describe(description) + " ranks " + std::to_string(options.ranks) + " chunk " +
                  std::to_string(options.chunk_rows) + " stages " + std::to_string(options.stages));
-    verify::Instance whole(description);
-    verify::Instance single(description);
-    const Plan plan = plan_of(description, options);
-    const Plan one = plan_of(description, {.ranks = 1});
-    for (const Operation operation : {Operation::kForward, Operation::kBackward}) {
-      whole.prepare(operation);
-      single.prepare(operation);
-      ASSERT_NO_FATAL_FAILURE(run_ranks(operation, whole.request(), plan, random.chance(0.5)));
-      ASSERT_NO_FATAL_FAILURE(run_ranks(operation, single.request(), one, false));
-      ASSERT_EQ(whole.damage(operation), "");
-      for (const problem::NamedTensor& tensor : problem::kTensors) {
-        if (tensor.role(operation) != problem::Role::kOutput) continue;
-        ASSERT_NO_FATAL_FAILURE(expect_close(tensor.name, whole.request().*tensor.member,
-                                             single.request().*tensor.member));
-      }
+    ASSERT_NO_FATAL_FAILURE(expect_results_of_one_rank(description, options, random.chance(0.5)));
+  }
+}
+
+// The masks that MagiAttention names, with the automatic chunks and stages.
+TEST(MagiAttention, FamiliesOfMasksGiveTheResultsOfOneRank) {
+  TILEWISE_TRACE_SEED();
+  Random random(run_seed());
+  for (const Family& family : mask_families(700, random)) {
+    Case description;
+    description.operation = Operation::kBackward;
+    description.dtype = TILEWISE_FP64;
+    description.q_packed = description.k_packed = true;
+    description.q_len = description.k_len = 700;
+    description.heads = 2;
+    description.head_dim = 8;
+    description.value_dim = 4;
+    for (const Slice& s : family.list.slices)
+      description.slices.push_back({s.q_begin, s.q_end, s.k_begin, s.k_end, s.kind, -1});
+    for (const std::int64_t ranks : {2, 5, 8}) {
+      SCOPED_TRACE(family.name + " on " + std::to_string(ranks) + " ranks");
+      ASSERT_NO_FATAL_FAILURE(
+          expect_results_of_one_rank(description, {.ranks = ranks, .chunk_rows = 32}, true));
     }
   }
 }
