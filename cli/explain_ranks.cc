@@ -10,10 +10,10 @@
 #include "distributed/simulation/timeline.h"
 #include "execution.h"
 #include "format.h"
-#include "io/npy.h"
 #include "machine.h"
 #include "outputs.h"
 #include "random_inputs.h"
+#include "rank_mask.h"
 #include "table.h"
 #include "timeline_plot.h"
 
@@ -22,7 +22,6 @@ namespace {
 
 using distributed::magi::Mask;
 using distributed::magi::Plan;
-using distributed::magi::Slice;
 using distributed::simulation::Machine;
 using distributed::simulation::RankTimeline;
 using distributed::simulation::Schedule;
@@ -37,105 +36,6 @@ constexpr std::int64_t kListedRanks = 16;
 
 void require(problem::Status status) {
   if (status != TILEWISE_OK) throw UsageError(problem::message());
-}
-
-// The numbers of a .npy file of int64 or int32 with `columns` columns; 0: one dimension.
-std::vector<std::int64_t> read_numbers(const Flags& flags, const std::string& name,
-                                       std::size_t columns) {
-  const io::Array array = io::read_npy(flags.text(name));
-  const std::size_t rank = columns > 0 ? 2 : 1;
-  const bool wide = array.type == io::ElementType::i64;
-  if ((!wide && array.type != io::ElementType::i32) || array.shape.size() != rank) {
-    throw UsageError(fmt::format("--{}: {} holds {} of shape {}, must hold int64 with {} {}", name,
-                                 flags.text(name), io::element_name(array.type),
-                                 io::shape_text(array.shape), rank,
-                                 rank == 1 ? "dimension" : "dimensions"));
-  }
-  std::vector<std::int64_t> numbers;
-  if (wide) {
-    for (const std::int64_t number : array.elements<std::int64_t>()) numbers.push_back(number);
-  } else {
-    for (const std::int32_t number : array.elements<std::int32_t>()) numbers.push_back(number);
-  }
-  if (columns == 0) return numbers;
-  if (array.shape[1] != 5 && array.shape[1] != 6) {
-    throw UsageError(
-        fmt::format("--{}: {} has {} columns, must have 5 or 6: q0 q1 k0 k1 kind [head]", name,
-                    flags.text(name), array.shape[1]));
-  }
-  std::vector<std::int64_t> rows;
-  const auto width = static_cast<std::size_t>(array.shape[1]);
-  for (std::size_t row = 0; row * width < numbers.size(); ++row) {
-    for (std::size_t c = 0; c < columns; ++c)
-      rows.push_back(c < width ? numbers[row * width + c] : -1);
-  }
-  return rows;
-}
-
-Mask mask_of_file(const Flags& flags, const Shape& shape) {
-  for (const char* other : {"causal", "window", "cu-seqlens-q", "cu-seqlens-k"}) {
-    if (flags.given(other)) {
-      throw UsageError(
-          fmt::format("--slices: given with --{}; a slice list is the whole mask", other));
-    }
-  }
-  const std::vector<std::int64_t> numbers = read_numbers(flags, "slices", 6);
-  std::vector<Slice> slices;
-  for (std::size_t i = 0; i < numbers.size(); i += 6) {
-    slices.push_back({numbers[i], numbers[i + 1], numbers[i + 2], numbers[i + 3], numbers[i + 4],
-                      numbers[i + 5]});
-  }
-  Mask mask;
-  require(mask_of_slices(slices, shape.q_len, shape.k_len, shape.heads, &mask));
-  return mask;
-}
-
-// The starts of the documents: those of the file, or B sequences of the same length. With a file,
-// --shape gives their sum.
-std::vector<std::int64_t> starts(const Flags& flags, const char* name, std::int64_t length,
-                                 std::int64_t batch) {
-  if (!flags.given(name)) {
-    std::vector<std::int64_t> equal;
-    for (std::int64_t b = 0; b <= batch; ++b) equal.push_back(b * length);
-    return equal;
-  }
-  const std::vector<std::int64_t> numbers = read_numbers(flags, name, 0);
-  if (batch != 1 || numbers.empty() || numbers.back() != length) {
-    throw UsageError(
-        fmt::format("--{}: ends with {}, must end with the length of --shape, {}, whose B "
-                    "must be 1",
-                    name, numbers.empty() ? 0 : numbers.back(), length));
-  }
-  return numbers;
-}
-
-// The mask over the token axes of all sequences together.
-Mask read_mask(const Flags& flags, const Shape& shape) {
-  if (flags.given("slices")) {
-    if (shape.batch != 1) {
-      throw UsageError(fmt::format("--slices: needs a --shape with B = 1, not {}", shape.batch));
-    }
-    return mask_of_file(flags, shape);
-  }
-  if (flags.given("cu-seqlens-k") && !flags.given("cu-seqlens-q")) {
-    throw UsageError("--cu-seqlens-k: given without --cu-seqlens-q");
-  }
-  tilewise_problem options;
-  tilewise_problem_init(&options);
-  read_options(flags, options);
-  const bool both = flags.given("cu-seqlens-q") && !flags.given("cu-seqlens-k");
-  if (shape.batch > kMostRanks) {
-    throw UsageError(
-        fmt::format("--shape: B is {}, must be at most {} with --ranks", shape.batch, kMostRanks));
-  }
-  Mask mask;
-  require(mask_of_documents(
-      starts(flags, "cu-seqlens-q", shape.q_len, shape.batch),
-      starts(flags, both ? "cu-seqlens-q" : "cu-seqlens-k", shape.k_len, shape.batch),
-      {options.window_left, options.causal ? 0 : options.window_right,
-       options.alignment == TILEWISE_TOP_LEFT},
-      &mask));
-  return mask;
 }
 
 double positive(const Flags& flags, const char* name, double fallback) {

@@ -86,16 +86,16 @@ TILEWISE_API tilewise_status tilewise_local_group_communicator(tilewise_local_gr
 
 /* ---- schedules -------------------------------------------------------------------------- */
 
-/* Which tokens a rank holds, of a whole axis of any length:
- *   contiguous  one range of tokens per rank
- *   zigzag      2 * size ranges; rank r holds number r and number 2 * size - 1 - r, so that a
- * causal mask gives every rank the same work striped     the tokens r, r + size, r + 2 * size, ...
- * (not with ALiBi or dropout) automatic   contiguous, or zigzag if the rank with the most work then
- * has at least 5 % less */
+/* Which tokens a rank holds, of a whole axis of any length. */
 enum {
+  /* Contiguous, or zigzag if the rank with the most work then has at least 5 % less. */
   TILEWISE_SCHEDULE_AUTOMATIC = 0,
+  /* One range of tokens for each rank. */
   TILEWISE_SCHEDULE_CONTIGUOUS = 1,
+  /* The axis is cut into 2 * size ranges, and rank r holds number r and number 2 * size - 1 - r.
+   * Under a causal mask every rank then has the same work. */
   TILEWISE_SCHEDULE_ZIGZAG = 2,
+  /* Rank r holds the tokens r, r + size, r + 2 * size, ... Not with ALiBi or dropout. */
   TILEWISE_SCHEDULE_STRIPED = 3
 };
 
@@ -153,11 +153,14 @@ typedef struct tilewise_distributed_info {
  *   q, out, lse, dout, dlse, dq   the rows that tilewise_token_ranges() gives of options.q_len
  *   k, v, dk, dv                  those of options.k_len
  *   cu_seqlens, seqused           of the whole batch, on every rank; so are alibi_slopes and sink
- *   bias, mask                    the rank's rows and all columns (dense only); dbias is fp32
- * (fp64) and needs a bias that does not broadcast over the rows dsink, dalibi_slopes          get
- * the gradient of the whole, on every rank d of the semantics is that of the whole sequences.
- * Slices are refused. Making a plan does not communicate, and reads the contents of cu_seqlens and
- * seqused, which decide what is sent. */
+ *   bias, mask                    the rank's rows and all columns (dense only)
+ *   dsink, dalibi_slopes          the gradient of the whole, on every rank
+ *
+ * dbias is fp32 (fp64 for fp64 inputs), and needs a bias that does not broadcast over the rows. The
+ * offset d of the semantics is that of the whole sequences. Slices are refused.
+ *
+ * Making a plan does not communicate, and reads the contents of cu_seqlens and seqused, which
+ * decide what is sent. */
 typedef struct tilewise_distributed_plan tilewise_distributed_plan;
 TILEWISE_API tilewise_status tilewise_distributed_plan_create(
     int32_t operation, const tilewise_problem* problem, const tilewise_distributed_options* options,

@@ -1,7 +1,6 @@
-// The plan of a mask over ranks, after MagiAttention (arXiv 2505.13211... see
-// docs/distributed-magi.md): who has which queries and keys, and which keys everyone needs from
-// others. It is made once for a mask, on every rank alike, and depends on nothing but its
-// arguments.
+// The plan of a mask over ranks, after MagiAttention (docs/distributed-magi.md): who has which
+// queries and keys, and which keys everyone needs from others. It is made once for a mask, on every
+// rank alike, and depends on nothing but its arguments.
 #pragma once
 
 #include "distributed/magi/deal.h"

@@ -60,30 +60,45 @@ PlanOptions random_options(Random& random) {
           random.pick({Dealing::kAutomatic, Dealing::kInOrder, Dealing::kByArea})};
 }
 
-Plan plan_of(const Case& description, const PlanOptions& options) {
-  std::vector<Slice> slices;
-  for (const verify::Slice& s : description.slices)
-    slices.push_back({s[0], s[1], s[2], s[3], s[4], s[5]});
-  Mask mask;
-  EXPECT_EQ(mask_of_slices(slices, description.q_len, description.k_len, description.heads, &mask),
-            TILEWISE_OK);
-  Plan plan;
-  EXPECT_EQ(make_plan(mask, options, &plan), TILEWISE_OK);
-  return plan;
+std::vector<double> elements(const tilewise_tensor& tensor) {
+  std::vector<double> result;
+  verify::for_each_element(tensor, [&](std::int64_t, std::int64_t offset) {
+    result.push_back(verify::read_element(tensor, offset));
+  });
+  return result;
 }
 
 void expect_close(const char* name, const tilewise_tensor& result,
                   const tilewise_tensor& expected) {
-  verify::for_each_element(result, [&](std::int64_t index, std::int64_t offset) {
-    double other = 0;
-    verify::for_each_element(expected, [&](std::int64_t i, std::int64_t at) {
-      if (i == index) other = verify::read_element(expected, at);
-    });
-    const double own = verify::read_element(result, offset);
-    if (own == other) return;  // infinities too
-    ASSERT_LE(std::fabs(own - other), 1e-12 * std::max(1.0, std::fabs(other)))
-        << name << " " << index;
-  });
+  const std::vector<double> own = elements(result);
+  const std::vector<double> other = elements(expected);
+  ASSERT_EQ(own.size(), other.size());
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    if (own[i] == other[i]) continue;  // infinities too
+    ASSERT_LE(std::fabs(own[i] - other[i]), 1e-12 * std::max(1.0, std::fabs(other[i])))
+        << name << " " << i;
+  }
+}
+
+// Runs both passes of a case in fp64 on ranks and on one rank.
+void expect_results_of_one_rank(const Case& description, const PlanOptions& options,
+                                bool overlaps) {
+  verify::Instance whole(description);
+  verify::Instance single(description);
+  const Plan plan = plan_of(description, options);
+  const Plan one = plan_of(description, {.ranks = 1});
+  for (const Operation operation : {Operation::kForward, Operation::kBackward}) {
+    whole.prepare(operation);
+    single.prepare(operation);
+    ASSERT_NO_FATAL_FAILURE(run_ranks(operation, whole.request(), plan, overlaps));
+    ASSERT_NO_FATAL_FAILURE(run_ranks(operation, single.request(), one, false));
+    ASSERT_EQ(whole.damage(operation), "");
+    for (const problem::NamedTensor& tensor : problem::kTensors) {
+      if (tensor.role(operation) != problem::Role::kOutput) continue;
+      ASSERT_NO_FATAL_FAILURE(expect_close(tensor.name, whole.request().*tensor.member,
+                                           single.request().*tensor.member));
+    }
+  }
 }
 
 // Distributed forward and backward in fp64 against one rank.
@@ -95,21 +110,29 @@ TEST(MagiAttention, AnyNumberOfRanksGivesTheResultsOfOne) {
     const PlanOptions options = random_options(random);
     SCOPED_TRACE(describe(description) + " ranks " + std::to_string(options.ranks) + " chunk " +
                  std::to_string(options.chunk_rows) + " stages " + std::to_string(options.stages));
-    verify::Instance whole(description);
-    verify::Instance single(description);
-    const Plan plan = plan_of(description, options);
-    const Plan one = plan_of(description, {.ranks = 1});
-    for (const Operation operation : {Operation::kForward, Operation::kBackward}) {
-      whole.prepare(operation);
-      single.prepare(operation);
-      ASSERT_NO_FATAL_FAILURE(run_ranks(operation, whole.request(), plan, random.chance(0.5)));
-      ASSERT_NO_FATAL_FAILURE(run_ranks(operation, single.request(), one, false));
-      ASSERT_EQ(whole.damage(operation), "");
-      for (const problem::NamedTensor& tensor : problem::kTensors) {
-        if (tensor.role(operation) != problem::Role::kOutput) continue;
-        ASSERT_NO_FATAL_FAILURE(expect_close(tensor.name, whole.request().*tensor.member,
-                                             single.request().*tensor.member));
-      }
+    ASSERT_NO_FATAL_FAILURE(expect_results_of_one_rank(description, options, random.chance(0.5)));
+  }
+}
+
+// The masks that MagiAttention names, with the automatic chunks and stages.
+TEST(MagiAttention, FamiliesOfMasksGiveTheResultsOfOneRank) {
+  TILEWISE_TRACE_SEED();
+  Random random(run_seed());
+  for (const Family& family : mask_families(700, random)) {
+    Case description;
+    description.operation = Operation::kBackward;
+    description.dtype = TILEWISE_FP64;
+    description.q_packed = description.k_packed = true;
+    description.q_len = description.k_len = 700;
+    description.heads = 2;
+    description.head_dim = 8;
+    description.value_dim = 4;
+    for (const Slice& s : family.list.slices)
+      description.slices.push_back({s.q_begin, s.q_end, s.k_begin, s.k_end, s.kind, -1});
+    for (const std::int64_t ranks : {2, 5, 8}) {
+      SCOPED_TRACE(family.name + " on " + std::to_string(ranks) + " ranks");
+      ASSERT_NO_FATAL_FAILURE(
+          expect_results_of_one_rank(description, {.ranks = ranks, .chunk_rows = 32}, true));
     }
   }
 }
@@ -238,166 +261,6 @@ TEST(MagiAttention, BytesAreThoseOfTheNeededRows) {
     const bool returns = (description.gradients & (verify::kDK | verify::kDV)) != 0;
     EXPECT_EQ(sent.bytes - compared, plan.remote_rows() * columns * (2 + (returns ? 4 : 0)));
     EXPECT_LE(sent.messages, (2 * plan.stages + 1) * pairs);
-  }
-}
-
-class Refusals : public ::testing::Test {
- protected:
-  Refusals() {
-    description.dtype = TILEWISE_FP32;
-    description.q_packed = description.k_packed = true;
-    description.q_len = description.k_len = 16;
-    description.head_dim = description.value_dim = 4;
-    description.slices = {{0, 16, 0, 16, 1, -1}};
-    plan = plan_of(description, {.ranks = 2, .chunk_rows = 4, .stages = 2});
-    whole = std::make_unique<verify::Instance>(description);
-    ranks = std::make_unique<RankTensors>(Operation::kForward, whole->request(), plan, 0);
-  }
-  void expect_refused(tilewise_problem problem, const std::vector<std::string>& words,
-                      std::int32_t rank = 0) const {
-    Attention attention;
-    EXPECT_NE(make_attention(Operation::kForward, problem, plan, rank, {}, &attention),
-              TILEWISE_OK);
-    for (const std::string& word : words) {
-      EXPECT_NE(std::string(problem::message()).find(word), std::string::npos)
-          << problem::message() << " lacks " << word;
-    }
-  }
-
-  Case description;
-  Plan plan;
-  std::unique_ptr<verify::Instance> whole;
-  std::unique_ptr<RankTensors> ranks;
-};
-
-TEST_F(Refusals, WhatAPlanDoesNotSupportIsRefusedByName) {
-  tilewise_problem problem = ranks->problem;
-  problem.dropout_p = 0.5;
-  expect_refused(problem, {"dropout_p"});
-  problem = ranks->problem;
-  problem.slices = whole->request().slices;
-  expect_refused(problem, {"slices", "the plan is the whole mask"});
-  problem = ranks->problem;
-  problem.bias = problem.q;
-  expect_refused(problem, {"bias"});
-  problem = ranks->problem;
-  problem.causal = 1;
-  expect_refused(problem, {"causal"});
-  problem = ranks->problem;
-  problem.accumulate = 1;
-  expect_refused(problem, {"accumulate"});
-  problem = ranks->problem;
-  problem.q.shape[0] = 7;
-  expect_refused(problem, {"q", "7 rows", "8 of rank 0"});
-  problem = ranks->problem;
-  problem.k.device = TILEWISE_CUDA;
-  expect_refused(problem, {"k", "CPU"});
-  expect_refused(ranks->problem, {"rank", "2", "0 to 1"}, 2);
-  expect_refused(whole->request(), {"slices"});
-}
-
-// Runs two ranks, and returns the status and the message of each. `change` may change what a rank
-// runs.
-template <class Change>
-std::vector<std::pair<problem::Status, std::string>> run_changed(const tilewise_problem& whole,
-                                                                 const Plan& plan, Change change) {
-  distributed::LocalGroup group(2);
-  std::vector<std::thread> threads;
-  std::vector<std::pair<problem::Status, std::string>> results(2);
-  for (std::int32_t rank = 0; rank < 2; ++rank) {
-    threads.emplace_back([&, rank] {
-      const RankTensors tensors(Operation::kForward, whole, plan, rank);
-      Attention attention;
-      EXPECT_EQ(make_attention(Operation::kForward, tensors.problem, plan, rank, {}, &attention),
-                TILEWISE_OK);
-      const verify::Memory workspace(static_cast<std::size_t>(attention.memory.bytes));
-      AttentionRun run = {workspace.data(), workspace.bytes(), nullptr};
-      tilewise_problem problem = tensors.problem;
-      if (rank == 1) change(attention, problem, run);
-      const problem::Status status =
-          run_attention(attention, group.communicator(rank), problem, run);
-      results[static_cast<std::size_t>(rank)] = {status, problem::message()};
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return results;
-}
-
-// A rank that is refused, or has another problem or plan, does not leave the others waiting.
-TEST_F(Refusals, ADifferenceOfOneRankEndsAllRanks) {
-  const auto expect = [&](const auto& change, const std::string& words) {
-    for (const auto& [status, message] : run_changed(whole->request(), plan, change)) {
-      EXPECT_EQ(status, TILEWISE_INVALID_ARGUMENT);
-      EXPECT_NE(message.find(words), std::string::npos) << message << " lacks " << words;
-    }
-  };
-  expect([](Attention&, tilewise_problem& problem, AttentionRun&) { problem.softmax_scale = 3; },
-         "softmax_scale");
-  expect([](Attention& attention, tilewise_problem&, AttentionRun&) { ++attention.plan_hash; },
-         "the plan differ");
-  const auto refused = run_changed(
-      whole->request(), plan,
-      [](Attention&, tilewise_problem&, AttentionRun& run) { run.workspace_bytes = 8; });
-  EXPECT_NE(refused[0].second.find("rank 1 has refused"), std::string::npos) << refused[0].second;
-  EXPECT_NE(refused[1].second.find("workspace: 8 bytes"), std::string::npos) << refused[1].second;
-  const auto shaped = run_changed(
-      whole->request(), plan,
-      [](Attention&, tilewise_problem& problem, AttentionRun&) { problem.softcap = 2; });
-  EXPECT_NE(shaped[1].second.find("softcap: differs from what the plan was made for"),
-            std::string::npos)
-      << shaped[1].second;
-}
-
-// An engine that breaks after `good` exchanges.
-struct Breaking {
-  tilewise_communicator inner;
-  std::int32_t good;
-  static tilewise_status exchange(void* self, const tilewise_exchange* request,
-                                  std::int32_t* failed_rank) {
-    Breaking& breaking = *static_cast<Breaking*>(self);
-    if (breaking.good-- > 0)
-      return breaking.inner.exchange(breaking.inner.self, request, failed_rank);
-    *failed_rank = breaking.inner.rank;
-    return tilewise_fail(TILEWISE_DEVICE_ERROR, "the link broke");
-  }
-  static void abort(void* self) {
-    Breaking& breaking = *static_cast<Breaking*>(self);
-    breaking.inner.abort(breaking.inner.self);
-  }
-};
-
-// A failure in the middle of a run ends all ranks, with a message that says where.
-TEST_F(Refusals, AFailureOfOneRankEndsAllRanks) {
-  for (const std::int32_t good : {0, 1, 2}) {
-    distributed::LocalGroup group(2);
-    std::vector<std::thread> threads;
-    std::vector<std::pair<problem::Status, std::string>> results(2);
-    for (std::int32_t rank = 0; rank < 2; ++rank) {
-      threads.emplace_back([&, rank] {
-        const RankTensors tensors(Operation::kForward, whole->request(), plan, rank);
-        Attention attention;
-        EXPECT_EQ(make_attention(Operation::kForward, tensors.problem, plan, rank, {}, &attention),
-                  TILEWISE_OK);
-        const verify::Memory workspace(static_cast<std::size_t>(attention.memory.bytes));
-        Breaking breaking = {group.communicator(rank), good};
-        tilewise_communicator communicator = breaking.inner;
-        if (rank == 1) {
-          communicator.self = &breaking;
-          communicator.exchange = Breaking::exchange;
-          communicator.abort = Breaking::abort;
-        }
-        const problem::Status status =
-            run_attention(attention, communicator, tensors.problem,
-                          {workspace.data(), workspace.bytes(), nullptr});
-        // The engine has not told rank 0; ending the rank does.
-        communicator.abort(communicator.self);
-        results[static_cast<std::size_t>(rank)] = {status, problem::message()};
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
-    EXPECT_EQ(results[1].first, TILEWISE_DEVICE_ERROR) << good;
-    EXPECT_NE(results[1].second.find("the link broke"), std::string::npos) << results[1].second;
-    EXPECT_EQ(results[0].first, TILEWISE_REMOTE_ERROR) << good << results[0].second;
   }
 }
 

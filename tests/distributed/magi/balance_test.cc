@@ -53,7 +53,14 @@ double milliseconds(const SliceList& list, std::int64_t ranks) {
   return best;
 }
 
-// A list of 1,000 slices on 64 ranks takes milliseconds. The limit is that of a slow, busy machine.
+// The limit of the best of five runs; unoptimised and instrumented code may take longer.
+#if defined(NDEBUG) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+constexpr double kMilliseconds = 50;
+#else
+constexpr double kMilliseconds = 2000;
+#endif
+
+// A list of 1,000 slices on 64 ranks takes milliseconds.
 TEST(MagiBalance, PlanningTakesMilliseconds) {
   Random random(run_seed());
   const std::int64_t tokens = 8192 * 64;
@@ -88,7 +95,7 @@ TEST(MagiBalance, PlanningTakesMilliseconds) {
   for (const Family& family : families) {
     const double time = milliseconds(family.list, 64);
     std::printf("%-26s on 64 ranks: %.2f ms\n", family.name.c_str(), time);
-    EXPECT_LT(time, 500) << family.name;
+    EXPECT_LT(time, kMilliseconds) << family.name;
   }
 }
 

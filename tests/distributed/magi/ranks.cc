@@ -112,6 +112,18 @@ void RankTensors::gather(problem::Operation operation, const tilewise_problem& w
   }
 }
 
+Plan plan_of(const verify::Case& description, const distributed::magi::PlanOptions& options) {
+  std::vector<distributed::magi::Slice> slices;
+  for (const verify::Slice& s : description.slices)
+    slices.push_back({s[0], s[1], s[2], s[3], s[4], s[5]});
+  distributed::magi::Mask mask;
+  EXPECT_EQ(mask_of_slices(slices, description.q_len, description.k_len, description.heads, &mask),
+            TILEWISE_OK);
+  Plan plan;
+  EXPECT_EQ(make_plan(mask, options, &plan), TILEWISE_OK);
+  return plan;
+}
+
 void run_ranks(problem::Operation operation, const tilewise_problem& whole, const Plan& plan,
                bool overlaps, Sent* sent) {
   const auto size = static_cast<std::int32_t>(plan.ranks);

@@ -12,6 +12,7 @@
 #include "plan/pool.h"
 #include "problem/status.h"
 #include "problem/tensors.h"
+#include "verify/case.h"
 #include "verify/tensor.h"
 
 namespace tilewise::tests {
@@ -36,6 +37,10 @@ class RankTensors {
   std::vector<std::int64_t> k_rows_;
   verify::TensorOwner owner_;
 };
+
+// Makes the plan of a case's slices.
+distributed::magi::Plan plan_of(const verify::Case& description,
+                                const distributed::magi::PlanOptions& options);
 
 struct Sent {
   std::atomic<std::int64_t> bytes = 0;

@@ -84,16 +84,18 @@ void expect_rules(const Work& work, const Machine& machine, const Timeline& time
   double everything = 0;  // one after the other, and every exchange waits for all
   for (std::int64_t step = 0; step < work.steps; ++step) {
     double compute = 0;
-    double exchange = 0;
+    double cast = 0;
+    double reduce = 0;
     for (std::int64_t rank = 0; rank < work.ranks; ++rank) {
       const Step& own = work.at(rank, step);
       compute = std::max(compute, machine.seconds_per_pair * static_cast<double>(own.area));
+      const double latency = machine.latency * static_cast<double>(own.messages);
       const double rows = static_cast<double>(std::max(own.received_rows, own.sent_rows));
-      exchange = std::max(
-          exchange, 2 * machine.latency * static_cast<double>(own.messages) +
-                        rows * (machine.row_bytes + machine.gradient_bytes) / machine.bandwidth);
+      cast = std::max(cast, latency + rows * machine.row_bytes / machine.bandwidth);
+      if (machine.gradient_bytes > 0)
+        reduce = std::max(reduce, latency + rows * machine.gradient_bytes / machine.bandwidth);
     }
-    everything += compute + exchange;
+    everything += compute + cast + reduce;
   }
   ASSERT_LE(timeline.seconds, everything + rounding);
 }
