@@ -22,7 +22,8 @@ namespace {
 
 constexpr const char* kForwardSchema =
     "attention_forward(Tensor q, Tensor k, Tensor v, " TILEWISE_TENSOR_SCHEMA TILEWISE_OPTION_SCHEMA
-    ", bool out_fp32=False, Tensor? seqused_q=None) -> (Tensor out, Tensor lse)";
+    ", bool out_fp32=False, Tensor? seqused_q=None, Tensor? page_table=None) "
+    "-> (Tensor out, Tensor lse)";
 constexpr const char* kBackwardSchema =
     "attention_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, "
     "Tensor lse, " TILEWISE_TENSOR_SCHEMA TILEWISE_OPTION_SCHEMA
@@ -253,7 +254,7 @@ void forward(Value* stack, std::uint64_t, std::uint64_t) {
   const Shared shared(arguments);
   const bool out_fp32 = arguments.boolean();
   const Owned seqused_q = arguments.optional_tensor();
-
+  const Owned page_table = arguments.optional_tensor();
   const tilewise_tensor like = view("q", q);  // made before a copy may change the strides
   check_rank("q", like);
   q = with_dense_rows("q", std::move(q));
@@ -261,6 +262,7 @@ void forward(Value* stack, std::uint64_t, std::uint64_t) {
   v = with_dense_rows("v", std::move(v));
   tilewise_problem problem = make_problem(shared);
   problem.seqused_q = view("seqused_q", seqused_q);
+  problem.page_table = view("page_table", page_table);
   problem.q = view("q", q);
   problem.k = view("k", k);
   problem.v = view("v", v);
@@ -343,7 +345,6 @@ void backward(Value* stack, std::uint64_t, std::uint64_t) {
   const Owned seqused_q = arguments.optional_tensor();
   if ((wanted & kBias) != 0 && !shared.bias) raise("gradients: dbias is asked for without a bias");
   if ((wanted & kSink) != 0 && !shared.sink) raise("gradients: dsink is asked for without a sink");
-
   Gradients gradients(given, shared, wanted);  // made before a copy may change the strides
   given.make_rows_dense();
   tilewise_problem problem = make_problem(shared);

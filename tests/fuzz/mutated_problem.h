@@ -170,6 +170,8 @@ class MutatedProblem {
       problem_.seqused_q = tensor(TILEWISE_INT32, {2});
       problem_.seqused_k = tensor(TILEWISE_INT64, {2});
     }
+    problem_.page_table = tensor(TILEWISE_INT32, {2, 1});
+    problem_.page_table.rank = 0;  // one mutation makes k and v pages
     if (packed) {
       problem_.cu_seqlens_q = tensor(TILEWISE_INT64, {3});
       problem_.cu_seqlens_k = tensor(TILEWISE_INT32, {3});

@@ -20,7 +20,7 @@ BOTTOM_RIGHT, TOP_LEFT = 0, 1
 DTYPES = {"float64": 1, "float32": 2, "bfloat16": 3, "float16": 4, "int32": 5, "int64": 6, "bool": 7}
 TENSORS = ("q", "k", "v", "out", "lse", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "slices", "mask", "bias",
            "alibi_slopes", "sink", "dout", "dlse", "dq", "dk", "dv", "dbias", "dsink",
-           "seqused_q", "dalibi_slopes", "parts")
+           "seqused_q", "dalibi_slopes", "parts", "phi", "phi_fallbacks", "page_table")
 LAST = TENSORS.index("parts")  # the tensors before it come before `accumulate`
 
 

@@ -24,7 +24,7 @@ OPTIONS = (
 )
 SCHEMAS = {
     FORWARD: f"tilewise::attention_forward(Tensor q, Tensor k, Tensor v, {TENSORS}, {OPTIONS}, bool out_fp32=False, "
-    "Tensor? seqused_q=None) "
+    "Tensor? seqused_q=None, Tensor? page_table=None) "
     "-> (Tensor out, Tensor lse)",
     BACKWARD: f"tilewise::attention_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, "
     f"Tensor lse, {TENSORS}, {OPTIONS}, int gradients=7, Tensor? seqused_q=None) "

@@ -84,6 +84,27 @@ def test_slices_and_seqused() -> None:
     assert torch.equal(out[1], torch.zeros_like(out[1]))
 
 
+def test_pages_have_the_bits_of_rows() -> None:
+    q, k, v = torch.randn(2, 3, 4, 16), torch.randn(6, 8, 2, 16), torch.randn(6, 8, 2, 16)
+    table, used = torch.tensor([[5, 0, 3], [1, 2, -9]], dtype=torch.int32), torch.tensor([24, 13])
+    rows = [torch.stack([torch.cat([cache[max(int(p), 0)] for p in row]) for row in table]) for cache in (k, v)]
+    options = {"seqused_k": used, "causal": True}
+    wanted = attention(q, *rows, **options)
+    for run in (attention, torch.compile(attention, backend="aot_eager", fullgraph=True)):
+        assert torch.equal(run(q, k, v, page_table=table, **options), wanted)
+    mapped = torch.vmap(lambda q: attention(q, k, v, page_table=table, **options))(torch.stack([q, 2 * q]))
+    assert torch.equal(mapped[0], wanted)
+    for leaf in (q, k, v):
+        leaf.requires_grad_()
+        with pytest.raises(NotImplementedError, match="page_table: a paged cache has no gradients"):
+            attention(q, k, v, page_table=table, **options)
+        with torch.no_grad():
+            assert torch.equal(attention(q, k, v, page_table=table, **options), wanted)
+        leaf.requires_grad_(False)
+    with pytest.raises(RuntimeError, match="page_table: dtype is int64, must be int32"):
+        attention(q, k, v, page_table=table.long(), **options)
+
+
 def test_gradients_with_seqused_q() -> None:
     q, k, v, dout = (torch.randn(2, 10, 2, 16, dtype=torch.float64) for _ in range(4))
     dlse = torch.randn(2, 2, 10, dtype=torch.float64)

@@ -142,14 +142,17 @@ def packed_options(
         "max_seqlen_q": number("max_seqlen_q", max_seqlen[0]), "seqused_q": seqused_q, "seqused_k": seqused_k,
     }  # fmt: skip
     longest = number("max_seqlen_k", max_seqlen[1])
+    chunk = chunk_size(attention_chunk)
     if block_table is None:
         options |= {"cu_seqlens_k": cu_k, "max_seqlen_k": longest}
     else:
         used = cu_k.diff() if seqused_k is None else seqused_k
         _pages.check(k, "block_table", block_table, used)
-        k, v, where = _pages.stored(k, v, block_table, used)
+        if chunk > 0 or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v))):
+            k, v, where = _pages.stored(k, v, block_table, used)
+        else:
+            where = _pages.in_place(block_table, used)
         options |= where
-    chunk = chunk_size(attention_chunk)
     if chunk > 0:
         options = _in_chunks(q, k, options, chunk)
     return k, v, options

@@ -191,7 +191,7 @@ class Call:
             order = self._order() if self.is_known else None
             if order is not None:
                 return self._run_in_place(*order, alibi_slopes, options, chunk)
-            k, v, where = self._keys()
+            k, v, where = self._keys(chunk)
             if chunk > 0:
                 where["mask"] = self._chunk_mask(k, where, chunk)
             return attention(
@@ -209,9 +209,12 @@ class Call:
             max_seqlen_q=self.max_seqlen_q,
         )  # fmt: skip
 
-    def _keys(self) -> tuple[Tensor, Tensor, dict[str, Any]]:
-        """k, v and where the sequences are: the cache itself, or a copy of the rows or pages that are named."""
+    def _keys(self, chunk: int) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        """k, v and where the sequences are: the cache itself, or a copy of the rows that are named. Pages are copied only
+        for padding and for chunks, whose masks count keys from where they lie."""
         caches = (self.k_cache, self.v_cache)
+        if self.table is not None and self.leftpad is None and chunk == 0:
+            return *caches, _pages.in_place(self.table, self.used)
         if self.table is not None:
             return _pages.stored(*caches, self.table, self.used, self.leftpad)
         where = {"seqused_k": self.used, **_pages.padding_mask(self.leftpad, self.k_cache.shape[1])}

@@ -27,10 +27,16 @@ def check(pages: Tensor, name: str, table: Tensor, used: Tensor) -> None:
     )
 
 
+def in_place(table: Tensor, used: Tensor) -> dict[str, Any]:
+    """The options with which attention() reads the pages where they are. Of what check() has passed."""
+    return {"page_table": table.to(torch.int32), "seqused_k": used}
+
+
 def stored(
     k_pages: Tensor, v_pages: Tensor, table: Tensor, used: Tensor, leftpad: Tensor | None = None
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """k and v as attention() takes them, and where their sequences are. Copies, of what check() has passed.
+    """k and v as rows, and where their sequences are: for gradients, and for options that in_place() does not combine
+    with. Copies, of what check() has passed.
 
     leftpad (B): at which key of its pages a sequence starts.
     """

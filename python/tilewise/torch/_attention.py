@@ -37,6 +37,7 @@ def attention(
     max_seqlen_k: int | None = None,
     seqused_q: torch.Tensor | None = None,
     seqused_k: torch.Tensor | None = None,
+    page_table: torch.Tensor | None = None,
     slices: torch.Tensor | None = None,
     alignment: str = "bottom_right",
     layout: str = "bshd",
@@ -70,6 +71,8 @@ def attention(
         cu_seqlens_k: the same of the keys.
         seqused_q: (B) int32 or int64: query rows in use of each sequence. The others give 0, and have no gradient.
         seqused_k: (B) int32 or int64: keys in use of each sequence.
+        page_table: (B, pages) int32: k and v are the pages (N, page size, Hk, D) of a cache, and key j of sequence b is
+            row j % page size of page page_table[b][j // page size]. Has no gradients.
         slices: (N, 5) or (N, 6) int64: q0 q1 k0 k1 kind [head].
         deterministic: None asks torch.are_deterministic_algorithms_enabled(). The CPU always is.
         batch_invariant: a row has the same bits whatever is batched beside it.
@@ -81,6 +84,7 @@ def attention(
 
     Raises:
         RuntimeError: with the library's message, which names the argument, its value and the limit.
+        NotImplementedError: for a gradient that is not computed.
         ValueError, TypeError: for a value of an option that has no meaning.
     """
     left, right = window_pair(window_size)
@@ -97,7 +101,7 @@ def attention(
         softmax_scale, causal, left, right, _ALIGNMENTS[alignment], softcap, dropout_p,
         _length("max_seqlen_q", max_seqlen_q), _length("max_seqlen_k", max_seqlen_k), _LAYOUTS[layout],
         torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic, batch_invariant,
-        out_dtype == torch.float32, seqused_q,
+        out_dtype == torch.float32, seqused_q, page_table,
     )  # fmt: skip
     return (out, lse) if return_lse else out
 

@@ -7,7 +7,9 @@ import torch
 
 from tilewise.torch import _vmap
 from tilewise.torch._meta import GRADIENTS
-from tilewise.torch._schema import BACKWARD, FORWARD, FORWARD_NAMES, LAST_SHARED, SEQUSED_Q, TENSORS, without_defaults
+from tilewise.torch._schema import (
+    BACKWARD, FORWARD, FORWARD_NAMES, LAST_SHARED, PAGE_TABLE, SEQUSED_Q, TENSORS, without_defaults,
+)  # fmt: skip
 
 # The positions of forward's arguments that have a gradient, and of those that would need one but have none.
 _DIFFERENTIABLE = {name: FORWARD_NAMES.index(name) for name in GRADIENTS}
@@ -23,6 +25,10 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor
         tensor = inputs[position]
         if tensor is not None and tensor.requires_grad:
             raise NotImplementedError(f"tilewise: {name} requires a gradient, which is not computed; detach() it")
+    if len(inputs) > PAGE_TABLE and inputs[PAGE_TABLE] is not None:
+        tensors = (inputs[position] for position in _DIFFERENTIABLE.values())
+        if any(tensor is not None and tensor.requires_grad for tensor in tensors):
+            raise NotImplementedError("tilewise: page_table: a paged cache has no gradients; detach() q, k and v")
     seqused_q = inputs[SEQUSED_Q] if len(inputs) > SEQUSED_Q else None
     ctx.save_for_backward(*inputs[:TENSORS], seqused_q, *output)
     ctx.options = inputs[TENSORS:LAST_SHARED]

@@ -16,7 +16,8 @@ TENSORS = FORWARD_NAMES.index("dropout_state") + 1
 FEW = FORWARD_NAMES.index("causal") + 1  # the arguments that calls without other options need
 _REST = tuple(argument.default_value for argument in _ARGUMENTS[FORWARD][FEW:])
 LAST_SHARED = FORWARD_NAMES.index("batch_invariant") + 1
-SEQUSED_Q = FORWARD_NAMES.index("seqused_q")  # the last argument of both operators
+SEQUSED_Q = FORWARD_NAMES.index("seqused_q")  # backward takes it too, as its last argument
+PAGE_TABLE = FORWARD_NAMES.index("page_table")
 
 
 def without_defaults(args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -40,7 +40,7 @@ def _larger_batch(shared: Arguments, mapped: dict[str, Tensor], count: int) -> A
     if ranks["q"] != 4 or ranks["k"] != 4 or everything["dropout_p"] != 0.0 or everything.get("gradients", 0) & 24:
         # Packed sequences; dropout, whose pattern depends on the batch; gradients of bias and sink, sums over the batch.
         return None
-    if "slices" in mapped or "sink" in mapped:
+    if "slices" in mapped or "sink" in mapped or everything.get("page_table") is not None:
         return None
     batch = mapped["q"].shape[1] if "q" in mapped else shared["q"].shape[0]
     if batch == 0:
