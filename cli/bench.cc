@@ -14,6 +14,7 @@
 #include "cpu/targets.h"
 #include "format.h"
 #include "math/integer.h"
+#include "phi.h"
 #include "plan/host.h"
 #include "problem/sequence.h"
 #include "progress.h"
@@ -197,7 +198,8 @@ int run(const Flags& flags, const std::string& command) {
                                  flags.text("shape")));
   }
   const double budget = budget_flag(flags, kEnoughSeconds);
-  const Inputs normal = make_inputs(flags, is_backward(flags));
+  Inputs normal = make_inputs(flags, is_backward(flags));
+  read_phi(flags, normal);
   const std::vector<verify::Data> data = data_flag(flags, normal.problem);
   const Executor executor(flags);
   if (data.size() > 1) return bench_data(flags, normal, data, executor, budget, command);
@@ -218,6 +220,7 @@ Command add_bench(CLI::App& program, const std::string& command) {
   add_shape_flag(*flags);
   add_data_list_flag(*flags);
   add_option_flags(*flags);
+  add_phi_flag(*flags);
   flags->add_value("kernel", "NAME", "force a kernel (tilewise info lists them)");
   flags->add_value("seconds", "X", "seconds of repetitions, for each kind of data; default 1");
   add_execution_flags(*flags);

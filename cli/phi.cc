@@ -52,9 +52,11 @@ std::vector<Span> spans_of_heads(const tilewise_tensor& lse) {
 
 }  // namespace
 
-void add_phi_flags(Flags& flags) {
-  flags.add_value("phi", "X",
-                  "decode with exponents taken against X (FlashDecoding++); see --propose-phi");
+void add_phi_flag(Flags& flags) {
+  flags.add_value("phi", "X", "decode with exponents taken against X (FlashDecoding++)");
+}
+
+void add_phi_proposal_flag(Flags& flags) {
   flags.add_switch("propose-phi", "say which phi would serve the scores of these inputs");
 }
 

@@ -8,7 +8,8 @@
 
 namespace tilewise::cli {
 
-void add_phi_flags(Flags& flags);
+void add_phi_flag(Flags& flags);
+void add_phi_proposal_flag(Flags& flags);
 
 // Sets phi, and a counter that is 0, from --phi. Throws UsageError.
 void read_phi(const Flags& flags, Inputs& inputs);

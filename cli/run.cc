@@ -136,7 +136,8 @@ Command add_run(CLI::App& program) {
   add_file_flags(*flags);
   add_output_flags(*flags);
   add_option_flags(*flags);
-  add_phi_flags(*flags);
+  add_phi_flag(*flags);
+  add_phi_proposal_flag(*flags);
   flags->add_value("kernel", "NAME", "force a kernel (tilewise info lists them)");
   add_execution_flags(*flags);
   add_rank_flags(*flags);

@@ -173,6 +173,7 @@ constexpr TensorOption kTensorOptions[] = {
     {"seqused_q", &Problem::seqused_q},
     {"seqused_k", &Problem::seqused_k},
     {"page_table", &Problem::page_table},
+    {"phi", &Problem::phi},
     {"slices", &Problem::slices},
     {"parts", &Problem::parts},
     {"mask", &Problem::mask},

@@ -23,6 +23,7 @@ inline const char* expected_dtype(std::string_view argument) {
       {"seqused_q", "int32 or int64"},
       {"seqused_k", "int32 or int64"},
       {"page_table", "int32"},
+      {"phi", "float32"},
       {"lse", "float32 (float64 for float64 inputs)"},
       {"dlse", "float32 (float64 for float64 inputs)"},
       {"dsink", "float32 (float64 for float64 inputs)"},

@@ -187,6 +187,16 @@ def test_pages_have_the_bits_of_rows(queries: int, dtype: str, page_size: int, r
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("phi", [[0.0], [1.0, -2.0, 500.0, -500.0], [np.nan]])
+def test_phi_changes_no_result(dtype: str, phi: list[float], rng: np.random.Generator) -> None:
+    case = tensors(rng, dtype, (2, 2, 700, 4, 2, 40, 16))
+    q, k, v = case["q"], case["k"], case["v"]
+    plain, lse = tilewise.attention_forward(q, k, v, out_dtype="float32" if dtype != "float64" else None)
+    out, with_phi = tilewise.attention_forward(q, k, v, out_dtype=plain.dtype, phi=np.array(phi, np.float32))
+    assert np.allclose(out, plain, rtol=0, atol=1e-6) and np.allclose(with_phi, lse, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_without_keys(dtype: str, rng: np.random.Generator) -> None:
     case = tensors(rng, dtype)
     q, k, v, dout = (case[name] for name in ("q", "k", "v", "dout"))

@@ -24,6 +24,7 @@ class TensorOptions(TypedDict, total=False):
     seqused_q: Optional[Array]  # int32 or int64 (B): query rows in use
     seqused_k: Optional[Array]  # int32 or int64 (B): keys in use
     page_table: Optional[Array]  # int32 (B, pages): k and v are pages (N, page size, Hk, D); forward only
+    phi: Optional[Array]  # float32 (1) or (H): the anchor of FlashDecoding++; changes no result; forward only
 
 
 class Options(TensorOptions, total=False):
@@ -61,6 +62,7 @@ DEFAULTS: dict[str, Any] = {
     "seqused_q": None,
     "seqused_k": None,
     "page_table": None,
+    "phi": None,
     "max_seqlen_q": None,
     "max_seqlen_k": None,
     "dropout_p": 0.0,

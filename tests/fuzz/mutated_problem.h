@@ -291,6 +291,7 @@ class MutatedProblem {
     const std::uint8_t choice = bytes.byte() % 8;
     if (choice < 2) problem_.slices = tensor(TILEWISE_INT64, {1 + bytes.byte() % 3, 6});
     if (choice == 2) problem_.parts = tensor(TILEWISE_INT64, {2, 4});
+    if (choice == 3) problem_.phi = tensor(TILEWISE_FP32, {1});
     void* const data = any_tensor(bytes).data;
     if (data == nullptr) return;
     for (int count = bytes.byte() % 20, i = 0; i < count; ++i) {
