@@ -41,8 +41,8 @@ enum class Field : std::size_t {
   kDAlibiSlopes,
   kCuSeqlensQ,
   kCuSeqlensK,
-  kSequsedQ,
-  kSequsedK,
+  kSeqUsedQ,
+  kSeqUsedK,
   kAlibiSlopes,
   kSink,
   kCount
