@@ -98,6 +98,20 @@ Status check_bias_gradient(const tilewise_problem& request, const RingPlan& plan
   return TILEWISE_OK;
 }
 
+// Checks the products of sizes that a plan forms: bytes of tensors, also of other ranks.
+Status check_sizes(const RingPlan& plan) {
+  const problem::Problem& local = plan.local;
+  const Checked widths = Checked{local.head_dim} + Checked{local.value_dim};
+  const auto fits = [&](std::int64_t heads, std::int64_t length) {
+    return (Checked{math::max(local.batch, 1)} * Checked{heads} * widths * Checked{length + 1} *
+            Checked{16})
+        .valid;
+  };
+  if (fits(local.heads, plan.options.lengths.q) && fits(local.kv_heads, plan.options.lengths.k))
+    return TILEWISE_OK;
+  return fail(TILEWISE_NO_MEMORY, "the workspace for this problem exceeds 2^63 bytes");
+}
+
 // Checks the tensors of this rank. The columns of bias and mask are those of the whole, so these
 // are not checked as parts of the local problem.
 Status read_local(const tilewise_problem& request, RingPlan& plan) {
@@ -109,6 +123,7 @@ Status read_local(const tilewise_problem& request, RingPlan& plan) {
   const Lengths lengths = plan.options.lengths;
   TILEWISE_RETURN_IF_ERROR(check_rows("q", plan.local.q_rows, plan.queries, lengths.q, plan));
   TILEWISE_RETURN_IF_ERROR(check_rows("k", plan.local.k_rows, plan.keys, lengths.k, plan));
+  TILEWISE_RETURN_IF_ERROR(check_sizes(plan));
   TILEWISE_RETURN_IF_ERROR(check_options_of_ranks(plan));
   TILEWISE_RETURN_IF_ERROR(check_scores("bias", request.bias, plan));
   TILEWISE_RETURN_IF_ERROR(check_scores("mask", request.mask, plan));
@@ -188,54 +203,91 @@ Status plan_kernels(const tilewise_problem& request, RingPlan& plan) {
   return TILEWISE_OK;
 }
 
+namespace {
+
+// Reserves parts of the workspace.
+class Reservation {
+ public:
+  explicit Reservation(const RingPlan& plan) : plan_(plan), local_(plan.local) {}
+
+  std::int64_t take(Checked count, std::int64_t bytes) {
+    return arena_.reserve(count * Checked{bytes}).value;
+  }
+  std::int64_t take(std::int64_t count, std::int64_t bytes) { return take(Checked{count}, bytes); }
+
+  // The sum that an output of another dtype is rounded from; -1 if it needs none.
+  std::int64_t take_sum(const problem::View& output, bool query_side, std::int64_t width) {
+    if (!output.present() || output.dtype == local_.statistics) return -1;
+    return take(heads_of(query_side), width * element());
+  }
+
+  Checked heads_of(bool query_side) const {
+    const bool packed = query_side ? local_.q_packed : local_.k_packed;
+    return Checked{packed ? 1 : local_.batch} *
+           Checked{query_side ? local_.heads : local_.kv_heads} *
+           Checked{query_side ? local_.q_rows : local_.k_rows};
+  }
+  std::int64_t element() const { return problem::dtype_size(local_.statistics); }
+  std::int64_t bytes() const { return arena_.bytes(); }
+
+  // The most rows of keys that a step has.
+  std::int64_t step_rows() const {
+    std::int64_t rows = 0;
+    for (std::size_t s = 1; s < plan_.steps.size(); ++s)
+      rows = std::max(rows, plan_.steps[s].pieces.rows());
+    return rows;
+  }
+  // The most rows of gradients that come home at a time.
+  std::int64_t home_rows() const {
+    std::int64_t rows = 0;
+    for (const Transfer& transfer : plan_.receives) {
+      if (transfer.buffer == Buffer::kHome) rows = std::max(rows, transfer.row + transfer.rows);
+    }
+    return rows;
+  }
+  bool sends_own_keys() const {
+    return std::any_of(plan_.sends.begin(), plan_.sends.end(),
+                       [](const Transfer& t) { return t.buffer == Buffer::kOwnKeys; });
+  }
+
+ private:
+  const RingPlan& plan_;
+  const problem::Problem& local_;
+  Arena arena_;
+};
+
+}  // namespace
+
 Status plan_memory(RingPlan& plan) {
   const problem::Problem& local = plan.local;
   RingMemory& memory = plan.memory;
-  Arena arena;
-  const auto take = [&](std::int64_t count, std::int64_t bytes) {
-    return arena.reserve(Checked{count} * Checked{bytes}).value;
-  };
-  const std::int64_t element = problem::dtype_size(local.statistics);
-  memory.comparison = take(comparison_bytes(plan.size), 1);
-  std::int64_t rows = 0;  // of the largest step
-  std::int64_t home_rows = 0;
-  for (std::size_t s = 1; s < plan.steps.size(); ++s)
-    rows = std::max(rows, plan.steps[s].pieces.rows());
-  for (const Transfer& transfer : plan.receives) {
-    if (transfer.buffer == Buffer::kHome)
-      home_rows = std::max(home_rows, transfer.row + transfer.rows);
-  }
-  const bool sends_own = std::any_of(plan.sends.begin(), plan.sends.end(), [](const Transfer& t) {
-    return t.buffer == Buffer::kOwnKeys;
-  });
-  if (sends_own) memory.own_keys = take(local.k_rows, plan.key_bytes());
-  for (std::int64_t& keys : memory.keys) keys = take(rows, plan.key_bytes());
-  const auto needs_sum = [&](const problem::View& view) {
-    return view.present() && view.dtype != local.statistics;
-  };
-  const Checked queries =
-      Checked{local.q_packed ? 1 : local.batch} * Checked{local.heads} * Checked{local.q_rows};
-  const std::int64_t batch = plan.key_batch();
+  Reservation reservation(plan);
+  const std::int64_t rows = reservation.step_rows();
+  memory.comparison = reservation.take(comparison_bytes(plan.size), 1);
+  if (reservation.sends_own_keys())
+    memory.own_keys = reservation.take(local.k_rows, plan.key_bytes());
+  for (std::int64_t& keys : memory.keys) keys = reservation.take(rows, plan.key_bytes());
   if (plan.backward()) {
-    for (std::int64_t& gradients : memory.gradients) gradients = take(rows, plan.gradient_bytes());
-    memory.partial = take(rows, plan.gradient_bytes());
-    memory.home = take(home_rows, plan.gradient_bytes());
-    if (needs_sum(local.dq)) memory.dq = take(queries.value, local.head_dim * element);
-    const std::int64_t keys = batch * local.kv_heads * local.k_rows;
-    if (needs_sum(local.dk)) memory.dk = take(keys, local.head_dim * element);
-    if (needs_sum(local.dv)) memory.dv = take(keys, local.value_dim * element);
-    memory.head_sums = take(plan.size * (plan.sink_count() + plan.slope_count()), element);
+    for (std::int64_t& gradients : memory.gradients)
+      gradients = reservation.take(rows, plan.gradient_bytes());
+    memory.partial = reservation.take(rows, plan.gradient_bytes());
+    memory.home = reservation.take(reservation.home_rows(), plan.gradient_bytes());
+    memory.dq = reservation.take_sum(local.dq, true, local.head_dim);
+    memory.dk = reservation.take_sum(local.dk, false, local.head_dim);
+    memory.dv = reservation.take_sum(local.dv, false, local.value_dim);
+    memory.head_sums = reservation.take(plan.size * (plan.sink_count() + plan.slope_count()),
+                                        reservation.element());
   } else {
-    if (needs_sum(local.out)) memory.out = take(queries.value, local.value_dim * element);
-    if (!local.lse.present()) memory.lse = take(queries.value, element);
+    memory.out = reservation.take_sum(local.out, true, local.value_dim);
+    if (!local.lse.present())
+      memory.lse = reservation.take(reservation.heads_of(true), reservation.element());
   }
   std::int64_t kernels = 0;
   for (const plan::Plan& kernel : plan.kernels) kernels = std::max(kernels, kernel.workspace_bytes);
-  memory.kernels = take(kernels, 1);
-  memory.bytes = arena.bytes();
-  if (memory.bytes < 0 || !queries.valid) {
+  memory.kernels = reservation.take(kernels, 1);
+  memory.bytes = reservation.bytes();
+  if (memory.bytes < 0)
     return fail(TILEWISE_NO_MEMORY, "the workspace for this problem exceeds 2^63 bytes");
-  }
   return TILEWISE_OK;
 }
 
