@@ -10,7 +10,7 @@
 #include "execution.h"
 #include "format.h"
 #include "outputs.h"
-#include "ranks.h"
+#include "run_ranks.h"
 
 namespace tilewise::cli {
 namespace {
