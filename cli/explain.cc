@@ -183,7 +183,7 @@ Command add_explain(CLI::App& program) {
   add_option_flags(*flags);
   flags->add_value("op", "forward|backward", "the pass to explain; default forward");
   flags->add_value("sram", "BYTES", "size of the fast memory; default 196608");
-  add_rank_flags(*flags);
+  add_simulation_flags(*flags);
   add_execution_flags(*flags);
   flags->add_switch("json", "print the tables as JSON");
   flags->set_footer(

@@ -221,7 +221,7 @@ std::vector<Schedule> requested_schedules(const Flags& flags) {
 
 }  // namespace
 
-void add_rank_flags(Flags& flags) {
+void add_simulation_flags(Flags& flags) {
   flags.begin_group("Distribution");
   flags.add_value("ranks", "N", "simulate distributed attention on N ranks");
   flags.add_value("bandwidth", "GB/S", "of a rank's link, in each direction");

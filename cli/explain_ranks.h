@@ -5,7 +5,7 @@
 
 namespace tilewise::cli {
 
-void add_rank_flags(Flags& flags);
+void add_simulation_flags(Flags& flags);
 
 // Throws UsageError if a flag of this header is given without --ranks.
 void check_rank_flags(const Flags& flags);

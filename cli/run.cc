@@ -11,7 +11,7 @@
 #include "format.h"
 #include "outputs.h"
 #include "phi.h"
-#include "ranks.h"
+#include "run_ranks.h"
 
 namespace tilewise::cli {
 namespace {

@@ -1,4 +1,4 @@
-#include "ranks.h"
+#include "run_ranks.h"
 
 #include <fmt/format.h>
 #include <tilewise/tilewise_distributed.hpp>

@@ -11,7 +11,7 @@ namespace {
 using io::Array;
 using io::ElementType;
 
-class Ranks : public Cli {
+class RunRanks : public Cli {
  protected:
   void write_sample() const {
     write("q.npy", random_array(ElementType::f32, {2, 33, 4, 16}, 1));
@@ -43,7 +43,7 @@ std::string output_flags(const std::string& prefix) {
   return flags;
 }
 
-TEST_F(Ranks, GiveTheResultsOfOneProcess) {
+TEST_F(RunRanks, GiveTheResultsOfOneProcess) {
   write_sample();
   ASSERT_EQ(run(kRankInputs + output_flags("one_")).code, 0);
   for (const char* schedule : {"automatic", "contiguous", "zigzag", "striped"}) {
@@ -62,7 +62,7 @@ TEST_F(Ranks, GiveTheResultsOfOneProcess) {
   }
 }
 
-TEST_F(Ranks, BadFlagsAreNamed) {
+TEST_F(RunRanks, BadFlagsAreNamed) {
   write_sample();
   const std::string inputs = "run --q q.npy --k k.npy --v v.npy --out o.npy ";
   const std::pair<const char*, const char*> cases[] = {
