@@ -1,5 +1,10 @@
 # TILEWISE_HAS_MPI: whether the library tilewise_mpi is built, the communicators over MPI. The core never links to MPI.
-set(TILEWISE_MPI AUTO CACHE STRING "Build tilewise_mpi: AUTO (if MPI is found), ON, OFF")
+# A project that contains Tilewise asks for it.
+set(tilewise_mpi_default OFF)
+if(PROJECT_IS_TOP_LEVEL)
+  set(tilewise_mpi_default AUTO)
+endif()
+set(TILEWISE_MPI ${tilewise_mpi_default} CACHE STRING "Build tilewise_mpi: AUTO (if MPI is found), ON, OFF")
 set_property(CACHE TILEWISE_MPI PROPERTY STRINGS AUTO ON OFF)
 
 set(TILEWISE_HAS_MPI FALSE)
