@@ -137,7 +137,7 @@ void print_tensors(const std::vector<Explained>& rows) {
 
 int run(const Flags& flags) {
   if (flags.given("ranks")) return explain_ranks(flags);
-  check_rank_flags(flags);
+  check_simulation_flags(flags);
   const reference::AttentionShape shape = attention_shape(flags);
   const Operation operation =
       flags.choice("op", {"forward", "backward"}) == 0 ? Operation::kForward : Operation::kBackward;
@@ -182,7 +182,7 @@ Command add_explain(CLI::App& program) {
   add_option_flags(*flags);
   flags->add_value("op", "forward|backward", "the pass to explain; default forward");
   flags->add_value("sram", "BYTES", "size of the fast memory; default 196608");
-  add_rank_flags(*flags);
+  add_simulation_flags(*flags);
   add_execution_flags(*flags);
   flags->add_switch("json", "print the tables as JSON");
   flags->set_footer(

@@ -249,7 +249,7 @@ std::vector<Schedule> requested_schedules(const Flags& flags) {
 
 }  // namespace
 
-void add_rank_flags(Flags& flags) {
+void add_simulation_flags(Flags& flags) {
   flags.begin_group("Distribution");
   flags.add_value("ranks", "N", "simulate distributed attention on N ranks");
   flags.add_value("bandwidth", "GB/S", "of a rank's link, in each direction");
@@ -265,7 +265,7 @@ void add_rank_flags(Flags& flags) {
   flags.add_value("plot", "FILE", "write the timelines as an SVG chart");
 }
 
-void check_rank_flags(const Flags& flags) {
+void check_simulation_flags(const Flags& flags) {
   for (const char* name : kRankFlags) {
     if (flags.given(name)) throw UsageError(fmt::format("--{}: given without --ranks", name));
   }

@@ -1,6 +1,7 @@
 // tilewise run: computes forward, and backward if dout is given, from files to files.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -9,6 +10,7 @@
 #include "execution.h"
 #include "format.h"
 #include "outputs.h"
+#include "ranks.h"
 
 namespace tilewise::cli {
 namespace {
@@ -53,10 +55,54 @@ void print_report(std::FILE* to, const char* operation, const json& pass) {
              format_bytes(pass["workspace_bytes"].get<double>()));
 }
 
+void print_ranks(std::FILE* to, const char* operation, const json& pass) {
+  double bytes = 0;
+  for (const json& rank : pass["ranks"]) bytes = std::max(bytes, rank["sent_bytes"].get<double>());
+  fmt::print(to, "{:<9} {} ranks {:>9}  at most {} sent by a rank\n", operation,
+             pass["ranks"].size(), format_seconds(pass["seconds"].get<double>()),
+             format_bytes(bytes));
+}
+
+// Writes the files, then prints the report.
+int finish(const Flags& flags, const std::vector<OutputTensor>& outputs, const Inputs& inputs,
+           json result) {
+  write_outputs(flags, outputs, inputs);
+  for (const OutputTensor& output : outputs) result["outputs"][output.name] = output.path;
+  if (flags.given("save")) result["outputs"]["save"] = flags.text("save");
+  std::FILE* const to = writes_standard_output(flags, outputs) ? stderr : stdout;
+  if (flags.given("json")) {
+    fmt::print(to, "{}\n", result.dump());
+    return 0;
+  }
+  for (const char* pass : {"forward", "backward"}) {
+    if (!result.contains(pass)) continue;
+    result.contains("ranks") ? print_ranks(to, pass, result[pass])
+                             : print_report(to, pass, result[pass]);
+  }
+  for (const auto& [name, path] : result["outputs"].items()) {
+    fmt::print(to, "{:<9} {}\n", name == "save" ? "saved" : name, path.get<std::string>());
+  }
+  return 0;
+}
+
+int run_ranks(const Flags& flags, Inputs& inputs, const std::vector<OutputTensor>& outputs,
+              const Executor& executor) {
+  std::vector<Operation> passes = {Operation::kForward};
+  add_outputs(Operation::kForward, inputs);
+  if (wants_gradients(flags, inputs)) {
+    add_outputs(Operation::kBackward, inputs);
+    drop_unwanted(flags, inputs);
+    passes.push_back(Operation::kBackward);
+  }
+  json result = run_on_ranks(flags, inputs.problem, passes, executor);
+  return writes_results() ? finish(flags, outputs, inputs, std::move(result)) : 0;
+}
+
 int run(const Flags& flags) {
   Inputs inputs = read_inputs(flags);
   const std::vector<OutputTensor> outputs = requested_outputs(flags, inputs);
   const Executor executor(flags);
+  if (runs_on_ranks(flags)) return run_ranks(flags, inputs, outputs, executor);
   const std::string kernel = flags.text("kernel");
   add_outputs(Operation::kForward, inputs);
   Runner forward(Operation::kForward, inputs.problem, kernel, executor);
@@ -75,20 +121,7 @@ int run(const Flags& flags) {
     result["backward"] = report(*backward, backward->run());
     backward->fetch();
   }
-  write_outputs(flags, outputs, inputs);
-  for (const OutputTensor& output : outputs) result["outputs"][output.name] = output.path;
-  if (flags.given("save")) result["outputs"]["save"] = flags.text("save");
-  std::FILE* const to = writes_standard_output(flags, outputs) ? stderr : stdout;
-  if (flags.given("json")) {
-    fmt::print(to, "{}\n", result.dump());
-    return 0;
-  }
-  print_report(to, "forward", result["forward"]);
-  if (backward) print_report(to, "backward", result["backward"]);
-  for (const auto& [name, path] : result["outputs"].items()) {
-    fmt::print(to, "{:<9} {}\n", name == "save" ? "saved" : name, path.get<std::string>());
-  }
-  return 0;
+  return finish(flags, outputs, inputs, std::move(result));
 }
 
 }  // namespace
@@ -101,6 +134,7 @@ Command add_run(CLI::App& program) {
   add_option_flags(*flags);
   flags->add_value("kernel", "NAME", "force a kernel (tilewise info lists them)");
   add_execution_flags(*flags);
+  add_rank_flags(*flags);
   flags->add_switch("json", "print the report as JSON");
   flags->set_footer(
       "Files are .npy (V2 is bf16), or .safetensors or .npz for --in and --save. - is the "

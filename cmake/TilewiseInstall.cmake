@@ -34,6 +34,8 @@ configure_file("${PROJECT_SOURCE_DIR}/cmake/tilewise.pc.in" "${PROJECT_BINARY_DI
 install(FILES "${PROJECT_BINARY_DIR}/tilewise.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
 install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}")
 
-if(TARGET tilewise_cli)
-  install(TARGETS tilewise_cli RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
-endif()
+foreach(program tilewise_cli tilewise_mpi_cli)
+  if(TARGET ${program})
+    install(TARGETS ${program} RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
+  endif()
+endforeach()

@@ -17,6 +17,7 @@ inline const char* expected_dtype(std::string_view argument) {
       {"alibi_slopes", "float32"},
       {"sink", "float32"},
       {"slices", "int64"},
+      {"parts", "int64"},
       {"cu_seqlens_q", "int32 or int64"},
       {"cu_seqlens_k", "int32 or int64"},
       {"seqused_q", "int32 or int64"},

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Sequence
 import numpy as np
 
 from tilewise import _core
-from tilewise._options import Options, spelled_out
+from tilewise._options import Options, demand_results, spelled_out, with_parts
 from tilewise._outputs import empty, finished, lse_dtype, lse_shape
 
 if TYPE_CHECKING:
@@ -89,6 +89,8 @@ def attention_forward(
     out: Optional[Array] = None,
     lse: Optional[Array] = None,
     out_dtype: Any = None,
+    accumulate: bool = False,
+    parts: Optional[Array] = None,
     stream: Any = None,
     threads: Optional[int] = None,
     **options: Unpack[Options],
@@ -96,17 +98,27 @@ def attention_forward(
     """attention() and the logarithm of each row's sum: (out, lse), what attention_backward needs.
 
     lse: (B, H, Sq), packed (H, T); float32, float64 for float64 inputs; natural logarithm, -inf for a row without keys.
+
+    accumulate: merges the keys of this call into the result that `out` and `lse` hold, both given and float32 (float64
+    for float64 inputs). Rows with lse -inf are empty. parts: int64 (B, 4), the number, row, key and d of the whole
+    sequence that each sequence is a part of (docs/semantics.md, "Parts").
     """
+    if accumulate:
+        demand_results(out=out, lse=lse)
     result = empty_out(q, v, out_dtype) if out is None else out
     sums = empty(q, lse_shape(q, options.get("layout")), lse_dtype(q)) if lse is None else lse
-    _core.run(_core.FORWARD, "attention_forward", (q, k, v, result, sums), options, stream, threads)
+    given = with_parts(options, accumulate, parts)
+    _core.run(_core.FORWARD, "attention_forward", (q, k, v, result, sums), given, stream, threads)
     return (finished(q, result) if out is None else result), (finished(q, sums) if lse is None else sums)
 
 
 def gradient_arrays(
-    q: Any, k: Any, v: Any, options: Options, want: Optional[Sequence[str]], dtype: Any
+    q: Any, k: Any, v: Any, options: Options, want: Optional[Sequence[str]], dtype: Any, accumulate: bool = False
 ) -> dict[str, Optional[Any]]:
-    """Allocates the requested gradients, or all of them but that of the slopes if `want` is None."""
+    """Allocates the requested gradients, or all of them but that of the slopes if `want` is None.
+
+    accumulate: those without a dtype of their own have one that calls may add to.
+    """
     like = {"dq": q, "dk": k, "dv": v, "dbias": options.get("bias"), "dsink": options.get("sink")}
     wanted = [name for name, array in like.items() if array is not None] if want is None else want
     like["dalibi_slopes"] = options.get("alibi_slopes")
@@ -117,8 +129,9 @@ def gradient_arrays(
             raise ValueError(f"want: holds {name!r}, must be some of {', '.join(like)}")
         if like[name] is None:
             raise ValueError(f"want: holds {name!r}, but there is no {name[1:]}")
-        kind = lse_dtype(q) if name in ("dsink", "dalibi_slopes") else dtype if dtype and name != "dbias" else like[name].dtype
-        made[name] = empty(q, like[name].shape, kind)
+        own = None if name in ("dbias", "dsink", "dalibi_slopes") else dtype
+        wide = name in ("dsink", "dalibi_slopes") or (accumulate and not own)
+        made[name] = empty(q, like[name].shape, lse_dtype(q) if wide else own or like[name].dtype)
     return made
 
 
@@ -140,6 +153,8 @@ def attention_backward(
     dalibi_slopes: Optional[Array] = None,
     want: Optional[Sequence[str]] = None,
     grad_dtype: Any = None,
+    accumulate: bool = False,
+    parts: Optional[Array] = None,
     stream: Any = None,
     threads: Optional[int] = None,
     **options: Unpack[Options],
@@ -150,16 +165,21 @@ def attention_backward(
     them is given, new arrays are made for those that `want` names, in the inputs' dtypes or, dq, dk and dv, in
     `grad_dtype` (float32 for 16-bit inputs). None stands for all but dalibi_slopes; dbias and dsink if there is a bias
     and a sink.
+
+    accumulate: adds to the given gradients, float32 (float64 for float64 inputs); out and lse are those of all parts.
+    parts: as in attention_forward.
     """
     given = {"dq": dq, "dk": dk, "dv": dv, "dbias": dbias, "dsink": dsink, "dalibi_slopes": dalibi_slopes}
     if all(array is None for array in given.values()):
+        if accumulate:
+            demand_results(**{"any gradient": None})
         results = gradient_arrays(q, k, v, options, want, grad_dtype)
     elif want is not None:
         raise TypeError("attention_backward() got 'want' and arrays for gradients, must be one of the two")
     else:
         results = given
     tensors = (dout, q, k, v, out, lse, dlse, *results.values())
-    _core.run(_core.BACKWARD, "attention_backward", tensors, options, stream, threads)
+    _core.run(_core.BACKWARD, "attention_backward", tensors, with_parts(options, accumulate, parts), stream, threads)
     if results is given:
         return Gradients(**given)
     return Gradients(**{name: finished(q, array) for name, array in results.items()})

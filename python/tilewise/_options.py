@@ -83,6 +83,23 @@ def truth(name: str, value: Any) -> bool:
     raise TypeError(f"{name}: is {value!r}, must be True or False")
 
 
+def with_parts(options: Options, accumulate: Any, parts: Optional[Array]) -> dict[str, Any]:
+    """`options` and those of partial attention, which only the functions that fill given arrays take."""
+    given: dict[str, Any] = {**options}
+    if truth("accumulate", accumulate):
+        given["accumulate"] = True
+    if parts is not None:
+        given["parts"] = parts
+    return given
+
+
+def demand_results(**arrays: Any) -> None:
+    """Raises an error for the results that are not given: with `accumulate` they hold those of earlier calls."""
+    missing = [name for name, array in arrays.items() if array is None]
+    if missing:
+        raise ValueError(f"accumulate: is True, but {', '.join(missing)} is not given, which holds the result so far")
+
+
 def spelled_out(function: Function) -> Function:
     """Gives `function`, which ends in **options, a signature that lists them, for help() and inspect.
 

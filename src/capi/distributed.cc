@@ -17,7 +17,6 @@ using tilewise::capi::check_struct;
 using tilewise::distributed::LocalGroup;
 using tilewise::distributed::RingOptions;
 using tilewise::distributed::RingPlan;
-using tilewise::distributed::RingRunOptions;
 using tilewise::distributed::Schedule;
 using tilewise::problem::fail;
 using tilewise::problem::kWorkspaceAlignment;

@@ -154,28 +154,30 @@ class Calls {
         list.push_back(entries_.back().part.k_end);
       });
     }
-    // The rows that the sequences use, if these are not all rows that they have.
+    add_used_rows(call, window, takes_unseen, q_rows, k_rows);
+  }
+
+  // The rows that the sequences use, if these are not all rows that they have.
+  void add_used_rows(Call& call, const Window& window, bool takes_unseen, std::int64_t q_rows,
+                     std::int64_t k_rows) {
     bool cut = false;
-    const auto used_rows = [&](auto& list, bool packed, std::int64_t rows,
-                               std::int64_t SequencePart::*begin, std::int64_t SequencePart::*end,
-                               bool unseen) {
-      for (std::size_t e = 0; e < entries_.size(); ++e) {
-        const Entry& entry = entries_[e];
-        const bool taken = entry.window == window || (!entry.visible && unseen);
-        const std::int64_t used = taken ? entry.part.*end - entry.part.*begin : 0;
-        cut = cut || used != extent(e, packed, rows, begin, end);
-        list.push_back(used);
-      }
+    const auto add = [&](bool packed, std::int64_t rows, std::int64_t SequencePart::*begin,
+                         std::int64_t SequencePart::*end, bool unseen) {
+      return add_list([&](auto& list) {
+        for (std::size_t e = 0; e < entries_.size(); ++e) {
+          const Entry& entry = entries_[e];
+          const bool taken = entry.window == window || (!entry.visible && unseen);
+          const std::int64_t used = taken ? entry.part.*end - entry.part.*begin : 0;
+          cut = cut || used != extent(e, packed, rows, begin, end);
+          list.push_back(used);
+        }
+      });
     };
     const std::size_t before = plan_.lists.size();
-    call.seqused_q = add_list([&](auto& list) {
-      used_rows(list, problem_.q_packed, q_rows, &SequencePart::q_begin, &SequencePart::q_end,
-                takes_unseen);
-    });
-    call.seqused_k = add_list([&](auto& list) {
-      used_rows(list, problem_.k_packed, k_rows, &SequencePart::k_begin, &SequencePart::k_end,
-                false);
-    });
+    call.seqused_q =
+        add(problem_.q_packed, q_rows, &SequencePart::q_begin, &SequencePart::q_end, takes_unseen);
+    call.seqused_k =
+        add(problem_.k_packed, k_rows, &SequencePart::k_begin, &SequencePart::k_end, false);
     if (cut) return;
     plan_.lists.resize(before);
     call.seqused_q = call.seqused_k = -1;

@@ -147,6 +147,15 @@ Status verdict(const Fingerprint* all, const tilewise_communicator& communicator
   return TILEWISE_OK;
 }
 
+void set_contents(const Problem& local, Fingerprint* print) {
+  (*print)[Field::kCuSeqlensQ] = hash_list(local.cu_seqlens_q);
+  (*print)[Field::kCuSeqlensK] = hash_list(local.cu_seqlens_k);
+  (*print)[Field::kSeqUsedQ] = hash_list(local.seqused_q);
+  (*print)[Field::kSeqUsedK] = hash_list(local.seqused_k);
+  (*print)[Field::kAlibiSlopes] = hash_heads(local.alibi_slopes, local.batch, local.heads);
+  (*print)[Field::kSink] = hash_heads(local.sink, local.batch, local.heads);
+}
+
 }  // namespace
 
 Fingerprint fingerprint_of(const Problem& local, Schedule schedule, Lengths lengths) {
@@ -183,12 +192,7 @@ Fingerprint fingerprint_of(const Problem& local, Schedule schedule, Lengths leng
   set(Field::kDV, local.dv.present());
   set(Field::kDSink, local.dsink.present());
   set(Field::kDAlibiSlopes, local.dalibi_slopes.present());
-  set(Field::kCuSeqlensQ, hash_list(local.cu_seqlens_q));
-  set(Field::kCuSeqlensK, hash_list(local.cu_seqlens_k));
-  set(Field::kSequsedQ, hash_list(local.seqused_q));
-  set(Field::kSequsedK, hash_list(local.seqused_k));
-  set(Field::kAlibiSlopes, hash_heads(local.alibi_slopes, local.batch, local.heads));
-  set(Field::kSink, hash_heads(local.sink, local.batch, local.heads));
+  set_contents(local, &print);
   return print;
 }
 

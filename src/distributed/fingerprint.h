@@ -41,8 +41,8 @@ enum class Field : std::size_t {
   kDAlibiSlopes,
   kCuSeqlensQ,
   kCuSeqlensK,
-  kSequsedQ,
-  kSequsedK,
+  kSeqUsedQ,
+  kSeqUsedK,
   kAlibiSlopes,
   kSink,
   kPlan,  // a hash of the plan of a slice list (magi/), 0 for a ring

@@ -23,8 +23,8 @@ class LocalGroup {
   std::int32_t size() const { return static_cast<std::int32_t>(ranks_.size()); }
   tilewise_communicator communicator(std::int32_t rank);
 
-  Status exchange(std::int32_t rank, const tilewise_exchange& request, std::int32_t* failed_rank);
-  void abort(std::int32_t rank);
+  Status exchange(std::int32_t number, const tilewise_exchange& request, std::int32_t* failed_rank);
+  void abort(std::int32_t number);
 
  private:
   using Time = std::chrono::steady_clock::time_point;

@@ -40,8 +40,8 @@ Status check_rows(const char* name, std::int64_t rows, const Shard& shard, std::
               schedule_name(plan.options.schedule));
 }
 
-// What the schedule or the rank's part of bias and mask excludes.
-Status check_score_inputs(const tilewise_problem& request, const RingPlan& plan) {
+// What a schedule, and several ranks, exclude.
+Status check_options_of_ranks(const RingPlan& plan) {
   const problem::Problem& local = plan.local;
   if (plan.options.schedule == Schedule::kStriped) {
     const bool alibi = local.alibi_slopes.present();
@@ -50,43 +50,66 @@ Status check_score_inputs(const tilewise_problem& request, const RingPlan& plan)
                   alibi ? "alibi_slopes" : "dropout_p");
     }
   }
-  const struct {
-    const char* name;
-    const tilewise_tensor& tensor;
-  } inputs[] = {{"bias", request.bias}, {"mask", request.mask}};
-  for (const auto& [name, tensor] : inputs) {
-    if (!present(tensor)) continue;
-    if (local.q_packed || local.k_packed) {
-      return fail(TILEWISE_UNSUPPORTED, "%s: not supported for packed tensors on several ranks",
-                  name);
-    }
-    const std::int64_t columns = tensor.shape[tensor.rank - 1];
-    if (columns != 1 && columns != plan.options.lengths.k) {
-      return fail(TILEWISE_INVALID_ARGUMENT,
-                  "%s: has %lld columns, must be 1 or k_len = %lld, those of the whole", name,
-                  printable(columns), printable(plan.options.lengths.k));
-    }
-    const std::int64_t rows = tensor.rank >= 2 ? tensor.shape[tensor.rank - 2] : 1;
-    if (rows != 1 && rows != local.q_rows) {
-      return fail(TILEWISE_INVALID_ARGUMENT, "%s: has %lld rows, must be 1 or %lld, those of q",
-                  name, printable(rows), printable(local.q_rows));
-    }
+  if (local.batch_invariant && plan.size > 1 && (local.q_packed || local.k_packed)) {
+    return fail(TILEWISE_UNSUPPORTED,
+                "batch_invariant: not supported for packed tensors on several ranks, whose sums "
+                "depend on where the batch is cut");
   }
+  return TILEWISE_OK;
+}
+
+// Checks a bias or mask: the rows of the rank, and the columns of the whole.
+Status check_scores(const char* name, const tilewise_tensor& tensor, const RingPlan& plan) {
+  const problem::Problem& local = plan.local;
+  TILEWISE_RETURN_IF_ERROR(problem::check_tensor(name, tensor));
+  if (!present(tensor)) return TILEWISE_OK;
+  if (local.q_packed || local.k_packed) {
+    return fail(TILEWISE_UNSUPPORTED, "%s: not supported for packed tensors on several ranks",
+                name);
+  }
+  const std::int64_t columns = tensor.shape[tensor.rank - 1];
+  if (columns != 1 && columns != plan.options.lengths.k) {
+    return fail(TILEWISE_INVALID_ARGUMENT,
+                "%s: has %lld columns, must be 1 or k_len = %lld, those of the whole", name,
+                printable(columns), printable(plan.options.lengths.k));
+  }
+  const std::int64_t rows = tensor.rank >= 2 ? tensor.shape[tensor.rank - 2] : 1;
+  if (rows != 1 && rows != local.q_rows) {
+    return fail(TILEWISE_INVALID_ARGUMENT, "%s: has %lld rows, must be 1 or %lld, those of q", name,
+                printable(rows), printable(local.q_rows));
+  }
+  return TILEWISE_OK;
+}
+
+Status check_bias_gradient(const tilewise_problem& request, const RingPlan& plan) {
+  const tilewise_tensor& bias = request.bias;
   if (!plan.backward() || !present(request.dbias)) return TILEWISE_OK;
-  if (!present(request.bias)) return fail(TILEWISE_INVALID_ARGUMENT, "dbias: given without bias");
-  TILEWISE_RETURN_IF_ERROR(problem::check_shape("dbias", request.dbias, request.bias.rank,
-                                                request.bias.shape, "that of bias"));
-  if (request.dbias.dtype != local.statistics) {
-    return fail(TILEWISE_INVALID_ARGUMENT, "dbias: dtype is %s, must be %s",
-                problem::dtype_name(request.dbias.dtype), problem::dtype_name(local.statistics));
-  }
-  const bool has_rows =
-      request.bias.rank >= 2 && request.bias.shape[request.bias.rank - 2] == local.q_rows;
+  if (!present(bias)) return fail(TILEWISE_INVALID_ARGUMENT, "dbias: given without bias");
+  TILEWISE_RETURN_IF_ERROR(problem::check_tensor("dbias", request.dbias));
+  TILEWISE_RETURN_IF_ERROR(
+      problem::check_shape("dbias", request.dbias, bias.rank, bias.shape, "that of bias"));
+  TILEWISE_RETURN_IF_ERROR(
+      problem::check_dtype("dbias", request.dbias, plan.local.statistics, plan.local.statistics));
+  const bool has_rows = bias.rank >= 2 && bias.shape[bias.rank - 2] == plan.local.q_rows;
   if (plan.size > 1 && !has_rows) {
     return fail(TILEWISE_UNSUPPORTED,
                 "dbias: not supported if the bias broadcasts over the rows, which ranks share");
   }
   return TILEWISE_OK;
+}
+
+// Checks the products of sizes that a plan forms: bytes of tensors, also of other ranks.
+Status check_sizes(const RingPlan& plan) {
+  const problem::Problem& local = plan.local;
+  const Checked widths = Checked{local.head_dim} + Checked{local.value_dim};
+  const auto fits = [&](std::int64_t heads, std::int64_t length) {
+    return (Checked{math::max(local.batch, 1)} * Checked{heads} * widths * Checked{length + 1} *
+            Checked{16})
+        .valid;
+  };
+  if (fits(local.heads, plan.options.lengths.q) && fits(local.kv_heads, plan.options.lengths.k))
+    return TILEWISE_OK;
+  return fail(TILEWISE_NO_MEMORY, "the workspace for this problem exceeds 2^63 bytes");
 }
 
 // Checks the tensors of this rank. The columns of bias and mask are those of the whole, so these
@@ -100,7 +123,11 @@ Status read_local(const tilewise_problem& request, RingPlan& plan) {
   const Lengths lengths = plan.options.lengths;
   TILEWISE_RETURN_IF_ERROR(check_rows("q", plan.local.q_rows, plan.queries, lengths.q, plan));
   TILEWISE_RETURN_IF_ERROR(check_rows("k", plan.local.k_rows, plan.keys, lengths.k, plan));
-  return check_score_inputs(request, plan);
+  TILEWISE_RETURN_IF_ERROR(check_sizes(plan));
+  TILEWISE_RETURN_IF_ERROR(check_options_of_ranks(plan));
+  TILEWISE_RETURN_IF_ERROR(check_scores("bias", request.bias, plan));
+  TILEWISE_RETURN_IF_ERROR(check_scores("mask", request.mask, plan));
+  return check_bias_gradient(request, plan);
 }
 
 }  // namespace
@@ -176,54 +203,91 @@ Status plan_kernels(const tilewise_problem& request, RingPlan& plan) {
   return TILEWISE_OK;
 }
 
+namespace {
+
+// Reserves parts of the workspace.
+class Reservation {
+ public:
+  explicit Reservation(const RingPlan& plan) : plan_(plan), local_(plan.local) {}
+
+  std::int64_t take(Checked count, std::int64_t bytes) {
+    return arena_.reserve(count * Checked{bytes}).value;
+  }
+  std::int64_t take(std::int64_t count, std::int64_t bytes) { return take(Checked{count}, bytes); }
+
+  // The sum that an output of another dtype is rounded from; -1 if it needs none.
+  std::int64_t take_sum(const problem::View& output, bool query_side, std::int64_t width) {
+    if (!output.present() || output.dtype == local_.statistics) return -1;
+    return take(heads_of(query_side), width * element());
+  }
+
+  Checked heads_of(bool query_side) const {
+    const bool packed = query_side ? local_.q_packed : local_.k_packed;
+    return Checked{packed ? 1 : local_.batch} *
+           Checked{query_side ? local_.heads : local_.kv_heads} *
+           Checked{query_side ? local_.q_rows : local_.k_rows};
+  }
+  std::int64_t element() const { return problem::dtype_size(local_.statistics); }
+  std::int64_t bytes() const { return arena_.bytes(); }
+
+  // The most rows of keys that a step has.
+  std::int64_t step_rows() const {
+    std::int64_t rows = 0;
+    for (std::size_t s = 1; s < plan_.steps.size(); ++s)
+      rows = std::max(rows, plan_.steps[s].pieces.rows());
+    return rows;
+  }
+  // The most rows of gradients that come home at a time.
+  std::int64_t home_rows() const {
+    std::int64_t rows = 0;
+    for (const Transfer& transfer : plan_.receives) {
+      if (transfer.buffer == Buffer::kHome) rows = std::max(rows, transfer.row + transfer.rows);
+    }
+    return rows;
+  }
+  bool sends_own_keys() const {
+    return std::any_of(plan_.sends.begin(), plan_.sends.end(),
+                       [](const Transfer& t) { return t.buffer == Buffer::kOwnKeys; });
+  }
+
+ private:
+  const RingPlan& plan_;
+  const problem::Problem& local_;
+  Arena arena_;
+};
+
+}  // namespace
+
 Status plan_memory(RingPlan& plan) {
   const problem::Problem& local = plan.local;
   RingMemory& memory = plan.memory;
-  Arena arena;
-  const auto take = [&](std::int64_t count, std::int64_t bytes) {
-    return arena.reserve(Checked{count} * Checked{bytes}).value;
-  };
-  const std::int64_t element = problem::dtype_size(local.statistics);
-  memory.comparison = take(comparison_bytes(plan.size), 1);
-  std::int64_t rows = 0;  // of the largest step
-  std::int64_t home_rows = 0;
-  for (std::size_t s = 1; s < plan.steps.size(); ++s)
-    rows = std::max(rows, plan.steps[s].pieces.rows());
-  for (const Transfer& transfer : plan.receives) {
-    if (transfer.buffer == Buffer::kHome)
-      home_rows = std::max(home_rows, transfer.row + transfer.rows);
-  }
-  const bool sends_own = std::any_of(plan.sends.begin(), plan.sends.end(), [](const Transfer& t) {
-    return t.buffer == Buffer::kOwnKeys;
-  });
-  if (sends_own) memory.own_keys = take(local.k_rows, plan.key_bytes());
-  for (std::int64_t& keys : memory.keys) keys = take(rows, plan.key_bytes());
-  const auto needs_sum = [&](const problem::View& view) {
-    return view.present() && view.dtype != local.statistics;
-  };
-  const Checked queries =
-      Checked{local.q_packed ? 1 : local.batch} * Checked{local.heads} * Checked{local.q_rows};
-  const std::int64_t batch = plan.key_batch();
+  Reservation reservation(plan);
+  const std::int64_t rows = reservation.step_rows();
+  memory.comparison = reservation.take(comparison_bytes(plan.size), 1);
+  if (reservation.sends_own_keys())
+    memory.own_keys = reservation.take(local.k_rows, plan.key_bytes());
+  for (std::int64_t& keys : memory.keys) keys = reservation.take(rows, plan.key_bytes());
   if (plan.backward()) {
-    for (std::int64_t& gradients : memory.gradients) gradients = take(rows, plan.gradient_bytes());
-    memory.partial = take(rows, plan.gradient_bytes());
-    memory.home = take(home_rows, plan.gradient_bytes());
-    if (needs_sum(local.dq)) memory.dq = take(queries.value, local.head_dim * element);
-    const std::int64_t keys = batch * local.kv_heads * local.k_rows;
-    if (needs_sum(local.dk)) memory.dk = take(keys, local.head_dim * element);
-    if (needs_sum(local.dv)) memory.dv = take(keys, local.value_dim * element);
-    memory.head_sums = take(plan.size * (plan.sink_count() + plan.slope_count()), element);
+    for (std::int64_t& gradients : memory.gradients)
+      gradients = reservation.take(rows, plan.gradient_bytes());
+    memory.partial = reservation.take(rows, plan.gradient_bytes());
+    memory.home = reservation.take(reservation.home_rows(), plan.gradient_bytes());
+    memory.dq = reservation.take_sum(local.dq, true, local.head_dim);
+    memory.dk = reservation.take_sum(local.dk, false, local.head_dim);
+    memory.dv = reservation.take_sum(local.dv, false, local.value_dim);
+    memory.head_sums = reservation.take(plan.size * (plan.sink_count() + plan.slope_count()),
+                                        reservation.element());
   } else {
-    if (needs_sum(local.out)) memory.out = take(queries.value, local.value_dim * element);
-    if (!local.lse.present()) memory.lse = take(queries.value, element);
+    memory.out = reservation.take_sum(local.out, true, local.value_dim);
+    if (!local.lse.present())
+      memory.lse = reservation.take(reservation.heads_of(true), reservation.element());
   }
   std::int64_t kernels = 0;
   for (const plan::Plan& kernel : plan.kernels) kernels = std::max(kernels, kernel.workspace_bytes);
-  memory.kernels = take(kernels, 1);
-  memory.bytes = arena.bytes();
-  if (memory.bytes < 0 || !queries.valid) {
+  memory.kernels = reservation.take(kernels, 1);
+  memory.bytes = reservation.bytes();
+  if (memory.bytes < 0)
     return fail(TILEWISE_NO_MEMORY, "the workspace for this problem exceeds 2^63 bytes");
-  }
   return TILEWISE_OK;
 }
 

@@ -136,7 +136,13 @@ TEST(DistributedInterface, RefusalsNameTheArgument) {
             "bias: has 19 columns, must be 1 or k_len = 20, those of the whole");
   shard.problem.bias = tilewise::tensor(std::span(bias), {9, 20});
   EXPECT_EQ(refusal(shard.problem, options), "bias: has 9 rows, must be 1 or 10, those of q");
+  shard.problem.bias.rank = 9;
+  EXPECT_NE(refusal(shard.problem, options).find("bias: rank is 9"), std::string::npos);
   shard.problem.bias = {};
+  tilewise::Problem large = shard.problem;
+  const std::int64_t shape[] = {1, kLength / 2, kHeads, std::int64_t{1} << 53};
+  large.q = large.k = large.v = large.out = tilewise_contiguous(nullptr, TILEWISE_FP32, 4, shape);
+  EXPECT_EQ(refusal(large, options), "the workspace for this problem exceeds 2^63 bytes");
   shard.problem.accumulate = 1;
   EXPECT_EQ(refusal(shard.problem, options),
             "accumulate: not supported by distributed attention, which uses it");

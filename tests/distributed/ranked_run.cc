@@ -27,6 +27,23 @@ int row_dimension(const tilewise_tensor& tensor, std::int32_t layout) {
   return tensor.rank == 3 ? 0 : layout == TILEWISE_BHSD ? 2 : 1;
 }
 
+// Elements between the rows of a rank's tensors, which no run touches.
+constexpr std::int64_t kGap = 3;
+
+bool gaps_are_intact(const tilewise_tensor& tensor) {
+  if (tensor.data == nullptr) return true;
+  tilewise_tensor gaps = tensor;
+  const std::int64_t size = problem::dtype_size(tensor.dtype);
+  gaps.data = static_cast<char*>(tensor.data) + tensor.shape[tensor.rank - 1] * size;
+  gaps.shape[tensor.rank - 1] = kGap;
+  bool intact = true;
+  verify::for_each_element(gaps, [&](std::int64_t, std::int64_t offset) {
+    const char* const bytes = static_cast<const char*>(gaps.data) + offset * size;
+    intact = intact && std::all_of(bytes, bytes + size, [](char b) { return b == '\xFF'; });
+  });
+  return intact;
+}
+
 // Copies the elements of `part`, whose index in one dimension stands for tokens[index] of `whole`;
 // `to_whole` copies the other way.
 void copy_tokens(const tilewise_tensor& whole, const tilewise_tensor& part, int dimension,
@@ -103,15 +120,19 @@ tilewise_distributed_options RankedRun::options() const {
 
 tilewise_tensor RankedRun::cut(Rank& rank, const tilewise_tensor& tensor, int dimension,
                                const Tokens& tokens) {
+  const int last = tensor.rank - 1;
   std::int64_t shape[TILEWISE_MAX_RANK];
   std::copy(tensor.shape, tensor.shape + tensor.rank, shape);
   shape[dimension] = static_cast<std::int64_t>(tokens.size());
   std::int64_t elements = 1;
-  for (int d = 0; d < tensor.rank; ++d) elements *= shape[d];
+  for (int d = 0; d < tensor.rank; ++d) elements *= shape[d] + (d == last ? kGap : 0);
   rank.bytes.push_back(std::make_unique<verify::Memory>(
       static_cast<std::size_t>(elements * problem::dtype_size(tensor.dtype))));
-  const tilewise_tensor part =
+  shape[last] += kGap;
+  tilewise_tensor part =
       tilewise_contiguous(rank.bytes.back()->data(), tensor.dtype, tensor.rank, shape);
+  part.shape[last] -= kGap;
+  if (verify::element_count(part) == 0) part.data = nullptr;
   copy_tokens(tensor, part, dimension, tokens, false);
   return part;
 }
@@ -214,7 +235,8 @@ void RankedRun::collect(Operation operation) {
   const auto put = [&](Member member, int dimension, const Rank& rank, const Tokens& tokens) {
     const tilewise_tensor& tensor = results_.*member;
     if (!problem::present(tensor)) return;
-    if (dimension >= 0) copy_tokens(tensor, rank.problem.*member, dimension, tokens, true);
+    copy_tokens(tensor, rank.problem.*member, dimension, tokens, true);
+    EXPECT_TRUE(gaps_are_intact(rank.problem.*member)) << "wrote between rows";
   };
   const int rows = row_dimension(results_.q, whole_.layout);
   for (const Rank& rank : ranks_) {

@@ -85,8 +85,8 @@ TEST(RingAccuracy, ErrorsDoNotGrowWithTheNumberOfRanks) {
     const Errors one = errors_on(1, c, oracle, instance.request());
     for (const std::int32_t size : {2, 8, 16}) {
       const Errors many = errors_on(size, c, oracle, instance.request());
-      // In fp32 the roundings of the sums of 2 * size parts show; 16 bits hide them.
-      const double growth = dtype == TILEWISE_FP32 ? (size == 16 ? 1.25 : 1.05) : 1.01;
+      // In fp32 the roundings of dQ's sums of 2 * size parts show; 16 bits hide them.
+      const double growth = dtype == TILEWISE_FP32 ? (size == 16 ? 1.5 : 1.1) : 1.01;
       const auto expect_no_more = [&](double got, double before, const char* name) {
         EXPECT_LE(got, growth * before) << name << ", " << size << " ranks, dtype " << dtype;
       };

@@ -162,6 +162,61 @@ TEST(SoftmaxState, SinkJoinsTheDenominator) {
   EXPECT_EQ(neither.lse, -kInfinite);
 }
 
+// A row in random pieces, each ended with the result of the pieces before it, with the sink in one
+// of them.
+TEST(SoftmaxState, ResultsOfPiecesContinueToTheWhole) {
+  TILEWISE_TRACE_SEED();
+  verify::Random random(tests::run_seed());
+  for (int step = 0; step < 500; ++step) {
+    const double sink = random.chance(0.5) ? 3 * random.normal() : -kInfinite;
+    const std::int64_t pieces = random.between(1, 6);
+    const std::int64_t with_sink = random.between(0, pieces - 1);
+    long double sum = sink == -kInfinite ? 0 : std::exp(static_cast<long double>(sink));
+    long double total = 0;
+    double lse = -kInfinite;
+    double out = std::nan("");
+    for (std::int64_t n = 0; n < pieces; ++n) {
+      Piece<double> piece = {empty_state<double>(), 0};
+      for (std::int64_t keys = random.between(0, 4); keys > 0; --keys) {
+        const double score = 20 * random.normal();
+        const double value = random.normal();
+        piece = merged(piece, piece_of(score, value));
+        sum += std::exp(static_cast<long double>(score));
+        total += std::exp(static_cast<long double>(score)) * static_cast<long double>(value);
+      }
+      const Continued<double> end =
+          finalise_into(lse, piece.state, n == with_sink ? sink : -kInfinite);
+      out = piece.out * end.scale + (end.has_earlier ? end.kept * out : 0);
+      lse = end.lse;
+    }
+    if (sum == 0) {
+      EXPECT_EQ(lse, -kInfinite);
+      EXPECT_EQ(out, 0);
+    } else {
+      EXPECT_NEAR(lse, static_cast<double>(std::log(sum)), 1e-12);
+      EXPECT_NEAR(out, static_cast<double>(total / sum), 1e-12);
+    }
+  }
+}
+
+TEST(SoftmaxState, AnEmptyPieceKeepsTheResultAsItIs) {
+  for (const float lse : {-3.7f, 0.0f, 12.25f}) {
+    const Continued<float> end =
+        finalise_into(lse, empty_state<float>(), -static_cast<float>(kInfinite));
+    EXPECT_EQ(end.scale, 0.0f);
+    EXPECT_EQ(end.kept, 1.0f);
+    EXPECT_EQ(end.lse, lse);
+    EXPECT_TRUE(end.has_earlier);
+  }
+  // An empty row is not read, a NaN is kept.
+  const SoftmaxState<float> keys = {1, 2};
+  const float none = -static_cast<float>(kInfinite);
+  EXPECT_FALSE(finalise_into(none, keys, none).has_earlier);
+  EXPECT_TRUE(std::isnan(finalise_into(std::nanf(""), keys, none).lse));
+  EXPECT_TRUE(std::isnan(finalise_into(std::nanf(""), keys, none).kept));
+  EXPECT_TRUE(std::isnan(finalise_into(1.0f, SoftmaxState<float>{none, std::nanf("")}, none).lse));
+}
+
 TEST(SoftmaxState, ProbabilityOfMaskedScoresAndEmptyRowsIsZero) {
   const float none = -static_cast<float>(kInfinite);
   EXPECT_EQ(probability(none, 3.0f), 0.0f);

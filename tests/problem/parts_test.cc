@@ -180,6 +180,24 @@ TEST(Parts, SeeTheKeysOfTheWhole) {
   }
 }
 
+TEST(Parts, MoveTheCountersOfDropout) {
+  Sample sample;
+  with_parts({5, 70, 9, 0, std::int64_t{1} << 58, 3, 2, 1})(sample);
+  problem::Problem problem;
+  ASSERT_EQ(problem::make_problem(kForward, sample.request, &problem), TILEWISE_OK);
+  const problem::DropoutOrigin first = problem::dropout_origin(problem, 0, 3);
+  EXPECT_EQ(first.head_index, 5 * kH + 3);
+  EXPECT_EQ(first.row, 70);
+  EXPECT_EQ(first.key, 9);
+  // The low 32 bits of 2^58 * H + head.
+  EXPECT_EQ(static_cast<std::uint32_t>(problem::dropout_origin(problem, 1, 2).head_index), 2u);
+  problem.parts = {};
+  const problem::DropoutOrigin whole = problem::dropout_origin(problem, 1, 3);
+  EXPECT_EQ(whole.head_index, kH + 3);
+  EXPECT_EQ(whole.row, 0);
+  EXPECT_EQ(whole.key, 0);
+}
+
 TEST(Parts, HostileOnesAreClamped) {
   verify::Random random(6);
   for (int step = 0; step < 3000; ++step) {

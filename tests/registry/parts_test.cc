@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 #include "problem/tensors.h"
 #include "registry/support.h"
@@ -277,6 +278,44 @@ TEST(PartSlices, OfDisjointListsAccumulate) {
         const tilewise_tensor& tensor = instance.request().*member;
         if (!problem::present(tensor)) continue;
         EXPECT_LE(verify::error_norms(tensor, oracle.results().*member).max, limit) << kernel->name;
+      }
+    }
+  }
+}
+
+// A kernel that computes a block again, because it was not finite, adds it once all the same. A NaN
+// in a query makes dK of the keys that it sees NaN, and the others stay what they are.
+TEST(PartGradients, NextToNaNAreAddedOnce) {
+  TILEWISE_TRACE_SEED();
+  for (const std::int32_t dtype : {TILEWISE_FP32, TILEWISE_BF16, TILEWISE_FP16}) {
+    Case c = accumulating(Operation::kBackward, dtype, {1, 70, 80, 2, 1, 32});
+    c.causal = true;
+    c.alignment = TILEWISE_TOP_LEFT;
+    Instance instance(c);
+    give_forward_results(instance);
+    set_elements(instance.request().q, [&, values = values_of(instance.request().q)](auto i) {
+      const bool is_nan = row_index(instance.request().q, c.layout, i).row == 40 && i % 7 == 0;
+      return is_nan ? std::nan("") : values[static_cast<std::size_t>(i)];
+    });
+    tilewise_problem call = instance.request();
+    for (const Kernel* kernel : host_kernels_of(dtype, c.operation)) {
+      call.accumulate = 0;
+      ASSERT_EQ(run_call(kernel->name, c.operation, call), TILEWISE_OK) << problem::message();
+      const auto dk = values_of(call.dk);
+      const auto dv = values_of(call.dv);
+      EXPECT_TRUE(std::isnan(dk.front()) && std::isfinite(dk.back())) << kernel->name;
+      call.accumulate = 1;
+      for (const auto member :
+           {&tilewise_problem::dq, &tilewise_problem::dk, &tilewise_problem::dv})
+        set_elements(call.*member, [](std::int64_t) { return 0.5; });
+      ASSERT_EQ(run_call(kernel->name, c.operation, call), TILEWISE_OK) << problem::message();
+      for (const auto& [before, after] :
+           {std::pair{dk, values_of(call.dk)}, std::pair{dv, values_of(call.dv)}}) {
+        for (std::size_t i = 0; i < before.size(); ++i) {
+          const double expected = static_cast<double>(static_cast<float>(0.5 + before[i]));
+          ASSERT_TRUE(std::isnan(before[i]) ? std::isnan(after[i]) : after[i] == expected)
+              << kernel->name << " element " << i << ": " << after[i] << ", not " << expected;
+        }
       }
     }
   }

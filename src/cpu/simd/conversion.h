@@ -75,12 +75,17 @@ TILEWISE_INLINE Vec<float> load_float16(const math::Float16* from) {
   const __m128i words = _mm_unpacklo_epi16(halves, _mm_setzero_si128());
   const __m128i sign = _mm_slli_epi32(_mm_and_si128(words, _mm_set1_epi32(0x8000)), 16);
   const __m128i magnitude = _mm_slli_epi32(_mm_and_si128(words, _mm_set1_epi32(0x7fff)), 13);
-  const __m128i scaled =
-      _mm_castps_si128(_mm_mul_ps(_mm_castsi128_ps(magnitude), _mm_set1_ps(0x1p112f)));
+  const __m128i moved = _mm_add_epi32(magnitude, _mm_set1_epi32(0x38000000));
+  const __m128i above = _mm_add_epi32(moved, _mm_set1_epi32(0x00800000));
+  const __m128i lifted =
+      _mm_castps_si128(_mm_sub_ps(_mm_castsi128_ps(above), _mm_set1_ps(0x1p-14f)));
+  const __m128i denormal = _mm_cmplt_epi32(magnitude, _mm_set1_epi32(0x400 << 13));
+  const __m128i finite =
+      _mm_or_si128(_mm_and_si128(denormal, lifted), _mm_andnot_si128(denormal, moved));
   const __m128i not_finite = _mm_cmpgt_epi32(magnitude, _mm_set1_epi32((0x7c00 << 13) - 1));
   const __m128i special = _mm_or_si128(magnitude, _mm_set1_epi32(0x7f800000));
   const __m128i chosen =
-      _mm_or_si128(_mm_and_si128(not_finite, special), _mm_andnot_si128(not_finite, scaled));
+      _mm_or_si128(_mm_and_si128(not_finite, special), _mm_andnot_si128(not_finite, finite));
   return Vec<float>(Vec<float>::Native(_mm_or_si128(sign, chosen)));
 #else
   float numbers[Vec<float>::kLanes];

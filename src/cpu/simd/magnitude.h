@@ -159,7 +159,8 @@ void divide_scores(std::int64_t t_count, T k_unit, T q_unit, T* scores) {
   const Vec<T> least = Vec<T>(smallest) / factor;
   for (std::int64_t at = 0; at < t_count * kWidth; at += Vec<T>::kLanes) {
     const Vec<T> score = Vec<T>::load(scores + at);
-    select(absolute(score) < least, Vec<T>(T(0)), score * factor).store(scores + at);
+    // Selected first: the multiplication must not meet a denormal number.
+    (select(absolute(score) < least, Vec<T>(T(0)), score) * factor).store(scores + at);
   }
 }
 

@@ -170,6 +170,9 @@ tilewise_status Communicator::failure(std::int32_t* failed_rank, bool own_limit)
 
 tilewise_status Communicator::exchange(const tilewise_exchange& request,
                                        std::int32_t* failed_rank) {
+  // A rank that comes late may have been given up. The first look at what has arrived makes MPI
+  // fetch it, a later one finds it.
+  for (int look = 0; look < 3 && !failed(); ++look) failed_rank_ = roll_call_.answer({});
   if (failed()) return failure(failed_rank, false);
   requests_.clear();
   parts_.clear();

@@ -1,0 +1,204 @@
+#include "ranks.h"
+
+#include <fmt/format.h>
+#include <tilewise/tilewise_distributed.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "program.h"
+#include "shard.h"
+
+namespace tilewise::cli {
+
+const tilewise_communicator* process_ranks = nullptr;
+
+namespace {
+
+using nlohmann::json;
+using PassOperation = problem::Operation;
+
+const std::vector<std::string> kSchedules = {"automatic", "contiguous", "zigzag", "striped"};
+constexpr std::int64_t kMostRanks = 256;
+
+// What a rank tells of a pass; ranks of MPI send it as it is.
+struct RankReport {
+  double seconds;
+  tilewise_distributed_info info;
+};
+
+void check_status(tilewise_status status) {
+  if (status != TILEWISE_OK) throw UsageError(tilewise_last_error());
+}
+
+struct Setup {
+  tilewise_distributed_options options;
+  std::string kernel;
+  std::int32_t size;
+};
+
+Setup read_setup(const Flags& flags, const tilewise_problem& whole, const Executor& executor) {
+  Setup setup;
+  setup.size = process_ranks != nullptr
+                   ? process_ranks->size
+                   : static_cast<std::int32_t>(flags.integer("ranks", 1, kMostRanks, 1));
+  setup.kernel = flags.text("kernel");
+  tilewise_distributed_options_init(&setup.options);
+  setup.options.q_len = query_rows(whole);
+  setup.options.k_len = key_rows(whole);
+  setup.options.schedule = static_cast<std::int32_t>(flags.choice("schedule", kSchedules));
+  setup.options.max_concurrency = executor.threads();
+  if (setup.options.schedule == TILEWISE_SCHEDULE_AUTOMATIC) {
+    check_status(
+        tilewise_distributed_schedule(&whole, &setup.options, setup.size, &setup.options.schedule));
+  }
+  return setup;
+}
+
+RankReport run_pass(PassOperation operation, const Setup& setup, const Shard& shard,
+                    const tilewise_communicator& communicator, const Executor& executor) {
+  tilewise_distributed_options options = setup.options;
+  options.kernel = setup.kernel.empty() ? nullptr : setup.kernel.c_str();
+  tilewise_distributed_plan* plan = nullptr;
+  check_status(tilewise_distributed_plan_create(static_cast<std::int32_t>(operation),
+                                                &shard.problem(), &options, &communicator, &plan));
+  const std::unique_ptr<tilewise_distributed_plan, void (*)(tilewise_distributed_plan*)> owner(
+      plan, tilewise_distributed_plan_destroy);
+  std::size_t bytes = 0;
+  tilewise_distributed_plan_workspace(plan, &bytes, nullptr);
+  const Workspace workspace(static_cast<std::int64_t>(bytes));
+  RankReport report;
+  const double start = now_seconds();
+  check_status(tilewise_distributed_plan_run(plan, &shard.problem(), workspace.data(), bytes,
+                                             executor.get()));
+  report.seconds = now_seconds() - start;
+  tilewise_distributed_info_init(&report.info);
+  check_status(tilewise_distributed_plan_info(plan, &report.info));
+  return report;
+}
+
+// The reports of all ranks, pass after pass.
+using Reports = std::vector<std::vector<RankReport>>;
+
+Reports run_threads(const Setup& setup, const tilewise_problem& whole,
+                    const std::vector<PassOperation>& passes, const Executor& executor) {
+  const LocalGroup group(setup.size);
+  std::vector<std::unique_ptr<Shard>> shards;
+  for (std::int32_t rank = 0; rank < setup.size; ++rank)
+    shards.push_back(std::make_unique<Shard>(whole, setup.options.schedule, setup.size, rank));
+  Reports reports(passes.size(), std::vector<RankReport>(shards.size()));
+  std::mutex mutex;
+  std::string error;  // of the rank that failed first
+  std::vector<std::thread> threads;
+  for (std::size_t rank = 0; rank < shards.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      const tilewise_communicator communicator =
+          group.communicator(static_cast<std::int32_t>(rank));
+      try {
+        for (std::size_t p = 0; p < passes.size(); ++p)
+          reports[p][rank] = run_pass(passes[p], setup, *shards[rank], communicator, executor);
+      } catch (const std::exception& exception) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        if (error.empty()) error = exception.what();
+        communicator.abort(communicator.self);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  if (!error.empty()) throw UsageError(error);
+  for (const PassOperation operation : passes) {
+    for (const auto& shard : shards) shard->put(operation, whole);
+  }
+  return reports;
+}
+
+void send_or_receive(std::vector<tilewise_message> messages, bool sends) {
+  std::int32_t failed = -1;
+  const auto count = static_cast<std::int32_t>(messages.size());
+  const tilewise_exchange request = {messages.data(), messages.data(), sends ? count : 0,
+                                     sends ? 0 : count, INFINITY};
+  check_status(process_ranks->exchange(process_ranks->self, &request, &failed));
+}
+
+// The outputs of a pass with the report of the rank.
+std::vector<tilewise_message> results_of(Shard& shard, PassOperation operation, std::int32_t peer,
+                                         RankReport* report) {
+  std::vector<tilewise_message> messages = shard.output_messages(operation, peer);
+  messages.push_back({report, sizeof(*report), peer, static_cast<std::int32_t>(messages.size())});
+  return messages;
+}
+
+// Runs this process's rank. The first rank collects the results of the others.
+Reports run_process(const Setup& setup, const tilewise_problem& whole,
+                    const std::vector<PassOperation>& passes, const Executor& executor) {
+  const std::int32_t rank = process_ranks->rank;
+  Reports reports(passes.size(), std::vector<RankReport>(static_cast<std::size_t>(setup.size)));
+  Shard own(whole, setup.options.schedule, setup.size, rank);
+  for (std::size_t p = 0; p < passes.size(); ++p) {
+    RankReport& report = reports[p][static_cast<std::size_t>(rank)];
+    report = run_pass(passes[p], setup, own, *process_ranks, executor);
+    if (rank != 0) send_or_receive(results_of(own, passes[p], 0, &report), true);
+    if (rank != 0) continue;
+    own.put(passes[p], whole);
+    for (std::int32_t other = 1; other < setup.size; ++other) {
+      Shard theirs(whole, setup.options.schedule, setup.size, other);
+      send_or_receive(
+          results_of(theirs, passes[p], other, &reports[p][static_cast<std::size_t>(other)]),
+          false);
+      theirs.put(passes[p], whole);
+    }
+  }
+  return reports;
+}
+
+json report_of(const std::vector<RankReport>& ranks) {
+  json pass = {{"seconds", 0.0}, {"ranks", json::array()}};
+  double slowest = 0;
+  for (const RankReport& rank : ranks) {
+    slowest = std::max(slowest, rank.seconds);
+    pass["ranks"].push_back({{"seconds", rank.seconds},
+                             {"pairs", rank.info.pairs},
+                             {"sent_messages", rank.info.sent_messages},
+                             {"sent_bytes", rank.info.sent_bytes}});
+  }
+  pass["seconds"] = slowest;
+  return pass;
+}
+
+}  // namespace
+
+void add_rank_flags(Flags& flags) {
+  flags.begin_group("Ranks");
+  flags.add_value("ranks", "N", "divide the sequences between N ranks, each a thread");
+  flags.add_value("schedule", "NAME",
+                  "which tokens a rank holds: automatic, contiguous, zigzag or striped");
+}
+
+bool runs_on_ranks(const Flags& flags) {
+  if (process_ranks != nullptr && flags.given("ranks"))
+    throw UsageError("--ranks: mpirun says how many ranks there are");
+  if (process_ranks == nullptr && !flags.given("ranks") && flags.given("schedule"))
+    throw UsageError("--schedule: needs --ranks N, or tilewise-mpi");
+  return process_ranks != nullptr || flags.given("ranks");
+}
+
+bool writes_results() { return process_ranks == nullptr || process_ranks->rank == 0; }
+
+json run_on_ranks(const Flags& flags, const tilewise_problem& whole,
+                  const std::vector<PassOperation>& passes, const Executor& executor) {
+  if (executor.on_cuda()) throw UsageError("--device: several ranks work on the cpu");
+  const Setup setup = read_setup(flags, whole, executor);
+  const Reports reports = process_ranks != nullptr ? run_process(setup, whole, passes, executor)
+                                                   : run_threads(setup, whole, passes, executor);
+  json result = {{"threads", executor.threads()},
+                 {"ranks", setup.size},
+                 {"schedule", kSchedules[static_cast<std::size_t>(setup.options.schedule)]}};
+  for (std::size_t p = 0; p < passes.size(); ++p)
+    result[passes[p] == PassOperation::kForward ? "forward" : "backward"] = report_of(reports[p]);
+  return result;
+}
+
+}  // namespace tilewise::cli
