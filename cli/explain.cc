@@ -138,7 +138,7 @@ void print_tensors(const std::vector<Explained>& rows) {
 
 int run(const Flags& flags) {
   if (flags.given("ranks")) return explain_ranks(flags);
-  check_rank_flags(flags);
+  check_simulation_flags(flags);
   const reference::AttentionShape shape = attention_shape(flags);
   const Operation operation =
       flags.choice("op", {"forward", "backward"}) == 0 ? Operation::kForward : Operation::kBackward;

@@ -212,6 +212,34 @@ void print_ranks(const Explained& explained) {
              count < ranks ? fmt::format(", {} of {} ranks", count, ranks) : "", table.text());
 }
 
+void print_json(const std::vector<Explained>& schedules, const Machine& machine, double flops) {
+  const Explained& first = schedules.front();
+  json result = {{"ranks", first.work().ranks},
+                 {"peak_gflops", flops * 1e-9},
+                 {"bandwidth_gbytes_per_second", machine.bandwidth * 1e-9},
+                 {"latency_seconds", machine.latency},
+                 {"area", first.work().area},
+                 {"ideal_seconds", first.timeline().ideal},
+                 {"schedules", json::array()}};
+  for (const Explained& explained : schedules)
+    result["schedules"].push_back(schedule_json(explained, schedules.size() == 1));
+  fmt::print("{}\n", result.dump());
+}
+
+struct Heading {
+  std::string title;
+  std::string subtitle;
+};
+
+Heading heading_of(const Flags& flags, const Machine& machine, double flops, double ideal) {
+  const char* const pass = machine.gradient_bytes > 0 ? "backward" : "forward";
+  return {fmt::format("{} {} {} on {} ranks", flags.text("shape"),
+                      dtype_text(dtype_flag(flags, TILEWISE_BF16)), pass, flags.text("ranks")),
+          fmt::format("each {}, {} in each direction, {} per message; ideal {}",
+                      format_flops(flops), format_rate(machine.bandwidth),
+                      format_seconds(machine.latency), format_seconds(ideal))};
+}
+
 std::vector<Schedule> requested_schedules(const Flags& flags) {
   const std::size_t choice = flags.choice("schedule", {"all", "ring", "zigzag", "striped", "magi"});
   if (choice > 0) return {distributed::simulation::kSchedules[choice - 1]};
@@ -237,7 +265,7 @@ void add_simulation_flags(Flags& flags) {
   flags.add_value("plot", "FILE", "write the timelines as an SVG chart");
 }
 
-void check_rank_flags(const Flags& flags) {
+void check_simulation_flags(const Flags& flags) {
   for (const char* name : kRankFlags) {
     if (flags.given(name)) throw UsageError(fmt::format("--{}: given without --ranks", name));
   }
@@ -246,7 +274,7 @@ void check_rank_flags(const Flags& flags) {
 int explain_ranks(const Flags& flags) {
   if (!flags.given("shape")) throw UsageError("--shape: missing");
   const Shape shape = shape_flag(flags);
-  const std::int64_t ranks = flags.integer("ranks", 1, kMostRanks, 1);
+  flags.integer("ranks", 1, kMostRanks, 1);  // refuses a bad number
   const std::vector<Schedule> requested = requested_schedules(flags);
   const std::int32_t dtype = dtype_flag(flags, TILEWISE_BF16);
   const Mask mask = read_mask(flags, shape);
@@ -259,32 +287,16 @@ int explain_ranks(const Flags& flags) {
     schedules.push_back(explain_schedule(flags, mask, schedule, machine));
     if (flags.given("plot")) plotted.push_back(schedules.back().simulated);
   }
-  const bool backward = machine.gradient_bytes > 0;
-  const std::string title =
-      fmt::format("{} {} {} on {} ranks", flags.text("shape"), dtype_text(dtype),
-                  backward ? "backward" : "forward", ranks);
-  const std::string subtitle =
-      fmt::format("each {}, {} in each direction, {} per message; ideal {}", format_flops(flops),
-                  format_rate(machine.bandwidth), format_seconds(machine.latency),
-                  format_seconds(schedules.front().timeline().ideal));
-  if (flags.given("plot")) write_text(flags.text("plot"), timeline_svg(title, subtitle, plotted));
-  const bool listed = schedules.size() == 1;
+  const Heading heading = heading_of(flags, machine, flops, schedules.front().timeline().ideal);
+  if (flags.given("plot"))
+    write_text(flags.text("plot"), timeline_svg(heading.title, heading.subtitle, plotted));
   if (flags.given("json")) {
-    json result = {{"ranks", ranks},
-                   {"peak_gflops", flops * 1e-9},
-                   {"bandwidth_gbytes_per_second", machine.bandwidth * 1e-9},
-                   {"latency_seconds", machine.latency},
-                   {"area", schedules.front().work().area},
-                   {"ideal_seconds", schedules.front().timeline().ideal},
-                   {"schedules", json::array()}};
-    for (const Explained& explained : schedules)
-      result["schedules"].push_back(schedule_json(explained, listed));
-    fmt::print("{}\n", result.dump());
+    print_json(schedules, machine, flops);
     return 0;
   }
-  fmt::print("{}: {}\n\n", title, subtitle);
+  fmt::print("{}: {}\n\n", heading.title, heading.subtitle);
   print_schedules(schedules);
-  if (listed) print_ranks(schedules.front());
+  if (schedules.size() == 1) print_ranks(schedules.front());
   if (flags.given("plot")) fmt::print("\nplot: {}\n", flags.text("plot"));
   return 0;
 }

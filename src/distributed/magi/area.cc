@@ -99,8 +99,9 @@ class UnionOfBands {
     const Edge& counted = edge(i);
     const int outside = counted.sign > 0 ? counted.depth - 1 : counted.depth;
     if (outside != 0 || counted.sign == 0) return;
-    constant_ -= times * counted.sign * counted.offset;
-    slope_ -= times * counted.sign * counted.slope;
+    const std::int64_t part = std::int64_t{times} * counted.sign;
+    constant_ -= part * counted.offset;
+    slope_ -= part * counted.slope;
   }
 
   void change_depth(int i, int change) {

@@ -88,12 +88,39 @@ bool needs_sum(const Attention& attention, std::int32_t dtype) {
   return attention.last_stage() > 0 && dtype != 0 && dtype != attention.local.statistics;
 }
 
-Status plan_memory(Attention& attention) {
+void reserve_forward(Arena& arena, const Attention& attention, AttentionMemory& memory) {
   const problem::Problem& local = attention.local;
+  const std::int64_t width = problem::dtype_size(local.statistics);
+  if (needs_sum(attention, local.out.dtype))
+    memory.out = reserve(arena, local.q_rows * local.heads, local.value_dim * width);
+  if (!local.lse.present() && attention.last_stage() > 0)
+    memory.lse = reserve(arena, local.q_rows, local.heads * width);
+}
+
+void reserve_backward(Arena& arena, const Attention& attention, const Most& most,
+                      AttentionMemory& memory) {
+  const problem::Problem& local = attention.local;
+  const std::int64_t width = problem::dtype_size(local.statistics);
+  if (attention.key_gradients()) {
+    const std::int64_t row_bytes = attention.gradient_row_bytes();
+    memory.gradients = reserve(arena, most.received, row_bytes);
+    memory.gradients_sent = reserve(arena, most.received, row_bytes);
+    memory.gradients_received = reserve(arena, most.sent, row_bytes);
+  }
+  if (needs_sum(attention, local.dq.dtype))
+    memory.dq = reserve(arena, local.q_rows * local.heads, local.head_dim * width);
+  if (needs_sum(attention, local.dk.dtype))
+    memory.dk = reserve(arena, local.k_rows * local.kv_heads, local.head_dim * width);
+  if (needs_sum(attention, local.dv.dtype))
+    memory.dv = reserve(arena, local.k_rows * local.kv_heads, local.value_dim * width);
+  if (local.dsink.present() && attention.size > 1)
+    memory.dsink = reserve(arena, attention.size, local.heads * width);
+}
+
+Status plan_memory(Attention& attention) {
   const Most most = most_of(attention);
   AttentionMemory& memory = attention.memory;
   Arena arena;
-  const std::int64_t width = problem::dtype_size(local.statistics);
   // Keys and gradients of two stages are on their way at a time, and sums of dsink to every rank.
   const std::int64_t messages = math::max(4 * most.messages, 2 * attention.size);
   memory.comparison = reserve(arena, comparison_bytes(attention.size), 1);
@@ -101,30 +128,15 @@ Status plan_memory(Attention& attention) {
   memory.keys = reserve(arena, most.received, attention.row_bytes());
   memory.keys_sent = reserve(arena, most.sent, attention.row_bytes());
   memory.keys_received = reserve(arena, most.received, attention.row_bytes());
-  if (!attention.backward()) {
-    if (needs_sum(attention, local.out.dtype))
-      memory.out = reserve(arena, local.q_rows * local.heads, local.value_dim * width);
-    if (!local.lse.present() && attention.last_stage() > 0)
-      memory.lse = reserve(arena, local.q_rows, local.heads * width);
+  if (attention.backward()) {
+    reserve_backward(arena, attention, most, memory);
   } else {
-    if (attention.key_gradients()) {
-      memory.gradients = reserve(arena, most.received, attention.gradient_row_bytes());
-      memory.gradients_sent = reserve(arena, most.received, attention.gradient_row_bytes());
-      memory.gradients_received = reserve(arena, most.sent, attention.gradient_row_bytes());
-    }
-    if (needs_sum(attention, local.dq.dtype))
-      memory.dq = reserve(arena, local.q_rows * local.heads, local.head_dim * width);
-    if (needs_sum(attention, local.dk.dtype))
-      memory.dk = reserve(arena, local.k_rows * local.kv_heads, local.head_dim * width);
-    if (needs_sum(attention, local.dv.dtype))
-      memory.dv = reserve(arena, local.k_rows * local.kv_heads, local.value_dim * width);
-    if (local.dsink.present() && attention.size > 1)
-      memory.dsink = reserve(arena, attention.size, local.heads * width);
+    reserve_forward(arena, attention, memory);
   }
-  std::int64_t kernels = 0;
+  std::int64_t kernels = 1;
   for (const StageCall& call : attention.calls)
     kernels = math::max(kernels, call.kernel.workspace_bytes);
-  memory.kernels = reserve(arena, math::max(kernels, 1), 1);
+  memory.kernels = reserve(arena, kernels, 1);
   memory.bytes = arena.bytes();
   if (memory.bytes >= 0) return TILEWISE_OK;
   return fail(TILEWISE_INVALID_ARGUMENT, "workspace: exceeds 2^63 bytes");

@@ -20,6 +20,8 @@ constexpr std::int64_t kLeastStageRows = 512;
 constexpr std::int64_t kLeastPiece = 64;  // rows of a stage that lie together
 // Deals with affinity compare bits of chunks: no more than this many words of them.
 constexpr std::int64_t kMostAffinityWords = std::int64_t{1} << 21;
+// What each rank sends is counted if ranks times chunks are at most this.
+constexpr std::int64_t kMostCounted = std::int64_t{1} << 24;
 // A deal is good enough to be chosen for its communication if its largest area is that close to the
 // best deal's.
 constexpr double kTolerance = 1.01;
@@ -108,7 +110,8 @@ class Planner {
     }
   }
 
-  // Takes the deal with the least communication among those whose balance is about the best.
+  // Takes the deal whose busiest rank communicates least among those whose balance is about the
+  // best.
   void choose() {
     std::vector<Deal> deals;
     if (options_.dealing != Dealing::kInOrder) deals.push_back(deal_by_area(areas_, plan_.ranks));
@@ -128,11 +131,35 @@ class Planner {
     take_chosen();
   }
 
-  // Chooses the deal if no other one before has as few rows to send. Returns whether it does.
+  // Returns the most rows that a rank sends or receives, whichever is more: the busiest link sets
+  // the pace of a stage. For many ranks and chunks it is all rows together, which is counted
+  // faster.
+  std::int64_t busiest_rows(const Plan& candidate) const {
+    if (static_cast<std::int64_t>(areas_.size()) > kMostCounted / plan_.ranks)
+      return candidate.remote_rows();
+    const std::vector<std::int64_t>& bounds = with_queries_ ? plan_.q_bounds : plan_.k_bounds;
+    const std::vector<std::int32_t>& owner = with_queries_ ? candidate.q_rank : plan_.k_rank;
+    std::int64_t most = 0;
+    std::vector<std::int64_t> sent(index(plan_.ranks));
+    for (const Ranges& remote : candidate.remote_keys) {
+      most = math::max(most, row_count(remote));
+      for (const Range& range : remote) {
+        std::size_t chunk = static_cast<std::size_t>(
+            std::upper_bound(bounds.begin(), bounds.end(), range.begin) - bounds.begin() - 1);
+        for (; chunk < owner.size() && bounds[chunk] < range.end; ++chunk) {
+          sent[index(owner[chunk])] +=
+              math::min(range.end, bounds[chunk + 1]) - math::max(range.begin, bounds[chunk]);
+        }
+      }
+    }
+    return math::max(most, *std::max_element(sent.begin(), sent.end()));
+  }
+
+  // Chooses the deal if no other one before has as few rows. Returns whether it does.
   bool consider(const Deal& deal, double most_area) {
     if (static_cast<double>(deal.largest_area()) > most_area) return false;
     Plan candidate = with_deal(deal);
-    const std::int64_t rows = candidate.remote_rows();
+    const std::int64_t rows = busiest_rows(candidate);
     if (rows >= fewest_rows_) return false;
     fewest_rows_ = rows;
     chosen_ = std::move(candidate);

@@ -48,8 +48,9 @@ struct Plan {
 
   // The keys of a rank's stage, ascending: stage 0 are its own; the others have equal parts of
   // remote_keys. A part is four pieces in a zigzag order (S stages: of 4 S pieces, s, 2 S - 1 - s,
-  // 2 S + s and 4 S - 1 - s), so that the parts have about the same area too, under a causal mask for
-  // example. Rank r begins with part r mod S, so that not all ranks ask the same owners at a time.
+  // 2 S + s and 4 S - 1 - s), so that the parts have about the same area too, for example under a
+  // causal mask. Rank r begins with part r mod S, so that not all ranks ask the same owners at a
+  // time.
   Ranges stage_keys(std::int64_t rank, std::int64_t stage) const;
 };
 

@@ -2,6 +2,7 @@
 // fails.
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <memory>
 
 #include "distributed/magi/attention.h"
@@ -87,39 +88,45 @@ std::vector<std::pair<problem::Status, std::string>> run_changed(const tilewise_
       const verify::Memory workspace(static_cast<std::size_t>(attention.memory.bytes));
       AttentionRun run = {workspace.data(), workspace.bytes(), nullptr};
       tilewise_problem problem = tensors.problem;
-      if (rank == 1) change(attention, problem, run);
-      const problem::Status status =
-          run_attention(attention, group.communicator(rank), problem, run);
-      results[static_cast<std::size_t>(rank)] = {status, problem::message()};
+      tilewise_communicator communicator = group.communicator(rank);
+      if (rank == 1) change(attention, problem, run, communicator);
+      const problem::Status status = run_attention(attention, communicator, problem, run);
+      const std::string message = problem::message();
+      communicator.abort(communicator.self);  // as the end of a process would
+      results[static_cast<std::size_t>(rank)] = {status, message};
     });
   }
   for (std::thread& thread : threads) thread.join();
   return results;
 }
 
+// What rank 1 runs, which a test may change.
+using Change = std::function<void(Attention& attention, tilewise_problem& problem,
+                                  AttentionRun& run, tilewise_communicator& communicator)>;
+
 // A rank that is refused, or has another problem or plan, does not leave the others waiting.
 TEST_F(MagiFaults, ADifferenceOfOneRankEndsAllRanks) {
-  const auto expect = [&](const auto& change, const std::string& words) {
-    for (const auto& [status, message] : run_changed(whole->request(), plan, change)) {
-      EXPECT_EQ(status, TILEWISE_INVALID_ARGUMENT);
-      EXPECT_NE(message.find(words), std::string::npos) << message << " lacks " << words;
-    }
+  const struct {
+    Change change;
+    const char* words[2];  // of the message of each rank
+  } cases[] = {
+      {[](auto&, tilewise_problem& problem, auto&, auto&) { problem.softmax_scale = 3; },
+       {"rank 1 passes another problem: softmax_scale is 3", "softmax_scale is 3"}},
+      {[](Attention& attention, auto&, auto&, auto&) { ++attention.plan_hash; },
+       {"the contents of the plan differ", "the contents of the plan differ"}},
+      {[](auto&, auto&, AttentionRun& run, auto&) { run.workspace_bytes = 8; },
+       {"rank 1 has refused", "workspace: 8 bytes"}},
+      {[](auto&, tilewise_problem& problem, auto&, auto&) { problem.softcap = 2; },
+       {"rank 1 has refused", "softcap: differs from what the plan was made for"}},
   };
-  expect([](Attention&, tilewise_problem& problem, AttentionRun&) { problem.softmax_scale = 3; },
-         "softmax_scale");
-  expect([](Attention& attention, tilewise_problem&, AttentionRun&) { ++attention.plan_hash; },
-         "the plan differ");
-  const auto refused = run_changed(
-      whole->request(), plan,
-      [](Attention&, tilewise_problem&, AttentionRun& run) { run.workspace_bytes = 8; });
-  EXPECT_NE(refused[0].second.find("rank 1 has refused"), std::string::npos) << refused[0].second;
-  EXPECT_NE(refused[1].second.find("workspace: 8 bytes"), std::string::npos) << refused[1].second;
-  const auto shaped = run_changed(
-      whole->request(), plan,
-      [](Attention&, tilewise_problem& problem, AttentionRun&) { problem.softcap = 2; });
-  EXPECT_NE(shaped[1].second.find("softcap: differs from what the plan was made for"),
-            std::string::npos)
-      << shaped[1].second;
+  for (const auto& one : cases) {
+    const auto results = run_changed(whole->request(), plan, one.change);
+    for (std::size_t rank = 0; rank < 2; ++rank) {
+      EXPECT_EQ(results[rank].first, TILEWISE_INVALID_ARGUMENT);
+      EXPECT_NE(results[rank].second.find(one.words[rank]), std::string::npos)
+          << results[rank].second << " lacks " << one.words[rank];
+    }
+  }
 }
 
 // An engine that breaks after `good` exchanges.
@@ -140,35 +147,17 @@ struct Breaking {
   }
 };
 
-// A failure in the middle of a run ends all ranks, with a message that says where.
+// A failure in the middle of a run ends all ranks.
 TEST_F(MagiFaults, AFailureOfOneRankEndsAllRanks) {
   for (const std::int32_t good : {0, 1, 2}) {
-    distributed::LocalGroup group(2);
-    std::vector<std::thread> threads;
-    std::vector<std::pair<problem::Status, std::string>> results(2);
-    for (std::int32_t rank = 0; rank < 2; ++rank) {
-      threads.emplace_back([&, rank] {
-        const RankTensors tensors(Operation::kForward, whole->request(), plan, rank);
-        Attention attention;
-        EXPECT_EQ(make_attention(Operation::kForward, tensors.problem, plan, rank, {}, &attention),
-                  TILEWISE_OK);
-        const verify::Memory workspace(static_cast<std::size_t>(attention.memory.bytes));
-        Breaking breaking = {group.communicator(rank), good};
-        tilewise_communicator communicator = breaking.inner;
-        if (rank == 1) {
-          communicator.self = &breaking;
-          communicator.exchange = Breaking::exchange;
-          communicator.abort = Breaking::abort;
-        }
-        const problem::Status status =
-            run_attention(attention, communicator, tensors.problem,
-                          {workspace.data(), workspace.bytes(), nullptr});
-        // The engine has not told rank 0; ending the rank does.
-        communicator.abort(communicator.self);
-        results[static_cast<std::size_t>(rank)] = {status, problem::message()};
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
+    Breaking breaking = {{}, good};
+    const auto results = run_changed(whole->request(), plan,
+                                     [&](auto&, auto&, auto&, tilewise_communicator& communicator) {
+                                       breaking.inner = communicator;
+                                       communicator.self = &breaking;
+                                       communicator.exchange = Breaking::exchange;
+                                       communicator.abort = Breaking::abort;
+                                     });
     EXPECT_EQ(results[1].first, TILEWISE_DEVICE_ERROR) << good;
     EXPECT_NE(results[1].second.find("the link broke"), std::string::npos) << results[1].second;
     EXPECT_EQ(results[0].first, TILEWISE_REMOTE_ERROR) << good << results[0].second;

@@ -80,6 +80,29 @@ void expect_close(const char* name, const tilewise_tensor& result,
   }
 }
 
+// Compares the outputs of an operation.
+void expect_same_bits(Operation operation, const tilewise_problem& a, const tilewise_problem& b) {
+  for (const problem::NamedTensor& tensor : problem::kTensors) {
+    if (tensor.role(operation) != problem::Role::kOutput) continue;
+    ASSERT_EQ(elements(a.*tensor.member), elements(b.*tensor.member)) << tensor.name;
+  }
+}
+
+void expect_accurate(Operation operation, const tilewise_problem& result,
+                     const tilewise_problem& oracle) {
+  std::vector<std::unique_ptr<verify::Plain>> runs;
+  std::vector<const tilewise_problem*> plain;
+  for (verify::SumOrder order = 0; order < verify::kSumOrders; ++order) {
+    runs.push_back(std::make_unique<verify::Plain>(result, order));
+    runs.back()->run(operation);
+    plain.push_back(&runs.back()->results());
+  }
+  for (const verify::TensorReport& report :
+       verify::check_accuracy(operation, result, oracle, plain, {})) {
+    ASSERT_TRUE(report.passed) << report.name << ": " << report.reason;
+  }
+}
+
 // Runs both passes of a case in fp64 on ranks and on one rank.
 void expect_results_of_one_rank(const Case& description, const PlanOptions& options,
                                 bool overlaps) {
@@ -152,15 +175,7 @@ TEST(MagiAttention, OneRankHasTheBitsOfOneCall) {
           run_ranks(operation, whole.request(), plan_of(description, {.ranks = 1}), false));
       ASSERT_EQ(plan::run_once(operation, single.request(), nullptr), TILEWISE_OK)
           << problem::message();
-      for (const problem::NamedTensor& tensor : problem::kTensors) {
-        if (tensor.role(operation) != problem::Role::kOutput) continue;
-        const tilewise_tensor& a = whole.request().*tensor.member;
-        const tilewise_tensor& b = single.request().*tensor.member;
-        verify::for_each_element(a, [&](std::int64_t, std::int64_t offset) {
-          ASSERT_EQ(verify::read_element(a, offset), verify::read_element(b, offset))
-              << tensor.name;
-        });
-      }
+      ASSERT_NO_FATAL_FAILURE(expect_same_bits(operation, whole.request(), single.request()));
     }
   }
 }
@@ -212,26 +227,8 @@ TEST(MagiAttention, RoundedTypesKeepTheAccuracyRule) {
       again.prepare(operation);
       ASSERT_NO_FATAL_FAILURE(run_ranks(operation, whole.request(), plan, true));
       ASSERT_NO_FATAL_FAILURE(run_ranks(operation, again.request(), plan, false));
-      std::vector<std::unique_ptr<verify::Plain>> runs;
-      std::vector<const tilewise_problem*> plain;
-      for (verify::SumOrder order = 0; order < verify::kSumOrders; ++order) {
-        runs.push_back(std::make_unique<verify::Plain>(whole.request(), order));
-        runs.back()->run(operation);
-        plain.push_back(&runs.back()->results());
-      }
-      for (const verify::TensorReport& report :
-           verify::check_accuracy(operation, whole.request(), oracle.results(), plain, {})) {
-        ASSERT_TRUE(report.passed) << report.name << ": " << report.reason;
-      }
-      for (const problem::NamedTensor& tensor : problem::kTensors) {
-        if (tensor.role(operation) != problem::Role::kOutput) continue;
-        const tilewise_tensor& a = whole.request().*tensor.member;
-        const tilewise_tensor& b = again.request().*tensor.member;
-        verify::for_each_element(a, [&](std::int64_t, std::int64_t offset) {
-          ASSERT_EQ(verify::read_element(a, offset), verify::read_element(b, offset))
-              << tensor.name;
-        });
-      }
+      ASSERT_NO_FATAL_FAILURE(expect_accurate(operation, whole.request(), oracle.results()));
+      ASSERT_NO_FATAL_FAILURE(expect_same_bits(operation, whole.request(), again.request()));
     }
   }
 }

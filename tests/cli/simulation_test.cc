@@ -10,7 +10,7 @@ namespace {
 
 using nlohmann::json;
 
-class ExplainRanks : public Cli {
+class Simulation : public Cli {
  protected:
   json run_json(const std::string& arguments) const {
     const Outcome outcome = run("explain " + arguments + " --json");
@@ -30,7 +30,7 @@ class ExplainRanks : public Cli {
 };
 
 // Efficiency, bytes and time of a causal mask with a fast link, by hand.
-TEST_F(ExplainRanks, SchedulesOfACausalMaskHaveTheirKnownFigures) {
+TEST_F(Simulation, SchedulesOfACausalMaskHaveTheirKnownFigures) {
   const std::string command =
       "--shape 1,8192,8192,8,2,64 --dtype bf16 --causal --ranks 4 --bandwidth 1e6 --latency 0 "
       "--peak 1";
@@ -56,7 +56,7 @@ TEST_F(ExplainRanks, SchedulesOfACausalMaskHaveTheirKnownFigures) {
 }
 
 // The lists of ranks and steps add up to the whole.
-TEST_F(ExplainRanks, TheListOfOneScheduleAddsUp) {
+TEST_F(Simulation, TheListOfOneScheduleAddsUp) {
   for (const char* schedule : {"ring", "zigzag", "striped", "magi"}) {
     const json result = run_json(
         "--shape 2,500,500,4,4,32 --window 100,20 --ranks 3 --bandwidth 2 "
@@ -88,7 +88,7 @@ TEST_F(ExplainRanks, TheListOfOneScheduleAddsUp) {
   }
 }
 
-TEST_F(ExplainRanks, MasksComeFromFiles) {
+TEST_F(Simulation, MasksComeFromFiles) {
   // Two documents; the second sees the first 10 keys of the first as well, and one slice twice.
   write("slices.npy", index_array({0,  60,  0, 60, 1, 60, 100, 60, 100, 1, 60, 100, 0, 10, 0,  //
                                    60, 100, 0, 10, 0},
@@ -112,14 +112,14 @@ TEST_F(ExplainRanks, MasksComeFromFiles) {
   for (const json& schedule : empty["schedules"]) EXPECT_EQ(schedule["efficiency"], 1.0);
 }
 
-TEST_F(ExplainRanks, ThousandsOfRanksAreSimulated) {
+TEST_F(Simulation, ThousandsOfRanksAreSimulated) {
   const json result = run_json(
       "--shape 1,4194304,4194304,8,8,128 --causal --ranks 2000 --bandwidth 50 --peak 600 "
       "--schedule magi");
   EXPECT_LE(result["schedules"][0]["imbalance"].get<double>(), 1.02);
 }
 
-TEST_F(ExplainRanks, ThePlotHasAPanelForEachSchedule) {
+TEST_F(Simulation, ThePlotHasAPanelForEachSchedule) {
   const std::string command =
       "explain --shape 1,512,512,1,1,8 --ranks 3 --bandwidth 0.1 --peak 1 --plot p.svg";
   const Outcome outcome = run(command);
@@ -134,7 +134,7 @@ TEST_F(ExplainRanks, ThePlotHasAPanelForEachSchedule) {
   EXPECT_EQ(svg.find("inf"), std::string::npos);
 }
 
-TEST_F(ExplainRanks, BadInputIsRefusedByName) {
+TEST_F(Simulation, BadInputIsRefusedByName) {
   const std::string good = "--shape 1,64,64,2,2,8 --peak 1 ";
   expect_refusal(good + "--ranks 2", {"--bandwidth", "missing"});
   expect_refusal("--ranks 2 --bandwidth 1", {"--shape", "missing"});
