@@ -18,6 +18,7 @@ struct SplitBuffers {
   TileBuffers<T> tiles;
   T* outs;                        // (splits, Br, Dv), unnormalised, in slow memory
   math::SoftmaxState<T>* states;  // (splits, Br)
+  std::uint8_t* at_phi;           // (Br): whether a row's exponents are taken against phi
 
   static SplitBuffers carve(const Problem& problem, Arena& arena) {
     // The rows of a q tile are those of a group: the buffers of a problem of G Sq queries.
@@ -32,6 +33,7 @@ struct SplitBuffers {
     buffers.widest = buffers.tiles.widest;
     buffers.outs = arena.take<T>(Checked{kMostSplits} * q_rows * Checked{problem.value_dim});
     buffers.states = arena.take<math::SoftmaxState<T>>(Checked{kMostSplits} * q_rows);
+    buffers.at_phi = arena.take<std::uint8_t>(q_rows);
     return buffers;
   }
 };
@@ -60,46 +62,30 @@ struct PackedRows {
   }
 };
 
-// The step of a key tile. Flash-Decoding keeps the maximum of each row, as FlashAttention-2 does.
-struct OwnMaximum {
-  static constexpr bool kMayFail = false;
-  template <class T, class Counter>
-  static void add(const Head<T, Counter>& head, const TileRow& row, const TileBuffers<T>& b,
-                  math::SoftmaxState<T>* state) {
-    add_row(head, row, b, state);
-  }
-};
-
-template <class T>
-bool sees_a_key(const T* scores, std::int64_t keys) {
-  for (std::int64_t j = 0; j < keys; ++j) {
-    if (scores[j] != kMaskedScore<T>) return true;
-  }
-  return false;
-}
-
 // FlashDecoding++: exponents are taken against phi, which all splits share. l <- l + rowsum P; out
 // <- out + P V, with P = e^(S - phi)
-struct UnifiedMaximum {
-  static constexpr bool kMayFail = true;
-  template <class T, class Counter>
-  static void add(const Head<T, Counter>& head, const TileRow& row, const TileBuffers<T>& b,
-                  math::SoftmaxState<T>* state) {
-    const T* const query = b.query_tile + row.in_tile * head.head_dim();
-    T* const out = b.out_tile + row.in_tile * head.value_dim();
-    head.score_row(row.row, row.keys, query, b.key_tile, b.scores, nullptr);
-    const std::int64_t keys = extent(row.keys);
-    for (std::int64_t j = 0; j < keys; ++j)
-      b.probs[j] = math::unified_prob(b.scores[j], head.phi());
-    if (sees_a_key(b.scores, keys)) state->max = head.phi();
-    state->sum += sum(b.probs, keys);
-    probs_times_values<T>(head, {row.row, row.keys, b.scores, b.probs}, b.value_tile,
-                          head.value_dim(), b.partial_out);
-    blend(T(1), T(1), b.partial_out, head.value_dim(), out);
+template <class T, class Counter>
+void add_row_at_phi(const Head<T, Counter>& head, const TileRow& row, const TileBuffers<T>& b,
+                    math::SoftmaxState<T>* state) {
+  const std::int64_t keys = extent(row.keys);
+  const T* const query = b.query_tile + row.in_tile * head.head_dim();
+  T* const out = b.out_tile + row.in_tile * head.value_dim();
+  head.score_row(row.row, row.keys, query, b.key_tile, b.scores, nullptr);
+  bool sees_a_key = false;
+  for (std::int64_t j = 0; j < keys; ++j) {
+    sees_a_key = sees_a_key || b.scores[j] != kMaskedScore<T>;
+    b.probs[j] = math::unified_prob(b.scores[j], head.phi());
   }
-};
+  if (sees_a_key) state->max = head.phi();
+  state->sum += sum(b.probs, keys);
+  probs_times_values<T>(head, {row.row, row.keys, b.scores, b.probs}, b.value_tile,
+                        head.value_dim(), b.partial_out);
+  blend(T(1), T(1), b.partial_out, head.value_dim(), out);
+}
 
-template <class Step, Algorithm kName>
+// Flash-Decoding keeps the maximum of each row, as FlashAttention-2 does; FlashDecoding++ replaces
+// it by phi, if the problem gives one.
+template <bool kUnified, Algorithm kName>
 struct FlashDecodingForward {
   static constexpr Algorithm kAlgorithm = kName;
   template <class T>
@@ -110,15 +96,17 @@ struct FlashDecodingForward {
     const Problem& problem = group.problem;
     const TileSizes sizes = flash2_tiles(sram_elements, problem.head_dim, problem.value_dim);
     const Splits splits = splits_of(group.k_len());
+    const bool unified = kUnified && problem.phi.present();
     for_each_tile(group.size() * group.q_len(), sizes.q_rows, [&](KeyRange range) {
       const PackedRows<T, Counter> rows = {group, range};
       bool visited[kMostSplits] = {};
       rows.load(problem.q, problem.head_dim, b.tiles.query_tile);
       for (std::int64_t s = 0; s < splits.count; ++s) {
-        visited[s] = add_keys<Step>(rows, splits.keys(s), sizes.k_rows, b);
+        for (std::int64_t r = 0; r < rows.count(); ++r) b.at_phi[r] = unified ? 1 : 0;
+        visited[s] = add_keys(rows, splits.keys(s), sizes.k_rows, b);
         if (!visited[s]) continue;
-        if (Step::kMayFail && !all_are_safe(rows, b)) {
-          add_keys<OwnMaximum>(rows, splits.keys(s), sizes.k_rows, b);
+        if (unified && !all_are_safe(rows, b)) {
+          add_keys(rows, splits.keys(s), sizes.k_rows, b);
           count_fallback(problem);
         }
         if (splits.count > 1) store_split(rows, s, b);
@@ -129,8 +117,9 @@ struct FlashDecodingForward {
   }
 
  private:
-  // Computes the states of the rows over some keys. Returns false if no row sees one.
-  template <class AnyStep, class T, class Counter>
+  // Computes the states of the rows over some keys, at phi or with their maxima. Returns false if
+  // no row sees a key.
+  template <class T, class Counter>
   static bool add_keys(const PackedRows<T, Counter>& rows, KeyRange keys, std::int64_t tile_size,
                        const Buffers<T>& b) {
     bool visited = false;
@@ -142,29 +131,41 @@ struct FlashDecodingForward {
       visited = true;
       load_key_tile(rows.group, tile, b.tiles);
       for (std::int64_t r = 0; r < rows.count(); ++r) {
-        AnyStep::add(rows.group.head(rows.head(r)), {rows.query(r), r, tile}, b.tiles,
-                     &b.tiles.states[r]);
+        const auto head = rows.group.head(rows.head(r));
+        const TileRow row = {rows.query(r), r, tile};
+        b.at_phi[r] != 0 ? add_row_at_phi(head, row, b.tiles, &b.tiles.states[r])
+                         : add_row(head, row, b.tiles, &b.tiles.states[r]);
       }
     });
     return visited;
   }
 
-  // Returns whether phi has served all rows: see math/unified_maximum.h.
+  // Returns whether phi has served all rows (math/unified_maximum.h), and marks those that it has
+  // not: they alone fall back, so that no row's bits depend on another.
   template <class T, class Counter>
   static bool all_are_safe(const PackedRows<T, Counter>& rows, const Buffers<T>& b) {
     const std::int64_t width = rows.group.problem.value_dim;
+    bool all = true;
     for (std::int64_t r = 0; r < rows.count(); ++r) {
-      if (b.tiles.states[r].max == kMaskedScore<T>) continue;  // it sees no key of the split
-      const T* const out = b.tiles.out_tile + r * width;
-      bool any_large_enough = false;
-      for (std::int64_t c = 0; c < width; ++c) {
-        const T magnitude = out[c] < T(0) ? -out[c] : out[c];
-        if (!(magnitude <= T(math::kLargestSafeOut))) return false;
-        any_large_enough = any_large_enough || magnitude >= T(math::kSmallestSafeOut);
-      }
-      if (!math::is_safe_sum(b.tiles.states[r].sum) || !any_large_enough) return false;
+      const math::SoftmaxState<T> state = b.tiles.states[r];
+      if (state.max == kMaskedScore<T>) continue;  // it sees no key of the split
+      if (math::is_safe_sum(state.sum) && is_safe_out(b.tiles.out_tile + r * width, width))
+        continue;
+      b.at_phi[r] = 0;
+      all = false;
     }
-    return true;
+    return all;
+  }
+
+  template <class T>
+  static bool is_safe_out(const T* out, std::int64_t width) {
+    bool any_large_enough = false;
+    for (std::int64_t c = 0; c < width; ++c) {
+      const T magnitude = out[c] < T(0) ? -out[c] : out[c];
+      if (!(magnitude <= T(math::kLargestSafeOut))) return false;
+      any_large_enough = any_large_enough || magnitude >= T(math::kSmallestSafeOut);
+    }
+    return any_large_enough;
   }
 
   static void count_fallback(const Problem& problem) {
@@ -216,6 +217,18 @@ struct FlashDecodingForward {
     return merged.state;
   }
 
+  // Merges the result of earlier calls into a row. A NaN in it is kept, however small its factor.
+  template <class T, class Counter>
+  static math::SoftmaxState<T> merge_earlier(const PackedRows<T, Counter>& rows, std::int64_t r,
+                                             math::SoftmaxState<T> state, const Buffers<T>& b) {
+    const std::int64_t width = rows.group.problem.value_dim;
+    const auto earlier = rows.group.first_state(rows.head(r), rows.query(r), b.tiles.partial_out);
+    const auto merged = math::merge(state, earlier);
+    blend(merged.factor_a, merged.factor_b, b.tiles.partial_out, width,
+          b.tiles.out_tile + r * width);
+    return merged.state;
+  }
+
   // O <- out / l, LSE <- m + log l, with the sink in both, and with the results of earlier calls.
   template <class T, class Counter>
   static void finish_tile(const PackedRows<T, Counter>& rows, const Buffers<T>& b) {
@@ -224,11 +237,7 @@ struct FlashDecodingForward {
     for (std::int64_t r = 0; r < rows.count(); ++r) {
       T* const out = b.tiles.out_tile + r * width;
       math::SoftmaxState<T> state = b.tiles.states[r];
-      if (problem.accumulate) {
-        const auto earlier =
-            rows.group.first_state(rows.head(r), rows.query(r), b.tiles.partial_out);
-        state = merge_row(state, out, earlier, b.tiles.partial_out, width);
-      }
+      if (problem.accumulate) state = merge_earlier(rows, r, state, b);
       const auto finalised = math::finalise(state, rows.group.head(rows.head(r)).sink());
       scale_row(finalised.scale, width, out);
       rows.group.store_lse(rows.head(r), rows.query(r), finalised.lse);
@@ -240,11 +249,11 @@ struct FlashDecodingForward {
 }  // namespace
 
 constinit const problem::Kernel kFlashDecodingForward =
-    make_kernel<FlashDecodingForward<OwnMaximum, Algorithm::kFlashDecoding>>(
+    make_kernel<FlashDecodingForward<false, Algorithm::kFlashDecoding>>(
         "flash_decoding",
         "Flash-Decoding: keys in splits with states of their own, merged in a second step");
 constinit const problem::Kernel kFlashDecodingPpForward =
-    make_kernel<FlashDecodingForward<UnifiedMaximum, Algorithm::kFlashDecodingPp>>(
+    make_kernel<FlashDecodingForward<true, Algorithm::kFlashDecodingPp>>(
         "flash_decoding_pp",
         "FlashDecoding++: one anchor for all splits, which merge by sums; a split that leaves its "
         "range has its own maximum");

@@ -47,6 +47,7 @@ Oracle::Oracle(const tilewise_problem& request) : dtype_(request.q.dtype), twin_
     if (!problem::present(tensor)) continue;
     twin_.*member = owner_.make(TILEWISE_FP64, tensor.rank, tensor.shape);
   }
+  twin_.phi = twin_.phi_fallbacks = {};  // it counts nothing
   // Backward needs lse even if the request has none.
   const bool packed = request.q.rank == 3;
   const bool heads_first = request.layout == TILEWISE_BHSD;

@@ -107,6 +107,35 @@ TEST(UnifiedMaximum, SplitsFallBackAlone) {
   }
 }
 
+// A query of NaN, and one whose scores phi does not serve, change no bit of the other rows.
+TEST(UnifiedMaximum, RowsFallBackAlone) {
+  Instance instance(decode_case(TILEWISE_FP32, 0));
+  const tilewise_problem& request = instance.request();
+  const std::int32_t layout = instance.description().layout;
+  for (const Kernel* const kernel : unified_kernels(TILEWISE_FP32)) {
+    run_for_bits(kernel->name, instance);
+    const std::vector<double> expected = values_of(request.out);
+    const std::vector<double> queries = values_of(request.q);
+    for (const double factor : {std::nan(""), 300.0}) {
+      SCOPED_TRACE(std::string(kernel->name) + ", times " + std::to_string(factor));
+      const auto is_changed = [&](const RowIndex& at) {
+        return at.batch == 1 && at.row == 2 && at.head == 3;
+      };
+      set_elements(request.q, [&](std::int64_t i) {
+        return queries[static_cast<std::size_t>(i)] *
+               (is_changed(row_index(request.q, layout, i)) ? factor : 1);
+      });
+      EXPECT_GT(fallbacks_of(kernel->name, instance), 0);
+      const std::vector<double> out = values_of(request.out);
+      for (std::size_t i = 0; i < out.size(); ++i) {
+        if (is_changed(row_index(request.out, layout, static_cast<std::int64_t>(i)))) continue;
+        ASSERT_EQ(out[i], expected[i]) << "element " << i;
+      }
+    }
+    set_elements(request.q, [&](std::int64_t i) { return queries[static_cast<std::size_t>(i)]; });
+  }
+}
+
 // Without fallback, and with, threads and repetitions change no bit.
 TEST(UnifiedMaximum, ThreadsChangeNoBit) {
   for (const double phi : {0.0, 300.0}) {

@@ -14,17 +14,18 @@ inline constexpr int kDecodeKeys = 32;
 
 template <class T>
 struct DecodeScratch {
-  T* queries;       // (rows, padded D)
-  T* out;           // (rows, padded Dv)
-  T* max;           // (rows)
-  T* sum;           // (rows)
-  T* rescale;       // (rows): the factor of the output so far, of one block
-  T* query_unit;    // (rows): the power of two by which the queries are multiplied
-  T* out_unit;      // (kv heads): the power of two by which V and the outputs are multiplied
-  T* scores;        // (rows, kDecodeKeys)
-  T* keep;          // (queries, kDecodeKeys), with dropout
-  T* staged;        // (kDecodeKeys, the larger padded width)
-  void* addresses;  // (kDecodeKeys) pointers to the rows of a block, in a paged cache
+  T* queries;            // (rows, padded D)
+  T* out;                // (rows, padded Dv)
+  T* max;                // (rows)
+  T* sum;                // (rows)
+  T* rescale;            // (rows): the factor of the output so far, of one block
+  T* query_unit;         // (rows): the power of two by which the queries are multiplied
+  T* out_unit;           // (kv heads): the power of two by which V and the outputs are multiplied
+  T* scores;             // (rows, kDecodeKeys)
+  T* keep;               // (queries, kDecodeKeys), with dropout
+  T* staged;             // (kDecodeKeys, the larger padded width)
+  void* addresses;       // (kDecodeKeys) pointers to the rows of a block, in a paged cache
+  std::uint8_t* at_phi;  // (rows): whether exponents are taken against phi, the row's "max"
   MaskScratch<T> mask;
   std::uint8_t* seen;  // (rows, kDecodeKeys): see record_seen_keys()
   Band* bands;
@@ -38,7 +39,6 @@ struct DecodeBlock {
   std::int64_t queries;  // of the sequence
   std::int64_t first;    // key of the sequence
   std::int64_t keys;
-  bool unified;  // exponents are taken against phi
 
   TILEWISE_INLINE std::int64_t rows() const { return group * queries; }
 };

@@ -110,7 +110,7 @@ bool softmax_rows(const DecodeBlock& block, std::int64_t first_row, const Decode
       for (int step = 0; step < kSoftmaxSteps; ++step) prefetcher.step();
       T* const of_row = scores + i * kDecodeKeys;
       scratch.rescale[at + i] =
-          block.unified
+          scratch.at_phi[at + i] != 0
               ? unified_softmax_row(of_row, scale_log2, scratch.max[at + i], scratch.sum + at + i)
               : softmax_row(of_row, scale_log2, scratch.max + at + i, scratch.sum + at + i);
     }

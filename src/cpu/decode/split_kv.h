@@ -37,6 +37,7 @@ DecodeScratch<T> take_decode_scratch(const Problem& problem, Arena& arena) {
   scratch.mask.high = arena.take<T>(kMostDecodeQueries);
   scratch.mask.visible = arena.take<std::uint8_t>(kMostDecodeQueries * kDecodeKeys);
   scratch.seen = arena.take<std::uint8_t>(scores);
+  scratch.at_phi = arena.take<std::uint8_t>(rows);
   scratch.bands = arena.take<Band>(problem::max_bands(problem));
   return scratch;
 }
@@ -107,11 +108,11 @@ void load_decode_queries(const DecodeRange& range, const DecodeScratch<T>& scrat
 }
 
 template <class T>
-void clear_decode_state(const DecodeRange& range, bool unified, const DecodeScratch<T>& scratch) {
+void clear_decode_state(const DecodeRange& range, const DecodeScratch<T>& scratch) {
   const math::SoftmaxState<T> empty = math::empty_state<T>();
   const std::int64_t q_len = range.context.sequence.q_len;
   for (std::int64_t r = 0; r < range.rows(); ++r) {
-    scratch.max[r] = unified
+    scratch.max[r] = scratch.at_phi[r] != 0
                          ? phi_of_head<T>(*range.context.problem, range.context.head + r / q_len)
                          : empty.max;
     scratch.sum[r] = empty.sum;
@@ -254,10 +255,10 @@ void decode_block(const RunContext& run, const DecodeRange& range, const DecodeB
 
 // Returns the number of keys that were read.
 template <class T, class S, bool kPaged>
-std::int64_t decode_keys(const RunContext& run, const DecodeRange& range, bool unified,
+std::int64_t decode_keys(const RunContext& run, const DecodeRange& range,
                          const DecodeScratch<T>& scratch) {
   const std::int64_t q_len = range.context.sequence.q_len;
-  DecodeBlock block = {range.context, range.heads.group, q_len, 0, 0, unified};
+  DecodeBlock block = {range.context, range.heads.group, q_len, 0, 0};
   std::int64_t visited = 0;
   DecodeKeys next = next_block(range, range.keys.begin);
   while (next.count > 0) {
@@ -304,47 +305,51 @@ TILEWISE_INLINE void with_decode_storage(std::int32_t dtype, Function function) 
 
 // Computes the states of a split. Returns the number of keys that were read.
 template <class T>
-std::int64_t decode_split_with(const RunContext& run, const DecodeRange& range, bool unified,
+std::int64_t decode_split_once(const RunContext& run, const DecodeRange& range,
                                const DecodeScratch<T>& scratch) {
   const Problem& problem = *range.context.problem;
-  clear_decode_state(range, unified, scratch);
+  clear_decode_state(range, scratch);
   std::int64_t visited = 0;
   with_decode_storage<T>(problem.dtype, [&](auto storage) {
     using S = decltype(storage);
-    visited = problem.page_table.present() ? decode_keys<T, S, true>(run, range, unified, scratch)
-                                           : decode_keys<T, S, false>(run, range, unified, scratch);
+    visited = problem.page_table.present() ? decode_keys<T, S, true>(run, range, scratch)
+                                           : decode_keys<T, S, false>(run, range, scratch);
   });
   divide_decoded(range, scratch);
   return visited;
 }
 
-// Returns whether phi has served all rows of a split that see a key of it. The others get the empty
-// state.
+// Returns whether phi has served all rows of a split, and marks those that it has not: they alone
+// fall back to their maxima, so that no row's bits depend on another. Rows that see no key of the
+// split get the empty state.
 template <class T>
 bool rows_are_safe(const DecodeRange& range, const DecodeScratch<T>& scratch) {
   const std::int64_t size = padded<T>(range.context.problem->value_dim).size();
+  bool all = true;
   for (std::int64_t r = 0; r < range.rows(); ++r) {
     if (is_safe_row(scratch.sum[r], scratch.out + r * size, size)) continue;
     const math::KeyRange seen = keys_of_rows(range.context, r % range.context.sequence.q_len, 1);
-    if (seen.begin < range.keys.end && seen.end > range.keys.begin) return false;
     scratch.max[r] = math::empty_state<T>().max;
+    if (seen.begin >= range.keys.end || seen.end <= range.keys.begin) continue;
+    scratch.at_phi[r] = 0;
+    all = false;
   }
-  return true;
+  return all;
 }
 
-// FlashDecoding++ if the problem gives phi: a split that phi does not serve is computed again, with
-// the maxima of its rows.
+// FlashDecoding++ if the problem gives phi: a split that phi does not serve is computed again.
 template <class T>
 std::int64_t decode_split(const RunContext& run, const DecodeRange& range,
                           const DecodeScratch<T>& scratch) {
   const Problem& problem = *range.context.problem;
   const bool unified = problem.phi.present();
-  std::int64_t visited = decode_split_with(run, range, unified, scratch);
+  for (std::int64_t r = 0; r < range.rows(); ++r) scratch.at_phi[r] = unified ? 1 : 0;
+  const std::int64_t visited = decode_split_once(run, range, scratch);
   if (!unified || rows_are_safe(range, scratch)) return visited;
   if (problem.phi_fallbacks.present()) {
     __atomic_fetch_add(static_cast<std::int64_t*>(problem.phi_fallbacks.data), 1, __ATOMIC_RELAXED);
   }
-  return visited + decode_split_with(run, range, false, scratch);
+  return visited + decode_split_once(run, range, scratch);
 }
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET
