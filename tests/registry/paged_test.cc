@@ -1,6 +1,7 @@
 // Paged caches: a kernel gives the bits that it gives for the same keys in rows, whatever the size
 // of a page and wherever the pages lie, and never reads what the table cannot mean.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <functional>
 
@@ -214,6 +215,43 @@ TEST(Paged, ABatchInvariantRowHasTheSameBitsAlone) {
               << kernel->name << " sequence " << b << ": " << describe(c);
         }
       }
+    }
+  }
+}
+
+// Each half of the pages is a part of the keys.
+TEST(Paged, CallsOnSomeOfThePagesAccumulate) {
+  TILEWISE_TRACE_SEED();
+  for (const std::int64_t q_len : {1, 5, 40}) {
+    Case c = paged_case(TILEWISE_FP32, {2, q_len, 96, 4, 2, 24}, 16, {96, 96});
+    c.causal = c.alibi = true;
+    Instance instance(c);
+    for (const Kernel* const kernel : paged_kernels(instance)) {
+      if (kernel->device != TILEWISE_CPU) continue;
+      run_for_bits(kernel->name, instance);
+      const std::vector<double> out = values_of(instance.request().out);
+      const std::vector<double> lse = values_of(instance.request().lse);
+      set_elements(instance.request().out, [](std::int64_t) { return std::nan(""); });
+      set_elements(instance.request().lse, [](std::int64_t) { return -HUGE_VAL; });
+      std::int32_t used[2] = {48, 48};
+      for (const std::int64_t half : {1, 0}) {
+        std::int64_t parts[2][4] = {{0, 0, 48 * half, 96 - q_len}, {1, 0, 48 * half, 96 - q_len}};
+        const std::int64_t shape[] = {2, 4}, batch[] = {2};
+        tilewise_problem call = instance.request();
+        call.accumulate = 1;
+        call.parts = tilewise_contiguous(parts, TILEWISE_INT64, 2, shape);
+        call.seqused_k = tilewise_contiguous(used, TILEWISE_INT32, 1, batch);
+        call.page_table.shape[1] = 3;
+        call.page_table.data = static_cast<std::int32_t*>(call.page_table.data) +
+                               3 * half * call.page_table.strides[1];
+        ASSERT_EQ(run_call(kernel->name, c.operation, call), TILEWISE_OK) << problem::message();
+      }
+      const std::vector<double> merged = values_of(instance.request().out);
+      for (std::size_t i = 0; i < out.size(); ++i)
+        ASSERT_NEAR(merged[i], out[i], 1e-6) << kernel->name << " element " << i;
+      const std::vector<double> merged_lse = values_of(instance.request().lse);
+      for (std::size_t i = 0; i < lse.size(); ++i)
+        ASSERT_NEAR(merged_lse[i], lse[i], 2e-6) << kernel->name << " row " << i;
     }
   }
 }

@@ -20,20 +20,6 @@ using verify::PartCalls;
 
 constexpr double kEmptyLse = -std::numeric_limits<double>::infinity();
 
-// Runs a call on outputs that hold earlier results.
-problem::Status run_call(const char* kernel, Operation operation, const tilewise_problem& call) {
-  plan::Options options;
-  options.kernel = kernel;
-  plan::Plan plan;
-  const problem::Status planned = plan::make_plan(operation, call, options, &plan);
-  if (planned != TILEWISE_OK) return planned;
-  const verify::Memory workspace(static_cast<std::size_t>(plan.workspace_bytes));
-  plan::RunOptions run;
-  run.workspace = workspace.data();
-  run.workspace_bytes = workspace.bytes();
-  return plan::run_plan(plan, call, run);
-}
-
 std::vector<const Kernel*> host_kernels_of(std::int32_t dtype,
                                            Operation operation = Operation::kForward) {
   std::vector<const Kernel*> kernels = runnable_kernels(operation, dtype);

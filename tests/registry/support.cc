@@ -213,6 +213,19 @@ problem::Status run_kernel(const char* kernel, Operation operation, const tilewi
   return plan::run_plan(plan, request, run);
 }
 
+problem::Status run_call(const char* kernel, Operation operation, const tilewise_problem& call) {
+  plan::Options options;
+  options.kernel = kernel;
+  plan::Plan plan;
+  const problem::Status planned = plan::make_plan(operation, call, options, &plan);
+  if (planned != TILEWISE_OK) return planned;
+  const verify::Memory workspace(static_cast<std::size_t>(plan.workspace_bytes));
+  plan::RunOptions run;
+  run.workspace = workspace.data();
+  run.workspace_bytes = workspace.bytes();
+  return plan::run_plan(plan, call, run);
+}
+
 std::vector<std::uint64_t> tensor_bits(const tilewise_tensor& tensor) {
   std::vector<std::uint64_t> bits;
   const std::int64_t size = problem::dtype_size(tensor.dtype);

@@ -85,6 +85,9 @@ struct RunSetup {
 problem::Status run_kernel(const char* kernel, Operation operation, const tilewise_problem& request,
                            const RunSetup& setup = {});
 
+// Runs a call with `accumulate` on outputs that hold earlier results, on the CPU.
+problem::Status run_call(const char* kernel, Operation operation, const tilewise_problem& call);
+
 // Returns the elements of the outputs of an operation in row-major order, as bits, tensor after
 // tensor.
 std::vector<std::uint64_t> output_bits(Operation operation, const tilewise_problem& request);
