@@ -16,8 +16,8 @@ using SizeOf = std::function<std::uint64_t(const Source& beginning)>;
 
 // Reads a descriptor into memory. `beginning` bytes are read first, and what size_of says of them
 // bounds the rest: one byte more is read, and nothing after it, so that a reader of the result sees
-// that there is more, and a pipe that never ends costs nothing. Memory follows what arrives, at most
-// twice as much, never what the beginning claims. Throws FileError.
+// that there is more, and a pipe that never ends costs nothing. Memory follows what arrives, at
+// most twice as much, never what the beginning claims. Throws FileError.
 Source read_stream(int descriptor, const std::string& name, std::size_t beginning,
                    const SizeOf& size_of);
 

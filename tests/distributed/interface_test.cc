@@ -143,6 +143,14 @@ TEST(DistributedInterface, RefusalsNameTheArgument) {
   const std::int64_t shape[] = {1, kLength / 2, kHeads, std::int64_t{1} << 53};
   large.q = large.k = large.v = large.out = tilewise_contiguous(nullptr, TILEWISE_FP32, 4, shape);
   EXPECT_EQ(refusal(large, options), "the workspace for this problem exceeds 2^63 bytes");
+  std::vector<float> phi = {0};
+  shard.problem.phi = tilewise::tensor(std::span(phi), {1});
+  EXPECT_EQ(refusal(shard.problem, options), "phi: not supported by distributed attention");
+  shard.problem.phi = {};
+  std::vector<std::int32_t> table = {0};
+  shard.problem.page_table = tilewise::tensor(std::span(table), {1, 1});
+  EXPECT_EQ(refusal(shard.problem, options), "page_table: not supported by distributed attention");
+  shard.problem.page_table = {};
   shard.problem.accumulate = 1;
   EXPECT_EQ(refusal(shard.problem, options),
             "accumulate: not supported by distributed attention, which uses it");

@@ -62,6 +62,14 @@ TEST_F(MagiFaults, WhatAPlanDoesNotSupportIsRefusedByName) {
   problem.accumulate = 1;
   expect_refused(problem, {"accumulate"});
   problem = ranks->problem;
+  problem.phi = whole->request().seqused_k;
+  problem.phi.rank = 1;
+  expect_refused(problem, {"phi", "not supported over ranks"});
+  problem = ranks->problem;
+  problem.page_table = problem.phi;
+  problem.page_table.rank = 2;
+  expect_refused(problem, {"page_table", "not supported over ranks"});
+  problem = ranks->problem;
   problem.q.shape[0] = 7;
   expect_refused(problem, {"q", "7 rows", "8 of rank 0"});
   problem = ranks->problem;
