@@ -15,9 +15,10 @@ using problem::Sequence;
 
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 48;  // sums of positions fit int64
 
-// Gives a tensor another number of rows, and no memory.
+// Gives a tensor another number of rows, and no memory. An absent tensor, or one of an impossible
+// rank, which is refused later, is left alone.
 void set_rows(tilewise_tensor& tensor, int dimension, std::int64_t rows) {
-  if (tensor.rank <= dimension) return;
+  if (tensor.rank < 1 || tensor.rank > TILEWISE_MAX_RANK || tensor.rank <= dimension) return;
   tensor.shape[dimension] = rows;
   const std::int64_t innermost = tensor.strides[tensor.rank - 1];
   std::int64_t stride = 1;

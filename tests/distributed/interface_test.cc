@@ -143,6 +143,12 @@ TEST(DistributedInterface, RefusalsNameTheArgument) {
   const std::int64_t shape[] = {1, kLength / 2, kHeads, std::int64_t{1} << 53};
   large.q = large.k = large.v = large.out = tilewise_contiguous(nullptr, TILEWISE_FP32, 4, shape);
   EXPECT_EQ(refusal(large, options), "the workspace for this problem exceeds 2^63 bytes");
+  tilewise::Problem ranked = shard.problem;
+  ranked.q.rank = 9;
+  EXPECT_NE(refusal(ranked, options).find("q: rank is 9"), std::string::npos);
+  ranked = shard.problem;
+  ranked.lse.rank = 9;
+  EXPECT_NE(refusal(ranked, options).find("lse: rank is 9"), std::string::npos);
   std::vector<float> phi = {0};
   shard.problem.phi = tilewise::tensor(std::span(phi), {1});
   EXPECT_EQ(refusal(shard.problem, options), "phi: not supported by distributed attention");
