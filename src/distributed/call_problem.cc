@@ -154,11 +154,6 @@ tilewise_tensor slice(const tilewise_tensor& tensor, int dimension, std::int64_t
   return part;
 }
 
-int row_dimension(const tilewise_tensor& tensor, std::int32_t layout) {
-  if (tensor.rank == 3) return 0;
-  return layout == TILEWISE_BHSD ? 2 : 1;
-}
-
 void* array_of(const RingPlan& plan, const RingArrays& arrays, Buffer buffer) {
   const RingMemory& memory = plan.memory;
   switch (buffer) {

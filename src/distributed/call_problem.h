@@ -48,7 +48,4 @@ tilewise_problem call_problem(const RingPlan& plan, const tilewise_problem& requ
 tilewise_tensor slice(const tilewise_tensor& tensor, int dimension, std::int64_t first,
                       std::int64_t count, std::int64_t stride = 1);
 
-// Returns the dimension of the rows of a q- or k-like tensor.
-int row_dimension(const tilewise_tensor& tensor, std::int32_t layout);
-
 }  // namespace tilewise::distributed

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <cstdio>
 #include <mutex>
 #include <thread>
 
@@ -17,8 +18,23 @@ class Courier {
   Courier(const Courier&) = delete;
   Courier& operator=(const Courier&) = delete;
 
+  // Exchanges the messages of a request while compute() runs, and returns when both are done: the
+  // status of compute() if it fails, which ends the exchanges of all ranks, otherwise that of
+  // exchange() in communicator.h, each with its message.
+  template <class Compute>
+  Status exchange_during(const tilewise_exchange& request, const char* activity, Compute compute) {
+    start(request, activity);
+    const Status computed = compute();
+    if (computed == TILEWISE_OK) return finish();
+    communicator_.abort(communicator_.self);
+    char message[512];
+    std::snprintf(message, sizeof(message), "%s", problem::message());
+    finish();
+    return problem::fail(computed, "%s", message);
+  }
+
   // Starts an exchange; the request and its memory stay as they are until finish(), which waits for
-  // its end. Its status is that of exchange() in communicator.h, with the message.
+  // its end.
   void start(const tilewise_exchange& request, const char* activity);
   Status finish();
 

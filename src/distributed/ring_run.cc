@@ -140,15 +140,9 @@ class RingRun {
     for (std::size_t stage = 0; stage < plan_.stages.size(); ++stage) {
       Messages messages;
       set_messages(stage, &messages);
-      courier.start(messages.request, messages.activity);
-      const Status computed = stage < plan_.steps.size() ? compute(stage) : Status{TILEWISE_OK};
-      if (computed != TILEWISE_OK) communicator_.abort(communicator_.self);
-      const char* const message = problem::message();
-      char kept[512];
-      std::snprintf(kept, sizeof(kept), "%s", message);
-      const Status exchanged = courier.finish();
-      if (computed != TILEWISE_OK) return fail(computed, "%s", kept);
-      TILEWISE_RETURN_IF_ERROR(exchanged);
+      TILEWISE_RETURN_IF_ERROR(courier.exchange_during(messages.request, messages.activity, [&] {
+        return stage < plan_.steps.size() ? compute(stage) : Status{TILEWISE_OK};
+      }));
       add_received_gradients(stage);
     }
     return TILEWISE_OK;
@@ -337,16 +331,8 @@ Status check_run(const RingPlan& plan, const tilewise_problem& request,
     return fail(TILEWISE_INVALID_ARGUMENT, "%s: differs from what the plan was made for",
                 difference);
   }
-  if (options.workspace_bytes < static_cast<std::size_t>(plan.memory.bytes)) {
-    return fail(TILEWISE_INVALID_ARGUMENT, "workspace: %zu bytes, the plan needs %lld",
-                options.workspace_bytes, problem::printable(plan.memory.bytes));
-  }
-  if (options.workspace == nullptr ||
-      reinterpret_cast<std::uintptr_t>(options.workspace) % problem::kWorkspaceAlignment != 0) {
-    return fail(TILEWISE_INVALID_ARGUMENT, "workspace: address is %p, must be a multiple of %zu",
-                options.workspace, problem::kWorkspaceAlignment);
-  }
-  return TILEWISE_OK;
+  return plan::check_workspace("the plan", plan.memory.bytes, options.workspace,
+                               options.workspace_bytes);
 }
 
 }  // namespace

@@ -16,27 +16,14 @@ using problem::Sequence;
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 48;  // sums of positions fit int64
 
 // Gives a tensor another number of rows, and no memory. An absent tensor, or one of an impossible
-// rank, which is refused later, is left alone.
+// rank, which is refused later, is left alone. So is the innermost stride of row tensors.
 void set_rows(tilewise_tensor& tensor, int dimension, std::int64_t rows) {
   if (tensor.rank < 1 || tensor.rank > TILEWISE_MAX_RANK || tensor.rank <= dimension) return;
+  const int last = tensor.rank - 1;
+  const std::int64_t innermost = tensor.strides[last];
   tensor.shape[dimension] = rows;
-  const std::int64_t innermost = tensor.strides[tensor.rank - 1];
-  std::int64_t stride = 1;
-  for (int d = tensor.rank - 1; d >= 0; --d) {
-    tensor.strides[d] = stride;
-    if (__builtin_mul_overflow(stride, std::max<std::int64_t>(tensor.shape[d], 1), &stride))
-      stride = INT64_MAX;
-  }
-  if (dimension != tensor.rank - 1) tensor.strides[tensor.rank - 1] = innermost;  // is checked
-  tensor.data = nullptr;
-}
-
-// Returns the dimension of the rows of a tensor with a row for each token: q-, k- and v-like ones,
-// and statistics.
-int row_dimension(const tilewise_tensor& tensor, std::int32_t layout, bool statistics) {
-  if (statistics) return tensor.rank - 1;
-  if (tensor.rank == 3) return 0;
-  return layout == TILEWISE_BHSD ? 2 : 1;
+  tensor = tilewise_contiguous(nullptr, tensor.dtype, tensor.rank, tensor.shape);
+  if (dimension != last) tensor.strides[last] = innermost;  // is checked
 }
 
 tilewise_problem whole_request(const tilewise_problem& request, Lengths lengths) {
@@ -46,11 +33,11 @@ tilewise_problem whole_request(const tilewise_problem& request, Lengths lengths)
       &tilewise_problem::k, &tilewise_problem::v, &tilewise_problem::dk, &tilewise_problem::dv};
   tilewise_problem whole = request;
   for (const auto member : kQueries)
-    set_rows(whole.*member, row_dimension(whole.*member, whole.layout, false), lengths.q);
+    set_rows(whole.*member, row_dimension(whole.*member, whole.layout), lengths.q);
   for (const auto member : kKeys)
-    set_rows(whole.*member, row_dimension(whole.*member, whole.layout, false), lengths.k);
+    set_rows(whole.*member, row_dimension(whole.*member, whole.layout), lengths.k);
   for (const auto member : {&tilewise_problem::lse, &tilewise_problem::dlse})
-    set_rows(whole.*member, row_dimension(whole.*member, whole.layout, true), lengths.q);
+    set_rows(whole.*member, (whole.*member).rank - 1, lengths.q);
   // The rows of bias, mask and dbias are checked with those of the rank.
   whole.bias.rank = whole.mask.rank = whole.dbias.rank = 0;
   return whole;
@@ -116,6 +103,11 @@ std::int64_t count_at(const math::Band& band, std::int64_t row) {
 }
 
 }  // namespace
+
+int row_dimension(const tilewise_tensor& tensor, std::int32_t layout) {
+  if (tensor.rank == 3) return 0;
+  return layout == TILEWISE_BHSD ? 2 : 1;
+}
 
 Status make_whole(problem::Operation operation, const tilewise_problem& request, Lengths lengths,
                   Whole* whole) {

@@ -24,6 +24,9 @@ struct Whole {
   bool uniform = false;                      // the sequences are dense and have the same lengths
 };
 
+// Returns the dimension of the rows of a q- or k-like tensor.
+int row_dimension(const tilewise_tensor& tensor, std::int32_t layout);
+
 // Makes the whole of a rank's problem, which has any number of rows on the query and the key side.
 // It checks every option, and reads and checks the contents of cu_seqlens and seqused.
 Status make_whole(problem::Operation operation, const tilewise_problem& request, Lengths lengths,

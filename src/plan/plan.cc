@@ -244,6 +244,21 @@ Status supports(const Kernel& kernel, const Problem& problem, const Machine& mac
               kernel.device == TILEWISE_CUDA ? "cuda" : "the cpu");
 }
 
+Status check_workspace(const char* user, std::int64_t needed, const void* workspace,
+                       std::size_t bytes) {
+  if (bytes < static_cast<std::size_t>(needed)) {
+    return fail(TILEWISE_INVALID_ARGUMENT, "workspace: %zu bytes, %s needs %lld", bytes, user,
+                static_cast<long long>(needed));
+  }
+  const bool aligned =
+      reinterpret_cast<std::uintptr_t>(workspace) % problem::kWorkspaceAlignment == 0;
+  if (needed > 0 && (workspace == nullptr || !aligned)) {
+    return fail(TILEWISE_INVALID_ARGUMENT, "workspace: address is %p, must be a multiple of %zu",
+                workspace, problem::kWorkspaceAlignment);
+  }
+  return TILEWISE_OK;
+}
+
 Status resolve_machine(const Options& options, Machine* machine) {
   machine->cpu_target =
       options.cpu_target != nullptr ? options.cpu_target : environment("TILEWISE_CPU_TARGET");
@@ -307,17 +322,10 @@ Status run_plan(const Plan& plan, const tilewise_problem& request, const RunOpti
   }
   if (const Status status = problem::check_pointers(operation, request); status != TILEWISE_OK)
     return status;
-  if (options.workspace_bytes < static_cast<std::size_t>(plan.workspace_bytes)) {
-    return fail(TILEWISE_INVALID_ARGUMENT, "workspace: %zu bytes, %s needs %lld",
-                options.workspace_bytes, plan.kernel->name,
-                static_cast<long long>(plan.workspace_bytes));
-  }
-  const bool aligned =
-      reinterpret_cast<std::uintptr_t>(options.workspace) % problem::kWorkspaceAlignment == 0;
-  if (plan.workspace_bytes > 0 && (options.workspace == nullptr || !aligned)) {
-    return fail(TILEWISE_INVALID_ARGUMENT, "workspace: address is %p, must be a multiple of %zu",
-                options.workspace, problem::kWorkspaceAlignment);
-  }
+  if (const Status status = check_workspace(plan.kernel->name, plan.workspace_bytes,
+                                            options.workspace, options.workspace_bytes);
+      status != TILEWISE_OK)
+    return status;
   return run_problem(plan, problem, options);
 }
 

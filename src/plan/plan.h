@@ -48,6 +48,10 @@ struct RunOptions {
   std::int64_t* contained_steps = nullptr;  // see problem::RunContext
 };
 
+// Checks the size and the alignment of a workspace; `user` needs it, in the message.
+problem::Status check_workspace(const char* user, std::int64_t needed, const void* workspace,
+                                std::size_t bytes);
+
 // Runs the plan on tensors of the planned shapes. Allocates nothing.
 problem::Status run_plan(const Plan& plan, const tilewise_problem& request,
                          const RunOptions& options);

@@ -206,7 +206,7 @@ Status check_pointers(Operation operation, const tilewise_problem& request) {
   }
   for (const NamedTensor& named : kTensors) {
     const tilewise_tensor& tensor = request.*named.member;
-    if (named.role(operation) != Role::kOutput || !present(tensor) || empty(tensor)) continue;
+    if (!is_written(named.role(operation)) || !present(tensor) || empty(tensor)) continue;
     if (const Status status = check_output(operation, request, named); status != TILEWISE_OK)
       return status;
   }

@@ -6,7 +6,10 @@
 
 namespace tilewise::problem {
 
-enum class Role { kUnused, kInput, kOutput };
+// A counter is read and added to: it is no result.
+enum class Role { kUnused, kInput, kOutput, kCounter };
+
+inline bool is_written(Role role) { return role == Role::kOutput || role == Role::kCounter; }
 
 struct NamedTensor {
   const char* name;
@@ -36,7 +39,7 @@ inline constexpr NamedTensor kTensors[] = {
     {"alibi_slopes", &tilewise_problem::alibi_slopes, Role::kInput, Role::kInput},
     {"sink", &tilewise_problem::sink, Role::kInput, Role::kInput},
     {"phi", &tilewise_problem::phi, Role::kInput, Role::kUnused},
-    {"phi_fallbacks", &tilewise_problem::phi_fallbacks, Role::kOutput, Role::kUnused},
+    {"phi_fallbacks", &tilewise_problem::phi_fallbacks, Role::kCounter, Role::kUnused},
     {"dout", &tilewise_problem::dout, Role::kUnused, Role::kInput},
     {"dlse", &tilewise_problem::dlse, Role::kUnused, Role::kInput},
     {"dq", &tilewise_problem::dq, Role::kUnused, Role::kOutput},

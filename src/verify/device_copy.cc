@@ -46,7 +46,7 @@ std::vector<Extent> merged_extents(problem::Operation operation, const tilewise_
     const tilewise_tensor& tensor = request.*named.member;
     const problem::Role role = named.role(operation);
     if (role == problem::Role::kUnused || element_count(tensor) == 0) continue;
-    extents.push_back(extent_of(tensor, role == problem::Role::kOutput));
+    extents.push_back(extent_of(tensor, problem::is_written(role)));
   }
   std::sort(extents.begin(), extents.end(),
             [](const Extent& a, const Extent& b) { return a.begin < b.begin; });

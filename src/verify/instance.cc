@@ -315,13 +315,11 @@ void Instance::set_forward_results(const tilewise_problem& results) {
 
 namespace {
 
-bool is_output(const char* name, Operation operation) {
+problem::Role role_of(const char* name, Operation operation) {
   for (const problem::NamedTensor& tensor : problem::kTensors) {
-    if (std::strcmp(tensor.name, name) == 0) {
-      return tensor.role(operation) == problem::Role::kOutput;
-    }
+    if (std::strcmp(tensor.name, name) == 0) return tensor.role(operation);
   }
-  return false;
+  return problem::Role::kUnused;
 }
 
 }  // namespace
@@ -329,7 +327,7 @@ bool is_output(const char* name, Operation operation) {
 void Instance::prepare(Operation operation) {
   for (const auto& region : regions_) {
     for (const auto& [name, member] : region->tensors) {
-      if (is_output(name, operation)) poison(request_.*member);
+      if (role_of(name, operation) == problem::Role::kOutput) poison(request_.*member);
     }
     const std::byte* const data = region->memory.data();
     region->before.assign(data, data + region->memory.bytes());
@@ -341,7 +339,7 @@ std::string Instance::damage(Operation operation) {
     std::string names;
     for (const auto& [name, member] : region->tensors) {
       names += (names.empty() ? "" : ", ") + std::string(name);
-      if (!is_output(name, operation)) continue;
+      if (!problem::is_written(role_of(name, operation))) continue;
       const tilewise_tensor& tensor = request_.*member;
       const std::int64_t size = dtype_size(tensor.dtype);
       const std::ptrdiff_t base = static_cast<std::byte*>(tensor.data) - region->memory.data();

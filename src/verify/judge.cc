@@ -195,7 +195,6 @@ void Judge::draw_again() {
     other.find_answers();
     for (const problem::NamedTensor& tensor : problem::kTensors) {
       if (tensor.role(description.operation) != problem::Role::kOutput) continue;
-      if (tensor.member == &tilewise_problem::phi_fallbacks) continue;  // a counter
       if (!problem::present(instance_.request().*tensor.member)) continue;
       for (const auto& plain : other.plain_) {
         const double error =

@@ -51,15 +51,15 @@ FAULTS = [
     bound("batch_invariant", "a.batch_invariant != b.batch_invariant", "batch_invariant"),
     # ---- what a run requires ----
     Fault("a workspace too small", PLAN,
-          "if (options.workspace_bytes < static_cast<std::size_t>(plan.workspace_bytes)) {", "if (false) {"),
-    Fault("a misaligned workspace", PLAN, "(options.workspace == nullptr || !aligned)", "(options.workspace == nullptr)"),
-    Fault("no workspace", PLAN, "(options.workspace == nullptr || !aligned)", "!aligned"),
+          "if (bytes < static_cast<std::size_t>(needed)) {", "if (false) {"),
+    Fault("a misaligned workspace", PLAN, "(workspace == nullptr || !aligned)", "(workspace == nullptr)"),
+    Fault("no workspace", PLAN, "(workspace == nullptr || !aligned)", "!aligned"),
     Fault("an executor of another size", PLAN, "if (executor.struct_size < sizeof(tilewise_executor)) {", "if (false) {"),
     Fault("an executor without threads", PLAN, "if (executor.max_concurrency < 1) {", "if (false) {"),
     Fault("an executor without function", PLAN, "if (executor.parallel_for == nullptr)", "if (false)"),
     Fault("a plan's run does not check pointers", PLAN,
           "if (const Status status = problem::check_pointers(operation, request); status != TILEWISE_OK) return status; "
-          "if (options.workspace_bytes <", "if (options.workspace_bytes <"),
+          "if (const Status status = check_workspace", "if (const Status status = check_workspace"),
     Fault("one call does not check pointers", PLAN,
           "if (const Status status = problem::check_pointers(operation, request); status != TILEWISE_OK) return status; "
           "if (const Status status = check_memory", "if (const Status status = check_memory"),

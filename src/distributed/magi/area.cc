@@ -276,23 +276,4 @@ std::int64_t total_area(const Mask& mask) {
   return chunk_areas(mask, bounds)[0];
 }
 
-std::int64_t band_area(const math::Band& band) {
-  // Between these rows the number of keys changes by the same number from a row to the next.
-  std::int64_t cuts[] = {band.row_begin, band.row_end, band.row_end, band.row_end};
-  if (band.lower_slope) cuts[1] = band.key_begin - band.lower_offset;
-  if (band.upper_slope) cuts[2] = band.key_end - band.upper_offset;
-  for (std::int64_t& cut : cuts) cut = math::clamp(cut, band.row_begin, band.row_end);
-  if (cuts[1] > cuts[2]) std::swap(cuts[1], cuts[2]);
-  std::int64_t area = 0;
-  for (int part = 0; part < 3; ++part) {
-    const std::int64_t first = cuts[part];
-    const std::int64_t last = cuts[part + 1] - 1;
-    if (first > last) continue;
-    const std::int64_t keys =
-        band.end(first) - band.begin(first) + band.end(last) - band.begin(last);
-    area += keys * (last - first + 1) / 2;
-  }
-  return area;
-}
-
 }  // namespace tilewise::distributed::magi

@@ -18,7 +18,4 @@ std::vector<std::int64_t> chunk_areas(const Mask& mask, std::span<const std::int
 
 std::int64_t total_area(const Mask& mask);
 
-// Returns the area of one trimmed band, in closed form.
-std::int64_t band_area(const math::Band& band);
-
 }  // namespace tilewise::distributed::magi

@@ -146,12 +146,8 @@ Status plan_memory(Attention& attention) {
 tilewise_tensor sum_tensor(const tilewise_tensor& otherwise, char* workspace, std::int64_t offset,
                            std::int32_t dtype) {
   if (offset < 0) return otherwise;
-  tilewise_tensor sum = otherwise;
-  sum.data = workspace == nullptr ? nullptr : workspace + offset;
-  sum.dtype = dtype;
-  for (std::int64_t d = sum.rank - 1, stride = 1; d >= 0; stride *= sum.shape[d], --d)
-    sum.strides[d] = stride;
-  return sum;
+  return tilewise_contiguous(workspace == nullptr ? nullptr : workspace + offset, dtype,
+                             otherwise.rank, otherwise.shape);
 }
 
 // Rows of the array of a stage as a tensor (rows, Hk, width) from a column on.

@@ -88,14 +88,8 @@ class Run {
       std::snprintf(activity, sizeof(activity), "attention, stage %lld of %lld",
                     problem::printable(s), problem::printable(last));
       const tilewise_exchange request = messages_of(casts ? s + 1 : -1, returns ? s - 1 : -1);
-      courier.start(request, activity);
-      const Status computed = s <= last ? compute(s) : Status{TILEWISE_OK};
-      if (computed != TILEWISE_OK) communicator_.abort(communicator_.self);
-      char kept[512];
-      std::snprintf(kept, sizeof(kept), "%s", problem::message());
-      const Status exchanged = courier.finish();
-      if (computed != TILEWISE_OK) return fail(computed, "%s", kept);
-      TILEWISE_RETURN_IF_ERROR(exchanged);
+      TILEWISE_RETURN_IF_ERROR(courier.exchange_during(
+          request, activity, [&] { return s <= last ? compute(s) : Status{TILEWISE_OK}; }));
       if (returns) add_received_gradients(stage(s - 1));
       if (casts) unpack_keys(stage(s + 1));
     }
@@ -263,15 +257,8 @@ Status check_run(const Attention& attention, const tilewise_communicator& commun
                 communicator.rank, communicator.size, attention.rank, attention.size);
   }
   if (run.executor != nullptr) TILEWISE_RETURN_IF_ERROR(plan::check_executor(*run.executor));
-  if (run.workspace_bytes < static_cast<std::size_t>(attention.memory.bytes)) {
-    return fail(TILEWISE_INVALID_ARGUMENT, "workspace: %zu bytes, the plan needs %lld",
-                run.workspace_bytes, problem::printable(attention.memory.bytes));
-  }
-  if (run.workspace == nullptr ||
-      reinterpret_cast<std::uintptr_t>(run.workspace) % problem::kWorkspaceAlignment != 0) {
-    return fail(TILEWISE_INVALID_ARGUMENT, "workspace: address is %p, must be a multiple of %zu",
-                run.workspace, problem::kWorkspaceAlignment);
-  }
+  TILEWISE_RETURN_IF_ERROR(plan::check_workspace("the plan", attention.memory.bytes, run.workspace,
+                                                 run.workspace_bytes));
   const tilewise_problem own = stage_problem(attention, request, 0, run.workspace);
   TILEWISE_RETURN_IF_ERROR(problem::make_problem(attention.operation, own, local));
   const char* const difference =

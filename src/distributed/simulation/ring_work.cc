@@ -2,6 +2,7 @@
 
 #include "distributed/magi/area.h"
 #include "distributed/simulation/work.h"
+#include "distributed/whole.h"
 
 namespace tilewise::distributed::simulation {
 namespace {
@@ -22,17 +23,24 @@ std::int64_t ceil_quotient(std::int64_t a, std::int64_t b) {
 // The union of bands, which are trimmed, of one piece of queries and one of keys.
 std::int64_t area_of(const Mask& mask, const std::vector<MaskBand>& bands) {
   if (bands.empty()) return 0;
-  if (bands.size() == 1 && bands[0].head == -1) return mask.heads * magi::band_area(bands[0].band);
+  if (bands.size() == 1 && bands[0].head == -1) {
+    const math::Band& band = bands[0].band;
+    return mask.heads * band_area(band, band.row_begin, band.row_end);
+  }
   return magi::total_area({mask.q_len, mask.k_len, mask.heads, bands});
 }
 
 // Pieces of an axis: piece p is [bounds[p], bounds[p + 1]). Rank r of a ring has piece r of R;
-// zigzag: the pieces r and 2R - 1 - r of 2R.
+// zigzag: the pieces r and 2R - 1 - r of 2R. They are the contiguous shards of as many ranks.
 std::vector<std::int64_t> bounds_of(std::int64_t rows, std::int64_t pieces) {
   std::vector<std::int64_t> bounds;
-  for (std::int64_t p = 0; p <= pieces; ++p) {
-    bounds.push_back(rows / pieces * p + math::min(p, rows % pieces));
+  for (std::int64_t p = 0; p < pieces; ++p) {
+    bounds.push_back(shard_of(distributed::Schedule::kContiguous, rows,
+                              static_cast<std::int32_t>(pieces), static_cast<std::int32_t>(p))
+                         .ranges[0]
+                         .begin);
   }
+  bounds.push_back(rows);
   return bounds;
 }
 
