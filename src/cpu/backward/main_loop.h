@@ -322,8 +322,10 @@ template <class T, int kWidth>
 void store_gradient_panel(const RowBlock& rows, bool adds, const GradientFactor<T>& factor,
                           T* panel) {
   if (!rows.view->present()) return;
-  for (std::int64_t i = 0; factor.first != T(1) && i < rows.width * kWidth; ++i)
-    panel[i] *= factor.first;
+  if (factor.first != T(1)) {
+    for (std::int64_t i = 0; i < rows.width * kWidth; i += Vec<T>::kLanes)
+      (Vec<T>::load(panel + i) * Vec<T>(factor.first)).store(panel + i);
+  }
   T factors[kWidth];
   for (int lane = 0; lane < kWidth; ++lane) factors[lane] = factor.second;
   if (adds) return add_panel<T, kWidth>(rows, factors, panel);

@@ -163,6 +163,23 @@ void add_query_gradient(const HeadContext& context, const TileBounds& bounds,
   });
 }
 
+// Stores a row of dQ, multiplied by the factor. With kAdds it is added to what the tensor holds.
+template <bool kAdds, class T, class S>
+TILEWISE_INLINE void store_gradient_row(const T* from, std::int64_t width,
+                                        const GradientFactor<T>& factor, S* to) {
+  std::int64_t c = 0;
+  for (; c + Vec<T>::kLanes <= width; c += Vec<T>::kLanes) {
+    Vec<T> x = Vec<T>::load(from + c) * Vec<T>(factor.first) * Vec<T>(factor.second);
+    if constexpr (kAdds) x = load_converted<T>(to + c) + x;
+    store_converted(x, to + c);
+  }
+  for (; c < width; ++c) {
+    T x = from[c] * factor.first * factor.second;
+    if constexpr (kAdds) x = math::load<T>(to[c]) + x;
+    math::store(x, to + c);
+  }
+}
+
 // Stores rows [first, first + count) of a head, multiplied by the scale, in the type of dQ, or adds
 // them to dQ with `accumulate`.
 template <class T>
@@ -172,7 +189,6 @@ void store_query_gradient(const HeadContext& context, std::int64_t first, std::i
   const T* const sums = gradient.at(context, first);
   const GradientUnits<T>& units = gradient.units_of(context);
   const GradientFactor<T> factor(problem.scale, units, units.k_rows);
-  const bool adds = problem.accumulate;
   const std::int64_t start =
       problem.dq.offset(context.sequence.batch, context.head, context.sequence.q_start + first);
   with_storage(problem.dq.dtype, [&](auto storage) {
@@ -180,15 +196,8 @@ void store_query_gradient(const HeadContext& context, std::int64_t first, std::i
     for (std::int64_t i = 0; i < count; ++i) {
       S* const to = static_cast<S*>(problem.dq.data) + start + i * problem.dq.row;
       const T* const from = sums + i * gradient.row;
-      std::int64_t c = 0;
-      for (; c + Vec<T>::kLanes <= problem.head_dim; c += Vec<T>::kLanes) {
-        const Vec<T> x = Vec<T>::load(from + c) * Vec<T>(factor.first) * Vec<T>(factor.second);
-        store_converted(adds ? load_converted<T>(to + c) + x : x, to + c);
-      }
-      for (; c < problem.head_dim; ++c) {
-        const T x = from[c] * factor.first * factor.second;
-        math::store(adds ? math::load<T>(to[c]) + x : x, to + c);
-      }
+      problem.accumulate ? store_gradient_row<true>(from, problem.head_dim, factor, to)
+                         : store_gradient_row<false>(from, problem.head_dim, factor, to);
     }
   });
 }
