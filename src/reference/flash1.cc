@@ -89,7 +89,7 @@ struct Flash1Forward {
     const auto merged = math::merge(*state, tile);
     if (merged.state.sum == T(0)) return;  // no key seen so far
     probs_times_values<T>(head, {tile_row.row, tile_row.keys, b.scores, b.probs}, b.value_tile,
-                          head.value_dim(), b.partial_out);
+                          head.value_dim(), b.part, b.partial_out);
     blend(merged.factor_a * state->sum / merged.state.sum, merged.factor_b / merged.state.sum,
           b.partial_out, head.value_dim(), out);
     *state = merged.state;

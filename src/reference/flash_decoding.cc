@@ -79,7 +79,7 @@ void add_row_at_phi(const Head<T, Counter>& head, const TileRow& row, const Tile
   if (sees_a_key) state->max = head.phi();
   state->sum += sum(b.probs, keys);
   probs_times_values<T>(head, {row.row, row.keys, b.scores, b.probs}, b.value_tile,
-                        head.value_dim(), b.partial_out);
+                        head.value_dim(), b.part, b.partial_out);
   blend(T(1), T(1), b.partial_out, head.value_dim(), out);
 }
 

@@ -118,6 +118,14 @@ T row_max(const T* scores, std::int64_t keys) {
   return max;
 }
 
+// Calls function(tile) for the tiles [0, size), [size, 2 size), ... of [0, length).
+template <class Function>
+void for_each_tile(std::int64_t length, std::int64_t size, const Function& function) {
+  for (std::int64_t first = 0; first < length; first += size) {
+    function(KeyRange{first, math::min(first + size, length)});
+  }
+}
+
 // exponentials[j] = exp(score - max), 0 where masked. Returns their sum.
 template <class T>
 T exponentiate(const T* scores, std::int64_t keys, T max, T* exponentials) {
@@ -135,18 +143,25 @@ struct ProbRow {
   const T* probs;   // (keys)
 };
 
+// Products P V that are added up before they are added to others. Small terms lose digits beside a
+// large sum, and where all values are positive, each of them in the same direction.
+inline constexpr std::int64_t kKeysPerSum = 64;
+
 // sum (width) = sum over keys of dropout * prob * tile row (keys, width). Masked keys are not
-// touched. The sum starts from 0, because small terms would lose their digits when added to a large
-// total.
+// touched. `part` (width) is overwritten.
 template <class T, class Counter>
 void probs_times_values(const Head<T, Counter>& head, const ProbRow<T>& row, const T* tile,
-                        std::int64_t width, T* sum) {
+                        std::int64_t width, T* part, T* sum) {
   set_zero(sum, width);
-  for (std::int64_t j = 0; j < row.keys.end - row.keys.begin; ++j) {
-    if (row.scores[j] == kMaskedScore<T>) continue;
-    const T factor = row.probs[j] * head.dropout_factor(row.row, row.keys.begin + j);
-    add_scaled(factor, tile + j * width, width, sum);
-  }
+  for_each_tile(row.keys.end - row.keys.begin, kKeysPerSum, [&](KeyRange keys) {
+    set_zero(part, width);
+    for (std::int64_t j = keys.begin; j < keys.end; ++j) {
+      if (row.scores[j] == kMaskedScore<T>) continue;
+      const T factor = row.probs[j] * head.dropout_factor(row.row, row.keys.begin + j);
+      add_scaled(factor, tile + j * width, width, part);
+    }
+    add_scaled(T(1), part, width, sum);
+  });
 }
 
 }  // namespace tilewise::reference

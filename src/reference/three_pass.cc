@@ -19,6 +19,7 @@ struct MatrixBuffers {
   T* query;      // (D)
   T* dout;       // (Dv)
   T* out;        // (Dv)
+  T* part;       // (Dv)
   T* row;        // (Sk), a row of S, P, dP or dS
   T* other_row;  // (Sk)
   T* scores;     // (Sq, Sk)
@@ -35,6 +36,7 @@ struct MatrixBuffers {
     buffers.query = arena.take<T>(Checked{problem.head_dim});
     buffers.dout = arena.take<T>(Checked{problem.value_dim});
     buffers.out = arena.take<T>(Checked{problem.value_dim});
+    buffers.part = arena.take<T>(Checked{problem.value_dim});
     buffers.row = arena.take<T>(k_rows);
     buffers.other_row = arena.take<T>(k_rows);
     buffers.scores = arena.take<T>(matrix);
@@ -130,11 +132,15 @@ struct ThreePassForward {
       } else {
         set_zero(b.out, problem.value_dim);
       }
-      for (std::int64_t j = 0; j < k_len; ++j) {
-        if (b.row[j] == kMaskedProb<T>) continue;
-        add_scaled(b.row[j] * head.dropout_factor(i, j), b.values + j * problem.value_dim,
-                   problem.value_dim, b.out);
-      }
+      for_each_tile(k_len, kKeysPerSum, [&](KeyRange keys) {
+        set_zero(b.part, problem.value_dim);
+        for (std::int64_t j = keys.begin; j < keys.end; ++j) {
+          if (b.row[j] == kMaskedProb<T>) continue;
+          add_scaled(b.row[j] * head.dropout_factor(i, j), b.values + j * problem.value_dim,
+                     problem.value_dim, b.part);
+        }
+        add_scaled(T(1), b.part, problem.value_dim, b.out);
+      });
       group.memory.store(problem.out, row, problem.value_dim, b.out);
     }
   }

@@ -18,6 +18,7 @@ struct TileBuffers {
   T* probs;                       // (Bc), one row of the P tile
   T* derivatives;                 // (Bc), derivatives of the score rule
   T* partial_out;                 // (Dv), one row of P V
+  T* part;                        // (Dv), of its sum
   math::SoftmaxState<T>* states;  // (Br), of the rows of the q tile
   // Used by the backward pass only:
   T* dout_tile;    // (Br, Dv)
@@ -44,6 +45,7 @@ struct TileBuffers {
     buffers.probs = arena.take<T>(k_rows);
     buffers.derivatives = arena.take<T>(k_rows);
     buffers.partial_out = arena.take<T>(value_dim);
+    buffers.part = arena.take<T>(value_dim);
     buffers.states = arena.take<math::SoftmaxState<T>>(q_rows);
     buffers.dout_tile = arena.take<T>(backward_q * value_dim);
     buffers.dquery_tile = arena.take<T>(backward_q * head_dim);
@@ -57,14 +59,6 @@ struct TileBuffers {
 // workspaces are planned for it.
 inline std::int64_t max_sram_elements(const Problem& problem) {
   return kMaxSramBytes / problem::dtype_size(problem.dtype);
-}
-
-// Calls function(tile) for the tiles [0, size), [size, 2 size), ... of [0, length).
-template <class Function>
-void for_each_tile(std::int64_t length, std::int64_t size, const Function& function) {
-  for (std::int64_t first = 0; first < length; first += size) {
-    function(KeyRange{first, math::min(first + size, length)});
-  }
 }
 
 inline std::int64_t extent(KeyRange range) { return range.end - range.begin; }

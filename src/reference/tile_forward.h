@@ -34,7 +34,7 @@ void add_row(const Head<T, Counter>& head, const TileRow& tile_row, const TileBu
   const T sum = exponentiate(b.scores, keys, max, b.probs);
   *state = {max, factor * state->sum + sum};
   probs_times_values<T>(head, {tile_row.row, tile_row.keys, b.scores, b.probs}, b.value_tile,
-                        head.value_dim(), b.partial_out);
+                        head.value_dim(), b.part, b.partial_out);
   blend(factor, T(1), b.partial_out, head.value_dim(), out);
 }
 

@@ -35,10 +35,11 @@ struct PlainError {
 };
 
 struct AccuracyOptions {
-  // True if the errors of different elements are independent (as the inputs are), so that their
-  // mean must vanish: from 10^4 elements on |mean| may be at most 0.1 of the rms, from 2500 rows on
-  // |shrink| too, in addition to the mean error of plain attention.
-  bool independent_errors = false;
+  // Whose errors are independent (as the inputs are), so that their mean must vanish: from 10^4
+  // elements on |mean| may be at most 0.1 of the rms, from 2500 rows on |shrink| too, in addition to
+  // the mean error of plain attention. If only rows are, both begin at 2500 rows.
+  enum class Independent { kNothing, kRows, kElements };
+  Independent independent = Independent::kNothing;
   // What the results may lose below the normal numbers; null: nothing.
   const Underflow* underflow = nullptr;
   // One draw of inputs can be lucky for plain attention, so its error is the largest over all

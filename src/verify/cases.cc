@@ -255,7 +255,8 @@ void add_pages(std::vector<Case>& cases) {
 void add_distributions(std::vector<Case>& cases) {
   for (const Distribution distribution :
        {Distribution::kOutlierElements, Distribution::kEqual, Distribution::kOneHot,
-        Distribution::kAlternating, Distribution::kSubnormal, Distribution::kRepeated}) {
+        Distribution::kAlternating, Distribution::kSubnormal, Distribution::kRepeated,
+        Distribution::kPositiveV}) {
     Case c = sized(1, 66, 130, 2, 1, 64);
     c.distribution = distribution;
     c.causal = true;

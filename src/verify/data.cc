@@ -20,11 +20,11 @@ constexpr TensorMember kBias = &tilewise_problem::bias;
 
 // What `--data all` stands for.
 constexpr const char* kAll[] = {
-    "normal",  "scaled:64",  "scaled:3000", "outliers",   "outlier-elements", "rising",
-    "falling", "sawtooth",   "alternating", "equal-keys", "one-hot",          "repeated",
-    "huge-v",  "denormal-v", "zero-v",      "positive-v", "tiny-qk",          "bias-columns",
-    "nan-q",   "nan-k",      "nan-v",       "nan-v:0.01", "nan-dout",         "inf-q",
-    "inf-k",   "inf-v",      "inf-dout"};
+    "normal",       "scaled:64",  "scaled:3000", "outliers",   "outlier-elements", "rising",
+    "falling",      "sawtooth",   "alternating", "equal-keys", "one-hot",          "repeated",
+    "huge-v",       "denormal-v", "zero-v",      "positive-v", "offset",           "tiny-qk",
+    "bias-columns", "nan-q",      "nan-k",       "nan-v",      "nan-v:0.01",       "nan-dout",
+    "inf-q",        "inf-k",      "inf-v",       "inf-dout"};
 
 DataKind plain(Distribution kind, const char* name, std::vector<TensorMember> changed,
                const char* meaning) {
@@ -68,6 +68,7 @@ std::vector<DataKind> make_kinds() {
       plain(D::kTinyQK, "tiny-qk", {kQ, kK}, "Q and K times 1e-22; fp16: 1e-6; fp64: 1e-160"),
       plain(D::kZeroV, "zero-v", {kV}, "V is 0"),
       plain(D::kPositiveV, "positive-v", {kV}, "V has no negative number"),
+      {D::kOffset, "offset", "X", 4, -1e30, 1e30, {kK, kV}, "X is added to K and V"},
       plain(D::kBiasColumns, "bias-columns", {kBias},
             "the bias is -inf in the first quarter of the columns and in every eighth"),
       {D::kOutlierElements,
@@ -211,6 +212,13 @@ bool changes(const Data& data, TensorMember tensor) {
 bool independent(const Data& data) {
   return std::all_of(data.parts.begin(), data.parts.end(), [](const DataPart& part) {
     return part.kind == Distribution::kOutlierElements;
+  });
+}
+
+bool independent_rows(const Data& data) {
+  return std::all_of(data.parts.begin(), data.parts.end(), [](const DataPart& part) {
+    return part.kind == Distribution::kOutlierElements || part.kind == Distribution::kPositiveV ||
+           part.kind == Distribution::kOffset || part.kind == Distribution::kScaled;
   });
 }
 

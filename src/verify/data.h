@@ -33,6 +33,7 @@ enum class Distribution {
   kTinyQK,
   kZeroV,
   kPositiveV,
+  kOffset,
   kBiasColumns,
   kOutlierElements,
   kEqual,
@@ -97,5 +98,9 @@ bool changes(const Data& data, TensorMember tensor);
 
 // True if the elements are independent random numbers of like size.
 bool independent(const Data& data);
+
+// True if so are the rows, although the numbers of V have a mean: then the elements of a row of O
+// share the errors of its probabilities.
+bool independent_rows(const Data& data);
 
 }  // namespace tilewise::verify

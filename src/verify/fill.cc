@@ -176,6 +176,8 @@ class Shaper {
         return common(column);
       case Distribution::kOneHot:
         return row_.tokens > 0 && row_.token == row_.tokens / 2 ? 4 : x;
+      case Distribution::kOffset:
+        return x + parameter_;
       default:
         return 0.1 * x + (row_.token % 2 == 0 ? 3 : -3);  // kAlternating
     }
@@ -191,6 +193,8 @@ class Shaper {
         return x * subnormal_factor(dtype_);
       case Distribution::kZeroV:
         return 0;
+      case Distribution::kOffset:
+        return x + parameter_;
       default:
         return std::abs(x);  // kPositiveV
     }

@@ -44,12 +44,15 @@ std::int64_t few_elements(const Case& description) {
   return width * std::min(keys * description.kv_heads, queries * shape[1]);
 }
 
-bool errors_are_independent(const Case& description) {
-  const bool random = independent(description.distribution);
+AccuracyOptions::Independent independent_errors(const Case& description) {
+  using Independent = AccuracyOptions::Independent;
   // Expanded keys repeat values; an unusual scale (such as 0) gives every row the same output;
   // slices may leave a single key to many rows.
-  return random && description.storage != Storage::kExpanded && std::isinf(description.scale) &&
-         description.slices.empty() && few_elements(description) >= kManyElements;
+  const bool usual = description.storage != Storage::kExpanded && std::isinf(description.scale) &&
+                     description.slices.empty() && few_elements(description) >= kManyElements;
+  if (!usual) return Independent::kNothing;
+  if (independent(description.distribution)) return Independent::kElements;
+  return independent_rows(description.distribution) ? Independent::kRows : Independent::kNothing;
 }
 
 // True if there are few errors to take the maximum of.
@@ -157,7 +160,7 @@ Verdict Judge::run_copied(const problem::Kernel& kernel, const plan::Options& op
 
 std::vector<TensorReport> Judge::measure_accuracy(const problem::Kernel& kernel) {
   AccuracyOptions options;
-  options.independent_errors = errors_are_independent(instance_.description());
+  options.independent = independent_errors(instance_.description());
   options.other_draws = other_draws_;
   const Underflow underflow(instance_.description(), instance_.request(), kernel.flushes_denormals);
   options.underflow = &underflow;

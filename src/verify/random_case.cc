@@ -154,7 +154,8 @@ Case random_case(Operation operation, std::int32_t dtype, Random& random) {
   c.distribution =
       random.pick({Distribution::kNormal, Distribution::kNormal, Distribution::kOutlierElements,
                    Distribution::kEqual, Distribution::kOneHot, Distribution::kAlternating,
-                   Distribution::kSubnormal, Distribution::kRepeated});
+                   Distribution::kSubnormal, Distribution::kRepeated, Distribution::kPositiveV});
+  if (random.chance(0.1)) c.distribution.parts = {{Distribution::kOffset, 4}};
   c.lse = random.chance(0.8);
   c.dlse = random.chance(0.4);
   c.gradients =

@@ -36,6 +36,22 @@ TEST(KernelAccuracy, HoldsForHeadDimensionsMasksAndDistributions) {
   }
 }
 
+// Values with a mean show every error of a row's sum, which cancels in sums of values without one.
+// Scores of deviation 8 leave many small terms beside one large one.
+TEST(KernelAccuracy, ValuesWithAMeanHaveErrorsWithoutOne) {
+  TILEWISE_TRACE_SEED();
+  for (const Operation operation : kOperations) {
+    for (const std::int32_t dtype : kDtypes) {
+      Case c = make_case(operation, dtype, {1, 320, 512, 8, 2, 8});
+      c.seed = run_seed();
+      c.distribution.parts = {{Distribution::kOffset, 4}};
+      expect_all_pass(c);
+      c.distribution.parts = {{Distribution::kPositiveV, 0}, {Distribution::kScaled, 8}};
+      expect_all_pass(c);
+    }
+  }
+}
+
 // There are so few keys that many rows have a probability of 1, which bf16 holds exactly, unlike
 // its product with 1 / (1 - p).
 TEST(KernelAccuracy, HoldsWhereDropoutMeetsProbabilitiesOfOne) {

@@ -59,6 +59,7 @@ void add_size(Name& name, std::int32_t dtype, Random& random) {
     name.add("outliers", random.chance(0.5) ? factor : -factor);
   }
   if (random.chance(0.15)) name.add("outlier-elements");
+  if (random.chance(0.15)) name.add("offset", magnitude(0.1, 100, random));
   if (random.chance(0.1)) name.add("tiny-qk");
 }
 

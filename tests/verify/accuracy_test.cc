@@ -41,7 +41,7 @@ struct Answers {
         make(dtype, result), make(TILEWISE_FP64, [](std::int64_t, double x) { return x; }),
         make(dtype, plain)};
     const auto reports = check_accuracy(problem::Operation::kForward, problems[0], problems[1],
-                                        {&problems[2]}, {true});
+                                        {&problems[2]}, {AccuracyOptions::Independent::kElements});
     EXPECT_EQ(reports.size(), 1u);
     return reports.front();
   }

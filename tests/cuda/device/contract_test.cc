@@ -19,7 +19,7 @@ void expect_masked_values_never_affect_a_result(std::int64_t dim) {
   c.causal = true;
   Instance clean(c);
   Instance poisoned(c);
-  const std::vector<double> values = values_of(clean.request().v);
+  const std::vector<double> values = verify::numbers_of(clean.request().v);
   set_elements(poisoned.request().v, [&](std::int64_t i) {
     const RowIndex at = row_index(poisoned.request().v, TILEWISE_BSHD, i);
     return at.row >= 150 ? (i % 2 == 0 ? std::nan("") : HUGE_VAL)
@@ -29,8 +29,8 @@ void expect_masked_values_never_affect_a_result(std::int64_t dim) {
        {"cuda_sm90", "cuda_sm80", "cuda_flash1", "cuda_standard", "cuda_reference"}) {
     if (run_kernel(kernel, Operation::kForward, clean.request()) == TILEWISE_UNSUPPORTED) continue;
     ASSERT_EQ(run_kernel(kernel, Operation::kForward, poisoned.request()), TILEWISE_OK);
-    const std::vector<double> expected = values_of(clean.request().out);
-    const std::vector<double> got = values_of(poisoned.request().out);
+    const std::vector<double> expected = verify::numbers_of(clean.request().out);
+    const std::vector<double> got = verify::numbers_of(poisoned.request().out);
     for (std::size_t i = 0; i < got.size(); ++i) {
       const RowIndex at =
           row_index(clean.request().out, TILEWISE_BSHD, static_cast<std::int64_t>(i));

@@ -29,8 +29,8 @@ TEST(Device, HopperKernelFlagsNoRowOfFiniteScores) {
       if (shape.dim == 192) c.value_dim = 128;
       c.causal = kind % 3 == 0;
       Instance instance(c);
-      const std::vector<double> q = values_of(instance.request().q);
-      const std::vector<double> k = values_of(instance.request().k);
+      const std::vector<double> q = verify::numbers_of(instance.request().q);
+      const std::vector<double> k = verify::numbers_of(instance.request().k);
       const double factor = kind == 0 ? 64 : kind == 1 ? 3000 : 1;
       // From column 0 on, a key's scores differ from those of its neighbours by this much.
       const double slope = 40 * std::sqrt(static_cast<double>(shape.dim));
@@ -79,8 +79,8 @@ TEST(Device, HopperKernelKeepsBitsNextToNonFiniteValues) {
     }
     run_for_bits("cuda_sm90", clean);
     run_for_bits("cuda_sm90", poisoned);
-    const std::vector<double> expected = values_of(clean.request().out);
-    const std::vector<double> out = values_of(poisoned.request().out);
+    const std::vector<double> expected = verify::numbers_of(clean.request().out);
+    const std::vector<double> out = verify::numbers_of(poisoned.request().out);
     for (std::size_t i = 0; i < out.size(); ++i) {
       const std::int64_t row = static_cast<std::int64_t>(i) / shape.value_dim;
       const std::int64_t column = static_cast<std::int64_t>(i) % shape.value_dim;
@@ -91,7 +91,8 @@ TEST(Device, HopperKernelKeepsBitsNextToNonFiniteValues) {
       ASSERT_TRUE(sees ? !std::isfinite(out[i]) : out[i] == expected[i])
           << "row " << row << ", column " << column << ": " << describe(c);
     }
-    EXPECT_EQ(values_of(poisoned.request().lse), values_of(clean.request().lse)) << describe(c);
+    EXPECT_EQ(verify::numbers_of(poisoned.request().lse), verify::numbers_of(clean.request().lse))
+        << describe(c);
   }
 }
 
@@ -105,8 +106,8 @@ TEST(Device, HopperKernelTakesHugeScoresAndValues) {
       c.value_dim = std::min<std::int64_t>(dim, 128);
       c.causal = kind == 1;
       Instance instance(c);
-      const std::vector<double> q = values_of(instance.request().q);
-      const std::vector<double> v = values_of(instance.request().v);
+      const std::vector<double> q = verify::numbers_of(instance.request().q);
+      const std::vector<double> v = verify::numbers_of(instance.request().v);
       set_elements(instance.request().q, [&](std::int64_t i) {
         return (kind == 0 ? 1e12 : 1) * q[static_cast<std::size_t>(i)];
       });

@@ -189,8 +189,8 @@ TEST(Device, HopperKernelStartsWithScoresOfMinusInfinity) {
         c.window_left = left;
         Instance instance(c);
         // Column 0 of Q is 1: what K has there is added to a product.
-        const std::vector<double> q = values_of(instance.request().q);
-        const std::vector<double> k = values_of(instance.request().k);
+        const std::vector<double> q = verify::numbers_of(instance.request().q);
+        const std::vector<double> k = verify::numbers_of(instance.request().k);
         set_elements(instance.request().q, [&](std::int64_t i) {
           return i % kRow == 0 ? 1.0 : q[static_cast<std::size_t>(i)];
         });
@@ -263,8 +263,8 @@ TEST(Device, HopperKernelFusesEdgesWithScoresThatOverflow) {
       c.window_left = 383;
       Instance instance(c);
       // Column 0 of Q is 1: what K has there is added to a product.
-      const std::vector<double> q = values_of(instance.request().q);
-      const std::vector<double> k = values_of(instance.request().k);
+      const std::vector<double> q = verify::numbers_of(instance.request().q);
+      const std::vector<double> k = verify::numbers_of(instance.request().k);
       set_elements(instance.request().q, [&](std::int64_t i) {
         return i % kRow == 0 ? 1.0 : q[static_cast<std::size_t>(i)];
       });

@@ -82,7 +82,7 @@ class Repeated {
     const std::int64_t shape[] = {1, kPeriod, kHeads, kDim};
     const tilewise_tensor tensor = owner.make(TILEWISE_BF16, 4, shape);
     copy(tensor.data, memory_.data() + period * kPeriodBytes, kPeriodBytes);
-    return tests::values_of(tensor);
+    return verify::numbers_of(tensor);
   }
   tilewise_tensor tensor() const {
     tilewise_tensor t = {};

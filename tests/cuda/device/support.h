@@ -63,13 +63,13 @@ inline void expect_as_reference(Instance& instance, const std::string& what,
                                 double value_scale = 1) {
   const std::int64_t columns = instance.request().out.shape[3];
   ASSERT_EQ(run_kernel("cuda_reference", Operation::kForward, instance.request()), TILEWISE_OK);
-  const std::vector<double> expected = values_of(instance.request().out);
-  const std::vector<double> expected_lse = values_of(instance.request().lse);
+  const std::vector<double> expected = verify::numbers_of(instance.request().out);
+  const std::vector<double> expected_lse = verify::numbers_of(instance.request().lse);
   verify::poison(instance.request().out);
   verify::poison(instance.request().lse);
   ASSERT_EQ(run_kernel("cuda_sm90", Operation::kForward, instance.request()), TILEWISE_OK);
-  const std::vector<double> got = values_of(instance.request().out);
-  const std::vector<double> lse = values_of(instance.request().lse);
+  const std::vector<double> got = verify::numbers_of(instance.request().out);
+  const std::vector<double> lse = verify::numbers_of(instance.request().lse);
   for (std::size_t i = 0; i < got.size(); ++i) {
     ASSERT_NEAR(got[i], expected[i], 0.02 * std::abs(expected[i]) + 1e-2 * value_scale)
         << what << " row " << static_cast<std::int64_t>(i) / columns;

@@ -24,7 +24,7 @@ struct Kind {
 };
 
 void scale_elements(const tilewise_tensor& tensor, double factor) {
-  const std::vector<double> values = values_of(tensor);
+  const std::vector<double> values = verify::numbers_of(tensor);
   set_elements(tensor,
                [&](std::int64_t i) { return factor * values[static_cast<std::size_t>(i)]; });
 }
@@ -32,8 +32,8 @@ void scale_elements(const tilewise_tensor& tensor, double factor) {
 // Column 0 of K adds score(key) to the scores of every row.
 void add_scores(const Request& request, double (*score)(double key)) {
   const std::int64_t dim = request.q.shape[3];
-  const std::vector<double> q = values_of(request.q);
-  const std::vector<double> k = values_of(request.k);
+  const std::vector<double> q = verify::numbers_of(request.q);
+  const std::vector<double> k = verify::numbers_of(request.k);
   set_elements(request.q, [&](std::int64_t i) {
     return i % dim == 0 ? std::sqrt(static_cast<double>(dim)) : q[static_cast<std::size_t>(i)];
   });
@@ -114,7 +114,7 @@ TEST(SlowPath, ColumnsOfMinusInfinityInTheBiasTakeNone) {
 TEST(SlowPath, LargeValuesThatTheSampleMissesTakeASecondPass) {
   // Columns have alternating signs, so that the errors of a row have no mean.
   const auto edit = [](const Request& request) {
-    const std::vector<double> v = values_of(request.v);
+    const std::vector<double> v = verify::numbers_of(request.v);
     set_elements(request.v, [&](std::int64_t i) {
       const RowIndex at = row_index(request.v, TILEWISE_BSHD, i);
       const double own = v[static_cast<std::size_t>(i)];
