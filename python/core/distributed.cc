@@ -120,7 +120,7 @@ const char* choose_schedule(const char* caller, const nb::dict& options, std::in
 void bind_distributed(nb::module_& module) {
   nb::class_<Communicator>(module, "Communicator")
       .def(nb::init<std::int32_t, std::int32_t, bool, nb::object>(), nb::arg("rank"),
-           nb::arg("size"), nb::arg("any_thread"), nb::arg("engine"));
+           nb::arg("size"), nb::arg("any_thread"), nb::arg("engine").none());
   module.def("run_distributed", &run, nb::arg("operation"), nb::arg("caller"), nb::arg("tensors"),
              nb::arg("options"), nb::arg("communicator"), nb::arg("whole"),
              nb::arg("threads").none());

@@ -133,7 +133,7 @@ class Call:
     ) -> None:  # fmt: skip
         self.group: Group = group_of(group)
         self.timeout = checked_timeout(timeout)
-        self.options = options
+        self.options: Any = options
         self.threads = threads
         self._schedule = schedule
         self._lengths = (q_len, k_len)
@@ -183,7 +183,8 @@ class Call:
         except RuntimeError as error:
             if engine is None or engine.failure is None or isinstance(error, RankError):
                 raise
-            raise engine.error(str(error)) from None
+            _, _, message = str(error).partition(": ")  # after the name of the status
+            raise engine.error(message) from None
         return made
 
     def _whole_lengths(self, q: Any, k: Any) -> tuple[int, int]:
@@ -197,8 +198,9 @@ class Call:
             own = (-1, -1)  # is refused below, by this rank and with a better message
         gathered = self.group.gather(own, self.timeout, _LENGTHS)
         sums = [sum(max(row[side], 0) for row in gathered) for side in (0, 1)]
-        self._lengths = (sums[0] if q_len is None else q_len, sums[1] if k_len is None else k_len)
-        return self._lengths  # type: ignore[return-value]
+        lengths = (sums[0] if q_len is None else q_len, sums[1] if k_len is None else k_len)
+        self._lengths = lengths
+        return lengths
 
 
 def _rows(x: Any, options: dict[str, Any]) -> int:

@@ -28,10 +28,11 @@ class _Attention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable  # type: ignore[misc]
+    @once_differentiable
     def backward(ctx: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
         """Returns the gradients in the order of forward's arguments."""
-        *tensors, out, lse = (x if x is None else x.detach() for x in ctx.saved_tensors)
+        saved: list[Any] = [x if x is None else x.detach() for x in ctx.saved_tensors]
+        *tensors, out, lse = saved
         q, k, v = tensors[:3]
         dout = torch.zeros_like(out, dtype=q.dtype) if dout is None else _with_rows(dout.to(q.dtype))
         want = [f"d{name}" for name, needed in zip(_DIFFERENTIABLE, ctx.needs_input_grad) if needed]
@@ -41,11 +42,11 @@ class _Attention(torch.autograd.Function):
         for name in _SHARED:
             if found[f"d{name}"] is not None:
                 found[f"d{name}"] /= call.group.size
-        pairs = ((found[f"d{name}"], tensor) for name, tensor in zip(_DIFFERENTIABLE, tensors))
-        return (*(gradient if gradient is None else gradient.to(tensor.dtype) for gradient, tensor in pairs), None, None)
+        gradients = [found[f"d{name}"] for name in _DIFFERENTIABLE]
+        typed = (x if x is None else x.to(tensor.dtype) for x, tensor in zip(gradients, tensors))
+        return (*typed, None, None)
 
 
-@torch.compiler.disable  # type: ignore[misc]
 def attention(q: Any, k: Any, v: Any, call: Call, out_dtype: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """out and lse of a call, whose options may be changed: PyTorch's threads, its dropout and its autocast."""
     options = call.options

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from typing import Optional, Protocol, Sequence
 
@@ -85,8 +84,6 @@ class Engine:
             self._fail(broken.peer, f"the connection to rank {broken.peer} is lost ({broken})")
         if self.failure is not None:
             self._transport.close()
-            with contextlib.suppress(Broken):
-                transfer.wait(GRACE)
         return self.failure
 
     def abort(self) -> None:

@@ -1,11 +1,12 @@
 """Messages over torch.distributed: gloo connections of our own between the ranks of any process group.
 
-The group lends its store, in which the ranks find each other and post notices. Connections of our own keep the tags of a
-program apart from ours, and the group usable after a failure.
+The group lends its store, in which the ranks find each other and post notices. Connections of our own keep a program's
+messages apart from ours, and the group usable after a failure.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import queue
 import threading
@@ -15,8 +16,9 @@ from typing import Any, Optional, Sequence
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
 
-from tilewise.distributed._engine import Broken, Engine, Message, RankTimeout
+from tilewise.distributed._engine import GRACE, Broken, Engine, Message, RankTimeout
 
 _FOREVER = datetime.timedelta(days=365)
 _LAST_TAG = 32767  # no message has it
@@ -69,9 +71,10 @@ class GlooTransport:
 
     def __init__(self, group: Any, timeout: float) -> None:
         self.rank, self.size = group.rank(), group.size()
-        self._store = dist.PrefixStore("tilewise.distributed", group.get_group_store())
+        self._store = PrefixStore("tilewise.distributed", group.get_group_store())
         self._roll_call(timeout)
-        self._gloo = dist.ProcessGroupGloo(self._store, self.rank, self.size, _seconds(timeout))
+        self._gloo: Any = dist.ProcessGroupGloo(self._store, self.rank, self.size, _seconds(timeout))
+        self._running: Optional[_Transfer] = None
         self._transfers: queue.SimpleQueue[Optional[_Transfer]] = queue.SimpleQueue()
         threading.Thread(target=_serve, args=(self._transfers,), name="tilewise.distributed", daemon=True).start()
         weakref.finalize(self, self._transfers.put, None)
@@ -80,15 +83,16 @@ class GlooTransport:
         """Connecting would wait for all ranks without a name for the one that does not come."""
         limit = time.monotonic() + timeout
         self._store.set(f"here/{self.rank}", "")
-        for peer in range(self.size):
-            try:
-                if self.read("failed") is None:
-                    self._store.wait([f"here/{peer}"], _seconds(limit - time.monotonic()))
-            except RuntimeError:
+        names = [f"here/{peer}" for peer in range(self.size)]
+        while (notice := self.read("failed")) is None:
+            if self._store.check(names):
+                return
+            if time.monotonic() >= limit:
+                peer = next((peer for peer, name in enumerate(names) if not self._store.check([name])), self.rank)
                 self.post("failed", f"{peer} rank {peer} did not answer within {timeout:g} s")
-            if (notice := self.read("failed")) is not None:
-                rank, _, reason = notice.partition(" ")
-                raise RankTimeout(f"rank {self.rank} of {self.size} finds not all ranks: {reason}", int(rank))
+            time.sleep(0.02)
+        rank, _, reason = notice.partition(" ")
+        raise RankTimeout(f"connecting the ranks: {reason}, says rank {self.rank} of {self.size}", int(rank))
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> _Transfer:
         works = []
@@ -100,9 +104,9 @@ class GlooTransport:
                     works.append((peer, post([torch.frombuffer(memory, dtype=torch.uint8)], peer, tag)))
                 except RuntimeError as error:
                     works.append((peer, _Lost(error)))
-        transfer = _Transfer(works)
-        self._transfers.put(transfer)
-        return transfer
+        self._running = _Transfer(works)
+        self._transfers.put(self._running)
+        return self._running
 
     def post(self, name: str, text: str) -> None:
         try:
@@ -123,6 +127,9 @@ class GlooTransport:
             self._gloo.recv([torch.empty(1, dtype=torch.uint8)], peer, _LAST_TAG).wait(_seconds(0))
         except RuntimeError:
             pass
+        if self._running is not None:
+            with contextlib.suppress(Broken):
+                self._running.wait(GRACE)
 
 
 class _Lost:

@@ -46,7 +46,7 @@ class Group:
         rows = np.zeros((self.size, len(numbers)), np.int64)
         rows[self.rank] = numbers
         if self.size > 1:
-            memory = [memoryview(row.view(np.uint8)) for row in rows]
+            memory = [row.view(np.uint8).data for row in rows]
             peers = [peer for peer in range(self.size) if peer != self.rank]
             sends = [(memory[self.rank], peer, _GATHER_TAG) for peer in peers]
             self.exchange(sends, [(memory[peer], peer, _GATHER_TAG) for peer in peers], timeout, activity)

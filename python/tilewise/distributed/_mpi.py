@@ -1,7 +1,7 @@
 """Messages over mpi4py, on a duplicate of a communicator.
 
-MPI may still read or write the memory of a message that it could not cancel after a failure. So every message has memory
-of its own, which the transfer owns.
+MPI may still read or write the memory of a message that it could not cancel after a failure. So every message has
+memory of its own, which the transfer owns.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Part:
         except MPI.Exception as error:
             raise Broken(self.peer, str(error)) from error
         if self.done and self._target is not None:
-            self._target[:] = memoryview(self._buffer)
+            self._target[:] = self._buffer.data
             self._target = None
         return self.done
 
@@ -73,13 +73,8 @@ class MpiTransport:
         self._sent: list[tuple[Any, Any]] = []  # requests and the memory of notices
         self._kept: list[_Part] = []  # of transfers that have failed
         self._running: Optional[_Transfer] = None
-        limit = time.monotonic() + timeout
         _roll_call(comm, timeout)
-        self._comm, duplicated = comm.Idup()
-        while not duplicated.Test():
-            if time.monotonic() >= limit:
-                raise RankTimeout(f"rank {self.rank} came too late: the other ranks have given it up", self.rank)
-            time.sleep(1e-4)
+        self._comm = comm.Dup()
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> _Transfer:
@@ -119,19 +114,23 @@ class MpiTransport:
 
 
 def _roll_call(comm: MPI.Comm, timeout: float) -> None:
-    """Duplicating would wait for all ranks without a name for the one that does not come."""
+    """Duplicating would wait for all ranks without a name for the one that does not come.
+
+    A duplication that does not end would also stop every later one, so that no rank begins it before all ranks have
+    said that they have met all ranks.
+    """
+    limit = time.monotonic() + timeout
+    nothing = np.empty(0, np.uint8).data
     peers = [peer for peer in range(comm.size) if peer != comm.rank]
-    nothing = np.empty(0, np.uint8)
-    transfer = _Transfer(
-        [_Part(comm, memoryview(nothing), peer, _NOTICE, receive) for peer in peers for receive in (True, False)]
-    )
-    if not transfer.wait(timeout):
+    for _ in ("is there", "has met all"):
+        transfer = _Transfer([_Part(comm, nothing, peer, _NOTICE, way) for peer in peers for way in (True, False)])
+        if transfer.wait(max(limit - time.monotonic(), 0)):
+            continue
         for part in transfer.parts:
             part.cancel()
-        peer = next(part.peer for part in transfer.parts if not part.done)
-        raise RankTimeout(
-            f"rank {comm.rank} of {comm.size} finds not all ranks: rank {peer} did not answer within {timeout:g} s", peer
-        )
+        peer = transfer.awaited()[0]
+        reason = f"rank {peer} did not answer within {timeout:g} s"
+        raise RankTimeout(f"connecting the ranks: {reason}, says rank {comm.rank} of {comm.size}", peer)
 
 
 _ENGINE = MPI.Comm.Create_keyval()
@@ -139,7 +138,7 @@ _ENGINE = MPI.Comm.Create_keyval()
 
 def engine_of(comm: MPI.Comm, timeout: float) -> Engine:
     """The engine of a communicator, which is an attribute of it. Collective the first time."""
-    engine = comm.Get_attr(_ENGINE)
+    engine: Any = comm.Get_attr(_ENGINE)
     if engine is None:
         engine = Engine(MpiTransport(comm, timeout))
         comm.Set_attr(_ENGINE, engine)

@@ -21,11 +21,11 @@ def choose_schedule(length: int, k_len: Optional[int] = None, *, group: Any = No
     mask: causal, window_size, alignment, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, as in attention().
     Does not communicate: every rank finds the same.
     """
-    used = next((mask[name] for name in ("seqused_q", "seqused_k") if mask.get(name) is not None), None)
-    batch = 1 if used is None else len(used)
-    return _core.choose_schedule(
-        "choose_schedule", mask, batch, group_of(group).size, length, length if k_len is None else k_len
-    )
+    lists = {"cu_seqlens_q": 1, "cu_seqlens_k": 1, "seqused_q": 0, "seqused_k": 0}  # longer than the batch by
+    sequences = [len(mask[name]) - more for name, more in lists.items() if mask.get(name) is not None]
+    size = group_of(group).size
+    k_len = length if k_len is None else k_len
+    return _core.choose_schedule("choose_schedule", mask, (*sequences, 1)[0], size, length, k_len)
 
 
 def _ranges(schedule: str, length: int, group: Group, rank: int) -> list[Range]:
