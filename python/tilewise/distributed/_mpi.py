@@ -137,9 +137,14 @@ _ENGINE = MPI.Comm.Create_keyval()
 
 
 def engine_of(comm: MPI.Comm, timeout: float) -> Engine:
-    """The engine of a communicator, which is an attribute of it. Collective the first time."""
-    engine: Any = comm.Get_attr(_ENGINE)
-    if engine is None:
-        engine = Engine(MpiTransport(comm, timeout))
-        comm.Set_attr(_ENGINE, engine)
-    return engine
+    """The engine of a communicator, which is an attribute of it, as is why there is none. Collective the first time."""
+    made: Any = comm.Get_attr(_ENGINE)
+    if made is None:
+        try:
+            made = Engine(MpiTransport(comm, timeout))
+        except RankTimeout as error:
+            made = error
+        comm.Set_attr(_ENGINE, made)
+    if isinstance(made, RankTimeout):
+        raise RankTimeout(str(made), made.rank)
+    return made
