@@ -4,7 +4,13 @@ import threading
 import time
 
 import pytest
+from tilewise.distributed import _engine
 from tilewise.distributed._engine import Broken, Engine, RankError, RankTimeout
+
+
+@pytest.fixture(autouse=True)
+def _short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_engine, "GRACE", 0.4)
 
 
 class Notices:

@@ -108,6 +108,15 @@ def test_a_rank_that_dies_is_named() -> None:
         assert "the connection to rank 1 is lost" in message and seconds < 30
 
 
+def test_example_trains_as_on_one_rank(ranks: Ranks) -> None:
+    one = Ranks(1)
+    [alone] = one.run(rank_cases.example_losses)
+    one.stop()
+    assert alone[-1] < alone[0] - 1
+    for losses in ranks.run(rank_cases.example_losses):
+        torch.testing.assert_close(losses, alone, rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize("name", ["automatic", "ring", None])
 def test_names_of_schedules(name: str | None) -> None:
     with pytest.raises((ValueError, TypeError), match="schedule"):

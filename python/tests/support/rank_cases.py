@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import tilewise.compat.ring_flash_attn as peer
@@ -212,6 +214,21 @@ def wrong_shards(group: Any) -> str:
     except ValueError as error:
         return str(error)
     return ""
+
+
+def example_losses(group: Any) -> list[float]:
+    """The losses of examples/python/train_on_ranks.py in fp64, on the ranks of the default group."""
+    root = Path(__file__).resolve().parents[3]
+    specification = importlib.util.spec_from_file_location("example", root / "examples/python/train_on_ranks.py")
+    assert specification is not None and specification.loader is not None
+    example = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(example)
+    text = torch.tensor(list((root / "README.md").read_bytes()))
+    torch.set_default_dtype(torch.float64)
+    try:
+        return example.train(text, 150, 12)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 # ---- ring-flash-attention ---------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ class Ranks:
 
     def __init__(self, size: int) -> None:
         context = multiprocessing.get_context("forkserver")  # which imports PyTorch once
-        context.set_forkserver_preload(["torch.distributed", "tilewise.distributed", "tilewise.torch", "rank_cases"])
+        context.set_forkserver_preload(["torch._dynamo", "rank_cases"])
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         pairs = [context.Pipe() for _ in range(size)]

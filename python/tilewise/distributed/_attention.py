@@ -8,7 +8,6 @@ from tilewise import _core
 from tilewise._attention import Gradients, empty_out, gradient_arrays
 from tilewise._options import Options, spelled_out, truth
 from tilewise._outputs import empty, finished, lse_dtype, lse_shape
-from tilewise.distributed._engine import RankError
 from tilewise.distributed._group import TIMEOUT, Group, checked_timeout, group_of
 
 if TYPE_CHECKING:
@@ -181,9 +180,9 @@ class Call:
         try:
             _core.run_distributed(operation, caller, made, self.options, communicator, whole, self.threads)
         except RuntimeError as error:
-            if engine is None or engine.failure is None or isinstance(error, RankError):
+            status, _, message = str(error).partition(": ")
+            if status not in ("TIMEOUT", "REMOTE_ERROR"):
                 raise
-            _, _, message = str(error).partition(": ")  # after the name of the status
             raise engine.error(message) from None
         return made
 

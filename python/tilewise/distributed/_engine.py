@@ -77,11 +77,13 @@ class Engine:
         fails with the same cause."""
         if self.failure is not None or self._hears_of_a_failure():
             return self.failure
-        transfer = self._transport.start(sends, receives)
         try:
-            self._wait(transfer, timeout)
+            self._wait(self._transport.start(sends, receives), timeout)
         except Broken as broken:
             self._fail(broken.peer, f"the connection to rank {broken.peer} is lost ({broken})")
+        except BaseException:
+            self.abort()
+            raise
         if self.failure is not None:
             self._transport.close()
         return self.failure
