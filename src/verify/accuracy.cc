@@ -19,15 +19,6 @@ constexpr double kBiasLimit = 0.1;
 // True if both are NaN, or the same infinity.
 bool same_non_finite(double a, double b) { return (std::isnan(a) && std::isnan(b)) || a == b; }
 
-std::vector<double> numbers_of(const tilewise_tensor& tensor) {
-  std::vector<double> numbers;
-  numbers.reserve(static_cast<std::size_t>(element_count(tensor)));
-  for_each_element(tensor, [&](std::int64_t, std::int64_t offset) {
-    numbers.push_back(read_element(tensor, offset));
-  });
-  return numbers;
-}
-
 [[gnu::format(printf, 2, 3)]] void fail(TensorReport& report, const char* format, ...) {
   char text[256];
   std::va_list arguments;
@@ -72,17 +63,9 @@ void measure(const std::vector<double>& result, const std::vector<double>& oracl
   report.shrink_error = sums.shrinkage / count;
 }
 
-double largest_finite(const std::vector<double>& numbers) {
-  double largest = 0;
-  for (const double x : numbers) {
-    if (std::isfinite(x)) largest = std::max(largest, std::abs(x));
-  }
-  return largest;
-}
-
-void judge_errors(double largest, std::int32_t dtype, double factor, double flushed,
+void judge_errors(double largest, std::int32_t dtype, double factor, double underflow,
                   TensorReport& report) {
-  report.limit = factor * report.plain_error + 2 * ulp(dtype, largest) + flushed;
+  report.limit = factor * report.plain_error + 2 * ulp(dtype, largest) + underflow;
   if (report.max_error > report.limit) {
     fail(report, "max error %.3g (element %lld) is over the limit %.3g", report.max_error,
          static_cast<long long>(report.worst), report.limit);
@@ -163,7 +146,8 @@ TensorReport judge_tensor(const char* name, tilewise_tensor tilewise_problem::*m
       report.plain_error = std::max(report.plain_error, other.max_error);
     }
   }
-  judge_errors(largest_finite(oracle), dtype, factor, options.flushed, report);
+  const double underflow = options.underflow == nullptr ? 0 : options.underflow->error(member);
+  judge_errors(largest_finite(oracle), dtype, factor, underflow, report);
   const tilewise_tensor& tensor = answers.result.*member;
   const std::int64_t width = std::max<std::int64_t>(1, tensor.shape[tensor.rank - 1]);
   if (options.independent_errors) judge_bias(report.count / width, shared_shrinkage, report);

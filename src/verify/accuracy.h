@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "problem/problem.h"
+#include "verify/underflow.h"
 
 namespace tilewise::verify {
 
@@ -38,8 +39,8 @@ struct AccuracyOptions {
   // mean must vanish: from 10^4 elements on |mean| may be at most 0.1 of the rms, from 2500 rows on
   // |shrink| too, in addition to the mean error of plain attention.
   bool independent_errors = false;
-  // An additional allowed error: what a kernel that flushes denormals may lose.
-  double flushed = 0;
+  // What the results may lose below the normal numbers; null: nothing.
+  const Underflow* underflow = nullptr;
   // One draw of inputs can be lucky for plain attention, so its error is the largest over all
   // draws.
   std::vector<PlainError> other_draws = {};
@@ -48,6 +49,7 @@ struct AccuracyOptions {
 // Compares the results of `operation` with the oracle, element by element:
 //   out        max|error| <= 2 * plain's + 2 ulp of max|oracle|, ulp of the result's dtype
 //   gradients  3 * plain's + 2 ulp
+//              both with what is lost below the normal numbers
 //   lse        |error| <= 1e-5 * max(1, |oracle|); fp64: 1e-12
 // NaN and infinity must be where the oracle has them. "Plain's" error is the largest over the given
 // runs of plain attention. All problems have the same shapes; only the tensors that `result` has

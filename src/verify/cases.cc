@@ -261,6 +261,15 @@ void add_distributions(std::vector<Case>& cases) {
     c.causal = true;
     cases.push_back(c);
   }
+  Case single = sized(2, 63, 1, 3, 3, 7);  // dS is the rounding of denormal numbers
+  single.distribution = Distribution::kSubnormal;
+  cases.push_back(single);
+  Case peaked = sized(2, 31, 97, 1, 1, 40);  // probabilities of the sink below the normal numbers
+  peaked.distribution = Distribution::kOneHot;
+  peaked.sink = true;
+  peaked.scale = 1;
+  peaked.softcap = 200;
+  cases.push_back(peaked);
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "problem/tensors.h"
 #include "verify/device_copy.h"
 #include "verify/part_calls.h"
+#include "verify/underflow.h"
 
 namespace tilewise::verify {
 namespace {
@@ -154,29 +155,12 @@ Verdict Judge::run_copied(const problem::Kernel& kernel, const plan::Options& op
   return verdict_of(kernel, copied.status, copied.damage);
 }
 
-namespace {
-
-// Returns the error that a kernel may have because it flushes denormals to zero. Denormal values,
-// and a denormal result, are each below the smallest normal number, and they are multiplied by
-// probabilities whose sum is at most 1 / (1 - p). In the backward pass, every value of a row enters
-// dP and delta, and their difference is multiplied by the scale, and by numbers of the size of 1,
-// in dQ and dK.
-double largest_flushed(const Case& description) {
-  const double lost = 0x1p-125 / (1 - description.dropout_p);
-  if (description.operation == Operation::kForward) return lost;
-  const double scale = description.scale == TILEWISE_DEFAULT_SCALE
-                           ? 1 / std::sqrt(static_cast<double>(description.head_dim))
-                           : std::fabs(description.scale);
-  return lost * std::max(1.0, scale * static_cast<double>(description.value_dim));
-}
-
-}  // namespace
-
 std::vector<TensorReport> Judge::measure_accuracy(const problem::Kernel& kernel) {
   AccuracyOptions options;
   options.independent_errors = errors_are_independent(instance_.description());
   options.other_draws = other_draws_;
-  if (kernel.flushes_denormals) options.flushed = largest_flushed(instance_.description());
+  const Underflow underflow(instance_.description(), instance_.request(), kernel.flushes_denormals);
+  options.underflow = &underflow;
   std::vector<const tilewise_problem*> plain;
   for (const auto& run : plain_) plain.push_back(&run->results());
   return check_accuracy(instance_.description().operation, instance_.request(), oracle_.results(),

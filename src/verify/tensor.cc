@@ -1,5 +1,7 @@
 #include "verify/tensor.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -53,6 +55,23 @@ std::int64_t element_count(const tilewise_tensor& tensor) {
   std::int64_t count = 1;
   for (int d = 0; d < tensor.rank; ++d) count *= tensor.shape[d];
   return count;
+}
+
+std::vector<double> numbers_of(const tilewise_tensor& tensor) {
+  std::vector<double> numbers;
+  numbers.reserve(static_cast<std::size_t>(element_count(tensor)));
+  for_each_element(tensor, [&](std::int64_t, std::int64_t offset) {
+    numbers.push_back(read_element(tensor, offset));
+  });
+  return numbers;
+}
+
+double largest_finite(const std::vector<double>& numbers) {
+  double largest = 0;
+  for (const double x : numbers) {
+    if (std::isfinite(x)) largest = std::max(largest, std::abs(x));
+  }
+  return largest;
 }
 
 void poison(const tilewise_tensor& tensor) {

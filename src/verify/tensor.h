@@ -34,6 +34,12 @@ void for_each_element(const tilewise_tensor& tensor, Function fn) {
   }
 }
 
+// Returns the elements in row-major order.
+std::vector<double> numbers_of(const tilewise_tensor& tensor);
+
+// Returns the largest |x| of the numbers that are finite; 0 if there are none.
+double largest_finite(const std::vector<double>& numbers);
+
 // Fills every element with 0xFF bytes, which is NaN in every floating dtype. Bytes between elements
 // do not change.
 void poison(const tilewise_tensor& tensor);

@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "registry/support.h"
-#include "verify/tensor.h"
 
 namespace tilewise::tests {
 namespace {
@@ -92,7 +91,7 @@ std::vector<double> lse_without_sink(const Instance& instance) {
   request.dsink = tilewise_tensor{};
   verify::Oracle oracle(request);
   oracle.run(Operation::kForward);
-  return values_of(oracle.results().lse);
+  return verify::numbers_of(oracle.results().lse);
 }
 
 // Calls fn(index of the row in lse, value) for every element of a (B, S, H, width) tensor.
@@ -116,8 +115,8 @@ std::int64_t count_wrong_empty_rows(const Instance& instance,
     if (is_empty_row(plain_lse[row]) && verify::read_element(result, offset) != 0) ++wrong;
   });
   if (!forward) return wrong;
-  const std::vector<double> lse = values_of(request.lse);
-  const std::vector<double> sink = values_of(request.sink);
+  const std::vector<double> lse = verify::numbers_of(request.lse);
+  const std::vector<double> sink = verify::numbers_of(request.sink);
   const std::size_t rows = static_cast<std::size_t>(request.q.shape[1]);
   for (std::size_t i = 0; i < lse.size(); ++i) {
     if (!is_empty_row(plain_lse[i])) continue;
@@ -261,7 +260,7 @@ TEST(ExtremeScores, OfASingleKeyGiveADSOfZero) {
         ++runs;
         run_for_bits(kernel->name, instance);
         for (const auto member : {&tilewise_problem::dq, &tilewise_problem::dk}) {
-          for (const double x : values_of(instance.request().*member)) {
+          for (const double x : verify::numbers_of(instance.request().*member)) {
             ASSERT_EQ(x, 0) << kernel->name << ": " << describe(c);
           }
         }
@@ -289,11 +288,11 @@ TEST(ExtremeScores, OfTheLargestInputsStayFinite) {
         run_for_bits(kernel->name, instance);
         for (const auto member : {&tilewise_problem::out, &tilewise_problem::lse,
                                   &tilewise_problem::dq, &tilewise_problem::dv}) {
-          for (const double x : values_of(request.*member)) {
+          for (const double x : verify::numbers_of(request.*member)) {
             ASSERT_FALSE(std::isnan(x)) << kernel->name << ": " << describe(c);
           }
         }
-        for (const double lse : values_of(request.lse)) ASSERT_TRUE(std::isfinite(lse));
+        for (const double lse : verify::numbers_of(request.lse)) ASSERT_TRUE(std::isfinite(lse));
       }
     }
   }
@@ -351,7 +350,7 @@ TEST(EmptySequences, OfQueriesGiveZeroGradients) {
   for (const Kernel* kernel : runnable_kernels(Operation::kBackward)) {
     run_for_bits(kernel->name, instance);
     for (const auto member : {&tilewise_problem::dk, &tilewise_problem::dv}) {
-      const std::vector<double> gradients = values_of(instance.request().*member);
+      const std::vector<double> gradients = verify::numbers_of(instance.request().*member);
       for (std::size_t i = 2 * 8; i < 7 * 8; ++i) EXPECT_EQ(gradients[i], 0) << kernel->name;
       EXPECT_NE(gradients[0], 0) << kernel->name;
     }

@@ -97,8 +97,8 @@ void expect_masked_split_reaches_nothing(std::int32_t dtype, std::int64_t q_len)
   for (const Kernel* kernel : runnable_kernels(Operation::kForward, dtype)) {
     run_for_bits(kernel->name, clean);
     run_for_bits(kernel->name, poisoned);
-    const std::vector<double> expected = values_of(clean.request().out);
-    const std::vector<double> out = values_of(poisoned.request().out);
+    const std::vector<double> expected = verify::numbers_of(clean.request().out);
+    const std::vector<double> out = verify::numbers_of(poisoned.request().out);
     int affected = 0;
     for (std::size_t i = 0; i < out.size(); ++i) {
       const RowIndex at =
@@ -147,7 +147,7 @@ TEST(Decode, MinusInfinityInAKeyMasksIt) {
     for (std::int64_t column = 0; column < width; column += 3) {
       Case c = make_case(Operation::kForward, TILEWISE_FP32, {1, 2, 70, 4, 2, width});
       expect_all_pass(c, [&](const tilewise_problem& request) {
-        const std::vector<double> q = values_of(request.q);
+        const std::vector<double> q = verify::numbers_of(request.q);
         set_elements(request.q, [&](std::int64_t i) {
           return std::abs(q[static_cast<std::size_t>(i)]) + 0.1;
         });
@@ -261,7 +261,7 @@ TEST(Decode, LongerPackedSequencesChangeNoBit) {
       Instance alone(one);
       const auto copy = [](const tilewise_tensor& from, const tilewise_tensor& to,
                            std::int64_t skip) {
-        const std::vector<double> values = values_of(from);
+        const std::vector<double> values = verify::numbers_of(from);
         set_elements(to,
                      [&](std::int64_t i) { return values[static_cast<std::size_t>(skip + i)]; });
       };

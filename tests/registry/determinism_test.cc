@@ -168,7 +168,7 @@ struct Rows {
   std::int64_t first, count;
 };
 void copy_rows(const tilewise_tensor& from, Rows rows, const tilewise_tensor& to) {
-  const std::vector<double> values = values_of(from);
+  const std::vector<double> values = verify::numbers_of(from);
   const std::int64_t skip = rows.first * from.shape[1] * from.shape[2];
   set_elements(to, [&](std::int64_t i) { return values[static_cast<std::size_t>(skip + i)]; });
 }

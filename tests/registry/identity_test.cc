@@ -29,7 +29,7 @@ TEST(Identity, ProbabilitiesSumToOne) {
       run_for_bits(kernel->name, instance);
       // The two sums over 150 keys may round differently.
       const double limit = 2 * verify::ulp(dtype, 1) + (dtype == TILEWISE_FP64 ? 2e-15 : 1e-6);
-      for (const double x : values_of(instance.request().out)) {
+      for (const double x : verify::numbers_of(instance.request().out)) {
         ASSERT_NEAR(x, 1, limit) << kernel->name;
       }
     }
@@ -44,10 +44,11 @@ TEST(Identity, OutputsStayBetweenTheValues) {
     c.distribution = verify::Distribution::kOutlierElements;
     Instance instance(c);
     double largest = 0;
-    for (const double x : values_of(instance.request().v)) largest = std::max(largest, std::abs(x));
+    for (const double x : verify::numbers_of(instance.request().v))
+      largest = std::max(largest, std::abs(x));
     for (const Kernel* kernel : kernels_for(instance)) {
       run_for_bits(kernel->name, instance);
-      for (const double x : values_of(instance.request().out)) {
+      for (const double x : verify::numbers_of(instance.request().out)) {
         ASSERT_LE(std::abs(x), largest * (1 + 1e-6) + verify::ulp(dtype, largest)) << kernel->name;
       }
     }
@@ -68,10 +69,10 @@ TEST(Identity, ShiftedScoresShiftTheLseAlone) {
   for (const Kernel* kernel : runnable_kernels(Operation::kForward, TILEWISE_FP64)) {
     run_for_bits(kernel->name, plain);
     run_for_bits(kernel->name, shifted);
-    const auto out = values_of(plain.request().out);
-    const auto shifted_out = values_of(shifted.request().out);
-    const auto lse = values_of(plain.request().lse);
-    const auto shifted_lse = values_of(shifted.request().lse);
+    const auto out = verify::numbers_of(plain.request().out);
+    const auto shifted_out = verify::numbers_of(shifted.request().out);
+    const auto lse = verify::numbers_of(plain.request().lse);
+    const auto shifted_lse = verify::numbers_of(shifted.request().lse);
     for (std::size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(shifted_out[i], out[i], 1e-13);
     for (std::size_t i = 0; i < lse.size(); ++i) {
       ASSERT_NEAR(shifted_lse[i], lse[i] + kShift, 1e-13) << kernel->name;
@@ -98,8 +99,8 @@ TEST(Identity, PermutedKeysGiveTheSameResult) {
   for (const Kernel* kernel : runnable_kernels(Operation::kForward, TILEWISE_FP64)) {
     run_for_bits(kernel->name, plain);
     run_for_bits(kernel->name, reversed);
-    const auto expected = values_of(plain.request().out);
-    const auto out = values_of(reversed.request().out);
+    const auto expected = verify::numbers_of(plain.request().out);
+    const auto out = verify::numbers_of(reversed.request().out);
     for (std::size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(out[i], expected[i], 1e-13);
   }
 }
@@ -122,8 +123,8 @@ TEST(Identity, PartsMergeToTheWhole) {
   Instance instance(c);
   for (const Kernel* kernel : runnable_kernels(Operation::kForward, TILEWISE_FP64)) {
     run_for_bits(kernel->name, instance);
-    const auto whole = values_of(instance.request().out);
-    const auto whole_lse = values_of(instance.request().lse);
+    const auto whole = verify::numbers_of(instance.request().out);
+    const auto whole_lse = verify::numbers_of(instance.request().lse);
     std::vector<double> outs[2];
     std::vector<double> lses[2];
     const std::int64_t split = 37;
@@ -134,8 +135,8 @@ TEST(Identity, PartsMergeToTheWhole) {
       part.k = keys_from(part.k, first, count);
       part.v = keys_from(part.v, first, count);
       ASSERT_EQ(run_kernel(kernel->name, Operation::kForward, part), TILEWISE_OK);
-      outs[half] = values_of(part.out);
-      lses[half] = values_of(part.lse);
+      outs[half] = verify::numbers_of(part.out);
+      lses[half] = verify::numbers_of(part.lse);
     }
     for (std::size_t i = 0; i < whole.size(); ++i) {
       const RowIndex at =
@@ -163,8 +164,8 @@ TEST(Identity, ScoreGradientsSumToZero) {
   give_forward_results(instance);
   for (const Kernel* kernel : runnable_kernels(Operation::kBackward, TILEWISE_FP64)) {
     run_for_bits(kernel->name, instance);
-    for (const double x : values_of(instance.request().dbias)) ASSERT_NEAR(x, 0, 1e-12);
-    for (const double x : values_of(instance.request().dq)) {
+    for (const double x : verify::numbers_of(instance.request().dbias)) ASSERT_NEAR(x, 0, 1e-12);
+    for (const double x : verify::numbers_of(instance.request().dq)) {
       ASSERT_NEAR(x, 0, 1e-12) << kernel->name;
     }
   }
@@ -180,11 +181,12 @@ TEST(Identity, GradientOfTheLseIsWeightedByTheProbabilities) {
   Instance instance(c);
   set_elements(instance.request().dout, [](std::int64_t) { return 0.0; });
   give_forward_results(instance);
-  const auto dlse = values_of(instance.request().dlse);
+  const auto dlse = verify::numbers_of(instance.request().dlse);
   for (const Kernel* kernel : runnable_kernels(Operation::kBackward, TILEWISE_FP64)) {
     run_for_bits(kernel->name, instance);
-    for (const double x : values_of(instance.request().dv)) ASSERT_EQ(x, 0) << kernel->name;
-    const auto dbias = values_of(instance.request().dbias);
+    for (const double x : verify::numbers_of(instance.request().dv))
+      ASSERT_EQ(x, 0) << kernel->name;
+    const auto dbias = verify::numbers_of(instance.request().dbias);
     ASSERT_EQ(dbias.size(), dlse.size());
     for (std::size_t i = 0; i < dlse.size(); ++i) {
       ASSERT_NEAR(dbias[i], dlse[i], 1e-12) << kernel->name;
@@ -206,7 +208,7 @@ TEST(Identity, DropoutKeepsTheMean) {
       Instance instance(c);
       set_elements(instance.request().v, [](std::int64_t) { return 1.0; });
       run_for_bits(kernel->name, instance);
-      for (const double x : values_of(instance.request().out)) sum += x;
+      for (const double x : verify::numbers_of(instance.request().out)) sum += x;
       count += verify::element_count(instance.request().out);
     }
     EXPECT_NEAR(sum / static_cast<double>(count), 1, 0.01) << kernel->name;

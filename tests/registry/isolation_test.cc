@@ -83,7 +83,7 @@ bool holds(const Kernel& kernel, Operation operation, double x, double expected)
 
 std::int64_t count_other(const Kernel& kernel, const tilewise_tensor& tensor,
                          const std::vector<double>& expected) {
-  const std::vector<double> values = values_of(tensor);
+  const std::vector<double> values = verify::numbers_of(tensor);
   std::int64_t other = 0;
   for (std::size_t i = 0; i < values.size(); ++i)
     other += holds(kernel, Operation::kForward, values[i], expected[i]) ? 0 : 1;
@@ -110,7 +110,7 @@ TEST(NonFinite, UnseenKeysReachNothing) {
           }
           for (const auto member : {&tilewise_problem::out, &tilewise_problem::lse}) {
             EXPECT_EQ(count_other(*kernel, poisoned.request().*member,
-                                  values_of(clean.request().*member)),
+                                  verify::numbers_of(clean.request().*member)),
                       0)
                 << kernel->name << ": " << describe(isolation.description);
           }
@@ -139,8 +139,8 @@ TEST(NonFinite, NaNKeyReachesExactlyTheRowsThatSeeIt) {
       const auto sees = [&](const RowIndex& at) {
         return at.batch == 1 && at.head < 2 && at.row >= kKey;
       };
-      const std::vector<double> expected = values_of(clean.request().out);
-      const std::vector<double> out = values_of(poisoned.request().out);
+      const std::vector<double> expected = verify::numbers_of(clean.request().out);
+      const std::vector<double> out = verify::numbers_of(poisoned.request().out);
       for (std::size_t i = 0; i < out.size(); ++i) {
         const RowIndex at =
             row_index(clean.request().out, TILEWISE_BSHD, static_cast<std::int64_t>(i));
@@ -148,8 +148,8 @@ TEST(NonFinite, NaNKeyReachesExactlyTheRowsThatSeeIt) {
                              : holds(*kernel, Operation::kForward, out[i], expected[i]))
             << kernel->name << " row " << at.row << ": " << describe(c);
       }
-      const std::vector<double> expected_lse = values_of(clean.request().lse);
-      const std::vector<double> lse = values_of(poisoned.request().lse);
+      const std::vector<double> expected_lse = verify::numbers_of(clean.request().lse);
+      const std::vector<double> lse = verify::numbers_of(poisoned.request().lse);
       for (std::size_t i = 0; i < lse.size(); ++i) {
         const std::int64_t n = static_cast<std::int64_t>(i);
         const RowIndex at = {n / 280, n % 70, n / 70 % 4, 0};
@@ -201,8 +201,8 @@ TEST(NonFinite, NaNQueryStaysInItsRow) {
       run_for_bits(kernel->name, poisoned);
       const auto compare = [&](tilewise_tensor tilewise_problem::*member, std::int64_t first,
                                std::int64_t last) {
-        const std::vector<double> expected = values_of(clean.request().*member);
-        const std::vector<double> result = values_of(poisoned.request().*member);
+        const std::vector<double> expected = verify::numbers_of(clean.request().*member);
+        const std::vector<double> result = verify::numbers_of(poisoned.request().*member);
         for (std::size_t i = 0; i < result.size(); ++i) {
           const RowIndex at =
               row_index(clean.request().*member, TILEWISE_BSHD, static_cast<std::int64_t>(i));
@@ -235,8 +235,8 @@ TEST(NonFinite, NaNQuerySparesRowsThatSeeLaterKeys) {
       for (const Kernel* kernel : runnable_kernels(Operation::kForward, dtype)) {
         run_for_bits(kernel->name, clean);
         run_for_bits(kernel->name, poisoned);
-        const std::vector<double> expected = values_of(clean.request().lse);
-        const std::vector<double> lse = values_of(poisoned.request().lse);
+        const std::vector<double> expected = verify::numbers_of(clean.request().lse);
+        const std::vector<double> lse = verify::numbers_of(poisoned.request().lse);
         for (std::size_t row = 0; row < lse.size(); ++row) {
           const bool affected = static_cast<std::int64_t>(row) == poisoned_row;
           ASSERT_TRUE(affected ? std::isnan(lse[row]) : lse[row] == expected[row])
@@ -263,7 +263,7 @@ TEST(NonFinite, NaNWhoseBitsAreAllOnesStaysNaN) {
       for (const Kernel* kernel : runnable_kernels(Operation::kBackward, dtype)) {
         run_for_bits(kernel->name, instance);
         const auto expect_nan = [&](const tilewise_tensor& tensor, auto is_spoilt) {
-          const std::vector<double> values = values_of(tensor);
+          const std::vector<double> values = verify::numbers_of(tensor);
           for (std::size_t i = 0; i < values.size(); ++i) {
             const RowIndex at = row_index(tensor, TILEWISE_BSHD, static_cast<std::int64_t>(i));
             ASSERT_EQ(std::isnan(values[i]), at.head == 0 && is_spoilt(at.row))

@@ -43,7 +43,7 @@ TEST(Sizes, OfZeroAndOneAreComputed) {
               << kernel->name << ": " << problem::message() << describe(c);
           for (const auto member : {&tilewise_problem::out, &tilewise_problem::dq,
                                     &tilewise_problem::dk, &tilewise_problem::dv}) {
-            for (const double x : values_of(request.*member)) ASSERT_FALSE(std::isnan(x));
+            for (const double x : verify::numbers_of(request.*member)) ASSERT_FALSE(std::isnan(x));
           }
         }
       }
@@ -102,7 +102,7 @@ class Spread {
       memory_ = std::make_unique<SparseMemory>(static_cast<std::size_t>(bytes));
     if (!memory_->valid()) return {};
     spread.data = static_cast<std::byte*>(memory_->data()) + kRoom * used_++;
-    const std::vector<double> values = values_of(tensor);
+    const std::vector<double> values = verify::numbers_of(tensor);
     set_elements(spread, [&](std::int64_t i) { return values[static_cast<std::size_t>(i)]; });
     return spread;
   }
@@ -196,8 +196,9 @@ TEST(LargeSizes, MillionsOfEqualKeysGiveTheirValue) {
   for (const Kernel* kernel : runnable_kernels(Operation::kForward)) {
     instance.prepare(Operation::kForward);
     ASSERT_EQ(run_kernel(kernel->name, Operation::kForward, request), TILEWISE_OK);
-    for (const double x : values_of(request.out)) EXPECT_NEAR(x, 3.0, 1e-5) << kernel->name;
-    const std::vector<double> lse = values_of(request.lse);
+    for (const double x : verify::numbers_of(request.out))
+      EXPECT_NEAR(x, 3.0, 1e-5) << kernel->name;
+    const std::vector<double> lse = verify::numbers_of(request.lse);
     EXPECT_NEAR(lse[0], 1.0 + std::log(static_cast<double>(kCacheKeys - 1)), 1.6e-4)
         << kernel->name;
     EXPECT_NEAR(lse[1], 1.0 + std::log(static_cast<double>(kCacheKeys)), 1.6e-4) << kernel->name;

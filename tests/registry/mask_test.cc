@@ -88,7 +88,7 @@ std::size_t number_of(const tilewise_tensor& tensor, const RowIndex& at) {
 }
 
 void expect_visibility(const Case& c, const tilewise_problem& request, const char* kernel) {
-  const std::vector<double> out = values_of(request.out);
+  const std::vector<double> out = verify::numbers_of(request.out);
   const std::int64_t keys = verify::key_tokens(c);
   for (std::int64_t b = 0; b < c.batch; ++b) {
     for (std::int64_t h = 0; h < c.heads; ++h) {
@@ -117,13 +117,13 @@ void expect_pair_count(const Case& c, const tilewise_problem& request, const cha
     }
   }
   std::size_t seen = 0;
-  for (const double x : values_of(request.out)) seen += x > 0 ? 1 : 0;
+  for (const double x : verify::numbers_of(request.out)) seen += x > 0 ? 1 : 0;
   EXPECT_EQ(seen, expected) << kernel << ": " << describe(c);
 }
 
 void expect_counts_in_lse(const Case& c, const tilewise_problem& request, const char* kernel) {
-  const std::vector<double> lse = values_of(request.lse);
-  const std::vector<double> out = values_of(request.out);
+  const std::vector<double> lse = verify::numbers_of(request.lse);
+  const std::vector<double> out = verify::numbers_of(request.out);
   const std::size_t rows = static_cast<std::size_t>(verify::query_tokens(c));
   const std::size_t heads = static_cast<std::size_t>(c.heads);
   const std::size_t width = static_cast<std::size_t>(c.value_dim);
@@ -364,8 +364,8 @@ TEST(Masks, SlicesThatCoverACausalMaskGiveItsResult) {
       run_for_bits(kernel->name, instance);
       for (const auto member : {&tilewise_problem::out, &tilewise_problem::dq,
                                 &tilewise_problem::dk, &tilewise_problem::dv}) {
-        const std::vector<double> want = values_of(expected.request().*member);
-        const std::vector<double> have = values_of(instance.request().*member);
+        const std::vector<double> want = verify::numbers_of(expected.request().*member);
+        const std::vector<double> have = verify::numbers_of(instance.request().*member);
         for (std::size_t i = 0; i < want.size(); ++i) {
           ASSERT_NEAR(have[i], want[i], 1e-13) << kernel->name << ": " << describe(sliced);
         }

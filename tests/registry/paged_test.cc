@@ -229,8 +229,8 @@ TEST(Paged, CallsOnSomeOfThePagesAccumulate) {
     for (const Kernel* const kernel : paged_kernels(instance)) {
       if (kernel->device != TILEWISE_CPU) continue;
       run_for_bits(kernel->name, instance);
-      const std::vector<double> out = values_of(instance.request().out);
-      const std::vector<double> lse = values_of(instance.request().lse);
+      const std::vector<double> out = verify::numbers_of(instance.request().out);
+      const std::vector<double> lse = verify::numbers_of(instance.request().lse);
       set_elements(instance.request().out, [](std::int64_t) { return std::nan(""); });
       set_elements(instance.request().lse, [](std::int64_t) { return -HUGE_VAL; });
       std::int32_t used[2] = {48, 48};
@@ -246,10 +246,10 @@ TEST(Paged, CallsOnSomeOfThePagesAccumulate) {
                                3 * half * call.page_table.strides[1];
         ASSERT_EQ(run_call(kernel->name, c.operation, call), TILEWISE_OK) << problem::message();
       }
-      const std::vector<double> merged = values_of(instance.request().out);
+      const std::vector<double> merged = verify::numbers_of(instance.request().out);
       for (std::size_t i = 0; i < out.size(); ++i)
         ASSERT_NEAR(merged[i], out[i], 1e-6) << kernel->name << " element " << i;
-      const std::vector<double> merged_lse = values_of(instance.request().lse);
+      const std::vector<double> merged_lse = verify::numbers_of(instance.request().lse);
       for (std::size_t i = 0; i < lse.size(); ++i)
         ASSERT_NEAR(merged_lse[i], lse[i], 2e-6) << kernel->name << " row " << i;
     }

@@ -96,8 +96,8 @@ double error_in_pieces(const char* kernel, std::int64_t count, Instance& instanc
 // The rms of what the rounding of LSE to fp32 may do to `out`: it shifts the weights of two parts.
 double lse_rounding(const tilewise_problem& oracle) {
   double most = 0;
-  for (const double lse : values_of(oracle.lse)) most = std::max(most, std::fabs(lse));
-  const auto out = values_of(oracle.out);
+  for (const double lse : verify::numbers_of(oracle.lse)) most = std::max(most, std::fabs(lse));
+  const auto out = verify::numbers_of(oracle.out);
   const double squares = std::inner_product(out.begin(), out.end(), out.begin(), 0.0);
   return 0x1p-24 * most * std::sqrt(squares / static_cast<double>(out.size()));
 }
@@ -149,11 +149,11 @@ TEST(PartStates, OfRowsThatSeeNoKeyAreKept) {
         const RowIndex at = row_index(call.out, c.layout, i);
         return kind(at.row) == 1 ? 0.01 * static_cast<double>(i % 101) : std::nan("");
       });
-      const auto lse_before = values_of(call.lse);
-      const auto out_before = values_of(call.out);
+      const auto lse_before = verify::numbers_of(call.lse);
+      const auto out_before = verify::numbers_of(call.out);
       ASSERT_EQ(run_call(kernel->name, Operation::kForward, call), TILEWISE_OK)
           << problem::message();
-      const auto out = values_of(call.out);
+      const auto out = verify::numbers_of(call.out);
       for (std::size_t i = 0; i < out.size(); ++i) {
         const RowIndex at = row_index(call.out, c.layout, static_cast<std::int64_t>(i));
         const bool is_used = at.row < c.used_q[static_cast<std::size_t>(at.batch)];
@@ -165,7 +165,7 @@ TEST(PartStates, OfRowsThatSeeNoKeyAreKept) {
           ASSERT_TRUE(std::isfinite(out[i])) << kernel->name << " row " << at.row;
         }
       }
-      const auto lse = values_of(call.lse);
+      const auto lse = verify::numbers_of(call.lse);
       for (std::size_t i = 0; i < lse.size(); ++i) {
         if (kind(static_cast<std::int64_t>(i) % rows) == 0) continue;
         ASSERT_EQ(lse[i], lse_before[i]) << kernel->name;
@@ -186,8 +186,8 @@ TEST(PartStates, KeepNaNOfAnEarlierPart) {
     set_elements(call.lse, [&](std::int64_t i) { return i % 3 == 0 ? std::nan("") : -1000.0; });
     set_elements(call.out, [&](std::int64_t i) { return i % 16 == 5 ? std::nan("") : 1.0; });
     ASSERT_EQ(run_call(kernel->name, Operation::kForward, call), TILEWISE_OK);
-    const auto lse = values_of(call.lse);
-    const auto out = values_of(call.out);
+    const auto lse = verify::numbers_of(call.lse);
+    const auto out = verify::numbers_of(call.out);
     for (std::size_t i = 0; i < lse.size(); ++i)
       ASSERT_EQ(std::isnan(lse[i]), i % 3 == 0) << kernel->name;
     for (std::size_t i = 0; i < out.size(); ++i) {
@@ -279,24 +279,25 @@ TEST(PartGradients, NextToNaNAreAddedOnce) {
     c.alignment = TILEWISE_TOP_LEFT;
     Instance instance(c);
     give_forward_results(instance);
-    set_elements(instance.request().q, [&, values = values_of(instance.request().q)](auto i) {
-      const bool is_nan = row_index(instance.request().q, c.layout, i).row == 40 && i % 7 == 0;
-      return is_nan ? std::nan("") : values[static_cast<std::size_t>(i)];
-    });
+    set_elements(
+        instance.request().q, [&, values = verify::numbers_of(instance.request().q)](auto i) {
+          const bool is_nan = row_index(instance.request().q, c.layout, i).row == 40 && i % 7 == 0;
+          return is_nan ? std::nan("") : values[static_cast<std::size_t>(i)];
+        });
     tilewise_problem call = instance.request();
     for (const Kernel* kernel : host_kernels_of(dtype, c.operation)) {
       call.accumulate = 0;
       ASSERT_EQ(run_call(kernel->name, c.operation, call), TILEWISE_OK) << problem::message();
-      const auto dk = values_of(call.dk);
-      const auto dv = values_of(call.dv);
+      const auto dk = verify::numbers_of(call.dk);
+      const auto dv = verify::numbers_of(call.dv);
       EXPECT_TRUE(std::isnan(dk.front()) && std::isfinite(dk.back())) << kernel->name;
       call.accumulate = 1;
       for (const auto member :
            {&tilewise_problem::dq, &tilewise_problem::dk, &tilewise_problem::dv})
         set_elements(call.*member, [](std::int64_t) { return 0.5; });
       ASSERT_EQ(run_call(kernel->name, c.operation, call), TILEWISE_OK) << problem::message();
-      for (const auto& [before, after] :
-           {std::pair{dk, values_of(call.dk)}, std::pair{dv, values_of(call.dv)}}) {
+      for (const auto& [before, after] : {std::pair{dk, verify::numbers_of(call.dk)},
+                                          std::pair{dv, verify::numbers_of(call.dv)}}) {
         for (std::size_t i = 0; i < before.size(); ++i) {
           const double expected = static_cast<double>(static_cast<float>(0.5 + before[i]));
           ASSERT_TRUE(std::isnan(before[i]) ? std::isnan(after[i]) : after[i] == expected)
@@ -326,10 +327,10 @@ TEST(PartGradients, OfANarrowBiasAddUp) {
                           &tilewise_problem::dbias};
     for (const auto member : outputs) set_elements(call.*member, [](std::int64_t) { return 0.0; });
     ASSERT_EQ(run_call(kernel->name, c.operation, call), TILEWISE_OK) << problem::message();
-    const auto once = values_of(call.dbias);
+    const auto once = verify::numbers_of(call.dbias);
     EXPECT_LE(verify::error_norms(call.dbias, oracle.results().dbias).max, 0.05) << kernel->name;
     ASSERT_EQ(run_call(kernel->name, c.operation, call), TILEWISE_OK) << problem::message();
-    const auto twice = values_of(call.dbias);
+    const auto twice = verify::numbers_of(call.dbias);
     for (std::size_t i = 0; i < once.size(); ++i)
       ASSERT_EQ(twice[i], static_cast<double>(static_cast<float>(2 * once[i]))) << kernel->name;
   }

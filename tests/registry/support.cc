@@ -258,14 +258,6 @@ std::vector<std::uint64_t> run_for_bits(const char* kernel, Instance& instance,
   return output_bits(operation, instance.request());
 }
 
-std::vector<double> values_of(const tilewise_tensor& tensor) {
-  std::vector<double> values;
-  verify::for_each_element(tensor, [&](std::int64_t, std::int64_t offset) {
-    values.push_back(verify::read_element(tensor, offset));
-  });
-  return values;
-}
-
 RowIndex row_index(const tilewise_tensor& tensor, std::int32_t layout, std::int64_t number) {
   std::int64_t index[TILEWISE_MAX_RANK] = {0, 0, 0, 0};
   for (int d = tensor.rank - 1; d >= 0; --d) {

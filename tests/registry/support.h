@@ -15,6 +15,7 @@
 #include "verify/instance.h"
 #include "verify/judge.h"
 #include "verify/random.h"
+#include "verify/tensor.h"
 
 namespace tilewise::tests {
 
@@ -96,9 +97,6 @@ std::vector<std::uint64_t> tensor_bits(const tilewise_tensor& tensor);
 // Poisons the outputs, runs, and returns their bits; fails the test if the kernel refuses.
 std::vector<std::uint64_t> run_for_bits(const char* kernel, Instance& instance,
                                         const RunSetup& setup = {});
-
-// Returns the elements of a tensor in row-major order.
-std::vector<double> values_of(const tilewise_tensor& tensor);
 
 // Sets every element to value(row-major index).
 template <class Function>

@@ -174,8 +174,8 @@ void expect_climb_stays_in_its_row(std::int32_t dtype, const ClimbSize& size,
     run_for_bits(kernel->name, with);
     run_for_bits(kernel->name, without);
     for (const auto member : {&tilewise_problem::out, &tilewise_problem::lse}) {
-      const std::vector<double> result = values_of(with.request().*member);
-      const std::vector<double> expected = values_of(without.request().*member);
+      const std::vector<double> result = verify::numbers_of(with.request().*member);
+      const std::vector<double> expected = verify::numbers_of(without.request().*member);
       const auto width = static_cast<std::int64_t>(result.size()) / 140;
       for (std::size_t i = 0; i < result.size(); ++i) {
         const std::int64_t row = static_cast<std::int64_t>(i) / width;

@@ -115,8 +115,8 @@ TEST(UnifiedMaximum, RowsFallBackAlone) {
   const std::int32_t layout = instance.description().layout;
   for (const Kernel* const kernel : unified_kernels(TILEWISE_FP32)) {
     run_for_bits(kernel->name, instance);
-    const std::vector<double> expected = values_of(request.out);
-    const std::vector<double> queries = values_of(request.q);
+    const std::vector<double> expected = verify::numbers_of(request.out);
+    const std::vector<double> queries = verify::numbers_of(request.q);
     for (const double factor : {std::nan(""), 300.0}) {
       SCOPED_TRACE(std::string(kernel->name) + ", times " + std::to_string(factor));
       const auto is_changed = [&](const RowIndex& at) {
@@ -127,7 +127,7 @@ TEST(UnifiedMaximum, RowsFallBackAlone) {
                (is_changed(row_index(request.q, layout, i)) ? factor : 1);
       });
       EXPECT_GT(fallbacks_of(kernel->name, instance), 0);
-      const std::vector<double> out = values_of(request.out);
+      const std::vector<double> out = verify::numbers_of(request.out);
       for (std::size_t i = 0; i < out.size(); ++i) {
         if (is_changed(row_index(request.out, layout, static_cast<std::int64_t>(i)))) continue;
         ASSERT_EQ(out[i], expected[i]) << "element " << i;

@@ -73,7 +73,7 @@ void poison_unused(const Case& c, const tilewise_problem& request) {
 void expect_unused_rows(const Case& c, const tilewise_tensor& tensor, double expected,
                         const std::string& what) {
   if (tensor.rank == 0) return;
-  const std::vector<double> values = values_of(tensor);
+  const std::vector<double> values = verify::numbers_of(tensor);
   for (std::size_t i = 0; i < values.size(); ++i) {
     const RowIndex at = place_of(c, tensor, static_cast<std::int64_t>(i));
     if (is_unused(c, at)) {
@@ -92,8 +92,8 @@ void expect_same_numbers(const std::string& kernel, const Instance& clean,
   const Case& c = clean.description();
   for (const problem::NamedTensor& named : problem::kTensors) {
     if (named.role(c.operation) != problem::Role::kOutput) continue;
-    const std::vector<double> expected = values_of(clean.request().*named.member);
-    const std::vector<double> found = values_of(poisoned.request().*named.member);
+    const std::vector<double> expected = verify::numbers_of(clean.request().*named.member);
+    const std::vector<double> found = verify::numbers_of(poisoned.request().*named.member);
     for (std::size_t i = 0; i < found.size(); ++i) {
       const double bound = rounds_anew(kernel, c) ? 1e-2 + 0.02 * std::abs(expected[i]) : 0;
       const bool same = found[i] == expected[i] || std::abs(found[i] - expected[i]) <= bound;

@@ -7,6 +7,9 @@
 #include <functional>
 #include <limits>
 
+#include "problem/tensors.h"
+#include "verify/instance.h"
+#include "verify/oracle.h"
 #include "verify/random.h"
 #include "verify/tensor.h"
 
@@ -143,6 +146,49 @@ TEST(Accuracy, LseIsRelativeToOne) {
   EXPECT_FALSE(passes({0.5, 100, -HUGE_VAL}, {0.500011, 100, -HUGE_VAL}));
   EXPECT_FALSE(passes({0.5, 100, -HUGE_VAL}, {0.5, 100.0011, -HUGE_VAL}));
   EXPECT_FALSE(passes({0.5, 100, -1e30}, {0.5, 100, -HUGE_VAL}));
+}
+
+// A backward case with every gradient.
+Case backward_case(std::int32_t dtype) {
+  Case c;
+  c.operation = problem::Operation::kBackward;
+  c.dtype = dtype;
+  c.batch = c.heads = 2;
+  c.q_len = c.k_len = 100;
+  c.head_dim = c.value_dim = 64;
+  c.sink = c.bias.present = c.alibi = true;
+  c.gradients = kAllGradients | kDAlibiSlopes;
+  return c;
+}
+
+TEST(Accuracy, WhatIsLostBelowTheNormalNumbersIsNothingBesideOne) {
+  for (const std::int32_t dtype : {TILEWISE_FP64, TILEWISE_FP32}) {
+    const Instance instance(backward_case(dtype));
+    for (const bool flushes : {false, true}) {
+      const Underflow underflow(instance.description(), instance.request(), flushes);
+      for (const problem::NamedTensor& tensor : problem::kTensors) {
+        if (tensor.role(problem::Operation::kBackward) != problem::Role::kOutput) continue;
+        EXPECT_GT(underflow.error(tensor.member), 0) << tensor.name;
+        EXPECT_LT(underflow.error(tensor.member), dtype == TILEWISE_FP64 ? 1e-295 : 1e-25)
+            << tensor.name;
+      }
+    }
+  }
+}
+
+// A kernel that keeps denormals may not lose gradients that consist of them.
+TEST(Accuracy, DenormalGradientsExceedWhatIsLost) {
+  Case c = backward_case(TILEWISE_FP32);
+  c.distribution = Distribution::kSubnormal;
+  Instance instance(c);
+  Oracle oracle(instance.request());
+  oracle.run(c.operation);
+  const Underflow underflow(c, instance.request(), false);
+  for (const auto member : {&tilewise_problem::dq, &tilewise_problem::dk}) {
+    const double largest = largest_finite(numbers_of(oracle.results().*member));
+    EXPECT_LT(largest, 0x1p-126);
+    EXPECT_GT(largest, 100 * underflow.error(member));
+  }
 }
 
 TEST(Accuracy, UlpIsTheDistanceToTheNextNumber) {
