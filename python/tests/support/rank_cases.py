@@ -147,7 +147,7 @@ def stays_away(group: Any, before: int) -> list[tuple[str, int | None, str, floa
         dist.barrier(group)
         results.append(raised(fresh, timeout=60))
     else:
-        results.append(raised(fresh, timeout=0.5))
+        results.append(raised(fresh, timeout=1))
         dist.barrier(group)  # the group that lent its store is as usable as before
         results.append(raised(fresh, timeout=60))
     return results

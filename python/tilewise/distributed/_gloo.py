@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from tilewise.distributed._engine import GRACE, Broken, Engine, Message, RankTimeout
+from tilewise.distributed._engine import GRACE, Broken, Engine, Message, RankError, RankTimeout
 
 _FOREVER = datetime.timedelta(days=365)
 _LAST_TAG = 32767  # no message has it
@@ -73,7 +73,12 @@ class GlooTransport:
         self.rank, self.size = group.rank(), group.size()
         self._store = PrefixStore("tilewise.distributed", group.get_group_store())
         self._roll_call(timeout)
-        self._gloo: Any = dist.ProcessGroupGloo(self._store, self.rank, self.size, _seconds(timeout))
+        try:
+            self._gloo: Any = dist.ProcessGroupGloo(self._store, self.rank, self.size, _seconds(timeout))
+        except RuntimeError as error:
+            reason = f"rank {self.rank} cannot connect to all ranks"
+            self.post("failed", f"{self.rank} {reason}")
+            raise RankError(f"connecting the ranks: {reason} of {self.size}: {error}", self.rank) from error
         self._running: Optional[_Transfer] = None
         self._transfers: queue.SimpleQueue[Optional[_Transfer]] = queue.SimpleQueue()
         threading.Thread(target=_serve, args=(self._transfers,), name="tilewise.distributed", daemon=True).start()

@@ -68,7 +68,7 @@ class MpiTransport:
 
     def __init__(self, comm: MPI.Comm, timeout: float) -> None:
         self.rank, self.size = comm.rank, comm.size
-        self.any_thread = MPI.Query_thread() >= MPI.THREAD_SERIALIZED
+        self.any_thread = MPI.Query_thread() >= MPI.THREAD_MULTIPLE  # abort() may come during an exchange
         self._notices: dict[str, str] = {}
         self._sent: list[tuple[Any, Any]] = []  # requests and the memory of notices
         self._kept: list[_Part] = []  # of transfers that have failed
