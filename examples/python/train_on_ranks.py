@@ -4,8 +4,8 @@
     torchrun --nproc-per-node 2 examples/python/train_on_ranks.py README.md docs/*.md
     python examples/python/train_on_ranks.py README.md docs/*.md                    # one process: the same losses
 
-Each process holds some bytes of the sequence, and everything but attention works on these alone. Gradients of the weights
-are added up over the processes.
+Each process holds some bytes of the sequence, and everything but attention works on these alone. Gradients of the
+weights are added up over the processes.
 """
 
 from __future__ import annotations

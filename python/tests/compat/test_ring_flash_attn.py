@@ -10,16 +10,17 @@ import torch
 from ranks import Ranks
 from tilewise.compat._contents import ArgumentError
 
-TAIL = "dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), alibi_slopes=None, deterministic=False, " \
-    "return_attn_probs=False, group=None"  # fmt: skip
+TAIL = "dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), alibi_slopes=None, " \
+    "deterministic=False, return_attn_probs=False, group=None"  # fmt: skip
 LISTS = {
     "": "",
     "varlen_": "cu_seqlens, max_seqlen, ",
     "llama3": "cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, heads_k_stride, local_k_slice, ",
 }
 NAMES = {
-    "ring_flash_attn_": "", "zigzag_ring_flash_attn_": "", "stripe_flash_attn_": "", "ring_flash_attn_varlen_": "varlen_",
-    "zigzag_ring_flash_attn_varlen_": "varlen_", "llama3_flash_attn_varlen_": "llama3",
+    "ring_flash_attn_": "", "zigzag_ring_flash_attn_": "", "stripe_flash_attn_": "",
+    "ring_flash_attn_varlen_": "varlen_", "zigzag_ring_flash_attn_varlen_": "varlen_",
+    "llama3_flash_attn_varlen_": "llama3",
 }  # fmt: skip
 
 

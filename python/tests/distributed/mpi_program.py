@@ -15,9 +15,8 @@ def equals_one_rank(schedule: str, dtype: type, tolerance: float, packed: bool, 
     """Results and gradients are those of one rank."""
     rng = np.random.default_rng(0)
     batch = () if packed else (2,)
-    q, k, v, dout = (
-        rng.standard_normal((*batch, LENGTH, heads, dim)).astype(dtype) for heads, dim in ((4, 12), (2, 12), (2, 8), (4, 8))
-    )
+    shapes = ((4, 12), (2, 12), (2, 8), (4, 8))
+    q, k, v, dout = (rng.standard_normal((*batch, LENGTH, *shape)).astype(dtype) for shape in shapes)
     out, lse = tilewise.attention_forward(q, k, v, **options)
     want = ["dq", "dk", "dv", *(f"d{name}" for name in ("sink", "alibi_slopes") if name in options)]
     gradients = tilewise.attention_backward(dout, q, k, v, out, lse, want=want, **options)

@@ -26,5 +26,6 @@ def test_program(size: int) -> None:
     if (mpiexec := shutil.which("mpiexec")) is None:
         pytest.skip("mpiexec is not installed")
     command = [mpiexec, "-n", str(size), sys.executable, str(PROGRAM)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **ALLOWED}, check=False)
+    environment = {**os.environ, **ALLOWED}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
     assert done.returncode == 0 and "all is well" in done.stdout, done.stdout + done.stderr

@@ -25,7 +25,7 @@ _LAST_TAG = 32767  # no message has it
 
 
 def _seconds(seconds: float) -> datetime.timedelta:
-    return min(datetime.timedelta(seconds=min(max(seconds, 1e-3), 3e7)), _FOREVER)
+    return datetime.timedelta(seconds=min(max(seconds, 1e-3), 3e7))
 
 
 class _Transfer:
