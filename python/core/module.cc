@@ -6,57 +6,17 @@
 #include <tilewise/tilewise.hpp>
 
 #include "call.h"
+#include "distributed.h"
 #include "errors.h"
 #include "plan.h"
+#include "slots.h"
 
 namespace nb = nanobind;
 
 namespace tilewise::python {
 namespace {
 
-using Problem = tilewise_problem;
-
-// A tensor argument of a call: its field, and whether it is written.
-struct Slot {
-  const char* name;
-  tilewise_tensor Problem::*field;
-  Access access;
-};
-constexpr Slot kForward[] = {
-    {"q", &Problem::q, Access::kRead},      {"k", &Problem::k, Access::kRead},
-    {"v", &Problem::v, Access::kRead},      {"out", &Problem::out, Access::kWrite},
-    {"lse", &Problem::lse, Access::kWrite},
-};
-constexpr Slot kBackward[] = {
-    {"dout", &Problem::dout, Access::kRead},
-    {"q", &Problem::q, Access::kRead},
-    {"k", &Problem::k, Access::kRead},
-    {"v", &Problem::v, Access::kRead},
-    {"out", &Problem::out, Access::kRead},
-    {"lse", &Problem::lse, Access::kRead},
-    {"dlse", &Problem::dlse, Access::kRead},
-    {"dq", &Problem::dq, Access::kWrite},
-    {"dk", &Problem::dk, Access::kWrite},
-    {"dv", &Problem::dv, Access::kWrite},
-    {"dbias", &Problem::dbias, Access::kWrite},
-    {"dsink", &Problem::dsink, Access::kWrite},
-    {"dalibi_slopes", &Problem::dalibi_slopes, Access::kWrite},
-};
-
-template <std::size_t n>
-void set_slots(const Slot (&slots)[n], const nb::tuple& values, Call* call) {
-  if (values.size() != n) raise(PyExc_TypeError, "%zu tensors, must be %zu", values.size(), n);
-  for (std::size_t i = 0; i < n; ++i)
-    call->set_tensor(slots[i].field, slots[i].name, values[i], slots[i].access);
-}
-
-void set_slots(std::int32_t operation, const nb::tuple& values, Call* call) {
-  if (operation == TILEWISE_FORWARD) return set_slots(kForward, values, call);
-  set_slots(kBackward, values, call);
-}
-
-// Runs an operation once. `tensors` are in the order of kForward or kBackward, None for absent
-// ones.
+// Runs an operation once. `tensors` are in the order of slots.h.
 void run(std::int32_t operation, const char* caller, const nb::tuple& tensors,
          const nb::dict& options, nb::handle stream, nb::handle threads) {
   Call call(stream_number(stream));
@@ -130,4 +90,5 @@ NB_MODULE(_core, module) {
       .def_prop_ro("kernel", &Plan::kernel)
       .def_prop_ro("reason", &Plan::reason)
       .def_prop_ro("workspace_bytes", &Plan::workspace_bytes);
+  bind_distributed(module);
 }

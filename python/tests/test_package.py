@@ -104,7 +104,8 @@ def test_types_agree_with_each_other(tmp_path: Path) -> None:
     if importlib.util.find_spec("mypy") is None:
         pytest.skip("mypy is not installed")
     files = [path.relative_to(PACKAGE) for path in sorted(PACKAGE.rglob("*.py"))]
-    needs = {"torch": "torch", "compat": "torch", "transformers": "transformers", "jax.py": "jax"}
+    needs = dict.fromkeys(("torch", "compat", "distributed"), "torch")
+    needs |= {"transformers": "transformers", "jax.py": "jax"}
     shown = [path for path in files if importlib.util.find_spec(needs.get(path.parts[0], "numpy"))]
     modules = [".".join(("tilewise", *path.with_suffix("").parts)).removesuffix(".__init__") for path in shown]
     result = subprocess.run(

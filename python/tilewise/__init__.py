@@ -4,7 +4,7 @@
     out = tilewise.attention(q, k, v, causal=True)     # q (B, Sq, H, D), k and v (B, Sk, Hk, D)
 
 Beside this module, each imported by itself: tilewise.torch, tilewise.compat.flash_attn, tilewise.transformers,
-tilewise.jax. This one needs NumPy only.
+tilewise.jax, tilewise.distributed. This one needs NumPy only.
 """
 
 from __future__ import annotations

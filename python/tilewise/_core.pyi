@@ -14,6 +14,11 @@ class Plan:
     @property
     def workspace_bytes(self) -> int: ...
 
+class Communicator:
+    """engine: has exchange(sends, receives, timeout) and abort(), as tilewise.distributed._engine.Engine."""
+
+    def __init__(self, rank: int, size: int, any_thread: bool, engine: Any, /) -> None: ...
+
 def run(
     operation: int, caller: str, tensors: tuple[Any, ...], options: Any, stream: Any, threads: int | None, /
 ) -> None: ...
@@ -30,5 +35,20 @@ def make_plan(
 def run_plan(
     plan: Plan, caller: str, tensors: tuple[Any, ...], options: Any, workspace: Any, stream: Any, /
 ) -> None: ...
+def run_distributed(
+    operation: int,
+    caller: str,
+    tensors: tuple[Any, ...],
+    options: Any,
+    communicator: Communicator,
+    whole: tuple[str, int, int, float],
+    threads: int | None,
+    /,
+) -> None:
+    """whole: schedule, q_len, k_len, timeout in seconds."""
+
+def refuse_distributed(communicator: Communicator, timeout: float, /) -> None: ...
+def token_ranges(schedule: str, length: int, size: int, rank: int, /) -> list[tuple[int, int, int]]: ...
+def choose_schedule(caller: str, options: Any, batch: int, size: int, q_len: int, k_len: int, /) -> str: ...
 def kernels(operation: int, /) -> list[str]: ...
 def info() -> str: ...

@@ -1,0 +1,34 @@
+// A communicator whose messages Python sends and receives.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <tilewise/tilewise_distributed.h>
+
+#include <exception>
+
+namespace tilewise::python {
+
+// Ranks that exchange messages through a Python object with
+//   exchange(sends, receives, timeout_seconds)   sends and receives: lists of (memoryview, peer,
+//   tag) abort()
+// exchange() returns None, or (timed out, rank, message) of the rank that failed. Both are called
+// with the GIL, on the thread of a run or, with `any_thread`, on another one.
+class Communicator {
+ public:
+  Communicator(std::int32_t rank, std::int32_t size, bool any_thread, nanobind::object engine);
+  Communicator(const Communicator&) = delete;
+
+  const tilewise_communicator& get() const { return communicator_; }
+
+  // Throws what exchange() threw in Python, if it did.
+  void rethrow();
+
+ private:
+  tilewise_status exchange(const tilewise_exchange& request, std::int32_t* failed_rank) noexcept;
+
+  nanobind::object engine_;
+  tilewise_communicator communicator_ = {};
+  std::exception_ptr thrown_;
+};
+
+}  // namespace tilewise::python
