@@ -170,6 +170,8 @@ TEST(TokenPlan, EveryTokenIsOnOneRank) {
   const tilewise::TokenPlan tokens = small_plan(4);
   const tilewise_token_plan_info info = tokens.info();
   EXPECT_EQ(info.size, 4);
+  EXPECT_EQ(info.chunk_rows, 8);
+  EXPECT_EQ(info.stages, 2);
   EXPECT_EQ(info.area, 60 * 61 / 2 + 30 * 31 / 2 + 30 * 10);
   EXPECT_GE(info.largest_area, info.area_lower_bound);
   EXPECT_DOUBLE_EQ(info.imbalance,
