@@ -14,17 +14,18 @@
 #include "outputs.h"
 #include "random_inputs.h"
 #include "rank_mask.h"
+#include "schedule_flag.h"
 #include "table.h"
 #include "timeline_plot.h"
 
 namespace tilewise::cli {
 namespace {
 
+using distributed::Schedule;
 using distributed::magi::Mask;
 using distributed::magi::Plan;
 using distributed::simulation::Machine;
 using distributed::simulation::RankTimeline;
-using distributed::simulation::Schedule;
 using distributed::simulation::Step;
 using nlohmann::json;
 
@@ -76,7 +77,7 @@ Machine machine_of(const Flags& flags, const Shape& shape, const Mask& mask, dou
 // A schedule, and what is printed of it.
 struct Explained {
   SimulatedSchedule simulated;
-  std::optional<Plan> plan;  // of magi
+  std::optional<Plan> plan;  // of the balanced schedule
 
   const distributed::simulation::Work& work() const { return simulated.work; }
   const distributed::simulation::Timeline& timeline() const { return simulated.timeline; }
@@ -116,7 +117,7 @@ Explained explain_schedule(const Flags& flags, const Mask& mask, Schedule schedu
                            const Machine& machine) {
   const std::int64_t ranks = flags.integer("ranks", 1, kMostRanks, 1);
   Explained result;
-  if (schedule == Schedule::kMagi) {
+  if (schedule == Schedule::kBalanced) {
     result.plan.emplace();
     require(make_plan(mask,
                       {.ranks = ranks,
@@ -156,7 +157,7 @@ json rank_json(const Explained& explained, std::int64_t rank) {
 }
 
 json schedule_json(const Explained& explained, bool listed) {
-  json result = {{"name", schedule_name(explained.work().schedule)},
+  json result = {{"name", distributed::schedule_name(explained.work().schedule)},
                  {"steps", explained.work().steps},
                  {"imbalance", explained.imbalance()},
                  {"mean_received_bytes", explained.mean_bytes()},
@@ -179,7 +180,8 @@ void print_schedules(const std::vector<Explained>& schedules) {
   Table table({"schedule", "steps", "largest area / mean", "received: mean", "most", "messages",
                "predicted time", "efficiency"});
   for (const Explained& explained : schedules) {
-    table.add({schedule_name(explained.work().schedule), fmt::format("{}", explained.work().steps),
+    table.add({distributed::schedule_name(explained.work().schedule),
+               fmt::format("{}", explained.work().steps),
                fmt::format("{:.4f}", explained.imbalance()), format_bytes(explained.mean_bytes()),
                format_bytes(explained.most_bytes()), fmt::format("{}", explained.messages()),
                format_seconds(explained.timeline().seconds),
@@ -208,7 +210,7 @@ void print_ranks(const Explained& explained) {
                fmt::format("{}", explained.work().sum(r, &Step::messages)),
                format_seconds(timeline.computing()), format_seconds(timeline.end())});
   }
-  fmt::print("\n{}{}:\n\n{}", schedule_name(explained.work().schedule),
+  fmt::print("\n{}{}:\n\n{}", distributed::schedule_name(explained.work().schedule),
              count < ranks ? fmt::format(", {} of {} ranks", count, ranks) : "", table.text());
 }
 
@@ -241,8 +243,8 @@ Heading heading_of(const Flags& flags, const Machine& machine, double flops, dou
 }
 
 std::vector<Schedule> requested_schedules(const Flags& flags) {
-  const std::size_t choice = flags.choice("schedule", {"all", "ring", "zigzag", "striped", "magi"});
-  if (choice > 0) return {distributed::simulation::kSchedules[choice - 1]};
+  const auto chosen = static_cast<Schedule>(schedule_flag(flags, "all"));
+  if (chosen != Schedule::kAutomatic) return {chosen};
   return {std::begin(distributed::simulation::kSchedules),
           std::end(distributed::simulation::kSchedules)};
 }
@@ -255,10 +257,11 @@ void add_simulation_flags(Flags& flags) {
   flags.add_value("bandwidth", "GB/S", "of a rank's link, in each direction");
   flags.add_value("latency", "US", "microseconds for each message; default 5");
   flags.add_value("peak", "TFLOP/S", "speed of a rank; default: this machine, measured now");
-  flags.add_value("schedule", "all|ring|zigzag|striped|magi",
+  flags.add_value("schedule", "all|" + std::string(kScheduleNames),
                   "default all; one: its ranks are listed");
-  flags.add_value("chunk", "ROWS", "magi: queries that are dealt together; default automatic");
-  flags.add_value("stages", "N", "magi: parts in which keys arrive; default automatic, up to 8");
+  flags.add_value("chunk", "ROWS", "balanced: queries that are dealt together; default automatic");
+  flags.add_value("stages", "N",
+                  "balanced: parts in which keys arrive; default automatic, up to 8");
   flags.add_value("slices", "FILE", "the whole mask as int64 rows q0 q1 k0 k1 kind [head]");
   flags.add_value("cu-seqlens-q", "FILE", "starts of packed documents, and the end");
   flags.add_value("cu-seqlens-k", "FILE", "those of the keys; default: those of the queries");

@@ -7,9 +7,12 @@
 #include <cmath>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 
+#include "distributed/schedule.h"
 #include "program.h"
+#include "schedule_flag.h"
 #include "shard.h"
 
 namespace tilewise::cli {
@@ -21,7 +24,7 @@ namespace {
 using nlohmann::json;
 using PassOperation = problem::Operation;
 
-const std::vector<std::string> kSchedules = {"automatic", "contiguous", "zigzag", "striped"};
+constexpr const char* kAutomatic = "automatic";
 constexpr std::int64_t kMostRanks = 256;
 
 // What a rank tells of a pass; ranks of MPI send it as it is.
@@ -36,9 +39,28 @@ void check_status(tilewise_status status) {
 
 struct Setup {
   tilewise_distributed_options options;
+  std::optional<TokenPlan> token_plan;  // of the balanced schedule
   std::string kernel;
   std::int32_t size;
+
+  Tokens tokens_of(std::int32_t rank) const {
+    if (token_plan) {
+      return {token_plan->tokens_of(Side::kQueries, rank),
+              token_plan->tokens_of(Side::kKeys, rank)};
+    }
+    const auto schedule = static_cast<Schedule>(options.schedule);
+    return {tilewise::tokens_of(schedule, options.q_len, size, rank),
+            tilewise::tokens_of(schedule, options.k_len, size, rank)};
+  }
 };
+
+TokenPlan token_plan_of(const tilewise_problem& whole, const TokenPlanOptions& options) {
+  try {
+    return TokenPlan(whole, options);
+  } catch (const Error& error) {
+    throw UsageError(error.what());
+  }
+}
 
 Setup read_setup(const Flags& flags, const tilewise_problem& whole, const Executor& executor) {
   Setup setup;
@@ -49,13 +71,25 @@ Setup read_setup(const Flags& flags, const tilewise_problem& whole, const Execut
   tilewise_distributed_options_init(&setup.options);
   setup.options.q_len = query_rows(whole);
   setup.options.k_len = key_rows(whole);
-  setup.options.schedule = static_cast<std::int32_t>(flags.choice("schedule", kSchedules));
+  setup.options.schedule = schedule_flag(flags, kAutomatic);
   setup.options.max_concurrency = executor.threads();
   if (setup.options.schedule == TILEWISE_SCHEDULE_AUTOMATIC) {
     check_status(
         tilewise_distributed_schedule(&whole, &setup.options, setup.size, &setup.options.schedule));
+  } else if (setup.options.schedule == TILEWISE_SCHEDULE_BALANCED) {
+    setup.token_plan = token_plan_of(whole, {setup.options.q_len, setup.options.k_len, setup.size});
+    setup.options.token_plan = setup.token_plan->get();
   }
   return setup;
+}
+
+// The mask is in the token plan.
+tilewise_problem without_mask(const tilewise_problem& request) {
+  tilewise_problem problem = request;
+  problem.slices = problem.cu_seqlens_q = problem.cu_seqlens_k = {};
+  problem.causal = 0;
+  problem.window_left = problem.window_right = -1;
+  return problem;
 }
 
 RankReport run_pass(PassOperation operation, const Setup& setup, const Shard& shard,
@@ -88,7 +122,7 @@ Reports run_threads(const Setup& setup, const tilewise_problem& whole,
   const LocalGroup group(setup.size);
   std::vector<std::unique_ptr<Shard>> shards;
   for (std::int32_t rank = 0; rank < setup.size; ++rank)
-    shards.push_back(std::make_unique<Shard>(whole, setup.options.schedule, setup.size, rank));
+    shards.push_back(std::make_unique<Shard>(whole, setup.tokens_of(rank)));
   Reports reports(passes.size(), std::vector<RankReport>(shards.size()));
   std::mutex mutex;
   std::string error;  // of the rank that failed first
@@ -136,7 +170,7 @@ Reports run_process(const Setup& setup, const tilewise_problem& whole,
                     const std::vector<PassOperation>& passes, const Executor& executor) {
   const std::int32_t rank = process_ranks->rank;
   Reports reports(passes.size(), std::vector<RankReport>(static_cast<std::size_t>(setup.size)));
-  Shard own(whole, setup.options.schedule, setup.size, rank);
+  Shard own(whole, setup.tokens_of(rank));
   for (std::size_t p = 0; p < passes.size(); ++p) {
     RankReport& report = reports[p][static_cast<std::size_t>(rank)];
     report = run_pass(passes[p], setup, own, *process_ranks, executor);
@@ -144,7 +178,7 @@ Reports run_process(const Setup& setup, const tilewise_problem& whole,
     if (rank != 0) continue;
     own.put(passes[p], whole);
     for (std::int32_t other = 1; other < setup.size; ++other) {
-      Shard theirs(whole, setup.options.schedule, setup.size, other);
+      Shard theirs(whole, setup.tokens_of(other));
       send_or_receive(
           results_of(theirs, passes[p], other, &reports[p][static_cast<std::size_t>(other)]),
           false);
@@ -173,8 +207,8 @@ json report_of(const std::vector<RankReport>& ranks) {
 void add_rank_flags(Flags& flags) {
   flags.begin_group("Ranks");
   flags.add_value("ranks", "N", "divide the sequences between N ranks, each a thread");
-  flags.add_value("schedule", "NAME",
-                  "which tokens a rank holds: automatic, contiguous, zigzag or striped");
+  flags.add_value("schedule", kAutomatic + ("|" + std::string(kScheduleNames)),
+                  "which tokens a rank holds; balanced: any mask, without bias and dropout");
 }
 
 bool runs_on_ranks(const Flags& flags) {
@@ -187,15 +221,17 @@ bool runs_on_ranks(const Flags& flags) {
 
 bool writes_results() { return process_ranks == nullptr || process_ranks->rank == 0; }
 
-json run_on_ranks(const Flags& flags, const tilewise_problem& whole,
+json run_on_ranks(const Flags& flags, const tilewise_problem& request,
                   const std::vector<PassOperation>& passes, const Executor& executor) {
   if (executor.on_cuda()) throw UsageError("--device: several ranks work on the cpu");
-  const Setup setup = read_setup(flags, whole, executor);
+  const Setup setup = read_setup(flags, request, executor);
+  const tilewise_problem whole = setup.token_plan ? without_mask(request) : request;
   const Reports reports = process_ranks != nullptr ? run_process(setup, whole, passes, executor)
                                                    : run_threads(setup, whole, passes, executor);
   json result = {{"threads", executor.threads()},
                  {"ranks", setup.size},
-                 {"schedule", kSchedules[static_cast<std::size_t>(setup.options.schedule)]}};
+                 {"schedule", distributed::schedule_name(
+                                  static_cast<distributed::Schedule>(setup.options.schedule))}};
   for (std::size_t p = 0; p < passes.size(); ++p)
     result[passes[p] == PassOperation::kForward ? "forward" : "backward"] = report_of(reports[p]);
   return result;

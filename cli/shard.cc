@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
-#include "flags.h"
 #include "problem/tensors.h"
 #include "verify/tensor.h"
 
@@ -16,20 +16,6 @@ using problem::present;
 int row_dimension(const tilewise_tensor& tensor, std::int32_t layout) {
   if (tensor.rank == 3) return 0;
   return layout == TILEWISE_BHSD ? 2 : 1;
-}
-
-std::vector<std::int64_t> tokens_of(std::int32_t schedule, std::int64_t length, std::int32_t size,
-                                    std::int32_t rank) {
-  tilewise_token_range ranges[TILEWISE_MAX_TOKEN_RANGES];
-  std::int32_t count = 0;
-  if (tilewise_token_ranges(schedule, length, size, rank, ranges, &count) != TILEWISE_OK)
-    throw UsageError(tilewise_last_error());
-  std::vector<std::int64_t> tokens;
-  for (std::int32_t r = 0; r < count; ++r) {
-    for (std::int64_t token = ranges[r].begin; token < ranges[r].end; token += ranges[r].stride)
-      tokens.push_back(token);
-  }
-  return tokens;
 }
 
 // Copies an element, rounded if the dtypes differ.
@@ -112,11 +98,8 @@ void Shard::cut(const tilewise_problem& whole, const Part& part) {
   problem_.*part.member = own;
 }
 
-Shard::Shard(const tilewise_problem& whole, std::int32_t schedule, std::int32_t size,
-             std::int32_t rank)
-    : problem_(whole),
-      queries_(tokens_of(schedule, query_rows(whole), size, rank)),
-      keys_(tokens_of(schedule, key_rows(whole), size, rank)) {
+Shard::Shard(const tilewise_problem& whole, Tokens tokens)
+    : problem_(whole), tokens_(std::move(tokens)) {
   find_parts();
   for (const Part& part : parts_) cut(whole, part);
 }

@@ -10,10 +10,16 @@
 
 namespace tilewise::cli {
 
+// The positions in the whole of the tokens that a rank holds, in the order of its rows.
+struct Tokens {
+  std::vector<std::int64_t> queries;
+  std::vector<std::int64_t> keys;
+};
+
 class Shard {
  public:
   // Copies the rank's tokens of the whole, whose outputs must be there.
-  Shard(const tilewise_problem& whole, std::int32_t schedule, std::int32_t size, std::int32_t rank);
+  Shard(const tilewise_problem& whole, Tokens tokens);
   Shard(const Shard&) = delete;
   Shard& operator=(const Shard&) = delete;
 
@@ -27,21 +33,21 @@ class Shard {
 
  private:
   using Member = tilewise_tensor tilewise_problem::*;
-  using Tokens = std::vector<std::int64_t>;
   struct Part {
     Member member;
     int dimension;  // of the tokens; -1: all ranks have the same tensor
     bool of_keys;
   };
 
-  const Tokens& tokens(const Part& part) const { return part.of_keys ? keys_ : queries_; }
+  const std::vector<std::int64_t>& tokens(const Part& part) const {
+    return part.of_keys ? tokens_.keys : tokens_.queries;
+  }
   void find_parts();
   void cut(const tilewise_problem& whole, const Part& part);
 
   tilewise_problem problem_;
   std::vector<Part> parts_;
-  Tokens queries_;
-  Tokens keys_;
+  Tokens tokens_;
   std::vector<std::vector<std::byte>> memory_;
 };
 

@@ -131,11 +131,11 @@ std::vector<std::int64_t> drawn_ranks(std::int64_t ranks) {
 std::string draw_panel(const SimulatedSchedule& schedule, const TimeAxis& axis, double top) {
   const std::vector<std::int64_t> ranks = drawn_ranks(schedule.work.ranks);
   const double bottom = top + kPanelHeader + kRankHeight * static_cast<double>(ranks.size());
-  std::string svg = text_at(kMargin, top + 14, "start", 15, kInk,
-                            distributed::simulation::schedule_name(schedule.work.schedule),
-                            " font-weight=\"600\"");
+  std::string svg =
+      text_at(kMargin, top + 14, "start", 15, kInk,
+              distributed::schedule_name(schedule.work.schedule), " font-weight=\"600\"");
   svg += text_at(
-      kLeft, top + 14, "start", 12.5, kInk,
+      kLeft + 16, top + 14, "start", 12.5, kInk,
       fmt::format("{}, efficiency {:.1f} %, {} {}", format_seconds(schedule.timeline.seconds),
                   100 * schedule.timeline.efficiency(), schedule.work.steps,
                   schedule.work.steps == 1 ? "step" : "steps"));

@@ -4,27 +4,62 @@ namespace gpt {
 
 using tilewise::Operation;
 
+namespace {
+
+template <class Plan>
+tilewise::Workspace workspace_of(const Plan& plan) {
+  return std::visit([](const auto& made) { return made.make_workspace(); }, plan);
+}
+
+}  // namespace
+
 template <class T>
 Attention<T>::Attention(const ModelConfig& config, std::int64_t batch, std::int64_t length,
-                        const std::string& kernel, const Compute& compute)
+                        const std::string& kernel, const Compute& compute, const Ranks* ranks)
     : config_(config),
       batch_(batch),
-      length_(length),
+      length_(ranks == nullptr ? length
+                               : static_cast<std::int64_t>(ranks->positions(length).size())),
       compute_(compute),
-      forward_plan_(Operation::kForward, forward_problem(nullptr, nullptr, nullptr),
-                    {kernel, "", compute.threads()}),
-      backward_plan_(Operation::kBackward, backward_problem({}), {kernel, "", compute.threads()}),
-      forward_workspace_(forward_plan_.make_workspace()),
-      backward_workspace_(backward_plan_.make_workspace()) {}
+      forward_plan_(make_plan(Operation::kForward, forward_problem(nullptr, nullptr, nullptr),
+                              length, {kernel, "", compute.threads()}, ranks)),
+      backward_plan_(make_plan(Operation::kBackward, backward_problem({}), length,
+                               {kernel, "", compute.threads()}, ranks)),
+      forward_workspace_(workspace_of(forward_plan_)),
+      backward_workspace_(workspace_of(backward_plan_)) {}
+
+template <class T>
+typename Attention<T>::AttentionPlan Attention<T>::make_plan(Operation operation,
+                                                             const tilewise::Problem& problem,
+                                                             std::int64_t length,
+                                                             const tilewise::PlanOptions& options,
+                                                             const Ranks* ranks) {
+  if (ranks == nullptr) return tilewise::Plan(operation, problem, options);
+  tilewise::DistributedOptions distributed;
+  distributed.q_len = distributed.k_len = length;
+  distributed.schedule = Ranks::kSchedule;
+  distributed.kernels = options;
+  return tilewise::DistributedPlan(operation, problem, distributed, ranks->communicator());
+}
+
+template <class T>
+std::string Attention<T>::kernel() const {
+  const auto* const plan = std::get_if<tilewise::Plan>(&forward_plan_);
+  return plan != nullptr ? plan->kernel() : "ring";
+}
 
 template <class T>
 void Attention<T>::forward(const T* qkv, T* out, T* lse) const {
-  forward_plan_.run(forward_problem(qkv, out, lse), forward_workspace_, compute_.executor());
+  const tilewise::Problem problem = forward_problem(qkv, out, lse);
+  std::visit([&](const auto& plan) { plan.run(problem, forward_workspace_, compute_.executor()); },
+             forward_plan_);
 }
 
 template <class T>
 void Attention<T>::backward(const Gradient& arrays) const {
-  backward_plan_.run(backward_problem(arrays), backward_workspace_, compute_.executor());
+  const tilewise::Problem problem = backward_problem(arrays);
+  std::visit([&](const auto& plan) { plan.run(problem, backward_workspace_, compute_.executor()); },
+             backward_plan_);
 }
 
 template <class T>

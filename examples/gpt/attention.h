@@ -1,14 +1,16 @@
 // Causal attention of one layer through the public interface of Tilewise: two plans made once for
 // the shape, one workspace, and views into the layer's packed q, k, v buffer. The model uses
-// attention only through this file.
+// attention only through this file. Over several ranks it is ring attention.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <tilewise/tilewise.hpp>
+#include <variant>
 
 #include "compute.h"
 #include "config.h"
+#include "ranks.h"
 
 namespace gpt {
 
@@ -23,9 +25,10 @@ template <class T>
 class Attention {
  public:
   // Makes plans for batch sequences of `length` tokens. `kernel` forces a kernel by name; empty
-  // means the library's choice. Throws tilewise::Error. `compute` must outlive the object.
+  // means the library's choice. With `ranks`, q, k and v have this rank's tokens of each sequence,
+  // and S below is their number. Throws tilewise::Error. `compute` must outlive the object.
   Attention(const ModelConfig& config, std::int64_t batch, std::int64_t length,
-            const std::string& kernel, const Compute& compute);
+            const std::string& kernel, const Compute& compute, const Ranks* ranks = nullptr);
 
   // Computes out (B, S, H, D) and lse (B, H, S) from qkv (B, S, (H + 2 Hk) D).
   void forward(const T* qkv, T* out, T* lse) const;
@@ -39,7 +42,7 @@ class Attention {
   };
   void backward(const Gradient& arrays) const;
 
-  std::string kernel() const { return forward_plan_.kernel(); }
+  std::string kernel() const;  // "ring" over several ranks
   AttentionMemory memory() const;
 
  private:
@@ -50,10 +53,14 @@ class Attention {
 
   ModelConfig config_;
   std::int64_t batch_;
-  std::int64_t length_;
+  std::int64_t length_;  // S
   const Compute& compute_;
-  tilewise::Plan forward_plan_;
-  tilewise::Plan backward_plan_;
+  using AttentionPlan = std::variant<tilewise::Plan, tilewise::DistributedPlan>;
+  static AttentionPlan make_plan(tilewise::Operation operation, const tilewise::Problem& problem,
+                                 std::int64_t length, const tilewise::PlanOptions& options,
+                                 const Ranks* ranks);
+  AttentionPlan forward_plan_;
+  AttentionPlan backward_plan_;
   tilewise::Workspace forward_workspace_;
   tilewise::Workspace backward_workspace_;
 };

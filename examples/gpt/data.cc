@@ -69,4 +69,16 @@ void sample_batch(const Corpus& corpus, std::int64_t sequences, std::int64_t len
   }
 }
 
+void keep_positions(std::span<const std::int64_t> positions, std::int64_t length, Batch* batch) {
+  for (std::vector<std::uint8_t>* const bytes : {&batch->inputs, &batch->targets}) {
+    std::vector<std::uint8_t> kept;
+    const auto all = static_cast<std::int64_t>(bytes->size());
+    for (std::int64_t first = 0; first < all; first += length) {
+      for (const std::int64_t position : positions)
+        kept.push_back((*bytes)[static_cast<std::size_t>(first + position)]);
+    }
+    *bytes = std::move(kept);
+  }
+}
+
 }  // namespace gpt

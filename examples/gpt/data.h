@@ -32,4 +32,7 @@ struct Batch {
 void sample_batch(const Corpus& corpus, std::int64_t sequences, std::int64_t length, Random& random,
                   Batch* batch);
 
+// Keeps the tokens with these positions of each sequence of `length` tokens.
+void keep_positions(std::span<const std::int64_t> positions, std::int64_t length, Batch* batch);
+
 }  // namespace gpt

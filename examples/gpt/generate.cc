@@ -65,7 +65,8 @@ const std::vector<T>& Decoder<T>::feed(std::uint8_t token) {
 // Rotates q and k, appends k and v to the cache, and computes the attention of q over all of it.
 template <class T>
 void Decoder<T>::attend(std::size_t layer) {
-  rotary_.apply(compute_, config_, {1, 1, position_}, Rotary<T>::Direction::kForward, qkv_.data());
+  rotary_.apply(compute_, config_, {1, {&position_, 1}}, Rotary<T>::Direction::kForward,
+                qkv_.data());
   const T* key = qkv_.data() + config_.q_width();
   const T* value = key + config_.kv_width();
   std::copy(key, value, keys_[layer].data() + position_ * config_.kv_width());

@@ -107,7 +107,8 @@ void Rotary<T>::apply(const Compute& compute, const ModelConfig& config, const R
   const T sign = direction == Direction::kForward ? T(1) : T(-1);
   compute.parallel_blocks(rows.n, kRowBlock, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t row = first; row < last; ++row) {
-      const std::int64_t position = rows.first_position + row % rows.length;
+      const auto place = static_cast<std::size_t>(row) % rows.positions.size();
+      const std::int64_t position = rows.positions[place];
       const T* cosine = cosine_.data() + position * pairs_;
       const T* sine = sine_.data() + position * pairs_;
       for (std::int64_t head = 0; head < heads; ++head) {
@@ -180,17 +181,17 @@ void embed_backward(const Compute& compute, const std::uint8_t* tokens, const T*
 
 template <class T>
 double cross_entropy(const Compute& compute, const std::uint8_t* targets, std::int64_t n,
-                     T* logits) {
+                     std::int64_t total, T* logits) {
   std::vector<double> losses(static_cast<std::size_t>(n));
   double* loss_of = losses.data();
-  const T weight = T(1) / static_cast<T>(n);
+  const T weight = T(1) / static_cast<T>(total);
   compute.parallel_blocks(n, kRowBlock, [=](std::int64_t first, std::int64_t last) {
     for (std::int64_t row = first; row < last; ++row)
       loss_of[row] = cross_entropy_row(targets[row], weight, logits + row * kVocabulary);
   });
   double sum = 0;
   for (const double loss : losses) sum += loss;
-  return sum / static_cast<double>(n);
+  return sum / static_cast<double>(total);
 }
 
 #define GPT_INSTANTIATE(T)                                                                       \
@@ -205,7 +206,8 @@ double cross_entropy(const Compute& compute, const std::uint8_t* targets, std::i
                       T*);                                                                       \
   template void embed_backward(const Compute&, const std::uint8_t*, const T*, std::int64_t,      \
                                std::int64_t, T*);                                                \
-  template double cross_entropy(const Compute&, const std::uint8_t*, std::int64_t, T*);
+  template double cross_entropy(const Compute&, const std::uint8_t*, std::int64_t, std::int64_t, \
+                                T*);
 GPT_INSTANTIATE(float)
 GPT_INSTANTIATE(double)
 #undef GPT_INSTANTIATE

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "compute.h"
@@ -37,11 +38,10 @@ class Rotary {
   enum class Direction { kForward, kBackward };  // the gradient is rotated back
 
   // Rotates the q and k heads of qkv (n, (H + 2 Hk) D) in place. The position of row r is
-  // first_position + r % length.
+  // positions[r % positions.size()]: those of the tokens of one sequence.
   struct Rows {
     std::int64_t n;
-    std::int64_t length;
-    std::int64_t first_position;
+    std::span<const std::int64_t> positions;
   };
   void apply(const Compute& compute, const ModelConfig& config, const Rows& rows,
              Direction direction, T* qkv) const;
@@ -72,10 +72,10 @@ template <class T>
 void embed_backward(const Compute& compute, const std::uint8_t* tokens, const T* dout,
                     std::int64_t n, std::int64_t width, T* dembedding);
 
-// Returns the mean over the tokens of -log softmax(logits)[target]. logits (n, 256) become the
-// gradient of that mean. The sum over the tokens is in double, in order.
+// Returns what n tokens contribute to the mean of -log softmax(logits)[target] over `total` tokens.
+// logits (n, 256) become the gradient of that mean. The sum over the tokens is in double, in order.
 template <class T>
 double cross_entropy(const Compute& compute, const std::uint8_t* targets, std::int64_t n,
-                     T* logits);
+                     std::int64_t total, T* logits);
 
 }  // namespace gpt

@@ -1,13 +1,9 @@
 // gpt_demo trains the same small GPT twice, with standard and with tiled attention, and compares.
 #include <algorithm>
-#include <charconv>
 #include <cstdio>
-#include <cstring>
-#include <exception>
-#include <stdexcept>
 #include <string>
-#include <string_view>
 
+#include "arguments.h"
 #include "attention.h"
 #include "capture.h"
 #include "data.h"
@@ -47,38 +43,14 @@ struct Arguments {
   std::int64_t threads = 0;
 };
 
-class UsageError : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
-
-std::int64_t parse_integer(const std::string& name, std::string_view text, std::int64_t low,
-                           std::int64_t high) {
-  std::int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < low || value > high) {
-    throw UsageError(name + " is '" + std::string(text) + "', must be an integer from " +
-                     std::to_string(low) + " to " + std::to_string(high));
-  }
-  return value;
-}
-
 Arguments parse_arguments(int argc, char** argv) {
+  const gpt::Arguments given(argc, argv, {"--source", "--save", "--steps", "--seed", "--threads"});
   Arguments arguments;
-  for (int i = 1; i < argc; ++i) {
-    const std::string name = argv[i];
-    const bool known = name == "--source" || name == "--save" || name == "--steps" ||
-                       name == "--seed" || name == "--threads";
-    if (!known) throw UsageError("unknown argument '" + name + "'; see --help");
-    if (i + 1 == argc) throw UsageError(name + " needs a value");
-    const std::string value = argv[++i];
-    if (name == "--source") arguments.source = value;
-    if (name == "--save") arguments.save = value;
-    if (name == "--steps") arguments.steps = parse_integer(name, value, 1, 100000);
-    if (name == "--seed") arguments.seed = parse_integer(name, value, 0, INT64_MAX - 1);
-    if (name == "--threads") arguments.threads = parse_integer(name, value, 0, 1024);
-  }
-  if (arguments.source.empty()) throw UsageError("--source is missing; see --help");
+  arguments.save = given.text("--save");
+  arguments.steps = given.integer("--steps", 1, 100000, arguments.steps);
+  arguments.seed = given.integer("--seed", 0, INT64_MAX - 1, arguments.seed);
+  arguments.threads = given.integer("--threads", 0, 1024, arguments.threads);
+  arguments.source = given.required("--source");
   return arguments;
 }
 
@@ -146,7 +118,9 @@ void print_generated(const gpt::ModelConfig& config, gpt::Parameters<float>& par
   gpt::print_text(prompt + gpt::generate(decoder, prompt, options));
 }
 
-int run(const Arguments& arguments) {
+int run(int argc, char** argv) {
+  tilewise::io::remove_temporaries_on_signal();
+  const Arguments arguments = parse_arguments(argc, argv);
   const gpt::Compute compute(static_cast<std::int32_t>(arguments.threads));
   const gpt::Corpus corpus = gpt::read_corpus(arguments.source);
   const gpt::ModelConfig config;
@@ -181,21 +155,4 @@ int run(const Arguments& arguments) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  try {
-    for (int i = 1; i < argc; ++i) {
-      if (std::strcmp(argv[i], "--help") == 0) {
-        std::fputs(kHelp, stdout);
-        return 0;
-      }
-    }
-    tilewise::io::remove_temporaries_on_signal();
-    return run(parse_arguments(argc, argv));
-  } catch (const UsageError& error) {
-    std::fprintf(stderr, "gpt_demo: %s\n", error.what());
-    return 2;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "gpt_demo: %s\n", error.what());
-    return 1;
-  }
-}
+int main(int argc, char** argv) { return gpt::run_program(argc, argv, kHelp, run); }

@@ -1,17 +1,29 @@
 #include "model.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace gpt {
+namespace {
+
+std::vector<std::int64_t> positions_of(std::int64_t length, const Ranks* ranks) {
+  if (ranks != nullptr) return ranks->positions(length);
+  std::vector<std::int64_t> positions(static_cast<std::size_t>(length));
+  std::iota(positions.begin(), positions.end(), std::int64_t{0});
+  return positions;
+}
+
+}  // namespace
 
 template <class T>
 Model<T>::Model(const ModelConfig& config, std::int64_t batch, std::int64_t length,
-                const std::string& attention_kernel, const Compute& compute)
+                const std::string& attention_kernel, const Compute& compute, const Ranks* ranks)
     : config_(config),
-      length_(length),
-      tokens_(batch * length),
+      positions_(positions_of(length, ranks)),
+      tokens_(batch * static_cast<std::int64_t>(positions_.size())),
+      all_tokens_(batch * length),
       compute_(compute),
-      attention_(config, batch, length, attention_kernel, compute),
+      attention_(config, batch, length, attention_kernel, compute, ranks),
       product_(compute),
       rotary_(length, config.head_dim),
       layers_(static_cast<std::size_t>(config.layers)) {
@@ -59,7 +71,7 @@ void Model<T>::layer_forward(const LayerWeights<T>& weights, LayerActivations<T>
   rms_norm(compute_, kept.input.data(), weights.attention_gain, tokens_, config_.width,
            kept.attention_normed.data());
   project(kept.attention_normed, weights.qkv, kept.qkv);
-  rotary_.apply(compute_, config_, {tokens_, length_, 0}, Rotary<T>::Direction::kForward,
+  rotary_.apply(compute_, config_, {tokens_, positions_}, Rotary<T>::Direction::kForward,
                 kept.qkv.data());
   attention_.forward(kept.qkv.data(), kept.attention.data(), kept.lse.data());
   project(kept.attention, weights.out, branch_);
@@ -79,7 +91,7 @@ template <class T>
 double Model<T>::step(Parameters<T>& parameters, std::span<const std::uint8_t> tokens,
                       std::span<const std::uint8_t> targets, Parameters<T>& gradient) {
   forward(parameters, tokens);
-  const double loss = cross_entropy(compute_, targets.data(), tokens_, logits_.data());
+  const double loss = cross_entropy(compute_, targets.data(), tokens_, all_tokens_, logits_.data());
   backward(parameters, tokens, gradient);
   return loss;
 }
@@ -126,7 +138,7 @@ void Model<T>::attention_backward(const LayerWeights<T>& weights, const LayerAct
   project_backward({kept.attention, weights.out, dresidual_, dattention_, gradient.out});
   attention_.backward(
       {kept.qkv.data(), kept.attention.data(), kept.lse.data(), dattention_.data(), dqkv_.data()});
-  rotary_.apply(compute_, config_, {tokens_, length_, 0}, Rotary<T>::Direction::kBackward,
+  rotary_.apply(compute_, config_, {tokens_, positions_}, Rotary<T>::Direction::kBackward,
                 dqkv_.data());
   project_backward({kept.attention_normed, weights.qkv, dqkv_, branch_, gradient.qkv});
   rms_norm_backward<T>(compute_,

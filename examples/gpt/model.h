@@ -13,6 +13,7 @@
 #include "layers.h"
 #include "matmul.h"
 #include "parameters.h"
+#include "ranks.h"
 
 namespace gpt {
 
@@ -36,16 +37,20 @@ struct LayerActivations {
 template <class T>
 class Model {
  public:
-  // `attention_kernel` is that of Attention. `compute` must outlive the object.
+  // `attention_kernel` is that of Attention. With `ranks`, this object has one rank's tokens of
+  // every sequence: S below is then their number. `compute` and `ranks` must outlive the object.
   Model(const ModelConfig& config, std::int64_t batch, std::int64_t length,
-        const std::string& attention_kernel, const Compute& compute);
+        const std::string& attention_kernel, const Compute& compute, const Ranks* ranks = nullptr);
+
+  // Returns the positions in a sequence of the S tokens.
+  const std::vector<std::int64_t>& positions() const { return positions_; }
 
   // Returns the logits (B S, 256) of the next byte at every position of tokens (B, S). They are
   // valid until the next call.
   std::span<const T> forward(Parameters<T>& parameters, std::span<const std::uint8_t> tokens);
 
   // Returns the mean cross-entropy in nats per byte, and adds its gradient to `gradient`. targets
-  // (B, S).
+  // (B, S). With ranks, both are what this rank contributes to those of the whole sequences.
   double step(Parameters<T>& parameters, std::span<const std::uint8_t> tokens,
               std::span<const std::uint8_t> targets, Parameters<T>& gradient);
 
@@ -76,8 +81,9 @@ class Model {
   void add(const std::vector<T>& x, const std::vector<T>& y, T* out);
 
   ModelConfig config_;
-  std::int64_t length_;
-  std::int64_t tokens_;  // n = B S
+  std::vector<std::int64_t> positions_;  // (S)
+  std::int64_t tokens_;                  // n = B S
+  std::int64_t all_tokens_;              // of all ranks
   const Compute& compute_;
   Attention<T> attention_;
   MatrixProduct<T> product_;

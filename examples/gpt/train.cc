@@ -24,15 +24,22 @@ TrainResult<T> train(const ModelConfig& config, const TrainOptions& options, con
   const auto start = std::chrono::steady_clock::now();
   Parameters<T> parameters(config, options.seed);
   Parameters<T> gradient(config);
-  Model<T> model(config, options.sequences, options.length, options.attention_kernel, compute);
+  Model<T> model(config, options.sequences, options.length, options.attention_kernel, compute,
+                 options.ranks);
   AdamW<T> optimizer(compute, parameters.values.size());
   Random batches(options.seed + 1);
   Batch batch;
   std::vector<double> losses;
   for (std::int64_t step = 0; step < options.steps; ++step) {
     sample_batch(corpus, options.sequences, options.length, batches, &batch);
+    if (options.ranks != nullptr) keep_positions(model.positions(), options.length, &batch);
     std::fill(gradient.values.begin(), gradient.values.end(), T(0));
-    losses.push_back(model.step(parameters, batch.inputs, batch.targets, gradient));
+    std::vector<double> loss = {model.step(parameters, batch.inputs, batch.targets, gradient)};
+    if (options.ranks != nullptr) {
+      options.ranks->sum(loss);
+      options.ranks->sum(gradient.values);
+    }
+    losses.push_back(loss[0]);
     optimizer.step(learning_rate_at(step, options.steps, options.learning_rate), gradient,
                    parameters);
     if (options.on_step) options.on_step(step, losses.back());

@@ -11,6 +11,10 @@
  *   options.q_len = options.k_len = 65536;   the whole sequence; `problem` has this rank's tokens
  *   tilewise_distributed_forward(&problem, &options, &communicator, NULL);
  *
+ * A mask that positions do not balance, such as a list of slices, gets a token plan first, which
+ * says which tokens each rank holds (token plans, below). Then options.token_plan = plan, and the
+ * calls are the same.
+ *
  * All functions of this header that communicate are collective: every rank of the communicator
  * calls them, in the same order.
  */
@@ -96,7 +100,9 @@ enum {
    * Under a causal mask every rank then has the same work. */
   TILEWISE_SCHEDULE_ZIGZAG = 2,
   /* Rank r holds the tokens r, r + size, r + 2 * size, ... Not with ALiBi or dropout. */
-  TILEWISE_SCHEDULE_STRIPED = 3
+  TILEWISE_SCHEDULE_STRIPED = 3,
+  /* The schedule of MagiAttention, for any mask: what a token plan says. */
+  TILEWISE_SCHEDULE_BALANCED = 4
 };
 
 /* The tokens begin, begin + stride, ... below end. */
@@ -109,10 +115,104 @@ typedef struct tilewise_token_range {
 enum { TILEWISE_MAX_TOKEN_RANGES = 2 };
 
 /* Writes the ranges of tokens that `rank` of `size` holds of an axis of `length` tokens, in the
- * order of its rows, and their number (ranges may be empty). `schedule` is not automatic. */
+ * order of its rows, and their number (ranges may be empty). `schedule` is contiguous, zigzag or
+ * striped. */
 TILEWISE_API tilewise_status
 tilewise_token_ranges(int32_t schedule, int64_t length, int32_t size, int32_t rank,
                       tilewise_token_range ranges[TILEWISE_MAX_TOKEN_RANGES], int32_t* count);
+
+/* ---- token plans ------------------------------------------------------------------------ */
+
+/* The balanced schedule of a mask: which tokens each rank holds, and which keys it needs of others.
+ * It is made once for a mask, and serves every layer, step and operation. Every rank makes it by
+ * itself, with the same result, without communication. docs/distributed-magi.md describes it. */
+typedef struct tilewise_token_plan tilewise_token_plan;
+
+typedef struct tilewise_token_plan_options {
+  size_t struct_size;
+  int64_t q_len;      /* of the whole query side */
+  int64_t k_len;      /* of the whole key side */
+  int64_t chunk_rows; /* queries that are dealt to a rank together; 0: automatic, some 16 chunks for
+                         each rank */
+  int64_t stages;     /* parts in which a rank receives keys; 0: automatic, up to 8 */
+  int32_t size;       /* number of ranks, 1 to 65536 */
+  int32_t reserved;   /* 0 */
+} tilewise_token_plan_options;
+
+TILEWISE_API void tilewise_token_plan_options_init(tilewise_token_plan_options* options);
+
+/* Makes the token plan of the mask of `mask`, a problem of which only these members are read:
+ *   slices                           the whole mask, of the token axes; or without them
+ *   causal, window_*, alignment      what a sequence sees, and
+ *   cu_seqlens_q and cu_seqlens_k    where packed sequences begin, for all tokens; absent: there is
+ *                                    one sequence
+ *   q, layout                        the number of heads, if slices name heads
+ * seqused and a boolean mask are refused. Reads the contents of the lists, on the CPU. */
+TILEWISE_API tilewise_status tilewise_token_plan_create(const tilewise_problem* mask,
+                                                        const tilewise_token_plan_options* options,
+                                                        tilewise_token_plan** plan);
+TILEWISE_API void tilewise_token_plan_destroy(tilewise_token_plan* plan); /* NULL is allowed */
+
+typedef struct tilewise_token_plan_info {
+  size_t struct_size;
+  int64_t q_len;
+  int64_t k_len;
+  int64_t chunk_rows;
+  int64_t stages; /* in which a rank receives keys, after its own */
+  int64_t area;   /* visible pairs of query and key; the sum over the heads if slices name heads */
+  int64_t largest_area;     /* of a rank */
+  int64_t area_lower_bound; /* no deal of the chunks has a smaller largest area */
+  int64_t received_rows;    /* rows of keys, and as many of values, that all ranks receive */
+  double imbalance;         /* the largest area over the mean; 1 is perfect */
+  int32_t size;
+  int32_t reserved;
+} tilewise_token_plan_info;
+
+typedef struct tilewise_token_plan_rank_info {
+  size_t struct_size;
+  int64_t q_rows; /* tokens that the rank holds */
+  int64_t k_rows;
+  int64_t area;
+  /* Rows of keys, and as many of values. In bytes, forward moves these rows times Hk (D + Dv) times
+   * the size of a number; backward the same, and gradients of them in fp32 (fp64) back. */
+  int64_t sent_rows;
+  int64_t received_rows;
+} tilewise_token_plan_rank_info;
+
+TILEWISE_API void tilewise_token_plan_info_init(tilewise_token_plan_info* info);
+TILEWISE_API void tilewise_token_plan_rank_info_init(tilewise_token_plan_rank_info* info);
+TILEWISE_API tilewise_status tilewise_token_plan_describe(const tilewise_token_plan* plan,
+                                                          tilewise_token_plan_info* info);
+TILEWISE_API tilewise_status tilewise_token_plan_describe_rank(const tilewise_token_plan* plan,
+                                                               int32_t rank,
+                                                               tilewise_token_plan_rank_info* info);
+
+/* Of which tokens; both are the same if there are as many keys as queries. */
+enum { TILEWISE_QUERIES = 0, TILEWISE_KEYS = 1 };
+
+/* Gives the ranges of tokens that a rank holds, in the order of its rows; their stride is 1. They
+ * belong to the plan. */
+TILEWISE_API tilewise_status tilewise_token_plan_ranges(const tilewise_token_plan* plan,
+                                                        int32_t side, int32_t rank,
+                                                        const tilewise_token_range** ranges,
+                                                        int64_t* count);
+
+/* Writes the position in the whole of each of the rank's rows (q_rows or k_rows of them): what
+ * position embeddings such as RoPE need. */
+TILEWISE_API tilewise_status tilewise_token_plan_positions(const tilewise_token_plan* plan,
+                                                           int32_t side, int32_t rank,
+                                                           int64_t* positions);
+
+/* Copies the rank's rows from an array with a row for each token to one with the rank's rows, and
+ * back. Rows are contiguous, of `row_bytes` bytes. undispatch leaves the rows of other ranks. */
+TILEWISE_API tilewise_status tilewise_token_plan_dispatch(const tilewise_token_plan* plan,
+                                                          int32_t side, int32_t rank,
+                                                          const void* whole, int64_t row_bytes,
+                                                          void* rows);
+TILEWISE_API tilewise_status tilewise_token_plan_undispatch(const tilewise_token_plan* plan,
+                                                            int32_t side, int32_t rank,
+                                                            const void* rows, int64_t row_bytes,
+                                                            void* whole);
 
 /* ---- plans ------------------------------------------------------------------------------ */
 
@@ -125,13 +225,16 @@ typedef struct tilewise_distributed_options {
   int32_t max_concurrency; /* as in tilewise_plan_options, and so are the two below */
   const char* kernel;
   const char* cpu_target;
+  /* NULL, or the token plan of the balanced schedule, which q_len and k_len follow: then they may
+   * be 0, and `schedule` automatic. Plans keep no reference to it. */
+  const tilewise_token_plan* token_plan;
 } tilewise_distributed_options;
 
 TILEWISE_API void tilewise_distributed_options_init(tilewise_distributed_options* options);
 
-/* Says which schedule `automatic` means for a problem on `size` ranks. It reads cu_seqlens, seqused
- * and the options of the problem, but not the number of rows of its tensors, so that it can be
- * called before the tokens are divided. */
+/* Says which schedule `automatic` means for a problem on `size` ranks, without a token plan. It
+ * reads cu_seqlens, seqused and the options of the problem, but not the number of rows of its
+ * tensors, so that it can be called before the tokens are divided. */
 TILEWISE_API tilewise_status tilewise_distributed_schedule(
     const tilewise_problem* problem, const tilewise_distributed_options* options, int32_t size,
     int32_t* schedule);
@@ -140,8 +243,10 @@ TILEWISE_API tilewise_status tilewise_distributed_schedule(
 typedef struct tilewise_distributed_info {
   size_t struct_size;
   int32_t schedule;      /* never automatic */
-  int32_t steps;         /* number of ranks whose keys this rank computes with, its own included */
-  int64_t pairs;         /* visible pairs of query and key of one head, over all sequences */
+  int32_t steps;         /* number of ranks whose keys this rank computes with, its own included;
+                            with a token plan, its own keys and the stages in which it receives */
+  int64_t pairs;         /* visible pairs of query and key of one head, over all sequences; with a
+                            token plan the area of this rank */
   int64_t sent_messages; /* of a run, without the check that all ranks have the same problem and the
                             sums of dsink and dalibi_slopes */
   int64_t sent_bytes;
@@ -157,7 +262,11 @@ typedef struct tilewise_distributed_info {
  *   dsink, dalibi_slopes          the gradient of the whole, on every rank
  *
  * dbias is fp32 (fp64 for fp64 inputs), and needs a bias that does not broadcast over the rows. The
- * offset d of the semantics is that of the whole sequences. Slices are refused.
+ * offset d of the semantics is that of the whole sequences. Slices need a token plan.
+ *
+ * With a token plan, the rows are those of its ranges, in packed tensors or in dense ones with
+ * B = 1, and the mask is that of the token plan alone: slices, causal, windows and cu_seqlens are
+ * refused, and so are bias, mask, ALiBi, dropout and seqused.
  *
  * Making a plan does not communicate, and reads the contents of cu_seqlens and seqused, which
  * decide what is sent. */

@@ -18,7 +18,8 @@ enum class Schedule : std::int32_t {
   kAutomatic = TILEWISE_SCHEDULE_AUTOMATIC,
   kContiguous = TILEWISE_SCHEDULE_CONTIGUOUS,
   kZigzag = TILEWISE_SCHEDULE_ZIGZAG,
-  kStriped = TILEWISE_SCHEDULE_STRIPED
+  kStriped = TILEWISE_SCHEDULE_STRIPED,
+  kBalanced = TILEWISE_SCHEDULE_BALANCED
 };
 
 // A group of ranks in one process, each a thread.
@@ -43,6 +44,85 @@ class LocalGroup {
   std::unique_ptr<tilewise_local_group, Destroy> group_;
 };
 
+// See tilewise_token_plan_options.
+struct TokenPlanOptions {
+  std::int64_t q_len = 0;  // of the whole
+  std::int64_t k_len = 0;
+  std::int32_t size = 1;        // number of ranks
+  std::int64_t chunk_rows = 0;  // 0: automatic
+  std::int64_t stages = 0;
+};
+
+enum class Side : std::int32_t { kQueries = TILEWISE_QUERIES, kKeys = TILEWISE_KEYS };
+
+// The balanced schedule of a mask: slices, or causal, window and cu_seqlens of a problem.
+class TokenPlan {
+ public:
+  TokenPlan(const tilewise_problem& mask, const TokenPlanOptions& options) {
+    tilewise_token_plan_options raw;
+    tilewise_token_plan_options_init(&raw);
+    raw.q_len = options.q_len;
+    raw.k_len = options.k_len;
+    raw.size = options.size;
+    raw.chunk_rows = options.chunk_rows;
+    raw.stages = options.stages;
+    tilewise_token_plan* plan = nullptr;
+    check(tilewise_token_plan_create(&mask, &raw, &plan));
+    plan_.reset(plan);
+  }
+
+  const tilewise_token_plan* get() const { return plan_.get(); }
+  tilewise_token_plan_info info() const {
+    tilewise_token_plan_info info;
+    tilewise_token_plan_info_init(&info);
+    check(tilewise_token_plan_describe(get(), &info));
+    return info;
+  }
+  tilewise_token_plan_rank_info info_of(std::int32_t rank) const {
+    tilewise_token_plan_rank_info info;
+    tilewise_token_plan_rank_info_init(&info);
+    check(tilewise_token_plan_describe_rank(get(), rank, &info));
+    return info;
+  }
+
+  // Returns the tokens of a rank as ranges, in the order of its rows. They belong to the plan.
+  std::span<const tilewise_token_range> ranges_of(Side side, std::int32_t rank) const {
+    const tilewise_token_range* ranges = nullptr;
+    std::int64_t count = 0;
+    check(
+        tilewise_token_plan_ranges(get(), static_cast<std::int32_t>(side), rank, &ranges, &count));
+    return {ranges, static_cast<std::size_t>(count)};
+  }
+  // Returns the positions in the whole of a rank's rows: those of position embeddings.
+  std::vector<std::int64_t> tokens_of(Side side, std::int32_t rank) const {
+    const tilewise_token_plan_rank_info info = info_of(rank);
+    std::vector<std::int64_t> tokens(
+        static_cast<std::size_t>(side == Side::kQueries ? info.q_rows : info.k_rows));
+    check(
+        tilewise_token_plan_positions(get(), static_cast<std::int32_t>(side), rank, tokens.data()));
+    return tokens;
+  }
+  // Copies the rank's rows, of `width` elements each, from the whole, and back to their places.
+  template <class T>
+  void dispatch(Side side, std::int32_t rank, const T* whole, std::int64_t width, T* rows) const {
+    static_assert(std::is_trivially_copyable_v<T>, "Rows are copied as bytes.");
+    check(tilewise_token_plan_dispatch(get(), static_cast<std::int32_t>(side), rank, whole,
+                                       width * static_cast<std::int64_t>(sizeof(T)), rows));
+  }
+  template <class T>
+  void undispatch(Side side, std::int32_t rank, const T* rows, std::int64_t width, T* whole) const {
+    static_assert(std::is_trivially_copyable_v<T>, "Rows are copied as bytes.");
+    check(tilewise_token_plan_undispatch(get(), static_cast<std::int32_t>(side), rank, rows,
+                                         width * static_cast<std::int64_t>(sizeof(T)), whole));
+  }
+
+ private:
+  struct Destroy {
+    void operator()(tilewise_token_plan* plan) const { tilewise_token_plan_destroy(plan); }
+  };
+  std::unique_ptr<tilewise_token_plan, Destroy> plan_;
+};
+
 // See tilewise_distributed_options.
 struct DistributedOptions {
   std::int64_t q_len = 0;  // of the whole
@@ -50,6 +130,7 @@ struct DistributedOptions {
   Schedule schedule = Schedule::kAutomatic;
   double timeout_seconds = 300;
   PlanOptions kernels;
+  const TokenPlan* token_plan = nullptr;  // of the balanced schedule
 };
 
 // Passes the options to the C interface; it points into them.
@@ -64,6 +145,7 @@ inline tilewise_distributed_options raw_options(const DistributedOptions& option
   raw.kernel = options.kernels.kernel.empty() ? nullptr : options.kernels.kernel.c_str();
   raw.cpu_target =
       options.kernels.cpu_target.empty() ? nullptr : options.kernels.cpu_target.c_str();
+  raw.token_plan = options.token_plan != nullptr ? options.token_plan->get() : nullptr;
   return raw;
 }
 

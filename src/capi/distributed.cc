@@ -6,17 +6,22 @@
 #include <memory>
 #include <new>
 
+#include "capi/exceptions.h"
 #include "capi/structs.h"
+#include "capi/token_plan.h"
 #include "distributed/communicator.h"
+#include "distributed/distributed_plan.h"
 #include "distributed/local_group.h"
-#include "distributed/ring_run.h"
 #include "problem/tensor_checks.h"
 
 using tilewise::capi::check_operation;
 using tilewise::capi::check_struct;
+using tilewise::capi::no_memory;
+using tilewise::capi::without_exceptions;
+using tilewise::distributed::DistributedOptions;
+using tilewise::distributed::DistributedPlan;
 using tilewise::distributed::LocalGroup;
 using tilewise::distributed::RingOptions;
-using tilewise::distributed::RingPlan;
 using tilewise::distributed::Schedule;
 using tilewise::problem::fail;
 using tilewise::problem::kWorkspaceAlignment;
@@ -28,7 +33,7 @@ struct tilewise_local_group {
   LocalGroup group;
 };
 struct tilewise_distributed_plan {
-  RingPlan plan;
+  DistributedPlan plan;
   tilewise_communicator communicator;
 };
 
@@ -36,27 +41,15 @@ namespace {
 
 constexpr std::int32_t kMostRanks = 4096;
 
-Status no_memory(const char* what) { return fail(TILEWISE_NO_MEMORY, "no memory for %s", what); }
-
-// Runs a function that may allocate.
-template <class Function>
-Status without_exceptions(const char* what, Function function) {
-  try {
-    return function();
-  } catch (const std::bad_alloc&) {
-    return no_memory(what);
-  } catch (const std::exception& error) {
-    return fail(TILEWISE_INTERNAL_ERROR, "%s: %s", what, error.what());
-  }
-}
-
-RingOptions ring_options(const tilewise_distributed_options& options) {
-  RingOptions ring;
+DistributedOptions read_options(const tilewise_distributed_options& options) {
+  DistributedOptions result;
+  RingOptions& ring = result.ring;
   ring.lengths = {options.q_len, options.k_len};
   ring.schedule = static_cast<Schedule>(options.schedule);
   ring.timeout_seconds = options.timeout_seconds;
   ring.kernels = {options.kernel, options.cpu_target, options.max_concurrency};
-  return ring;
+  if (options.token_plan != nullptr) result.token_plan = &options.token_plan->plan;
+  return result;
 }
 
 Status check_size(std::int32_t size) {
@@ -66,12 +59,12 @@ Status check_size(std::int32_t size) {
 
 Status make_plan(Operation operation, const tilewise_problem* problem,
                  const tilewise_distributed_options* options,
-                 const tilewise_communicator& communicator, RingPlan* plan) {
+                 const tilewise_communicator& communicator, DistributedPlan* plan) {
   TILEWISE_RETURN_IF_ERROR(check_struct("problem", problem));
   TILEWISE_RETURN_IF_ERROR(check_struct("distributed_options", options));
   return without_exceptions("a distributed plan", [&] {
-    return tilewise::distributed::make_ring_plan(operation, *problem, ring_options(*options),
-                                                 communicator.rank, communicator.size, plan);
+    return tilewise::distributed::make_distributed_plan(operation, *problem, read_options(*options),
+                                                        communicator.rank, communicator.size, plan);
   });
 }
 
@@ -95,17 +88,17 @@ Status run_once(Operation operation, const tilewise_problem* problem,
   if (options != nullptr && options->struct_size >= sizeof(chosen)) chosen = *options;
   if (executor != nullptr && chosen.max_concurrency == 0)
     chosen.max_concurrency = executor->max_concurrency;
-  const std::unique_ptr<RingPlan> plan(new (std::nothrow) RingPlan);
+  const std::unique_ptr<DistributedPlan> plan(new (std::nothrow) DistributedPlan);
   if (plan == nullptr) return refuse(no_memory("a distributed plan"));
   Status status = check_struct("distributed_options", options);
   if (status == TILEWISE_OK)
     status = make_plan(operation, problem, &chosen, *communicator, plan.get());
   if (status != TILEWISE_OK) return refuse(status);
-  const auto bytes = static_cast<std::size_t>(plan->memory.bytes);
+  const auto bytes = static_cast<std::size_t>(plan->workspace_bytes());
   const std::unique_ptr<void, Free> workspace(std::aligned_alloc(kWorkspaceAlignment, bytes));
   if (workspace == nullptr) return refuse(no_memory("a workspace"));
-  return tilewise::distributed::run_ring(*plan, *communicator, *problem,
-                                         {workspace.get(), bytes, executor});
+  return tilewise::distributed::run_distributed_plan(*plan, *communicator, *problem,
+                                                     {workspace.get(), bytes, executor});
 }
 
 }  // namespace
@@ -180,7 +173,7 @@ tilewise_status tilewise_distributed_schedule(const tilewise_problem* problem,
   TILEWISE_RETURN_IF_ERROR(check_struct("distributed_options", options));
   TILEWISE_RETURN_IF_ERROR(check_size(size));
   return without_exceptions("a schedule", [&] {
-    const RingOptions ring = ring_options(*options);
+    const RingOptions ring = read_options(*options).ring;
     tilewise::distributed::Whole whole;
     TILEWISE_RETURN_IF_ERROR(
         tilewise::distributed::make_whole(Operation::kForward, *problem, ring.lengths, &whole));
@@ -212,7 +205,7 @@ void tilewise_distributed_plan_destroy(tilewise_distributed_plan* plan) { delete
 tilewise_status tilewise_distributed_plan_workspace(const tilewise_distributed_plan* plan,
                                                     std::size_t* bytes, std::size_t* alignment) {
   if (plan == nullptr) return fail(TILEWISE_INVALID_ARGUMENT, "plan: is NULL");
-  if (bytes != nullptr) *bytes = static_cast<std::size_t>(plan->plan.memory.bytes);
+  if (bytes != nullptr) *bytes = static_cast<std::size_t>(plan->plan.workspace_bytes());
   if (alignment != nullptr) *alignment = kWorkspaceAlignment;
   return TILEWISE_OK;
 }
@@ -227,7 +220,7 @@ tilewise_status tilewise_distributed_plan_info(const tilewise_distributed_plan* 
                                                tilewise_distributed_info* info) {
   if (plan == nullptr) return fail(TILEWISE_INVALID_ARGUMENT, "plan: is NULL");
   TILEWISE_RETURN_IF_ERROR(check_struct("distributed_info", info));
-  tilewise::distributed::describe_ring_plan(plan->plan, info);
+  tilewise::distributed::describe_distributed_plan(plan->plan, info);
   return TILEWISE_OK;
 }
 
@@ -238,11 +231,10 @@ tilewise_status tilewise_distributed_plan_run(const tilewise_distributed_plan* p
   if (plan == nullptr) return fail(TILEWISE_INVALID_ARGUMENT, "plan: is NULL");
   const Status status = check_struct("problem", problem);
   if (status != TILEWISE_OK) {
-    return tilewise::distributed::refuse(plan->communicator, plan->plan.options.timeout_seconds,
-                                         status);
+    return tilewise::distributed::refuse(plan->communicator, plan->plan.timeout_seconds(), status);
   }
-  return tilewise::distributed::run_ring(plan->plan, plan->communicator, *problem,
-                                         {workspace, workspace_bytes, executor});
+  return tilewise::distributed::run_distributed_plan(plan->plan, plan->communicator, *problem,
+                                                     {workspace, workspace_bytes, executor});
 }
 
 tilewise_status tilewise_distributed_forward(const tilewise_problem* problem,

@@ -18,12 +18,6 @@ using problem::present;
 using problem::printable;
 
 Status check_options(const RingOptions& options) {
-  const Schedule schedule = options.schedule;
-  if (schedule < Schedule::kAutomatic || schedule > Schedule::kStriped) {
-    return fail(TILEWISE_INVALID_ARGUMENT,
-                "schedule: is %d, must be 0 (automatic), 1 (contiguous), 2 (zigzag) or 3 (striped)",
-                static_cast<int>(schedule));
-  }
   if (!(options.timeout_seconds > 0)) {
     return fail(TILEWISE_INVALID_ARGUMENT, "timeout_seconds: is %g, must be > 0",
                 options.timeout_seconds);

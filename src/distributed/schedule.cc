@@ -25,6 +25,8 @@ const char* schedule_name(Schedule schedule) {
       return "zigzag";
     case Schedule::kStriped:
       return "striped";
+    case Schedule::kBalanced:
+      return "balanced";
   }
   return "unknown schedule";
 }

@@ -15,7 +15,8 @@ enum class Schedule : std::int32_t {
   kAutomatic = TILEWISE_SCHEDULE_AUTOMATIC,
   kContiguous = TILEWISE_SCHEDULE_CONTIGUOUS,
   kZigzag = TILEWISE_SCHEDULE_ZIGZAG,
-  kStriped = TILEWISE_SCHEDULE_STRIPED
+  kStriped = TILEWISE_SCHEDULE_STRIPED,
+  kBalanced = TILEWISE_SCHEDULE_BALANCED
 };
 
 const char* schedule_name(Schedule schedule);
@@ -44,7 +45,7 @@ struct Shard {
 };
 
 // Returns the tokens of a rank. Every schedule gives a rank the same number of ranges for any
-// length, at least one, and they may be empty. `schedule` is not automatic.
+// length, at least one, and they may be empty. `schedule` is that of a ring, and not automatic.
 Shard shard_of(Schedule schedule, std::int64_t length, std::int32_t size, std::int32_t rank);
 
 }  // namespace tilewise::distributed

@@ -51,7 +51,8 @@ Status check_length(const char* name, std::int64_t length) {
 
 Status check_supported(const tilewise_problem& request) {
   if (problem::present(request.slices)) {
-    return fail(TILEWISE_UNSUPPORTED, "slices: not supported by the schedules of a ring");
+    return fail(TILEWISE_UNSUPPORTED,
+                "slices: not supported by the schedules of a ring; a token plan takes them");
   }
   if (problem::present(request.parts) || request.accumulate != 0) {
     return fail(TILEWISE_UNSUPPORTED, "%s: not supported by distributed attention, which uses it",
@@ -61,14 +62,7 @@ Status check_supported(const tilewise_problem& request) {
     return fail(TILEWISE_UNSUPPORTED, "%s: not supported by distributed attention",
                 problem::present(request.page_table) ? "page_table" : "phi");
   }
-  for (const problem::NamedTensor& named : problem::kTensors) {
-    const tilewise_tensor& tensor = request.*named.member;
-    if (problem::present(tensor) && tensor.device != TILEWISE_CPU) {
-      return fail(TILEWISE_UNSUPPORTED, "%s: is on %s, distributed attention works on the cpu",
-                  named.name, problem::device_text(tensor.device, tensor.device_index).text);
-    }
-  }
-  return TILEWISE_OK;
+  return check_devices(request);
 }
 
 // Floor and ceiling of a / b for b > 0 and any a.
@@ -107,6 +101,17 @@ std::int64_t count_at(const math::Band& band, std::int64_t row) {
 int row_dimension(const tilewise_tensor& tensor, std::int32_t layout) {
   if (tensor.rank == 3) return 0;
   return layout == TILEWISE_BHSD ? 2 : 1;
+}
+
+Status check_devices(const tilewise_problem& request) {
+  for (const problem::NamedTensor& named : problem::kTensors) {
+    const tilewise_tensor& tensor = request.*named.member;
+    if (problem::present(tensor) && tensor.device != TILEWISE_CPU) {
+      return fail(TILEWISE_UNSUPPORTED, "%s: is on %s, distributed attention works on the cpu",
+                  named.name, problem::device_text(tensor.device, tensor.device_index).text);
+    }
+  }
+  return TILEWISE_OK;
 }
 
 Status make_whole(problem::Operation operation, const tilewise_problem& request, Lengths lengths,

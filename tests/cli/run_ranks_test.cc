@@ -62,12 +62,79 @@ TEST_F(RunRanks, GiveTheResultsOfOneProcess) {
   }
 }
 
+// A slice list over one dense sequence or packed tokens, and packed documents under a causal mask.
+class BalancedRanks : public Cli {
+ protected:
+  // The tensors of `tokens` tokens, dense with B = 1 or packed.
+  void write_tokens(bool dense, std::int64_t tokens) const {
+    const auto shape = [&](std::int64_t heads, std::int64_t width) {
+      std::vector<std::int64_t> sizes = {tokens, heads, width};
+      if (dense) sizes.insert(sizes.begin(), 1);
+      return sizes;
+    };
+    write("q.npy", random_array(ElementType::f32, shape(4, 16), 1));
+    write("k.npy", random_array(ElementType::f32, shape(2, 16), 2));
+    write("v.npy", random_array(ElementType::f32, shape(2, 24), 3));
+    write("do.npy", random_array(ElementType::f32, shape(4, 24), 4));
+    write("sink.npy", random_array(ElementType::f32, {4}, 6));
+    write("slices.npy",
+          index_array({0, 50, 0, 50, 1, 50, 80, 0, 70, 0, 20, 30, 60, 80, 3}, {3, 5}));
+    write("starts.npy", index_array({0, 13, 55, 80}, {4}));
+  }
+  // Runs `program` with the flags for ranks, and compares its files with those of one process.
+  void expect_results_of_one_process(const std::string& program, const std::string& ranks,
+                                     const std::string& flags,
+                                     const std::string& variables = "") const {
+    const std::string inputs =
+        "run --q q.npy --k k.npy --v v.npy --dout do.npy --sink sink.npy " + flags;
+    const auto outputs = [](const std::string& prefix) {
+      std::string list;
+      for (const char* name : kNames)
+        list += std::string(" --") + name + " " + prefix + name + ".npy";
+      return list;
+    };
+    ASSERT_EQ(run(inputs + outputs("one_")).code, 0);
+    const Outcome outcome =
+        run_command(program + " " + inputs + outputs("ranks_") + " --json " + ranks, "", variables);
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    for (const std::string name : kNames) {
+      EXPECT_LE(largest_difference(read("ranks_" + name + ".npy"), read("one_" + name + ".npy")),
+                2e-5)
+          << name << ", " << flags;
+    }
+    EXPECT_EQ(nlohmann::json::parse(outcome.out)["schedule"], "balanced") << outcome.out;
+  }
+  static constexpr const char* kNames[] = {"out", "lse", "dq", "dk", "dv", "dsink"};
+};
+
+TEST_F(BalancedRanks, GiveTheResultsOfOneProcess) {
+  const std::string program = "'" TILEWISE_CLI "'";
+  for (const bool dense : {true, false}) {
+    write_tokens(dense, 80);
+    expect_results_of_one_process(program, "--ranks 4 --schedule balanced", "--slices slices.npy");
+  }
+  expect_results_of_one_process(program, "--ranks 3 --schedule magi",
+                                "--causal --cu-seqlens-q starts.npy");
+}
+
+#ifdef TILEWISE_MPI_CLI
+TEST_F(BalancedRanks, ProcessesGiveTheResultsOfOne) {
+  write_tokens(true, 80);
+  expect_results_of_one_process(TILEWISE_MPI_CLI, "--schedule balanced", "--slices slices.npy",
+                                TILEWISE_MPI_ENVIRONMENT);
+}
+#endif
+
 TEST_F(RunRanks, BadFlagsAreNamed) {
   write_sample();
   const std::string inputs = "run --q q.npy --k k.npy --v v.npy --out o.npy ";
   const std::pair<const char*, const char*> cases[] = {
       {"--schedule zigzag", "--schedule: needs --ranks N"},
-      {"--ranks 2 --schedule ring", "--schedule: is \"ring\", must be automatic, contiguous"},
+      {"--ranks 2 --schedule rings",
+       "--schedule: is \"rings\", must be automatic, contiguous, zigzag, striped, balanced"},
+      {"--ranks 2 --schedule balanced", "q: has B = 2, must have 1 in the balanced schedule"},
+      {"--ranks 2 --schedule balanced --bias bias.npy",
+       "bias: not supported by the balanced schedule"},
       {"--ranks 0", "--ranks: "},
       {"--ranks 2 --kernel nothing", "kernel: is \"nothing\""}};
   for (const auto& [flags, message] : cases) {

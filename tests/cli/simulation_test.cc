@@ -44,12 +44,12 @@ TEST_F(Simulation, SchedulesOfACausalMaskHaveTheirKnownFigures) {
   for (const json& schedule : result["schedules"]) {
     const std::string name = schedule["name"];
     const double efficiency = schedule["efficiency"];
-    EXPECT_GT(efficiency, name == "ring" ? 0.57 : 0.95) << name;
-    EXPECT_LE(efficiency, name == "ring" ? 0.572 : 1) << name;
+    EXPECT_GT(efficiency, name == "contiguous" ? 0.57 : 0.95) << name;
+    EXPECT_LE(efficiency, name == "contiguous" ? 0.572 : 1) << name;
     EXPECT_LE(schedule["most_received_bytes"].get<double>(), 3 * shard_bytes) << name;
     if (name == "zigzag" || name == "striped") {
       EXPECT_EQ(schedule["mean_received_bytes"].get<double>(), 3 * shard_bytes) << name;
-    } else if (name == "ring") {
+    } else if (name == "contiguous") {
       EXPECT_EQ(schedule["mean_received_bytes"].get<double>(), 1.5 * shard_bytes);
     }
   }
@@ -57,7 +57,7 @@ TEST_F(Simulation, SchedulesOfACausalMaskHaveTheirKnownFigures) {
 
 // The lists of ranks and steps add up to the whole.
 TEST_F(Simulation, TheListOfOneScheduleAddsUp) {
-  for (const char* schedule : {"ring", "zigzag", "striped", "magi"}) {
+  for (const char* schedule : {"contiguous", "zigzag", "striped", "balanced"}) {
     const json result = run_json(
         "--shape 2,500,500,4,4,32 --window 100,20 --ranks 3 --bandwidth 2 "
         "--peak 0.5 --op backward --schedule " +
@@ -126,7 +126,7 @@ TEST_F(Simulation, ThePlotHasAPanelForEachSchedule) {
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_NE(outcome.out.find("plot: p.svg"), std::string::npos);
   const std::string svg = contents().at("p.svg");
-  for (const char* word : {"<svg", "ring", "zigzag", "striped", "magi", "rank 2",
+  for (const char* word : {"<svg", "contiguous", "zigzag", "striped", "balanced", "rank 2",
                            "step 1: receives", "computes for", "</svg>"}) {
     EXPECT_NE(svg.find(word), std::string::npos) << word;
   }

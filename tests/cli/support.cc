@@ -51,11 +51,15 @@ Cli::~Cli() {
 
 Outcome Cli::run(const std::string& arguments, const std::string& redirections,
                  const std::string& variables) const {
+  return run_command("'" TILEWISE_CLI "' " + arguments, redirections, variables);
+}
+
+Outcome Cli::run_command(const std::string& program, const std::string& redirections,
+                         const std::string& variables) const {
   const std::string out = (streams_ / "out").string();
   const std::string err = (streams_ / "err").string();
-  const std::string command = "cd '" + directory_.string() + "' && exec env " + variables +
-                              " '" TILEWISE_CLI "' " + arguments + " >'" + out + "' 2>'" + err +
-                              "' " + redirections;
+  const std::string command = "cd '" + directory_.string() + "' && exec env " + variables + " " +
+                              program + " >'" + out + "' 2>'" + err + "' " + redirections;
   const int status = std::system(command.c_str());
   const int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
   return {code, slurp(out), slurp(err)};

@@ -28,6 +28,9 @@ class Cli : public ::testing::Test {
   // override those that catch the output; variables such as "A=1 B=2" are set for the program.
   Outcome run(const std::string& arguments, const std::string& redirections = "",
               const std::string& variables = "") const;
+  // Runs another program in the same way; `program` has its arguments.
+  Outcome run_command(const std::string& program, const std::string& redirections = "",
+                      const std::string& variables = "") const;
 
   std::string path(const std::string& name) const { return (directory_ / name).string(); }
   void write(const std::string& name, const io::Array& array) const;

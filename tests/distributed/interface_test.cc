@@ -115,7 +115,8 @@ TEST(DistributedInterface, RefusalsNameTheArgument) {
   options = options_of();
   options.schedule = static_cast<tilewise::Schedule>(7);
   EXPECT_EQ(refusal(shard.problem, options),
-            "schedule: is 7, must be 0 (automatic), 1 (contiguous), 2 (zigzag) or 3 (striped)");
+            "schedule: is 7, must be 0 (automatic), 1 (contiguous), 2 (zigzag), 3 (striped) or 4 "
+            "(balanced)");
 
   options = options_of();
   options.schedule = tilewise::Schedule::kStriped;
@@ -128,7 +129,8 @@ TEST(DistributedInterface, RefusalsNameTheArgument) {
   shard.problem.dropout_p = 0;
   std::vector<std::int64_t> slices = {0, 5, 0, 5, 0};
   shard.problem.slices = tilewise::tensor(std::span(slices), {1, 5});
-  EXPECT_EQ(refusal(shard.problem, options), "slices: not supported by the schedules of a ring");
+  EXPECT_EQ(refusal(shard.problem, options),
+            "slices: not supported by the schedules of a ring; a token plan takes them");
   shard.problem.slices = {};
   std::vector<float> bias(100 * 20);
   shard.problem.bias = tilewise::tensor(std::span(bias), {10, 19});

@@ -67,19 +67,6 @@ void copy_tokens(const tilewise_tensor& whole, const tilewise_tensor& part, int 
   }
 }
 
-std::vector<std::int64_t> tokens_of(std::int32_t schedule, std::int64_t length, std::int32_t size,
-                                    std::int32_t rank) {
-  tilewise_token_range ranges[TILEWISE_MAX_TOKEN_RANGES];
-  std::int32_t count = 0;
-  EXPECT_EQ(tilewise_token_ranges(schedule, length, size, rank, ranges, &count), TILEWISE_OK);
-  std::vector<std::int64_t> tokens;
-  for (std::int32_t r = 0; r < count; ++r) {
-    for (std::int64_t t = ranges[r].begin; t < ranges[r].end; t += ranges[r].stride)
-      tokens.push_back(t);
-  }
-  return tokens;
-}
-
 }  // namespace
 
 RankedRun::RankedRun(const tilewise_problem& whole, const RankedSetup& setup)
@@ -105,7 +92,48 @@ RankedRun::RankedRun(const tilewise_problem& whole, const RankedSetup& setup)
     EXPECT_EQ(tilewise_distributed_schedule(&whole, &chosen, setup.size, &setup_.schedule),
               TILEWISE_OK);
   }
+  if (setup_.schedule == TILEWISE_SCHEDULE_BALANCED) make_token_plan();
   for (std::int32_t rank = 0; rank < setup.size; ++rank) make_rank(rank);
+}
+
+void RankedRun::make_token_plan() {
+  tilewise_token_plan_options chosen;
+  tilewise_token_plan_options_init(&chosen);
+  chosen.q_len = options().q_len;
+  chosen.k_len = options().k_len;
+  chosen.size = setup_.size;
+  chosen.chunk_rows = setup_.chunk_rows;
+  chosen.stages = setup_.stages;
+  tilewise_token_plan* plan = nullptr;
+  EXPECT_EQ(tilewise_token_plan_create(&whole_, &chosen, &plan), TILEWISE_OK) << problem::message();
+  token_plan_.reset(plan);
+  whole_.slices = whole_.cu_seqlens_q = whole_.cu_seqlens_k = {};
+  whole_.causal = 0;
+  whole_.window_left = whole_.window_right = -1;
+}
+
+RankedRun::Tokens RankedRun::tokens_of(bool keys, std::int32_t rank) const {
+  Tokens tokens;
+  if (token_plan_ != nullptr) {
+    tilewise_token_plan_rank_info info;
+    tilewise_token_plan_rank_info_init(&info);
+    EXPECT_EQ(tilewise_token_plan_describe_rank(token_plan(), rank, &info), TILEWISE_OK);
+    tokens.resize(static_cast<std::size_t>(keys ? info.k_rows : info.q_rows));
+    EXPECT_EQ(tilewise_token_plan_positions(token_plan(), keys ? TILEWISE_KEYS : TILEWISE_QUERIES,
+                                            rank, tokens.data()),
+              TILEWISE_OK);
+    return tokens;
+  }
+  tilewise_token_range ranges[TILEWISE_MAX_TOKEN_RANGES];
+  std::int32_t count = 0;
+  EXPECT_EQ(tilewise_token_ranges(setup_.schedule, keys ? options().k_len : options().q_len,
+                                  setup_.size, rank, ranges, &count),
+            TILEWISE_OK);
+  for (std::int32_t r = 0; r < count; ++r) {
+    for (std::int64_t t = ranges[r].begin; t < ranges[r].end; t += ranges[r].stride)
+      tokens.push_back(t);
+  }
+  return tokens;
 }
 
 tilewise_distributed_options RankedRun::options() const {
@@ -115,6 +143,7 @@ tilewise_distributed_options RankedRun::options() const {
   options.k_len = whole_.k.shape[row_dimension(whole_.k, whole_.layout)];
   options.schedule = setup_.schedule;
   options.timeout_seconds = setup_.timeout_seconds;
+  options.token_plan = token_plan();
   return options;
 }
 
@@ -159,9 +188,8 @@ void RankedRun::cut_all(Rank& rank, const tilewise_problem& whole, tilewise_prob
 
 void RankedRun::make_rank(std::int32_t number) {
   Rank& rank = ranks_[static_cast<std::size_t>(number)];
-  const tilewise_distributed_options lengths = options();
-  rank.queries = tokens_of(setup_.schedule, lengths.q_len, setup_.size, number);
-  rank.keys = tokens_of(setup_.schedule, lengths.k_len, setup_.size, number);
+  rank.queries = tokens_of(false, number);
+  rank.keys = tokens_of(true, number);
   rank.problem = whole_;
   rank.communicator = group_.communicator(number);
   tilewise_distributed_info_init(&rank.info);
@@ -288,75 +316,6 @@ void expect_equal_results(Operation operation, const tilewise_problem& got,
     EXPECT_LE(largest_difference(tensor, other), rounded ? std::max(limit, 1e-7) : limit)
         << named.name << ": " << what;
   }
-}
-
-namespace {
-
-void choose_lengths(verify::Case& c, verify::Random& random) {
-  c.batch = random.between(1, 3);
-  c.q_packed = random.chance(0.4);
-  c.k_packed = c.q_packed && random.chance(0.9);
-  c.q_len = random.between(0, 45);
-  c.k_len = random.chance(0.5) ? c.q_len : random.between(0, 45);
-  if (!c.q_packed) return;
-  c.batch = random.between(1, 7);
-  for (std::int64_t b = 0; b < c.batch; ++b) {
-    c.q_lengths.push_back(random.between(0, 14));
-    if (c.k_packed)
-      c.k_lengths.push_back(random.chance(0.6) ? c.q_lengths.back() : random.between(0, 14));
-  }
-  c.unowned = random.chance(0.3) ? random.between(1, 3) : 0;
-  c.max_lengths_known = random.chance(0.5);
-}
-
-void choose_used(verify::Case& c, verify::Random& random) {
-  const bool cuts_q = random.chance(0.25);
-  const bool cuts_k = random.chance(0.25);
-  for (std::size_t b = 0; b < static_cast<std::size_t>(c.batch); ++b) {
-    if (cuts_q) c.used_q.push_back(random.between(0, c.q_packed ? c.q_lengths[b] : c.q_len));
-    if (cuts_k) c.used.push_back(random.between(0, c.k_packed ? c.k_lengths[b] : c.k_len));
-  }
-}
-
-verify::ScoreTensor random_score_tensor(verify::Random& random) {
-  verify::ScoreTensor tensor = {true, static_cast<int>(random.between(2, 4)), {}};
-  for (bool& full : tensor.full) full = random.chance(0.7);
-  return tensor;
-}
-
-}  // namespace
-
-verify::Case random_ring_case(std::int32_t dtype, std::int32_t schedule, verify::Random& random) {
-  verify::Case c;
-  c.dtype = dtype;
-  choose_lengths(c, random);
-  choose_used(c, random);
-  c.kv_heads = random.between(1, 2);
-  c.heads = c.kv_heads * random.between(1, 3);
-  c.head_dim = random.between(1, 20);
-  c.value_dim = random.chance(0.5) ? c.head_dim : random.between(1, 20);
-  c.layout = random.pick({TILEWISE_BSHD, TILEWISE_BHSD});
-  c.causal = random.chance(0.5);
-  c.alignment = random.pick({TILEWISE_BOTTOM_RIGHT, TILEWISE_TOP_LEFT});
-  if (random.chance(0.4)) c.window_left = random.between(0, 20);
-  if (random.chance(0.2)) c.window_right = random.between(0, 20);
-  if (random.chance(0.2)) c.softcap = 5;
-  c.sink = random.chance(0.4);
-  c.dlse = random.chance(0.4);
-  if (schedule != TILEWISE_SCHEDULE_STRIPED) {
-    c.alibi = random.chance(0.3);
-    c.alibi_per_batch = random.chance(0.5);
-    if (random.chance(0.3)) c.dropout_p = 0.3;
-    c.dropout_seed = random.bits();
-  }
-  c.gradients |= verify::kDAlibiSlopes;
-  if (!c.q_packed) {
-    if (random.chance(0.3)) c.bias = random_score_tensor(random);
-    if (random.chance(0.3)) c.mask = random_score_tensor(random);
-    if (!c.bias.full[2]) c.gradients &= ~static_cast<unsigned>(verify::kDBias);
-  }
-  c.seed = random.bits();
-  return c;
 }
 
 }  // namespace tilewise::tests

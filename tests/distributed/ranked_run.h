@@ -1,5 +1,5 @@
 // A whole problem divided between ranks: each rank's tensors are cut from those of the whole, run
-// on a thread of their own, and put together again.
+// on a thread of their own, and put together again, all through the C interface.
 #pragma once
 
 #include <functional>
@@ -17,9 +17,11 @@ using problem::Operation;
 
 struct RankedSetup {
   std::int32_t size = 1;
-  std::int32_t schedule = TILEWISE_SCHEDULE_CONTIGUOUS;
+  std::int32_t schedule = TILEWISE_SCHEDULE_CONTIGUOUS;  // balanced: by the token plan of the mask
   double timeout_seconds = 60;
   const tilewise_executor* executor = nullptr;
+  std::int64_t chunk_rows = 0;  // of the token plan
+  std::int64_t stages = 0;
   // Makes what stands between a rank and its communicator; nothing by default.
   std::function<std::unique_ptr<Wrapper>(const tilewise_communicator&)> wrap = {};
 };
@@ -56,6 +58,7 @@ class RankedRun {
     return ranks_[static_cast<std::size_t>(rank)].communicator;
   }
   tilewise_distributed_options options() const;
+  const tilewise_token_plan* token_plan() const { return token_plan_.get(); }  // if balanced
 
   // Uses given out and lse for backward.
   void set_forward_results(const tilewise_problem& whole);
@@ -73,6 +76,8 @@ class RankedRun {
     tilewise_distributed_info info;
   };
 
+  void make_token_plan();
+  Tokens tokens_of(bool keys, std::int32_t rank) const;
   void make_rank(std::int32_t number);
   void cut_all(Rank& rank, const tilewise_problem& whole, tilewise_problem& part);
   tilewise_tensor cut(Rank& rank, const tilewise_tensor& tensor, int dimension,
@@ -81,8 +86,10 @@ class RankedRun {
   Outcome run_rank(Rank& rank, Operation operation);
   void collect(Operation operation);
 
-  tilewise_problem whole_;
+  tilewise_problem whole_;  // without the mask if the token plan has it
   RankedSetup setup_;
+  std::unique_ptr<tilewise_token_plan, void (*)(tilewise_token_plan*)> token_plan_ = {
+      nullptr, tilewise_token_plan_destroy};
   distributed::LocalGroup group_;
   std::vector<Rank> ranks_;
   verify::TensorOwner owner_;
@@ -99,5 +106,11 @@ void expect_equal_results(Operation operation, const tilewise_problem& got,
 
 // Returns a small random case that a ring supports: any mask but slices, any option.
 verify::Case random_ring_case(std::int32_t dtype, std::int32_t schedule, verify::Random& random);
+
+// Returns one that the balanced schedule supports: slices, documents, causal masks and windows.
+verify::Case random_balanced_case(std::int32_t dtype, verify::Random& random);
+
+// Returns one that the schedule supports.
+verify::Case random_ranked_case(std::int32_t dtype, std::int32_t schedule, verify::Random& random);
 
 }  // namespace tilewise::tests

@@ -58,6 +58,20 @@ TEST(Ring, EqualsOneDeviceForEveryNumberOfRanks) {
   }
 }
 
+TEST(Balanced, EqualsOneDeviceForEveryNumberOfRanks) {
+  TILEWISE_TRACE_SEED();
+  Random random(run_seed());
+  for (int round = 0; round < 25; ++round) {
+    for (const std::int32_t size : {1, 2, 3, 5, 8}) {
+      RankedSetup setup = {size, TILEWISE_SCHEDULE_BALANCED};
+      setup.chunk_rows = random.between(0, 6);
+      setup.stages = random.between(0, 4);
+      expect_exact(random_balanced_case(TILEWISE_FP64, random), setup);
+      if (HasFailure()) return;
+    }
+  }
+}
+
 // A case with every kind of sum: of keys, gradients, and of heads over ranks.
 Case mixed_case(std::int32_t dtype) {
   Case c = make_case(Operation::kBackward, dtype, {2, 90, 101, 4, 2, 16});

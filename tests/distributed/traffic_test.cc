@@ -32,10 +32,10 @@ void expect_ok(const std::vector<Outcome>& outcomes) {
 TEST(RingTraffic, IsWhatThePlanStates) {
   TILEWISE_TRACE_SEED();
   Random random(run_seed());
-  for (int round = 0; round < 30; ++round) {
+  for (int round = 0; round < 40; ++round) {
     const std::int32_t size = static_cast<std::int32_t>(random.between(1, 6));
-    const std::int32_t schedule = static_cast<std::int32_t>(random.between(1, 3));
-    Case c = random_ring_case(TILEWISE_FP32, schedule, random);
+    const std::int32_t schedule = static_cast<std::int32_t>(random.between(1, 4));
+    Case c = random_ranked_case(TILEWISE_FP32, schedule, random);
     c.operation = Operation::kBackward;
     c.sink = c.alibi = false;  // without sums of their gradients
     Instance instance(c);
@@ -78,6 +78,48 @@ TEST(RingTraffic, WithoutAMaskIsThatOfTheRing) {
         EXPECT_EQ(count.sent.bytes, (size - 1) * shard * (backward ? 2 + 4 : 2));
         EXPECT_EQ(count.received.bytes, count.sent.bytes);
       }
+    }
+  }
+}
+
+// The rows of a token plan, times the numbers of a row.
+TEST(BalancedTraffic, IsThatOfTheTokenPlan) {
+  TILEWISE_TRACE_SEED();
+  Random random(run_seed());
+  for (int round = 0; round < 20; ++round) {
+    const std::int32_t size = static_cast<std::int32_t>(random.between(2, 6));
+    Case c = random_balanced_case(TILEWISE_BF16, random);
+    c.operation = Operation::kBackward;
+    c.sink = false;
+    Instance instance(c);
+    give_forward_results(instance);
+    for (const Operation operation : kOperations) {
+      RankedRun ranks(instance.request(), counting(size, TILEWISE_SCHEDULE_BALANCED));
+      ranks.set_forward_results(instance.request());
+      expect_ok(ranks.run(operation));
+      const std::int64_t columns = c.kv_heads * (c.head_dim + c.value_dim);
+      const std::int64_t returned = operation == Operation::kBackward ? columns * 4 : 0;
+      tilewise_token_plan_info whole;
+      tilewise_token_plan_info_init(&whole);
+      ASSERT_EQ(tilewise_token_plan_describe(ranks.token_plan(), &whole), TILEWISE_OK);
+      std::int64_t area = 0;
+      std::int64_t rows = 0;
+      for (std::int32_t rank = 0; rank < size; ++rank) {
+        tilewise_token_plan_rank_info info;
+        tilewise_token_plan_rank_info_init(&info);
+        ASSERT_EQ(tilewise_token_plan_describe_rank(ranks.token_plan(), rank, &info), TILEWISE_OK);
+        const Counted count = counted(ranks, rank, size);
+        EXPECT_EQ(count.sent.bytes, info.sent_rows * columns * 2 + info.received_rows * returned);
+        EXPECT_EQ(count.received.bytes,
+                  info.received_rows * columns * 2 + info.sent_rows * returned);
+        EXPECT_EQ(ranks.info(rank).pairs, info.area);
+        EXPECT_LE(ranks.info(rank).steps, whole.stages + 1);
+        EXPECT_LE(info.area, whole.largest_area);
+        area += info.area;
+        rows += info.received_rows;
+      }
+      EXPECT_EQ(area, whole.area);
+      EXPECT_EQ(rows, whole.received_rows);
     }
   }
 }

@@ -45,7 +45,7 @@ TEST(Rotary, ScoresDependOnTheDistanceOnly) {
     std::vector<double> qkv = q;
     qkv.insert(qkv.end(), k.begin(), k.end());
     qkv.insert(qkv.end(), 6, 7.0);
-    rotary.apply(compute, config, {1, 1, position}, Rotary<double>::Direction::kForward,
+    rotary.apply(compute, config, {1, {&position, 1}}, Rotary<double>::Direction::kForward,
                  qkv.data());
     EXPECT_EQ(std::vector<double>(qkv.end() - 6, qkv.end()), std::vector<double>(6, 7.0));
     return qkv;
@@ -66,7 +66,7 @@ TEST(CrossEntropy, OfUniformLogitsIsLog256) {
   const Compute compute(1);
   std::vector<double> logits(2 * 256, 1.5);
   const std::vector<std::uint8_t> targets = {0, 255};
-  EXPECT_NEAR(cross_entropy(compute, targets.data(), 2, logits.data()), std::log(256.0), 1e-13);
+  EXPECT_NEAR(cross_entropy(compute, targets.data(), 2, 2, logits.data()), std::log(256.0), 1e-13);
   EXPECT_NEAR(logits[0], (1.0 / 256 - 1) / 2, 1e-15);
   EXPECT_NEAR(logits[1], 1.0 / 512, 1e-15);
 }

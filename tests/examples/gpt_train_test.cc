@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
+#include <thread>
 #include <vector>
 
 #include "report.h"
@@ -65,6 +67,36 @@ TEST(Train, IsTheSameForEveryNumberOfThreads) {
   const TrainResult<float> together = train<float>(small_config(), options, corpus, three);
   EXPECT_EQ(alone.losses, together.losses);
   EXPECT_EQ(alone.parameters.values, together.parameters.values);
+}
+
+// Ranks that divide the sequences, some of which have fewer tokens than others, learn what one
+// does.
+TEST(Train, RanksTrainTheModelOfOneProcess) {
+  constexpr std::int32_t kRanks = 3;
+  const Corpus corpus = read_corpus(GPT_TEXT_DIRECTORY);
+  TrainOptions options = small_options("", 4);
+  options.length = 97;
+  const Compute compute(1);
+  const TrainResult<double> alone = train<double>(small_config(), options, corpus, compute);
+  const tilewise::LocalGroup group(kRanks);
+  std::vector<std::optional<TrainResult<double>>> results(kRanks);
+  std::vector<std::thread> threads;
+  for (std::int32_t rank = 0; rank < kRanks; ++rank) {
+    threads.emplace_back([&, rank] {
+      const Compute own(1);
+      const Ranks ranks(group.communicator(rank));
+      TrainOptions divided = options;
+      divided.ranks = &ranks;
+      results[static_cast<std::size_t>(rank)] = train<double>(small_config(), divided, corpus, own);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& result : results) {
+    EXPECT_EQ(result->forward_kernel, "ring");
+    EXPECT_LT(largest_difference(result->losses, alone.losses), 1e-12);
+    EXPECT_LT(largest_difference(result->parameters.values, alone.parameters.values), 1e-9);
+    EXPECT_EQ(result->parameters.values, results[0]->parameters.values);
+  }
 }
 
 TEST(Train, TiledAttentionNeedsLessMemory) {

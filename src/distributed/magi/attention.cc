@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "distributed/magi/request.h"
 #include "problem/read_tensors.h"
 #include "problem/tensor_checks.h"
 #include "problem/tensors.h"
@@ -17,38 +18,11 @@ using problem::present;
 using problem::printable;
 using problem::Status;
 
-Status check_options(const tilewise_problem& request) {
-  const struct {
-    const char* name;
-    bool given;
-    const char* reason;
-  } refused[] = {
-      {"slices", present(request.slices), "the plan is the whole mask"},
-      {"mask", present(request.mask), "not supported over ranks"},
-      {"bias", present(request.bias), "not supported over ranks"},
-      {"dropout_p", request.dropout_p != 0,
-       "its bits depend on positions that a rank does not have"},
-      {"accumulate", request.accumulate != 0, "the stages of a plan accumulate themselves"},
-      {"page_table", present(request.page_table), "not supported over ranks"},
-      {"phi", present(request.phi), "not supported over ranks"},
-  };
-  for (const auto& option : refused) {
-    if (option.given) {
-      return fail(TILEWISE_UNSUPPORTED, "%s: given with a plan over ranks; %s", option.name,
-                  option.reason);
-    }
-  }
-  return TILEWISE_OK;
-}
-
 Status check_rows(const char* name, const tilewise_tensor& tensor, std::int64_t rows,
                   std::int32_t rank) {
   if (tensor.rank != 3) {
     return fail(TILEWISE_INVALID_ARGUMENT, "%s: has %d dimensions, must be packed (T, H, D)", name,
                 tensor.rank);
-  }
-  if (tensor.device != TILEWISE_CPU) {
-    return fail(TILEWISE_UNSUPPORTED, "%s: is not on the CPU, where plans over ranks run", name);
   }
   if (tensor.shape[0] == rows) return TILEWISE_OK;
   return fail(TILEWISE_INVALID_ARGUMENT, "%s: has %lld rows, must have the %lld of rank %d", name,
@@ -226,22 +200,28 @@ Status make_attention(problem::Operation operation, const tilewise_problem& requ
     return fail(TILEWISE_INVALID_ARGUMENT, "rank: is %d, must be 0 to %lld", rank,
                 printable(plan.ranks - 1));
   }
-  TILEWISE_RETURN_IF_ERROR(check_options(request));
+  if (!(options.timeout_seconds > 0)) {
+    return fail(TILEWISE_INVALID_ARGUMENT, "timeout_seconds: is %g, must be > 0",
+                options.timeout_seconds);
+  }
+  tilewise_problem packed;
+  TILEWISE_RETURN_IF_ERROR(packed_request(request, plan.ranks, &packed));
   attention->operation = operation;
   attention->options = options;
   attention->rank = rank;
+  attention->area = plan.area_of_rank[static_cast<std::size_t>(rank)];
   attention->size = static_cast<std::int32_t>(plan.ranks);
   attention->stages = make_rank_plan(plan, rank);
   attention->lengths = {plan.mask.q_len, plan.mask.k_len};
   attention->plan_hash = hash_of(plan);
-  TILEWISE_RETURN_IF_ERROR(check_rows("q", request.q, attention->stages.q_rows, rank));
-  TILEWISE_RETURN_IF_ERROR(check_rows("k", request.k, attention->stages.k_rows, rank));
-  if (plan.mask.heads > 1 && request.q.shape[1] != plan.mask.heads) {
+  TILEWISE_RETURN_IF_ERROR(check_rows("q", packed.q, attention->stages.q_rows, rank));
+  TILEWISE_RETURN_IF_ERROR(check_rows("k", packed.k, attention->stages.k_rows, rank));
+  if (plan.mask.heads > 1 && packed.q.shape[1] != plan.mask.heads) {
     return fail(TILEWISE_INVALID_ARGUMENT, "q: has %lld heads, the slices of the plan are of %lld",
-                printable(request.q.shape[1]), printable(plan.mask.heads));
+                printable(packed.q.shape[1]), printable(plan.mask.heads));
   }
   TILEWISE_RETURN_IF_ERROR(problem::make_problem(
-      operation, stage_problem(*attention, request, 0, nullptr), &attention->local));
+      operation, stage_problem(*attention, packed, 0, nullptr), &attention->local));
   // Twice: the sums of the stages decide which tensors lie in the workspace, and kernels how large
   // it is.
   attention->calls.resize(attention->stages.stages.size());
@@ -251,10 +231,34 @@ Status make_attention(problem::Operation operation, const tilewise_problem& requ
     call.needed = s == 0 || attention->stages.stages[s].key_rows > 0;
     if (!call.needed) continue;
     const tilewise_problem problem =
-        stage_problem(*attention, request, static_cast<std::int64_t>(s), nullptr);
+        stage_problem(*attention, packed, static_cast<std::int64_t>(s), nullptr);
     TILEWISE_RETURN_IF_ERROR(plan::make_plan(operation, problem, options.kernels, &call.kernel));
   }
   return plan_memory(*attention);
+}
+
+void describe_attention(const Attention& attention, tilewise_distributed_info* info) {
+  info->schedule = static_cast<std::int32_t>(Schedule::kBalanced);
+  info->steps = 0;
+  info->pairs = attention.area;
+  std::int64_t sent = 0;  // rows of keys; those of gradients go the other way
+  std::int64_t received = 0;
+  std::int64_t sends = 0;
+  std::int64_t receives = 0;
+  for (std::size_t s = 0; s < attention.calls.size(); ++s) {
+    const Stage& stage = attention.stages.stages[s];
+    if (attention.calls[s].needed) ++info->steps;
+    sent += rows_of(stage.sends);
+    received += rows_of(stage.receives);
+    sends += static_cast<std::int64_t>(stage.sends.size());
+    receives += static_cast<std::int64_t>(stage.receives.size());
+  }
+  const bool reduces = attention.backward() && attention.key_gradients();
+  const std::int64_t returned = reduces ? attention.gradient_row_bytes() : 0;
+  info->sent_bytes = sent * attention.row_bytes() + received * returned;
+  info->received_bytes = received * attention.row_bytes() + sent * returned;
+  info->sent_messages = sends + (reduces ? receives : 0);
+  info->received_messages = receives + (reduces ? sends : 0);
 }
 
 }  // namespace tilewise::distributed::magi

@@ -54,6 +54,7 @@ struct Attention {
   AttentionOptions options;
   std::int32_t rank = 0;
   std::int32_t size = 1;
+  std::int64_t area = 0;   // of this rank
   problem::Problem local;  // of this rank with its own keys; its pointers are unused
   Lengths lengths = {0, 0};
   std::uint64_t plan_hash = 0;
@@ -71,15 +72,16 @@ struct Attention {
   std::int64_t gradient_row_bytes() const;
 };
 
-// Makes the plan of a rank. `request` has packed tensors: q, out, lse, dout, dlse, dq with the rows
-// plan.queries[rank], and k, v, dk, dv with the rows plan.keys[rank], in the order of the ranges.
-// The plan is the whole mask: slices, causal, window and cu_seqlens are refused, and so are mask,
-// bias, ALiBi, dropout, accumulate, and tensors that are not on the CPU. The sink is the same on
-// all ranks, and dsink gets the gradient of the whole on each. Does not communicate; keeps no
-// reference.
+// Makes the plan of a rank. `request` is what packed_request() (request.h) accepts: q, out, lse,
+// dout, dlse, dq with the rows plan.queries[rank], and k, v, dk, dv with the rows plan.keys[rank],
+// in the order of the ranges. The sink is the same on all ranks, and dsink gets the gradient of the
+// whole on each. Does not communicate; keeps no reference.
 problem::Status make_attention(problem::Operation operation, const tilewise_problem& request,
                                const Plan& plan, std::int32_t rank, const AttentionOptions& options,
                                Attention* attention);
+
+// Sets `info` to what the plan does; info->struct_size stays.
+void describe_attention(const Attention& attention, tilewise_distributed_info* info);
 
 struct AttentionRun {
   void* workspace = nullptr;  // memory.bytes, aligned to problem::kWorkspaceAlignment
@@ -96,8 +98,8 @@ struct AttentionRun {
 problem::Status run_attention(const Attention& attention, const tilewise_communicator& communicator,
                               const tilewise_problem& request, const AttentionRun& run);
 
-// Returns the problem of a stage: the request with the stage's keys, slices and sums, which lie in
-// the workspace where the request has no tensor for them. All addresses are null without a
+// Returns the problem of a stage: the packed request with the stage's keys, slices and sums, which
+// lie in the workspace where the request has no tensor for them. All addresses are null without a
 // workspace.
 tilewise_problem stage_problem(const Attention& attention, const tilewise_problem& request,
                                std::int64_t stage, void* workspace);

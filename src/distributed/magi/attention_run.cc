@@ -3,6 +3,7 @@
 #include "distributed/communicator.h"
 #include "distributed/courier.h"
 #include "distributed/magi/attention.h"
+#include "distributed/magi/request.h"
 #include "distributed/ring_run.h"
 #include "distributed/rows.h"
 #include "plan/pool.h"
@@ -276,16 +277,18 @@ Status run_attention(const Attention& attention, const tilewise_communicator& co
                      const tilewise_problem& request, const AttentionRun& run) {
   TILEWISE_RETURN_IF_ERROR(check_communicator(&communicator));
   problem::Problem local;
+  tilewise_problem packed;
   const double timeout_seconds = attention.options.timeout_seconds;
-  const Status checked = check_run(attention, communicator, request, run, &local);
+  Status checked = packed_request(request, attention.size, &packed);
+  if (checked == TILEWISE_OK) checked = check_run(attention, communicator, packed, run, &local);
   if (checked != TILEWISE_OK) return refuse(communicator, timeout_seconds, checked);
-  Fingerprint print = fingerprint_of(local, Schedule::kAutomatic, attention.lengths);
+  Fingerprint print = fingerprint_of(local, Schedule::kBalanced, attention.lengths);
   print[Field::kPlan] = attention.plan_hash;
   char* const scratch = static_cast<char*>(run.workspace) + attention.memory.comparison;
   TILEWISE_RETURN_IF_ERROR(compare_problems(communicator, print, timeout_seconds, scratch));
   const tilewise_executor executor =
       run.executor != nullptr ? *run.executor : plan::default_pool()->executor();
-  const Status status = Run(attention, communicator, request, run.workspace, executor).run();
+  const Status status = Run(attention, communicator, packed, run.workspace, executor).run();
   // The other ranks must not wait for this one.
   if (status != TILEWISE_OK) communicator.abort(communicator.self);
   return status;

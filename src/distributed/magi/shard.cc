@@ -1,6 +1,7 @@
 #include "distributed/magi/shard.h"
 
 #include <cstring>
+#include <numeric>
 
 namespace tilewise::distributed::magi {
 namespace {
@@ -17,12 +18,15 @@ void for_each_run(const Ranges& shard, Function f) {
 
 }  // namespace
 
+void write_positions(const Ranges& shard, std::int64_t* positions) {
+  for_each_run(shard, [&](std::int64_t row, std::int64_t from, std::int64_t count) {
+    std::iota(positions + row, positions + row + count, from);
+  });
+}
+
 std::vector<std::int64_t> positions(const Ranges& shard) {
-  std::vector<std::int64_t> result;
-  result.reserve(static_cast<std::size_t>(row_count(shard)));
-  for (const Range& range : shard) {
-    for (std::int64_t row = range.begin; row < range.end; ++row) result.push_back(row);
-  }
+  std::vector<std::int64_t> result(static_cast<std::size_t>(row_count(shard)));
+  write_positions(shard, result.data());
   return result;
 }
 

@@ -5,8 +5,9 @@
 
 namespace tilewise::distributed::magi {
 
-// Returns the numbers of a shard's rows in the whole, in the order of the shard: what RoPE rotates
+// Writes the numbers of a shard's rows in the whole, in the order of the shard: what RoPE rotates
 // by.
+void write_positions(const Ranges& shard, std::int64_t* positions);
 std::vector<std::int64_t> positions(const Ranges& shard);
 
 // Copies the rows of the shard, of `row_bytes` each, from an array of the whole, one after another.

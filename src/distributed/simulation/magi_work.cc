@@ -22,20 +22,6 @@ std::int64_t area_of(const magi::Plan& plan, std::int64_t rank, const magi::Rang
 
 }  // namespace
 
-const char* schedule_name(Schedule schedule) {
-  switch (schedule) {
-    case Schedule::kRing:
-      return "ring";
-    case Schedule::kZigzag:
-      return "zigzag";
-    case Schedule::kStriped:
-      return "striped";
-    case Schedule::kMagi:
-      return "magi";
-  }
-  return "";
-}
-
 std::int64_t Work::sum(std::int64_t rank, std::int64_t Step::*member) const {
   std::int64_t total = 0;
   for (std::int64_t step = 0; step < steps; ++step) total += at(rank, step).*member;

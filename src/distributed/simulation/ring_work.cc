@@ -35,8 +35,8 @@ std::int64_t area_of(const Mask& mask, const std::vector<MaskBand>& bands) {
 std::vector<std::int64_t> bounds_of(std::int64_t rows, std::int64_t pieces) {
   std::vector<std::int64_t> bounds;
   for (std::int64_t p = 0; p < pieces; ++p) {
-    bounds.push_back(shard_of(distributed::Schedule::kContiguous, rows,
-                              static_cast<std::int32_t>(pieces), static_cast<std::int32_t>(p))
+    bounds.push_back(shard_of(Schedule::kContiguous, rows, static_cast<std::int32_t>(pieces),
+                              static_cast<std::int32_t>(p))
                          .ranges[0]
                          .begin);
   }

@@ -71,7 +71,7 @@ class Simulation {
       Span& span = (ranks_[index(r)].*spans)[index(step)];
       span.begin = span.end = starts_[index(r)];
       if (own.messages == 0) continue;
-      if (work_.schedule == Schedule::kMagi) {
+      if (work_.schedule == Schedule::kBalanced) {
         span.begin = latest;
       } else if (own.received_rows > 0) {
         span.begin = std::max(span.begin, starts_[index((r + work_.ranks - 1) % work_.ranks)]);

@@ -3,15 +3,12 @@
 #pragma once
 
 #include "distributed/magi/plan.h"
+#include "distributed/schedule.h"
 
 namespace tilewise::distributed::simulation {
 
-enum class Schedule { kRing, kZigzag, kStriped, kMagi };
-inline constexpr Schedule kSchedules[] = {Schedule::kRing, Schedule::kZigzag, Schedule::kStriped,
-                                          Schedule::kMagi};
-
-// Returns "ring", "zigzag", "striped" or "magi".
-const char* schedule_name(Schedule schedule);
+inline constexpr Schedule kSchedules[] = {Schedule::kContiguous, Schedule::kZigzag,
+                                          Schedule::kStriped, Schedule::kBalanced};
 
 // A step of a rank: the keys arrive, and its queries use them. Nothing arrives in step 0.
 struct Step {
@@ -22,7 +19,7 @@ struct Step {
 };
 
 struct Work {
-  Schedule schedule = Schedule::kMagi;
+  Schedule schedule = Schedule::kBalanced;
   std::int64_t ranks = 1;
   std::int64_t steps = 1;
   std::vector<Step> table;           // (ranks, steps)
@@ -39,7 +36,7 @@ struct Work {
   std::int64_t sum(std::int64_t rank, std::int64_t Step::*member) const;
 };
 
-// The work of a plan: its stages are the steps.
+// The work of a plan, the balanced schedule: its stages are the steps.
 Work magi_work(const magi::Plan& plan);
 
 // The work of Ring Attention (arXiv 2310.01889) with contiguous shards, with the zigzag order (rank

@@ -51,7 +51,7 @@ TEST_F(MagiFaults, WhatAPlanDoesNotSupportIsRefusedByName) {
   expect_refused(problem, {"dropout_p"});
   problem = ranks->problem;
   problem.slices = whole->request().slices;
-  expect_refused(problem, {"slices", "the plan is the whole mask"});
+  expect_refused(problem, {"slices", "whose token plan has the mask"});
   problem = ranks->problem;
   problem.bias = problem.q;
   expect_refused(problem, {"bias"});
@@ -64,17 +64,17 @@ TEST_F(MagiFaults, WhatAPlanDoesNotSupportIsRefusedByName) {
   problem = ranks->problem;
   problem.phi = whole->request().seqused_k;
   problem.phi.rank = 1;
-  expect_refused(problem, {"phi", "not supported over ranks"});
+  expect_refused(problem, {"phi", "not supported by the balanced schedule"});
   problem = ranks->problem;
   problem.page_table = problem.phi;
   problem.page_table.rank = 2;
-  expect_refused(problem, {"page_table", "not supported over ranks"});
+  expect_refused(problem, {"page_table", "not supported by the balanced schedule"});
   problem = ranks->problem;
   problem.q.shape[0] = 7;
   expect_refused(problem, {"q", "7 rows", "8 of rank 0"});
   problem = ranks->problem;
   problem.k.device = TILEWISE_CUDA;
-  expect_refused(problem, {"k", "CPU"});
+  expect_refused(problem, {"k", "is on cuda:0"});
   expect_refused(ranks->problem, {"rank", "2", "0 to 1"}, 2);
   expect_refused(whole->request(), {"slices"});
 }

@@ -13,6 +13,7 @@ namespace tilewise::tests {
 namespace {
 
 using namespace distributed::simulation;
+using distributed::Schedule;
 using verify::Random;
 
 Work ring(std::int64_t tokens, std::int64_t kind, Schedule schedule, std::int64_t ranks) {
@@ -28,7 +29,7 @@ TEST(SimulationTimeline, WithFreeCommunicationAContiguousCausalRingTakesAsLongAs
   const std::int64_t shard = 4096;
   for (const std::int64_t ranks : {1, 2, 8, 33}) {
     const Timeline timeline =
-        simulate(ring(shard * ranks, 1, Schedule::kRing, ranks), {kPair, INFINITY, 0, 1, 0});
+        simulate(ring(shard * ranks, 1, Schedule::kContiguous, ranks), {kPair, INFINITY, 0, 1, 0});
     const double last = static_cast<double>(shard * shard * (ranks - 1) + shard * (shard + 1) / 2);
     EXPECT_NEAR(timeline.seconds, last * kPair, 1e-9 * timeline.seconds);
     EXPECT_NEAR(timeline.efficiency(),
@@ -47,7 +48,7 @@ TEST(SimulationTimeline, WithFreeCommunicationACausalZigzagRingIsPerfect) {
 
 // 3 hops of full shards, or 3 and as many of gradients of which the last is exposed.
 TEST(SimulationTimeline, WithFreeComputationARingTakesItsHops) {
-  const Work work = ring(4000, 0, Schedule::kRing, 4);
+  const Work work = ring(4000, 0, Schedule::kContiguous, 4);
   EXPECT_NEAR(simulate(work, {0, 1e9, 1e-6, 100, 0}).seconds, 3 * (1e-6 + 1000 * 100 / 1e9), 1e-12);
   EXPECT_NEAR(simulate(work, {0, 1e9, 1e-6, 100, 200}).seconds, 3 * (2e-6 + 1000 * 300 / 1e9),
               1e-12);
@@ -56,7 +57,7 @@ TEST(SimulationTimeline, WithFreeComputationARingTakesItsHops) {
 // With communication slower than computation, hops follow each other without a gap, and the last
 // step is computed after them.
 TEST(SimulationTimeline, ASlowLinkHidesTheComputation) {
-  const Work work = ring(4000, 0, Schedule::kRing, 4);
+  const Work work = ring(4000, 0, Schedule::kContiguous, 4);
   const double hop = 1000 * 1000 / 1e9;
   const double step = 1000 * 1000 * 1e-10;
   EXPECT_NEAR(simulate(work, {1e-10, 1e9, 0, 1000, 0}).seconds, 3 * hop + step, 1e-12);
@@ -110,7 +111,7 @@ TEST(SimulationTimeline, RandomSchedulesKeepTheRules) {
                              random.pick({1.0, 64.0}), random.pick({0.0, 2.0, 128.0})};
     for (const Schedule schedule : kSchedules) {
       Work work;
-      if (schedule == Schedule::kMagi) {
+      if (schedule == Schedule::kBalanced) {
         distributed::magi::Plan plan;
         ASSERT_EQ(make_plan(list.mask(),
                             {.ranks = ranks,

@@ -14,6 +14,7 @@ namespace tilewise::tests {
 namespace {
 
 using namespace distributed::simulation;
+using distributed::Schedule;
 using verify::Random;
 using RankOfRow = std::function<std::int64_t(std::int64_t row, std::int64_t rows)>;
 
@@ -28,7 +29,7 @@ std::int64_t piece_of(std::int64_t row, std::int64_t rows, std::int64_t pieces) 
 
 RankOfRow owner(Schedule schedule, std::int64_t ranks) {
   switch (schedule) {
-    case Schedule::kRing:
+    case Schedule::kContiguous:
       return [=](std::int64_t row, std::int64_t rows) { return piece_of(row, rows, ranks); };
     case Schedule::kZigzag:
       return [=](std::int64_t row, std::int64_t rows) {
@@ -90,7 +91,7 @@ TEST(SimulationWork, RingsHaveTheAreasAndRowsOfTheirShards) {
   for (int step = 0; step < 1500; ++step) {
     const SliceList list = random_slices(random, 6, 30);
     const std::int64_t ranks = random.between(1, 7);
-    for (const Schedule schedule : {Schedule::kRing, Schedule::kZigzag, Schedule::kStriped}) {
+    for (const Schedule schedule : {Schedule::kContiguous, Schedule::kZigzag, Schedule::kStriped}) {
       ASSERT_NO_FATAL_FAILURE(expect_ring(list, schedule, ranks))
           << schedule_name(schedule) << " on " << ranks << " ranks, " << list.text();
     }
