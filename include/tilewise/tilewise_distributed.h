@@ -54,8 +54,9 @@ typedef struct tilewise_exchange {
  * failed: TILEWISE_TIMEOUT if that took longer than the time limit, TILEWISE_REMOTE_ERROR if
  * another rank has failed, TILEWISE_INVALID_ARGUMENT if a message has another size than its
  * receiver expects. Then *failed_rank is the rank that caused the failure, as far as the engine
- * knows: the one that does not answer, not the one that waits for it. After a failure, no part of
- * the request uses its memory any more, and every further exchange of every rank fails.
+ * knows: the one that does not answer, not the one that waits for it. After a failure every further
+ * exchange of every rank fails, and nothing is written to the memory of the request any more.
+ * Nothing is read either, unless reads_after_failure says so.
  *
  * abort() makes the exchanges of all other ranks fail, with this rank as the cause.
  *
@@ -66,7 +67,8 @@ typedef struct tilewise_communicator {
   int32_t size;
   int32_t calls_from_any_thread; /* 1: another thread than the creator's may call exchange(), and
                                     communication overlaps with computation */
-  int32_t reserved;              /* 0 */
+  int32_t reads_after_failure;   /* 1: after a failure the engine may read messages that it could
+                                    not cancel, until the process ends */
   void* self;
   tilewise_status (*exchange)(void* self, const tilewise_exchange* request, int32_t* failed_rank);
   void (*abort)(void* self);
@@ -293,7 +295,8 @@ TILEWISE_API tilewise_status tilewise_distributed_plan_run(const tilewise_distri
                                                            const tilewise_executor* executor);
 
 /* Plan, allocate and run. A rank whose problem is refused takes part in the comparison, so that no
- * other rank waits for it. */
+ * other rank waits for it. Where the communicator reads after a failure, the memory that they
+ * allocated then remains. */
 TILEWISE_API tilewise_status tilewise_distributed_forward(
     const tilewise_problem* problem, const tilewise_distributed_options* options,
     const tilewise_communicator* communicator, const tilewise_executor* executor);

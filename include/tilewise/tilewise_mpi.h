@@ -22,7 +22,8 @@ extern "C" {
  *
  * A rank that waits in exchange() answers the questions of others, so that the rank that does not
  * answer is found when a time limit passes. After a failure MPI may still read a message that it
- * could not cancel; keep its memory until MPI_Finalize() or the end of the process. */
+ * could not cancel (reads_after_failure is 1): keep tensors and workspaces until MPI_Finalize() or
+ * the end of the process. */
 TILEWISE_API tilewise_status tilewise_mpi_communicator_create(MPI_Comm comm,
                                                               tilewise_communicator* communicator);
 

@@ -4,7 +4,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <new>
+#include <utility>
+#include <vector>
 
 #include "capi/exceptions.h"
 #include "capi/structs.h"
@@ -71,6 +74,27 @@ Status make_plan(Operation operation, const tilewise_problem* problem,
 struct Free {
   void operator()(void* memory) const { std::free(memory); }
 };
+using Workspace = std::unique_ptr<void, Free>;
+
+// Keeps a workspace to the end of the process. A communicator fails once, so that there are few.
+void keep(Workspace workspace) {
+  static std::mutex mutex;
+  static std::vector<void*>* kept = nullptr;
+  void* const memory = workspace.release();
+  const std::lock_guard<std::mutex> lock(mutex);
+  try {  // a list, so that leak checkers find it
+    if (kept == nullptr) kept = new std::vector<void*>;
+    kept->push_back(memory);
+  } catch (const std::bad_alloc&) {  // the memory remains all the same
+  }
+}
+
+// True for a failure after which the engine may hold messages. A problem that the ranks refuse
+// leaves none.
+bool may_hold_messages(const tilewise_communicator& communicator, Status status) {
+  return communicator.reads_after_failure != 0 && status != TILEWISE_OK &&
+         status != TILEWISE_INVALID_ARGUMENT;
+}
 
 Status run_once(Operation operation, const tilewise_problem* problem,
                 const tilewise_distributed_options* options,
@@ -95,10 +119,12 @@ Status run_once(Operation operation, const tilewise_problem* problem,
     status = make_plan(operation, problem, &chosen, *communicator, plan.get());
   if (status != TILEWISE_OK) return refuse(status);
   const auto bytes = static_cast<std::size_t>(plan->workspace_bytes());
-  const std::unique_ptr<void, Free> workspace(std::aligned_alloc(kWorkspaceAlignment, bytes));
+  Workspace workspace(std::aligned_alloc(kWorkspaceAlignment, bytes));
   if (workspace == nullptr) return refuse(no_memory("a workspace"));
-  return tilewise::distributed::run_distributed_plan(*plan, *communicator, *problem,
-                                                     {workspace.get(), bytes, executor});
+  status = tilewise::distributed::run_distributed_plan(*plan, *communicator, *problem,
+                                                       {workspace.get(), bytes, executor});
+  if (may_hold_messages(*communicator, status)) keep(std::move(workspace));
+  return status;
 }
 
 }  // namespace

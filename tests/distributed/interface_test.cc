@@ -69,6 +69,62 @@ TEST(DistributedInterface, RunsOnThreads) {
   for (const float x : first) EXPECT_FLOAT_EQ(x, 0.5F);  // every value is
 }
 
+// An engine that loses its peers at one exchange, and may read what it was to send afterwards.
+struct FailingEngine {
+  explicit FailingEngine(const tilewise_communicator& working) : inner(working) {}
+
+  tilewise_communicator communicator() {
+    tilewise_communicator result = inner;
+    result.self = this;
+    result.reads_after_failure = 1;
+    result.abort = [](void* self) {
+      const FailingEngine& engine = *static_cast<FailingEngine*>(self);
+      engine.inner.abort(engine.inner.self);
+    };
+    result.exchange = [](void* self, const tilewise_exchange* request, std::int32_t* failed_rank) {
+      FailingEngine& engine = *static_cast<FailingEngine*>(self);
+      if (++engine.exchanges < 3)
+        return engine.inner.exchange(engine.inner.self, request, failed_rank);
+      engine.held.assign(request->sends, request->sends + request->send_count);
+      engine.inner.abort(engine.inner.self);
+      *failed_rank = 1;
+      return tilewise_fail(TILEWISE_TIMEOUT, "rank 1 did not answer in time");
+    };
+    return result;
+  }
+
+  tilewise_communicator inner;
+  int exchanges = 0;
+  std::vector<tilewise_message> held;
+};
+
+// The address sanitizer tells whether the memory is there.
+TEST(DistributedInterface, WhatAnEngineMayReadAfterAFailureRemains) {
+  const tilewise::LocalGroup group(3);
+  std::vector<std::thread> ranks;
+  for (std::int32_t rank = 0; rank < 3; ++rank) {
+    ranks.emplace_back([&, rank] {
+      Shard shard((kLength + 2 - rank) / 3);
+      FailingEngine failing(group.communicator(rank));
+      const tilewise_communicator communicator =
+          rank == 0 ? failing.communicator() : group.communicator(rank);
+      EXPECT_NE(message_of([&] { tilewise::forward(shard.problem, options_of(), communicator); }),
+                "");
+      if (rank != 0) return;
+      std::int64_t bytes = 0;
+      int sum = 0;
+      for (const tilewise_message& message : failing.held) {
+        for (std::int64_t i = 0; i < message.bytes; ++i)
+          sum += static_cast<const unsigned char*>(message.data)[i];
+        bytes += message.bytes;
+      }
+      EXPECT_GT(bytes, 0);
+      EXPECT_GT(sum, 0);
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+}
+
 TEST(DistributedInterface, APlanIsMadeOnceAndRunsOften) {
   const tilewise::LocalGroup group(2);
   std::vector<std::thread> ranks;

@@ -250,6 +250,7 @@ tilewise_status tilewise_mpi_communicator_create(MPI_Comm comm,
   MPI_Comm_rank(own, &communicator->rank);
   MPI_Comm_size(own, &communicator->size);
   communicator->calls_from_any_thread = level >= MPI_THREAD_SERIALIZED ? 1 : 0;
+  communicator->reads_after_failure = 1;
   communicator->exchange = tilewise::mpi::checked_exchange;
   communicator->abort = tilewise::mpi::checked_abort;
   communicator->self = new (std::nothrow) Communicator(own, communicator->rank, communicator->size);
