@@ -32,6 +32,7 @@ inline constexpr Field kFields[] = {
     {"dv", &tilewise_problem::dv, 4},
     {"dbias", &tilewise_problem::dbias, 4, true, true},
     {"dsink", &tilewise_problem::dsink, 0},
+    {"dalibi_slopes", &tilewise_problem::dalibi_slopes, 2, true},
     {"mask", &tilewise_problem::mask, 4, true, true},
     {"bias", &tilewise_problem::bias, 4, true, true},
     {"alibi_slopes", &tilewise_problem::alibi_slopes, 2, true},

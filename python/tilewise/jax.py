@@ -35,7 +35,8 @@ __all__ = ["attention", "attention_forward", "dot_product_attention"]
 
 _TENSORS = tuple(TensorOptions.__annotations__)
 _TRUTHS = ("causal", "deterministic", "batch_invariant")
-_GRADIENTS = {"q": "dq", "k": "dk", "v": "dv", "bias": "dbias", "sink": "dsink"}
+_GRADIENTS = {"q": "dq", "k": "dk", "v": "dv", "bias": "dbias", "sink": "dsink", "alibi_slopes": "dalibi_slopes"}
+_SUMS = ("sink", "alibi_slopes")  # whose gradients have the dtype of the LSE
 
 
 def _register() -> None:
@@ -152,7 +153,7 @@ def _attention_backward(static: _Static, residuals: Any, cotangents: Any) -> tup
     if not isinstance(dlse, zero):
         inputs["dlse"] = dlse
     outputs = {
-        _GRADIENTS[name]: jax.ShapeDtypeStruct(named[name].shape, lse.dtype if name == "sink" else named[name].dtype)
+        _GRADIENTS[name]: jax.ShapeDtypeStruct(named[name].shape, lse.dtype if name in _SUMS else named[name].dtype)
         for name in static.names
         if name in wanted and name in _GRADIENTS
     }

@@ -1,4 +1,5 @@
-// The operators tilewise::attention_forward and tilewise::attention_backward. Shapes are those of
+// The operators tilewise::attention_forward, tilewise::attention_backward and, with the gradient of
+// alibi_slopes as its last result, tilewise::attention_backward_slopes. Shapes are those of
 // tilewise.h. The schemas below are frozen (python/tests/torch/test_contract.py): arguments are
 // only added at the end, with defaults.
 #include <atomic>
@@ -24,14 +25,18 @@ constexpr const char* kForwardSchema =
     "attention_forward(Tensor q, Tensor k, Tensor v, " TILEWISE_TENSOR_SCHEMA TILEWISE_OPTION_SCHEMA
     ", bool out_fp32=False, Tensor? seqused_q=None, Tensor? page_table=None) "
     "-> (Tensor out, Tensor lse)";
-constexpr const char* kBackwardSchema =
-    "attention_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, "
-    "Tensor lse, " TILEWISE_TENSOR_SCHEMA TILEWISE_OPTION_SCHEMA
-    ", int gradients=7, Tensor? seqused_q=None) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, "
-    "Tensor dsink)";
+#define TILEWISE_BACKWARD_SCHEMA                                                            \
+  "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, "                  \
+  "Tensor lse, " TILEWISE_TENSOR_SCHEMA TILEWISE_OPTION_SCHEMA                              \
+  ", int gradients=7, Tensor? seqused_q=None) -> (Tensor dq, Tensor dk, Tensor dv, Tensor " \
+  "dbias, Tensor dsink"
+
+constexpr const char* kBackwardSchema = "attention_backward" TILEWISE_BACKWARD_SCHEMA ")";
+constexpr const char* kSlopesSchema =
+    "attention_backward_slopes" TILEWISE_BACKWARD_SCHEMA ", Tensor dalibi_slopes)";
 
 // The bits of `gradients`.
-enum Gradient : std::int64_t { kQ = 1, kK = 2, kV = 4, kBias = 8, kSink = 16 };
+enum Gradient : std::int64_t { kQ = 1, kK = 2, kV = 4, kBias = 8, kSink = 16, kSlopes = 32 };
 
 void check_status(tilewise_status status) {
   if (status != TILEWISE_OK) raise(tilewise_last_error());
@@ -312,7 +317,7 @@ Owned allocate_gradient(bool wanted, const tilewise_tensor& like, std::int32_t d
 
 // The results. One that is not wanted is an empty tensor of the dtype that it would have had.
 struct Gradients {
-  Owned dq, dk, dv, dbias, dsink;
+  Owned dq, dk, dv, dbias, dsink, dalibi_slopes;
 
   Gradients(const Given& given, const Shared& shared, std::int64_t wanted) {
     const tilewise_tensor q = view("q", given.q);
@@ -324,8 +329,11 @@ struct Gradients {
     const tilewise_tensor bias = shared.bias ? view("bias", shared.bias) : q;
     const tilewise_tensor sink = shared.sink ? view("sink", shared.sink) : q;
     dbias = allocate_gradient((wanted & kBias) != 0, bias, bias.dtype);
-    dsink = allocate_gradient((wanted & kSink) != 0, sink,
-                              q.dtype == TILEWISE_FP64 ? TILEWISE_FP64 : TILEWISE_FP32);
+    const tilewise_tensor slopes =
+        shared.alibi_slopes ? view("alibi_slopes", shared.alibi_slopes) : q;
+    const std::int32_t sums = q.dtype == TILEWISE_FP64 ? TILEWISE_FP64 : TILEWISE_FP32;
+    dsink = allocate_gradient((wanted & kSink) != 0, sink, sums);
+    dalibi_slopes = allocate_gradient((wanted & kSlopes) != 0, slopes, sums);
   }
 
   void set(std::int64_t wanted, tilewise_problem* problem) const {
@@ -334,10 +342,11 @@ struct Gradients {
     if ((wanted & kV) != 0) problem->dv = view("dv", dv);
     if ((wanted & kBias) != 0) problem->dbias = view("dbias", dbias);
     if ((wanted & kSink) != 0) problem->dsink = view("dsink", dsink);
+    if ((wanted & kSlopes) != 0) problem->dalibi_slopes = view("dalibi_slopes", dalibi_slopes);
   }
 };
 
-void backward(Value* stack, std::uint64_t, std::uint64_t) {
+Gradients compute_gradients(Value* stack) {
   Arguments arguments(stack);
   Given given(arguments);
   const Shared shared(arguments);
@@ -345,6 +354,8 @@ void backward(Value* stack, std::uint64_t, std::uint64_t) {
   const Owned seqused_q = arguments.optional_tensor();
   if ((wanted & kBias) != 0 && !shared.bias) raise("gradients: dbias is asked for without a bias");
   if ((wanted & kSink) != 0 && !shared.sink) raise("gradients: dsink is asked for without a sink");
+  if ((wanted & kSlopes) != 0 && !shared.alibi_slopes)
+    raise("gradients: dalibi_slopes is asked for without alibi_slopes");
   Gradients gradients(given, shared, wanted);  // made before a copy may change the strides
   given.make_rows_dense();
   tilewise_problem problem = make_problem(shared);
@@ -358,11 +369,24 @@ void backward(Value* stack, std::uint64_t, std::uint64_t) {
   problem.lse = view("lse", given.lse);
   gradients.set(wanted, &problem);
   run(TILEWISE_BACKWARD, problem);
+  return gradients;
+}
+
+void put(Gradients gradients, Value* stack) {
   stack[0] = to_value(std::move(gradients.dq));
   stack[1] = to_value(std::move(gradients.dk));
   stack[2] = to_value(std::move(gradients.dv));
   stack[3] = to_value(std::move(gradients.dbias));
   stack[4] = to_value(std::move(gradients.dsink));
+}
+
+void backward(Value* stack, std::uint64_t, std::uint64_t) { put(compute_gradients(stack), stack); }
+
+void backward_slopes(Value* stack, std::uint64_t, std::uint64_t) {
+  Gradients gradients = compute_gradients(stack);
+  Owned slopes = std::move(gradients.dalibi_slopes);
+  put(std::move(gradients), stack);
+  stack[5] = to_value(std::move(slopes));
 }
 
 // ---- registration -------------------------------------------------------------------------------
@@ -375,7 +399,8 @@ const char* define_operators() {
   TorchLibraryOpaque* library = nullptr;
   if (torch().aoti_torch_library_init_def("tilewise", __FILE__, __LINE__, &library) != 0 ||
       torch().aoti_torch_library_def(library, kForwardSchema) != 0 ||
-      torch().aoti_torch_library_def(library, kBackwardSchema) != 0) {
+      torch().aoti_torch_library_def(library, kBackwardSchema) != 0 ||
+      torch().aoti_torch_library_def(library, kSlopesSchema) != 0) {
     return "PyTorch refused the operators' schemas";
   }
   for (const char* const device : {"CPU", "CUDA"}) {
@@ -383,7 +408,9 @@ const char* define_operators() {
     if (torch().aoti_torch_library_init_impl("tilewise", device, __FILE__, __LINE__, &kernels) !=
             0 ||
         torch().torch_library_impl(kernels, "attention_forward", forward, kWrittenFor) != 0 ||
-        torch().torch_library_impl(kernels, "attention_backward", backward, kWrittenFor) != 0) {
+        torch().torch_library_impl(kernels, "attention_backward", backward, kWrittenFor) != 0 ||
+        torch().torch_library_impl(kernels, "attention_backward_slopes", backward_slopes,
+                                   kWrittenFor) != 0) {
       return "PyTorch refused the operators' kernels";
     }
   }

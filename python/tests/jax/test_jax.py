@@ -214,7 +214,7 @@ def test_vmap_over_some_operands(axes: tuple, batch: int, rng: np.random.Generat
 
 
 def check_vmap(option: str, is_option_mapped: bool, axes: tuple, batch: int, rng: np.random.Generator) -> None:
-    """Results, and the gradients of q, k, v and, where they are, bias and sink: index for index."""
+    """Results, and the gradients of q, k, v and, where they are, bias, sink and slopes: index for index."""
     cases = [tensors(rng, "float32", (batch, 17, 40, 4, 2, 24, 16)) for _ in range(3)]
     for case in cases:
         add_option(case, option, rng)
@@ -227,7 +227,7 @@ def check_vmap(option: str, is_option_mapped: bool, axes: tuple, batch: int, rng
     arrays = [
         np.stack([own[i] for own in values]) if axis == 0 else values[0][i] for i, axis in enumerate(in_axes)
     ]
-    learned = [i for i, name in enumerate(names) if name in ("q", "k", "v", "bias", "sink")]
+    learned = [i for i, name in enumerate(names) if name in ("q", "k", "v", "bias", "sink", "alibi_slopes")]
 
     def result(*each: Any) -> Any:
         def loss(*own: Any) -> Any:
@@ -326,8 +326,6 @@ def test_bad_input(rng: np.random.Generator) -> None:
         jax.jit(lambda s: tj.attention(q, k, v, softmax_scale=s))(0.5)
     with pytest.raises(ValueError, match="cannot be differentiated"):
         jax.grad(lambda s: jax.grad(lambda x: (tj.attention(q * x, k, v) ** 2).sum())(s))(1.0)
-    with pytest.raises(NotImplementedError, match="no gradient of alibi_slopes"):
-        jax.grad(lambda s: tj.attention(q, k, v, alibi_slopes=s).sum())(jnp.ones(4))
     for value, words in ((jnp.inf, "softmax_scale: is inf, must be finite"), (jnp.nan, "softmax_scale: is nan")):
         with pytest.raises(ValueError, match=words):
             tj.attention(q, k, v, softmax_scale=value)

@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 FORWARD = torch.ops.tilewise.attention_forward.default
 BACKWARD = torch.ops.tilewise.attention_backward.default
+BACKWARD_SLOPES = torch.ops.tilewise.attention_backward_slopes.default
 
 # These are frozen: an operator that a saved graph calls must keep its meaning. New arguments go to the end, with
 # defaults.
@@ -22,13 +23,17 @@ OPTIONS = (
     "float softcap=0., float dropout_p=0., int max_seqlen_q=-1, int max_seqlen_k=-1, bool bhsd=False, "
     "bool deterministic=False, bool batch_invariant=False"
 )
+GIVEN = (
+    f"Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {TENSORS}, {OPTIONS}, "
+    "int gradients=7, Tensor? seqused_q=None"
+)
+GRADIENTS = "Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink"
 SCHEMAS = {
     FORWARD: f"tilewise::attention_forward(Tensor q, Tensor k, Tensor v, {TENSORS}, {OPTIONS}, bool out_fp32=False, "
     "Tensor? seqused_q=None, Tensor? page_table=None) "
     "-> (Tensor out, Tensor lse)",
-    BACKWARD: f"tilewise::attention_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, "
-    f"Tensor lse, {TENSORS}, {OPTIONS}, int gradients=7, Tensor? seqused_q=None) "
-    "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink)",
+    BACKWARD: f"tilewise::attention_backward({GIVEN}) -> ({GRADIENTS})",
+    BACKWARD_SLOPES: f"tilewise::attention_backward_slopes({GIVEN}) -> ({GRADIENTS}, Tensor dalibi_slopes)",
 }
 
 
@@ -65,6 +70,9 @@ SAMPLES = {
         ),
         {},
     ),
+    "slopes": lambda: (
+        (*(make(2, 5, 2, 8) for _ in range(3)), *no_tensors(alibi_slopes=torch.rand(2, requires_grad=True))), {}
+    ),
     "packed": lambda: (
         (
             *(make(9, 2, 8) for _ in range(3)),
@@ -94,8 +102,9 @@ def test_opcheck_backward(sample: str) -> None:
     args, kwargs = SAMPLES[sample]()
     args = [a.detach() if isinstance(a, torch.Tensor) else a for a in args]
     out, lse = FORWARD(*args, **kwargs)
-    kwargs["gradients"] = 31 if sample == "bias and sink" else 5
-    torch.library.opcheck(BACKWARD, (torch.randn_like(out), torch.randn_like(lse), *args[:3], out, lse, *args[3:]), kwargs)
+    kwargs["gradients"] = {"bias and sink": 31, "slopes": 39}.get(sample, 5)
+    operator = BACKWARD_SLOPES if sample == "slopes" else BACKWARD
+    torch.library.opcheck(operator, (torch.randn_like(out), torch.randn_like(lse), *args[:3], out, lse, *args[3:]), kwargs)
 
 
 def layouts() -> dict[str, list[torch.Tensor]]:
@@ -118,11 +127,15 @@ def test_fake_strides_are_the_real_ones(name: str) -> None:
     q, k, v = layouts()[name]
     real = FORWARD(q, k, v, *no_tensors())
     dout = torch.randn(2, 4, q.shape[1], 8).transpose(1, 2)
-    real += BACKWARD(dout, None, q, k, v, *real, *no_tensors())
+    slopes = torch.rand(q.shape[2])
+    with_slopes = (dout, None, q, k, v, *real, *no_tensors(alibi_slopes=slopes))
+    real += BACKWARD(dout, None, q, k, v, *real, *no_tensors()) + BACKWARD_SLOPES(*with_slopes, gradients=33)
     with FakeTensorMode() as mode:
         fakes = [mode.from_tensor(t) for t in (q, k, v, dout)]
         fake = FORWARD(*fakes[:3], *no_tensors())
+        with_slopes = (fakes[3], None, *fakes[:3], *fake, *no_tensors(alibi_slopes=mode.from_tensor(slopes)))
         fake += BACKWARD(fakes[3], None, *fakes[:3], *fake, *no_tensors())
+        fake += BACKWARD_SLOPES(*with_slopes, gradients=33)
     for a, b in zip(real, fake, strict=True):
         assert (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype)
 
@@ -151,10 +164,10 @@ def test_compile_without_a_graph_break_and_with_dynamic_shapes() -> None:
     counted = torch.compile(step, fullgraph=True, dynamic=True, backend=counter)
     for length in (8, 12, 33):
         tensors = [make(2, length, h, 16) for h in (4, 2, 2)] + [make(4, length, length)]
-        slopes = torch.rand(4)
+        tensors.append(torch.rand(4, requires_grad=True))
         for function in (compiled, counted):
-            wanted = torch.autograd.grad(step(*tensors, slopes), tensors)
-            found = torch.autograd.grad(function(*tensors, slopes), tensors)
+            wanted = torch.autograd.grad(step(*tensors), tensors)
+            found = torch.autograd.grad(function(*tensors), tensors)
             for a, b in zip(found, wanted, strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
     assert counter.frame_count == 1  # one graph for every length
@@ -270,10 +283,35 @@ def test_eager_and_operator_have_the_same_gradients(used: tuple[int, ...]) -> No
     assert all(torch.equal(a, b) for a, b in zip(eager, operator, strict=True))
 
 
-def test_gradient_of_slopes_is_refused() -> None:
-    q = make(1, 5, 2, 8)
-    with refused(NotImplementedError, "alibi_slopes", "detach"):
-        attention(q, q, q, alibi_slopes=torch.rand(2, requires_grad=True))
+@pytest.mark.parametrize("shape", [(4,), (2, 4)], ids=["shared", "per sequence"])
+def test_gradient_of_slopes(shape: tuple[int, ...]) -> None:
+    """By the finite differences of attention, by the operator, and alone."""
+    q, k, v = make(2, 7, 4, 8, grad=False), make(2, 9, 2, 8, grad=False), make(2, 9, 2, 8, grad=False)
+    q, k, v = q.double(), k.double(), v.double()
+    slopes = torch.rand(shape, requires_grad=True)
+    weights = torch.randn(2, 7, 4, 8, dtype=torch.float64)
+
+    def loss(slopes: torch.Tensor, function=attention) -> torch.Tensor:  # noqa: ANN001
+        if function is attention:
+            return (attention(q, k, v, alibi_slopes=slopes, causal=True) * weights).sum()
+        return (function(q, k, v, *no_tensors(alibi_slopes=slopes), causal=True)[0] * weights).sum()
+
+    (gradient,) = torch.autograd.grad(loss(slopes), slopes)
+    assert gradient.shape == slopes.shape and gradient.dtype == torch.float32
+    (of_operator,) = torch.autograd.grad(loss(slopes, FORWARD), slopes)
+    assert torch.equal(of_operator, gradient)
+    step = 2.0**-8  # exact in fp32, as is the rest of the slope
+    with torch.no_grad():
+        base = (slopes * 256).round() / 256
+    base.requires_grad_()
+    (gradient,) = torch.autograd.grad(loss(base), base)
+    for i in range(base.numel()):
+        moved = [base.detach().clone() for _ in range(4)]
+        for other, steps in zip(moved, (2, 1, -1, -2), strict=True):
+            other.view(-1)[i] += steps * step
+        far, near, nearer, farthest = (loss(x).item() for x in moved)
+        difference = (-far + 8 * near - 8 * nearer + farthest) / (12 * step)
+        assert abs(difference - gradient.view(-1)[i].item()) < 1e-5 * max(1, abs(difference))
 
 
 BAD = {
@@ -301,6 +339,9 @@ BAD = {
     "slices": lambda q: attention(q, q, q, causal=True, slices=torch.zeros(1, 5, dtype=torch.int64)),
     "dropout_state": lambda q: FORWARD(q, q, q, *no_tensors(), dropout_p=0.5),
     "gradients": lambda q: BACKWARD(q, None, q, q, q, q, q[..., 0], *no_tensors(), gradients=8),
+    "gradients: dalibi_slopes": lambda q: BACKWARD_SLOPES(
+        q, None, q, q, q, q, q[..., 0], *no_tensors(), gradients=32
+    ),
 }
 
 

@@ -14,7 +14,7 @@ from torch_cases import CASES, inputs, make_options, reference
 def test_forward_and_gradients(case: str, dtype: torch.dtype) -> None:
     tensors = inputs(dtype)
     options = make_options(CASES[case], dtype)
-    leaves = [*tensors, *(options[name] for name in ("bias", "sink") if name in options)]
+    leaves = [*tensors, *(options[name] for name in ("bias", "sink", "alibi_slopes") if name in options)]
     for leaf in leaves:
         leaf.requires_grad_()
     out, lse = attention(*tensors, **options, return_lse=True)

@@ -80,10 +80,11 @@ def test_gradients(axes: tuple, batch: int) -> None:
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("learned", [("q", "k", "v"), ("q",), ("bias", "sink")])
+@pytest.mark.parametrize("learned", [("q", "k", "v"), ("q",), ("bias", "sink"), ("k", "alibi_slopes")])
 def test_several_gradients_of_one_result(learned: tuple[str, ...]) -> None:
     """is_grads_batched maps the backward operator."""
     tensors = {"q": (2, 5, 4, 8), "k": (2, 7, 2, 8), "v": (2, 7, 2, 8), "bias": (2, 4, 5, 7), "sink": (4,)}
+    tensors["alibi_slopes"] = (4,)
     tensors = {name: torch.randn(shape, requires_grad=name in learned) for name, shape in tensors.items()}
     out = attention(**tensors, causal=True)
     leaves = [tensors[name] for name in learned]

@@ -8,12 +8,11 @@ import torch
 from tilewise.torch import _vmap
 from tilewise.torch._meta import GRADIENTS
 from tilewise.torch._schema import (
-    BACKWARD, FORWARD, FORWARD_NAMES, LAST_SHARED, PAGE_TABLE, SEQUSED_Q, TENSORS, without_defaults,
+    BACKWARD, BACKWARD_SLOPES, FORWARD, FORWARD_NAMES, LAST_SHARED, PAGE_TABLE, SEQUSED_Q, TENSORS, without_defaults,
 )  # fmt: skip
 
-# The positions of forward's arguments that have a gradient, and of those that would need one but have none.
+# The positions of forward's arguments that have a gradient.
 _DIFFERENTIABLE = {name: FORWARD_NAMES.index(name) for name in GRADIENTS}
-_WITHOUT_GRADIENT = {name: FORWARD_NAMES.index(name) for name in ("alibi_slopes",)}
 
 
 # ---- the formula ----------------------------------------------------------------------------------------------------
@@ -21,10 +20,6 @@ _WITHOUT_GRADIENT = {name: FORWARD_NAMES.index(name) for name in ("alibi_slopes"
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     """inputs: of forward, by position; those that are left out at the end have their defaults."""
-    for name, position in _WITHOUT_GRADIENT.items():
-        tensor = inputs[position]
-        if tensor is not None and tensor.requires_grad:
-            raise NotImplementedError(f"tilewise: {name} requires a gradient, which is not computed; detach() it")
     if len(inputs) > PAGE_TABLE and inputs[PAGE_TABLE] is not None:
         tensors = (inputs[position] for position in _DIFFERENTIABLE.values())
         if any(tensor is not None and tensor.requires_grad for tensor in tensors):
@@ -48,8 +43,9 @@ def _gradients(
     shared = (*tensors[3:], *ctx.options)
     bits = sum([GRADIENTS[name] for name in wanted])
     given = (dout.to(q.dtype), dlse, q, k, v, out, lse)
-    results = _call(BACKWARD, *given, *shared, gradients=bits, seqused_q=seqused_q)
-    by_name = dict(zip(GRADIENTS, results, strict=True))
+    operator = BACKWARD_SLOPES if "alibi_slopes" in wanted else BACKWARD
+    results = _call(operator, *given, *shared, gradients=bits, seqused_q=seqused_q)
+    by_name = dict(zip(GRADIENTS, results, strict=False))
     return {name: by_name[name].to(tensors[_DIFFERENTIABLE[name]].dtype) for name in wanted}
 
 
@@ -159,10 +155,10 @@ _LIBRARY = torch.library.Library("tilewise", "IMPL")
 
 def register() -> None:
     """Tells PyTorch. Once per process."""
-    forward, backward = "tilewise::attention_forward", "tilewise::attention_backward"
-    torch.library.register_autograd(forward, _backward, setup_context=_setup_context)
-    torch.library.register_autograd(backward, _refuse_double_backward, setup_context=_keep_nothing)
-    torch.library.register_vmap(forward, partial(_vmap.run, FORWARD))
-    torch.library.register_vmap(backward, partial(_vmap.run, BACKWARD))
+    torch.library.register_autograd("tilewise::attention_forward", _backward, setup_context=_setup_context)
+    for operator in ("tilewise::attention_backward", "tilewise::attention_backward_slopes"):
+        torch.library.register_autograd(operator, _refuse_double_backward, setup_context=_keep_nothing)
+    for operator in (FORWARD, BACKWARD, BACKWARD_SLOPES):
+        torch.library.register_vmap(operator, partial(_vmap.run, operator))
     for device, key in _AUTOCAST_KEYS.items():
         _LIBRARY.impl("attention_forward", _autocast(device), key)

@@ -1,10 +1,11 @@
 """The shapes, strides and dtypes of what the operators return, for tracing and torch.compile."""
 
+from functools import partial
 from typing import Any
 
 import torch
 
-from tilewise.torch._schema import BACKWARD, FORWARD, by_name
+from tilewise.torch._schema import BACKWARD, BACKWARD_SLOPES, FORWARD, by_name
 
 
 def _like(like: torch.Tensor, last: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -43,18 +44,19 @@ def _forward(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return out, q.new_empty(lse_shape, dtype=_lse_dtype(q))
 
 
-# The results in their order, each with the bit of `gradients` that requests it.
-GRADIENTS = {"q": 1, "k": 2, "v": 4, "bias": 8, "sink": 16}
+# The results in their order, each with the bit of `gradients` that requests it. Only BACKWARD_SLOPES has the last one.
+GRADIENTS = {"q": 1, "k": 2, "v": 4, "bias": 8, "sink": 16, "alibi_slopes": 32}
 
 
-def _backward(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-    call = by_name(BACKWARD, args, kwargs)
+def _backward(operator: Any, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    call = by_name(operator, args, kwargs)
     q = call["q"]
-    dtypes = {"bias": (q if call["bias"] is None else call["bias"]).dtype, "sink": _lse_dtype(q)}
+    sums = _lse_dtype(q)
+    dtypes = {"bias": (q if call["bias"] is None else call["bias"]).dtype, "sink": sums, "alibi_slopes": sums}
     results = []
-    for name, bit in GRADIENTS.items():
+    for name, _ in zip(GRADIENTS, operator._schema.returns, strict=False):
         like, dtype = call[name], dtypes.get(name, q.dtype)
-        wanted = call["gradients"] & bit
+        wanted = call["gradients"] & GRADIENTS[name]
         results.append(_like(like, like.shape[-1], dtype) if wanted else q.new_empty((0,), dtype=dtype))
     return tuple(results)
 
@@ -62,4 +64,5 @@ def _backward(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
 def register() -> None:
     """Tells PyTorch. Once per process."""
     torch.library.register_fake("tilewise::attention_forward", _forward)
-    torch.library.register_fake("tilewise::attention_backward", _backward)
+    torch.library.register_fake("tilewise::attention_backward", partial(_backward, BACKWARD))
+    torch.library.register_fake("tilewise::attention_backward_slopes", partial(_backward, BACKWARD_SLOPES))

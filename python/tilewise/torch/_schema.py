@@ -6,8 +6,9 @@ import torch
 
 FORWARD = torch.ops.tilewise.attention_forward.default
 BACKWARD = torch.ops.tilewise.attention_backward.default
+BACKWARD_SLOPES = torch.ops.tilewise.attention_backward_slopes.default  # with one result more: dalibi_slopes
 
-_ARGUMENTS = {operator: operator._schema.arguments for operator in (FORWARD, BACKWARD)}
+_ARGUMENTS = {operator: operator._schema.arguments for operator in (FORWARD, BACKWARD, BACKWARD_SLOPES)}
 FORWARD_NAMES = tuple(argument.name for argument in _ARGUMENTS[FORWARD])
 
 # The tensors of forward come first: q, k, v, then those that backward takes too; the options follow, up to

@@ -28,6 +28,7 @@ def run(operator: Any, info: Any, in_dims: tuple[int | None, ...], *args: Any, *
         return tuple(torch.stack(parts) for parts in zip(*results, strict=True)), (0,) * len(results[0])
     found = operator(**larger)
     asked = [True, True] if "gradients" not in values else [bool(values["gradients"] & b) for b in GRADIENTS.values()]
+    asked = asked[: len(found)]
     outputs = tuple(t.unflatten(0, (count, -1)) if is_there else t for t, is_there in zip(found, asked, strict=True))
     return outputs, tuple(0 if is_there else None for is_there in asked)
 
@@ -37,8 +38,9 @@ def _larger_batch(shared: Arguments, mapped: dict[str, Tensor], count: int) -> A
     them, or where tensors that they share would be copied."""
     ranks = {name: (mapped[name].dim() - 1 if name in mapped else shared[name].dim()) for name in ("q", "k")}
     everything = {**shared, **mapped}
-    if ranks["q"] != 4 or ranks["k"] != 4 or everything["dropout_p"] != 0.0 or everything.get("gradients", 0) & 24:
-        # Packed sequences; dropout, whose pattern depends on the batch; gradients of bias and sink, sums over the batch.
+    if ranks["q"] != 4 or ranks["k"] != 4 or everything["dropout_p"] != 0.0 or everything.get("gradients", 0) & 56:
+        # Packed sequences; dropout, whose pattern depends on the batch; gradients of bias, sink and slopes, which are
+        # sums over the batch.
         return None
     if "slices" in mapped or "sink" in mapped or everything.get("page_table") is not None:
         return None
