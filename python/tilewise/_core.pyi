@@ -14,6 +14,19 @@ class Plan:
     @property
     def workspace_bytes(self) -> int: ...
 
+QUERIES: int
+KEYS: int
+
+class TokenPlan:
+    """sizes: q_len, k_len, number of ranks, chunk_rows, stages."""
+
+    def __init__(
+        self, caller: str, mask: Any, heads: int | None, sizes: tuple[int, int, int, int, int], /
+    ) -> None: ...
+    def info(self) -> tuple[int, int, int, int, int, int, int, int, float, int]: ...
+    def info_of(self, rank: int, /) -> tuple[int, int, int, int, int]: ...
+    def ranges_of(self, side: int, rank: int, /) -> list[tuple[int, int, int]]: ...
+
 class Communicator:
     """engine: has exchange(sends, receives, timeout) and abort(), as tilewise.distributed._engine.Engine."""
 
@@ -41,11 +54,11 @@ def run_distributed(
     tensors: tuple[Any, ...],
     options: Any,
     communicator: Communicator,
-    whole: tuple[str, int, int, float],
+    whole: tuple[str, int, int, float, TokenPlan | None],
     threads: int | None,
     /,
 ) -> None:
-    """whole: schedule, q_len, k_len, timeout in seconds."""
+    """whole: schedule, q_len, k_len, timeout in seconds, token plan of the balanced schedule."""
 
 def refuse_distributed(communicator: Communicator, timeout: float, /) -> None: ...
 def token_ranges(schedule: str, length: int, size: int, rank: int, /) -> list[tuple[int, int, int]]: ...
