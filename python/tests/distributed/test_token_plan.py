@@ -13,7 +13,6 @@ from random_slices import random_slices
 from tilewise.distributed._group import Group
 
 
-
 def seen(slices: np.ndarray, q_len: int, k_len: int) -> np.ndarray:
     """(q_len, k_len): the pairs of a list of slices."""
     listed = [(*row, -1) for row in slices.tolist()]
@@ -66,10 +65,14 @@ ONE = Group(0, 1, None, None)  # of one rank, which connects to nobody
 SLICE = np.array([[0, 10, 0, 10, 0]])
 STARTS = np.array([0, 4, 9])
 REFUSED = [
-    (ValueError, "slices: given with causal; a slice list is the whole mask", lambda: ring.TokenPlan(10, slices=SLICE, causal=True, size=2)),
-    (ValueError, "slices[0]: k0..k1 is 0..10, must lie within 0..9", lambda: ring.TokenPlan(10, 9, slices=SLICE, size=2)),
-    (ValueError, "slices[0]: kind is 4, must be 0 to 3", lambda: ring.TokenPlan(10, slices=SLICE + [0, 0, 0, 0, 4], size=2)),
-    (ValueError, "head", lambda: ring.TokenPlan(10, slices=np.array([[0, 1, 0, 1, 0, 3]]), heads=3, size=2)),
+    (ValueError, "slices: given with causal; a slice list is the whole mask",
+     lambda: ring.TokenPlan(10, slices=SLICE, causal=True, size=2)),
+    (ValueError, "slices[0]: k0..k1 is 0..10, must lie within 0..9",
+     lambda: ring.TokenPlan(10, 9, slices=SLICE, size=2)),
+    (ValueError, "slices[0]: kind is 4, must be 0 to 3",
+     lambda: ring.TokenPlan(10, slices=SLICE + [0, 0, 0, 0, 4], size=2)),
+    (ValueError, "slices[0]: head is 3, must be",
+     lambda: ring.TokenPlan(10, slices=np.array([[0, 1, 0, 1, 0, 3]]), heads=3, size=2)),
     (ValueError, "slices: dtype is fp64, must be int64", lambda: ring.TokenPlan(10, slices=SLICE * 1.0, size=2)),
     (ValueError, "cu_seqlens_q: covers the tokens 0..9, must cover 0..10",
      lambda: ring.TokenPlan(10, cu_seqlens_q=STARTS, size=2)),
@@ -84,10 +87,12 @@ REFUSED = [
     (ValueError, "stages: is -1, must be at least 0", lambda: ring.TokenPlan(10, size=2, stages=-1)),
     (ValueError, "size: is 2, given together with a group", lambda: ring.TokenPlan(10, size=2, group=object())),
     (TypeError, "causal: is 'no', must be True or False", lambda: ring.TokenPlan(10, causal="no", size=2)),
-    (ValueError, "side: is 'values', must be 'queries' or 'keys'", lambda: ring.TokenPlan(10, size=2).ranges_of("values")),
+    (ValueError, "side: is 'values', must be 'queries' or 'keys'",
+     lambda: ring.TokenPlan(10, size=2).ranges_of("values")),
     (ValueError, "x: has 9 tokens in dimension 1, must have the 10 of the plan",
      lambda: ring.TokenPlan(10, size=2).dispatch(np.zeros((1, 9)), dim=1)),
-    (ValueError, "schedule: is 'balanced', must be", lambda: ring.shard(np.zeros(3), group=ONE, schedule="balanced", dim=0)),
+    (ValueError, "schedule: is 'balanced', must be",
+     lambda: ring.shard(np.zeros(3), group=ONE, schedule="balanced", dim=0)),
     (TypeError, "token_plan: is 7, must be a TokenPlan", lambda: ring.attention(None, None, None, token_plan=7)),
     (TypeError, "schedule: is missing", lambda: ring.attention(None, None, None)),
 ]  # fmt: skip

@@ -49,7 +49,8 @@ def equals_one_rank(
     whole_mask = dict(mask)
     if "slices" not in mask:  # a packed batch
         whole_mask.setdefault("cu_seqlens_q", torch.tensor([0, q_len]))
-        whole_mask.setdefault("cu_seqlens_k", whole_mask["cu_seqlens_q"] if k_len == q_len else torch.tensor([0, k_len]))
+        same = whole_mask["cu_seqlens_q"]
+        whole_mask.setdefault("cu_seqlens_k", same if k_len == q_len else torch.tensor([0, k_len]))
     exact["sink"] = sink.clone().requires_grad_()
     out, lse = tilewise.torch.attention(**exact, **whole_mask, **options, return_lse=True)
     dout, dlse = torch.randn_like(out), torch.randn_like(lse)
