@@ -39,7 +39,7 @@ tilewise_distributed_options options_of(const nb::tuple& whole) {
   options.q_len = nb::cast<std::int64_t>(whole[1]);
   options.k_len = nb::cast<std::int64_t>(whole[2]);
   options.timeout_seconds = nb::cast<double>(whole[3]);
-  if (!whole[4].is_none()) options.token_plan = nb::cast<const HeldTokenPlan&>(whole[4]).get();
+  options.token_plan = token_plan_of(whole[4]);
   return options;
 }
 

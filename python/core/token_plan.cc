@@ -17,10 +17,12 @@ std::int32_t small_integer(const char* name, nb::handle value) {
         static_cast<long long>(number));
 }
 
-}  // namespace
+constexpr const char* kCapsule = "tilewise_token_plan";
 
-HeldTokenPlan::HeldTokenPlan(const char* caller, const nb::dict& mask, nb::handle heads,
-                             const nb::tuple& sizes) {
+// `mask` holds the options that describe the mask, `heads` the number of query heads or None, and
+// `sizes` is (q_len, k_len, size, chunk_rows, stages).
+nb::capsule make_token_plan(const char* caller, const nb::dict& mask, nb::handle heads,
+                            const nb::tuple& sizes) {
   tilewise_token_plan_options options;
   tilewise_token_plan_options_init(&options);
   options.q_len = integer("q_len", sizes[0]);
@@ -42,44 +44,58 @@ HeldTokenPlan::HeldTokenPlan(const char* caller, const nb::dict& mask, nb::handl
     status = tilewise_token_plan_create(&problem, &options, &plan);
   }
   check(status);
-  plan_.reset(plan);
+  return nb::capsule(plan, kCapsule, [](void* owned) noexcept {
+    tilewise_token_plan_destroy(static_cast<tilewise_token_plan*>(owned));
+  });
 }
 
-nb::tuple HeldTokenPlan::info() const {
+// Returns the values of tilewise.distributed.TokenPlanInfo.
+nb::tuple token_plan_info(nb::handle plan) {
   tilewise_token_plan_info info;
   tilewise_token_plan_info_init(&info);
-  check(tilewise_token_plan_describe(get(), &info));
+  check(tilewise_token_plan_describe(token_plan_of(plan), &info));
   return nb::make_tuple(info.q_len, info.k_len, info.size, info.chunk_rows, info.stages, info.area,
                         info.largest_area, info.area_lower_bound, info.imbalance,
                         info.received_rows);
 }
 
-nb::tuple HeldTokenPlan::info_of(nb::handle rank) const {
+// Returns the values of tilewise.distributed.RankInfo.
+nb::tuple token_plan_rank_info(nb::handle plan, nb::handle rank) {
   tilewise_token_plan_rank_info info;
   tilewise_token_plan_rank_info_init(&info);
-  check(tilewise_token_plan_describe_rank(get(), small_integer("rank", rank), &info));
+  check(tilewise_token_plan_describe_rank(token_plan_of(plan), small_integer("rank", rank), &info));
   return nb::make_tuple(info.q_rows, info.k_rows, info.area, info.sent_rows, info.received_rows);
 }
 
-nb::list HeldTokenPlan::ranges_of(std::int32_t side, nb::handle rank) const {
+nb::list token_plan_ranges(nb::handle plan, std::int32_t side, nb::handle rank) {
   const tilewise_token_range* ranges = nullptr;
   std::int64_t count = 0;
-  check(tilewise_token_plan_ranges(get(), side, small_integer("rank", rank), &ranges, &count));
+  check(tilewise_token_plan_ranges(token_plan_of(plan), side, small_integer("rank", rank), &ranges,
+                                   &count));
   nb::list list;
   for (std::int64_t r = 0; r < count; ++r)
     list.append(nb::make_tuple(ranges[r].begin, ranges[r].end, ranges[r].stride));
   return list;
 }
 
+}  // namespace
+
+const tilewise_token_plan* token_plan_of(nb::handle capsule) {
+  if (capsule.is_none()) return nullptr;
+  const void* const plan = PyCapsule_GetPointer(capsule.ptr(), kCapsule);
+  if (plan == nullptr) nb::raise_python_error();
+  return static_cast<const tilewise_token_plan*>(plan);
+}
+
 void bind_token_plan(nb::module_& module) {
   module.attr("QUERIES") = static_cast<int>(TILEWISE_QUERIES);
   module.attr("KEYS") = static_cast<int>(TILEWISE_KEYS);
-  nb::class_<HeldTokenPlan>(module, "TokenPlan")
-      .def(nb::init<const char*, const nb::dict&, nb::handle, const nb::tuple&>(),
-           nb::arg("caller"), nb::arg("mask"), nb::arg("heads").none(), nb::arg("sizes"))
-      .def("info", &HeldTokenPlan::info)
-      .def("info_of", &HeldTokenPlan::info_of, nb::arg("rank"))
-      .def("ranges_of", &HeldTokenPlan::ranges_of, nb::arg("side"), nb::arg("rank"));
+  module.def("make_token_plan", &make_token_plan, nb::arg("caller"), nb::arg("mask"),
+             nb::arg("heads").none(), nb::arg("sizes"));
+  module.def("token_plan_info", &token_plan_info, nb::arg("plan"));
+  module.def("token_plan_rank_info", &token_plan_rank_info, nb::arg("plan"), nb::arg("rank"));
+  module.def("token_plan_ranges", &token_plan_ranges, nb::arg("plan"), nb::arg("side"),
+             nb::arg("rank"));
 }
 
 }  // namespace tilewise::python

@@ -12,6 +12,8 @@ from tilewise.distributed._join import Join
 from tilewise.distributed._tokens import counted
 
 if TYPE_CHECKING:
+    from typing_extensions import CapsuleType
+
     Array = Any
 
 Side = Literal["queries", "keys"]
@@ -94,14 +96,14 @@ class TokenPlan:
             "slices": slices, "causal": causal, "window_size": window_size, "alignment": alignment,
             "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k,
         }  # fmt: skip
-        self._plan = _core.TokenPlan("TokenPlan", mask, heads, (q_len, k_len, size, chunk_rows, stages))
-        self._plan.info_of(rank)  # refuses a rank that is none
+        self._plan = _core.make_token_plan("TokenPlan", mask, heads, (q_len, k_len, size, chunk_rows, stages))
+        _core.token_plan_rank_info(self._plan, rank)  # refuses a rank that is none
         self.rank = rank
-        self.info = TokenPlanInfo(*self._plan.info())
+        self.info = TokenPlanInfo(*_core.token_plan_info(self._plan))
 
     def info_of(self, rank: Optional[int] = None) -> RankInfo:
         """Rows, area and traffic of a rank; None: of this one."""
-        return RankInfo(*self._plan.info_of(self.rank if rank is None else rank))
+        return RankInfo(*_core.token_plan_rank_info(self._plan, self.rank if rank is None else rank))
 
     def ranges_of(self, side: Side = "queries", rank: Optional[int] = None) -> list[tuple[int, int, int]]:
         """The tokens that a rank holds (None: this one), in the order of its rows: (begin, end, 1) of each range.
@@ -110,7 +112,7 @@ class TokenPlan:
         """
         if side not in _SIDES:
             raise ValueError(f"side: is {side!r}, must be 'queries' or 'keys'")
-        return self._plan.ranges_of(_SIDES[side], self.rank if rank is None else rank)
+        return _core.token_plan_ranges(self._plan, _SIDES[side], self.rank if rank is None else rank)
 
     def positions(self, side: Side = "queries", *, cu_seqlens: Optional[Array] = None) -> Any:
         """Where the tokens of this rank stand in the whole, int64 (rows): what position embeddings need.
@@ -147,7 +149,7 @@ class TokenPlan:
         join = Join(own, lambda _: ranges, "token plan", dim, checked_timeout(timeout))
         return _join.joined(join, x, truth("sum_gradients", sum_gradients))
 
-    def held_by(self, group: Group) -> _core.TokenPlan:
+    def held_by(self, group: Group) -> CapsuleType:
         """What the library calls the plan. Raises ValueError if this rank of the group is another than the plan's."""
         if (group.rank, group.size) != (self.rank, self.info.size):
             raise ValueError(
