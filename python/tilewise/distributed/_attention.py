@@ -188,7 +188,7 @@ class Call:
         lengths = self._whole_lengths(q, k)
         engine, communicator = self.group.communicator(self.timeout)
         try:
-            held = None if self._token_plan is None else self._token_plan.held_by(self.group)
+            held = None if self._token_plan is None else self._token_plan.checked(self.group)
             made = tensors()
         except BaseException:
             _core.refuse_distributed(communicator, self.timeout)

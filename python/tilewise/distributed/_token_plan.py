@@ -144,13 +144,13 @@ class TokenPlan:
         group: None is that of the plan. sum_gradients: as in unshard(), which says what is raised, too.
         """
         own = group_of(self.group if group is None else group)
-        self.held_by(own)
+        self.checked(own)
         ranges = [self.ranges_of(side, rank) for rank in range(self.info.size)]
         join = Join(own, lambda _: ranges, "token plan", dim, checked_timeout(timeout))
         return _join.joined(join, x, truth("sum_gradients", sum_gradients))
 
-    def held_by(self, group: Group) -> CapsuleType:
-        """What the library calls the plan. Raises ValueError if this rank of the group is another than the plan's."""
+    def checked(self, group: Group) -> CapsuleType:
+        """The library's plan. Raises ValueError if this rank of the group is another than the plan's."""
         if (group.rank, group.size) != (self.rank, self.info.size):
             raise ValueError(
                 f"token_plan: is for rank {self.rank} of {self.info.size}, this is rank {group.rank} of {group.size}"
