@@ -30,17 +30,6 @@ double number(const char* name, nb::handle value) {
   return result;
 }
 
-// Accepts everything with __index__, such as NumPy's integers.
-std::int64_t integer(const char* name, nb::handle value) {
-  const nb::object index = nb::steal(PyNumber_Index(value.ptr()));
-  const long long result = index.is_valid() ? PyLong_AsLongLong(index.ptr()) : -1;
-  if (result == -1 && PyErr_Occurred()) {
-    PyErr_Clear();
-    refuse(name, value, "an integer of 64 bits");
-  }
-  return result;
-}
-
 std::uint64_t natural(const char* name, nb::handle value) {
   const nb::object index = nb::steal(PyNumber_Index(value.ptr()));
   const unsigned long long result = index.is_valid() ? PyLong_AsUnsignedLongLong(index.ptr()) : 0;
@@ -226,6 +215,16 @@ void Call::set_options(const char* caller, const nb::dict& options) {
           caller);
   }
   for (const auto [name, value] : options) set_option(caller, text_of("option", name), value);
+}
+
+std::int64_t integer(const char* name, nb::handle value) {
+  const nb::object index = nb::steal(PyNumber_Index(value.ptr()));
+  const long long result = index.is_valid() ? PyLong_AsLongLong(index.ptr()) : -1;
+  if (result == -1 && PyErr_Occurred()) {
+    PyErr_Clear();
+    refuse(name, value, "an integer of 64 bits");
+  }
+  return result;
 }
 
 const char* text_of(const char* name, nb::handle value) {

@@ -45,6 +45,9 @@ class Call {
 // call it `name`.
 const char* text_of(const char* name, nanobind::handle value);
 
+// Returns an integer, of anything that has __index__; TypeError for anything else.
+std::int64_t integer(const char* name, nanobind::handle value);
+
 // Returns the number of a stream: None, a number, or an object with `cuda_stream` (PyTorch), `ptr`
 // (CuPy) or __cuda_stream__.
 std::uintptr_t stream_number(nanobind::handle stream);

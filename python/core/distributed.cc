@@ -8,15 +8,17 @@
 #include "communicator.h"
 #include "errors.h"
 #include "slots.h"
+#include "token_plan.h"
 
 namespace nb = nanobind;
 
 namespace tilewise::python {
 namespace {
 
-constexpr const char* kSchedules[] = {"automatic", "contiguous", "zigzag", "striped"};
+constexpr const char* kSchedules[] = {"automatic", "contiguous", "zigzag", "striped", "balanced"};
 static_assert(TILEWISE_SCHEDULE_AUTOMATIC == 0 && TILEWISE_SCHEDULE_CONTIGUOUS == 1 &&
-                  TILEWISE_SCHEDULE_ZIGZAG == 2 && TILEWISE_SCHEDULE_STRIPED == 3,
+                  TILEWISE_SCHEDULE_ZIGZAG == 2 && TILEWISE_SCHEDULE_STRIPED == 3 &&
+                  TILEWISE_SCHEDULE_BALANCED == 4,
               "A schedule's number is the position of its name.");
 
 std::int32_t schedule_number(nb::handle schedule) {
@@ -25,10 +27,11 @@ std::int32_t schedule_number(nb::handle schedule) {
     if (std::strcmp(text, kSchedules[number]) == 0) return static_cast<std::int32_t>(number);
   }
   raise(PyExc_ValueError,
-        "schedule: is '%s', must be 'contiguous', 'zigzag', 'striped' or 'automatic'", text);
+        "schedule: is '%s', must be 'contiguous', 'zigzag', 'striped', 'balanced' or 'automatic'",
+        text);
 }
 
-// What a rank says of the whole: (schedule, q_len, k_len, timeout_seconds).
+// What a rank says of the whole: (schedule, q_len, k_len, timeout_seconds, token plan or None).
 tilewise_distributed_options options_of(const nb::tuple& whole) {
   tilewise_distributed_options options;
   tilewise_distributed_options_init(&options);
@@ -36,6 +39,7 @@ tilewise_distributed_options options_of(const nb::tuple& whole) {
   options.q_len = nb::cast<std::int64_t>(whole[1]);
   options.k_len = nb::cast<std::int64_t>(whole[2]);
   options.timeout_seconds = nb::cast<double>(whole[3]);
+  options.token_plan = token_plan_of(whole[4]);
   return options;
 }
 
@@ -118,6 +122,7 @@ const char* choose_schedule(const char* caller, const nb::dict& options, std::in
 }  // namespace
 
 void bind_distributed(nb::module_& module) {
+  bind_token_plan(module);
   nb::class_<Communicator>(module, "Communicator")
       .def(nb::init<std::int32_t, std::int32_t, bool, nb::object>(), nb::arg("rank"),
            nb::arg("size"), nb::arg("any_thread"), nb::arg("engine").none());

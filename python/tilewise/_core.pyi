@@ -2,9 +2,13 @@
 
 from typing import Any
 
+from typing_extensions import CapsuleType
+
 version: str
 FORWARD: int
 BACKWARD: int
+QUERIES: int
+KEYS: int
 
 class Plan:
     @property
@@ -41,14 +45,22 @@ def run_distributed(
     tensors: tuple[Any, ...],
     options: Any,
     communicator: Communicator,
-    whole: tuple[str, int, int, float],
+    whole: tuple[str, int, int, float, CapsuleType | None],
     threads: int | None,
     /,
 ) -> None:
-    """whole: schedule, q_len, k_len, timeout in seconds."""
+    """whole: schedule, q_len, k_len, timeout in seconds, token plan of the balanced schedule."""
 
 def refuse_distributed(communicator: Communicator, timeout: float, /) -> None: ...
 def token_ranges(schedule: str, length: int, size: int, rank: int, /) -> list[tuple[int, int, int]]: ...
 def choose_schedule(caller: str, options: Any, batch: int, size: int, q_len: int, k_len: int, /) -> str: ...
+def make_token_plan(
+    caller: str, mask: Any, heads: int | None, sizes: tuple[int, int, int, int, int], /
+) -> CapsuleType:
+    """sizes: q_len, k_len, number of ranks, chunk_rows, stages."""
+
+def token_plan_info(plan: CapsuleType, /) -> tuple[int, int, int, int, int, int, int, int, float, int]: ...
+def token_plan_rank_info(plan: CapsuleType, rank: int, /) -> tuple[int, int, int, int, int]: ...
+def token_plan_ranges(plan: CapsuleType, side: int, rank: int, /) -> list[tuple[int, int, int]]: ...
 def kernels(operation: int, /) -> list[str]: ...
 def info() -> str: ...

@@ -56,6 +56,34 @@ def test_tokens() -> None:
     assert ring.choose_schedule(LENGTH, group=WORLD, causal=True) == ("zigzag" if WORLD.size > 1 else "contiguous")
 
 
+def test_token_plans() -> None:
+    """The balanced schedule of slices that overlap, and leave rows out: results and gradients of one rank."""
+    slices = np.array([[0, 20, 0, 37, 1], [3, 30, 5, 18, 3], [25, 33, 9, 41, 2], [30, 35, 2, 3, 0]])
+    rng = np.random.default_rng(0)
+    q, k, v, dout = (
+        rng.standard_normal(shape) for shape in ((LENGTH, 4, 12), (44, 2, 12), (44, 2, 8), (LENGTH, 4, 8))
+    )
+    sink = {"sink": np.linspace(-1, 1, 4, dtype=np.float32)}
+    out, lse = tilewise.attention_forward(q, k, v, slices=slices, **sink)
+    gradients = tilewise.attention_backward(dout, q, k, v, out, lse, slices=slices, **sink)
+
+    plan = ring.TokenPlan(LENGTH, 44, slices=slices, group=WORLD)
+    elsewhere = ring.TokenPlan(LENGTH, 44, slices=slices, size=WORLD.size, rank=WORLD.rank)  # made without a group
+    assert np.array_equal(plan.positions(), elsewhere.positions()) and plan.info == elsewhere.info
+    own_q, own_dout = plan.dispatch(q), plan.dispatch(dout)
+    own_k, own_v = plan.dispatch(k, side="keys"), plan.dispatch(v, side="keys")
+    found, sums = ring.attention_forward(own_q, own_k, own_v, token_plan=plan, **sink)
+    again = ring.attention(own_q, own_k, own_v, token_plan=elsewhere, schedule="balanced", group=WORLD, **sink)
+    results = ring.attention_backward(own_dout, own_q, own_k, own_v, found, sums, token_plan=plan, **sink)
+    pairs = [(found, plan.dispatch(out)), (again, plan.dispatch(out)), (sums, plan.dispatch(lse, dim=1))]
+    pairs += [(plan.undispatch(found), out), (plan.undispatch(sums, dim=1), lse)]
+    pairs += [(plan.undispatch(results.dq), gradients.dq)]
+    pairs += [(plan.undispatch(getattr(results, d), side="keys"), getattr(gradients, d)) for d in ("dk", "dv")]
+    for ours, theirs in pairs:
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(results.dsink, gradients.dsink, rtol=1e-12, atol=1e-12)
+
+
 def failure(comm: MPI.Comm, timeout: float, **options: object) -> tuple[str, object, str]:
     x = np.ones((1, 5, 2, 8))
     start = time.monotonic()
@@ -93,6 +121,7 @@ def test_a_rank_that_does_not_call(before: int) -> None:
 if __name__ == "__main__":
     test_results()
     test_tokens()
+    test_token_plans()
     if WORLD.size > 1:
         test_problems_that_differ()
         test_a_rank_that_does_not_call(0)

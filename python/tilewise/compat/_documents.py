@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from tilewise import _core
 from tilewise.distributed._group import Group
-from tilewise.distributed._tokens import _bytes, _numpy
+from tilewise.distributed._join import as_bytes, as_numpy
 
 Tensor = torch.Tensor
 
@@ -77,8 +77,8 @@ class Move:
                     result[coming] = x[going]
                     continue
                 rows = x.new_empty(len(coming), *x.shape[1:])
-                sends.append((_bytes(_numpy(x[going].contiguous())), peer, tag))
-                receives.append((_bytes(_numpy(rows)), peer, tag))
+                sends.append((as_bytes(as_numpy(x[going].contiguous())), peer, tag))
+                receives.append((as_bytes(as_numpy(rows)), peer, tag))
                 arriving.append((result, coming, rows))
         if sends:
             self._group.exchange(sends, receives, self._timeout, "moving tokens to another schedule")

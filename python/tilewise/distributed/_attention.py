@@ -9,6 +9,7 @@ from tilewise._attention import Gradients, empty_out, gradient_arrays
 from tilewise._options import Options, spelled_out, truth
 from tilewise._outputs import empty, finished, lse_dtype, lse_shape
 from tilewise.distributed._group import TIMEOUT, Group, checked_timeout, group_of
+from tilewise.distributed._token_plan import TokenPlan
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -24,7 +25,8 @@ def attention(
     k: Array,
     v: Array,
     *,
-    schedule: str,
+    schedule: Optional[str] = None,
+    token_plan: Optional[TokenPlan] = None,
     group: Any = None,
     q_len: Optional[int] = None,
     k_len: Optional[int] = None,
@@ -41,23 +43,26 @@ def attention(
     bias and sink, and the backward pass is collective too: every rank has to run it.
 
     schedule: how the tokens were cut: "contiguous", "zigzag", "striped", or "automatic", what choose_schedule() says.
-    group: a process group or one-dimensional DeviceMesh of PyTorch (None: the default group), or a communicator of
-    mpi4py. Its first use makes connections of our own.
-    q_len, k_len: tokens of the whole axes. None, on every rank alike: the sum of the shards, which takes one more
-    exchange.
+    token_plan: instead of a schedule, a TokenPlan, which has the mask. Tensors are packed or have B = 1, and have its
+    tokens in the order of TokenPlan.dispatch() and positions(). Then options that describe a mask or depend on
+    positions are refused: causal, window_size, slices, cu_seqlens, seqused, mask, bias, alibi_slopes, dropout_p.
+    group: a process group or one-dimensional DeviceMesh of PyTorch (None: that of the token plan or the default
+    group), or a communicator of mpi4py. Its first use makes connections of our own.
+    q_len, k_len: tokens of the whole axes. None, on every rank alike: those of the token plan, or the sum of the
+    shards, which takes one more exchange.
     timeout: seconds that an exchange may take.
     return_lse: also return the log-sum-exp, (B, H, rows) or (H, rows), with a gradient.
     threads: how many; None is all that the process may use, for tensors torch.get_num_threads().
     options: tilewise.Options, those of the whole, the same on every rank: cu_seqlens_q, cu_seqlens_k, seqused_q,
     seqused_k, alibi_slopes, sink. mask and bias have this rank's rows and all columns. dropout_seed None, for tensors:
-    rank 0 draws it. Not slices, page_table and phi.
+    rank 0 draws it. Not slices without a token plan, page_table and phi.
 
     Raises ValueError on every rank if the ranks' problems do not fit together, TypeError and NotImplementedError;
     RankError if a rank fails, RankTimeout if it does not answer in time. These name the rank, and the group cannot be
     used any more.
     """
     wants_lse = truth("return_lse", return_lse)
-    call = Call(group, schedule, q_len, k_len, timeout, threads, {**options})
+    call = Call(group, (schedule, token_plan), q_len, k_len, timeout, threads, {**options})
     if type(q).__module__.partition(".")[0] == "torch":
         from tilewise.distributed import _autograd
 
@@ -73,7 +78,8 @@ def attention_forward(
     k: Array,
     v: Array,
     *,
-    schedule: str,
+    schedule: Optional[str] = None,
+    token_plan: Optional[TokenPlan] = None,
     group: Any = None,
     q_len: Optional[int] = None,
     k_len: Optional[int] = None,
@@ -88,7 +94,7 @@ def attention_forward(
 
     out, lse: where this rank's rows go; without them new arrays of q's framework.
     """
-    call = Call(group, schedule, q_len, k_len, timeout, threads, {**options})
+    call = Call(group, (schedule, token_plan), q_len, k_len, timeout, threads, {**options})
     return call.forward(q, k, v, out, lse, out_dtype)
 
 
@@ -101,7 +107,8 @@ def attention_backward(
     out: Array,
     lse: Array,
     *,
-    schedule: str,
+    schedule: Optional[str] = None,
+    token_plan: Optional[TokenPlan] = None,
     group: Any = None,
     q_len: Optional[int] = None,
     k_len: Optional[int] = None,
@@ -119,7 +126,7 @@ def attention_backward(
     want: the names of gradients, the same on every rank; None is dq, dk, dv, and dbias and dsink if there is a bias and
     a sink. grad_dtype: of dq, dk and dv.
     """
-    call = Call(group, schedule, q_len, k_len, timeout, threads, {**options})
+    call = Call(group, (schedule, token_plan), q_len, k_len, timeout, threads, {**options})
     return call.backward(dout, q, k, v, out, lse, dlse, want, grad_dtype)
 
 
@@ -127,10 +134,19 @@ class Call:
     """What the two passes of one call have in common."""
 
     def __init__(
-        self, group: Any, schedule: str, q_len: Optional[int], k_len: Optional[int], timeout: float,
-        threads: Optional[int], options: dict[str, Any],
+        self, group: Any, tokens: tuple[Optional[str], Optional[TokenPlan]], q_len: Optional[int],
+        k_len: Optional[int], timeout: float, threads: Optional[int], options: dict[str, Any],
     ) -> None:  # fmt: skip
-        self.group: Group = group_of(group)
+        """tokens: the schedule and the token plan, one of which says how the tokens were cut."""
+        schedule, self._token_plan = tokens
+        if schedule is None:
+            if self._token_plan is None:
+                raise TypeError("schedule: is missing, and so is a token_plan, which may be given instead")
+            schedule = "balanced"
+        if not isinstance(self._token_plan, (TokenPlan, type(None))):
+            raise TypeError(f"token_plan: is {self._token_plan!r}, must be a TokenPlan")
+        own = None if self._token_plan is None else self._token_plan.group
+        self.group: Group = group_of(own if group is None else group)
         self.timeout = checked_timeout(timeout)
         self.options: Any = options
         self.threads = threads
@@ -172,11 +188,12 @@ class Call:
         lengths = self._whole_lengths(q, k)
         engine, communicator = self.group.communicator(self.timeout)
         try:
+            held = None if self._token_plan is None else self._token_plan.checked(self.group)
             made = tensors()
         except BaseException:
             _core.refuse_distributed(communicator, self.timeout)
             raise
-        whole = (self._schedule, *lengths, self.timeout)
+        whole = (self._schedule, *lengths, self.timeout, held)
         try:
             _core.run_distributed(operation, caller, made, self.options, communicator, whole, self.threads)
         except RuntimeError as error:
@@ -191,6 +208,8 @@ class Call:
         q_len, k_len = self._lengths
         if q_len is not None and k_len is not None:
             return q_len, k_len
+        if self._token_plan is not None:
+            return q_len or 0, k_len or 0  # 0 stands for the plan's
         try:
             own = (_rows(q, self.options), _rows(k, self.options))
         except (AttributeError, IndexError, TypeError):

@@ -8,6 +8,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from tilewise.distributed._attention import Call
+from tilewise.distributed._join import Join
 
 # The arguments that have a gradient, in the order of _Attention.forward.
 _DIFFERENTIABLE = ("q", "k", "v", "bias", "sink", "alibi_slopes")
@@ -68,3 +69,20 @@ def attention(q: Any, k: Any, v: Any, call: Call, out_dtype: Any) -> tuple[torch
 def _with_rows(x: torch.Tensor) -> torch.Tensor:
     """x, or a copy whose rows are contiguous."""
     return x if x.dim() == 0 or x.shape[-1] <= 1 or x.stride(-1) == 1 else x.contiguous()
+
+
+class _Joined(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, join: Join, sum_gradients: bool, x: torch.Tensor) -> torch.Tensor:
+        ctx.gradient = join.summed if sum_gradients else join.own
+        return join.whole(x.detach())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        return None, None, ctx.gradient(gradient)
+
+
+def joined(join: Join, x: torch.Tensor, sum_gradients: bool) -> torch.Tensor:
+    """The whole of which each rank holds the tokens x."""
+    return _Joined.apply(join, sum_gradients, x)

@@ -22,6 +22,7 @@ class Group:
         self.size = size
         self._connect = connect
         self._given = given
+        self._is_mpi = type(given).__module__.startswith("mpi4py")
 
     def engine(self, timeout: float) -> Engine:
         """What exchanges messages. Collective the first time."""
@@ -33,6 +34,14 @@ class Group:
             return None, _core.Communicator(0, 1, True, None)
         engine = self.engine(timeout)
         return engine, _core.Communicator(self.rank, self.size, engine.any_thread, engine)
+
+    def array(self, x: np.ndarray) -> Any:
+        """x as the arrays that the group is used with: a tensor, or x itself with mpi4py."""
+        if self._is_mpi:
+            return x
+        import torch
+
+        return torch.from_numpy(x)
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message], timeout: float, activity: str) -> None:
         """Sends and receives messages together. Raises RankError."""

@@ -7,11 +7,10 @@ from typing import Any, Optional
 import numpy as np
 
 from tilewise import _core
+from tilewise._options import truth
+from tilewise.distributed import _join
 from tilewise.distributed._group import TIMEOUT, Group, checked_timeout, group_of
-
-_SHARD_TAG = 32765
-
-Range = tuple[int, int, int]  # begin, end, stride
+from tilewise.distributed._join import Join, Range
 
 
 def choose_schedule(length: int, k_len: Optional[int] = None, *, group: Any = None, **mask: Any) -> str:
@@ -29,8 +28,11 @@ def choose_schedule(length: int, k_len: Optional[int] = None, *, group: Any = No
 
 
 def _ranges(schedule: str, length: int, group: Group, rank: int) -> list[Range]:
-    if schedule == "automatic":
-        raise ValueError("schedule: is 'automatic', must be 'contiguous', 'zigzag' or 'striped'; ask choose_schedule()")
+    others = {"automatic": "ask choose_schedule()", "balanced": "a TokenPlan says which tokens it gives to whom"}
+    if schedule in others:
+        raise ValueError(
+            f"schedule: is {schedule!r}, must be 'contiguous', 'zigzag' or 'striped'; {others[schedule]}"
+        )
     return _core.token_ranges(schedule, length, group.size, rank)
 
 
@@ -38,22 +40,18 @@ def positions(length: int, *, group: Any = None, schedule: str, cu_seqlens: Any 
     """Where the tokens of this rank stand in the whole axis of `length` tokens, in the order of its rows: int64 (rows).
 
     They are the positions of position embeddings. cu_seqlens (B + 1): of packed sequences; positions then count from
-    the start of each sequence. A tensor if cu_seqlens or the group is PyTorch's, else a NumPy array.
+    the start of each sequence. A tensor if the group is PyTorch's, else a NumPy array.
     """
     own = group_of(group)
-    found = np.concatenate([np.arange(*r, dtype=np.int64) for r in _ranges(schedule, length, own, own.rank)])
-    if cu_seqlens is not None:
-        starts = np.asarray(cu_seqlens)
-        found -= starts[np.maximum(np.searchsorted(starts, found, "right") - 1, 0)]
-    return _like_group(group, found)
+    return own.array(counted(_join.positions(_ranges(schedule, length, own, own.rank)), cu_seqlens))
 
 
-def _like_group(group: Any, array: np.ndarray) -> Any:
-    if type(group).__module__.startswith("mpi4py"):
-        return array
-    import torch
-
-    return torch.from_numpy(array)
+def counted(found: np.ndarray, cu_seqlens: Any) -> np.ndarray:
+    """Positions, from the start of each packed sequence if there are any."""
+    if cu_seqlens is None:
+        return found
+    starts = np.asarray(cu_seqlens)
+    return found - starts[np.maximum(np.searchsorted(starts, found, "right") - 1, 0)]
 
 
 def shard(x: Any, *, group: Any = None, schedule: str, dim: int = 1) -> Any:
@@ -63,65 +61,24 @@ def shard(x: Any, *, group: Any = None, schedule: str, dim: int = 1) -> Any:
     may be a view of x.
     """
     own = group_of(group)
-    before = (slice(None),) * (dim % x.ndim)
-    pieces = [x[(*before, slice(*r))] for r in _ranges(schedule, x.shape[dim], own, own.rank)]
-    if len(pieces) == 1:
-        return pieces[0]
-    if isinstance(x, np.ndarray):
-        return np.concatenate(pieces, dim)
-    import torch
-
-    return torch.cat(pieces, dim)
+    return _join.cut(x, _ranges(schedule, x.shape[dim], own, own.rank), dim)
 
 
-def unshard(x: Any, *, group: Any = None, schedule: str, dim: int = 1, timeout: float = TIMEOUT) -> Any:
-    """The whole of which each rank holds the tokens x, on every rank. Collective; without a gradient.
+def unshard(
+    x: Any, *, group: Any = None, schedule: str, dim: int = 1, timeout: float = TIMEOUT, sum_gradients: bool = True
+) -> Any:
+    """The whole of which each rank holds the tokens x, on every rank. Collective.
+
+    Differentiable for tensors of PyTorch. sum_gradients: the gradient of x is the sum of those that all ranks have of
+    the whole, so that each rank may have its own loss of it; that is one more exchange, which every rank has to run.
+    False, if all ranks compute the same loss of the whole: each takes the gradient that it has.
 
     Raises ValueError on every rank if the shards are not those of the schedule, RankError if a rank fails.
     """
     own = group_of(group)
-    if getattr(x, "requires_grad", False):
-        raise NotImplementedError("x: requires a gradient, which unshard() does not compute; detach() it")
-    timeout = checked_timeout(timeout)
-    own_rows = np.ascontiguousarray(np.moveaxis(_numpy(x), dim, 0))  # tokens first
-    rows = [count for (count,) in own.gather([len(own_rows)], timeout, "lengths of the shards")]
-    ranges = [_ranges(schedule, sum(rows), own, rank) for rank in range(own.size)]
-    for rank, count in enumerate(rows):
-        expected = sum(len(range(*r)) for r in ranges[rank])
-        if count != expected:
-            raise ValueError(f"x: rank {rank} has {count} of {sum(rows)} tokens, must have {expected} ({schedule})")
-    shards = [np.empty((count, *own_rows.shape[1:]), own_rows.dtype) for count in rows]
-    shards[own.rank] = own_rows
-    peers = [rank for rank in range(own.size) if rank != own.rank]
-    if peers:
-        sends = [(_bytes(own_rows), peer, _SHARD_TAG) for peer in peers]
-        own.exchange(sends, [(_bytes(shards[peer]), peer, _SHARD_TAG) for peer in peers], timeout, "joining shards")
-    whole = np.empty((sum(rows), *own_rows.shape[1:]), own_rows.dtype)
-    for held, wanted in zip(shards, ranges):
-        for r in wanted:
-            whole[slice(*r)], held = held[: len(range(*r))], held[len(range(*r)) :]
-    return _like(x, np.ascontiguousarray(np.moveaxis(whole, 0, dim)))
 
+    def ranges_of(length: int) -> list[list[Range]]:
+        return [_ranges(schedule, length, own, rank) for rank in range(own.size)]
 
-def _numpy(x: Any) -> Any:
-    """x itself, or a tensor's memory. NumPy has no bfloat16, which goes as int16."""
-    if isinstance(x, np.ndarray):
-        return x
-    import torch
-
-    if not x.is_cpu:
-        raise NotImplementedError(f"x: is on {x.device}, must be on the CPU")
-    return (x.view(torch.int16) if x.dtype == torch.bfloat16 else x).numpy()
-
-
-def _like(x: Any, array: Any) -> Any:
-    """What _numpy() made, as x is."""
-    if isinstance(x, np.ndarray):
-        return array
-    import torch
-
-    return torch.from_numpy(array).view(x.dtype)
-
-
-def _bytes(array: Any) -> memoryview:
-    return memoryview(array.reshape(-1).view(np.uint8))
+    join = Join(own, ranges_of, schedule, dim, checked_timeout(timeout))
+    return _join.joined(join, x, truth("sum_gradients", sum_gradients))
