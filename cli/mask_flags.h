@@ -1,4 +1,4 @@
-// The mask that explain --ranks divides.
+// The mask that flags of explain describe: --slices, or --causal, --window and --cu-seqlens-q.
 #pragma once
 
 #include "distributed/magi/mask.h"
@@ -6,9 +6,14 @@
 
 namespace tilewise::cli {
 
-// Returns the mask over the token axes of all sequences together, from --slices, or from --causal,
-// --window and --cu-seqlens-q; without the latter, the B sequences of --shape follow each other.
-// Throws UsageError or io::FileError.
+void add_mask_flags(Flags& flags);
+
+// Returns the mask over the token axes of all sequences together; without --slices and
+// --cu-seqlens-q, the B sequences of the shape follow each other. Throws UsageError or
+// io::FileError.
 distributed::magi::Mask read_mask(const Flags& flags, const Shape& shape);
+
+// Returns the least lengths and number of heads that the slices of --slices lie within.
+Shape shape_of_slices(const Flags& flags);
 
 }  // namespace tilewise::cli

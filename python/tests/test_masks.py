@@ -180,9 +180,9 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: masks.to_magi([[0, 1, 0, 2**31, 0]]), "slices: reach to 2147483648, must be at most 2147483647"),
     (lambda: masks.from_magi([[0, 1]], [[0, 1, 2]]), r"k_ranges: has dtype int64 and shape \(1, 3\), must be"),
     (lambda: masks.from_magi([[0, 1]], [[0, 1]], [4]), r"slices\[0\]: kind is 4, must be 0 to 3"),
-    (lambda: masks.from_flashmask(np.zeros((2, 1, 3, 1), int), causal=True), r"shape \(2, 1, 3, 1\), must be .* one batch"),
+    (lambda: masks.from_flashmask(np.zeros((2, 1, 3, 1), int), causal=True), r"shape \(2, 1, 3, 1\), must be .* batch"),
     (lambda: masks.from_flashmask(np.zeros((1, 1, 3, 4), int), causal=True), "must have 1 or 2 numbers for a key"),
-    (lambda: masks.from_flashmask(np.zeros((1, 2, 3, 1), int), causal=True, heads=3), "heads: is 3, must be a multiple"),
+    (lambda: masks.from_flashmask(np.zeros((1, 2, 3, 1), int), causal=True, heads=3), "is 3, must be a multiple"),
     (lambda: masks.to_flashmask([[1, 2, 0, 1, 0], [3, 4, 0, 1, 0]], 5, 1), "3 ranges of rows"),
     (lambda: masks.to_flashmask([[0, 3, 0, 3, 0]], 3, causal=True), r"slices: show key 1 to row 0, must be causal"),
 ]  # fmt: skip

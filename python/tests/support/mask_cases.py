@@ -59,7 +59,8 @@ def of_one_axis(rng: np.random.Generator) -> Iterator[Case]:
     sees = boolean(length, length, lambda i, j: number(j) <= number(i))
     yield "block_causal", masks.block_causal(lengths=lengths), sees, count
     near = {i: range(max(int(starts[max(number(i) - past, 0)]), 0), int(starts[number(i) + 1])) for i in range(length)}
-    yield "block_causal past", masks.block_causal(starts, past=past), boolean(length, length, lambda i, j: j in near[i]), count
+    sees = boolean(length, length, lambda i, j: j in near[i])
+    yield "block_causal past", masks.block_causal(starts, past=past), sees, count
     question = int(rng.integers(0, 9))
     whole = question + length
 

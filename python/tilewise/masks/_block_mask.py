@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 import numpy as np
 
 from tilewise.masks._checks import lengths_of_axes, slices_of_heads, whole
-from tilewise.masks._intervals import bands_of_columns, columns_of_mask, heads_of, of_head, ranges_of, united, with_heads
+from tilewise.masks._intervals import (
+    bands_of_columns,
+    columns_of_mask,
+    heads_of,
+    of_head,
+    ranges_of,
+    united,
+    with_heads,
+)
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -52,11 +60,11 @@ def _of_partial_blocks(
 def from_block_mask(block_mask: BlockMask) -> np.ndarray:
     """The slices of a BlockMask, exactly: int64 (N, 5), or (N, 6) if it has one mask for each of several heads.
 
-    A full block is visible, whatever mask_mod says of it, as for FlexAttention's kernels; for partial blocks mask_mod is
-    evaluated, a row of blocks at a time, and from_mask's search finds rectangles, triangles and bands in the whole. So
-    the number of slices depends on the mask alone, not on the blocks: a mask_mod without such structure takes up to one
-    slice for each run of visible rows of each key. Not converted: masks of several batches (a list of slices is the same
-    for all; ask for one, block_mask[b]), and score_mod.
+    A full block is visible, whatever mask_mod says of it, as for FlexAttention's kernels. For partial blocks mask_mod
+    is evaluated, a row of blocks at a time, and from_mask's search finds rectangles, triangles and bands in the whole.
+    So the number of slices depends on the mask alone, not on the blocks: a mask_mod without such structure takes up to
+    one slice for each run of visible rows of each key. Raises ValueError for several batches, because a list of slices
+    is the same for all.
     """
     from torch.nn.attention.flex_attention import create_mask
 
@@ -101,6 +109,35 @@ def _visible_pairs(begins: np.ndarray, ends: np.ndarray, sizes: tuple[int, int],
     return np.array(counts, np.int64).reshape(len(counts), len(edges) - 1)
 
 
+def _function_of(tables: list[tuple[np.ndarray, np.ndarray]], device: Any) -> Callable[..., Any]:
+    """The mask_mod of a table for each head, or of one for all."""
+    import torch
+
+    most = max(begins.shape[1] for begins, _ in tables)
+    edges = np.zeros((2, len(tables), len(tables[0][0]), most), np.int64)
+    for head, table in enumerate(tables):
+        edges[:, head, :, : table[0].shape[1]] = table
+    begins, ends = torch.from_numpy(edges).to(device)
+
+    def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        head = h if len(tables) > 1 else h * 0
+        visible = (kv_idx >= begins[head, q_idx, 0]) & (kv_idx < ends[head, q_idx, 0])
+        for place in range(1, most):
+            visible = visible | ((kv_idx >= begins[head, q_idx, place]) & (kv_idx < ends[head, q_idx, place]))
+        return visible
+
+    return mask_mod
+
+
+def _listed(blocks: np.ndarray, device: Any) -> tuple[Any, Any]:
+    """The number and the columns of the blocks of each row of blocks: int32 (1, heads, rows) and (..., columns)."""
+    import torch
+
+    lists = (blocks.sum(-1), np.argsort(~blocks, axis=-1, kind="stable"))
+    counts, columns = (torch.from_numpy(numbers.astype(np.int32))[None].to(device) for numbers in lists)
+    return counts, columns
+
+
 def to_block_mask(
     slices: Any,
     q_len: int,
@@ -112,41 +149,24 @@ def to_block_mask(
 ) -> BlockMask:
     """FlexAttention's BlockMask of a list, exactly: (1, heads or 1, Sq, Sk) with full and partial blocks.
 
-    heads: how many query heads; needed if the list names heads. The mask_mod compares a key with the ranges of keys that
-    its row sees, from a table on `device` whose size is Sq times the most ranges of a row (times the heads if the list
-    names some): one range for most masks, and no Sq x Sk memory.
+    heads: how many query heads; needed if the list names heads. The mask_mod compares a key with the ranges of keys
+    that its row sees, from a table on `device` whose size is Sq times the most ranges of a row (times the heads if the
+    list names some): one range for most masks, and no Sq x Sk memory.
     """
-    import torch
     from torch.nn.attention.flex_attention import BlockMask
 
     rows, keys = lengths_of_axes(q_len, k_len)
     found, count = slices_of_heads(slices, rows, keys, heads)
-    sizes = (whole("block_size", block_size, 1),) * 2
+    side = whole("block_size", block_size, 1)
     if rows == 0 or keys == 0:
         raise ValueError(f"q_len, k_len: are {rows} and {keys}, must be at least 1: a BlockMask has blocks")
-    per_head = heads_of(found) != [-1]
-    lists = [of_head(found, head) for head in (range(count) if per_head else [-1])]
+    lists = [of_head(found, head) for head in (range(count) if heads_of(found) != [-1] else [-1])]
     tables = [_table(united(ranges_of(one, by_row=True)), rows) for one in lists]
-    most = max(begins.shape[1] for begins, _ in tables)
-    edges = np.zeros((2, len(tables), rows, most), np.int64)
-    for head, table in enumerate(tables):
-        edges[:, head, :, : table[0].shape[1]] = table
-    begins, ends = torch.from_numpy(edges).to(device)
-
-    def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        head = h if per_head else h * 0
-        visible = (kv_idx >= begins[head, q_idx, 0]) & (kv_idx < ends[head, q_idx, 0])
-        for place in range(1, most):
-            visible = visible | ((kv_idx >= begins[head, q_idx, place]) & (kv_idx < ends[head, q_idx, place]))
-        return visible
-
-    pairs = np.stack([_visible_pairs(*table, sizes, keys) for table in tables])
-
-    def listed(blocks: np.ndarray) -> list[Any]:
-        counts, order = blocks.sum(-1)[None], np.argsort(~blocks, axis=-1, kind="stable")[None]
-        return [torch.from_numpy(numbers.astype(np.int32)).to(device) for numbers in (counts, order)]
-
-    full = pairs == sizes[0] * sizes[1]
+    pairs = np.stack([_visible_pairs(*table, (side, side), keys) for table in tables])
+    full = pairs == side * side
+    counts, columns = _listed((pairs > 0) & ~full, device)
+    full_counts, full_columns = _listed(full, device)
+    mask_mod = _function_of(tables, device)
     return BlockMask.from_kv_blocks(
-        *listed((pairs > 0) & ~full), *listed(full), BLOCK_SIZE=sizes, mask_mod=mask_mod, seq_lengths=(rows, keys)
+        counts, columns, full_counts, full_columns, (side, side), mask_mod, seq_lengths=(rows, keys)
     )

@@ -94,8 +94,8 @@ def _refuse_slice(index: int, row: Sequence[int], q_len: int, k_len: int, heads:
     if not 0 <= kind <= 3:
         raise ValueError(f"slices[{index}]: kind is {kind}, must be 0 to 3")
     if not -1 <= head < heads:
-        limit = f"below heads = {heads}" if heads else "heads given: how many query heads there are"
-        raise ValueError(f"slices[{index}]: head is {head}, must be -1 (all), or {limit}")
+        allowed = f"below heads = {heads}" if heads else "heads given: how many query heads there are"
+        raise ValueError(f"slices[{index}]: head is {head}, must be -1 (all), or {allowed}")
 
 
 def slice_list(slices: Any, q_len: int = MOST, k_len: int = MOST, heads: int = MOST) -> np.ndarray:

@@ -92,7 +92,7 @@ def block_causal(cu_seqlens: Any = None, *, lengths: Any = None, past: Optional[
 
 
 def shared_question(question: int, answers: Any) -> np.ndarray:
-    """A question of `question` tokens, then answers of the lengths `answers`: each sees the question and itself, causally.
+    """A question, then answers of the lengths `answers`: each sees the question and itself, causally.
 
     One slice more than there are answers; one in all for one answer or none.
     """
@@ -148,7 +148,8 @@ def _runs(row: np.ndarray) -> list[tuple[int, int]]:
 
 def _rectangles(blocks: np.ndarray) -> list[tuple[int, int, int, int]]:
     """Ranges of rows and columns of blocks; equal runs of consecutive rows are one."""
-    found, growing = [], {}  # a run of columns, and the row where it began
+    found = []
+    growing: dict[tuple[int, int], int] = {}  # a run of columns, and the row where it began
     for number, row in enumerate([*blocks, np.zeros(blocks.shape[1], bool)]):
         runs = _runs(row)
         ended = growing.keys() - set(runs)

@@ -96,7 +96,7 @@ def _gaps(columns: np.ndarray, first_row: np.ndarray, rows: int) -> list[list[tu
 
 
 def _numbers_of(gaps: list[tuple[int, int]], rows: int) -> tuple[int, int, int, int]:
-    """LTS, LTE, UTS, UTE. A single interval is the upper one if it begins with the first row and ends before the last."""
+    """LTS, LTE, UTS, UTE. A single interval is the upper one if it has the first row and not the last."""
     if len(gaps) == 2:
         return (*gaps[1], *gaps[0])
     if not gaps:
@@ -110,9 +110,9 @@ def to_flashmask(
 ) -> np.ndarray:
     """FlashMask's startend_row_indices, int32 (1, heads or 1, Sk, n).
 
-    heads: how many query heads; needed if the list names heads, whose masks then follow each other. n is the smallest of 1 and 2 with causal, of 2 and 4 without, that is exact. Raises ValueError for a key that more
-    intervals of rows do not see, one with causal and two without, and with causal for a slice that shows a key above
-    the diagonal.
+    heads: how many query heads; needed if the list names heads, whose masks then follow each other. n is the smallest
+    of 1 and 2 with causal, of 2 and 4 without, that is exact. Raises ValueError for a key that more ranges of rows do
+    not see, one with causal and two without, and with causal for a slice that shows a key above the diagonal.
     """
     rows, keys = lengths_of_axes(q_len, k_len)
     found, count = slices_of_heads(slices, rows, keys, heads)
@@ -124,7 +124,9 @@ def to_flashmask(
         above = columns[:, 1] < first_row[columns[:, 0]]
         if above.any():
             column, row = columns[np.argmax(above), :2].tolist()
-            raise ValueError(f"slices: show key {column} to row {row}, must be causal (from row {first_row[column]} on)")
+            raise ValueError(
+                f"slices: show key {column} to row {row}, must be causal (from row {first_row[column]} on)"
+            )
         for column, gaps in enumerate(_gaps(columns, np.minimum(first_row, rows), rows)):
             if len(gaps) > (1 if causal else 2):
                 raise ValueError(

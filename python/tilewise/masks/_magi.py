@@ -41,7 +41,9 @@ def to_magi(slices: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """
     rows = slice_list(slices)
     if heads_of(rows) != [-1]:
-        raise ValueError(f"slices: name head {heads_of(rows)[0]}, must be for all heads (-1): MagiAttention has no masks per head")
+        raise ValueError(
+            f"slices: name head {heads_of(rows)[0]}, must be for all heads (-1): MagiAttention has no masks per head"
+        )
     if rows[:, :4].max(initial=0) > INT32_MOST:
         raise ValueError(f"slices: reach to {rows[:, :4].max()}, must be at most {INT32_MOST}: the ranges are int32")
     found = disjoint(rows[:, :5]).astype(np.int32)
