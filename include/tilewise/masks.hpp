@@ -109,7 +109,7 @@ inline void append(const Band& band, Slices& slices) {
   const std::int64_t lower_row = band.lower ? band.k0 - *band.lower : end;
   const std::int64_t upper_row = band.upper ? band.k1 - 1 - *band.upper : row;
   while (row < end) {
-    const bool lower_moves = row >= lower_row && end > lower_row + 1;
+    const bool lower_moves = row >= lower_row;
     const bool upper_moves = row < upper_row;
     std::int64_t stop = lower_moves ? end : std::min(end, lower_row + 1);
     if (upper_moves) stop = std::min(stop, upper_row + 1);

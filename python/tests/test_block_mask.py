@@ -81,13 +81,24 @@ def test_block_masks_become_few_slices() -> None:
     np.testing.assert_array_equal(masks.from_block_mask(masks.to_block_mask(documents, 270)), documents)
 
 
-def test_full_blocks_are_visible_without_a_mask_mod() -> None:
-    listed = [torch.tensor([[[1, 0]]], dtype=torch.int32), torch.tensor([[[[1, 0], [0, 1]]]], dtype=torch.int32)]
-    none = [torch.zeros_like(tensor) for tensor in listed]
-    block_mask = flex.BlockMask.from_kv_blocks(
-        *none, *listed, BLOCK_SIZE=4, mask_mod=lambda b, h, q, k: q < 0, seq_lengths=(7, 6)
-    )
-    np.testing.assert_array_equal(masks.from_block_mask(block_mask), [[0, 4, 4, 6, 0]])
+def test_lists_of_blocks_decide_before_mask_mod() -> None:
+    """Full blocks are visible, whatever it says, and pairs outside of the listed blocks are not."""
+    counts, columns = torch.tensor([[[2, 1]]], dtype=torch.int32), torch.tensor([[[[0, 2], [2, 0]]]], dtype=torch.int32)
+    columns = torch.cat((columns, columns[..., :1]), -1)  # three columns, of which two and one are used
+    listed, none = (counts, columns), (torch.zeros_like(counts), torch.zeros_like(columns))
+    nothing = {"BLOCK_SIZE": 4, "mask_mod": lambda b, h, q, k: q < 0, "seq_lengths": (7, 10)}
+    blocks = [[0, 4, 0, 4, 0], [0, 7, 8, 10, 0]]
+    full = flex.BlockMask.from_kv_blocks(*none, *listed, **nothing)
+    np.testing.assert_array_equal(masks.from_block_mask(full), blocks)
+    partial = flex.BlockMask.from_kv_blocks(*listed, BLOCK_SIZE=4, seq_lengths=(7, 10))  # its mask_mod shows all
+    np.testing.assert_array_equal(masks.from_block_mask(partial), blocks)
+
+
+def test_tensors_are_arguments() -> None:
+    starts = torch.tensor([0, 3, 8], dtype=torch.int32)
+    np.testing.assert_array_equal(masks.documents(starts), masks.documents(lengths=[3, 5]))
+    listed = torch.from_numpy(masks.documents(starts, causal=True))
+    assert torch.equal(torch.from_numpy(masks.to_mask(listed, 8)).tril(), torch.from_numpy(masks.to_mask(listed, 8)))
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

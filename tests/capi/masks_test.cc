@@ -38,6 +38,13 @@ bool shows(const Slice& slice, std::int64_t i, std::int64_t j) {
   return visible[static_cast<std::size_t>(slice.kind)];
 }
 
+bool shows_a_key(const Slice& slice, std::int64_t row) {
+  for (std::int64_t j = slice.k0; j < slice.k1; ++j) {
+    if (shows(slice, row, j)) return true;
+  }
+  return false;
+}
+
 class Random {
  public:
   std::int64_t operator()(std::int64_t low, std::int64_t high) {
@@ -163,12 +170,16 @@ std::vector<Made> make_all(Random& random) {
   return made;
 }
 
-TEST(Masks, ConstructorsShowWhatTheySayAndNoPairTwice) {
+TEST(Masks, ConstructorsShowWhatTheySayNoPairTwiceAndNoRowNothing) {
   TILEWISE_TRACE_SEED();
   Random random;
   for (int round = 0; round < 200; ++round) {
     for (const Made& made : make_all(random)) {
       ASSERT_LE(made.slices.size(), made.most) << made.name;
+      for (const Slice& slice : made.slices) {
+        ASSERT_TRUE(slice.q1 <= made.rows && slice.k1 <= made.keys) << made.name;
+        ASSERT_TRUE(shows_a_key(slice, slice.q0) && shows_a_key(slice, slice.q1 - 1)) << made.name;
+      }
       for (std::int64_t i = 0; i < made.rows; ++i) {
         for (std::int64_t j = 0; j < made.keys; ++j) {
           const auto count = std::count_if(made.slices.begin(), made.slices.end(),

@@ -2,8 +2,10 @@
 // input.
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <random>
 
 #include "support.h"
+#include "support/seed.h"
 
 namespace tilewise::cli_test {
 namespace {
@@ -54,6 +56,66 @@ TEST_F(ExplainMask, CountsAreThoseByHand) {
   write("none.npy", index_array({}, {0, 5}));
   expect_counts("--slices none.npy", {0, 0, 0, 0, 0, 0});
   expect_counts("--shape 1,9,7,1,1,8 --slices none.npy --tile 4,4", {0, 0, 6, 0, 0, 63});
+}
+
+// Whether one of the slices (q0, q1, k0, k1, kind) shows key j to row i: docs/semantics.md.
+bool visible(const std::vector<std::int64_t>& slices, std::int64_t i, std::int64_t j) {
+  for (std::size_t s = 0; s < slices.size(); s += 5) {
+    const std::int64_t row = i - slices[s];
+    const std::int64_t key = j - slices[s + 2];
+    const std::int64_t rows = slices[s + 1] - slices[s];
+    const std::int64_t keys = slices[s + 3] - slices[s + 2];
+    if (row < 0 || row >= rows || key < 0 || key >= keys) continue;
+    const bool below = (slices[s + 4] & 1) == 0 || key <= row + keys - rows;
+    const bool above = (slices[s + 4] & 2) == 0 || key >= row;
+    if (below && above) return true;
+  }
+  return false;
+}
+
+// Full, partial and empty tiles; visible, visited and all pairs, pair by pair.
+std::vector<std::int64_t> counted(const std::vector<std::int64_t>& slices, std::int64_t length,
+                                  std::int64_t rows, std::int64_t keys) {
+  std::vector<std::int64_t> counts = {0, 0, 0, 0, 0, length * length};
+  for (std::int64_t i = 0; i < length; i += rows) {
+    for (std::int64_t j = 0; j < length; j += keys) {
+      const std::int64_t pairs = std::min(rows, length - i) * std::min(keys, length - j);
+      std::int64_t seen = 0;
+      for (std::int64_t p = 0; p < rows * keys; ++p)
+        seen += visible(slices, i + p / keys, j + p % keys);
+      ++counts[seen == 0 ? 2 : seen == pairs ? 0 : 1];
+      counts[3] += seen;
+      counts[4] += seen == 0 ? 0 : pairs;
+    }
+  }
+  return counts;
+}
+
+TEST_F(ExplainMask, CountsOfRandomListsAreThosePairByPair) {
+  TILEWISE_TRACE_SEED();
+  std::mt19937_64 engine(tests::run_seed());
+  const auto random = [&](std::int64_t low, std::int64_t high) {
+    return std::uniform_int_distribution<std::int64_t>(low, high)(engine);
+  };
+  for (int round = 0; round < 40; ++round) {
+    const std::int64_t length = random(1, 24);
+    std::vector<std::int64_t> slices;
+    for (int s = 0; s < 3; ++s) {
+      for (int axis = 0; axis < 2; ++axis) {
+        const std::int64_t begin = random(0, length);
+        slices.push_back(begin);
+        slices.push_back(random(begin, length));
+      }
+      slices.push_back(random(0, 3));
+    }
+    const std::int64_t rows = random(1, 7);
+    const std::int64_t keys = random(1, 7);
+    write("random.npy", index_array(slices, {3, 5}));
+    expect_counts("--shape 1," + std::to_string(length) + "," + std::to_string(length) +
+                      ",1,1,8 --slices random.npy --tile " + std::to_string(rows) + "," +
+                      std::to_string(keys),
+                  counted(slices, length, rows, keys));
+  }
 }
 
 TEST_F(ExplainMask, LongMasksAreCountedQuickly) {

@@ -29,7 +29,7 @@ def band_slices(
     upper_row = first if upper is None else k1 - 1 - upper  # there the upper edge meets k1; it moves in the rows before
     slices = []
     while first < end:
-        lower_moves = first >= lower_row and end > lower_row + 1
+        lower_moves = first >= lower_row
         upper_moves = first < upper_row
         stop = min(end, end if lower_moves else lower_row + 1, upper_row + 1 if upper_moves else end)
         begin = first + lower if lower_moves else k0  # type: ignore[operator]

@@ -37,7 +37,6 @@ def _columns(numbers: np.ndarray, rows: int, causal: bool) -> np.ndarray:
     """The table of columns: the rows that no interval masks."""
     keys = len(numbers)
     lts, lte, uts, ute = _masked(numbers, rows, causal)
-    lte, ute = np.maximum(lte, lts), np.maximum(ute, uts)
     lower_first = lts < uts
     first_begin, first_end = np.where(lower_first, (lts, lte), (uts, ute))
     second_begin, second_end = np.where(lower_first, (uts, ute), (lts, lte))
@@ -96,13 +95,13 @@ def _gaps(columns: np.ndarray, first_row: np.ndarray, rows: int) -> list[list[tu
 
 
 def _numbers_of(gaps: list[tuple[int, int]], rows: int) -> tuple[int, int, int, int]:
-    """LTS, LTE, UTS, UTE. A single interval is the upper one if it has the first row and not the last."""
+    """LTS, LTE, UTS, UTE. A single interval is the upper one if it has the first row."""
     if len(gaps) == 2:
         return (*gaps[1], *gaps[0])
     if not gaps:
         return (rows, rows, 0, 0)
     (begin, end) = gaps[0]
-    return (rows, rows, begin, end) if begin == 0 and end < rows else (begin, end, 0, 0)
+    return (rows, rows, begin, end) if begin == 0 else (begin, end, 0, 0)
 
 
 def to_flashmask(
