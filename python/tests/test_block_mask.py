@@ -59,6 +59,16 @@ def test_lists_become_the_block_mask_that_pytorch_makes(rng: np.random.Generator
         np.testing.assert_array_equal(flex.create_mask(made.mask_mod, 1, len(mask), rows, keys, "cpu")[0], mask)
 
 
+@pytest.mark.parametrize("most_pairs", [0, 2**9, 2**22])
+def test_any_list_returns(most_pairs: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilewise.masks._block_mask.MOST_PAIRS", most_pairs)
+    for _ in range(4):
+        rows, keys = rng.integers(1, 60, 2).tolist()
+        slices = mask_cases.random_slices(rng, rows, keys, 3)
+        returned = masks.from_block_mask(masks.to_block_mask(slices, rows, keys, block_size=8))
+        np.testing.assert_array_equal(masks.to_mask(returned, rows, keys), masks.to_mask(slices, rows, keys))
+
+
 def test_block_masks_return(rng: np.random.Generator) -> None:
     for heads in (1, 1, 2):
         rows, keys = rng.integers(1, 60, 2).tolist()

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 
+MOST_PAIRS = 2**22  # that are evaluated at a time: a call of torch.vmap costs as much as some million pairs
+
+
 def _dense(counts: Any, indices: Any, rows: int, columns: int) -> np.ndarray:
     """bool (heads, rows, columns) of the lists of blocks (1, heads, rows, ...); None: no block."""
     if counts is None:
@@ -42,17 +45,32 @@ def _of_full_blocks(blocks: np.ndarray, sizes: tuple[int, int], lengths: tuple[i
     return np.stack((line, begin, end), 1)[line < lengths[1]]
 
 
+def _groups(blocks: np.ndarray, pairs_of_block: int) -> list[tuple[int, int, int, int]]:
+    """Rectangles of blocks that cover all that are True, of up to MOST_PAIRS pairs if one row of blocks allows that."""
+    groups: list[tuple[int, int, int, int]] = []
+    for row in np.flatnonzero(blocks.any(1)).tolist():
+        columns = np.flatnonzero(blocks[row])
+        begin, end = int(columns[0]), int(columns[-1]) + 1
+        if groups:
+            r0, _, c0, c1 = groups[-1]
+            joined = (r0, row + 1, min(c0, begin), max(c1, end))
+            if (joined[1] - r0) * (joined[3] - joined[2]) * pairs_of_block <= MOST_PAIRS:
+                groups[-1] = joined
+                continue
+        groups.append((row, row + 1, begin, end))
+    return groups
+
+
 def _of_partial_blocks(
     blocks: np.ndarray, sizes: tuple[int, int], lengths: tuple[int, int], evaluate: Callable[..., np.ndarray]
 ) -> list[np.ndarray]:
     """The columns of partial blocks (rows, columns), whose pairs the mask_mod decides: a list of ranges (n, 3)."""
     found = []
-    for row in np.flatnonzero(blocks.any(1)).tolist():
-        partial = np.flatnonzero(blocks[row])
-        q0, q1 = row * sizes[0], min((row + 1) * sizes[0], lengths[0])
-        k0, k1 = int(partial[0]) * sizes[1], min((int(partial[-1]) + 1) * sizes[1], lengths[1])
+    for r0, r1, c0, c1 in _groups(blocks, sizes[0] * sizes[1]):
+        q0, q1 = r0 * sizes[0], min(r1 * sizes[0], lengths[0])
+        k0, k1 = c0 * sizes[1], min(c1 * sizes[1], lengths[1])
         if q0 < q1 and k0 < k1:
-            inside = np.repeat(blocks[row, partial[0] : partial[-1] + 1], sizes[1])[: k1 - k0]
+            inside = blocks[r0:r1, c0:c1].repeat(sizes[0], 0).repeat(sizes[1], 1)[: q1 - q0, : k1 - k0]
             found.append(columns_of_mask(evaluate(q0, q1, k0, k1) & inside) + (k0, q0, q0))
     return found
 
@@ -61,7 +79,7 @@ def from_block_mask(block_mask: BlockMask) -> np.ndarray:
     """The slices of a BlockMask, exactly: int64 (N, 5), or (N, 6) if it has one mask for each of several heads.
 
     A full block is visible, whatever mask_mod says of it, as for FlexAttention's kernels. For partial blocks mask_mod
-    is evaluated, a row of blocks at a time, and from_mask's search finds rectangles, triangles and bands in the whole.
+    is evaluated, some rows of blocks at a time, and from_mask's search finds rectangles, triangles and bands in the whole.
     So the number of slices depends on the mask alone, not on the blocks: a mask_mod without such structure takes up to
     one slice for each run of visible rows of each key. Raises ValueError for several batches, because a list of slices
     is the same for all.
