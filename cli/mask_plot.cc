@@ -187,7 +187,7 @@ std::vector<std::int64_t> ticks(std::int64_t length, double pixels) {
   std::vector<std::int64_t> numbers;
   for (std::int64_t number = 0; number < length; number += step) numbers.push_back(number);
   if (numbers.size() > 1 &&
-      static_cast<double>(length - numbers.back()) < 40.0 / pixels * static_cast<double>(length)) {
+      static_cast<double>(length - numbers.back()) < 56.0 / pixels * static_cast<double>(length)) {
     numbers.pop_back();
   }
   numbers.push_back(length);
