@@ -10,9 +10,11 @@
 #include "calibrate/calibrate.h"
 #include "commands.h"
 #include "execution.h"
+#include "explain_mask.h"
 #include "explain_ranks.h"
 #include "format.h"
 #include "machine.h"
+#include "mask_flags.h"
 #include "random_inputs.h"
 #include "reference/traffic.h"
 #include "table.h"
@@ -137,8 +139,12 @@ void print_tensors(const std::vector<Explained>& rows) {
 }
 
 int run(const Flags& flags) {
-  if (flags.given("ranks")) return explain_ranks(flags);
+  if (flags.given("ranks")) {
+    check_tile_flags(flags);
+    return explain_ranks(flags);
+  }
   check_simulation_flags(flags);
+  if (is_about_the_mask(flags)) return explain_mask(flags);
   const reference::AttentionShape shape = attention_shape(flags);
   const Operation operation =
       flags.choice("op", {"forward", "backward"}) == 0 ? Operation::kForward : Operation::kBackward;
@@ -183,16 +189,25 @@ Command add_explain(CLI::App& program) {
   add_option_flags(*flags);
   flags->add_value("op", "forward|backward", "the pass to explain; default forward");
   flags->add_value("sram", "BYTES", "size of the fast memory; default 196608");
+  add_mask_flags(*flags);
+  add_tile_flags(*flags);
   add_simulation_flags(*flags);
   add_execution_flags(*flags);
   flags->add_switch("json", "print the tables as JSON");
+  flags->add_value("plot", "FILE",
+                   "write an SVG: the mask with its tiles, or with --ranks the timelines");
   flags->set_footer(
       "The closed forms are those of docs/ladder.md. The predicted time is the larger of\n"
       "flops / peak and traffic / memory rate: a bound for perfect kernels, which those of the\n"
       "ladder do not reach.\n"
+      "With --slices, --cu-seqlens-q, --tile or --plot, the mask is explained: the pairs of "
+      "queries\n"
+      "and keys that are visible, and those that tiles visit or skip (docs/masks.md). --shape may\n"
+      "be left out with --slices.\n"
       "With --ranks, distributed schedules are simulated (docs/distributed-magi.md); B sequences,\n"
       "or those of --cu-seqlens-q, are one token axis that the ranks share.\n"
       "Example: tilewise explain --shape 1,4096,4096,1,1,128 --dtype fp16 --sram 101376\n"
+      "         tilewise explain --slices slices.npy --tile 128,64 --plot mask.svg\n"
       "         tilewise explain --shape 1,65536,65536,32,8,128 --causal --ranks 8 --bandwidth 50");
   return {flags, [flags] { return run(*flags); }};
 }

@@ -11,9 +11,9 @@
 #include "execution.h"
 #include "format.h"
 #include "machine.h"
+#include "mask_flags.h"
 #include "outputs.h"
 #include "random_inputs.h"
-#include "rank_mask.h"
 #include "schedule_flag.h"
 #include "table.h"
 #include "timeline_plot.h"
@@ -29,9 +29,8 @@ using distributed::simulation::RankTimeline;
 using distributed::simulation::Step;
 using nlohmann::json;
 
-constexpr const char* kRankFlags[] = {"bandwidth",    "latency", "peak",   "schedule",
-                                      "chunk",        "stages",  "slices", "cu-seqlens-q",
-                                      "cu-seqlens-k", "plot"};
+constexpr const char* kRankFlags[] = {"bandwidth", "latency", "peak",
+                                      "schedule",  "chunk",   "stages"};
 constexpr std::int64_t kMostRanks = 65536;
 constexpr std::int64_t kListedRanks = 16;
 
@@ -262,10 +261,6 @@ void add_simulation_flags(Flags& flags) {
   flags.add_value("chunk", "ROWS", "balanced: queries that are dealt together; default automatic");
   flags.add_value("stages", "N",
                   "balanced: parts in which keys arrive; default automatic, up to 8");
-  flags.add_value("slices", "FILE", "the whole mask as int64 rows q0 q1 k0 k1 kind [head]");
-  flags.add_value("cu-seqlens-q", "FILE", "starts of packed documents, and the end");
-  flags.add_value("cu-seqlens-k", "FILE", "those of the keys; default: those of the queries");
-  flags.add_value("plot", "FILE", "write the timelines as an SVG chart");
 }
 
 void check_simulation_flags(const Flags& flags) {

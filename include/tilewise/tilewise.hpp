@@ -17,6 +17,7 @@
 
 #include <tilewise/tilewise.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <initializer_list>
@@ -100,7 +101,8 @@ Tensor tensor(std::span<T> elements, std::initializer_list<std::int64_t> shape) 
   using Element = std::remove_const_t<T>;
   static_assert(dtype_of<Element> != 0,
                 "no dtype belongs to this element type: pass the pointer and the dtype");
-  std::uint64_t count = 1;
+  const bool empty = std::find(shape.begin(), shape.end(), 0) != shape.end();
+  std::uint64_t count = empty ? 0 : 1;
   for (const std::int64_t extent : shape) {
     if (extent < 0 || __builtin_mul_overflow(count, static_cast<std::uint64_t>(extent), &count) ||
         count > elements.size()) {

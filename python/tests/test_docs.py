@@ -1,4 +1,4 @@
-"""Runs every ```python block of docs/python.md and of the README: a section's blocks one after the other.
+"""Runs every ```python block of docs/python.md, docs/masks.md and the README: a section's blocks one after the other.
 
 A section says which modules it needs: <!-- needs: jax tilewise.jax -->
 """
@@ -25,7 +25,7 @@ def sections(name: str) -> dict[str, str]:
     return {f"{name}: {title}": text for title, text in zip(parts[1::2], parts[2::2]) if "```python" in text}
 
 
-SECTIONS = {**sections("docs/python.md"), **sections("README.md")}
+SECTIONS = {**sections("docs/python.md"), **sections("docs/masks.md"), **sections("README.md")}
 
 
 def test_there_is_something_to_run() -> None:

@@ -44,9 +44,10 @@ def test_import_needs_numpy_only() -> None:
                 if name.partition(".")[0] not in allowed:
                     raise ModuleNotFoundError(f"hidden: {name}")
         sys.meta_path.insert(0, Hide())
-        import numpy as np, tilewise
+        import numpy as np, tilewise, tilewise.masks
         x = np.ones((1, 3, 2, 8), np.float32)
         assert (tilewise.attention(x, x, x, causal=True) == 1).all()
+        assert (tilewise.attention(x, x, x, slices=tilewise.masks.causal(3)) == 1).all()
         out, lse = tilewise.attention_forward(x, x, x)
         tilewise.attention_backward(x, x, x, x, out, lse)
         tilewise.plan(x, x, x)(x, x, x)

@@ -3,8 +3,8 @@
     import numpy as np, tilewise
     out = tilewise.attention(q, k, v, causal=True)     # q (B, Sq, H, D), k and v (B, Sk, Hk, D)
 
-Beside this module, each imported by itself: tilewise.torch, tilewise.compat.flash_attn, tilewise.transformers,
-tilewise.jax, tilewise.distributed. This one needs NumPy only.
+Beside this module, each imported by itself: tilewise.masks, tilewise.torch, tilewise.compat.flash_attn,
+tilewise.transformers, tilewise.jax, tilewise.distributed. This one and tilewise.masks need NumPy only.
 """
 
 from __future__ import annotations

@@ -94,6 +94,8 @@ TEST(Hpp, SpansSmallerThanTheirShapeAreRefused) {
   EXPECT_THROW(tensor(std::span(numbers), {2, 6}), Error);
   EXPECT_THROW(tensor(std::span(numbers), {-1, 5}), Error);
   EXPECT_THROW(tensor(std::span(numbers), {INT64_MAX, INT64_MAX}), Error);
+  EXPECT_NO_THROW(tensor(std::span<float>(), {3, 0, INT64_MAX, INT64_MAX}));
+  EXPECT_THROW(tensor(std::span<float>(), {0, -1}), Error);
   EXPECT_THROW(tensor(numbers.data(), TILEWISE_FP32, {1, 1, 1, 1, 1}), Error);
   EXPECT_THROW(tensor(numbers.data(), TILEWISE_FP32, {2, 5}, {1}), Error);
   const Tensor view = tensor(numbers.data(), TILEWISE_FP32, {2, 3}, {5, 1});

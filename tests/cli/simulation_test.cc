@@ -147,7 +147,7 @@ TEST_F(Simulation, BadInputIsRefusedByName) {
   expect_refusal(good + "--ranks 2 --bandwidth 1 --chunk 0", {"--chunk", "0"});
   expect_refusal(good + "--ranks 2 --bandwidth 1 --plot nowhere/p.svg", {"nowhere/p.svg"});
   expect_refusal("--shape 1,64,64,2,2,8 --bandwidth 1", {"--bandwidth", "--ranks"});
-  expect_refusal("--shape 1,64,64,2,2,8 --plot p.svg", {"--plot", "--ranks"});
+  expect_refusal("--shape 1,64,64,2,2,8 --chunk 4 --plot p.svg", {"--chunk", "--ranks"});
   write("wide.npy", index_array({0, 1, 2, 3}, {1, 4}));
   write("outside.npy", index_array({0, 64, 0, 65, 0}, {1, 5}));
   write("flat.npy", index_array({0, 32}, {2}));

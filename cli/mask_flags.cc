@@ -1,6 +1,8 @@
-#include "rank_mask.h"
+#include "mask_flags.h"
 
 #include <fmt/format.h>
+
+#include <algorithm>
 
 #include "inputs.h"
 #include "io/npy.h"
@@ -50,6 +52,16 @@ std::vector<std::int64_t> read_numbers(const Flags& flags, const std::string& na
   return rows;
 }
 
+std::vector<Slice> read_slices(const Flags& flags) {
+  const std::vector<std::int64_t> numbers = read_numbers(flags, "slices", 6);
+  std::vector<Slice> slices;
+  for (std::size_t i = 0; i < numbers.size(); i += 6) {
+    slices.push_back({numbers[i], numbers[i + 1], numbers[i + 2], numbers[i + 3], numbers[i + 4],
+                      numbers[i + 5]});
+  }
+  return slices;
+}
+
 Mask mask_of_file(const Flags& flags, const Shape& shape) {
   for (const char* other : {"causal", "window", "cu-seqlens-q", "cu-seqlens-k"}) {
     if (flags.given(other)) {
@@ -57,12 +69,7 @@ Mask mask_of_file(const Flags& flags, const Shape& shape) {
           fmt::format("--slices: given with --{}; a slice list is the whole mask", other));
     }
   }
-  const std::vector<std::int64_t> numbers = read_numbers(flags, "slices", 6);
-  std::vector<Slice> slices;
-  for (std::size_t i = 0; i < numbers.size(); i += 6) {
-    slices.push_back({numbers[i], numbers[i + 1], numbers[i + 2], numbers[i + 3], numbers[i + 4],
-                      numbers[i + 5]});
-  }
+  const std::vector<Slice> slices = read_slices(flags);
   Mask mask;
   require(mask_of_slices(slices, shape.q_len, shape.k_len, shape.heads, &mask));
   return mask;
@@ -89,6 +96,24 @@ std::vector<std::int64_t> starts(const Flags& flags, const char* name, std::int6
 
 }  // namespace
 
+void add_mask_flags(Flags& flags) {
+  flags.begin_group("Mask");
+  flags.add_value("slices", "FILE", "the whole mask as int64 rows q0 q1 k0 k1 kind [head]");
+  flags.add_value("cu-seqlens-q", "FILE", "starts of packed documents, and the end");
+  flags.add_value("cu-seqlens-k", "FILE", "those of the keys; default: those of the queries");
+}
+
+Shape shape_of_slices(const Flags& flags) {
+  Shape shape = {
+      .batch = 1, .q_len = 0, .k_len = 0, .heads = 1, .kv_heads = 1, .head_dim = 1, .value_dim = 1};
+  for (const Slice& slice : read_slices(flags)) {
+    shape.q_len = std::max(shape.q_len, slice.q_end);
+    shape.k_len = std::max(shape.k_len, slice.k_end);
+    shape.heads = std::max(shape.heads, slice.head + 1);
+  }
+  return shape;
+}
+
 Mask read_mask(const Flags& flags, const Shape& shape) {
   if (flags.given("slices")) {
     if (shape.batch != 1) {
@@ -104,8 +129,8 @@ Mask read_mask(const Flags& flags, const Shape& shape) {
   read_options(flags, options);
   const bool both = flags.given("cu-seqlens-q") && !flags.given("cu-seqlens-k");
   if (shape.batch > kMostSequences) {
-    throw UsageError(fmt::format("--shape: B is {}, must be at most {} with --ranks", shape.batch,
-                                 kMostSequences));
+    throw UsageError(
+        fmt::format("--shape: B is {}, must be at most {} here", shape.batch, kMostSequences));
   }
   Mask mask;
   require(mask_of_documents(
