@@ -103,12 +103,15 @@ inline bool fold(const std::vector<Operand>& operands, const std::vector<std::in
   const std::int64_t batch = operands[0].tensor.shape[0];  // of q
   if (problem->dropout_p > 0 || operands[0].tensor.rank != 4) return false;
   bool has_own_bias = false;
+  bool has_own_slopes = false;
   for (const Operand& operand : operands) {
     const bool is_shared = operand.is_the_same_for_all();
     const auto is = [&](auto field) { return operand.field->tensor == field; };
     if (!is_shared && operand.mapped != sizes) return false;
     if (is(&tilewise_problem::bias)) has_own_bias = !is_shared;
+    if (is(&tilewise_problem::alibi_slopes)) has_own_slopes = !is_shared;
     if (is(&tilewise_problem::dbias) && !has_own_bias) return false;  // bias came before
+    if (is(&tilewise_problem::dalibi_slopes) && !has_own_slopes) return false;
     if (is(&tilewise_problem::cu_seqlens_q) || is(&tilewise_problem::cu_seqlens_k)) return false;
     const std::optional<tilewise_tensor> tensor = folded(operand, batch, count);
     if (!tensor) return false;

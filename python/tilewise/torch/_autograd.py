@@ -156,8 +156,8 @@ _LIBRARY = torch.library.Library("tilewise", "IMPL")
 def register() -> None:
     """Tells PyTorch. Once per process."""
     torch.library.register_autograd("tilewise::attention_forward", _backward, setup_context=_setup_context)
-    for operator in ("tilewise::attention_backward", "tilewise::attention_backward_slopes"):
-        torch.library.register_autograd(operator, _refuse_double_backward, setup_context=_keep_nothing)
+    for name in ("tilewise::attention_backward", "tilewise::attention_backward_slopes"):
+        torch.library.register_autograd(name, _refuse_double_backward, setup_context=_keep_nothing)
     for operator in (FORWARD, BACKWARD, BACKWARD_SLOPES):
         torch.library.register_vmap(operator, partial(_vmap.run, operator))
     for device, key in _AUTOCAST_KEYS.items():
