@@ -36,8 +36,8 @@ struct PlainError {
 
 struct AccuracyOptions {
   // Whose errors are independent (as the inputs are), so that their mean must vanish: from 10^4
-  // elements on |mean| may be at most 0.1 of the rms, from 2500 rows on |shrink| too, in addition to
-  // the mean error of plain attention. If only rows are, both begin at 2500 rows.
+  // elements on |mean| may be at most 0.1 of the rms, from 2500 rows on |shrink| too, in addition
+  // to the mean error of plain attention. If only rows are, both begin at 2500 rows.
   enum class Independent { kNothing, kRows, kElements };
   Independent independent = Independent::kNothing;
   // What the results may lose below the normal numbers; null: nothing.

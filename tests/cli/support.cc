@@ -2,9 +2,10 @@
 
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <cstdlib>
-#include <cstring>
 #include <fstream>
+#include <span>
 #include <sstream>
 
 #include "io/npy.h"
@@ -94,7 +95,8 @@ io::Array random_array(io::ElementType type, const std::vector<std::int64_t>& sh
 io::Array index_array(const std::vector<std::int64_t>& numbers,
                       const std::vector<std::int64_t>& shape) {
   io::Array array = io::make_array(io::ElementType::i64, shape);
-  std::memcpy(array.writable.data(), numbers.data(), numbers.size() * sizeof(std::int64_t));
+  const std::span<const std::byte> bytes = std::as_bytes(std::span(numbers));
+  std::copy(bytes.begin(), bytes.end(), array.writable.begin());
   return array;
 }
 
