@@ -22,8 +22,8 @@ Underflow::Underflow(const Case& description, const tilewise_problem& request, b
   const auto shape = score_shape(description);
   keys_ = static_cast<double>(shape[3]);
   all_rows_ = static_cast<double>(shape[0] * shape[1] * shape[2]);
-  rows_ =
-      static_cast<double>(shape[1] / std::max<std::int64_t>(1, description.kv_heads) * shape[2]);
+  const std::int64_t group = shape[1] / std::max<std::int64_t>(1, description.kv_heads);
+  rows_ = static_cast<double>(group * shape[2]);
   largest_v_ = largest_finite(numbers_of(request.v));
   if (operation_ == Operation::kForward) return;
   largest_q_ = largest_finite(numbers_of(request.q));
