@@ -9,6 +9,7 @@
 #include <cstring>
 #include <optional>
 #include <thread>
+#include <tilewise/masks.hpp>
 #include <tilewise/tilewise_distributed.hpp>
 #include <vector>
 
@@ -20,41 +21,41 @@ using tilewise::Problem;
 using tilewise::Schedule;
 using tilewise::Side;
 using tilewise::TokenPlan;
+using tilewise::masks::Slices;
 
 constexpr std::int64_t kHeads = 8, kKvHeads = 2, kDim = 128;
+constexpr std::int32_t kRanks = 2;
 
 enum class Mask { kFull, kCausal, kDocuments };
 
-// The lengths of the documents double: 1, 1, 2, 4, ... parts of the whole.
-std::vector<std::int64_t> document_slices(std::int64_t length) {
-  std::vector<std::int64_t> slices;
-  std::int64_t end = length;
-  while (end > length / 64) {
-    const std::int64_t begin = end <= length / 32 ? 0 : end / 2;
-    for (const std::int64_t bound : {begin, end, begin, end, std::int64_t{TILEWISE_SLICE_CAUSAL}})
-      slices.push_back(bound);
-    end = begin;
-  }
-  return slices;
+// The lengths of the documents double: 1, 1, 2, 4, ... of 32 parts of the whole.
+std::vector<std::int64_t> document_starts(std::int64_t length) {
+  std::vector<std::int64_t> starts = {0};
+  for (std::int64_t end = length / 32; end <= length; end *= 2) starts.push_back(end);
+  return starts;
+}
+
+Slices slices_of(Mask mask, std::int64_t length) {
+  if (mask != Mask::kDocuments) return {};
+  return tilewise::masks::documents(document_starts(length), {.causal = true});
 }
 
 double visible_pairs(Mask mask, std::int64_t length) {
-  const double s = static_cast<double>(length);
-  if (mask == Mask::kFull) return s * s;
-  if (mask == Mask::kCausal) return s * (s + 1) / 2;
+  const auto triangle = [](std::int64_t rows) {
+    return static_cast<double>(rows) * static_cast<double>(rows + 1) / 2;
+  };
+  if (mask == Mask::kFull) return static_cast<double>(length) * static_cast<double>(length);
+  if (mask == Mask::kCausal) return triangle(length);
   double pairs = 0;
-  const std::vector<std::int64_t> slices = document_slices(length);
-  for (std::size_t i = 0; i < slices.size(); i += 5) {
-    const auto rows = static_cast<double>(slices[i + 1] - slices[i]);
-    pairs += rows * (rows + 1) / 2;
-  }
+  const std::vector<std::int64_t> starts = document_starts(length);
+  for (std::size_t i = 1; i < starts.size(); ++i) pairs += triangle(starts[i] - starts[i - 1]);
   return pairs;
 }
 
 // The tensors of `rows` tokens: fp32 numbers, or the first half of their bits, which are bf16.
 class Shard {
  public:
-  Shard(std::int32_t dtype, std::int64_t rows, Mask mask, std::vector<std::int64_t>* slices) {
+  Shard(std::int32_t dtype, std::int64_t rows, Mask mask, const Slices& slices) {
     const std::int64_t size = dtype == TILEWISE_FP32 ? 4 : 2;
     const auto rows_of = [&](std::int64_t heads) {
       storage_.emplace_back(static_cast<std::size_t>(rows * heads * kDim * size));
@@ -73,9 +74,7 @@ class Shard {
     lse_.resize(static_cast<std::size_t>(rows * kHeads));
     problem.lse = tilewise::tensor(std::span(lse_), {1, kHeads, rows});
     problem.causal = mask == Mask::kCausal ? 1 : 0;
-    if (slices->empty()) return;
-    const auto count = static_cast<std::int64_t>(slices->size());
-    problem.slices = tilewise::tensor(std::span(*slices), {count / 5, 5});
+    if (!slices.empty()) problem.slices = tilewise::masks::tensor(slices);
   }
 
   Problem problem;
@@ -109,13 +108,11 @@ void set_rate(benchmark::State& state, Mask mask, std::int64_t length) {
       benchmark::Counter(flops / 1e9, benchmark::Counter::kIsIterationInvariantRate);
 }
 
-// Forward and backward on one device, with one thread for each of `cores`.
-void one_device(benchmark::State& state, std::int32_t dtype, Mask mask, std::int64_t length,
-                std::int32_t cores) {
-  std::vector<std::int64_t> slices;
-  if (mask == Mask::kDocuments) slices = document_slices(length);
-  Shard whole(dtype, length, mask, &slices);
-  const tilewise::Pool pool(cores);
+// Forward and backward on one device, with a thread for each rank of the other rows.
+void one_device(benchmark::State& state, std::int32_t dtype, Mask mask, std::int64_t length) {
+  const Slices slices = slices_of(mask, length);
+  Shard whole(dtype, length, mask, slices);
+  const tilewise::Pool pool(kRanks);
   for (auto _ : state) {
     tilewise::forward(whole.problem, pool.executor());
     tilewise::backward(whole.problem, pool.executor());
@@ -125,29 +122,26 @@ void one_device(benchmark::State& state, std::int32_t dtype, Mask mask, std::int
 
 void ranks(benchmark::State& state, std::int32_t dtype, Mask mask, std::int64_t length) {
   const auto size = static_cast<std::int32_t>(state.range(0));
-  if (size == 0) return one_device(state, dtype, mask, length, 2);
-  std::vector<std::int64_t> slices;
+  if (size == 0) return one_device(state, dtype, mask, length);
+  const Slices slices = slices_of(mask, length);
   std::optional<TokenPlan> plan;
   DistributedOptions options;
   options.q_len = options.k_len = length;
   options.kernels.max_concurrency = 1;
   options.schedule = mask == Mask::kCausal ? Schedule::kZigzag : Schedule::kContiguous;
   if (mask == Mask::kDocuments) {
-    slices = document_slices(length);
     Problem described;
-    described.slices =
-        tilewise::tensor(std::span(slices), {static_cast<std::int64_t>(slices.size()) / 5, 5});
+    described.slices = tilewise::masks::tensor(slices);
     plan.emplace(described, tilewise::TokenPlanOptions{length, length, size, 0, 0});
     options.token_plan = &*plan;
     options.schedule = Schedule::kBalanced;
   }
   std::vector<Shard> shards;
-  std::vector<std::int64_t> none;
   for (std::int32_t rank = 0; rank < size; ++rank) {
     const std::size_t rows = plan
                                  ? plan->tokens_of(Side::kQueries, rank).size()
                                  : tilewise::tokens_of(options.schedule, length, size, rank).size();
-    shards.emplace_back(dtype, static_cast<std::int64_t>(rows), mask, &none);
+    shards.emplace_back(dtype, static_cast<std::int64_t>(rows), mask, Slices());
   }
   const tilewise::LocalGroup group(size);
   const tilewise::Pool single(1);  // a rank computes on its own thread
@@ -174,7 +168,7 @@ void register_all() {
         benchmark::RegisterBenchmark(
             name.c_str(), [=](benchmark::State& state) { ranks(state, dtype, mask.mask, length); })
             ->Arg(0)
-            ->Arg(2)
+            ->Arg(kRanks)
             ->UseRealTime()
             ->Unit(benchmark::kMillisecond);
       }

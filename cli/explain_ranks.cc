@@ -76,7 +76,7 @@ Machine machine_of(const Flags& flags, const Shape& shape, const Mask& mask, dou
 // A schedule, and what is printed of it.
 struct Explained {
   SimulatedSchedule simulated;
-  std::optional<Plan> plan;  // of the balanced schedule
+  std::optional<Plan> plan;  // present for the balanced schedule
 
   const distributed::simulation::Work& work() const { return simulated.work; }
   const distributed::simulation::Timeline& timeline() const { return simulated.timeline; }

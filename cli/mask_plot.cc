@@ -35,7 +35,7 @@ constexpr const char* kFrame = "#8c959f";
 constexpr std::size_t kMostParts = 200000;  // runs of tiles and bands in one picture
 constexpr std::int64_t kMostSteps = 100;    // rows of a band whose steps are drawn one by one
 
-// Where the mask lies in the picture.
+// The frame of the mask: its place in the picture, and the rows and keys that it shows.
 struct Frame {
   double left;
   double top;

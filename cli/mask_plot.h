@@ -11,9 +11,9 @@ namespace tilewise::cli {
 struct MaskPicture {
   const distributed::magi::Mask& mask;
   TileShape tile;
-  std::int64_t head;
-  TileCounts counts;          // of the head
-  std::vector<TileRun> runs;  // of the head
+  std::int64_t head;  // counts and runs are those of this head
+  TileCounts counts;
+  std::vector<TileRun> runs;
 };
 
 // Returns the picture with title, axes and legend, 800 pixels wide. Throws UsageError if it would

@@ -120,7 +120,7 @@ TileCounts count_tiles(const Mask& mask, std::int64_t head, const TileShape& til
                        std::vector<TileRun>* runs) {
   const std::vector<math::Band> bands = bands_of_head(mask, head);
   TileRow tiles(mask.k_len, tile.keys);
-  std::vector<math::Band> active;  // those that show a key to a row of tiles
+  std::vector<math::Band> active;  // bands with rows among those of the present row of tiles
   std::vector<math::KeyRange> scratch;
   std::size_t next = 0;
   TileCounts counts;

@@ -13,9 +13,9 @@ struct TileShape {
   std::int64_t keys = 0;  // Bc
 };
 
-// Neighbouring tiles of one class in a row of tiles.
+// Tiles [begin, end) of a row of tiles, which are of one class. Rows and tiles are counted from 0.
 struct TileRun {
-  std::int64_t row;  // of tiles
+  std::int64_t row;
   std::int64_t begin;
   std::int64_t end;
   math::TileClass kind;

@@ -39,7 +39,7 @@ void check_status(tilewise_status status) {
 
 struct Setup {
   tilewise_distributed_options options;
-  std::optional<TokenPlan> token_plan;  // of the balanced schedule
+  std::optional<TokenPlan> token_plan;  // present for the balanced schedule
   std::string kernel;
   std::int32_t size;
 

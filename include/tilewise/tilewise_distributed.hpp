@@ -130,7 +130,7 @@ struct DistributedOptions {
   Schedule schedule = Schedule::kAutomatic;
   double timeout_seconds = 300;
   PlanOptions kernels;
-  const TokenPlan* token_plan = nullptr;  // of the balanced schedule
+  const TokenPlan* token_plan = nullptr;  // the balanced schedule needs one
 };
 
 // Passes the options to the C interface; it points into them.

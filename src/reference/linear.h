@@ -60,8 +60,8 @@ T sum(const T* a, std::int64_t count) {
 }
 
 // y += factor * x
-template <class T, class Sum>
-void add_scaled(T factor, const T* x, std::int64_t count, Sum* y) {
+template <class Factor, class T, class Sum>
+void add_scaled(Factor factor, const T* x, std::int64_t count, Sum* y) {
   for (std::int64_t i = 0; i < count; ++i) y[i] += factor * x[i];
 }
 

@@ -84,23 +84,21 @@ struct OnlineSoftmaxForward {
         for_each_score(group, head, i, b, [&](std::int64_t, T score, T) {
           sums = math::merge(sums, math::SoftmaxState<double>{score, 1}).state;
         });
-        const math::SoftmaxState<T> state = {static_cast<T>(sums.max), static_cast<T>(sums.sum)};
-        const auto finalised = math::finalise(state, head.sink());
+        const auto finalised = math::finalise(sums, static_cast<double>(head.sink()));
 
         // The total is in double as well: without tiles, a thousand terms and more are added one by
-        // one.
-        const T kept = math::prob(first.max, math::anchor(state.max));
-        for (std::int64_t c = 0; c < problem.value_dim; ++c)
-          b.total[c] = static_cast<double>(kept) * b.out[c];
+        // one. So are its probs, since those of the sum are: an error of T's exp would not cancel.
+        const double kept = math::prob<double>(first.max, math::anchor(sums.max));
+        for (std::int64_t c = 0; c < problem.value_dim; ++c) b.total[c] = kept * b.out[c];
         for_each_score(group, head, i, b, [&](std::int64_t j, T score, T) {
-          const T prob = math::prob(score, math::anchor(state.max));
+          const double prob = math::prob<double>(score, math::anchor(sums.max));
           group.load_keys(problem.v, j, 1, problem.value_dim, b.value);
           add_scaled(prob * head.dropout_factor(i, j), b.value, problem.value_dim, b.total);
         });
         for (std::int64_t c = 0; c < problem.value_dim; ++c)
           b.out[c] = static_cast<T>(b.total[c] * finalised.scale);
         group.memory.store(problem.out, group.query_rows(g, i, 1), problem.value_dim, b.out);
-        group.store_lse(g, i, finalised.lse);
+        group.store_lse(g, i, static_cast<T>(finalised.lse));
       }
     }
   }

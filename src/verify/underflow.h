@@ -25,12 +25,12 @@ class Underflow {
 
   Operation operation_;
   double smallest_normal_;
-  double lost_;      // of a weighted mean of values
+  double lost_;      // what a weighted mean of values loses
   double dprobs_;    // how much dP - delta loses
   double weighted_;  // an upper bound of |dP - delta| times the smallest normal number
   double scale_;
-  double keys_;  // that a row sees, at most
-  double rows_;  // that see a key, over the heads of a group, at most
+  double keys_;  // the most keys that a row sees
+  double rows_;  // the most rows, over the heads of a group, that see a key
   double all_rows_;
   double largest_q_;
   double largest_k_;

@@ -14,15 +14,9 @@ using nlohmann::json;
 
 class ExplainMask : public Cli {
  protected:
-  json run_json(const std::string& arguments) const {
-    const Outcome outcome = run("explain " + arguments + " --json");
-    EXPECT_EQ(outcome.code, 0) << arguments << "\n" << outcome.err;
-    EXPECT_EQ(outcome.err, "") << arguments;
-    return json::parse(outcome.out);
-  }
   // Full, partial and empty tiles; visible, visited and all pairs.
   void expect_counts(const std::string& arguments, const std::vector<std::int64_t>& counts) const {
-    const json result = run_json(arguments);
+    const json result = explain_json(arguments);
     const std::vector<std::int64_t> found = {result["tiles"]["full"],  result["tiles"]["partial"],
                                              result["tiles"]["empty"], result["visible_pairs"],
                                              result["visited_pairs"],  result["pairs"]};
@@ -121,7 +115,7 @@ TEST_F(ExplainMask, CountsOfRandomListsAreThosePairByPair) {
 TEST_F(ExplainMask, LongMasksAreCountedQuickly) {
   const std::int64_t length = std::int64_t{1} << 20;
   write("band.npy", index_array({0, length, 0, length, 1, 0, length, 0, 4, 0}, {2, 5}));
-  const json result = run_json("--slices band.npy --tile 256,256");
+  const json result = explain_json("--slices band.npy --tile 256,256");
   EXPECT_EQ(result["visible_pairs"].get<std::int64_t>(), length / 2 * (length + 1) + 6);
   EXPECT_EQ(result["tiles"]["partial"].get<std::int64_t>(), 4096);
 }

@@ -12,12 +12,6 @@ using nlohmann::json;
 
 class Simulation : public Cli {
  protected:
-  json run_json(const std::string& arguments) const {
-    const Outcome outcome = run("explain " + arguments + " --json");
-    EXPECT_EQ(outcome.code, 0) << arguments << "\n" << outcome.err;
-    EXPECT_EQ(outcome.err, "") << arguments;
-    return json::parse(outcome.out);
-  }
   void expect_refusal(const std::string& arguments, const std::vector<std::string>& words) const {
     const Outcome outcome = run("explain " + arguments);
     EXPECT_EQ(outcome.code, 2) << arguments;
@@ -34,7 +28,7 @@ TEST_F(Simulation, SchedulesOfACausalMaskHaveTheirKnownFigures) {
   const std::string command =
       "--shape 1,8192,8192,8,2,64 --dtype bf16 --causal --ranks 4 --bandwidth 1e6 --latency 0 "
       "--peak 1";
-  const json result = run_json(command);
+  const json result = explain_json(command);
   const double area = 8192.0 * 8193 / 2;
   EXPECT_EQ(result["area"].get<double>(), area);
   const double ideal = area * 8 * 4 * 64 / 4 / 1e12;
@@ -58,7 +52,7 @@ TEST_F(Simulation, SchedulesOfACausalMaskHaveTheirKnownFigures) {
 // The lists of ranks and steps add up to the whole.
 TEST_F(Simulation, TheListOfOneScheduleAddsUp) {
   for (const char* schedule : {"contiguous", "zigzag", "striped", "balanced"}) {
-    const json result = run_json(
+    const json result = explain_json(
         "--shape 2,500,500,4,4,32 --window 100,20 --ranks 3 --bandwidth 2 "
         "--peak 0.5 --op backward --schedule " +
         std::string(schedule));
@@ -94,26 +88,26 @@ TEST_F(Simulation, MasksComeFromFiles) {
                                    60, 100, 0, 10, 0},
                                   {4, 5}));
   const json slices =
-      run_json("--shape 1,100,100,1,1,8 --slices slices.npy --ranks 2 --bandwidth 1 --peak 1");
+      explain_json("--shape 1,100,100,1,1,8 --slices slices.npy --ranks 2 --bandwidth 1 --peak 1");
   EXPECT_EQ(slices["area"].get<std::int64_t>(), 60 * 61 / 2 + 40 * 41 / 2 + 400);
   write("heads.npy", index_array({0, 10, 0, 10, 0, 0, 0, 10, 0, 5, 0, -1}, {2, 6}));
   const json heads =
-      run_json("--shape 1,10,10,3,1,8 --slices heads.npy --ranks 2 --bandwidth 1 --peak 1");
+      explain_json("--shape 1,10,10,3,1,8 --slices heads.npy --ranks 2 --bandwidth 1 --peak 1");
   EXPECT_EQ(heads["area"].get<std::int64_t>(), 100 + 2 * 50);
   write("starts.npy", index_array({0, 30, 30, 100}, {4}));
-  const json documents = run_json(
+  const json documents = explain_json(
       "--shape 1,100,100,1,1,8 --causal --cu-seqlens-q starts.npy --ranks 5 --bandwidth 1 --peak "
       "1");
   EXPECT_EQ(documents["area"].get<std::int64_t>(), 30 * 31 / 2 + 70 * 71 / 2);
-  const json batch = run_json("--shape 7,30,40,1,1,8 --ranks 5 --bandwidth 1 --peak 1");
+  const json batch = explain_json("--shape 7,30,40,1,1,8 --ranks 5 --bandwidth 1 --peak 1");
   EXPECT_EQ(batch["area"].get<std::int64_t>(), 7 * 30 * 40);
-  const json empty = run_json("--shape 1,0,0,1,1,8 --ranks 3 --bandwidth 1 --peak 1");
+  const json empty = explain_json("--shape 1,0,0,1,1,8 --ranks 3 --bandwidth 1 --peak 1");
   EXPECT_EQ(empty["area"].get<std::int64_t>(), 0);
   for (const json& schedule : empty["schedules"]) EXPECT_EQ(schedule["efficiency"], 1.0);
 }
 
 TEST_F(Simulation, ThousandsOfRanksAreSimulated) {
-  const json result = run_json(
+  const json result = explain_json(
       "--shape 1,4194304,4194304,8,8,128 --causal --ranks 2000 --bandwidth 50 --peak 600 "
       "--schedule magi");
   EXPECT_LE(result["schedules"][0]["imbalance"].get<double>(), 1.02);

@@ -55,6 +55,13 @@ Outcome Cli::run(const std::string& arguments, const std::string& redirections,
   return run_command("'" TILEWISE_CLI "' " + arguments, redirections, variables);
 }
 
+nlohmann::json Cli::explain_json(const std::string& arguments) const {
+  const Outcome outcome = run("explain " + arguments + " --json");
+  EXPECT_EQ(outcome.code, 0) << arguments << "\n" << outcome.err;
+  EXPECT_EQ(outcome.err, "") << arguments;
+  return nlohmann::json::parse(outcome.out);
+}
+
 Outcome Cli::run_command(const std::string& program, const std::string& redirections,
                          const std::string& variables) const {
   const std::string out = (streams_ / "out").string();

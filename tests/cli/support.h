@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,9 @@ class Cli : public ::testing::Test {
   // Runs another program in the same way; `program` has its arguments.
   Outcome run_command(const std::string& program, const std::string& redirections = "",
                       const std::string& variables = "") const;
+
+  // Runs `tilewise explain ... --json`, which must succeed, and returns what it prints.
+  nlohmann::json explain_json(const std::string& arguments) const;
 
   std::string path(const std::string& name) const { return (directory_ / name).string(); }
   void write(const std::string& name, const io::Array& array) const;

@@ -107,7 +107,7 @@ TEST(TokenPlan, DividesTheWholeAndPutsItTogether) {
   for (std::int32_t rank = 0; rank < kRanks; ++rank) {
     ranks.emplace_back([&, rank] {
       // snippet: token plan
-      tilewise::Problem mask;  // of the whole; each rank makes the same plan, once for all layers
+      tilewise::Problem mask;  // the mask of the whole; every rank plans it once, for all layers
       mask.slices = tilewise::tensor(std::span(slices), {3, 5});
       const tilewise::TokenPlan tokens(mask, {kTokens, kTokens, kRanks});
 
