@@ -5,6 +5,7 @@
 #include <tilewise/tilewise.h>
 
 #include <array>
+#include <cstdint>
 
 #include "array.h"
 

@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 #include <tilewise/tilewise_distributed.h>
 
+#include <cstdint>
 #include <exception>
 
 namespace tilewise::python {

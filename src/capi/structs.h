@@ -1,6 +1,9 @@
 // The check of struct sizes at the C interface.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+
 #include "problem/status.h"
 
 namespace tilewise::capi {
