@@ -67,10 +67,9 @@ void poison_unseen(const Isolation& isolation, const tilewise_problem& request) 
 }
 
 // True for kernels that recompute rows on a slow path after a non-finite value has affected them,
-// and then not in the order of their own sums (docs/cuda.md, docs/matrix-unit.md).
+// and then not in the order of their own sums (docs/matrix-unit.md).
 bool rounds_anew(const Kernel& kernel, Operation operation) {
-  const bool amx = std::string(kernel.name) == "cpu_amx" && operation == Operation::kBackward;
-  return amx || std::string(kernel.name) == "cuda_sm90";
+  return std::string(kernel.name) == "cpu_amx" && operation == Operation::kBackward;
 }
 
 // True if x is the expected number or, for a kernel that rounds anew, equal up to the rounding of

@@ -192,13 +192,13 @@ class Attend {
       const std::uint32_t (&visible)[tile::kRowsPerLane], int step, const std::uint32_t (&b)[4],
       float* out) {
     std::uint32_t rows[4];
-    sm80::mark_visible(visible[0], visible[1], step, rows);
+    tile::mark_visible(visible[0], visible[1], step, rows);
     std::uint32_t markers[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) markers[i] = sm80::markers_of<kConfig.fp16, false>(b[i]);
+    for (int i = 0; i < 4; ++i) markers[i] = tile::markers_of<kConfig.fp16, false>(b[i]);
     sm80::add_marker_products(rows, markers, out);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) markers[i] = sm80::markers_of<kConfig.fp16, true>(b[i]);
+    for (int i = 0; i < 4; ++i) markers[i] = tile::markers_of<kConfig.fp16, true>(b[i]);
     sm80::add_marker_products(rows, markers, out);
   }
 

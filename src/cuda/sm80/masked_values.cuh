@@ -105,7 +105,7 @@ class MaskedValues : public ScoreMod<kConfig> {
       std::uint32_t visible[kRowBlocks][4];
 #pragma unroll
       for (int i = 0; i < kRowBlocks; ++i)
-        mark_visible(keys.rows[2 * i], keys.rows[2 * i + 1], step, visible[i]);
+        tile::mark_visible(keys.rows[2 * i], keys.rows[2 * i + 1], step, visible[i]);
 #pragma unroll
       for (int n = 0; n < kOutSteps; ++n) {
         std::uint32_t b[4];
@@ -124,7 +124,7 @@ class MaskedValues : public ScoreMod<kConfig> {
                                                    int n, const std::uint32_t (&b)[4]) {
     std::uint32_t markers[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) markers[i] = markers_of<kConfig.fp16, kNegative>(b[i]);
+    for (int i = 0; i < 4; ++i) markers[i] = tile::markers_of<kConfig.fp16, kNegative>(b[i]);
 #pragma unroll
     for (int row_block = 0; row_block < kRowBlocks; ++row_block)
       add_marker_products(visible[row_block], markers, &out_[row_block][8 * n]);

@@ -14,9 +14,7 @@ enum class NamedBarrier : std::uint32_t {
   kZeroV = 4,           // a warpgroup has zeroed rows of V
   kPassEnd = 7,         // all query tiles of a pass are stored or listed: one barrier for the block
   kPassBegin = 8,       // the second pass may begin: one barrier for the block
-  kScanTeam = 9,        // all consumers
-  kRecomputeTeam = 10,  // threads that recompute a row together
-  kConsumers = 11,      // all consumers of the backward kernel
+  kConsumers = 9,       // all consumers
 };
 
 TILEWISE_INLINE constexpr std::uint32_t barrier_of(NamedBarrier first, int warpgroup) {

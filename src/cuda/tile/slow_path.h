@@ -8,7 +8,8 @@ enum class SlowPath {
   kScannedValues,  // V of a tile of queries is searched for large numbers
   kNonFiniteTile,  // a tile of keys with non-finite V may have masked keys
   kNonFinitePass,  // a block computes its gradients a second time
+  kCarefulTile,    // a careful pass computes a tile of queries
 };
-inline constexpr int kSlowPaths = 4;
+inline constexpr int kSlowPaths = 5;
 
 }  // namespace tilewise::cuda::tile

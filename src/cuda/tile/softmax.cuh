@@ -138,7 +138,7 @@ struct PartialSums {
 //
 // The exponent is one fused multiply-subtract, with an anchor that is rounded once. All probs of a
 // row are thus off by the same factor, which anchor_rounding_of() returns. Scores beyond 2^30 lose
-// that property; their row is recomputed on the slow path (forward/sm90/epilogue.cuh).
+// that property; a careful step takes them relative to their maximum (tile/careful_softmax.cuh).
 template <int kCount>
 __device__ __forceinline__ void exp2_scores(float (&scores)[kCount], int part, int parts,
                                             const Anchors& anchors, float scale_log2,

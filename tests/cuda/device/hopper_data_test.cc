@@ -48,7 +48,11 @@ TEST(Device, HopperKernelFlagsNoRowOfFiniteScores) {
       });
       const std::string what = std::string(kinds[kind]) + ", D " + std::to_string(shape.dim);
       expect_as_reference(instance, what);
-      EXPECT_LE(written_workspace("cuda_sm90", instance.request()), kCounterBytes) << what;
+      // Where a careful kernel follows, both blocks say that they leave nothing to it.
+      const bool followed = shape.dim > 128 || shape.keys > 1024;
+      const std::int64_t written =
+          (c.causal ? kCounterBytes : 0) + (followed ? 2 * std::int64_t{8} : 0);
+      EXPECT_LE(written_workspace("cuda_sm90", instance.request()), written) << what;
     }
   }
 }
@@ -60,8 +64,8 @@ TEST(Device, HopperKernelKeepsBitsNextToNonFiniteValues) {
   const double poisons[] = {std::nan(""), INFINITY, -INFINITY};
   const struct {
     std::int64_t rows, dim, value_dim, window;
-  } shapes[] = {{200, 64, 64, -1},    {1100, 64, 64, 300}, {300, 128, 128, -1},
-                {600, 128, 128, 255}, {200, 192, 128, -1}, {300, 128, 72, 40}};
+  } shapes[] = {{200, 64, 64, -1},   {1100, 64, 64, 300}, {300, 128, 128, -1}, {600, 128, 128, 255},
+                {200, 192, 128, -1}, {300, 128, 72, 40},  {300, 256, 256, -1}, {300, 256, 200, 90}};
   for (const auto& shape : shapes) {
     Case c =
         make_case(Operation::kForward, TILEWISE_BF16, {1, shape.rows, shape.rows, 1, 1, shape.dim});
@@ -100,10 +104,10 @@ TEST(Device, HopperKernelKeepsBitsNextToNonFiniteValues) {
 // first key on or later.
 TEST(Device, HopperKernelTakesHugeScoresAndValues) {
   if (!has_hopper()) GTEST_SKIP() << "no Hopper device";
-  for (const std::int64_t dim : {64, 128, 192}) {
+  for (const std::int64_t dim : {64, 128, 192, 256}) {
     for (const int kind : {0, 1, 2}) {
       Case c = make_case(Operation::kForward, TILEWISE_BF16, {1, 200, 700, 1, 1, dim});
-      c.value_dim = std::min<std::int64_t>(dim, 128);
+      c.value_dim = dim == 192 ? 128 : dim;
       c.causal = kind == 1;
       Instance instance(c);
       const std::vector<double> q = verify::numbers_of(instance.request().q);

@@ -194,21 +194,25 @@ const char* gradient_kernel() {
   return given != nullptr ? given : "cuda_sm80";
 }
 
-// Each of the three tiles of keys computes its gradients twice, and only if one is not finite.
+// Each of the three tiles of keys computes its gradients twice, and only if an element of dO that
+// is not finite may hide in a cut tile.
 TEST(SlowPath, GradientsTakeASecondPassOnlyIfTheyAreNotFinite) {
   const char* const kernel = gradient_kernel();
-  const Kind finite[] = {
+  const Kind once[] = {
       {"normal", [](const Request&) {}},
       {"scores times 64", [](const Request& r) { scale_elements(r.q, 64); }},
       {"outliers",
        [](const Request& r) {
          add_scores(r, [](double key) { return std::fmod(key, 97.0) == 5 ? 200.0 : 0.0; });
        }},
+      // Gradients that are not finite without a non-finite Q, K or dO are right at once.
+      {"NaN in V",
+       [](const Request& r) { verify::write_element(r.v, 33 * r.v.strides[1] + 5, std::nan("")); }},
   };
   for (const bool causal : {false, true}) {
     Case c = case_for(kernel, 64, causal);
     c.operation = Operation::kBackward;
-    for (const Kind& kind : finite) {
+    for (const Kind& kind : once) {
       judge(kernel, c, kind);
       EXPECT_EQ(total_count(), 0) << kernel << ", " << kind.name;
     }
@@ -218,6 +222,89 @@ TEST(SlowPath, GradientsTakeASecondPassOnlyIfTheyAreNotFinite) {
                         }});
       EXPECT_GT(emulation::slow_path_count(SlowPath::kNonFinitePass), 0) << kernel;
       EXPECT_LE(total_count(), 3) << kernel;
+    }
+  }
+}
+
+// The Hopper kernel computes some query tiles in careful passes. There are 12 of them, several for
+// each block.
+constexpr std::int64_t kQueryTiles = 12;
+constexpr std::int64_t kHopperDims[] = {64, 128, 256};
+
+Case hopper_case(std::int64_t dim, bool causal) {
+  Case c = make_case(Operation::kForward, TILEWISE_BF16, {1, 300, 320, 4, 1, dim});
+  c.causal = causal;
+  return c;
+}
+
+void judge_hopper(const Case& c, const Kind& kind) {
+  judge("cuda_sm90", c, kind);
+  EXPECT_LE(emulation::slow_path_count(SlowPath::kCarefulTile), 2 * kQueryTiles) << kind.name;
+  EXPECT_LE(emulation::slow_path_count(SlowPath::kScannedValues), 2 * kQueryTiles) << kind.name;
+}
+
+TEST(CarefulPasses, ScoresOfAnySizeTakeOneForEachTileAtMost) {
+  const Kind kinds[] = {
+      {"normal", [](const Request&) {}},
+      {"scores times 64", [](const Request& r) { scale_elements(r.q, 64); }},
+      {"scores times 3000", [](const Request& r) { scale_elements(r.q, 3000); }},
+      {"falling", [](const Request& r) { add_scores(r, [](double key) { return -key / 3; }); }},
+      {"rising", [](const Request& r) { add_scores(r, [](double key) { return key / 3; }); }},
+      {"denormal V", [](const Request& r) { scale_elements(r.v, 1e-39); }},
+  };
+  for (const std::int64_t dim : kHopperDims) {
+    for (const Kind& kind : kinds) {
+      judge_hopper(hopper_case(dim, dim == 128), kind);
+      EXPECT_LE(emulation::slow_path_count(SlowPath::kCarefulTile), kQueryTiles)
+          << kind.name << ", D " << dim;
+      EXPECT_EQ(emulation::slow_path_count(SlowPath::kScannedValues), 0) << kind.name;
+      const bool tame = kind.name == std::string("normal") || dim == 256;  // takes every maximum
+      EXPECT_TRUE(!tame || total_count() == 0) << kind.name << ", D " << dim;
+    }
+  }
+}
+
+// A sum of large values overflows before it is known that they are large.
+TEST(CarefulPasses, LargeValuesTakeTwoForEachTileAtMost) {
+  for (const std::int64_t dim : kHopperDims) {
+    judge_hopper(hopper_case(dim, dim == 64),
+                 {"V of 1e37", [](const Request& r) { scale_elements(r.v, 1e37); }});
+    EXPECT_GT(emulation::slow_path_count(SlowPath::kCarefulTile), 0) << "D " << dim;
+    EXPECT_EQ(emulation::slow_path_count(SlowPath::kNonFiniteTile), 0) << "D " << dim;
+  }
+}
+
+// An infinite score is an overflow to a lazy max.
+TEST(CarefulPasses, NonFiniteInputsThatAllRowsSeeTakeOneForEachTileAtMost) {
+  for (const std::int64_t dim : kHopperDims) {
+    for (const auto member : {&Request::q, &Request::k, &Request::v}) {
+      for (const double poison : {std::nan(""), HUGE_VAL}) {
+        judge_hopper(hopper_case(dim, false),
+                     {"one element", [&](const Request& r) {
+                        verify::write_element(r.*member, 33 * (r.*member).strides[1] + 5, poison);
+                      }});
+        EXPECT_LE(emulation::slow_path_count(SlowPath::kCarefulTile),
+                  std::isnan(poison) ? 0 : kQueryTiles)
+            << "D " << dim;
+      }
+    }
+  }
+}
+
+// Only key tiles on the diagonal take more: two or three for each tile of queries.
+TEST(CarefulPasses, NonFiniteValuesTakeItWhereAnEdgeCutsTheTile) {
+  for (const std::int64_t dim : kHopperDims) {
+    for (const double poison : {std::nan(""), HUGE_VAL}) {
+      judge_hopper(hopper_case(dim, true), {"every fifth element of V", [&](const Request& r) {
+                                              const std::vector<double> v = verify::numbers_of(r.v);
+                                              set_elements(r.v, [&](std::int64_t i) {
+                                                return i % 5 == 0 ? poison
+                                                                  : v[static_cast<std::size_t>(i)];
+                                              });
+                                            }});
+      EXPECT_GT(emulation::slow_path_count(SlowPath::kNonFiniteTile), 0) << "D " << dim;
+      EXPECT_LE(emulation::slow_path_count(SlowPath::kNonFiniteTile), 3 * kQueryTiles)
+          << "D " << dim;
     }
   }
 }

@@ -2,6 +2,7 @@
 // block owns one tile of keys and visits the queries that see it, of all query heads of the group.
 #pragma once
 
+#include "cuda/backward/hidden_values.cuh"
 #include "cuda/backward/query_tiles.cuh"
 #include "cuda/backward/sm80/bias_gradient.cuh"
 #include "cuda/backward/sm80/block_turns.cuh"
@@ -37,7 +38,7 @@ class Backward : public ScoreGradient<kConfig> {
   __device__ __forceinline__ void run() {
     load_keys();
     visit_group();
-    if (__syncthreads_or(has_non_finite())) {
+    if (__syncthreads_or(has_non_finite()) && hides_non_finite()) {
       if (threadIdx.x == 0) tile::count_slow_path(tile::SlowPath::kNonFinitePass);
       non_finite_pass_ = contains_non_finite_ = true;
       visit_group();
@@ -203,9 +204,9 @@ class Backward : public ScoreGradient<kConfig> {
   // ---- non-finite values ----
 
   // A masked pair has P = 0 and dS = 0, but 0 * NaN is NaN. K is zero there from the start. If dK
-  // or dV ends with a value that is not finite, a second pass computes both again, with zeros in
-  // the place of the elements of Q and dO that are not finite. A visible one of Q has made P NaN;
-  // what a visible one of dO contributes to dV is added here.
+  // or dV ends with a value that is not finite, and Q or dO hides one, a second pass computes both
+  // again, with zeros in the place of the elements of Q and dO that are not finite. A visible one
+  // of Q has made P NaN; what a visible one of dO contributes to dV is added here.
   __device__ void zero_non_finite_queries(std::int32_t q_tile, int stage) {
     for (int i = threadIdx.x; i < kConfig.q_tile; i += kThreads) shared_.non_finite_query[i] = 0;
     __syncthreads();
@@ -258,6 +259,33 @@ class Backward : public ScoreGradient<kConfig> {
         total += 0 * dk_[row_block][r] + 0 * dv_[row_block][r];
     }
     return !(total == 0);
+  }
+
+  // Whether Q or dO may hide a value that is not finite (hidden_values.cuh). All threads.
+  __device__ __forceinline__ bool hides_non_finite() {
+    const Problem& problem = parameters_.problem;
+    if (contains_non_finite_) return true;
+    if constexpr (kConfig.score_mod) {
+      if (problem.mask.present() || problem.bias.present() || problem.dropout_p > 0) return true;
+    }
+    const int thread = static_cast<int>(ptx::opaque(threadIdx.x));
+    const std::int32_t group = static_cast<std::int32_t>(problem.group);
+    bool found = false;
+#pragma unroll 1
+    for (std::int32_t i = 0; i < group; ++i) {
+      __syncthreads();  // no warp reads the last head's rows or table any more
+      if (threadIdx.x < 32) this->begin_head(tile_.kv_head * group + i);
+      __syncthreads();
+#pragma unroll 1
+      for (std::int32_t q_tile = mask_.first_tile(); q_tile >= 0;
+           q_tile = mask_.next_tile(q_tile)) {
+        if (mask_.tile_class(q_tile) == tile::kFull) continue;
+        const tile::Range own = {q_tile * kConfig.q_tile, (q_tile + 1) * kConfig.q_tile};
+        found |= hold_non_finite<kConfig.fp16>(tile_.q, own, thread, kThreads);
+        found |= hold_non_finite<kConfig.fp16>(tile_.dout, own, thread, kThreads);
+      }
+    }
+    return __syncthreads_or(found);
   }
 
   // ---- the end of the block ----

@@ -1,14 +1,17 @@
 // Values that are not finite, in the Hopper backward kernel.
 //
 // A masked pair has P = 0 and dS = 0, but 0 * NaN is NaN. Elements of K that are not finite are
-// zero from the start. If dK or dV ends with a value that is not finite, a second pass computes
-// both again, with zeros in the place of the elements of Q and dO that are not finite. A visible
-// one of Q has made P NaN; what a visible one of dO contributes to dV is added by itself.
+// zero from the start. If dK or dV ends with a value that is not finite, and Q or dO hides one
+// (hidden_values.cuh), a second pass computes both again, with zeros in the place of the elements
+// of Q and dO that are not finite. A visible one of Q has made P NaN; what a visible one of dO
+// contributes to dV is added by itself.
 #pragma once
 
+#include "cuda/backward/hidden_values.cuh"
 #include "cuda/backward/sm90/consumer_math.cuh"
 #include "cuda/ptx/named_barrier.cuh"
 #include "cuda/ptx/tma.cuh"
+#include "cuda/sm80/work_tile.cuh"
 #include "cuda/sm90/named_barriers.h"
 #include "cuda/tile/non_finite.cuh"
 #include "cuda/tile/slow_path.cuh"
@@ -79,12 +82,51 @@ class NonFinitePass : public ConsumerMath<kConfig> {
 #pragma unroll
     for (int r = 0; r < kGradients; ++r) total += 0 * dk_[r] + 0 * dv_[r];
     if (!(total == 0)) shared_.found_non_finite = 1;
+    meet_consumers();
+    if (cuda::sm90::uniform(shared_.found_non_finite) != 0 && shared_.non_finite_keys == 0) {
+      const bool hidden = finds_hidden_values();
+      meet_consumers();
+      if (threadIdx.x == kFirstThread) shared_.found_non_finite = 0;
+      meet_consumers();
+      if (hidden) shared_.found_non_finite = 1;
+    }
     __syncwarp();
     cuda::sm90::release(shared_.pass_end);
     ptx::mbarrier_wait(ptx::shared_address(&shared_.pass_end), 0);
     const bool again = cuda::sm90::uniform(shared_.found_non_finite) != 0;
     if (again && threadIdx.x == kFirstThread) tile::count_slow_path(tile::SlowPath::kNonFinitePass);
     return again;
+  }
+
+  // Whether this thread finds a value that is not finite in a tile of queries that an edge cuts.
+  __device__ __forceinline__ bool finds_hidden_values() const {
+    const Problem& problem = parameters_.problem;
+    const Sequence& sequence = shared_.tile.sequence;
+    const int thread = static_cast<int>(ptx::opaque(threadIdx.x)) - kFirstThread;
+    const std::int64_t batch = problem.q_packed ? 0 : sequence.batch;
+    // Rows after the end of the sequence have been loaded as well.
+    const std::int64_t rows = problem.q_rows - (problem.q_packed ? sequence.q_start : 0);
+    const std::int32_t group = static_cast<std::int32_t>(problem.group);
+    const tile::Range full = mask_.full_tiles();
+    bool found = false;
+#pragma unroll 1
+    for (std::int32_t i = 0; i < group; ++i) {
+      const std::int32_t head = shared_.tile.kv_head * group + i;
+#pragma unroll 1
+      for (std::int32_t q_tile = mask_.tiles().begin; q_tile < mask_.tiles().end; ++q_tile) {
+        if (q_tile >= full.begin && q_tile < full.end) continue;
+        const tile::Range own = {q_tile * kConfig.q_tile, (q_tile + 1) * kConfig.q_tile};
+        found |= hold_non_finite<kConfig.fp16>(
+            cuda::sm80::rows_of<std::uint16_t>(problem.q, batch, head, sequence.q_start, rows,
+                                               problem.head_dim, true),
+            own, thread, kThreads);
+        found |= hold_non_finite<kConfig.fp16>(
+            cuda::sm80::rows_of<std::uint16_t>(problem.dout, batch, head, sequence.q_start, rows,
+                                               problem.value_dim, true),
+            own, thread, kThreads);
+      }
+    }
+    return found;
   }
 
   __device__ __forceinline__ void visit_head_again(std::int32_t head) {

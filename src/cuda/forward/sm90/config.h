@@ -41,10 +41,11 @@ struct KernelConfig {
   // A query tile starts with a key tile that no edge cuts, where there is one.
   TILEWISE_INLINE constexpr bool starts_full() const { return lazy_max && value_dim > 64; }
 
-  // What the fast steps cannot compute is computed by careful passes (careful_steps.cuh). D 256 has
-  // no registers for them: with spills it was 4 to 18 % slower. Its failed rows are recomputed one
-  // by one (recompute_rows.cuh).
-  TILEWISE_INLINE constexpr bool has_careful_passes() const { return value_dim <= 192; }
+  // What the fast steps cannot compute is computed by careful passes (careful_steps.cuh). Kernels
+  // without epilogue warps have no registers for both: with spills D 256 was 4 to 18 % slower.
+  // Their careful passes are a kernel of their own, which starts when the fast one has ended
+  // (forward.cuh).
+  TILEWISE_INLINE constexpr bool has_careful_kernel() const { return !has_epilogue_warps(); }
 
   // The order of operations in a step, and the measured reason.
   //

@@ -239,9 +239,15 @@ class Consumer {
   __device__ void careful_fused_probs(float (&others)[kConfig.k_tile / 4], Fragments& f);
   __device__ tile::Anchors update_max_carefully(Fragments& f) const;
   __device__ float shift_of(std::uint32_t slot) const;
-  __device__ void zero_non_finite_v(std::int32_t key) const;
-  __device__ void add_non_finite_v(std::int32_t key, float (&out)[kOut]) const;
   __device__ void request_careful_pass() const;
+
+  // non_finite_values.cuh: elements of V that are not finite, in a careful step.
+  __device__ void zero_non_finite_v() const;
+  __device__ void add_non_finite_v(std::int32_t key, float (&out)[kOut]) const;
+  __device__ void multiply_markers(std::int32_t key, float (&out)[kOut]) const;
+  template <bool kNegative>
+  __device__ void store_markers(std::int32_t key) const;
+  __device__ static void meet_consumers();
 
   // mask.cuh: causal masks, windows and the score mod.
   struct KeyLimits {  // keys [begin, end) of the lane's rows, less the lane's column

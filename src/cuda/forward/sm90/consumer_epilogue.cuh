@@ -2,16 +2,15 @@
 #pragma once
 
 #include "cuda/forward/sm90/consumer.cuh"
-#include "cuda/forward/sm90/recompute_rows.cuh"
 
 namespace tilewise::cuda::sm90 {
 
-// NOTE: D 256 leaves no registers in which the offsets could stay from tile to tile, so the
-// compiler is told that they change.
+// NOTE: D 256 and three warpgroups leave no registers in which the offsets could stay from tile to
+// tile, so the compiler is told that they change.
 template <KernelConfig kConfig>
 __device__ __forceinline__ LaneOffsets Consumer<kConfig>::lane_offsets() const {
   std::uint32_t thread[] = {threadIdx.x % 128};
-  if constexpr (kOut > 64) ptx::fence_operand(thread);
+  if constexpr (kOut > 64 || kConfig.consumers() > 2) ptx::fence_operand(thread);
   const int warp = static_cast<int>(thread[0]) / 32;
   std::uint32_t stage;
   if constexpr (kConfig.stages_out_in_q()) {
@@ -35,10 +34,8 @@ __device__ __forceinline__ void Consumer<kConfig>::finalise(const WorkTile& tile
     finalised_ = finalise_scales(parameters_, tile, states, shift);
   } else {
     finalised_ = finalise_rows<kConfig>(parameters_, tile, lane_offsets(), states, shift);
-    if constexpr (kConfig.has_careful_passes()) {
-      if (__any_sync(~0u, finalised_.failed) && threadIdx.x % 32 == 0)
-        report_failure(shared_.careful.reports, slot_ - 1, kFailedScores);
-    }
+    if (__any_sync(~0u, finalised_.failed) && threadIdx.x % 32 == 0)
+      report_failure(shared_.careful.reports, slot_ - 1, kFailedScores);
   }
 }
 
@@ -51,15 +48,8 @@ __device__ __forceinline__ void Consumer<kConfig>::write_out(const WorkTile& til
   } else {
     const LaneOffsets offsets = lane_offsets();
     const bool non_finite = store_out<kConfig>(parameters_, tile, offsets, out, finalised_);
-    if constexpr (kConfig.has_careful_passes()) {
-      if (__any_sync(~0u, non_finite) && threadIdx.x % 32 == 0)
-        report_failure(shared_.careful.reports, slot_ - 1, kNonFiniteOut);
-    } else if (__any_sync(~0u, non_finite || finalised_.failed) && threadIdx.x % 32 == 0) {
-      constexpr std::int64_t kWarps = kConfig.q_tile / tile::kWarpRows;
-      // Divided here: the loops have no registers for the quotient.
-      const std::uint32_t row = ptx::opaque(static_cast<std::uint32_t>(offsets.row));
-      flag_rows(parameters_, tile.index * kWarps + row / tile::kWarpRows, shared_.last_flagged);
-    }
+    if (__any_sync(~0u, non_finite) && threadIdx.x % 32 == 0)
+      report_failure(shared_.careful.reports, slot_ - 1, kNonFiniteOut);
   }
 }
 

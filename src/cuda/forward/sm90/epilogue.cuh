@@ -240,13 +240,13 @@ __device__ __forceinline__ FinalisedRows finalise_scales(const Parameters& param
 // Whether scores of a row left the range of the fast steps: they are huge
 // (tile/careful_softmax.cuh), or, with a lazy max, which is taken only where rows may see their
 // first key, those of the first key tile were all -inf although the row sees keys. A row with NaN
-// has its result. Without careful passes a sum tells: it is at least 1, or exponents had no room.
+// has its result.
 template <KernelConfig kConfig>
 __device__ __forceinline__ bool scores_failed(const WorkTile& tile, std::int32_t row, float max,
                                               float sum) {
   const bool none = max == -math::Limits<float>::kInfinity;
   if (sum != sum) return false;
-  if (!none) return kConfig.has_careful_passes() ? tile::is_huge(max) : sum < 0.5f;
+  if (!none) return tile::is_huge(max);
   return kConfig.lazy_max && tile.band.begin(row) < tile.band.end(row);
 }
 

@@ -13,7 +13,6 @@
 #include "cuda/forward/sm90/mask.cuh"
 #include "cuda/forward/sm90/passes.cuh"
 #include "cuda/forward/sm90/producer.cuh"
-#include "cuda/forward/sm90/recompute_rows.cuh"
 #include "cuda/forward/sm90/scheduler_warp.cuh"
 #include "cuda/forward/sm90/zero_unowned_rows.cuh"
 #include "cuda/host/launch.cuh"
@@ -23,6 +22,24 @@
 #include "cuda/ptx/setmaxnreg.cuh"
 
 namespace tilewise::cuda::sm90 {
+
+// The roles of the first warpgroup in the careful passes of a block.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void run_first_warpgroup_carefully(const Parameters& parameters,
+                                                              Shared<kConfig>& shared,
+                                                              Scheduler<kConfig>& scheduler_warp) {
+  const std::int32_t warp = static_cast<std::int32_t>(threadIdx.x) / 32;
+  while (begins_careful_pass(shared, scheduler_warp)) {
+    if (warp > 1) {
+      if constexpr (kConfig.has_epilogue_warps())
+        EpilogueWarp<kConfig>(parameters, shared, warp - 2).run();
+    } else if (threadIdx.x == 32) {
+      scheduler_warp.run_carefully();
+    } else if (threadIdx.x == 0) {
+      Producer<kConfig, true>(parameters, shared).run();
+    }
+  }
+}
 
 // The first warpgroup of a block: its fast pass, and its careful ones. NOTE: two copies of the
 // roles. In a loop over passes the producer was slower (S 512 causal, D 128: 0.90).
@@ -43,38 +60,30 @@ __device__ __forceinline__ void run_first_warpgroup(const Parameters& parameters
   } else if (threadIdx.x == 0) {
     Producer<kConfig>(parameters, shared).run();
   }
-  if constexpr (kConfig.has_careful_passes()) {
-    while (begins_careful_pass(shared, scheduler_warp)) {
-      if (warp > 1) {
-        if constexpr (kConfig.has_epilogue_warps())
-          EpilogueWarp<kConfig>(parameters, shared, warp - 2).run();
-      } else if (threadIdx.x == 32) {
-        scheduler_warp.run_carefully();
-      } else if (threadIdx.x == 0) {
-        Producer<kConfig, true>(parameters, shared).run();
-      }
-    }
+  if constexpr (kConfig.has_careful_kernel()) {
+    hand_over(parameters, shared, scheduler_warp);
+  } else {
+    run_first_warpgroup_carefully(parameters, shared, scheduler_warp);
   }
 }
 
 // The consumers of a block likewise.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void run_consumer_carefully(const Parameters& parameters,
+                                                       Shared<kConfig>& shared) {
+  while (begins_careful_pass(parameters, shared))
+    Consumer<kConfig>(parameters, shared, consumer_number()).run_carefully();
+}
 template <KernelConfig kConfig>
 __device__ __forceinline__ void run_consumer(const Parameters& parameters, Shared<kConfig>& shared,
                                              int number) {
   Consumer<kConfig> consumer(parameters, shared, number);
   consumer.begin();
   consumer.run();
-  if constexpr (kConfig.has_careful_passes()) {
-    while (begins_careful_pass(parameters, shared))
-      Consumer<kConfig>(parameters, shared, number).run_carefully();
+  if constexpr (kConfig.has_careful_kernel()) {
+    meet_at_pass_end<kConfig>();
   } else {
-    ptx::named_barrier_sync(barrier_of(NamedBarrier::kPassEnd, 0), 128 * kConfig.consumers());
-    if (shared.last_flagged == 0) return;
-    // In the place of K: nothing is loaded any more.
-    RowMemory* const memory = reinterpret_cast<RowMemory*>(shared.k[0]) + number;
-    recompute_flagged_rows(parameters, sequences_of(parameters.scheduler, shared.sequences),
-                           kConfig.q_tile, kConfig.consumers(), shared.last_flagged, memory,
-                           number);
+    run_consumer_carefully(parameters, shared);
   }
 }
 
@@ -94,7 +103,6 @@ __global__ void __launch_bounds__(kKernels[kRow].config(kFp16).threads(), 1)
     if constexpr (kConfig.has_epilogue_warps()) ptx::prefetch_tensormap(&parameters.out);
     init_barriers<kConfig>(shared.barriers);
     init_careful_state(shared.careful);
-    shared.last_flagged = 0;
   }
   const SchedulerParams& scheduler = parameters.scheduler;
   if (threadIdx.x / 32 == 1) {
@@ -115,21 +123,60 @@ __global__ void __launch_bounds__(kKernels[kRow].config(kFp16).threads(), 1)
   }
 }
 
+// The careful passes of a kernel that has none itself: a block goes on where the block of the same
+// number in the kernel before has ended, mostly with nothing.
+template <int kRow, bool kFp16>
+__global__ void __launch_bounds__(kKernels[kRow].config(kFp16).threads(), 1)
+    careful_kernel(const __grid_constant__ Parameters parameters) {
+  constexpr KernelConfig kConfig = kKernels[kRow].config(kFp16);
+  Shared<kConfig>& shared = *reinterpret_cast<Shared<kConfig>*>(dynamic_shared());
+  ptx::wait_for_dependency();
+  if (threadIdx.x == 0) ptx::launch_dependents();
+  const Handover handover = parameters.handovers[blockIdx.x];
+  if (handover.listed == 0 && handover.next_round < 0) return;
+  Scheduler<kConfig> scheduler_warp(parameters, shared);
+  if (threadIdx.x == 0) {
+    init_barriers<kConfig>(shared.barriers);
+    take_over(handover, shared.careful);
+  }
+  if (threadIdx.x / 32 == 1 && parameters.scheduler.listed)
+    list_sequences(parameters.problem, kConfig.q_tile, shared.sequences);
+  __syncthreads();
+  const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
+  if (warpgroup == 0) {
+    ptx::setmaxnreg_dec<kConfig.producer_registers()>();
+    run_first_warpgroup_carefully(parameters, shared, scheduler_warp);
+  } else {
+    ptx::setmaxnreg_inc<kConfig.consumer_registers()>();
+    run_consumer_carefully(parameters, shared);
+  }
+}
+
 template <int kRow, bool kFp16>
 inline constexpr int kSharedBytes = sizeof(Shared<kKernels[kRow].config(kFp16)>);
 
 template <int kRow, bool kFp16>
 cudaError_t ForwardKernel<kRow, kFp16>::load() {
   static_assert(kSharedBytes<kRow, kFp16> <= 227 * 1024, "A block has 227 KB of shared memory.");
-  return cuda::load(forward_kernel<kRow, kFp16>, kSharedBytes<kRow, kFp16>);
+  const cudaError_t error = cuda::load(forward_kernel<kRow, kFp16>, kSharedBytes<kRow, kFp16>);
+  if constexpr (kKernels[kRow].config(kFp16).has_careful_kernel()) {
+    if (error == cudaSuccess)
+      return cuda::load(careful_kernel<kRow, kFp16>, kSharedBytes<kRow, kFp16>);
+  }
+  return error;
 }
 
 template <int kRow, bool kFp16>
 cudaError_t ForwardKernel<kRow, kFp16>::start(const Parameters& parameters, int blocks,
                                               cudaStream_t stream) {
-  constexpr int kThreads = kKernels[kRow].config(kFp16).threads();
-  return launch_early(forward_kernel<kRow, kFp16>, {blocks, kThreads, kSharedBytes<kRow, kFp16>},
-                      stream, parameters);
+  constexpr KernelConfig kConfig = kKernels[kRow].config(kFp16);
+  const Grid grid = {blocks, kConfig.threads(), kSharedBytes<kRow, kFp16>};
+  const cudaError_t error = launch_early(forward_kernel<kRow, kFp16>, grid, stream, parameters);
+  if constexpr (kConfig.has_careful_kernel()) {
+    if (error == cudaSuccess)
+      return launch_early(careful_kernel<kRow, kFp16>, grid, stream, parameters);
+  }
+  return error;
 }
 
 }  // namespace tilewise::cuda::sm90

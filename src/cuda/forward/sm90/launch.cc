@@ -59,11 +59,14 @@ Checked most_tiles(const Problem& problem) {
   }
   return tiles;
 }
-// Entries of Parameters::links.
-Checked most_links(const Problem& problem) {
-  const KernelConfig& config = instance_for(problem, false).config;
-  const int links = config.has_careful_passes() ? 1 : config.q_tile / tile::kWarpRows;
-  return most_tiles(problem) * Checked{links};
+// Entries of Parameters::handovers: a launch has at most as many blocks as the device has
+// multiprocessors.
+Checked most_handovers(const Problem& problem) {
+  DeviceInfo device;
+  const bool needed = instance_for(problem, false).config.has_careful_kernel() ||
+                      instance_for(problem, true).config.has_careful_kernel();
+  if (!needed || find_device(problem.device_index, &device) != TILEWISE_OK) return Checked{0};
+  return Checked{device.multiprocessors};
 }
 
 bool needs_lengths(const Problem& problem) {
@@ -97,6 +100,7 @@ struct Workspace : problem::Arena {
   std::int64_t tile_starts = 0;
   std::int64_t counter = 0;
   std::int64_t links = 0;
+  std::int64_t handovers = 0;
 
   explicit Workspace(const Problem& problem) {
     const bool listed = has_kernel_before(problem);
@@ -105,7 +109,8 @@ struct Workspace : problem::Arena {
     counter =
         reserve(Checked{schedules_dynamically(problem) ? std::int64_t{sizeof(TileCounter)} : 0})
             .value;
-    links = reserve(most_links(problem) * Checked{sizeof(*Parameters::links)}).value;
+    links = reserve(most_tiles(problem) * Checked{sizeof(*Parameters::links)}).value;
+    handovers = reserve(most_handovers(problem) * Checked{sizeof(Handover)}).value;
   }
 };
 
@@ -223,6 +228,7 @@ void fill_parameters(const Problem& problem, const KernelConfig& config, std::by
     parameters->launch = launch_number();
   }
   parameters->links = reinterpret_cast<unsigned long long*>(workspace + places.links);
+  parameters->handovers = reinterpret_cast<Handover*>(workspace + places.handovers);
   parameters->scale_log2 = static_cast<float>(scale * math::kLog2E);
   parameters->scaling = tile::score_scaling_of(problem.scale, problem.softcap);
   parameters->ln2 = static_cast<float>(math::kLn2);

@@ -75,6 +75,14 @@ struct alignas(64) SchedulerParams {
   }
 };
 
+// What a block of a fast kernel leaves to the block of the careful kernel after it
+// (forward.cuh): the head of its list of tiles (listed_tiles.cuh), 0 if it is empty, and the
+// first round that is left, or -1.
+struct Handover {
+  unsigned long long listed;
+  std::int32_t next_round;
+};
+
 struct Parameters {
   CUtensorMap q, k, v;
   CUtensorMap out;  // of kernels with epilogue warps
@@ -84,8 +92,8 @@ struct Parameters {
   problem::Problem problem;
   TileCounter* counter;        // of a dynamic schedule; nullptr: the schedule is static
   unsigned long long launch;   // number of this launch
-  unsigned long long* links;   // (query tiles): lists of query tiles (listed_tiles.cuh); at D 256
-                               // (query tiles, q_tile / 16): of rows (recompute_rows.cuh)
+  unsigned long long* links;   // (query tiles): lists of query tiles (listed_tiles.cuh)
+  Handover* handovers;         // (blocks), of kernels with a careful kernel
   float scale_log2;            // exponent of 2 that a score of 1 stands for
   tile::ScoreScaling scaling;  // of kernels with a score mod
   float ln2;                   // log(2)

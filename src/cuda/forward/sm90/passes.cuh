@@ -1,5 +1,6 @@
 // What lies between the passes of a block. Its fast pass ends with the last query tile, or early
-// (scheduler_warp.cuh); a careful pass (careful_steps.cuh) then computes what is listed or left.
+// (scheduler_warp.cuh); a careful pass (careful_steps.cuh) then computes what is listed or left, in
+// the same kernel or in one of its own (forward.cuh).
 // Where V has made a result infinite or NaN, that is mostly right: V is read again, which takes
 // much less time than the tile, and only tiles with a reason are computed again.
 #pragma once
@@ -9,6 +10,7 @@
 #include "cuda/ptx/named_barrier.cuh"
 #include "cuda/sm90/named_barriers.h"
 #include "cuda/tile/non_finite.cuh"
+#include "cuda/tile/slow_path.cuh"
 #include "math/integer.h"
 
 namespace tilewise::cuda::sm90 {
@@ -56,12 +58,13 @@ class ValueScan {
   }
 
   __device__ void sync() const {
-    ptx::named_barrier_sync(barrier_of(NamedBarrier::kScanTeam, 0), kThreads);
+    ptx::named_barrier_sync(barrier_of(NamedBarrier::kConsumers, 0), kThreads);
   }
   __device__ static bool is_first() { return threadIdx.x == 128; }
 
  private:
   static constexpr std::uint32_t kThreads = 128 * kConfig.consumers();
+  static constexpr std::int32_t kPartSteps = 32;  // loads of a thread before the search may end
 
   // Whether a 16-bit number of these keys passes the test.
   template <class Test>
@@ -79,14 +82,26 @@ class ValueScan {
     const auto* from = static_cast<const std::uint16_t*>(view.data) +
                        view.offset(batch, tile.kv_head, std::int64_t{tile.k_start} + row) +
                        lane % chunks * 8;
-    bool found = false;
     const std::int32_t rows = lane / chunks < at_once ? keys.end - row : 0;
+    // All threads decide together after each part: the search ends where it has found one.
+    bool result = false;
+    const std::int32_t part = kPartSteps * step;
+#pragma unroll 1
+    for (std::int32_t begin = 0; begin < keys.end - keys.begin && !result; begin += part) {
+      bool found = false;
 #pragma unroll 8
-    for (std::int32_t r = 0; r < rows; r += step, from += step * view.row) {
-      const uint4 chunk = *reinterpret_cast<const uint4*>(from);
-      for (const std::uint32_t pair : {chunk.x, chunk.y, chunk.z, chunk.w})
-        found |= test(pair) || test(pair >> 16);
+      for (std::int32_t r = begin; r < math::min(rows, begin + part); r += step) {
+        const uint4 chunk = *reinterpret_cast<const uint4*>(from);
+        from += step * view.row;
+        for (const std::uint32_t pair : {chunk.x, chunk.y, chunk.z, chunk.w})
+          found |= test(pair) || test(pair >> 16);
+      }
+      result = sync_or(found);
     }
+    return result;
+  }
+
+  __device__ bool sync_or(bool found) const {
     if (is_first()) found_ = 0;
     sync();
     if (found) found_ = 1;
@@ -123,6 +138,7 @@ __device__ __noinline__ void select_listed_tiles(const Parameters& parameters,
                            shared.tiles[0]);
     }
     scan.sync();
+    if (scan.is_first()) tile::count_slow_path(tile::SlowPath::kScannedValues);
     const bool large = scan.has_large(tile);
     if (large || (entry & kScoresBit) != 0 || (leaks_matter && scan.leaks(tile))) {
       if (scan.is_first()) link = selected;
@@ -136,12 +152,16 @@ __device__ __noinline__ void select_listed_tiles(const Parameters& parameters,
   careful.selected = selected;
 }
 
-// The end of a pass. Returns whether there may be tiles for another one, which all threads of the
-// block learn together.
+// The end of a pass, for all threads of the block.
 template <KernelConfig kConfig>
-__device__ __forceinline__ bool may_go_on(const Shared<kConfig>& shared) {
+__device__ __forceinline__ void meet_at_pass_end() {
   __syncwarp();
   ptx::named_barrier_sync(barrier_of(NamedBarrier::kPassEnd, 0), kConfig.threads());
+}
+// There all learn together whether there may be tiles for another one.
+template <KernelConfig kConfig>
+__device__ __forceinline__ bool may_go_on(const Shared<kConfig>& shared) {
+  meet_at_pass_end<kConfig>();
   const CarefulState<kConfig>& careful = shared.careful;
   const bool more = (careful.reports & kAnyFailed) != 0 || careful.next_round >= 0;
   return uniform(more ? 1 : 0) != 0;
@@ -182,6 +202,26 @@ __device__ __forceinline__ bool begins_careful_pass(Shared<kConfig>& shared,
   __syncwarp();
   sync_pass(shared);
   return true;
+}
+
+// From a fast kernel to the careful kernel after it: what the block could not compute, and what it
+// has left. The first warpgroup writes it down;
+template <KernelConfig kConfig>
+__device__ __forceinline__ void hand_over(const Parameters& parameters, Shared<kConfig>& shared,
+                                          Scheduler<kConfig>& scheduler_warp) {
+  meet_at_pass_end<kConfig>();
+  if (threadIdx.x != 32) return;
+  scheduler_warp.list_failed_tiles();
+  parameters.handovers[blockIdx.x] = {shared.careful.listed, shared.careful.next_round};
+}
+// one thread of the careful kernel reads it.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void take_over(const Handover& handover,
+                                          CarefulState<kConfig>& careful) {
+  init_careful_state(careful);
+  careful.listed = handover.listed;
+  careful.next_round = handover.next_round;
+  if (handover.listed != 0) careful.reports = kAnyFailed;
 }
 
 }  // namespace tilewise::cuda::sm90

@@ -170,9 +170,7 @@ class Producer {
   __device__ __forceinline__ void load_v(const WorkTile& tile, std::int32_t key) {
     wait_empty(shared_.barriers.v, v_);
     std::uint64_t& full = shared_.barriers.v.full[v_.stage];
-    if constexpr (kCareful) {
-      for (std::uint32_t& keys : shared_.careful.non_finite_keys[v_.stage]) keys = 0;
-    }
+    if constexpr (kCareful) shared_.careful.non_finite[v_.stage] = false;
     if (tile.keys == KeyVisibility::kNone) {
       ptx::mbarrier_arrive(ptx::shared_address(&full));
     } else {

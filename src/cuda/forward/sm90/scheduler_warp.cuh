@@ -200,12 +200,10 @@ class Scheduler {
       if (lane >= tiles) return;
       ptx::mbarrier_wait(ptx::shared_address(&shared_.barriers.tile_requested), request.phase);
       request.advance();
-      if constexpr (kConfig.has_careful_passes()) {
-        // The lanes that publish decide together, by one look: each costs the next tile time.
-        unsigned reports = peek(shared_.careful.reports);
-        if (tiles > 1) reports = __shfl_sync((1u << tile::kMaxBatchedTiles) - 1u, reports, 0);
-        if (reports != 0 && ends_fast_pass(reports, round, round + lane)) return;
-      }
+      // The lanes that publish decide together, by one look: each costs the next tile time.
+      unsigned reports = peek(shared_.careful.reports);
+      if (tiles > 1) reports = __shfl_sync((1u << tile::kMaxBatchedTiles) - 1u, reports, 0);
+      if (reports != 0 && ends_fast_pass(reports, round, round + lane)) return;
       const bool found = locate(round + lane, queue_.index(parameters_, round + lane));
       publish(round + lane);
       round += tiles;

@@ -113,12 +113,10 @@ struct CarefulState {
   std::int32_t
       next_round;        // where the fast pass has ended early, the first round that is left; or -1
   unsigned found_value;  // of the scan of V (passes.cuh)
-  unsigned long long listed;    // head of the list of tiles that this pass could not compute,
-  unsigned long long selected;  // and of those that it takes (listed_tiles.cuh)
-  bool shifted[kTileSlots];     // probs of the tile are 2^-kShift times as large
-  // Keys of each stage of V whose elements that are not finite count as zero, as bits
-  // (careful_steps.cuh).
-  std::uint32_t non_finite_keys[kConfig.v_stages][kConfig.k_tile / 32];
+  unsigned long long listed;          // head of the list of tiles that this pass could not compute,
+  unsigned long long selected;        // and of those that it takes (listed_tiles.cuh)
+  bool shifted[kTileSlots];           // probs of the tile are 2^-kShift times as large
+  bool non_finite[kConfig.v_stages];  // V had what is not finite, now zero (non_finite_values.cuh)
 };
 
 template <KernelConfig kConfig>
@@ -142,7 +140,6 @@ struct Shared {
   StagedOutputs<kConfig> staged;
   ListedSequences sequences;  // where each block lists them
   CarefulState<kConfig> careful;
-  unsigned long long last_flagged;  // head of the list of failed rows (recompute_rows.cuh)
 };
 
 // One arrival for each warp that reads: all four warps of a warpgroup read all of a stage. kAgain:

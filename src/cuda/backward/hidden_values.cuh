@@ -1,0 +1,36 @@
+// Whether a non-finite element of Q or dO may have reached a gradient that must not see it. A
+// masked pair has P = 0 and dS = 0, but 0 * NaN is NaN: only tiles of queries that an edge cuts
+// have such pairs. Gradients that are not finite for another reason are right as they are.
+#pragma once
+
+#include "cuda/sm80/shared.cuh"
+#include "cuda/tile/bands.h"
+#include "cuda/tile/non_finite.cuh"
+
+namespace tilewise::cuda::backward {
+
+// Says whether this thread, of `threads` that share the work, has found an element that is not
+// finite in the rows of a range.
+template <bool kFp16>
+__device__ __forceinline__ bool hold_non_finite(const cuda::sm80::RowsOf<std::uint16_t>& rows,
+                                                const tile::Range& range, int thread, int threads) {
+  constexpr int kChunk = 8;
+  const bool wide = rows.aligned16 && rows.columns % kChunk == 0;
+  const std::int32_t width = wide ? rows.columns / kChunk : rows.columns;
+  const std::int32_t count = (math::min(range.end, rows.count) - range.begin) * width;
+  bool found = false;
+#pragma unroll 1
+  for (std::int32_t i = thread; i < count; i += threads) {
+    const std::uint16_t* const from = rows.first + (range.begin + i / width) * rows.stride;
+    uint4 chunk = make_uint4(0, 0, 0, 0);
+    if (wide) {
+      chunk = *reinterpret_cast<const uint4*>(from + i % width * kChunk);
+    } else {
+      chunk.x = from[i % width];
+    }
+    found |= tile::zero_non_finite<kFp16>(chunk);
+  }
+  return found;
+}
+
+}  // namespace tilewise::cuda::backward
