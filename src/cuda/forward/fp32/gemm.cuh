@@ -78,8 +78,10 @@ class Gemm {
   }
 
   // O += P V. The lanes of the warp exchange a chunk of keys of P at a time through shared memory
-  // that belongs to the warp. With VisibleKeys in place of P: adds the non-finite elements of V to
-  // the rows that see them.
+  // that belongs to the warp. The products of 32 keys are summed on their own before out takes
+  // them: beside a large sum small terms lose digits, and where all values are positive, each of
+  // them in the same direction. With VisibleKeys in place of P: adds the non-finite elements of V
+  // to the rows that see them.
   template <class Probs>
   __device__ __forceinline__ static void multiply_pv(Shared<kConfig>& shared, const Probs& probs,
                                                      float (&out)[kThreadRows][kColumns]) {
@@ -117,8 +119,8 @@ class Gemm {
   __device__ __forceinline__ static void multiply_chunk(const float* memory, const float* values,
                                                         float (&out)[kThreadRows][kColumns]) {
     const int lane = threadIdx.x % 32;
-    const float* own_probs = memory + lane_row(lane, 0) * kChunkRow;
-    const float* own_values = values + lane_run(lane, 0);
+    const float* const own_probs = memory + lane_row(lane, 0) * kChunkRow;
+    const float* const own_values = values + lane_run(lane, 0);
 #pragma unroll 1
     for (int key = 0; key < kConfig.chunk; key += kSumKeys) {
 #pragma unroll
@@ -135,7 +137,7 @@ class Gemm {
     }
   }
 
-  // Adds the products of a chunk to sums of kSumRuns runs of columns.
+  // Adds the products of kSumKeys keys to sums of kSumRuns runs of columns.
   __device__ __forceinline__ static void multiply_runs(const float* own_probs,
                                                        const float* own_values,
                                                        float (&sums)[kThreadRows][kSumColumns]) {

@@ -27,7 +27,8 @@ struct KernelConfig {
   TILEWISE_INLINE constexpr int sum_keys() const {
     return chunk < kMaxSumKeys ? chunk : kMaxSumKeys;
   }
-  // Runs of 4 columns whose sums of kMaxSumKeys keys a thread holds at a time.
+  // Runs of 4 columns whose sums of sum_keys() keys a thread holds at a time. Fewer runs need more
+  // loads of probs.
   TILEWISE_INLINE constexpr int sum_runs() const { return columns == 128 && !score_mod ? 2 : 1; }
   TILEWISE_INLINE constexpr int row() const { return columns + kPad; }      // of Q and K
   TILEWISE_INLINE constexpr int chunk_row() const { return chunk + kPad; }  // of probs
@@ -35,9 +36,10 @@ struct KernelConfig {
 
 // Why these shapes. A thread multiplies 8 rows with n = thread_keys() keys, then 8 rows with
 // n = thread_columns() columns of V. Four steps of a product need 8 + n loads of 16 bytes for 32 n
-// multiply-adds: 12 loads for 128 with n = 4, 16 for 256 with n = 8, 24 for 512 with n = 16. The
-// registers of a thread hold 8 thread_columns() of out, 8 thread_keys() scores and 32 of an
-// operand.
+// multiply-adds: 12 loads for 128 with n = 4, 16 for 256 with n = 8. The registers of a thread hold
+// 8 thread_columns() of out, 8 thread_keys() scores, 32 of an operand and 32 sum_runs() sums of
+// products. At 256 columns they hold the sums of 4 columns of V at a time (n = 4). Where all probs
+// of a tile are exchanged at once, its scores leave their registers to the sums.
 struct TileRow {
   int columns;
   bool score_mod;
@@ -58,7 +60,7 @@ inline constexpr int kLarge = 163 * 1024;  // 8.0, 8.7
 inline constexpr int kSmall = 99 * 1024;   // 8.6, 8.9, 12.0
 
 // The first row that fits a problem is used. The reasons give TFLOP/s on one H200 (full attention,
-// S 16384).
+// S 16384), measured before products were summed apart from out.
 inline constexpr TileRow kKernels[] = {
     {64, false, kLarge, 12, 64, 64, 1, "34.7; three warps a scheduler have 168 registers"},
     {64, false, kSmall, 8, 64, 32, 1, "what fits 99 KB; not measured"},
@@ -67,7 +69,7 @@ inline constexpr TileRow kKernels[] = {
     {128, false, kSmall, 4, 32, 32, 1, "what fits 99 KB; not measured"},
     {128, true, kLarge, 8, 64, 32, 1, "as without score mods; not measured"},
     {128, true, kSmall, 4, 32, 32, 1, "what fits 99 KB; not measured"},
-    {256, false, kHuge, 4, 64, 64, 1, "31.0; 203 KB; 32 keys would be 10 loads for 64"},
+    {256, false, kHuge, 4, 64, 64, 1, "31.0; 211 KB; 32 keys would be 10 loads for 64"},
     {256, false, kLarge, 4, 32, 32, 1, "what fits 163 KB; not measured"},
     {256, false, kSmall, 2, 16, 16, 1, "what fits 99 KB; not measured"},
     {256, true, kLarge, 4, 32, 32, 1, "what fits 163 KB; not measured"},
