@@ -39,7 +39,7 @@ class ThreadCounts {
   void expect_same_bits(const Case& c) {
     Instance instance(c);
     give_forward_results(instance);
-    for (const Kernel* kernel : runnable_kernels(c.operation, c.dtype)) {
+    for (const Kernel* kernel : runnable_kernels(c)) {
       tilewise_executor serial;
       tilewise_executor_init(&serial);
       const auto expected = run_for_bits(kernel->name, instance, {&serial});

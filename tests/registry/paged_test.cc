@@ -56,14 +56,6 @@ void copy_to_rows(const tilewise_problem& paged, const Case& c, const tilewise_p
   }
 }
 
-// cuda_fp32 leaves paged caches to the reference.
-std::vector<const Kernel*> paged_kernels(const Instance& instance) {
-  std::vector<const Kernel*> kernels = kernels_for(instance);
-  std::erase_if(kernels,
-                [](const Kernel* kernel) { return std::string(kernel->name) == "cuda_fp32"; });
-  return kernels;
-}
-
 // Expects equal bits from every kernel. `edit` changes the paged request first.
 void expect_bits_of_rows(const Case& c,
                          const std::function<void(const tilewise_problem&)>& edit = {}) {
@@ -73,7 +65,7 @@ void expect_bits_of_rows(const Case& c,
   Instance rows(without);
   if (edit) edit(paged.request());
   copy_to_rows(paged.request(), c, rows.request());
-  for (const Kernel* kernel : paged_kernels(paged)) {
+  for (const Kernel* kernel : kernels_for(paged)) {
     EXPECT_EQ(run_for_bits(kernel->name, paged), run_for_bits(kernel->name, rows))
         << kernel->name << ": " << describe(c);
   }
@@ -177,7 +169,7 @@ TEST(Paged, TablesAndLengthsAreClamped) {
         used[0] = instance == &wild ? INT32_MAX : 96;
         used[1] = instance == &wild ? -7 : 0;
       }
-      for (const Kernel* kernel : paged_kernels(wild)) {
+      for (const Kernel* kernel : kernels_for(wild)) {
         EXPECT_EQ(run_for_bits(kernel->name, wild), run_for_bits(kernel->name, tame))
             << kernel->name << ": " << describe(c);
       }
@@ -205,7 +197,7 @@ TEST(Paged, ABatchInvariantRowHasTheSameBitsAlone) {
       Case c = paged_case(dtype, {4, q_len, 1600, 4, 2, 64}, 16, {1600, 3, 0, 1111});
       c.batch_invariant = c.causal = true;
       Instance instance(c);
-      for (const Kernel* kernel : paged_kernels(instance)) {
+      for (const Kernel* kernel : kernels_for(instance)) {
         run_for_bits(kernel->name, instance);
         for (std::int64_t b = 0; b < c.batch; ++b) {
           const tilewise_problem request = alone(instance.request(), b);
@@ -226,7 +218,7 @@ TEST(Paged, CallsOnSomeOfThePagesAccumulate) {
     Case c = paged_case(TILEWISE_FP32, {2, q_len, 96, 4, 2, 24}, 16, {96, 96});
     c.causal = c.alibi = true;
     Instance instance(c);
-    for (const Kernel* const kernel : paged_kernels(instance)) {
+    for (const Kernel* const kernel : kernels_for(instance)) {
       if (kernel->device != TILEWISE_CPU) continue;
       run_for_bits(kernel->name, instance);
       const std::vector<double> out = verify::numbers_of(instance.request().out);

@@ -52,6 +52,12 @@ bool lacks_pages(const Kernel& kernel, const Case& description) {
   return std::string(kernel.name) == "cuda_fp32" && description.page_size > 0;
 }
 
+// True for cases that the kernel, which machine_runs(), refuses by design.
+bool leaves(const Kernel& kernel, const Case& description) {
+  return is_too_wide(kernel, description) || lacks_gradient(kernel, description) ||
+         lacks_pages(kernel, description);
+}
+
 // Returns whether a kernel of a device supports the dtype.
 bool cuda_serves(const Kernel& kernel, std::int32_t dtype) {
   if (is_cuda_reference(kernel)) return true;
@@ -109,15 +115,24 @@ std::vector<const Kernel*> runnable_kernels(Operation operation, std::int32_t dt
   return runnable;
 }
 
+std::vector<const Kernel*> runnable_kernels(const Case& description) {
+  std::vector<const Kernel*> runnable = runnable_kernels(description.operation, description.dtype);
+  std::erase_if(runnable, [&](const Kernel* kernel) { return leaves(*kernel, description); });
+  return runnable;
+}
+
 std::vector<const Kernel*> host_kernels(Operation operation) {
   std::vector<const Kernel*> kernels = runnable_kernels(operation);
   std::erase_if(kernels, [](const Kernel* kernel) { return kernel->device != TILEWISE_CPU; });
   return kernels;
 }
 
-std::vector<const Kernel*> kernels_for(Operation operation, std::int32_t dtype,
-                                       const tilewise_problem& request) {
-  std::vector<const Kernel*> taking = runnable_kernels(operation, dtype);
+namespace {
+
+// Adds the partial kernels that support the request.
+std::vector<const Kernel*> with_partial_kernels(std::vector<const Kernel*> taking,
+                                                Operation operation,
+                                                const tilewise_problem& request) {
   if (cuda::device_count() == 0) return taking;
   const verify::DeviceCopy copy(operation, request);
   for (const Kernel* kernel : plan::kernels(operation)) {
@@ -131,9 +146,16 @@ std::vector<const Kernel*> kernels_for(Operation operation, std::int32_t dtype,
   return taking;
 }
 
+}  // namespace
+
+std::vector<const Kernel*> kernels_for(Operation operation, std::int32_t dtype,
+                                       const tilewise_problem& request) {
+  return with_partial_kernels(runnable_kernels(operation, dtype), operation, request);
+}
+
 std::vector<const Kernel*> kernels_for(const Instance& instance) {
   const Case& c = instance.description();
-  return kernels_for(c.operation, c.dtype, instance.request());
+  return with_partial_kernels(runnable_kernels(c), c.operation, instance.request());
 }
 
 void expect_all_pass(const Case& description, const verify::Judge::Edit& edit) {
@@ -142,8 +164,7 @@ void expect_all_pass(const Case& description, const verify::Judge::Edit& edit) {
     if (!is_asked_for(*kernel)) continue;
     const verify::Verdict verdict = judge.judge(kernel->name);
     const bool runs = machine_runs(*kernel, description.dtype) &&
-                      !is_too_wide(*kernel, description) && !is_not_whole(*kernel, description) &&
-                      !lacks_gradient(*kernel, description) && !lacks_pages(*kernel, description);
+                      !is_not_whole(*kernel, description) && !leaves(*kernel, description);
     const auto expected = runs ? verify::Verdict::kPassed : verify::Verdict::kUnsupported;
     const bool may_pass = cuda::device_count() > 0 && is_partial(*kernel) &&
                           verdict.result == verify::Verdict::kPassed;

@@ -57,11 +57,14 @@ bool machine_runs(const Kernel& kernel, std::int32_t dtype);
 std::vector<const Kernel*> runnable_kernels(Operation operation,
                                             std::int32_t dtype = TILEWISE_FP32);
 
+// Leaves out the kernels that refuse the case by design, such as cuda_fp32 where keys lie in pages.
+std::vector<const Kernel*> runnable_kernels(const Case& description);
+
 // Returns the runnable kernels that work on tensors of the host.
 std::vector<const Kernel*> host_kernels(Operation operation);
 
-// Returns runnable_kernels(), and the partial kernels that support this request (of tensors of the
-// dtype).
+// Returns runnable_kernels() of the arguments, and the partial kernels that support this request
+// (of tensors of the dtype).
 std::vector<const Kernel*> kernels_for(Operation operation, std::int32_t dtype,
                                        const tilewise_problem& request);
 std::vector<const Kernel*> kernels_for(const Instance& instance);

@@ -64,20 +64,27 @@ struct TensorRows {
 };
 
 // Adds weights (count) times the rows to sums (kRowColumns), which are of the columns first_column
-// + thread + kRowThreads * c. Rows whose weight is `skipped` are not read.
+// + thread + kRowThreads * c; kSumKeys rows at a time, in sums of their own. Rows whose weight is
+// `skipped` are not read.
 __device__ inline void add_rows(const TensorRows& rows, const double* weights, double skipped,
                                 std::int64_t first_column, double* sums) {
   const std::int64_t first = first_column + threadIdx.x;
   with_elements(rows.view, [&](const auto* elements) {
     const auto* row = elements + rows.offset + first;
-    for (std::int64_t n = 0; n < rows.count; ++n, row += rows.view.row) {
-      const double weight = weights[n];
-      if (weight == skipped) continue;
+    for (std::int64_t begin = 0; begin < rows.count; begin += kSumKeys) {
+      double parts[kRowColumns] = {};
+      const std::int64_t end = math::min(begin + kSumKeys, rows.count);
+      for (std::int64_t n = begin; n < end; ++n, row += rows.view.row) {
+        const double weight = weights[n];
+        if (weight == skipped) continue;
 #pragma unroll
-      for (int c = 0; c < kRowColumns; ++c) {
-        if (first + kRowThreads * c < rows.width)
-          sums[c] += weight * math::load<double>(row[kRowThreads * c]);
+        for (int c = 0; c < kRowColumns; ++c) {
+          if (first + kRowThreads * c < rows.width)
+            parts[c] += weight * math::load<double>(row[kRowThreads * c]);
+        }
       }
+#pragma unroll
+      for (int c = 0; c < kRowColumns; ++c) sums[c] += parts[c];
     }
   });
 }

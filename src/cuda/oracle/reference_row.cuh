@@ -19,6 +19,10 @@ inline constexpr int kRowThreads = 128;  // of a block; also the number of keys 
 inline constexpr int kRowColumns =
     4;  // of out in a thread's registers; more columns need another pass
 
+// Products that are summed before they are added to the sum of a row. Small terms lose digits
+// beside a large sum, and where all values are positive, each of them in the same direction.
+inline constexpr int kSumKeys = 32;
+
 struct RowMemory {
   double scores[kRowThreads];  // then the probs of these keys
   double warps[kRowThreads / 32];
@@ -155,6 +159,22 @@ __device__ double reduce(double x, const Team& team) {
   return x;
 }
 
+// Returns sum + P V of a column. `value` returns the column's value of a key.
+//   probs (count): -1 for a masked key
+template <class Value>
+__device__ __forceinline__ double add_products(double sum, const double* probs, std::int64_t count,
+                                               const Value& value) {
+  double part = 0;
+#pragma unroll 4
+  for (std::int64_t n = 0; n < count; ++n) {
+    if (!(probs[n] < 0)) part += probs[n] * value(n);
+    if (n % kSumKeys != kSumKeys - 1) continue;
+    sum += part;
+    part = 0;
+  }
+  return sum + part;
+}
+
 // Online softmax over kRowThreads keys at a time. A thread computes the score of one key, then adds
 // P V to columns column_begin + thread + kRowThreads * c of out.
 //   out (kRowColumns)
@@ -187,20 +207,16 @@ __device__ math::SoftmaxState<double> attend(const RowOf<kPaged>& row, std::int6
       if (column >= problem.value_dim) continue;
       const double before = factor * out[c];
       out[c] = with_elements(problem.v, [&, before](const auto* elements) {
-        double sum = before;
         if constexpr (kPaged) {
-          for (std::int64_t n = 0; n < count; ++n) {
-            const std::int64_t at = row.key_offset(problem.v, begin + n) + column;
-            if (!(scores[n] < 0)) sum += scores[n] * math::load<double>(elements[at]);
-          }
-          return sum;
+          return add_products(before, scores, count, [&](std::int64_t n) {
+            return math::load<double>(elements[row.key_offset(problem.v, begin + n) + column]);
+          });
+        } else {
+          const auto* const values = elements + v + begin * problem.v.row + column;
+          return add_products(before, scores, count, [&](std::int64_t n) {
+            return math::load<double>(values[n * problem.v.row]);
+          });
         }
-        const auto* value = elements + v + begin * problem.v.row + column;
-#pragma unroll 4
-        for (std::int64_t n = 0; n < count; ++n, value += problem.v.row) {
-          if (!(scores[n] < 0)) sum += scores[n] * math::load<double>(*value);
-        }
-        return sum;
       });
     }
     team.sync();

@@ -49,6 +49,9 @@ class Gemm {
   static constexpr int kRow = kConfig.row();
   static constexpr int kChunkRow = kConfig.chunk_row();
   static constexpr int kTile = kConfig.k_tile;
+  static constexpr int kSumRuns = kConfig.sum_runs();
+  static constexpr int kSumColumns = kSumRuns * kVector;
+  static constexpr int kSumKeys = kConfig.sum_keys();
 
   // S = Q K^T, four columns of both at a time. `columns` is D.
   __device__ __forceinline__ static void multiply_qk(const Shared<kConfig>& shared,
@@ -75,12 +78,14 @@ class Gemm {
   }
 
   // O += P V. The lanes of the warp exchange a chunk of keys of P at a time through shared memory
-  // that belongs to the warp. With VisibleKeys in place of P: adds the non-finite elements of V to
-  // the rows that see them.
+  // that belongs to the warp. The products of 32 keys are summed on their own before out takes
+  // them: beside a large sum small terms lose digits, and where all values are positive, each of
+  // them in the same direction. With VisibleKeys in place of P: adds the non-finite elements of V
+  // to the rows that see them.
   template <class Probs>
   __device__ __forceinline__ static void multiply_pv(Shared<kConfig>& shared, const Probs& probs,
                                                      float (&out)[kThreadRows][kColumns]) {
-    constexpr int kChunk = kConfig.chunk();
+    constexpr int kChunk = kConfig.chunk;
     float* const memory = shared.probs + warp_row() * kChunkRow;
 #pragma unroll 1
     for (int chunk = 0; chunk < kTile; chunk += kChunk) {
@@ -102,7 +107,7 @@ class Gemm {
   __device__ __forceinline__ static void store_probs(const Probs& probs, int chunk, float* memory) {
     const int lane = threadIdx.x % 32;
     const int first = lane_across(lane) * kKeys - chunk;
-    if (first < 0 || first >= kConfig.chunk()) return;
+    if (first < 0 || first >= kConfig.chunk) return;
 #pragma unroll
     for (int i = 0; i < kThreadRows; ++i) {
       float* const to = memory + lane_row(lane, i) * kChunkRow + first;
@@ -116,8 +121,28 @@ class Gemm {
     const int lane = threadIdx.x % 32;
     const float* const own_probs = memory + lane_row(lane, 0) * kChunkRow;
     const float* const own_values = values + lane_run(lane, 0);
-#pragma unroll 2
-    for (int key = 0; key < kConfig.chunk(); key += kVector) {
+#pragma unroll 1
+    for (int key = 0; key < kConfig.chunk; key += kSumKeys) {
+#pragma unroll
+      for (int m = 0; m < kRuns; m += kSumRuns) {
+        float sums[kThreadRows][kSumColumns] = {};
+        multiply_runs(own_probs + key, own_values + key * kConfig.columns + m * kAcross * kVector,
+                      sums);
+#pragma unroll
+        for (int i = 0; i < kThreadRows; ++i) {
+#pragma unroll
+          for (int c = 0; c < kSumColumns; ++c) out[i][m * kVector + c] += sums[i][c];
+        }
+      }
+    }
+  }
+
+  // Adds the products of kSumKeys keys to sums of kSumRuns runs of columns.
+  __device__ __forceinline__ static void multiply_runs(const float* own_probs,
+                                                       const float* own_values,
+                                                       float (&sums)[kThreadRows][kSumColumns]) {
+#pragma unroll(kSumKeys == kMaxSumKeys ? 2 : 1)
+    for (int key = 0; key < kSumKeys; key += kVector) {
       float probs[kThreadRows][kVector];
 #pragma unroll
       for (int i = 0; i < kThreadRows; ++i) {
@@ -128,12 +153,12 @@ class Gemm {
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
 #pragma unroll
-        for (int m = 0; m < kRuns; ++m) {
+        for (int m = 0; m < kSumRuns; ++m) {
           const float4 value =
               load_vector(own_values + (key + j) * kConfig.columns + m * kAcross * kVector);
 #pragma unroll
           for (int i = 0; i < kThreadRows; ++i) {
-            add_vector(probs[i][j], value, &out[i][m * kVector]);
+            add_vector(probs[i][j], value, &sums[i][m * kVector]);
           }
         }
       }
@@ -147,7 +172,7 @@ class Gemm {
     const float* own_visible = memory + lane_row(lane, 0) * kChunkRow;
     const float* own_values = values + lane_run(lane, 0);
 #pragma unroll 1
-    for (int key = 0; key < kConfig.chunk(); ++key, ++own_visible, own_values += kConfig.columns) {
+    for (int key = 0; key < kConfig.chunk; ++key, ++own_visible, own_values += kConfig.columns) {
 #pragma unroll
       for (int m = 0; m < kRuns; ++m) {
         const float4 value = load_vector(own_values + m * kAcross * kVector);
