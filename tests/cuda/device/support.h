@@ -38,6 +38,8 @@ inline problem::Status plan_on_cuda(const Case& description, const char* kernel,
 
 // The bytes of a workspace that a launch has written if it flags no row.
 inline constexpr std::int64_t kCounterBytes = 16;
+// Those that each block writes besides, beyond D 128: what it leaves to the careful kernel.
+inline constexpr std::int64_t kHandoverBytes = 12;
 
 // The number of bytes of a workspace full of 0xFF that a kernel has written.
 inline std::int64_t written_workspace(const char* kernel, const tilewise_problem& request) {

@@ -41,11 +41,11 @@ struct KernelConfig {
   // A query tile starts with a key tile that no edge cuts, where there is one.
   TILEWISE_INLINE constexpr bool starts_full() const { return lazy_max && value_dim > 64; }
 
-  // What the fast steps cannot compute is computed by careful passes (careful_steps.cuh). Kernels
-  // without epilogue warps have no registers for both: with spills D 256 was 4 to 18 % slower.
-  // Their careful passes are a kernel of their own, which starts when the fast one has ended
-  // (forward.cuh).
-  TILEWISE_INLINE constexpr bool has_careful_kernel() const { return !has_epilogue_warps(); }
+  // What the fast steps cannot compute is computed by careful passes (careful_steps.cuh). D 192 and
+  // 256 have no registers for both: with spills D 256 was 4 to 18 % slower. Their careful passes
+  // are a kernel of their own, which starts when the fast one has ended (forward.cuh). Where one
+  // kernel does both, a block that needs them does not wait for the others.
+  TILEWISE_INLINE constexpr bool has_careful_kernel() const { return q_stages == 1; }
 
   // The order of operations in a step, and the measured reason.
   //

@@ -42,7 +42,7 @@ __device__ __forceinline__ void list_failed_tile(const Parameters& parameters,
   // After a careful pass only large values are left as a reason. fp16 has none.
   const bool fast = careful.pass == 0;
   if (!fast &&
-      (kConfig.fp16 || careful.shifted[slot % kTileSlots] || (failed & kNonFiniteOut) == 0))
+      (kConfig.fp16 || careful.searched[slot % kTileSlots] || (failed & kNonFiniteOut) == 0))
     return;
   const std::int32_t index = shared.tiles[slot % kTileSlots].index;
   const unsigned long long scores = fast && (failed & kFailedScores) != 0 ? kScoresBit : 0;

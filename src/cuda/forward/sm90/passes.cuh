@@ -64,12 +64,14 @@ class ValueScan {
 
  private:
   static constexpr std::uint32_t kThreads = 128 * kConfig.consumers();
-  static constexpr std::int32_t kPartSteps = 32;  // loads of a thread before the search may end
+  static constexpr int kLoads = 16;  // of a thread, before the search may end
 
-  // Whether a 16-bit number of these keys passes the test.
+  // Whether a 16-bit number of these keys passes the test. Many loads are in flight: it takes as
+  // long as the L2 does. The search ends with the part that has one.
   template <class Test>
   __device__ bool any(const WorkTile& tile, KeyRange keys, const Test& test) const {
-    if (keys.begin >= keys.end) return false;
+    const std::int32_t count = keys.end - keys.begin;
+    if (count <= 0) return false;
     const problem::View& view = problem_.v;
     // A warp reads as many rows at once as it has lanes for, 16 bytes a lane.
     const auto chunks = static_cast<std::int32_t>(problem_.value_dim / 8);
@@ -77,22 +79,24 @@ class ValueScan {
     const std::int32_t lane = static_cast<std::int32_t>(threadIdx.x) % 32;
     const std::int32_t warp = static_cast<std::int32_t>(threadIdx.x) / 32 - 4;
     const std::int32_t step = static_cast<std::int32_t>(kThreads) / 32 * at_once;
-    const std::int32_t row = keys.begin + warp * at_once + lane / chunks;
+    const std::int32_t row = warp * at_once + math::min(lane / chunks, at_once - 1);
     const std::int64_t batch = problem_.k_packed ? 0 : tile.batch;
-    const auto* from = static_cast<const std::uint16_t*>(view.data) +
-                       view.offset(batch, tile.kv_head, std::int64_t{tile.k_start} + row) +
-                       lane % chunks * 8;
-    const std::int32_t rows = lane / chunks < at_once ? keys.end - row : 0;
-    // All threads decide together after each part: the search ends where it has found one.
+    const auto* const from =
+        static_cast<const std::uint16_t*>(view.data) +
+        view.offset(batch, tile.kv_head, std::int64_t{tile.k_start} + keys.begin) +
+        lane % chunks * 8;
     bool result = false;
-    const std::int32_t part = kPartSteps * step;
 #pragma unroll 1
-    for (std::int32_t begin = 0; begin < keys.end - keys.begin && !result; begin += part) {
+    for (std::int32_t begin = 0; begin < count && !result; begin += kLoads * step) {
+      uint4 loaded[kLoads];
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        const std::int32_t own = math::min(begin + row + i * step, count - 1);
+        loaded[i] = *reinterpret_cast<const uint4*>(from + own * view.row);
+      }
       bool found = false;
-#pragma unroll 8
-      for (std::int32_t r = begin; r < math::min(rows, begin + part); r += step) {
-        const uint4 chunk = *reinterpret_cast<const uint4*>(from);
-        from += step * view.row;
+#pragma unroll
+      for (const uint4& chunk : loaded) {
         for (const std::uint32_t pair : {chunk.x, chunk.y, chunk.z, chunk.w})
           found |= test(pair) || test(pair >> 16);
       }

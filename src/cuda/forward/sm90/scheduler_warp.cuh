@@ -251,6 +251,7 @@ class Scheduler {
     shifted = false;
     std::int32_t index = take_selected_tile(parameters_, careful, shifted);
     const bool listed = index >= 0;
+    careful.searched[round % kTileSlots] = listed;
     if (!listed && careful.next_round >= 0) index = queue_.index(parameters_, careful.next_round++);
     if (!listed && !(index >= 0 && queue_.holds(index))) {
       careful.next_round = -1;

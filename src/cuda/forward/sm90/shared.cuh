@@ -115,6 +115,7 @@ struct CarefulState {
   unsigned found_value;  // of the scan of V (passes.cuh)
   unsigned long long listed;          // head of the list of tiles that this pass could not compute,
   unsigned long long selected;        // and of those that it takes (listed_tiles.cuh)
+  bool searched[kTileSlots];          // it is known whether V of the tile is large
   bool shifted[kTileSlots];           // probs of the tile are 2^-kShift times as large
   bool non_finite[kConfig.v_stages];  // V had what is not finite, now zero (non_finite_values.cuh)
 };
