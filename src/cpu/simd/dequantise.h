@@ -107,8 +107,8 @@ TILEWISE_INLINE void dequantise_row(const Float8Code* from, std::int64_t width, 
     const Vec<float> factors(factor);
     for (std::int64_t c = 0; c + kLanes <= width; c += kLanes)
       (load_as_fp16<Format>(from + c) * factors).store(to + c);
-    const std::int64_t last = width - kLanes;  // some columns may be converted again
-    (load_as_fp16<Format>(from + last) * factors).store(to + last);
+    const std::int64_t last = width - kLanes;  // some of its columns are converted again
+    if (width % kLanes != 0) (load_as_fp16<Format>(from + last) * factors).store(to + last);
     return;
   }
 #endif
