@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "flags.h"
+#include "problem/tensor_checks.h"
 #include "verify/tensor.h"
 
 namespace tilewise::cli {
@@ -29,12 +30,14 @@ std::int32_t dtype_of(io::ElementType type) {
       return TILEWISE_INT64;
     case io::ElementType::boolean:
       return TILEWISE_BOOL;
+    case io::ElementType::e4m3:
+      return TILEWISE_E4M3;
+    case io::ElementType::e5m2:
+      return TILEWISE_E5M2;
     default:
       return 0;
   }
 }
-
-bool is_floating(std::int32_t dtype) { return dtype >= TILEWISE_FP64 && dtype <= TILEWISE_FP16; }
 
 // "mask[2, 3]", for the element with a row-major index.
 std::string element_text(const std::string& name, const io::Array& array, std::int64_t index) {
@@ -49,9 +52,9 @@ std::string element_text(const std::string& name, const io::Array& array, std::i
 tilewise_tensor tensor_of(const std::string& name, const io::Array& array) {
   const std::int32_t dtype = dtype_of(array.type);
   if (dtype == 0) {
-    throw UsageError(
-        fmt::format("{}: element type is {}, must be fp64, fp32, bf16, fp16, int32, int64 or bool",
-                    name, io::element_name(array.type)));
+    throw UsageError(fmt::format(
+        "{}: element type is {}, must be fp64, fp32, bf16, fp16, e4m3, e5m2, int32, int64 or bool",
+        name, io::element_name(array.type)));
   }
   if (array.shape.empty() || array.shape.size() > TILEWISE_MAX_RANK) {
     throw UsageError(fmt::format("{}: shape is {}, must have 1 to {} dimensions", name,
@@ -91,9 +94,10 @@ io::Array as_int32(const std::string& name, const io::Array& array) {
 
 std::int32_t floating_dtype(const std::string& name, const io::Array& array) {
   const std::int32_t dtype = dtype_of(array.type);
-  if (!is_floating(dtype)) {
-    throw UsageError(fmt::format("{}: element type is {}, must be fp64, fp32, bf16 or fp16", name,
-                                 io::element_name(array.type)));
+  if (!problem::is_floating(dtype)) {
+    throw UsageError(
+        fmt::format("{}: element type is {}, must be fp64, fp32, bf16, fp16, e4m3 or e5m2", name,
+                    io::element_name(array.type)));
   }
   return dtype;
 }

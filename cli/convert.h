@@ -21,7 +21,7 @@ io::Array as_boolean(const std::string& name, const io::Array& array);
 // its position.
 io::Array as_int32(const std::string& name, const io::Array& array);
 
-// Throws UsageError unless the element type is fp64, fp32, bf16 or fp16.
+// Throws UsageError unless the element type is fp64, fp32, bf16, fp16, e4m3 or e5m2.
 std::int32_t floating_dtype(const std::string& name, const io::Array& array);
 
 io::ElementType element_type(std::int32_t dtype);

@@ -43,6 +43,16 @@ struct Explained {
   }
 };
 
+// The closed forms know one size of a number, that of q, k, v and O.
+void refuse_fp8(const Flags& flags) {
+  if (flags.given("kv-dtype"))
+    throw UsageError("--kv-dtype: given, but explain predicts k and v of the dtype of q");
+  if (problem::is_fp8(dtype_flag(flags, TILEWISE_FP32))) {
+    throw UsageError(fmt::format("--dtype: is \"{}\", explain predicts fp64, fp32, bf16 and fp16",
+                                 flags.text("dtype")));
+  }
+}
+
 reference::AttentionShape attention_shape(const Flags& flags) {
   if (!flags.given("shape")) throw UsageError("--shape: missing");
   const Shape sizes = shape_flag(flags);
@@ -139,6 +149,7 @@ void print_tensors(const std::vector<Explained>& rows) {
 }
 
 int run(const Flags& flags) {
+  refuse_fp8(flags);
   if (flags.given("ranks")) {
     check_tile_flags(flags);
     return explain_ranks(flags);

@@ -37,11 +37,16 @@ constexpr InputFile kInputFiles[] = {
     {"mask", "mask", "bool or uint8 (0, 1), true is visible, broadcast to (B, H, Sq, Sk)"},
     {"alibi", "alibi_slopes", "ALiBi slopes (H) or (B, H)"},
     {"sink", "sink", "a logit per head that joins the denominator (H)"},
+    {"q-descale", "q_descale", "what q of fp8 is multiplied by: (1), (B, Hk), or per 128 rows"},
+    {"k-descale", "k_descale", "the same for k"},
+    {"v-descale", "v_descale", "the same for v"},
     {"slices", "slices", "the whole mask as int64 rows q0 q1 k0 k1 kind [head]"},
 };
 
-// The order is that of the constants TILEWISE_FP64...
-const std::vector<std::string> kDtypes = {"fp64", "fp32", "bf16", "fp16"};
+const std::vector<std::string> kDtypes = {"fp64", "fp32", "bf16", "fp16", "e4m3", "e5m2", "fp8"};
+constexpr std::int32_t kDtypeNumbers[] = {TILEWISE_FP64, TILEWISE_FP32, TILEWISE_BF16,
+                                          TILEWISE_FP16, TILEWISE_E4M3, TILEWISE_E5M2,
+                                          TILEWISE_E4M3};
 const std::vector<std::string> kAlignments = {"bottom-right", "top-left"};
 
 bool is_input(std::string_view tensor) {
@@ -103,13 +108,16 @@ void read_files(const Flags& flags, Inputs& inputs) {
 void cast_inputs(const Flags& flags, Inputs& inputs) {
   const std::int32_t dtype = dtype_flag(flags, floating_dtype("q", inputs.arrays.at("q")));
   const std::int32_t statistics = dtype == TILEWISE_FP64 ? TILEWISE_FP64 : TILEWISE_FP32;
+  const std::int32_t bias_dtype = problem::is_fp8(dtype) ? std::int32_t{TILEWISE_FP32} : dtype;
   for (auto& [name, array] : inputs.arrays) {
-    const bool rows = name == "q" || name == "k" || name == "v" || name == "dout";
-    if (rows && floating_dtype(name, array) != dtype && flags.given("dtype")) {
-      array = cast(array, dtype);
+    const bool keys = name == "k" || name == "v";
+    const bool rows = keys || name == "q" || name == "dout";
+    if (rows && (flags.given("dtype") || (keys && flags.given("kv-dtype")))) {
+      floating_dtype(name, array);
+      array = cast(array, keys ? kv_dtype_flag(flags, dtype) : dtype);
     } else if (name == "bias" && floating_dtype(name, array) != TILEWISE_FP32 &&
                flags.given("dtype")) {
-      array = cast(array, dtype);
+      array = cast(array, bias_dtype);
     } else if (name == "dlse") {
       floating_dtype(name, array);
       array = cast(array, statistics);
@@ -117,7 +125,7 @@ void cast_inputs(const Flags& flags, Inputs& inputs) {
       array = as_boolean(name, array);
     } else if (name == "page_table" && array.type == io::ElementType::i64) {
       array = as_int32(name, array);
-    } else if (name == "alibi_slopes" || name == "sink") {
+    } else if (name == "alibi_slopes" || name == "sink" || name.ends_with("_descale")) {
       floating_dtype(name, array);
       array = cast(array, TILEWISE_FP32);
     }
@@ -181,7 +189,9 @@ void add_option_flags(Flags& flags) {
   flags.add_value("offset", "N", "offset of the dropout; default 0");
   flags.add_switch("deterministic", "backward gives the same bits in every run");
   flags.add_switch("batch-invariant", "a row's bits do not depend on the rest of the batch");
-  flags.add_value("dtype", "fp64|fp32|bf16|fp16", "cast q, k, v, dout (and bias) on load");
+  flags.add_value("dtype", "fp64|fp32|bf16|fp16|e4m3|e5m2|fp8",
+                  "cast q, k, v, dout (and bias) on load; fp8 is e4m3");
+  flags.add_value("kv-dtype", "DTYPE", "cast k and v to another dtype than q: e4m3, e5m2 or fp8");
 }
 
 void add_file_flags(Flags& flags) {
@@ -200,7 +210,12 @@ void add_execution_flags(Flags& flags) {
 
 std::int32_t dtype_flag(const Flags& flags, std::int32_t fallback) {
   if (!flags.given("dtype")) return fallback;
-  return static_cast<std::int32_t>(flags.choice("dtype", kDtypes)) + TILEWISE_FP64;
+  return kDtypeNumbers[flags.choice("dtype", kDtypes)];
+}
+
+std::int32_t kv_dtype_flag(const Flags& flags, std::int32_t fallback) {
+  if (!flags.given("kv-dtype")) return fallback;
+  return kDtypeNumbers[flags.choice("kv-dtype", kDtypes)];
 }
 
 void read_options(const Flags& flags, tilewise_problem& problem) {
@@ -242,7 +257,8 @@ Inputs read_inputs(const Flags& flags) {
 
 void add_outputs(problem::Operation operation, Inputs& inputs) {
   const tilewise_problem& problem = inputs.problem;
-  const std::int32_t dtype = problem.q.dtype;
+  const std::int32_t dtype =
+      problem::is_fp8(problem.q.dtype) ? std::int32_t{TILEWISE_BF16} : problem.q.dtype;
   const std::int32_t statistics = dtype == TILEWISE_FP64 ? TILEWISE_FP64 : TILEWISE_FP32;
   const std::vector<std::int64_t> query = inputs.arrays.at("q").shape;
   if (operation == problem::Operation::kForward) {

@@ -41,5 +41,7 @@ void read_options(const Flags& flags, tilewise_problem& problem);
 
 // Returns the dtype that --dtype names, or `fallback` without it.
 std::int32_t dtype_flag(const Flags& flags, std::int32_t fallback);
+// Returns the dtype of k and v that --kv-dtype names, or `fallback`, which is that of q.
+std::int32_t kv_dtype_flag(const Flags& flags, std::int32_t fallback);
 
 }  // namespace tilewise::cli

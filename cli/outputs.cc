@@ -19,7 +19,7 @@ struct OutputFlag {
   const char* help;
 };
 constexpr OutputFlag kOutputs[] = {
-    {"out", nullptr, "attention output, in the dtype of q"},
+    {"out", nullptr, "attention output, in the dtype of q (bf16 for fp8)"},
     {"lse", nullptr, "log-sum-exp (B, H, Sq) or (H, T): fp32, fp64 for fp64"},
     {"dq", "dout", "gradient of q"},
     {"dk", "dout", "gradient of k"},

@@ -153,16 +153,18 @@ Inputs make_inputs(const Flags& flags, bool backward) {
   }
   const Shape shape = shape_flag(flags);
   const std::int32_t dtype = dtype_flag(flags, TILEWISE_FP32);
+  const std::int32_t bias_dtype = problem::is_fp8(dtype) ? std::int32_t{TILEWISE_FP32} : dtype;
   const auto rows = [&](std::int64_t length, std::int64_t heads, std::int64_t width) {
     const bool heads_first = inputs.problem.layout == TILEWISE_BHSD;
     return std::vector<std::int64_t>{shape.batch, heads_first ? heads : length,
                                      heads_first ? length : heads, width};
   };
   add_zeros("q", dtype, rows(shape.q_len, shape.heads, shape.head_dim), inputs);
-  add_zeros("k", dtype, rows(shape.k_len, shape.kv_heads, shape.head_dim), inputs);
-  add_zeros("v", dtype, rows(shape.k_len, shape.kv_heads, shape.value_dim), inputs);
+  const std::int32_t kv_dtype = kv_dtype_flag(flags, dtype);
+  add_zeros("k", kv_dtype, rows(shape.k_len, shape.kv_heads, shape.head_dim), inputs);
+  add_zeros("v", kv_dtype, rows(shape.k_len, shape.kv_heads, shape.value_dim), inputs);
   if (backward) add_zeros("dout", dtype, rows(shape.q_len, shape.heads, shape.value_dim), inputs);
-  if (flags.given("random-bias")) add_zeros("bias", dtype, {shape.q_len, shape.k_len}, inputs);
+  if (flags.given("random-bias")) add_zeros("bias", bias_dtype, {shape.q_len, shape.k_len}, inputs);
   for (const RandomTensor& tensor : kRandomTensors) {
     verify::Random random(tensor.seed);
     fill(tensor, Data(), inputs, [&] { return random.normal(); });

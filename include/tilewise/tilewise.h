@@ -66,7 +66,9 @@ enum {
   TILEWISE_FP16 = 4,
   TILEWISE_INT32 = 5,
   TILEWISE_INT64 = 6,
-  TILEWISE_BOOL = 7 /* one byte, zero is false */
+  TILEWISE_BOOL = 7, /* one byte, zero is false */
+  TILEWISE_E4M3 = 8, /* fp8 of q, k and v: largest 448, no infinity, NaN is 0x7f or 0xff */
+  TILEWISE_E5M2 = 9  /* fp8 of q, k and v: largest 57344, with infinity and NaN */
 };
 
 enum { TILEWISE_CPU = 0, TILEWISE_CUDA = 1 };
@@ -118,7 +120,8 @@ enum {
  *   lse, dlse  (B, H, Sq) or (H, T): fp32, fp64 for fp64 inputs
  *
  * q, k, v, dout have one dtype; out, dq, dk, dv have it too or are fp32. The innermost stride (D,
- * Dv) is 1. */
+ * Dv) is 1. Forward on the CPU, k and v may both be TILEWISE_E4M3, or both TILEWISE_E5M2: then q
+ * has their dtype or is bf16, fp16 or fp32, and out is bf16, fp16 or fp32. */
 typedef struct tilewise_problem {
   size_t struct_size;
 
@@ -191,6 +194,12 @@ typedef struct tilewise_problem {
                                  and key j of sequence b is row j % page size of page
                                  page_table[b][j / page size]. Sk = pages * page size; seqused_k
                                  says how many of these keys a sequence has. */
+
+  /* What the stored numbers of q, k and v of fp8 are multiplied by; fp32, positive, absent is 1.
+   * (1) for the whole tensor, (B, Hk), or (B, Hk, ceil(S / 128)) with a number for each 128 rows; B
+   * is 1 in the last one for packed tensors, whose blocks are those of the token axis, S = T. Query
+   * head h has the number of key/value head h / G. */
+  tilewise_tensor q_descale, k_descale, v_descale;
 } tilewise_problem;
 
 TILEWISE_API void tilewise_problem_init(tilewise_problem* problem);

@@ -35,15 +35,26 @@ constexpr int kWriteable = 0x400;
 
 // NumPy makes the name of a dtype in Python, which takes 10 us each time. It is compared once;
 // after that the dtype is recognised by its address.
-bool is_bfloat16(nb::handle value) {
-  static PyObject* known = nullptr;  // the dtype; written with the GIL
+bool has_dtype(nb::handle value, const char* wanted, PyObject*& known) {
   const nb::object dtype = nb::getattr(value, "dtype", nb::none());
   if (known != nullptr && dtype.ptr() == known) return true;
   const nb::object name = nb::getattr(dtype, "name", nb::none());
-  if (!nb::isinstance<nb::str>(name) || std::strcmp(nb::cast<const char*>(name), "bfloat16") != 0)
+  if (!nb::isinstance<nb::str>(name) || std::strcmp(nb::cast<const char*>(name), wanted) != 0)
     return false;
   if (known == nullptr) known = nb::object(dtype).release().ptr();
   return true;
+}
+bool is_bfloat16(nb::handle value) {
+  static PyObject* known = nullptr;  // the dtype; written with the GIL
+  return has_dtype(value, "bfloat16", known);
+}
+bool is_e4m3(nb::handle value) {
+  static PyObject* known = nullptr;
+  return has_dtype(value, "float8_e4m3fn", known);
+}
+bool is_e5m2(nb::handle value) {
+  static PyObject* known = nullptr;
+  return has_dtype(value, "float8_e5m2", known);
 }
 
 std::int32_t dtype_of(const char* name, const ArrayInterface& array, nb::handle value) {
@@ -52,6 +63,7 @@ std::int32_t dtype_of(const char* name, const ArrayInterface& array, nb::handle 
       return array.item_size == 8   ? TILEWISE_FP64
              : array.item_size == 4 ? TILEWISE_FP32
              : array.item_size == 2 ? TILEWISE_FP16
+             : is_e5m2(value)       ? TILEWISE_E5M2
                                     : 0;
     case 'i':
       return array.item_size == 4 ? TILEWISE_INT32 : array.item_size == 8 ? TILEWISE_INT64 : 0;
@@ -59,16 +71,24 @@ std::int32_t dtype_of(const char* name, const ArrayInterface& array, nb::handle 
       return TILEWISE_BOOL;
     case 'u':
       return array.item_size == 1 && takes_bytes(name) ? TILEWISE_BOOL : 0;
-    case 'V':  // what NumPy knows nothing of: bfloat16 as ml_dtypes defines it
+    case 'V':  // what NumPy knows nothing of: types as ml_dtypes defines them
+      if (array.item_size == 1) return is_e4m3(value) ? TILEWISE_E4M3 : 0;
       return array.item_size == 2 && is_bfloat16(value) ? TILEWISE_BF16 : 0;
     default:
       return 0;
   }
 }
 
+// q, k and v may be float8 too, which the operators of tilewise.torch do not take.
+const char* expected_here(std::string_view name) {
+  return name == "q" || name == "k" || name == "v"
+             ? "float64, float32, bfloat16, float16, float8_e4m3fn or float8_e5m2"
+             : expected_dtype(name);
+}
+
 [[noreturn]] void refuse_dtype(const char* name, nb::handle value) {
   const nb::str dtype(nb::getattr(value, "dtype", nb::str("unknown")));
-  raise(PyExc_TypeError, "%s: dtype is %s, must be %s", name, dtype.c_str(), expected_dtype(name));
+  raise(PyExc_TypeError, "%s: dtype is %s, must be %s", name, dtype.c_str(), expected_here(name));
 }
 
 [[noreturn]] void refuse_write(const char* name) {
@@ -160,6 +180,8 @@ constexpr int kCpu = 1, kCuda = 2, kCudaHost = 3, kCudaManaged = 13;
 
 std::int32_t dtype_of(const char* name, const nb::dlpack::dtype& dtype) {
   using Code = nb::dlpack::dtype_code;
+  constexpr Code kFloat8E4M3 = static_cast<Code>(10);  // "fn"; codes of DLPack 1.1
+  constexpr Code kFloat8E5M2 = static_cast<Code>(12);
   if (dtype.lanes != 1) return 0;
   const auto is = [&](Code code, int bits) {
     return dtype.code == static_cast<std::uint8_t>(code) && dtype.bits == bits;
@@ -168,6 +190,8 @@ std::int32_t dtype_of(const char* name, const nb::dlpack::dtype& dtype) {
          : is(Code::Float, 32)  ? TILEWISE_FP32
          : is(Code::Float, 16)  ? TILEWISE_FP16
          : is(Code::Bfloat, 16) ? TILEWISE_BF16
+         : is(kFloat8E4M3, 8)   ? TILEWISE_E4M3
+         : is(kFloat8E5M2, 8)   ? TILEWISE_E5M2
          : is(Code::Int, 32)    ? TILEWISE_INT32
          : is(Code::Int, 64)    ? TILEWISE_INT64
          : is(Code::Bool, 8)    ? TILEWISE_BOOL

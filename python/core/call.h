@@ -38,7 +38,7 @@ class Call {
 
   tilewise_problem problem_;
   std::uintptr_t stream_;
-  std::array<nanobind::object, 24> owners_;  // owners of the arrays; a problem has 23
+  std::array<nanobind::object, 27> owners_;  // owners of the arrays; a problem has 26
   std::size_t owned_ = 0;
 };
 

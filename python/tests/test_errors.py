@@ -33,7 +33,7 @@ BAD: list[tuple[type, str, Callable[[], Any]]] = [
     (TypeError, "q: is a masked array, whose mask would be ignored", lambda: CALL(np.ma.array(Q), K, V)),
     (TypeError, "mask: is a masked array", lambda: CALL(Q, K, V, mask=np.ma.array(np.ones((33, 50), bool)))),
     (TypeError, "out: is a masked array", lambda: CALL(Q, K, V, out=np.ma.array(OUT))),
-    (ValueError, "q: dtype is int64, must be fp64, fp32, bf16 or fp16", lambda: CALL(Q.astype(int), K, V)),
+    (ValueError, "q: dtype is int64, must be fp64, fp32, bf16, fp16, e4m3 or e5m2", lambda: CALL(Q.astype(int), K, V)),
     (ValueError, "k: dtype is fp64, must be fp32", lambda: CALL(Q, K.astype(np.float64), V)),
     (ValueError, "mask: dtype is fp32, must be bool", lambda: CALL(Q, K, V, mask=np.ones((33, 50), np.float32))),
     (ValueError, "out: dtype is fp64, must be fp32", lambda: CALL(Q, K, V, out=OUT.astype(np.float64))),

@@ -8,7 +8,7 @@ import numpy as np
 
 from tilewise import _core
 from tilewise._options import Options, demand_results, spelled_out, with_parts
-from tilewise._outputs import empty, finished, lse_dtype, lse_shape
+from tilewise._outputs import empty, finished, lse_dtype, lse_shape, out_dtype_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -31,7 +31,7 @@ def empty_out(q: Any, v: Any, dtype: Any) -> Any:
     """Memory for O: like q, with v's head dimension."""
     try:
         shape = (*q.shape[:-1], v.shape[-1])
-        dtype = dtype or q.dtype
+        dtype = dtype or out_dtype_of(q)
     except (AttributeError, IndexError, TypeError):
         _refuse(q=q, v=v)
         raise
@@ -65,10 +65,11 @@ def attention(
 
     q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv), H a multiple of Hk; packed (T, H, D) with cu_seqlens_q,
     cu_seqlens_k; with page_table k and v are pages, (N, page size, Hk, D) and (N, page size, Hk, Dv). float64, float32,
-    bfloat16 or float16; any strides but the innermost, which is 1; never copied.
+    bfloat16 or float16; any strides but the innermost, which is 1; never copied. On the CPU, k and v may both be
+    float8_e4m3fn or both float8_e5m2, with scales in k_descale and v_descale; q has their dtype or is no float8.
 
-    out: where the result (B, Sq, H, Dv) goes; without it a new array of q's framework, in q's dtype or `out_dtype`
-    (float32 for 16-bit inputs). The call returns it.
+    out: where the result (B, Sq, H, Dv) goes; without it a new array of q's framework, in q's dtype (bfloat16 for
+    float8) or `out_dtype` (float32 for 16-bit inputs). The call returns it.
     stream: for CUDA arrays, the stream to work on (its number, or an object of PyTorch or CuPy); the default if None.
     threads: how many; all that the process may use if None. The number changes no bit of the result.
     options: tilewise.Options. The GIL is free while the library computes.

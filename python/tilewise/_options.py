@@ -25,6 +25,9 @@ class TensorOptions(TypedDict, total=False):
     seqused_k: Optional[Array]  # int32 or int64 (B): keys in use
     page_table: Optional[Array]  # int32 (B, pages): k and v are pages (N, page size, Hk, D); forward only
     phi: Optional[Array]  # float32 (1) or (H): the anchor of FlashDecoding++; changes no result; forward only
+    q_descale: Optional[Array]  # float32 (1), (B, Hk) or (B, Hk, ceil(Sq / 128)): what q of float8 is multiplied by
+    k_descale: Optional[Array]  # the same for k
+    v_descale: Optional[Array]  # the same for v
 
 
 class Options(TensorOptions, total=False):
@@ -63,6 +66,9 @@ DEFAULTS: dict[str, Any] = {
     "seqused_k": None,
     "page_table": None,
     "phi": None,
+    "q_descale": None,
+    "k_descale": None,
+    "v_descale": None,
     "max_seqlen_q": None,
     "max_seqlen_k": None,
     "dropout_p": 0.0,

@@ -67,6 +67,11 @@ def finished(like: Any, result: Any) -> Any:
     return jax.numpy.asarray(result)
 
 
+def out_dtype_of(q: Any) -> Any:
+    """The dtype of O: that of q, or bfloat16 for float8."""
+    return "bfloat16" if getattr(q.dtype, "itemsize", 2) == 1 and "float8" in str(q.dtype) else q.dtype
+
+
 def lse_dtype(q: Any) -> str:
     """float32, or float64 for inputs of float64."""
     if type(q) is np.ndarray:  # str() of a NumPy dtype takes 8 us

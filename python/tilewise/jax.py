@@ -185,6 +185,8 @@ def _prepared(q: Any, k: Any, v: Any, out_dtype: Any, options: Any) -> tuple[_St
             continue
         if name == "page_table":
             raise NotImplementedError("page_table: tilewise.jax does not support paged caches")
+        if name.endswith("_descale"):
+            raise NotImplementedError(f"{name}: tilewise.jax does not support float8")
         if name in _TENSORS:
             arrays[name] = value
         elif isinstance(value, jax.core.Tracer):

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "cpu/targets.h"
+#include "problem/tensor_checks.h"
 
 namespace tilewise::cpu {
 namespace {
@@ -31,12 +32,19 @@ Status supports(const char* name, const Machine& machine) {
 }
 
 #if defined(__x86_64__)
+Status refuse_fp8(const char* name, const Problem& problem) {
+  if (!problem::is_fp8(problem.dtype)) return TILEWISE_OK;
+  return problem::fail(TILEWISE_UNSUPPORTED, "k: dtype is %s, which cpu_%s does not read",
+                       problem::dtype_name(problem.dtype), name);
+}
 Status supports_bf16(const char* name, const Problem& problem, const Machine& machine) {
+  TILEWISE_RETURN_IF_ERROR(refuse_fp8(name, problem));
   if (problem.dtype != TILEWISE_BF16)
     return problem::fail(TILEWISE_UNSUPPORTED, "q, k and v are not bf16");
   return supports(name, machine);
 }
 Status supports_amx(const Problem& problem, const Machine& machine) {
+  TILEWISE_RETURN_IF_ERROR(refuse_fp8("amx", problem));
   if (problem.dtype != TILEWISE_BF16 && problem.dtype != TILEWISE_FP16)
     return problem::fail(TILEWISE_UNSUPPORTED, "q, k and v are neither bf16 nor fp16");
   return supports("amx", machine);

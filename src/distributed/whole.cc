@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "problem/fp8.h"
 #include "problem/tensor_checks.h"
 #include "problem/tensors.h"
 #include "problem/validate.h"
@@ -62,6 +63,7 @@ Status check_supported(const tilewise_problem& request) {
     return fail(TILEWISE_UNSUPPORTED, "%s: not supported by distributed attention",
                 problem::present(request.page_table) ? "page_table" : "phi");
   }
+  TILEWISE_RETURN_IF_ERROR(problem::refuse_fp8(request, "distributed attention"));
   return check_devices(request);
 }
 

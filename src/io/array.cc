@@ -19,7 +19,7 @@ struct TypeRow {
 constexpr TypeRow kTypeRows[] = {{8, "fp64"},   {4, "fp32"},   {2, "fp16"},   {2, "bf16"},
                                  {8, "int64"},  {4, "int32"},  {2, "int16"},  {1, "int8"},
                                  {8, "uint64"}, {4, "uint32"}, {2, "uint16"}, {1, "uint8"},
-                                 {1, "bool"}};
+                                 {1, "bool"},   {1, "e4m3"},   {1, "e5m2"}};
 static_assert(std::size(kTypeRows) == std::size(kElementTypes),
               "Every element type has a row with its size and name.");
 

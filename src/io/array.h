@@ -12,12 +12,29 @@
 
 namespace tilewise::io {
 
-enum class ElementType { f64, f32, f16, bf16, i64, i32, i16, i8, u64, u32, u16, u8, boolean };
+// e4m3 is the "fn" variant, float8_e4m3fn of torch and of ml_dtypes.
+enum class ElementType {
+  f64,
+  f32,
+  f16,
+  bf16,
+  i64,
+  i32,
+  i16,
+  i8,
+  u64,
+  u32,
+  u16,
+  u8,
+  boolean,
+  e4m3,
+  e5m2
+};
 
 inline constexpr ElementType kElementTypes[] = {
-    ElementType::f64, ElementType::f32, ElementType::f16,    ElementType::bf16, ElementType::i64,
-    ElementType::i32, ElementType::i16, ElementType::i8,     ElementType::u64,  ElementType::u32,
-    ElementType::u16, ElementType::u8,  ElementType::boolean};
+    ElementType::f64, ElementType::f32, ElementType::f16,     ElementType::bf16, ElementType::i64,
+    ElementType::i32, ElementType::i16, ElementType::i8,      ElementType::u64,  ElementType::u32,
+    ElementType::u16, ElementType::u8,  ElementType::boolean, ElementType::e4m3, ElementType::e5m2};
 
 // The limit of NumPy itself since 2.0. A file with more dimensions is refused.
 inline constexpr std::size_t kMaxRank = 64;
@@ -50,8 +67,8 @@ struct Array {
   std::shared_ptr<const void> owner;  // keeps the bytes alive; null if the caller does
 
   // Returns the elements as T, whose size must be that of the element type. bf16 and f16 are read
-  // as std::uint16_t; booleans as std::uint8_t, since a file may hold bytes other than 0 and 1.
-  // Throws std::invalid_argument for another size.
+  // as std::uint16_t; e4m3, e5m2 and booleans as std::uint8_t, since a file may hold bytes other
+  // than 0 and 1. Throws std::invalid_argument for another size.
   template <class T>
   std::span<const T> elements() const {
     check_element_size(sizeof(T));

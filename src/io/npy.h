@@ -14,12 +14,12 @@ namespace tilewise::io {
 // A longer header is refused. NumPy's own need about 100 bytes.
 inline constexpr std::size_t kMaxNpyHeader = std::size_t{1} << 16;
 
-// Reads <f2 <f4 <f8, integers of 1 to 8 bytes, |b1, and V2 as bf16. The array is a view of the
-// mapped file, or a copy if the file is in Fortran order (which is converted to C order) or not
-// aligned for its elements. The reader is strict: little-endian only, no objects or structured
-// types, and the data must fill the rest of the file exactly. A hostile file costs neither memory
-// nor time before it is refused: the header is bounded, and the size that it states is compared
-// with the file's. Throws FileError. Format: numpy.lib.format.
+// Reads <f2 <f4 <f8, integers of 1 to 8 bytes, |b1, V2 as bf16, V1 as e4m3 and f1 as e5m2. The
+// array is a view of the mapped file, or a copy if the file is in Fortran order (which is converted
+// to C order) or not aligned for its elements. The reader is strict: little-endian only, no objects
+// or structured types, and the data must fill the rest of the file exactly. A hostile file costs
+// neither memory nor time before it is refused: the header is bounded, and the size that it states
+// is compared with the file's. Throws FileError. Format: numpy.lib.format.
 Array read_npy(const std::string& path);
 
 // Reads the same format from bytes in memory, which must outlive the array, or are kept alive by

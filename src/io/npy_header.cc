@@ -12,19 +12,20 @@ struct DescriptorRow {
   std::string_view descriptor;  // the type as NumPy writes it
 };
 
-// NumPy has no bfloat16: ml_dtypes arrays are saved as two bytes without a type, and read back with
-// .view(bfloat16).
+// NumPy has no bfloat16 and no fp8. Arrays of ml_dtypes' bfloat16 and float8_e4m3fn are saved as
+// two bytes and one byte without a type, and read back with .view(bfloat16); float8_e5m2 has a
+// type.
 constexpr DescriptorRow kDescriptors[] = {
-    {ElementType::f64, "<f8"},    {ElementType::f32, "<f4"}, {ElementType::f16, "<f2"},
-    {ElementType::bf16, "<V2"},   {ElementType::i64, "<i8"}, {ElementType::i32, "<i4"},
-    {ElementType::i16, "<i2"},    {ElementType::i8, "|i1"},  {ElementType::u64, "<u8"},
-    {ElementType::u32, "<u4"},    {ElementType::u16, "<u2"}, {ElementType::u8, "|u1"},
-    {ElementType::boolean, "|b1"}};
+    {ElementType::f64, "<f8"},     {ElementType::f32, "<f4"},  {ElementType::f16, "<f2"},
+    {ElementType::bf16, "<V2"},    {ElementType::i64, "<i8"},  {ElementType::i32, "<i4"},
+    {ElementType::i16, "<i2"},     {ElementType::i8, "|i1"},   {ElementType::u64, "<u8"},
+    {ElementType::u32, "<u4"},     {ElementType::u16, "<u2"},  {ElementType::u8, "|u1"},
+    {ElementType::boolean, "|b1"}, {ElementType::e4m3, "<V1"}, {ElementType::e5m2, "<f1"}};
 static_assert(std::size(kDescriptors) == std::size(kElementTypes),
               "Every element type has a descriptor.");
 
 constexpr std::string_view kExpectedTypes =
-    "expected <f2 <f4 <f8 <V2 (bf16) |b1 |i1 <i2 <i4 <i8 |u1 <u2 <u4 or <u8";
+    "expected <f2 <f4 <f8 <V2 (bf16) <V1 (e4m3) <f1 (e5m2) |b1 |i1 <i2 <i4 <i8 |u1 <u2 <u4 or <u8";
 
 constexpr std::size_t kGrowthDigits = 21;  // NumPy's GROWTH_AXIS_MAX_DIGITS
 

@@ -18,11 +18,11 @@ namespace tilewise::io {
 // tensors fit. The format itself allows 100 MB.
 inline constexpr std::size_t kMaxSafetensorsHeader = std::size_t{1} << 18;
 
-// Reads F64 F32 F16 BF16, I64 to I8, U64 to U8 and BOOL. Arrays are views of the mapped file; one
-// that is not aligned for its elements is copied. The reader is strict: no duplicate names, no
-// unknown fields or types, no gaps or overlaps, and the data must end with the file. Header and
-// sizes are checked before anything is allocated for them. Throws FileError. Format:
-// https://github.com/huggingface/safetensors, section "Format".
+// Reads F64 F32 F16 BF16, F8_E4M3, F8_E5M2, I64 to I8, U64 to U8 and BOOL. Arrays are views of the
+// mapped file; one that is not aligned for its elements is copied. The reader is strict: no
+// duplicate names, no unknown fields or types, no gaps or overlaps, and the data must end with the
+// file. Header and sizes are checked before anything is allocated for them. Throws FileError.
+// Format: https://github.com/huggingface/safetensors, section "Format".
 TensorFile read_safetensors(const std::string& path);
 
 // Reads the same format from bytes in memory, which must outlive the arrays, or are kept alive by

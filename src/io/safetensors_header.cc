@@ -31,11 +31,11 @@ struct TypeName {
 // The rows are in the order of the package's enumeration, which decides the order of the tensors in
 // a file.
 constexpr TypeName kTypeNames[] = {
-    {"BOOL", ElementType::boolean}, {"U8", ElementType::u8},   {"I8", ElementType::i8},
-    {"I16", ElementType::i16},      {"U16", ElementType::u16}, {"F16", ElementType::f16},
-    {"BF16", ElementType::bf16},    {"I32", ElementType::i32}, {"U32", ElementType::u32},
-    {"F32", ElementType::f32},      {"F64", ElementType::f64}, {"I64", ElementType::i64},
-    {"U64", ElementType::u64}};
+    {"BOOL", ElementType::boolean}, {"U8", ElementType::u8},        {"I8", ElementType::i8},
+    {"F8_E5M2", ElementType::e5m2}, {"F8_E4M3", ElementType::e4m3}, {"I16", ElementType::i16},
+    {"U16", ElementType::u16},      {"F16", ElementType::f16},      {"BF16", ElementType::bf16},
+    {"I32", ElementType::i32},      {"U32", ElementType::u32},      {"F32", ElementType::f32},
+    {"F64", ElementType::f64},      {"I64", ElementType::i64},      {"U64", ElementType::u64}};
 static_assert(std::size(kTypeNames) == std::size(kElementTypes), "Every element type has a name.");
 
 std::string_view type_name(ElementType type) {

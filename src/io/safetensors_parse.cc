@@ -51,8 +51,9 @@ class HeaderReader : public nlohmann::json_sax<Json> {
     if (level_ != Level::kTensor || field_ != kType) fail("string", text);
     entry_.type = safetensors_type(text);
     if (!entry_.type) {
-      fail_entry("dtype is '" + printable(text) +
-                 "', expected F64 F32 F16 BF16 I64 I32 I16 I8 U64 U32 U16 U8 or BOOL");
+      fail_entry(
+          "dtype is '" + printable(text) +
+          "', expected F64 F32 F16 BF16 F8_E4M3 F8_E5M2 I64 I32 I16 I8 U64 U32 U16 U8 or BOOL");
     }
     return true;
   }

@@ -111,7 +111,10 @@ const char* planned_difference(const Problem& a, const Problem& b) {
                {"dsink", &Problem::dsink},
                {"dalibi_slopes", &Problem::dalibi_slopes},
                {"phi", &Problem::phi},
-               {"phi_fallbacks", &Problem::phi_fallbacks}};
+               {"phi_fallbacks", &Problem::phi_fallbacks},
+               {"q_descale", &Problem::q_descale},
+               {"k_descale", &Problem::k_descale},
+               {"v_descale", &Problem::v_descale}};
   if (a.device != b.device || a.device_index != b.device_index) return "q: device";
   for (const auto& [name, view] : views) {
     if ((a.*view).dtype != (b.*view).dtype) return name;

@@ -1,5 +1,7 @@
-// Checks the numbers inside cu_seqlens, seqused_q, seqused_k, page_table, slices and parts.
+// Checks the numbers inside cu_seqlens, seqused_q, seqused_k, page_table, slices, parts and the
+// descale tensors.
 #include "math/integer.h"
+#include "math/scalar.h"
 #include "problem/sequence.h"
 #include "problem/tensor_checks.h"
 #include "problem/validate.h"
@@ -102,6 +104,27 @@ Status check_page_table(const Problem& problem) {
   return TILEWISE_OK;
 }
 
+Status check_descale(const char* name, const View& scales, const Problem& problem,
+                     std::int64_t rows) {
+  if (!scales.present()) return TILEWISE_OK;
+  const std::int64_t batches = scales.batch != 0 ? problem.batch : 1;
+  const std::int64_t heads = scales.head != 0 ? problem.kv_heads : 1;
+  const std::int64_t blocks = scales.row != 0 ? math::ceil_div(rows, kDescaleRows) : 1;
+  const bool empty = problem.batch == 0 || problem.kv_heads == 0 || rows == 0;
+  for (std::int64_t b = 0; !empty && b < batches; ++b) {
+    for (std::int64_t h = 0; h < heads; ++h) {
+      for (std::int64_t block = 0; block < blocks; ++block) {
+        const float scale = static_cast<const float*>(scales.data)[scales.offset(b, h, block)];
+        if (scale > 0 && math::is_finite(scale)) continue;
+        return fail(TILEWISE_INVALID_ARGUMENT,
+                    "%s[%lld][%lld][%lld]: is %g, must be positive and finite", name, printable(b),
+                    printable(h), printable(block), static_cast<double>(scale));
+      }
+    }
+  }
+  return TILEWISE_OK;
+}
+
 }  // namespace
 
 Status check_contents(const Problem& problem) {
@@ -113,6 +136,9 @@ Status check_contents(const Problem& problem) {
   TILEWISE_RETURN_IF_ERROR(check_used("seqused_k", problem.seqused_k, problem.max_k));
   TILEWISE_RETURN_IF_ERROR(check_parts(problem));
   TILEWISE_RETURN_IF_ERROR(check_page_table(problem));
+  TILEWISE_RETURN_IF_ERROR(check_descale("q_descale", problem.q_descale, problem, problem.q_rows));
+  TILEWISE_RETURN_IF_ERROR(check_descale("k_descale", problem.k_descale, problem, problem.k_rows));
+  TILEWISE_RETURN_IF_ERROR(check_descale("v_descale", problem.v_descale, problem, problem.k_rows));
   return check_slices(problem);
 }
 

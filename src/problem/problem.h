@@ -68,11 +68,14 @@ struct PageTable {
   TILEWISE_INLINE std::int64_t row_of(std::int64_t key) const { return key % page_size; }
 };
 
+// Rows of a tensor of fp8 that share a number of a descale tensor with blocks.
+inline constexpr std::int64_t kDescaleRows = 128;
+
 struct Problem {
   Operation operation = Operation::kForward;
   std::int32_t device = TILEWISE_CPU;  // of all tensors
   std::int32_t device_index = 0;
-  std::int32_t dtype = 0;       // of q, k, v, dout
+  std::int32_t dtype = 0;       // of k and v; q and dout have it too unless it is fp8
   std::int32_t statistics = 0;  // dtype of lse and delta: fp64 for fp64 inputs, else fp32
   std::int64_t batch = 0;       // B, the number of sequences
   std::int64_t heads = 0;       // H
@@ -119,6 +122,8 @@ struct Problem {
 
   PageTable page_table;
 
+  View q_descale, k_descale, v_descale;  // (B, Hk, blocks of kDescaleRows rows), of fp8
+
   // True if sequences may have different numbers of queries: packed, or cut by seqused_q.
   TILEWISE_INLINE bool varlen_q() const { return q_packed || seqused_q.present(); }
 
@@ -126,6 +131,15 @@ struct Problem {
   // the probabilities.)
   TILEWISE_INLINE bool has_score_mod() const {
     return softcap > 0 || bias.present() || mask.present() || alibi_slopes.present();
+  }
+
+  // The number that row `row` of `view` is multiplied by, which is q, k or v. kv_head: for q, that
+  // of the query head; row: of the tensor, or the key's number in a paged cache
+  TILEWISE_INLINE float descale(const View& view, std::int64_t b, std::int64_t kv_head,
+                                std::int64_t row) const {
+    const View& scales = &view == &q ? q_descale : &view == &k ? k_descale : v_descale;
+    if (!scales.present()) return 1;
+    return static_cast<const float*>(scales.data)[scales.offset(b, kv_head, row / kDescaleRows)];
   }
 
   // The offset of a key in `view`, which is k or v. row: k_start + the key's number in its sequence
@@ -148,10 +162,16 @@ TILEWISE_INLINE std::int64_t dtype_size(std::int32_t dtype) {
     case TILEWISE_FP16:
       return 2;
     case TILEWISE_BOOL:
+    case TILEWISE_E4M3:
+    case TILEWISE_E5M2:
       return 1;
     default:
       return 0;
   }
+}
+
+TILEWISE_INLINE bool is_fp8(std::int32_t dtype) {
+  return dtype == TILEWISE_E4M3 || dtype == TILEWISE_E5M2;
 }
 
 // "cpu" or "cuda:1", for messages.

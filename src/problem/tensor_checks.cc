@@ -4,10 +4,13 @@
 #include <cstring>
 
 #include "problem/checked.h"
+#include "problem/tensors.h"
 
 namespace tilewise::problem {
 
-bool is_floating(std::int32_t dtype) { return dtype >= TILEWISE_FP64 && dtype <= TILEWISE_FP16; }
+bool is_floating(std::int32_t dtype) {
+  return (dtype >= TILEWISE_FP64 && dtype <= TILEWISE_FP16) || is_fp8(dtype);
+}
 
 ShapeText shape_text(int rank, const std::int64_t* shape) {
   ShapeText result = {"()"};
@@ -97,6 +100,14 @@ Status check_innermost(const char* name, const tilewise_tensor& tensor) {
               printable(tensor.strides[last]));
 }
 
+Status check_device(const char* name, const tilewise_tensor& tensor, const tilewise_tensor& q) {
+  if (!present(tensor) || !present(q)) return TILEWISE_OK;
+  if (tensor.device == q.device && tensor.device_index == q.device_index) return TILEWISE_OK;
+  return fail(TILEWISE_INVALID_ARGUMENT, "%s: device is %s, must be that of q: %s", name,
+              device_text(tensor.device, tensor.device_index).text,
+              device_text(q.device, q.device_index).text);
+}
+
 DeviceText device_text(std::int32_t device, std::int32_t index) {
   DeviceText result = {"cpu"};
   if (device == TILEWISE_CUDA) {
@@ -121,6 +132,10 @@ const char* dtype_name(std::int32_t dtype) {
       return "int64";
     case TILEWISE_BOOL:
       return "bool";
+    case TILEWISE_E4M3:
+      return "e4m3";
+    case TILEWISE_E5M2:
+      return "e5m2";
     default:
       return "invalid dtype";
   }

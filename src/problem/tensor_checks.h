@@ -35,6 +35,9 @@ Status check_dtype(const char* name, const tilewise_tensor& tensor, std::int32_t
 
 Status check_innermost(const char* name, const tilewise_tensor& tensor);
 
+// Checks that a tensor is on the device of q. An absent one passes.
+Status check_device(const char* name, const tilewise_tensor& tensor, const tilewise_tensor& q);
+
 // Returns the stride of a dimension, or 0 where its size makes the stride meaningless.
 std::int64_t stride_of(const tilewise_tensor& tensor, int dimension);
 

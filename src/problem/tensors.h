@@ -49,6 +49,9 @@ inline constexpr NamedTensor kTensors[] = {
     {"dsink", &tilewise_problem::dsink, Role::kUnused, Role::kOutput},
     {"dalibi_slopes", &tilewise_problem::dalibi_slopes, Role::kUnused, Role::kOutput},
     {"page_table", &tilewise_problem::page_table, Role::kInput, Role::kInput},
+    {"q_descale", &tilewise_problem::q_descale, Role::kInput, Role::kInput},
+    {"k_descale", &tilewise_problem::k_descale, Role::kInput, Role::kInput},
+    {"v_descale", &tilewise_problem::v_descale, Role::kInput, Role::kInput},
 };
 
 inline bool present(const tilewise_tensor& tensor) { return tensor.rank != 0; }

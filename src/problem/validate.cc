@@ -2,6 +2,7 @@
 
 #include "math/integer.h"
 #include "problem/checked.h"
+#include "problem/fp8.h"
 #include "problem/options.h"
 #include "problem/read_tensors.h"
 #include "problem/tensor_checks.h"
@@ -10,7 +11,7 @@
 namespace tilewise::problem {
 namespace {
 
-Status check_qkv(const tilewise_problem& request) {
+Status check_qkv(const tilewise_problem& request, Operation operation) {
   const struct {
     const char* name;
     const tilewise_tensor& tensor;
@@ -22,13 +23,15 @@ Status check_qkv(const tilewise_problem& request) {
                   tensor.rank);
     }
     if (!is_floating(tensor.dtype)) {
-      return fail(TILEWISE_INVALID_ARGUMENT, "%s: dtype is %s, must be fp64, fp32, bf16 or fp16",
-                  name, dtype_name(tensor.dtype));
+      return fail(TILEWISE_INVALID_ARGUMENT,
+                  "%s: dtype is %s, must be fp64, fp32, bf16, fp16, e4m3 or e5m2", name,
+                  dtype_name(tensor.dtype));
     }
-    TILEWISE_RETURN_IF_ERROR(check_dtype(name, tensor, request.q.dtype, request.q.dtype));
+    if (!is_fp8(request.k.dtype))
+      TILEWISE_RETURN_IF_ERROR(check_dtype(name, tensor, request.q.dtype, request.q.dtype));
     TILEWISE_RETURN_IF_ERROR(check_innermost(name, tensor));
   }
-  return TILEWISE_OK;
+  return is_fp8(request.k.dtype) ? check_fp8(request, operation) : TILEWISE_OK;
 }
 
 // Reads page_table, and the number of sequences and keys that it gives k and v.
@@ -223,7 +226,9 @@ Status read_score_inputs(const tilewise_problem& request, Problem* problem) {
         read_scores(*problem, "mask", request.mask, mask_shape, &problem->mask));
   }
   if (present(request.bias)) {
-    TILEWISE_RETURN_IF_ERROR(check_dtype("bias", request.bias, problem->dtype, TILEWISE_FP32));
+    TILEWISE_RETURN_IF_ERROR(
+        is_fp8(problem->dtype) ? check_beside_fp8("bias", request.bias)
+                               : check_dtype("bias", request.bias, problem->dtype, TILEWISE_FP32));
     TILEWISE_RETURN_IF_ERROR(
         read_scores(*problem, "bias", request.bias, problem->bias_shape, &problem->bias));
   }
@@ -282,7 +287,8 @@ Status check_accumulated(const char* name, const tilewise_tensor& tensor, const 
 Status read_forward(const tilewise_problem& request, Problem* problem) {
   const std::int32_t dtype = problem->dtype;
   if (!present(request.out)) return fail(TILEWISE_INVALID_ARGUMENT, "out: missing");
-  TILEWISE_RETURN_IF_ERROR(check_dtype("out", request.out, dtype, TILEWISE_FP32));
+  TILEWISE_RETURN_IF_ERROR(is_fp8(dtype) ? check_beside_fp8("out", request.out)
+                                         : check_dtype("out", request.out, dtype, TILEWISE_FP32));
   if (problem->operation == Operation::kForward) {
     TILEWISE_RETURN_IF_ERROR(check_accumulated("out", request.out, *problem));
     if (problem->accumulate && !present(request.lse)) {
@@ -356,15 +362,6 @@ Status read_backward(const tilewise_problem& request, Problem* problem) {
   return TILEWISE_OK;
 }
 
-// Checks that every tensor is on the device of q.
-Status check_device(const char* name, const tilewise_tensor& tensor, const tilewise_tensor& q) {
-  if (!present(tensor) || !present(q)) return TILEWISE_OK;
-  if (tensor.device == q.device && tensor.device_index == q.device_index) return TILEWISE_OK;
-  return fail(TILEWISE_INVALID_ARGUMENT, "%s: device is %s, must be that of q: %s", name,
-              device_text(tensor.device, tensor.device_index).text,
-              device_text(q.device, q.device_index).text);
-}
-
 }  // namespace
 
 Status make_problem(Operation operation, const tilewise_problem& request, Problem* problem) {
@@ -378,8 +375,8 @@ Status make_problem(Operation operation, const tilewise_problem& request, Proble
   problem->device = request.q.device;
   problem->device_index = request.q.device_index;
   TILEWISE_RETURN_IF_ERROR(read_options(request, problem));
-  TILEWISE_RETURN_IF_ERROR(check_qkv(request));
-  problem->dtype = request.q.dtype;
+  TILEWISE_RETURN_IF_ERROR(check_qkv(request, operation));
+  problem->dtype = request.k.dtype;
   problem->statistics = problem->dtype == TILEWISE_FP64 ? TILEWISE_FP64 : TILEWISE_FP32;
   TILEWISE_RETURN_IF_ERROR(read_sizes(request, problem));
   TILEWISE_RETURN_IF_ERROR(read_sequences(request, problem));
@@ -387,6 +384,7 @@ Status make_problem(Operation operation, const tilewise_problem& request, Proble
   problem->q = row_view(request.q, request.layout);
   problem->k = row_view(request.k, request.layout);
   problem->v = row_view(request.v, request.layout);
+  TILEWISE_RETURN_IF_ERROR(read_descales(request, problem));
   TILEWISE_RETURN_IF_ERROR(read_score_inputs(request, problem));
   TILEWISE_RETURN_IF_ERROR(read_forward(request, problem));
   return operation == Operation::kBackward ? read_backward(request, problem)

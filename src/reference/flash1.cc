@@ -66,8 +66,7 @@ struct Flash1Forward {
     const std::int64_t count = extent(queries);
     const auto head = group.head(g);
     T* const out = b.sums + first * problem.value_dim;
-    group.memory.load(problem.q, group.query_rows(g, queries.begin, count), problem.head_dim,
-                      b.tiles.query_tile);
+    group.load_queries(g, queries.begin, count, b.tiles.query_tile);
     group.memory.load_array(out, count * problem.value_dim, size, b.tiles.out_tile);
     for (std::int64_t r = 0; r < count; ++r) {
       merge_row(head, {queries.begin + r, r, keys}, b.tiles, &b.states[first + r]);

@@ -41,7 +41,7 @@ struct Flash2Forward {
       const auto head = group.head(g);
       for_each_tile(group.q_len(), sizes.q_rows, [&](KeyRange queries) {
         const Rows rows = group.query_rows(g, queries.begin, extent(queries));
-        group.memory.load(problem.q, rows, problem.head_dim, b.tiles.query_tile);
+        group.load_queries(g, queries.begin, rows.count, b.tiles.query_tile);
         for (std::int64_t r = 0; r < rows.count; ++r) {
           b.tiles.states[r] =
               group.first_state(g, queries.begin + r, b.tiles.out_tile + r * problem.value_dim);

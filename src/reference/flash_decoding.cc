@@ -50,9 +50,9 @@ struct PackedRows {
   KeyRange queries() const { return {query(0), query(count() - 1) + 1}; }
   Rows in_memory(std::int64_t r) const { return group.query_rows(head(r), query(r), 1); }
 
-  void load(const problem::View& view, std::int64_t width, T* tile) const {
+  void load_queries(T* tile) const {
     for (std::int64_t r = 0; r < count(); ++r)
-      group.memory.load(view, in_memory(r), width, tile + r * width);
+      group.load_queries(head(r), query(r), 1, tile + r * group.problem.head_dim);
   }
   bool skips(KeyRange keys) const {
     for (std::int64_t g = 0; g < group.size(); ++g) {
@@ -100,7 +100,7 @@ struct FlashDecodingForward {
     for_each_tile(group.size() * group.q_len(), sizes.q_rows, [&](KeyRange range) {
       const PackedRows<T, Counter> rows = {group, range};
       bool visited[kMostSplits] = {};
-      rows.load(problem.q, problem.head_dim, b.tiles.query_tile);
+      rows.load_queries(b.tiles.query_tile);
       for (std::int64_t s = 0; s < splits.count; ++s) {
         for (std::int64_t r = 0; r < rows.count(); ++r) b.at_phi[r] = unified ? 1 : 0;
         visited[s] = add_keys(rows, splits.keys(s), sizes.k_rows, b);

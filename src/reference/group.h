@@ -45,16 +45,23 @@ struct Group {
     return {sequence.batch, kv_head, sequence.k_start + first, count};
   }
 
+  // tile (count, D) <- rows of query head g, from row `first` on.
+  void load_queries(std::int64_t g, std::int64_t first, std::int64_t count, T* tile) const {
+    memory.load(problem.q, query_rows(g, first, count), problem.head_dim, tile);
+    descale(problem.q, sequence.q_start + first, count, problem.head_dim, tile);
+  }
+
   // tile (count, width) <- rows of k or v, from key `first` on. The pages of a paged cache are
   // looked up key by key.
   void load_keys(const problem::View& view, std::int64_t first, std::int64_t count,
                  std::int64_t width, T* tile) const {
     const problem::PageTable& pages = problem.page_table;
-    if (!pages.present()) return memory.load(view, key_rows(first, count), width, tile);
-    for (std::int64_t j = first; j < first + count; ++j) {
+    if (!pages.present()) memory.load(view, key_rows(first, count), width, tile);
+    for (std::int64_t j = first; pages.present() && j < first + count; ++j) {
       const Rows row = {pages.page_of(sequence.batch, j), kv_head, pages.row_of(j), 1};
       memory.load(view, row, width, tile + (j - first) * width);
     }
+    descale(view, sequence.k_start + first, count, width, tile);
   }
 
   // Access to the row statistics of query head g.
@@ -102,6 +109,15 @@ struct Group {
   }
 
  private:
+  // Multiplies the numbers of fp8 by their scales. view: q, k or v; row: that of its first row
+  void descale(const problem::View& view, std::int64_t row, std::int64_t count, std::int64_t width,
+               T* tile) const {
+    for (std::int64_t r = 0; problem::is_fp8(view.dtype) && r < count; ++r) {
+      const float scale = problem.descale(view, sequence.batch, kv_head, row + r);
+      scale_row(static_cast<T>(scale), width, tile + r * width);
+    }
+  }
+
   std::int64_t statistic(const problem::View& view, std::int64_t g, std::int64_t row) const {
     return view.offset(sequence.batch, kv_head * problem.group + g, sequence.q_start + row);
   }

@@ -6,7 +6,7 @@
 
 #include <cstring>
 
-#include "math/number.h"
+#include "math/float8.h"
 #include "problem/kernel.h"
 
 namespace tilewise::reference {
@@ -60,6 +60,10 @@ void with_element(const problem::View& view, std::int64_t offset, Function funct
       return function(static_cast<math::BFloat16*>(view.data) + offset);
     case TILEWISE_FP16:
       return function(static_cast<math::Float16*>(view.data) + offset);
+    case TILEWISE_E4M3:
+      return function(static_cast<math::Float8E4M3*>(view.data) + offset);
+    case TILEWISE_E5M2:
+      return function(static_cast<math::Float8E5M2*>(view.data) + offset);
     default:
       break;  // no other dtype holds floating-point numbers
   }

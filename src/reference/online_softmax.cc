@@ -76,7 +76,7 @@ struct OnlineSoftmaxForward {
     for (std::int64_t g = 0; g < group.size(); ++g) {
       const auto head = group.head(g);
       for (std::int64_t i = 0; i < group.q_len(); ++i) {
-        group.memory.load(problem.q, group.query_rows(g, i, 1), problem.head_dim, b.query);
+        group.load_queries(g, i, 1, b.query);
         // The state is in double: where scores rise from key to key (ALiBi), every step rescales
         // the sum, and all these factors may be rounded in the same direction.
         const math::SoftmaxState<T> first = group.first_state(g, i, b.out);

@@ -56,7 +56,7 @@ void compute_scores(const Group<T, Counter>& group, std::int64_t g, const Matrix
   const auto head = group.head(g);
   group.load_keys(problem.k, 0, k_len, problem.head_dim, b.keys);
   for (std::int64_t i = 0; i < group.q_len(); ++i) {
-    group.memory.load(problem.q, group.query_rows(g, i, 1), problem.head_dim, b.query);
+    group.load_queries(g, i, 1, b.query);
     head.score_row(i, {0, k_len}, b.query, b.keys, b.row,
                    derivatives == nullptr ? nullptr : b.other_row);
     group.memory.store_array(b.row, k_len, size, b.scores + i * k_len);

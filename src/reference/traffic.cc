@@ -316,7 +316,9 @@ double predicted_traffic(Algorithm algorithm, const problem::Problem& problem,
   const bool whole = !problem.accumulate && !problem.parts.present();
   const bool plain_scores = !problem.mask.present() && !problem.bias.present() &&
                             !(problem.operation == Operation::kBackward && problem.softcap > 0);
-  if (!dense || !whole || !plain_scores) return std::numeric_limits<double>::quiet_NaN();
+  const bool one_size = !problem::is_fp8(problem.dtype);  // q and out may be larger than k and v
+  if (!dense || !whole || !plain_scores || !one_size)
+    return std::numeric_limits<double>::quiet_NaN();
   return predict(algorithm, problem.operation, shape_of(problem),
                  sram_bytes > 0 ? sram_bytes : problem::kDefaultSramBytes)
       .bytes();

@@ -11,6 +11,8 @@ namespace {
 constexpr const char* kStorageNames[] = {"contiguous", "padded", "transposed", "interleaved",
                                          "expanded"};
 
+constexpr const char* kDescaleNames[] = {"absent", "tensor", "heads", "blocks"};
+
 std::string number(double x) {
   char text[40];
   std::snprintf(text, sizeof(text), "%.17g", x);
@@ -134,6 +136,10 @@ std::string describe(const Case& description) {
   line.add("seed", std::to_string(description.seed));
   std::string head = description.operation == Operation::kForward ? "forward " : "backward ";
   head += problem::dtype_name(description.dtype);
+  if (description.q_dtype != 0)
+    head += std::string(" q=") + problem::dtype_name(description.q_dtype);
+  if (description.descale != Descale::kAbsent)
+    line.add("descale", kDescaleNames[static_cast<int>(description.descale)]);
   if (description.output_dtype != 0)
     head += std::string("->") + problem::dtype_name(description.output_dtype);
   return head + line.text();

@@ -30,6 +30,9 @@ struct ScoreTensor {
   std::array<bool, 4> full = {true, true, true, true};  // false: the size of that dimension is 1
 };
 
+// What shares a scale of a tensor of fp8.
+enum class Descale { kAbsent, kTensor, kHeads, kBlocks };
+
 // The gradients to compute.
 enum Gradients : unsigned {
   kDQ = 1,
@@ -46,7 +49,9 @@ using Slice = std::array<std::int64_t, 6>;  // q0 q1 k0 k1 kind head
 struct Case {
   Operation operation = Operation::kForward;
   std::int32_t dtype = TILEWISE_FP32;
-  std::int32_t output_dtype = 0;  // of out, dq, dk, dv; 0: dtype
+  std::int32_t output_dtype = 0;       // of out, dq, dk, dv; 0: dtype, or bf16 for fp8
+  std::int32_t q_dtype = 0;            // of q and bias; 0: dtype, and a bias of bf16 for fp8
+  Descale descale = Descale::kAbsent;  // of each tensor of fp8
   std::int64_t batch = 1;
   std::int64_t q_len = 1;  // Sq; T of a packed side without lengths
   std::int64_t k_len = 1;

@@ -39,6 +39,7 @@ Instance::Instance(const Case& description) : case_(description) {
   add_indices();
   add_page_table();
   add_score_inputs();
+  add_descales();
   add_statistics();
   fill_inputs();
   poison_unused_pages();
@@ -64,8 +65,10 @@ void Instance::set_options() {
   }
 }
 
+std::int32_t Instance::q_dtype() const { return case_.q_dtype != 0 ? case_.q_dtype : case_.dtype; }
 std::int32_t Instance::output_dtype() const {
-  return case_.output_dtype != 0 ? case_.output_dtype : case_.dtype;
+  if (case_.output_dtype != 0) return case_.output_dtype;
+  return problem::is_fp8(case_.dtype) ? std::int32_t{TILEWISE_BF16} : case_.dtype;
 }
 
 Instance::Rows Instance::query_rows(std::int64_t width) const {
@@ -143,7 +146,7 @@ void Instance::add_rows() {
   const Rows key = key_rows(case_.head_dim);
   const Rows value = key_rows(case_.value_dim);
   const Rows out = query_rows(case_.value_dim);
-  add_row_tensor("q", &tilewise_problem::q, query, case_.dtype);
+  add_row_tensor("q", &tilewise_problem::q, query, q_dtype());
   add_row_tensor("k", &tilewise_problem::k, key, case_.dtype);
   add_row_tensor("v", &tilewise_problem::v, value, case_.dtype);
   add_row_tensor("out", &tilewise_problem::out, out, output_dtype());
@@ -259,7 +262,8 @@ void Instance::add_score_tensor(const char* name, Member member, const ScoreTens
 }
 
 void Instance::add_score_inputs() {
-  const std::int32_t bias_dtype = case_.bias_fp32 ? std::int32_t{TILEWISE_FP32} : case_.dtype;
+  const std::int32_t narrow = problem::is_fp8(q_dtype()) ? std::int32_t{TILEWISE_BF16} : q_dtype();
+  const std::int32_t bias_dtype = case_.bias_fp32 ? std::int32_t{TILEWISE_FP32} : narrow;
   if (case_.mask.present) {
     add_score_tensor("mask", &tilewise_problem::mask, case_.mask, TILEWISE_BOOL);
   }

@@ -51,6 +51,7 @@ class Instance {
   void add_indices();
   void add_page_table();
   void add_score_inputs();
+  void add_descales();
   void add_statistics();
   Rows query_rows(std::int64_t width) const;
   Rows key_rows(std::int64_t width) const;
@@ -70,6 +71,7 @@ class Instance {
   void fill_inputs();
   std::int64_t keys_in_use(std::int64_t b) const;
   void poison_unused_pages();
+  std::int32_t q_dtype() const;
   std::int32_t output_dtype() const;
 
   Case case_;

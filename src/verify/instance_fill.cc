@@ -12,6 +12,36 @@ void Instance::fill(const tilewise_tensor& tensor, Random& random) {
   });
 }
 
+// Adds the scales, random numbers from 0.5 to 1.5 that no dtype of 8 or 16 bits holds exactly.
+void Instance::add_descales() {
+  if (case_.descale == Descale::kAbsent) return;
+  const auto lengths = score_shape(case_);
+  Random random(case_.seed ^ 0xDE5CA1E);
+  const struct {
+    const char* name;
+    Member member;
+    const tilewise_tensor& scaled;
+    bool packed;
+    std::int64_t rows;
+  } scales[] = {
+      {"q_descale", &tilewise_problem::q_descale, request_.q, case_.q_packed, query_tokens(case_)},
+      {"k_descale", &tilewise_problem::k_descale, request_.k, case_.k_packed, key_tokens(case_)},
+      {"v_descale", &tilewise_problem::v_descale, request_.v, case_.k_packed, key_tokens(case_)}};
+  for (const auto& scale : scales) {
+    if (!problem::is_fp8(scale.scaled.dtype)) continue;
+    std::vector<std::int64_t> shape = {1};
+    if (case_.descale != Descale::kTensor) shape = {lengths[0], case_.kv_heads};
+    if (case_.descale == Descale::kBlocks) {
+      if (scale.packed) shape[0] = 1;
+      shape.push_back((scale.rows + problem::kDescaleRows - 1) / problem::kDescaleRows);
+    }
+    add_contiguous(scale.name, scale.member, TILEWISE_FP32, shape);
+    for_each_element(request_.*scale.member, [&](std::int64_t, std::int64_t offset) {
+      write_element(request_.*scale.member, offset, 0.5 + random.uniform());
+    });
+  }
+}
+
 void Instance::fill_inputs() {
   Random random(case_.seed);
   const auto normal = [&] { return random.normal(); };

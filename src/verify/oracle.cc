@@ -30,7 +30,8 @@ void run_kernel(const char* kernel, problem::Operation operation, const tilewise
 
 }  // namespace
 
-Oracle::Oracle(const tilewise_problem& request) : dtype_(request.q.dtype), twin_(request) {
+Oracle::Oracle(const tilewise_problem& request)
+    : dtype_(request.q.dtype), values_(request, TILEWISE_FP64), twin_(values_.request()) {
   static constexpr tilewise_tensor tilewise_problem::*kWidened[] = {
       &tilewise_problem::q,    &tilewise_problem::k,    &tilewise_problem::v,
       &tilewise_problem::bias, &tilewise_problem::dout, &tilewise_problem::dlse};
@@ -39,8 +40,9 @@ Oracle::Oracle(const tilewise_problem& request) : dtype_(request.q.dtype), twin_
       &tilewise_problem::dv,           &tilewise_problem::dbias, &tilewise_problem::dsink,
       &tilewise_problem::dalibi_slopes};
   for (const auto member : kWidened) {
-    if (!problem::present(request.*member)) continue;
-    twin_.*member = owner_.copy(TILEWISE_FP64, request.*member);
+    const tilewise_tensor& tensor = values_.request().*member;
+    if (problem::present(tensor) && tensor.dtype != TILEWISE_FP64)
+      twin_.*member = owner_.copy(TILEWISE_FP64, tensor);
   }
   for (const auto member : kResults) {
     const tilewise_tensor& tensor = request.*member;

@@ -3,13 +3,15 @@
 #pragma once
 
 #include "problem/problem.h"
+#include "verify/dequantised.h"
 #include "verify/tensor.h"
 
 namespace tilewise::verify {
 
-// Holds an fp64 twin of a request: every floating input is widened exactly, every output is new.
-// Inputs that have no fp64 form (mask, indices, slopes, sink) are shared with the request, which
-// must outlive the oracle. Throws std::runtime_error if the library refuses to run.
+// Holds an fp64 twin of a request: every floating input is widened exactly (fp8 is multiplied by
+// its scales), every output is new. Inputs that have no fp64 form (mask, indices, slopes, sink) are
+// shared with the request, which must outlive the oracle. Throws std::runtime_error if the library
+// refuses to run.
 class Oracle {
  public:
   explicit Oracle(const tilewise_problem& request);
@@ -25,6 +27,7 @@ class Oracle {
 
  private:
   std::int32_t dtype_;  // of the request
+  Dequantised values_;
   TensorOwner owner_;
   tilewise_problem twin_;
 };

@@ -146,7 +146,8 @@ void run_backward(const Parsed& parsed, SumOrder order) {
 
 }  // namespace
 
-Plain::Plain(const tilewise_problem& request, SumOrder order) : order_(order), results_(request) {
+Plain::Plain(const tilewise_problem& request, SumOrder order)
+    : order_(order), values_(request, TILEWISE_FP32), results_(values_.request()) {
   for (const problem::NamedTensor& tensor : problem::kTensors) {
     const tilewise_tensor& original = request.*tensor.member;
     const bool gradient = tensor.backward == problem::Role::kOutput;
@@ -185,7 +186,8 @@ void run_extended(problem::Operation operation, const tilewise_problem& request)
 
 std::vector<ExactRow> exact_rows(const tilewise_problem& request,
                                  const std::vector<RowNumber>& rows) {
-  const Parsed parsed(problem::Operation::kForward, request);
+  const Dequantised values(request, TILEWISE_FP32);
+  const Parsed parsed(problem::Operation::kForward, values.request());
   std::vector<ExactRow> results;
   std::unique_ptr<PlainHead<double, false>> head;
   const RowNumber* previous = nullptr;

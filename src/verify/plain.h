@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "problem/problem.h"
+#include "verify/dequantised.h"
 #include "verify/tensor.h"
 
 namespace tilewise::verify {
@@ -24,7 +25,8 @@ inline constexpr SumOrder kSumOrders = 8;
 
 // Runs a request (any dtype, layout, option) in fp32 arithmetic, or fp64 for fp64 inputs. Scores,
 // probabilities and, backward, dP and dS are rounded to the inputs' dtype, as a matrix that is
-// stored between passes would be. The results have the dtypes of the request's outputs. It uses one
+// stored between passes would be. The results have the dtypes of the request's outputs. fp8 is
+// computed as fp32 inputs with the numbers times their scales, and has results of fp32. It uses one
 // thread.
 class Plain {
  public:
@@ -39,6 +41,7 @@ class Plain {
 
  private:
   SumOrder order_;
+  Dequantised values_;
   TensorOwner owner_;
   tilewise_problem results_;
 };

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <new>
 
-#include "math/number.h"
+#include "math/float8.h"
 #include "problem/problem.h"
 
 namespace tilewise::verify {
@@ -19,6 +19,10 @@ double read_element(const tilewise_tensor& tensor, std::int64_t offset) {
       return static_cast<double>(static_cast<const float*>(tensor.data)[offset]);
     case TILEWISE_BF16:
       return math::load<double>(static_cast<const math::BFloat16*>(tensor.data)[offset]);
+    case TILEWISE_E4M3:
+      return math::load<double>(static_cast<const math::Float8E4M3*>(tensor.data)[offset]);
+    case TILEWISE_E5M2:
+      return math::load<double>(static_cast<const math::Float8E5M2*>(tensor.data)[offset]);
     default:
       return math::load<double>(static_cast<const math::Float16*>(tensor.data)[offset]);
   }
@@ -34,6 +38,12 @@ void write_element(const tilewise_tensor& tensor, std::int64_t offset, double x)
       break;
     case TILEWISE_BF16:
       math::store(x, static_cast<math::BFloat16*>(tensor.data) + offset);
+      break;
+    case TILEWISE_E4M3:
+      math::store(x, static_cast<math::Float8E4M3*>(tensor.data) + offset);
+      break;
+    case TILEWISE_E5M2:
+      math::store(x, static_cast<math::Float8E5M2*>(tensor.data) + offset);
       break;
     default:
       math::store(x, static_cast<math::Float16*>(tensor.data) + offset);

@@ -78,10 +78,28 @@ TEST_F(BadInput, UnknownChoicesAreRefused) {
   expect_run_refusal("--causal=left", {"--causal", "left", "top-left"});
   expect_run_refusal("--causal=top-left --align bottom-right", {"--align", "--causal"});
   expect_run_refusal("--align middle", {"--align", "middle"});
-  expect_run_refusal("--dtype fp8", {"--dtype", "fp8", "fp64, fp32, bf16, fp16"});
+  expect_run_refusal("--dtype fp6", {"--dtype", "fp6", "fp64, fp32, bf16, fp16, e4m3, e5m2, fp8"});
+  expect_run_refusal("--kv-dtype fp6", {"--kv-dtype", "fp6", "e4m3, e5m2, fp8"});
   expect_run_refusal("--kernel magic", {"kernel", "magic", "three_pass"});
   expect_run_refusal("--device gpu", {"--device", "gpu", "cpu, cuda"});
   expect_run_refusal("--deterministic=maybe", {"deterministic", "flag override"});
+}
+
+TEST_F(BadInput, Fp8IsRefusedWhereNothingReadsIt) {
+  write("scale.npy", random_array(ElementType::f32, {3}, 1));
+  const std::string shape = "--shape 1,8,8,2,1,8 ";
+  expect_run_refusal("--dtype fp64 --kv-dtype fp8", {"q", "fp64", "bf16, fp16 or fp32"});
+  expect_run_refusal("--k-descale scale.npy", {"k_descale", "fp32", "e4m3 or e5m2"});
+  expect_run_refusal("--kv-dtype fp8 --k-descale scale.npy", {"k_descale", "3", "(1)"});
+  expect_run_refusal("--kv-dtype fp8 --dout do.npy --dq dq.npy", {"k", "e4m3", "backward"});
+  expect_run_refusal("--dtype e5m2 --ranks 2", {"k", "e5m2", "distributed attention"});
+  expect_refusal("explain " + shape + "--dtype fp8", {"--dtype", "fp8", "explain"});
+  expect_refusal("explain " + shape + "--kv-dtype e5m2", {"--kv-dtype", "explain"});
+#if defined(__x86_64__)
+  for (const char* kernel : {"cpu_amx", "cpu_avx512_bf16"})
+    expect_run_refusal("--dtype bf16 --kv-dtype fp8 --kernel " + std::string(kernel),
+                       {"k", "e4m3", kernel});
+#endif
 }
 
 TEST_F(BadInput, MissingAndRepeatedFlagsAreRefused) {

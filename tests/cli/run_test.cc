@@ -308,6 +308,27 @@ TEST_F(Run, NoFileAppearsIfTheStandardOutputIsFull) {
   EXPECT_EQ(contents(), before);
 }
 
+TEST_F(Run, Fp8OfAFileAndOfACastAreTheLibrarysBits) {
+  Sample sample;
+  write_sample(sample);
+  sample.k = random_array(ElementType::e4m3, sample.k.shape, 2);
+  sample.v = random_array(ElementType::e4m3, sample.v.shape, 3);
+  const Array scale = random_array(ElementType::f32, {1}, 5);
+  *reinterpret_cast<float*>(scale.writable.data()) = 0.75f;
+  sample.problem.k = view(sample.k, TILEWISE_E4M3);
+  sample.problem.v = view(sample.v, TILEWISE_E4M3);
+  sample.problem.v_descale = view(scale, TILEWISE_FP32);
+  forward(sample.problem);
+  write("k8.npy", sample.k);
+  write("v8.npy", sample.v);
+  write("scale.npy", scale);
+  const std::string flags = " --q q.npy --v-descale scale.npy --out o.npy ";
+  for (const char* cache : {"--k k8.npy --v v8.npy", "--k k.npy --v v.npy --kv-dtype fp8"}) {
+    ASSERT_EQ(run("run" + flags + cache).code, 0) << cache;
+    EXPECT_EQ(bytes_of(read("o.npy")), bytes_of(sample.out)) << cache;
+  }
+}
+
 TEST_F(Run, AMaskOfBytesIsOneOfBooleans) {
   Sample sample;
   Array mask = io::make_array(ElementType::u8, std::vector<std::int64_t>{33, 40});

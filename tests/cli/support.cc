@@ -36,6 +36,10 @@ std::int32_t dtype_of(io::ElementType type) {
       return TILEWISE_BF16;
     case io::ElementType::f16:
       return TILEWISE_FP16;
+    case io::ElementType::e4m3:
+      return TILEWISE_E4M3;
+    case io::ElementType::e5m2:
+      return TILEWISE_E5M2;
     default:
       return TILEWISE_FP32;
   }

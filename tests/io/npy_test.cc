@@ -70,7 +70,8 @@ TEST(Npy, BothSpellingsOfBytesWithoutOrderAreRead) {
     ElementType type;
     std::size_t size;
   };
-  for (const Row& row : {Row{"|V2", ElementType::bf16, 4}, Row{"<V2", ElementType::bf16, 4},
+  for (const Row& row : {Row{"<V1", ElementType::e4m3, 2}, Row{"<f1", ElementType::e5m2, 2},
+                         Row{"|V2", ElementType::bf16, 4}, Row{"<V2", ElementType::bf16, 4},
                          Row{"|i1", ElementType::i8, 2}, Row{"<i1", ElementType::i8, 2},
                          Row{"|b1", ElementType::boolean, 2}, Row{"<u1", ElementType::u8, 2}}) {
     const std::string file = npy_file(

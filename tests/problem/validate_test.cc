@@ -74,7 +74,7 @@ const Fault kFaults[] = {
     {"q_integer",
      kForward,
      ALTER(p.q.dtype = TILEWISE_INT32),
-     {"q", "int32", "fp64, fp32, bf16 or fp16"}},
+     {"q", "int32", "fp64, fp32, bf16, fp16, e4m3 or e5m2"}},
     {"v_other_dtype", kForward, ALTER(p.v.dtype = TILEWISE_BF16), {"v", "bf16", "fp32"}},
     {"k_innermost", kForward, ALTER(p.k.strides[3] = 2), {"k", "innermost stride is 2", "1"}},
     {"q_innermost_zero", kForward, ALTER(p.q.strides[3] = 0), {"q", "innermost stride is 0", "1"}},

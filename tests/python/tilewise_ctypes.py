@@ -17,10 +17,12 @@ def run_seed():
 FORWARD, BACKWARD = 0, 1
 BSHD, BHSD = 0, 1
 BOTTOM_RIGHT, TOP_LEFT = 0, 1
-DTYPES = {"float64": 1, "float32": 2, "bfloat16": 3, "float16": 4, "int32": 5, "int64": 6, "bool": 7}
+DTYPES = {"float64": 1, "float32": 2, "bfloat16": 3, "float16": 4, "int32": 5, "int64": 6, "bool": 7, "float8_e4m3fn": 8,
+          "float8_e5m2": 9}
 TENSORS = ("q", "k", "v", "out", "lse", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "slices", "mask", "bias",
            "alibi_slopes", "sink", "dout", "dlse", "dq", "dk", "dv", "dbias", "dsink",
-           "seqused_q", "dalibi_slopes", "parts", "phi", "phi_fallbacks", "page_table")
+           "seqused_q", "dalibi_slopes", "parts", "phi", "phi_fallbacks", "page_table",
+           "q_descale", "k_descale", "v_descale")
 LAST = TENSORS.index("parts")  # the tensors before it come before `accumulate`
 
 

@@ -55,7 +55,7 @@ def attention(
     threads: how many; None is all that the process may use, for tensors torch.get_num_threads().
     options: tilewise.Options, those of the whole, the same on every rank: cu_seqlens_q, cu_seqlens_k, seqused_q,
     seqused_k, alibi_slopes, sink. mask and bias have this rank's rows and all columns. dropout_seed None, for tensors:
-    rank 0 draws it. Not slices without a token plan, page_table and phi.
+    rank 0 draws it. Not slices without a token plan, page_table, phi and the scales of float8.
 
     Raises ValueError on every rank if the ranks' problems do not fit together, TypeError and NotImplementedError;
     RankError if a rank fails, RankTimeout if it does not answer in time. These name the rank, and the group cannot be

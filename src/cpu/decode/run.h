@@ -35,15 +35,16 @@ template <class T>
 void count_decode_traffic(const RunContext& run, const DecodeRange& range, std::int64_t visited,
                           std::int64_t merged, bool last, std::int64_t splits) {
   const Problem& problem = *range.context.problem;
-  const std::int64_t size = problem::dtype_size(problem.dtype);
+  const std::int64_t key =
+      row_bytes(problem.k, problem.head_dim) + row_bytes(problem.v, problem.value_dim);
   const std::int64_t state =
       splits > 1 ? range.rows() * problem.value_dim * static_cast<std::int64_t>(sizeof(T)) : 0;
   const std::int64_t out =
       last ? range.rows() * problem.value_dim * problem::dtype_size(problem.out.dtype) : 0;
   count_traffic(run,
-                visited * range.heads.kv_heads * (problem.head_dim + problem.value_dim) * size +
-                    range.rows() * problem.head_dim * size + (2 * merged + (last ? 1 : 0)) * state +
-                    (problem.accumulate ? out : 0),
+                visited * range.heads.kv_heads * key +
+                    range.rows() * row_bytes(problem.q, problem.head_dim) +
+                    (2 * merged + (last ? 1 : 0)) * state + (problem.accumulate ? out : 0),
                 (1 + merged) * state + out);
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpu/decode/cache_rows.h"
+#include "cpu/decode/fp8.h"
 #include "cpu/decode/step.h"
 #include "cpu/decode/unified.h"
 #include "math/integer.h"
@@ -68,43 +69,52 @@ TILEWISE_INLINE bool starts_small(Source rows, std::int64_t width, int least) {
   }
 }
 
+// Copies a row of queries in the form of padded rows, multiplied by `factor`.
+template <class T, class S>
+TILEWISE_INLINE void store_query(const S* from, Padded<T> row, std::int64_t width, T factor,
+                                 T* to) {
+  for (std::int64_t at = 0; at < row.size(); ++at) {
+    const bool again = at >= row.whole() && at < row.size() - row.width + row.whole();
+    const std::int64_t c = at < row.whole() ? at : at - row.size() + row.width;
+    to[at] = again || c >= width ? T(0) : math::load<T>(from[c]) * factor;
+  }
+}
+
 template <class T>
 void load_decode_queries(const DecodeRange& range, const DecodeScratch<T>& scratch) {
   const Problem& problem = *range.context.problem;
   const std::int64_t q_len = range.context.sequence.q_len;
   const Padded<T> row = padded<T>(problem.head_dim);
   const T sign = ScoreScaling<T>(problem).sign;
-  with_storage(problem.q.dtype, [&](auto storage) {
-    using S = decltype(storage);
-    for (std::int64_t r = 0; r < range.rows(); ++r) {
-      const S* const from =
-          static_cast<const S*>(problem.q.data) +
-          problem.q.offset(range.context.sequence.batch, range.context.head + r / q_len,
-                           range.context.sequence.q_start + r % q_len);
-      T* const to = scratch.queries + r * row.size();
-      scratch.query_unit[r] = T(1);
-      if constexpr (std::is_same_v<S, math::BFloat16>) {
-        if (uses_bf16_dot<T, S>(problem.head_dim)) {
-          load_bf16_queries(from, problem.head_dim, sign < T(0), to);
-          continue;
-        }
+  for (std::int64_t r = 0; r < range.rows(); ++r) {
+    const RowBlock query = {&problem.q,
+                            range.context.sequence.batch,
+                            range.context.head + r / q_len,
+                            range.context.sequence.q_start + r % q_len,
+                            1,
+                            problem.head_dim};
+    T* const to = scratch.queries + r * row.size();
+    scratch.query_unit[r] = T(1);
+    if constexpr (kReadsFp8 && std::is_same_v<T, float>) {
+      if (problem::is_fp8(problem.q.dtype)) {
+        dequantise_rows(problem, query, query.head / problem.group, query.width, scratch.staged);
+        store_query(scratch.staged, row, query.width, sign, to);
+        continue;
       }
-      const RowBlock query = {&problem.q,
-                              range.context.sequence.batch,
-                              range.context.head + r / q_len,
-                              range.context.sequence.q_start + r % q_len,
-                              1,
-                              problem.head_dim};
+    }
+    with_storage(problem.q.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      const S* const from = RowAddresses<const S>(query)[0];
+      if constexpr (std::is_same_v<S, math::BFloat16>) {
+        if (uses_bf16_dot<T, S>(problem.head_dim) && problem.k.dtype == TILEWISE_BF16)
+          return load_bf16_queries(from, query.width, sign < T(0), to);
+      }
       const T unit =
           scores_have_units(problem) ? unit_of_rows(measure_rows<T>(query), query.width) : T(1);
       scratch.query_unit[r] = unit;
-      for (std::int64_t at = 0; at < row.size(); ++at) {
-        const bool again = at >= row.whole() && at < row.size() - row.width + row.whole();
-        const std::int64_t c = at < row.whole() ? at : at - row.size() + row.width;
-        to[at] = again || c >= problem.head_dim ? T(0) : math::load<T>(from[c]) * (sign * unit);
-      }
-    }
-  });
+      store_query(from, row, query.width, sign * unit, to);
+    });
+  }
 }
 
 template <class T>
@@ -144,6 +154,17 @@ TILEWISE_INLINE HeadBlock<T> head_block(const DecodeRange& range, const DecodeBl
           number * block.rows()};
 }
 
+// Divides the scores of a kv head by the units of K and of the queries.
+template <class T>
+TILEWISE_INLINE void divide_by_units(std::int64_t rows, std::int64_t first_row, T k_unit,
+                                     const DecodeScratch<T>& scratch) {
+  for (std::int64_t r = first_row; r < first_row + rows; ++r) {
+    const T q_unit = scratch.query_unit[r];
+    if (k_unit == T(1) && q_unit == T(1)) continue;
+    divide_scores<T, kDecodeKeys>(1, k_unit, q_unit, scratch.scores + r * kDecodeKeys);
+  }
+}
+
 // The scores and probabilities of one kv head. Returns true if all of its rows see all keys.
 template <class T, class S, bool kPaged>
 bool decode_scores(const DecodeRange& range, const DecodeBlock& block, const HeadBlock<T>& head,
@@ -152,26 +173,27 @@ bool decode_scores(const DecodeRange& range, const DecodeBlock& block, const Hea
   const Problem& problem = *range.context.problem;
   const Padded<T> row = padded<T>(problem.head_dim);
   const std::int64_t rows = block.rows();
-  const bool pairs = uses_bf16_dot<T, S>(problem.head_dim);
-  const auto k = cache_rows<S, kPaged>(problem.k, range, block, head.number, scratch);
   const T* const queries = scratch.queries + head.first_row * row.size();
   T* const scores = scratch.scores + head.first_row * kDecodeKeys;
   BlockForm<T> form;
-  // Queries are multiplied by a unit of their own, so that most small keys need none.
-  if (!pairs && scores_have_units(problem) &&
-      starts_small<T>(k, problem.head_dim, 2 * Exponents<T>::kSmall))
-    form.unit = unit_of_rows(measure_rows<T>(head.k), problem.head_dim);
-  if (!form.in_place() || (!pairs && needs_staging<T, S>(problem.head_dim, rows))) {
-    const Rows<T> staged = stage_block<T>(k, block.keys, problem.head_dim, form, scratch.staged);
+  if constexpr (kIsFp8<S>) {
+    const Rows<T> staged = stage_fp8_block(problem, head.k, scratch.staged);
     score_all_rows<T>(staged, block.keys, rows, queries, row, scores, prefetcher);
   } else {
-    score_all_rows<T>(k, block.keys, rows, queries, row, scores, prefetcher);
+    const bool pairs = uses_bf16_dot<T, S>(problem.head_dim);
+    const auto k = cache_rows<S, kPaged>(problem.k, range, block, head.number, scratch);
+    // Queries are multiplied by a unit of their own, so that most small keys need none.
+    if (!pairs && scores_have_units(problem) &&
+        starts_small<T>(k, problem.head_dim, 2 * Exponents<T>::kSmall))
+      form.unit = unit_of_rows(measure_rows<T>(head.k), problem.head_dim);
+    if (!form.in_place() || (!pairs && needs_staging<T, S>(problem.head_dim, rows))) {
+      const Rows<T> staged = stage_block<T>(k, block.keys, problem.head_dim, form, scratch.staged);
+      score_all_rows<T>(staged, block.keys, rows, queries, row, scores, prefetcher);
+    } else {
+      score_all_rows<T>(k, block.keys, rows, queries, row, scores, prefetcher);
+    }
   }
-  for (std::int64_t r = 0; r < rows; ++r) {
-    const T q_unit = scratch.query_unit[head.first_row + r];
-    if (form.unit == T(1) && q_unit == T(1)) continue;
-    divide_scores<T, kDecodeKeys>(1, form.unit, q_unit, scores + r * kDecodeKeys);
-  }
+  divide_by_units(rows, head.first_row, form.unit, scratch);
   return softmax_rows(block, head.first_row, scratch, prefetcher);
 }
 
@@ -182,24 +204,31 @@ BlockForm<T> value_form(const DecodeRange& range, const DecodeBlock& block,
                         const HeadBlock<T>& head, bool seen_whole,
                         const DecodeScratch<T>& scratch) {
   T& unit = scratch.out_unit[head.number];
-  const auto v =
-      cache_rows<S, kPaged>(range.context.problem->v, range, block, head.number, scratch);
-  if (unit == T(0)) {
-    unit = starts_small<T>(v, head.v.width, Exponents<T>::kSmall)
-               ? unit_of_rows(measure_rows<T>(head.v), head.v.width)
-               : T(1);
+  if constexpr (kIsFp8<S>) {
+    unit = T(1);
+    if (seen_whole) return {};
+    const Rows<T> staged = stage_fp8_block(*range.context.problem, head.v, scratch.staged);
+    return {T(1), hides_non_finite_values<T>(staged, block, head.first_row, scratch)};
+  } else {
+    const auto v =
+        cache_rows<S, kPaged>(range.context.problem->v, range, block, head.number, scratch);
+    if (unit == T(0)) {
+      unit = starts_small<T>(v, head.v.width, Exponents<T>::kSmall)
+                 ? unit_of_rows(measure_rows<T>(head.v), head.v.width)
+                 : T(1);
+    }
+    BlockForm<T> form = {unit, false};
+    form.finite_only = !seen_whole && hides_non_finite_values<T>(v, block, head.first_row, scratch);
+    if (unit == T(1)) return form;
+    const T largest = largest_finite<T>(head.v);
+    const int room = Exponents<T>::kMost - exponent_above(block.context.sequence.k_len) -
+                     exponent_above(largest);
+    form.unit = room >= exponent_above(unit) ? unit : math::maximum(exact_power<T>(room), T(1));
+    for (std::int64_t r = 0; form.unit != unit && r < block.rows(); ++r)
+      scratch.rescale[head.first_row + r] *= form.unit / unit;
+    unit = form.unit;
+    return form;
   }
-  BlockForm<T> form = {unit, false};
-  form.finite_only = !seen_whole && hides_non_finite_values<T>(v, block, head.first_row, scratch);
-  if (unit == T(1)) return form;
-  const T largest = largest_finite<T>(head.v);
-  const int room =
-      Exponents<T>::kMost - exponent_above(block.context.sequence.k_len) - exponent_above(largest);
-  form.unit = room >= exponent_above(unit) ? unit : math::maximum(exact_power<T>(room), T(1));
-  for (std::int64_t r = 0; form.unit != unit && r < block.rows(); ++r)
-    scratch.rescale[head.first_row + r] *= form.unit / unit;
-  unit = form.unit;
-  return form;
 }
 
 // The outputs of one kv head.
@@ -209,14 +238,23 @@ void decode_outputs(const DecodeRange& range, const DecodeBlock& block, const He
                     typename CacheForm<S, kPaged>::Prefetch& prefetcher) {
   const Problem& problem = *range.context.problem;
   const Padded<T> row = padded<T>(problem.value_dim);
-  const auto v = cache_rows<S, kPaged>(problem.v, range, block, head.number, scratch);
-  if (form.in_place() && !needs_staging<T, S>(problem.value_dim, block.rows())) {
-    return output_all_rows<T>(v, block.keys, block.rows(), row, head.first_row, scratch,
-                              prefetcher);
+  const auto add_products = [&](auto rows) {
+    output_all_rows<T>(rows, block.keys, block.rows(), row, head.first_row, scratch, prefetcher);
+  };
+  if constexpr (kIsFp8<S>) {
+    const Rows<T> staged = stage_fp8_block(problem, head.v, scratch.staged);
+    if (form.finite_only) clear_non_finite_rows(staged, head.v);
+    add_products(staged);
+    if (!form.finite_only) return;
+    stage_fp8_block(problem, head.v, scratch.staged);
+    add_non_finite_values<T>(staged, block, form.unit, head.first_row, scratch);
+  } else {
+    const auto v = cache_rows<S, kPaged>(problem.v, range, block, head.number, scratch);
+    if (form.in_place() && !needs_staging<T, S>(problem.value_dim, block.rows()))
+      return add_products(v);
+    add_products(stage_block<T>(v, block.keys, problem.value_dim, form, scratch.staged));
+    if (form.finite_only) add_non_finite_values<T>(v, block, form.unit, head.first_row, scratch);
   }
-  const Rows<T> staged = stage_block<T>(v, block.keys, problem.value_dim, form, scratch.staged);
-  output_all_rows<T>(staged, block.keys, block.rows(), row, head.first_row, scratch, prefetcher);
-  if (form.finite_only) add_non_finite_values<T>(v, block, form.unit, head.first_row, scratch);
 }
 
 // One block of keys: the scores of all heads while V is prefetched, then the outputs of all heads
@@ -298,8 +336,10 @@ TILEWISE_INLINE void with_decode_storage(std::int32_t dtype, Function function) 
     function(float{});
   } else if (dtype == TILEWISE_BF16) {
     function(math::BFloat16{});
-  } else {
+  } else if (dtype == TILEWISE_FP16) {
     function(math::Float16{});
+  } else if constexpr (kReadsFp8) {
+    function(Float8Code{});
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include "cpu/decode/gemm.h"
 #include "cpu/decode/softmax.h"
+#include "cpu/simd/dequantise.h"
 #include "cpu/simd/finite.h"
 #include "math/integer.h"
 
@@ -57,10 +58,11 @@ Rows<T> stage_block(Source rows, std::int64_t count, std::int64_t width, const B
 }
 
 // Rows of less than a register need the padding. For several blocks of query rows, staging converts
-// each number only once.
+// each number only once. fp8 is always converted first.
 template <class T, class S>
 TILEWISE_INLINE bool needs_staging(std::int64_t width, std::int64_t rows) {
-  return width < Vec<T>::kLanes || (!std::is_same_v<T, S> && rows > kDecodeRows);
+  return width < Vec<T>::kLanes || std::is_same_v<S, Float8Code> ||
+         (!std::is_same_v<T, S> && rows > kDecodeRows);
 }
 
 // ---- scores ----

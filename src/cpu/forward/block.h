@@ -19,16 +19,17 @@ inline constexpr std::int64_t kKeyTile = kMostPackedRows;
 template <class E>
 struct ForwardScratch {
   using T = SumOf<E>;
-  E* q_panels;    // (panels, operand_count(D), kWidth)
-  T* out_panels;  // (panels, rows of values, kWidth)
-  T* max;         // (panels, kWidth)
-  T* sum;         // (panels, kWidth)
-  T* out_unit;    // (panels): the power of two by which the outputs are multiplied; 0: they are 0
-  T* scores;      // (kKeyTile, kWidth)
-  T* keep;        // (kKeyTile, kWidth), with dropout
-  E* k_stage;     // (kKeyTile, operand_count(D))
-  E* v_packed;    // (packed_size(Dv))
-  T* score_unit;  // (panels): the power of two by which the packed queries are multiplied
+  E* q_panels;     // (panels, operand_count(D), kWidth)
+  T* out_panels;   // (panels, rows of values, kWidth)
+  T* max;          // (panels, kWidth)
+  T* sum;          // (panels, kWidth)
+  T* out_unit;     // (panels): the power of two by which the outputs are multiplied; 0: they are 0
+  T* scores;       // (kKeyTile, kWidth)
+  T* keep;         // (kKeyTile, kWidth), with dropout
+  E* k_stage;      // (kKeyTile, operand_count(D))
+  E* v_packed;     // (packed_size(Dv))
+  float* v_stage;  // (kKeyTile, Dv), with fp8
+  T* score_unit;   // (panels): the power of two by which the packed queries are multiplied
   MaskScratch<T> mask;
   typename BitsOf<T>::Word* seen;  // (kKeyTile, kWidth), where V is not finite: see TileSight
   Band* bands;
@@ -64,6 +65,8 @@ ForwardScratch<E> take_forward_scratch(const Problem& problem, std::int64_t pane
   scratch.scores = arena.take<SumOf<E>>(kKeyTile * kWidth);
   scratch.k_stage = arena.take<E>(kKeyTile * operand_count<E>(problem.head_dim));
   scratch.v_packed = arena.take<E>(packed_size<E>(problem.value_dim));
+  scratch.v_stage =
+      arena.take<float>(problem::is_fp8(problem.dtype) ? kKeyTile * problem.value_dim : 0);
   scratch.score_unit = arena.take<SumOf<E>>(panels);
   scratch.seen = arena.take<typename BitsOf<SumOf<E>>::Word>(kKeyTile * kWidth);
   return scratch;

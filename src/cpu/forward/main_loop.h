@@ -8,6 +8,7 @@
 #include "cpu/forward/block.h"
 #include "cpu/forward/finalise.h"
 #include "cpu/forward/softmax.h"
+#include "cpu/simd/dequantise.h"
 #include "math/integer.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
@@ -95,6 +96,20 @@ void load_scored_keys(const HeadContext& context, const RowBlock& keys,
   }
 }
 
+// The same for fp8: K and V are converted first, and are rows of floats from then on.
+inline void load_fp8_tile(const HeadContext& context, const TileRows& rows, float& v_unit,
+                          const ForwardScratch<float>& scratch, KeyTile<float>& tile) {
+  const Problem& problem = *context.problem;
+  const std::int64_t kv_head = context.kv_head();
+  dequantise_rows(problem, rows.k, kv_head, rows.k.width, scratch.k_stage);
+  tile.k = {scratch.k_stage, rows.k.width};
+  tile.k_unit = 1;
+  dequantise_rows(problem, rows.v, kv_head, rows.v.width, scratch.v_stage);
+  const StagedView values(scratch.v_stage, rows.v);
+  load_values<float>(context, values.rows(), v_unit, scratch, tile);
+  tile.v.rows = rows.v;
+}
+
 // Loads the tile of `keys`, and prepares to prefetch that of the keys `following`.
 template <class E>
 KeyTile<E> load_key_tile(const HeadContext& context, math::KeyRange keys, math::KeyRange following,
@@ -102,8 +117,15 @@ KeyTile<E> load_key_tile(const HeadContext& context, math::KeyRange keys, math::
   const TileRows own = tile_rows(context, keys);
   const TileRows next = tile_rows(context, following);
   KeyTile<E> tile;
-  load_scored_keys<E>(context, own.k, scratch, tile);
-  load_values<E>(context, own.v, v_unit, scratch, tile);
+  bool loaded = false;
+  if constexpr (kReadsFp8 && std::is_same_v<E, float>) {
+    loaded = problem::is_fp8(context.problem->dtype);
+    if (loaded) load_fp8_tile(context, own, v_unit, scratch, tile);
+  }
+  if (!loaded) {
+    load_scored_keys<E>(context, own.k, scratch, tile);
+    load_values<E>(context, own.v, v_unit, scratch, tile);
+  }
   tile.prefetcher[0] = prefetcher_of(next.k);
   tile.prefetcher[1] = prefetcher_of(next.v);
   tile.last = next.k.count == 0;
@@ -239,19 +261,35 @@ void visit_keys(const RunContext& run, const QueryBlock& block, const ForwardScr
   }
 }
 
+// Packs the rows of a panel of queries.
+template <class E, int kWidth>
+void load_panel(const Problem& problem, const RowBlock& rows, std::int64_t panel,
+                const ForwardScratch<E>& scratch) {
+  using T = SumOf<E>;
+  T unit = T(1);
+  if constexpr (Operand<E>::kNumbers == 1) {
+    if (scores_have_units(problem)) unit = unit_of_rows(measure_rows<T>(rows), rows.width);
+  }
+  scratch.score_unit[panel] = unit;
+  pack_panel<E, kWidth>(rows, ScoreScaling<T>(problem).sign * unit,
+                        scratch.q_panels + panel * operand_count<E>(problem.head_dim) * kWidth);
+}
+
 template <class E, int kWidth>
 void load_queries(const QueryBlock& block, const ForwardScratch<E>& scratch) {
-  using T = SumOf<E>;
   const Problem& problem = *block.context.problem;
   for (std::int64_t panel = 0; panel * kWidth < block.rows; ++panel) {
     const RowBlock rows = panel_rows(problem.q, block, panel, kWidth, problem.head_dim);
-    T unit = T(1);
-    if constexpr (Operand<E>::kNumbers == 1) {
-      if (scores_have_units(problem)) unit = unit_of_rows(measure_rows<T>(rows), rows.width);
+    bool loaded = false;
+    if constexpr (kReadsFp8 && std::is_same_v<E, float>) {
+      static_assert(kWidth <= kKeyTile, "a panel takes the place of a tile of K");
+      loaded = problem::is_fp8(problem.q.dtype);
+      if (loaded) {
+        dequantise_rows(problem, rows, block.context.kv_head(), rows.width, scratch.k_stage);
+        load_panel<E, kWidth>(problem, StagedView(scratch.k_stage, rows).rows(), panel, scratch);
+      }
     }
-    scratch.score_unit[panel] = unit;
-    pack_panel<E, kWidth>(rows, ScoreScaling<T>(problem).sign * unit,
-                          scratch.q_panels + panel * operand_count<E>(problem.head_dim) * kWidth);
+    if (!loaded) load_panel<E, kWidth>(problem, rows, panel, scratch);
     start_state<E, kWidth>(panel, scratch);
     clear_output<E>(panel, scratch);
   }

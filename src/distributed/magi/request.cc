@@ -4,6 +4,7 @@
 #include <initializer_list>
 
 #include "distributed/whole.h"
+#include "problem/fp8.h"
 #include "problem/tensor_checks.h"
 #include "problem/tensors.h"
 
@@ -81,6 +82,7 @@ Status packed_request(const tilewise_problem& request, std::int64_t ranks,
                       tilewise_problem* packed) {
   TILEWISE_RETURN_IF_ERROR(check_options(request, ranks));
   TILEWISE_RETURN_IF_ERROR(check_devices(request));
+  TILEWISE_RETURN_IF_ERROR(problem::refuse_fp8(request, "distributed attention"));
   *packed = request;
   if (request.q.rank != 4) return TILEWISE_OK;
   using P = tilewise_problem;
