@@ -17,6 +17,8 @@ function(tilewise_test name)
   target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}/tests")
   # Most of the time of compiling a test is that of its headers.
   set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
+  # The library and the oracles of src/verify do the expensive work; less optimisation compiles in half the time.
+  target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
   add_dependencies(standard_tests ${name})
   if("threads" IN_LIST test_LABELS)
     add_dependencies(thread_tests ${name})

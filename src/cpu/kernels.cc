@@ -27,7 +27,8 @@ Status supports(const char* name, const Machine& machine) {
   const Target* const target = find_target(name);
   if (target->available()) return TILEWISE_OK;
   if (!is_compiled(name))
-    return problem::fail(TILEWISE_UNSUPPORTED, "this build leaves out %s (TILEWISE_NATIVE)", name);
+    return problem::fail(TILEWISE_UNSUPPORTED,
+                         "this build leaves out %s (TILEWISE_NATIVE, TILEWISE_CPU_TARGETS)", name);
   return problem::fail(TILEWISE_UNSUPPORTED, "this machine lacks %s", target->needs);
 }
 

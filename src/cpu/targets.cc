@@ -69,7 +69,6 @@ bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
 }
 #endif
-bool always() { return true; }
 
 #if defined(__x86_64__) && defined(__linux__)
 // AMX needs more than CPUID and XGETBV: Linux gives its 8 KB of registers only to processes that
@@ -109,11 +108,11 @@ const Target kTargets[] = {
      [] { return !is_left_out("avx512") && has_avx512(); }},
     {"avx2", nullptr, "AVX2, FMA and F16C, with the operating system saving their registers",
      [] { return !is_left_out("avx2") && has_avx2(); }},
-    {"baseline", nullptr, "x86-64", always},
+    {"baseline", nullptr, "x86-64", [] { return !is_left_out("baseline"); }},
 #elif defined(__aarch64__)
-    {"neon", nullptr, "64-bit Arm", always},
+    {"neon", nullptr, "64-bit Arm", [] { return !is_left_out("neon"); }},
 #else
-    {"generic", nullptr, "nothing", always},
+    {"generic", nullptr, "nothing", [] { return !is_left_out("generic"); }},
 #endif
     {nullptr, nullptr, nullptr, nullptr},
 };

@@ -1,5 +1,5 @@
-// An instruction set that this build leaves out (TILEWISE_NATIVE). Its kernels refuse every
-// problem, so that none of these functions is called.
+// An instruction set that this build leaves out (TILEWISE_NATIVE, TILEWISE_CPU_TARGETS). Its
+// kernels refuse every problem, so that none of these functions is called.
 #include "cpu/kernels.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
