@@ -60,7 +60,9 @@ std::vector<Listed> listed_kernels(problem::Operation operation) {
   problem::Machine machine = {nullptr, 1};
   problem::Problem empty;
   empty.dtype = TILEWISE_BF16;
-  empty.dout.dtype = TILEWISE_BF16;
+  for (problem::View* view :
+       {&empty.q, &empty.k, &empty.v, &empty.out, &empty.dout, &empty.dq, &empty.dk, &empty.dv})
+    view->dtype = TILEWISE_BF16;
   std::vector<Listed> rows;
   for (const problem::Kernel* kernel : kernels(operation)) {
     empty.device = kernel->device;

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "cuda/device/support.h"
+#include "plan/description.h"
 #include "registry/support.h"
 
 namespace tilewise::tests {
@@ -53,6 +54,14 @@ TEST(Device, CpuKernelsRefuseDeviceTensors) {
   EXPECT_EQ(plan_on_cuda(c, "flash2", &plan), TILEWISE_UNSUPPORTED);
   EXPECT_NE(std::string(problem::message()).find("q is on cuda:0"), std::string::npos)
       << problem::message();
+}
+
+// `tilewise info` asks each kernel about a problem without rows, heads and columns.
+TEST(Device, EveryKernelIsListed) {
+  for (const Operation operation : {Operation::kForward, Operation::kBackward}) {
+    for (const plan::Listed& row : plan::listed_kernels(operation))
+      EXPECT_EQ(row.available, row.why_not.empty()) << row.name;
+  }
 }
 
 }  // namespace
