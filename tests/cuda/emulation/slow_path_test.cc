@@ -268,7 +268,7 @@ TEST(CarefulPasses, ScoresOfAnySizeTakeOneForEachTileAtMost) {
 TEST(CarefulPasses, LargeValuesTakeTwoForEachTileAtMost) {
   for (const std::int64_t dim : kHopperDims) {
     judge_hopper(hopper_case(dim, dim == 64),
-                 {"V of 7e37", [](const Request& r) { scale_elements(r.v, 7e37); }});
+                 {"V of 5e37", [](const Request& r) { scale_elements(r.v, 5e37); }});
     EXPECT_GT(emulation::slow_path_count(SlowPath::kCarefulTile), 0) << "D " << dim;
     EXPECT_EQ(emulation::slow_path_count(SlowPath::kNonFiniteTile), 0) << "D " << dim;
   }
