@@ -59,8 +59,13 @@ TEST(Device, CpuKernelsRefuseDeviceTensors) {
 // `tilewise info` asks each kernel about a problem without rows, heads and columns.
 TEST(Device, EveryKernelIsListed) {
   for (const Operation operation : {Operation::kForward, Operation::kBackward}) {
-    for (const plan::Listed& row : plan::listed_kernels(operation))
-      EXPECT_EQ(row.available, row.why_not.empty()) << row.name;
+    const std::vector<plan::Listed> rows = plan::listed_kernels(operation);
+    EXPECT_EQ(rows.size(), plan::kernels(operation).size());
+    for (const plan::Listed& row : rows) {
+      const std::string name = row.name;
+      if (name != "cuda_sm80" && name != "cuda_decode") continue;
+      EXPECT_EQ(row.available, has_device()) << name << ": " << row.why_not;
+    }
   }
 }
 

@@ -59,7 +59,8 @@ __device__ __forceinline__ void Consumer<kConfig>::add_non_finite_v(std::int32_t
   }
 }
 
-// O += M N. Few registers are left: one step of 16 keys and 64 columns at a time.
+// O += M N. Few registers are left: one step of 16 keys and 64 columns at a time, with rows from a
+// thread number that the compiler does not keep.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void Consumer<kConfig>::multiply_markers(std::int32_t key,
                                                                     float (&out)[kOut]) const {

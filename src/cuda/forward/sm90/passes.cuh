@@ -66,8 +66,8 @@ class ValueScan {
   static constexpr std::uint32_t kThreads = 128 * kConfig.consumers();
   static constexpr int kLoads = 16;  // of a thread, before the search may end
 
-  // Whether a 16-bit number of these keys passes the test. Many loads are in flight: it takes as
-  // long as the L2 does. The search ends with the part that has one.
+  // Whether a 16-bit number of these keys passes the test. The search ends with the part that has
+  // one.
   template <class Test>
   __device__ bool any(const WorkTile& tile, KeyRange keys, const Test& test) const {
     const std::int32_t count = keys.end - keys.begin;
