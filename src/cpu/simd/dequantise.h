@@ -74,15 +74,7 @@ TILEWISE_INLINE Vec<float> load_as_fp16(const Float8Code* from) {
 TILEWISE_INLINE bool has_e4m3_nan(const Float8Code* row, std::int64_t width) {
   bool any = false;
   std::int64_t c = 0;
-#if defined(__AVX512BW__)
-  const __m512i ones = _mm512_set1_epi8(-1);
-  const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
-  for (; c < width; c += 64) {
-    const __mmask64 lanes = width - c >= 64 ? ~__mmask64(0) : (__mmask64(1) << (width - c)) - 1;
-    const __m512i codes = _mm512_maskz_loadu_epi8(lanes, row + c);
-    any = any || _mm512_cmpeq_epi8_mask(_mm512_or_si512(codes, sign), ones) != 0;
-  }
-#elif defined(__AVX2__)
+#if defined(__AVX2__)
   for (; c + 32 <= width; c += 32) {
     __m256i codes;
     __builtin_memcpy(&codes, row + c, sizeof(codes));
