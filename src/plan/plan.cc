@@ -134,7 +134,9 @@ const char* planned_difference(const Problem& a, const Problem& b) {
   if (a.max_k != b.max_k) return "max_seqlen_k";
   if (a.seqused_q.present() != b.seqused_q.present()) return "seqused_q";
   if (a.seqused_k.present() != b.seqused_k.present()) return "seqused_k";
-  if (a.slices.present() != b.slices.present() || a.slices.count != b.slices.count) return "slices";
+  if (a.slices.present() != b.slices.present() || a.slices.count != b.slices.count ||
+      a.slices.columns != b.slices.columns)
+    return "slices";
   if (std::memcmp(a.bias_shape, b.bias_shape, sizeof(a.bias_shape)) != 0) return "bias";
   if (a.slopes_per_batch != b.slopes_per_batch) return "dalibi_slopes";
   if (a.softcap != b.softcap) return "softcap";
