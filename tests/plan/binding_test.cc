@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "problem/sample.h"
@@ -85,8 +86,8 @@ const Binding kBindings[] = {
     {"deterministic", "deterministic: ", kNothing, CASE(c.deterministic = true)},
     {"batch_invariant", "batch_invariant: ", kNothing, CASE(c.batch_invariant = true)},
     {"pages", "page_table: ", kNothing, CASE(c.k_len = 6; c.page_size = 3)},
-    {"page_size", "page_table: ", CASE(c.k_len = 6; c.page_size = 3), CASE(c.page_size = 2)},
-    {"pages_of_a_sequence", "page_table: ", CASE(c.k_len = 6; c.page_size = 3), CASE(c.k_len = 9)},
+    {"page_size", "page_table: ", CASE(c.k_len = 6; c.page_size = 3),
+     CASE(c.k_len = 4; c.page_size = 2)},
 };
 
 class PlanBinding : public testing::TestWithParam<Binding> {};
@@ -138,10 +139,38 @@ TEST(PlanBinding, AnotherNumberOfPagesIsRefused) {
   Case description = make_case(kForward, TILEWISE_FP32, {2, 3, 6, 4, 2, 8});
   description.page_size = 3;
   const Instance instance(description);
+  const std::string expected = "page_table: differs from what the plan was made for";
   tilewise_problem fewer = instance.request();
   fewer.k.shape[0] = fewer.v.shape[0] -= 1;
-  EXPECT_EQ(run_planned(kForward, instance.request(), fewer),
-            "page_table: differs from what the plan was made for");
+  EXPECT_EQ(run_planned(kForward, instance.request(), fewer), expected);
+  tilewise_problem fewer_of_a_sequence = instance.request();
+  fewer_of_a_sequence.page_table.shape[1] -= 1;
+  EXPECT_EQ(run_planned(kForward, instance.request(), fewer_of_a_sequence), expected);
+}
+
+// Two devices are not at hand.
+TEST(PlanBinding, AnotherDeviceIsADifference) {
+  problem::Problem planned;
+  problem::Problem given;
+  EXPECT_EQ(plan::planned_difference(planned, given), nullptr);
+  given.device_index = 1;
+  EXPECT_STREQ(plan::planned_difference(planned, given), "q: device");
+  given = planned;
+  given.device = TILEWISE_CUDA;
+  EXPECT_STREQ(plan::planned_difference(planned, given), "q: device");
+}
+
+// What no plan knows is checked by every run.
+TEST(PlanBinding, ARunChecksPointers) {
+  const Instance instance(make_case(kForward, TILEWISE_FP32, {2, 3, 5, 4, 2, 8}));
+  tilewise_problem request = instance.request();
+  request.k.data = nullptr;
+  EXPECT_EQ(run_planned(kForward, instance.request(), request),
+            "k: data is NULL but the tensor has elements");
+  request = instance.request();
+  request.out.data = request.q.data;
+  EXPECT_EQ(run_planned(kForward, instance.request(), request),
+            "out shares memory with q: outputs need memory of their own");
 }
 
 TEST(PlanBinding, StridesScaleSeedsAndContentsMayChange) {

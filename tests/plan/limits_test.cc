@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -231,6 +232,33 @@ TEST(Resources, AForkedChildComputesTheSameBits) {
   EXPECT_EQ(status, 0);
   ASSERT_EQ(tilewise_forward(&parent.request, &executor), TILEWISE_OK);
   EXPECT_EQ(parent.memory(), expected);
+}
+
+// Two items meet only if two threads run them.
+bool two_threads_run(plan::Pool& pool) {
+  struct Meeting {
+    std::atomic<int> there{0};
+    std::atomic<bool> met{true};
+  } meeting;
+  pool.parallel_for(
+      2,
+      [](void* context, std::int64_t) {
+        Meeting& own = *static_cast<Meeting*>(context);
+        ++own.there;
+        for (int waited = 0; own.there < 2; ++waited) {
+          if (waited == 10000) own.met = false;
+          if (!own.met) return;
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+      },
+      &meeting);
+  return meeting.met;
+}
+
+TEST(Resources, AForkedChildHasThreadsOfItsOwn) {
+  plan::Pool pool(2);
+  ASSERT_TRUE(two_threads_run(pool));
+  EXPECT_EQ(status_of_child([&] { return two_threads_run(pool); }), 0);
 }
 
 // The process forks while another thread is inside the library.

@@ -157,6 +157,26 @@ TEST(Shutdown, EndsTheThreadsAndTheNextCallStartsThemAgain) {
             0);
 }
 
+TEST(Shutdown, EndsTheThreadsOfEveryPool) {
+  EXPECT_EQ(status_of_child([] {
+              several_threads();
+              const Library library;
+              const std::int64_t before = threads_of_process();
+              tilewise_pool* pool = nullptr;
+              tilewise_executor executor;
+              TILEWISE_FUNCTION(library, tilewise_pool_create)(kThreads, &pool);
+              TILEWISE_FUNCTION(library, tilewise_pool_executor)(pool, &executor);
+              if (!forward_is_right(library, &executor)) return false;
+              if (!forward_is_right(library, nullptr)) return false;
+              if (!threads_become(before + 2 * (kThreads - 1))) return false;
+              if (TILEWISE_FUNCTION(library, tilewise_shutdown)() != TILEWISE_OK) return false;
+              if (!threads_become(before)) return false;
+              TILEWISE_FUNCTION(library, tilewise_pool_destroy)(pool);
+              return true;
+            }),
+            0);
+}
+
 // The child of a fork has none of the threads, and ends without exec.
 TEST(Fork, AChildThatUnloadsOrExitsDoesNotWaitForThreadsItLacks) {
   EXPECT_EQ(status_of_child([] {
