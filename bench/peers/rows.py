@@ -86,5 +86,15 @@ def overheads():
     return rows
 
 
+def shorts():
+    """A dozen heads on few queries and keys, and gradients of one query on a long cache."""
+    rows = []
+    for op in ("forward", "backward"):
+        for length in (1, 2, 4, 8, 16, 17, 20, 32, 64, 128)[op == "backward":]:  # gradients of one key are rounding
+            rows.append(Row(f"short {op} fp32 D64 S{length}", op, "fp32", (1, length, length, 12, 12, 64)))
+        rows.append(Row(f"short {op} fp32 D64 Sq1 Sk4096", op, "fp32", (1, 1, 4096, 12, 12, 64)))
+    return rows
+
+
 def all_rows():
-    return squares() + models() + decodes() + overheads()
+    return squares() + models() + decodes() + overheads() + shorts()

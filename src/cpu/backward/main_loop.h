@@ -55,6 +55,7 @@ struct KeyBlock {
   OrderBarrier order;
   const BandIndex* bands;  // of slices
 
+  TILEWISE_INLINE bool is_far() const { return sequence.k_len >= kFarRows; }
   TILEWISE_INLINE HeadContext context(std::int64_t head_of_group, Band* room) const {
     return head_context(*problem, sequence, kv_head * problem->group + head_of_group, *bands, room);
   }
@@ -317,10 +318,10 @@ void load_keys(const KeyBlock& block, const GradientUnits<SumOf<E>>& units,
   }
 }
 
-// Stores a panel of dK or dV, multiplied by a factor, or adds it with `accumulate`.
+// Stores a panel of dK or dV of a block, multiplied by a factor, or adds it with `accumulate`.
 template <class T, int kWidth>
-void store_gradient_panel(const RowBlock& rows, bool adds, const GradientFactor<T>& factor,
-                          T* panel) {
+void store_gradient_panel(const KeyBlock& block, const RowBlock& rows,
+                          const GradientFactor<T>& factor, T* panel) {
   if (!rows.view->present()) return;
   if (factor.first != T(1)) {
     for (std::int64_t i = 0; i < rows.width * kWidth; i += Vec<T>::kLanes)
@@ -328,8 +329,8 @@ void store_gradient_panel(const RowBlock& rows, bool adds, const GradientFactor<
   }
   T factors[kWidth];
   for (int lane = 0; lane < kWidth; ++lane) factors[lane] = factor.second;
-  if (adds) return add_panel<T, kWidth>(rows, factors, panel);
-  unpack_panel<T, kWidth>(rows, factors, panel);
+  if (block.problem->accumulate) return add_panel<T, kWidth>(rows, factors, panel);
+  unpack_panel<T, kWidth>(rows, factors, panel, block.is_far());
 }
 
 template <class E, int kWidth>
@@ -343,13 +344,11 @@ void store_key_gradients(const KeyBlock& block, const GradientUnits<SumOf<E>>& u
     const std::int64_t row = block.sequence.k_start + block.first + panel * kWidth;
     const std::int64_t lanes = math::min(kWidth, block.keys - panel * kWidth);
     store_gradient_panel<T, kWidth>(
-        {&problem.dk, block.sequence.batch, block.kv_head, row, lanes, problem.head_dim},
-        problem.accumulate, of_dk,
-        scratch.dk_panels + panel * gradient_panel<kWidth>(problem.head_dim));
+        block, {&problem.dk, block.sequence.batch, block.kv_head, row, lanes, problem.head_dim},
+        of_dk, scratch.dk_panels + panel * gradient_panel<kWidth>(problem.head_dim));
     store_gradient_panel<T, kWidth>(
-        {&problem.dv, block.sequence.batch, block.kv_head, row, lanes, problem.value_dim},
-        problem.accumulate, of_dv,
-        scratch.dv_panels + panel * gradient_panel<kWidth>(problem.value_dim));
+        block, {&problem.dv, block.sequence.batch, block.kv_head, row, lanes, problem.value_dim},
+        of_dv, scratch.dv_panels + panel * gradient_panel<kWidth>(problem.value_dim));
   }
 }
 
@@ -363,7 +362,7 @@ void key_block(const RunContext& run, const KeyBlock& block, KeyPass<SumOf<E>> p
       gradient.units[block.sequence.batch * problem.kv_heads + block.kv_head];
   const bool seen = is_seen(block, scratch.gradient.bands);
   if (seen && gradient.sums != nullptr) {
-    KeyRows<E> rows = {scratch.key_rows, scratch.non_finite_keys, true};
+    KeyRows<E> rows = {scratch.key_rows, scratch.non_finite_keys, block.is_far(), true};
     load_key_rows<E>({&problem.k, block.sequence.batch, block.kv_head,
                       block.sequence.k_start + block.first, block.keys, problem.head_dim},
                      gradient.row, units.k_rows, rows);

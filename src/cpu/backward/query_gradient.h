@@ -67,6 +67,7 @@ template <class E>
 struct KeyRows {
   E* rows;                   // (operand_count(keys), padded D)
   std::uint8_t* non_finite;  // (keys): 1 where a row is not finite
+  bool far;                  // of the tensor: kFarRows
   bool all_finite;
 };
 
@@ -80,6 +81,7 @@ void load_key_rows(const RowBlock& block, std::int64_t padded, T unit, KeyRows<T
                           block.view->offset(block.batch, block.head, block.first);
     for (std::int64_t r = 0; r < block.count; ++r) {
       const S* const from = base + r * block.view->row;
+      if (result.far) prefetch_later_row(from, block.view->row, block.width);
       T* const to = result.rows + r * padded;
       std::int64_t c = 0;
       for (; c + Vec<T>::kLanes <= block.width; c += Vec<T>::kLanes)
@@ -102,6 +104,10 @@ void load_key_rows(const RowBlock& block, std::int64_t padded, float, KeyRows<E>
   result.all_finite = true;
   const auto row = [&](std::int64_t r) { return rows_16bit(block) + r * block.view->row; };
   for (std::int64_t r = 0; r < block.count; r += 2) {
+    if (result.far) {
+      prefetch_later_row(row(r), block.view->row, block.width);
+      prefetch_later_row(row(r + 1), block.view->row, block.width);
+    }
     const bool even = is_finite_16bit(row(r), block.width);
     const bool odd = r + 1 < block.count && is_finite_16bit(row(r + 1), block.width);
     result.non_finite[r] = even ? 0 : 1;

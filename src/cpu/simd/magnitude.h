@@ -95,7 +95,10 @@ Magnitude<T> measure_rows(const RowBlock& rows) {
     using S = decltype(storage);
     const RowAddresses<S> address(rows);
     Measure<T> measure;
-    for (std::int64_t r = 0; r < rows.count; ++r) measure_row(address[r], rows.width, measure);
+    for (std::int64_t r = 0; r < rows.count; ++r) {
+      if (rows.count >= kFarRows) prefetch_later_row(rows, address, r);
+      measure_row(address[r], rows.width, measure);
+    }
     magnitude = measure.value();
   });
   return magnitude;

@@ -119,6 +119,18 @@ struct StoreNumbers {
   }
 };
 
+// StoreNumbers for rows that are far away: before a register of a row is stored, the line that
+// another row needs `ahead` numbers later is on its way.
+struct StoreFarNumbers : StoreNumbers {
+  std::int64_t ahead;
+
+  template <class T, class S>
+  TILEWISE_INLINE void registers(std::int64_t lane, Vec<T> x, S* to) const {
+    prefetch_to_write(to + ahead);
+    StoreNumbers::registers(lane, x, to);
+  }
+};
+
 // Stores numbers of a row beside what the row holds: to = to * kept[lane] + x. The row is not read
 // where reads[lane] is false.
 template <class T>
@@ -172,12 +184,16 @@ void unpack_panel_with(const RowBlock& rows, const T* factor, const T* panel, co
   });
 }
 
-// row[lane][c] = panel[c][lane] * factor[lane]
+// row[lane][c] = panel[c][lane] * factor[lane]. far: see kFarRows
 template <class T, int kWidth>
-void unpack_panel(const RowBlock& rows, const T* factor, const T* panel) {
+void unpack_panel(const RowBlock& rows, const T* factor, const T* panel, bool far = false) {
 #if TILEWISE_HAS_AMX
   if (rows.view->dtype == TILEWISE_BF16) return unpack_panel_bf16<kWidth>(rows, factor, panel);
 #endif
+  if (far) {
+    const StoreFarNumbers store = {{}, Vec<T>::kLanes * rows.view->row};
+    return unpack_panel_with<T, kWidth>(rows, factor, panel, store);
+  }
   unpack_panel_with<T, kWidth>(rows, factor, panel, StoreNumbers());
 }
 
