@@ -196,6 +196,11 @@ std::vector<Row> measure_all(const Comparison& comparison, const Standard& stand
     progress.step(kernel->name);
     rows.push_back(measure(comparison, *kernel, standard));
   }
+  const auto is_skipped = [](const Row& row) { return !row.skipped.empty(); };
+  if (std::all_of(rows.begin(), rows.end(), is_skipped)) {
+    throw UsageError(
+        fmt::format("no kernel computes this; {}: {}", rows.back().name, rows.back().skipped));
+  }
   return rows;
 }
 

@@ -203,6 +203,8 @@ TEST_F(BadInput, EveryCommandRefusesInvalidFlags) {
   expect_refusal("bench --shape 1,8,8,2,2,8 --data nan-dout", {"nan-dout", "--op backward"});
   expect_refusal("bench --shape 1,8,8,2,2,8 --data bias-columns", {"--random-bias"});
   expect_refusal("compare --shape 1,8,8,2,2,8 --data nan-k,nan-v", {"--data", "one kind"});
+  expect_refusal("compare --op backward --dtype fp8 --shape 1,8,8,2,2,8",
+                 {"no kernel computes this", "k: dtype is e4m3", "backward"});
   expect_refusal("compare --data nan-k " + std::string(kInputs), {"--data", "--shape"});
   expect_refusal("bench --shape 1,8,8,2,2,8 --layout thd", {"--layout", "thd"});
   expect_refusal("check --kernel magic", {"--kernel", "magic", "three_pass"});
