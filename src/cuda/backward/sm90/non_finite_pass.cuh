@@ -84,7 +84,7 @@ class NonFinitePass : public ConsumerMath<kConfig> {
     if (!(total == 0)) shared_.found_non_finite = 1;
     meet_consumers();
     if (cuda::sm90::uniform(shared_.found_non_finite) != 0 && shared_.non_finite_keys == 0) {
-      const bool hidden = finds_hidden_values();
+      const bool hidden = hides_non_finite();
       meet_consumers();
       if (threadIdx.x == kFirstThread) shared_.found_non_finite = 0;
       meet_consumers();
@@ -99,7 +99,7 @@ class NonFinitePass : public ConsumerMath<kConfig> {
   }
 
   // Whether this thread finds a value that is not finite in a tile of queries that an edge cuts.
-  __device__ __forceinline__ bool finds_hidden_values() const {
+  __device__ __forceinline__ bool hides_non_finite() const {
     const Problem& problem = parameters_.problem;
     const Sequence& sequence = shared_.tile.sequence;
     const int thread = static_cast<int>(ptx::opaque(threadIdx.x)) - kFirstThread;
