@@ -68,6 +68,20 @@ TEST(CApi, ContiguousOverflowIsRefused) {
   sample.request.q = tilewise_contiguous(sample.request.q.data, TILEWISE_FP32, 4, shape);
   EXPECT_EQ(tilewise_forward(&sample.request, nullptr), TILEWISE_INVALID_ARGUMENT);
   EXPECT_TRUE(message_has("q: shape")) << tilewise_last_error();
+  const std::int64_t larger[] = {2, std::int64_t{1} << 40, std::int64_t{1} << 40, kD};
+  const tilewise_tensor tensor = tilewise_contiguous(nullptr, TILEWISE_FP32, 4, larger);
+  EXPECT_EQ(tensor.strides[1], kD << 40);
+  EXPECT_EQ(tensor.strides[0], INT64_MAX);
+}
+
+TEST(CApi, InstructionSetsAreThoseOfTheList) {
+  const std::int32_t count = tilewise_cpu_target_count();
+  ASSERT_GE(count, 1);
+  EXPECT_EQ(tilewise_cpu_target_available(count - 1), 1);  // the baseline
+  for (const std::int32_t index : {-1, INT32_MIN, count, INT32_MAX}) {
+    EXPECT_EQ(tilewise_cpu_target_name(index), nullptr) << index;
+    EXPECT_EQ(tilewise_cpu_target_available(index), 0) << index;
+  }
 }
 
 TEST(CApi, NullPointersAreRefused) {

@@ -2,9 +2,11 @@
 #include "plan/thread_count.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <cstdlib>
 #include <string>
+#include <thread>
 
 #include "plan/plan.h"
 #include "problem/sample.h"
@@ -71,6 +73,21 @@ TEST(ThreadCount, IsThatOfTilewiseThenThatOfOpenMpThenTheUsableCpus) {
     EXPECT_EQ(count.threads, c.threads) << label;
     EXPECT_STREQ(count.variable, c.variable) << label;
   }
+}
+
+TEST(ThreadCount, UsableCpusAreThoseOfTheAffinity) {
+  cpu_set_t all;
+  ASSERT_EQ(sched_getaffinity(0, sizeof(all), &all), 0);
+  int first = 0;
+  while (!CPU_ISSET(first, &all)) ++first;
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(first, &one);
+  std::int32_t usable = 0;
+  std::thread([&] {
+    if (sched_setaffinity(0, sizeof(one), &one) == 0) usable = plan::usable_cpus();
+  }).join();
+  EXPECT_EQ(usable, 1);
 }
 
 TEST(ThreadCount, AWrongValueFailsTheCallsThatUseTheDefaultPool) {

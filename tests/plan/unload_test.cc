@@ -157,6 +157,22 @@ TEST(Shutdown, EndsTheThreadsAndTheNextCallStartsThemAgain) {
             0);
 }
 
+TEST(Shutdown, ThreadsEndWithTheirPool) {
+  EXPECT_EQ(status_of_child([] {
+              const Library library;
+              const std::int64_t before = threads_of_process();
+              tilewise_pool* pool = nullptr;
+              tilewise_executor executor;
+              TILEWISE_FUNCTION(library, tilewise_pool_create)(kThreads, &pool);
+              TILEWISE_FUNCTION(library, tilewise_pool_executor)(pool, &executor);
+              if (!forward_is_right(library, &executor)) return false;
+              if (!threads_become(before + kThreads - 1)) return false;
+              TILEWISE_FUNCTION(library, tilewise_pool_destroy)(pool);
+              return threads_become(before);
+            }),
+            0);
+}
+
 TEST(Shutdown, EndsTheThreadsOfEveryPool) {
   EXPECT_EQ(status_of_child([] {
               several_threads();
