@@ -31,9 +31,8 @@ struct Quantisation {
   bool incoherent = false;
   std::uint64_t seed = 0;
 
-  bool computes_scales() const { return shared != Shared::kNothing && !fixed_scales; }
-  std::int64_t group() const { return kv_heads == 0 ? 1 : heads / kv_heads; }
-  bool empty() const { return sequences == 0 || rows == 0 || heads == 0 || width == 0; }
+  TILEWISE_INLINE bool computes_scales() const { return shared != Shared::kNothing && !fixed_scales; }
+  TILEWISE_INLINE std::int64_t group() const { return kv_heads == 0 ? 1 : heads / kv_heads; }
 };
 
 // The rows of a sequence, in the batch index `batch` of the views.
@@ -42,7 +41,7 @@ struct SequenceRows {
   std::int64_t first;
   std::int64_t count;
 };
-inline SequenceRows rows_of(const Quantisation& task, std::int64_t sequence) {
+TILEWISE_INLINE SequenceRows rows_of(const Quantisation& task, std::int64_t sequence) {
   if (!task.cu_seqlens.present()) return {sequence, 0, task.rows};
   const std::int64_t first = task.cu_seqlens.at(sequence);
   return {0, first, task.cu_seqlens.at(sequence + 1) - first};

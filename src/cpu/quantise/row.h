@@ -38,6 +38,26 @@ TILEWISE_INLINE LaneBits largest_of_row(const S* row, std::int64_t width, LaneBi
   return largest;
 }
 
+// Of bf16 the same in 16-bit lanes: magnitudes are compared as the integers that they are stored
+// as, twice as many at a time.
+TILEWISE_INLINE LaneBits largest_of_row(const math::BFloat16* row, std::int64_t width,
+                                        LaneBits so_far) {
+  typedef std::int16_t Halves __attribute__((vector_size(kVectorBytes)));
+  constexpr std::int64_t kHalves = kVectorBytes / 2;
+  Halves largest = {};
+  std::int64_t c = 0;
+  for (; c + kHalves <= width; c += kHalves) {
+    Halves bits;
+    __builtin_memcpy(&bits, row + c, sizeof(bits));
+    bits &= 0x7fff;
+    largest = bits > largest ? bits : largest;
+  }
+  const LaneBits pairs = LaneBits(largest);
+  const LaneBits most = larger(pairs & 0x7fff0000, pairs << 16);
+  if (any_set(most >= kInfinityBits)) return largest_of_row<math::BFloat16>(row, width, so_far);
+  return largest_of_row<math::BFloat16>(row + c, width - c, larger(so_far, most));
+}
+
 TILEWISE_INLINE std::uint32_t largest_lane(LaneBits lanes) {
   std::int32_t largest = 0;
   for (int i = 0; i < Vec<float>::kLanes; ++i) largest = math::max(largest, lanes[i]);

@@ -23,9 +23,9 @@ class Quantiser {
   Quantiser(const Quantisation& task, const Work& work, const SharedMemory& shared)
       : task_(task), work_(work), shared_(shared), group_(task.group()) {}
 
-  // Adds the item to the largest magnitudes of the tensor or of its heads.
-  void measure(const Item& item, const WorkerMemory& memory) const {
-    measure_rows(item, memory);
+  // Adds the item to the largest magnitudes of the tensor or of its heads. `next`: prefetched
+  void measure(const Item& item, const Item& next, const WorkerMemory& memory) const {
+    measure_rows(item, &next, memory);
     for (std::int64_t h = 0; h < item.heads; ++h) {
       const std::uint32_t bits = largest_of_head(memory, h);
       const std::int64_t index =
@@ -38,17 +38,20 @@ class Quantiser {
     }
   }
 
-  // Writes the item, and the scales of its block if they are computed.
-  void write(const Item& item, const WorkerMemory& memory) const {
+  // Writes the item, and the scales of its block if they are computed. `next`: prefetched
+  void write(const Item& item, const Item& next, const WorkerMemory& memory) const {
     const bool computes = task_.shared == Shared::kBlock && !task_.fixed_scales;
-    if (computes) measure_rows(item, memory);
+    if (computes) measure_rows(item, nullptr, memory);
     for (std::int64_t h = 0; h < item.heads && task_.shared != Shared::kNothing; ++h) {
       float* const scale = scale_at(item.sequence, item.head + h, item.block);
       if (computes) *scale = scale_of(largest_of_head(memory, h));
       memory.inverse[h] = 1.0f / *scale;
     }
     LaneBits saturated = {};
-    for (std::int64_t r = 0; r < item.rows.count; ++r) write_row(item, r, memory, saturated);
+    for (std::int64_t r = 0; r < item.rows.count; ++r) {
+      prefetch(next, r);
+      write_row(item, r, memory, saturated);
+    }
     if (work_.streams) end_stream();
     std::int64_t count = 0;
     for (int i = 0; i < Vec<float>::kLanes; ++i) count += saturated[i];
@@ -75,6 +78,19 @@ class Quantiser {
   float* scale_at(std::int64_t sequence, std::int64_t head, std::int64_t block) const {
     return static_cast<float*>(task_.descale.data) + task_.descale.offset(sequence, head, block);
   }
+  // Prefetches row r of an item into the second-level cache, while another one is written.
+  void prefetch(const Item& item, std::int64_t r) const {
+    if (r >= item.rows.count) return;
+    constexpr std::int64_t kLine = 64;
+    const std::int64_t size = problem::dtype_size(task_.input.dtype);
+    for (std::int64_t h = item.head * group_; h < (item.head + item.heads) * group_; ++h) {
+      const char* const row = static_cast<const char*>(task_.input.data) +
+                              task_.input.offset(item.rows.batch, h, item.rows.first + r) * size;
+      for (std::int64_t at = 0; at < task_.width * size; at += kLine)
+        __builtin_prefetch(row + at, 0, 2);
+    }
+  }
+
   template <class S>
   const S* input_row(const Item& item, std::int64_t row, std::int64_t head) const {
     return static_cast<const S*>(task_.input.data) +
@@ -93,13 +109,15 @@ class Quantiser {
     return to;
   }
 
-  // The largest magnitudes of the heads of an item, in memory.largest.
-  void measure_rows(const Item& item, const WorkerMemory& memory) const {
+  // The largest magnitudes of the heads of an item, in memory.largest. `next`: prefetched if not
+  // nullptr
+  void measure_rows(const Item& item, const Item* next, const WorkerMemory& memory) const {
     constexpr std::int64_t kLanes = Vec<float>::kLanes;
     for (std::int64_t i = 0; i < item.heads * kLanes; ++i) memory.largest[i] = 0;
     with_input(task_.input.dtype, [&](auto number) {
       using S = decltype(number);
       for (std::int64_t r = 0; r < item.rows.count; ++r) {
+        if (next != nullptr) prefetch(*next, r);
         for (std::int64_t i = 0; i < item.heads * group_; ++i) {
           const S* const row = input_row<S>(item, r, item.head * group_ + i);
           float* const largest = memory.largest + i / group_ * kLanes;
@@ -197,9 +215,11 @@ void for_each_item(const Quantisation& task, const Work& work, const RunContext&
   auto worker = [&](std::int64_t number) {
     Arena own(static_cast<char*>(run.workspace) + first + number * stride);
     const WorkerMemory memory = take_worker(task, work, own);
-    for (std::int64_t i = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED); i < work.items;
-         i = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED))
-      visit(item_at(task, work, i), memory);
+    const auto take = [&] { return __atomic_fetch_add(next, 1, __ATOMIC_RELAXED); };
+    for (std::int64_t i = take(), after = take(); i < work.items; i = after, after = take()) {
+      const Item following = after < work.items ? item_at(task, work, after) : Item{};
+      visit(item_at(task, work, i), following, memory);
+    }
   };
   problem::parallel_for(*run.executor, workers, worker);
 }
@@ -228,15 +248,17 @@ inline void run_quantise(const Quantisation& task, const RunContext& run) {
   const Quantiser quantiser(task, work, shared);
   if (task.computes_scales() && task.shared != Shared::kBlock) {
     for (std::int64_t i = 0; i < scale_count(task); ++i) shared.largest[i] = 0;
-    for_each_item(
-        task, work, run, arena, shared.next,
-        [&](const Item& item, const WorkerMemory& memory) { quantiser.measure(item, memory); });
+    for_each_item(task, work, run, arena, shared.next,
+                  [&](const Item& item, const Item& next, const WorkerMemory& memory) {
+                    quantiser.measure(item, next, memory);
+                  });
     quantiser.write_scales();
   }
   fill_unowned(task);
-  for_each_item(
-      task, work, run, arena, shared.next + 1,
-      [&](const Item& item, const WorkerMemory& memory) { quantiser.write(item, memory); });
+  for_each_item(task, work, run, arena, shared.next + 1,
+                [&](const Item& item, const Item& next, const WorkerMemory& memory) {
+                  quantiser.write(item, next, memory);
+                });
 }
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET

@@ -15,9 +15,9 @@ using problem::Quantisation;
 using problem::SequenceRows;
 using problem::Shared;
 
-// The heads of an item are so many that its rows, read twice, stay in the second-level cache, and
-// neighbours in memory are read together.
-inline constexpr std::int64_t kItemFloats = std::int64_t{64} * 1024;
+// The heads of an item are so many that its rows, read twice, and those of the next item stay in
+// the second-level cache, and neighbours in memory are read together.
+inline constexpr std::int64_t kItemBytes = std::int64_t{256} * 1024;
 // Results of this size are in no cache when they are read.
 inline constexpr std::int64_t kStreamedBytes = std::int64_t{32} << 20;
 
@@ -33,14 +33,20 @@ struct Work {
   }
 };
 
+// Whether the rotated rows of an item are kept until its scales are known.
+inline bool stages_items(const Quantisation& task) {
+  return task.incoherent && task.shared == Shared::kBlock && !task.fixed_scales;
+}
+
 inline Work work_of(const Quantisation& task) {
   Work work;
   std::int64_t longest = task.cu_seqlens.present() ? 0 : task.rows;
   for (std::int64_t b = 0; task.cu_seqlens.present() && b < task.sequences; ++b)
     longest = math::max(longest, rows_of(task, b).count);
   work.blocks = math::ceil_div(longest, kDescaleRows);
-  const std::int64_t floats = math::max(kDescaleRows * task.group() * task.width, 1);
-  work.chunk_heads = math::clamp(kItemFloats / floats, 1, math::max(task.kv_heads, 1));
+  const std::int64_t size = stages_items(task) ? 4 : problem::dtype_size(task.input.dtype);
+  const std::int64_t bytes = math::max(kDescaleRows * task.group() * task.width * size, 1);
+  work.chunk_heads = math::clamp(kItemBytes / bytes, 1, math::max(task.kv_heads, 1));
   work.chunks = math::ceil_div(task.kv_heads, work.chunk_heads);
   work.items = task.sequences * work.blocks * work.chunks;
   const std::int64_t element = problem::dtype_size(task.output.dtype);
@@ -86,11 +92,6 @@ struct WorkerMemory {
 
 inline std::int64_t scale_count(const Quantisation& task) {
   return task.shared == Shared::kTensor ? 1 : task.sequences * task.kv_heads;
-}
-
-// Whether the rotated rows of an item are kept until its scales are known.
-inline bool stages_items(const Quantisation& task) {
-  return task.incoherent && task.shared == Shared::kBlock && !task.fixed_scales;
 }
 
 inline SharedMemory take_shared(const Quantisation& task, Arena& arena) {
