@@ -22,26 +22,38 @@ TILEWISE_INLINE std::int32_t first_saturated() {
                                    (tie_stays ? 1u : 0u));
 }
 
-// Returns the codes, one in each lane. Adding 2^(e + d) to a number of exponent e, where d is the
-// number of bits that the mantissa loses, rounds it to the format's step at e: the low bits of the
-// sum are the number in units of that step, 2^m to 2^(m+1) for a mantissa of m bits. Numbers below
-// the smallest normal take its exponent, so that the same bits are the code of a denormal.
+// Returns the codes of numbers that round to at most the largest one, each in the low byte of its
+// lane; what the other bytes hold is undefined.
+//
+// Adding 2^(e + d) to a number of exponent e, where d is the number of bits that the mantissa
+// loses, rounds it to the format's step at e: the low bits of the sum are the number in units of
+// that step, 2^m to 2^(m+1) for a mantissa of m bits. Numbers below the smallest normal take its
+// exponent, so that the same bits are the code of a denormal. The exponent, counted from that of
+// the smallest normal, belongs above them; what it is counted from is added with 2^(e + d), as an
+// even number of units, which no rounding sees.
+template <class Format>
+TILEWISE_INLINE LaneWords codes_of_small(Vec<float> x) {
+  using Layout = math::Float8Layout<Format>;
+  constexpr std::int32_t kDropped = 23 - Layout::kMantissa;
+  constexpr std::int32_t kFirstExponent = 128 - Layout::kBias;
+  constexpr std::int32_t kOrigin = 256 - (kFirstExponent << Layout::kMantissa) % 256;
+  static_assert(kOrigin % 2 == 0, "an odd number of units would change which neighbour is even");
+  const LaneBits bits = LaneBits(x.v);
+  const LaneBits own = bits & 0x7f800000;
+  const LaneBits first = LaneBits{} + (kFirstExponent << 23);
+  const LaneBits exponent = own > first ? own : first;
+  const LaneBits unit = (exponent + ((kDropped << 23) + kOrigin)) | (bits & INT32_MIN);
+  const LaneWords sum = LaneWords((x + Vec<float>(Vec<float>::Native(unit))).v);
+  const LaneWords code = sum + (LaneWords(exponent) >> kDropped);
+  return (code & 0x7fu) | ((LaneWords(bits) >> 24) & 0x80u);
+}
+
+// The same for all numbers: saturates, and makes 0x7f of NaN.
 template <class Format>
 TILEWISE_INLINE LaneWords codes_of(Vec<float> x) {
-  using Layout = math::Float8Layout<Format>;
-  constexpr std::uint32_t kDropped = 23 - Layout::kMantissa;
-  constexpr std::uint32_t kFirstExponent = 128 - Layout::kBias;
-  const Vec<float> magnitude = minimum(Vec<float>(Vec<float>::Native(magnitude_bits(x))),
-                                       Vec<float>(Layout::kLargestNumber));
-  const Vec<float> at_least_normal =
-      maximum(magnitude, Vec<float>(math::float_of(kFirstExponent << 23)));
-  const LaneWords exponent = LaneWords(at_least_normal.v) & 0x7f800000u;
-  const LaneWords unit = exponent + (kDropped << 23);
-  const LaneWords sum = LaneWords((magnitude + Vec<float>(Vec<float>::Native(unit))).v);
-  const LaneWords code =
-      (sum - unit) + (exponent >> kDropped) - (kFirstExponent << Layout::kMantissa);
-  const LaneWords with_sign = code | ((LaneWords(x.v) >> 24) & 0x80u);
-  return x.v == x.v ? with_sign : LaneWords{} + Layout::kNan;
+  const Vec<float> largest(math::Float8Layout<Format>::kLargestNumber);
+  const LaneWords codes = codes_of_small<Format>(maximum(minimum(x, largest), -largest));
+  return x.v == x.v ? codes : LaneWords{} + math::Float8Layout<Format>::kNan;
 }
 
 TILEWISE_INLINE void store_codes(LaneWords codes, std::uint8_t* to) {

@@ -22,8 +22,10 @@ TILEWISE_INLINE Vec<float> load_part(const S* from, std::int64_t count) {
 }
 
 // Returns the larger of `so_far` and the bits of the finite magnitudes of a row, in each lane.
+// Other numbers make `finite` false.
 template <class S>
-TILEWISE_INLINE LaneBits largest_of_row(const S* row, std::int64_t width, LaneBits so_far) {
+TILEWISE_INLINE LaneBits largest_of_row(const S* row, std::int64_t width, LaneBits so_far,
+                                        bool& finite) {
   constexpr std::int64_t kLanes = Vec<float>::kLanes;
   LaneBits largest = so_far;
   std::int64_t c = 0;
@@ -31,6 +33,7 @@ TILEWISE_INLINE LaneBits largest_of_row(const S* row, std::int64_t width, LaneBi
     largest = larger(largest, magnitude_bits(load_converted<float>(row + c)));
   if (c < width) largest = larger(largest, magnitude_bits(load_part(row + c, width - c)));
   if (!any_set(largest >= kInfinityBits)) return largest;
+  finite = false;
   for (c = 0, largest = so_far; c < width; c += kLanes) {
     const LaneBits bits = magnitude_bits(load_part(row + c, width - c));
     largest = larger(largest, bits < kInfinityBits ? bits : LaneBits{});
@@ -41,7 +44,7 @@ TILEWISE_INLINE LaneBits largest_of_row(const S* row, std::int64_t width, LaneBi
 // Of bf16 the same in 16-bit lanes: magnitudes are compared as the integers that they are stored
 // as, twice as many at a time.
 TILEWISE_INLINE LaneBits largest_of_row(const math::BFloat16* row, std::int64_t width,
-                                        LaneBits so_far) {
+                                        LaneBits so_far, bool& finite) {
   typedef std::int16_t Halves __attribute__((vector_size(kVectorBytes)));
   constexpr std::int64_t kHalves = kVectorBytes / 2;
   Halves largest = {};
@@ -54,8 +57,9 @@ TILEWISE_INLINE LaneBits largest_of_row(const math::BFloat16* row, std::int64_t 
   }
   const LaneBits pairs = LaneBits(largest);
   const LaneBits most = larger(pairs & 0x7fff0000, pairs << 16);
-  if (any_set(most >= kInfinityBits)) return largest_of_row<math::BFloat16>(row, width, so_far);
-  return largest_of_row<math::BFloat16>(row + c, width - c, larger(so_far, most));
+  if (any_set(most >= kInfinityBits))
+    return largest_of_row<math::BFloat16>(row, width, so_far, finite);
+  return largest_of_row<math::BFloat16>(row + c, width - c, larger(so_far, most), finite);
 }
 
 TILEWISE_INLINE std::uint32_t largest_lane(LaneBits lanes) {
@@ -80,8 +84,12 @@ TILEWISE_INLINE bool has_non_finite(const float* row, std::int64_t width) {
   return any_set(largest >= kInfinityBits);
 }
 
+// What a row may hold: numbers that round to at most the largest of the format, or any; and whether
+// those that saturate are counted.
+enum class Range { kSmall, kAny, kCounted };
+
 // Writes the codes of row * inverse. Adds to each lane of `saturated` how many of its numbers did.
-template <class Format, bool kCounts, class S>
+template <class Format, Range kRange, class S>
 TILEWISE_INLINE void quantise_row(const S* row, std::int64_t width, float inverse, std::uint8_t* to,
                                   LaneBits& saturated) {
   constexpr std::int64_t kLanes = Vec<float>::kLanes;
@@ -89,7 +97,8 @@ TILEWISE_INLINE void quantise_row(const S* row, std::int64_t width, float invers
   const std::int32_t first = first_saturated<Format>();
   const auto codes = [&](Vec<float> x) {
     const Vec<float> scaled = x * factor;
-    if constexpr (kCounts) {
+    if constexpr (kRange == Range::kSmall) return codes_of_small<Format>(scaled);
+    if constexpr (kRange == Range::kCounted) {
       const LaneBits bits = magnitude_bits(scaled);
       saturated -= (bits >= first) & (bits <= kInfinityBits);
     }

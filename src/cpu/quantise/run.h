@@ -25,7 +25,8 @@ class Quantiser {
 
   // Adds the item to the largest magnitudes of the tensor or of its heads. `next`: prefetched
   void measure(const Item& item, const Item& next, const WorkerMemory& memory) const {
-    measure_rows(item, &next, memory);
+    bool finite = true;  // of no use here
+    measure_rows(item, &next, memory, finite);
     for (std::int64_t h = 0; h < item.heads; ++h) {
       const std::uint32_t bits = largest_of_head(memory, h);
       const std::int64_t index =
@@ -41,7 +42,11 @@ class Quantiser {
   // Writes the item, and the scales of its block if they are computed. `next`: prefetched
   void write(const Item& item, const Item& next, const WorkerMemory& memory) const {
     const bool computes = task_.shared == Shared::kBlock && !task_.fixed_scales;
-    if (computes) measure_rows(item, nullptr, memory);
+    bool finite = computes;
+    if (computes) measure_rows(item, nullptr, memory, finite);
+    const Range range = finite                       ? Range::kSmall
+                        : task_.saturated != nullptr ? Range::kCounted
+                                                     : Range::kAny;
     for (std::int64_t h = 0; h < item.heads && task_.shared != Shared::kNothing; ++h) {
       float* const scale = scale_at(item.sequence, item.head + h, item.block);
       if (computes) *scale = scale_of(largest_of_head(memory, h));
@@ -49,8 +54,7 @@ class Quantiser {
     }
     LaneBits saturated = {};
     for (std::int64_t r = 0; r < item.rows.count; ++r) {
-      prefetch(next, r);
-      write_row(item, r, memory, saturated);
+      write_row(item, next, r, range, memory, saturated);
     }
     if (work_.streams) end_stream();
     std::int64_t count = 0;
@@ -78,17 +82,17 @@ class Quantiser {
   float* scale_at(std::int64_t sequence, std::int64_t head, std::int64_t block) const {
     return static_cast<float*>(task_.descale.data) + task_.descale.offset(sequence, head, block);
   }
-  // Prefetches row r of an item into the second-level cache, while another one is written.
-  void prefetch(const Item& item, std::int64_t r) const {
-    if (r >= item.rows.count) return;
+  // Prefetches row r of the i-th head of an item into the second-level cache, while another item is
+  // in work.
+  void prefetch(const Item& item, std::int64_t r, std::int64_t i) const {
+    if (r >= item.rows.count || i >= item.heads * group_) return;
     constexpr std::int64_t kLine = 64;
     const std::int64_t size = problem::dtype_size(task_.input.dtype);
-    for (std::int64_t h = item.head * group_; h < (item.head + item.heads) * group_; ++h) {
-      const char* const row = static_cast<const char*>(task_.input.data) +
-                              task_.input.offset(item.rows.batch, h, item.rows.first + r) * size;
-      for (std::int64_t at = 0; at < task_.width * size; at += kLine)
-        __builtin_prefetch(row + at, 0, 2);
-    }
+    const char* const row =
+        static_cast<const char*>(task_.input.data) +
+        task_.input.offset(item.rows.batch, item.head * group_ + i, item.rows.first + r) * size;
+    for (std::int64_t at = 0; at < task_.width * size; at += kLine)
+      __builtin_prefetch(row + at, 0, 2);
   }
 
   template <class S>
@@ -110,21 +114,22 @@ class Quantiser {
   }
 
   // The largest magnitudes of the heads of an item, in memory.largest. `next`: prefetched if not
-  // nullptr
-  void measure_rows(const Item& item, const Item* next, const WorkerMemory& memory) const {
+  // nullptr. A number that is not finite makes `finite` false.
+  void measure_rows(const Item& item, const Item* next, const WorkerMemory& memory,
+                    bool& finite) const {
     constexpr std::int64_t kLanes = Vec<float>::kLanes;
     for (std::int64_t i = 0; i < item.heads * kLanes; ++i) memory.largest[i] = 0;
     with_input(task_.input.dtype, [&](auto number) {
       using S = decltype(number);
       for (std::int64_t r = 0; r < item.rows.count; ++r) {
-        if (next != nullptr) prefetch(*next, r);
         for (std::int64_t i = 0; i < item.heads * group_; ++i) {
+          if (next != nullptr) prefetch(*next, r, i);
           const S* const row = input_row<S>(item, r, item.head * group_ + i);
           float* const largest = memory.largest + i / group_ * kLanes;
           LaneBits bits = LaneBits(Vec<float>::load(largest).v);
           bits = task_.incoherent ? largest_of_row(rotate(row, r * item.heads * group_ + i, memory),
-                                                   task_.width, bits)
-                                  : largest_of_row(row, task_.width, bits);
+                                                   task_.width, bits, finite)
+                                  : largest_of_row(row, task_.width, bits, finite);
           Vec<float>(Vec<float>::Native(bits)).store(largest);
         }
       }
@@ -133,26 +138,27 @@ class Quantiser {
 
   // Writes row r of the item's heads: into memory.output, and from there where it belongs, at once
   // if its heads are neighbours.
-  void write_row(const Item& item, std::int64_t r, const WorkerMemory& memory,
-                 LaneBits& saturated) const {
+  void write_row(const Item& item, const Item& next, std::int64_t r, Range range,
+                 const WorkerMemory& memory, LaneBits& saturated) const {
     const std::int64_t element = problem::dtype_size(task_.output.dtype);
     const std::int64_t bytes = task_.width * element;
     const std::int64_t heads = item.heads * group_;
     with_input(task_.input.dtype, [&](auto number) {
       using S = decltype(number);
       for (std::int64_t i = 0; i < heads; ++i) {
+        prefetch(next, r, i);
         const std::int64_t slot = r * heads + i;
         const float inverse = memory.inverse[i / group_];
         std::uint8_t* const to = memory.output + i * bytes;
         if (stages_items(task_)) {
-          encode(memory.stage + slot * task_.width, inverse, to, saturated);
+          encode(memory.stage + slot * task_.width, inverse, range, to, saturated);
           continue;
         }
         const S* const row = input_row<S>(item, r, item.head * group_ + i);
         if (task_.incoherent) {
-          encode(rotate(row, slot, memory), inverse, to, saturated);
+          encode(rotate(row, slot, memory), inverse, range, to, saturated);
         } else {
-          encode(row, inverse, to, saturated);
+          encode(row, inverse, range, to, saturated);
         }
       }
     });
@@ -170,11 +176,12 @@ class Quantiser {
   }
 
   template <class S>
-  void encode(const S* row, float inverse, std::uint8_t* to, LaneBits& saturated) const {
+  void encode(const S* row, float inverse, Range range, std::uint8_t* to,
+              LaneBits& saturated) const {
     if (task_.output.dtype == TILEWISE_E4M3)
-      return encode_fp8<math::Float8E4M3>(row, inverse, to, saturated);
+      return encode_fp8<math::Float8E4M3>(row, inverse, range, to, saturated);
     if (task_.output.dtype == TILEWISE_E5M2)
-      return encode_fp8<math::Float8E5M2>(row, inverse, to, saturated);
+      return encode_fp8<math::Float8E5M2>(row, inverse, range, to, saturated);
     if constexpr (std::is_same_v<S, float>) {
       with_input(task_.output.dtype, [&](auto number) {
         convert_row(row, task_.width, reinterpret_cast<decltype(number)*>(to));
@@ -182,10 +189,13 @@ class Quantiser {
     }
   }
   template <class Format, class S>
-  void encode_fp8(const S* row, float inverse, std::uint8_t* to, LaneBits& saturated) const {
-    if (task_.saturated != nullptr)
-      return quantise_row<Format, true>(row, task_.width, inverse, to, saturated);
-    quantise_row<Format, false>(row, task_.width, inverse, to, saturated);
+  void encode_fp8(const S* row, float inverse, Range range, std::uint8_t* to,
+                  LaneBits& saturated) const {
+    if (range == Range::kSmall)
+      return quantise_row<Format, Range::kSmall>(row, task_.width, inverse, to, saturated);
+    if (range == Range::kAny)
+      return quantise_row<Format, Range::kAny>(row, task_.width, inverse, to, saturated);
+    quantise_row<Format, Range::kCounted>(row, task_.width, inverse, to, saturated);
   }
 
   const Quantisation& task_;
