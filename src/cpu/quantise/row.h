@@ -122,6 +122,27 @@ TILEWISE_INLINE void convert_row(const float* row, std::int64_t width, S* to) {
   for (; c < width; ++c) math::store(row[c], to + c);
 }
 
+// What writes rows: fp8 of a format, or a wider dtype, which takes rotated rows only.
+template <class Format, Range kRange>
+struct Coder {
+  static constexpr std::int64_t kSize = 1;
+  static constexpr bool kReadsInput = true;
+  template <class S>
+  TILEWISE_INLINE static void write(const S* row, std::int64_t width, float inverse,
+                                    std::uint8_t* to, LaneBits& saturated) {
+    quantise_row<Format, kRange>(row, width, inverse, to, saturated);
+  }
+};
+template <class S>
+struct Wide {
+  static constexpr std::int64_t kSize = sizeof(S);
+  static constexpr bool kReadsInput = false;
+  TILEWISE_INLINE static void write(const float* row, std::int64_t width, float, std::uint8_t* to,
+                                    LaneBits&) {
+    convert_row(row, width, reinterpret_cast<S*>(to));
+  }
+};
+
 // Copies bytes past the caches where they can be: whole lines, for results that no cache would hold
 // until they are read. Without it every line would be read from memory before it is written.
 TILEWISE_INLINE void stream_bytes(const std::uint8_t* from, std::int64_t count, std::uint8_t* to) {

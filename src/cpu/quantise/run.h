@@ -53,9 +53,8 @@ class Quantiser {
       memory.inverse[h] = 1.0f / *scale;
     }
     LaneBits saturated = {};
-    for (std::int64_t r = 0; r < item.rows.count; ++r) {
-      write_row(item, next, r, range, memory, saturated);
-    }
+    with_output(range,
+                [&](auto coder) { write_rows<decltype(coder)>(item, next, memory, saturated); });
     if (work_.streams) end_stream();
     std::int64_t count = 0;
     for (int i = 0; i < Vec<float>::kLanes; ++i) count += saturated[i];
@@ -84,7 +83,7 @@ class Quantiser {
   }
   // Prefetches row r of the i-th head of an item into the second-level cache, while another item is
   // in work.
-  void prefetch(const Item& item, std::int64_t r, std::int64_t i) const {
+  TILEWISE_INLINE void prefetch(const Item& item, std::int64_t r, std::int64_t i) const {
     if (r >= item.rows.count || i >= item.heads * group_) return;
     constexpr std::int64_t kLine = 64;
     const std::int64_t size = problem::dtype_size(task_.input.dtype);
@@ -96,9 +95,9 @@ class Quantiser {
   }
 
   template <class S>
-  const S* input_row(const Item& item, std::int64_t row, std::int64_t head) const {
+  TILEWISE_INLINE const S* input_row(const Item& item, std::int64_t r, std::int64_t i) const {
     return static_cast<const S*>(task_.input.data) +
-           task_.input.offset(item.rows.batch, head, item.rows.first + row);
+           task_.input.offset(item.rows.batch, item.head * group_ + i, item.rows.first + r);
   }
   static std::uint32_t largest_of_head(const WorkerMemory& memory, std::int64_t h) {
     return largest_lane(LaneBits(Vec<float>::load(memory.largest + h * Vec<float>::kLanes).v));
@@ -122,80 +121,96 @@ class Quantiser {
     with_input(task_.input.dtype, [&](auto number) {
       using S = decltype(number);
       for (std::int64_t r = 0; r < item.rows.count; ++r) {
-        for (std::int64_t i = 0; i < item.heads * group_; ++i) {
-          if (next != nullptr) prefetch(*next, r, i);
-          const S* const row = input_row<S>(item, r, item.head * group_ + i);
-          float* const largest = memory.largest + i / group_ * kLanes;
-          LaneBits bits = LaneBits(Vec<float>::load(largest).v);
-          bits = task_.incoherent ? largest_of_row(rotate(row, r * item.heads * group_ + i, memory),
-                                                   task_.width, bits, finite)
-                                  : largest_of_row(row, task_.width, bits, finite);
-          Vec<float>(Vec<float>::Native(bits)).store(largest);
+        for (std::int64_t h = 0, i = 0; h < item.heads; ++h) {
+          LaneBits bits = LaneBits(Vec<float>::load(memory.largest + h * kLanes).v);
+          for (std::int64_t g = 0; g < group_; ++g, ++i) {
+            if (next != nullptr) prefetch(*next, r, i);
+            const S* const row = input_row<S>(item, r, i);
+            bits = task_.incoherent
+                       ? largest_of_row(rotate(row, r * item.heads * group_ + i, memory),
+                                        task_.width, bits, finite)
+                       : largest_of_row(row, task_.width, bits, finite);
+          }
+          Vec<float>(Vec<float>::Native(bits)).store(memory.largest + h * kLanes);
         }
       }
     });
   }
 
-  // Writes row r of the item's heads: into memory.output, and from there where it belongs, at once
-  // if its heads are neighbours.
-  void write_row(const Item& item, const Item& next, std::int64_t r, Range range,
-                 const WorkerMemory& memory, LaneBits& saturated) const {
-    const std::int64_t element = problem::dtype_size(task_.output.dtype);
-    const std::int64_t bytes = task_.width * element;
+  // Calls function(coder) with what writes a row of the output.
+  template <class Function>
+  void with_output(Range range, Function function) const {
+    if (task_.output.dtype == TILEWISE_E4M3) return with_range<math::Float8E4M3>(range, function);
+    if (task_.output.dtype == TILEWISE_E5M2) return with_range<math::Float8E5M2>(range, function);
+    with_input(task_.output.dtype, [&](auto number) { function(Wide<decltype(number)>{}); });
+  }
+  template <class Format, class Function>
+  static void with_range(Range range, Function function) {
+    if (range == Range::kSmall) return function(Coder<Format, Range::kSmall>{});
+    if (range == Range::kAny) return function(Coder<Format, Range::kAny>{});
+    function(Coder<Format, Range::kCounted>{});
+  }
+
+  // Writes the rows of an item: from memory.stage, or from the input.
+  template <class Output>
+  void write_rows(const Item& item, const Item& next, const WorkerMemory& memory,
+                  LaneBits& saturated) const {
     const std::int64_t heads = item.heads * group_;
+    if (stages_items(task_)) {
+      return write_rows_from<Output>(item, next, memory, saturated,
+                                     [&](std::int64_t r, std::int64_t i) {
+                                       return memory.stage + (r * heads + i) * task_.width;
+                                     });
+    }
     with_input(task_.input.dtype, [&](auto number) {
       using S = decltype(number);
-      for (std::int64_t i = 0; i < heads; ++i) {
-        prefetch(next, r, i);
-        const std::int64_t slot = r * heads + i;
-        const float inverse = memory.inverse[i / group_];
-        std::uint8_t* const to = memory.output + i * bytes;
-        if (stages_items(task_)) {
-          encode(memory.stage + slot * task_.width, inverse, range, to, saturated);
-          continue;
-        }
-        const S* const row = input_row<S>(item, r, item.head * group_ + i);
-        if (task_.incoherent) {
-          encode(rotate(row, slot, memory), inverse, range, to, saturated);
-        } else {
-          encode(row, inverse, range, to, saturated);
-        }
+      if (task_.incoherent) {
+        write_rows_from<Output>(item, next, memory, saturated, [&](std::int64_t r, std::int64_t i) {
+          return rotate(input_row<S>(item, r, i), 0, memory);
+        });
+      } else if constexpr (Output::kReadsInput) {
+        write_rows_from<Output>(item, next, memory, saturated, [&](std::int64_t r, std::int64_t i) {
+          return input_row<S>(item, r, i);
+        });
       }
     });
-    const std::int64_t joined = task_.output.head == task_.width ? heads : 1;
-    for (std::int64_t i = 0; i < heads; i += joined) {
-      const std::int64_t at =
-          task_.output.offset(item.rows.batch, item.head * group_ + i, item.rows.first + r);
-      std::uint8_t* const to = static_cast<std::uint8_t*>(task_.output.data) + at * element;
-      if (work_.streams) {
-        stream_bytes(memory.output + i * bytes, joined * bytes, to);
-      } else {
-        __builtin_memcpy(to, memory.output + i * bytes, static_cast<std::size_t>(joined * bytes));
-      }
-    }
   }
 
-  template <class S>
-  void encode(const S* row, float inverse, Range range, std::uint8_t* to,
-              LaneBits& saturated) const {
-    if (task_.output.dtype == TILEWISE_E4M3)
-      return encode_fp8<math::Float8E4M3>(row, inverse, range, to, saturated);
-    if (task_.output.dtype == TILEWISE_E5M2)
-      return encode_fp8<math::Float8E5M2>(row, inverse, range, to, saturated);
-    if constexpr (std::is_same_v<S, float>) {
-      with_input(task_.output.dtype, [&](auto number) {
-        convert_row(row, task_.width, reinterpret_cast<decltype(number)*>(to));
-      });
+  // row_at(r, i): row r of the i-th head of the item
+  template <class Output, class RowAt>
+  TILEWISE_INLINE void write_rows_from(const Item& item, const Item& next,
+                                       const WorkerMemory& memory, LaneBits& saturated,
+                                       RowAt row_at) const {
+    const std::int64_t bytes = task_.width * Output::kSize;
+    LaneBits counts = saturated;
+    for (std::int64_t r = 0; r < item.rows.count; ++r) {
+      std::uint8_t* to = memory.output;
+      for (std::int64_t h = 0, i = 0; h < item.heads; ++h) {
+        for (std::int64_t g = 0; g < group_; ++g, ++i, to += bytes) {
+          prefetch(next, r, i);
+          Output::write(row_at(r, i), task_.width, memory.inverse[h], to, counts);
+        }
+      }
+      copy_out(item, r, memory.output, bytes, Output::kSize);
     }
+    saturated = counts;
   }
-  template <class Format, class S>
-  void encode_fp8(const S* row, float inverse, Range range, std::uint8_t* to,
-                  LaneBits& saturated) const {
-    if (range == Range::kSmall)
-      return quantise_row<Format, Range::kSmall>(row, task_.width, inverse, to, saturated);
-    if (range == Range::kAny)
-      return quantise_row<Format, Range::kAny>(row, task_.width, inverse, to, saturated);
-    quantise_row<Format, Range::kCounted>(row, task_.width, inverse, to, saturated);
+
+  // Copies row r of the item's heads to where it belongs, at once if its heads are neighbours.
+  void copy_out(const Item& item, std::int64_t r, const std::uint8_t* from, std::int64_t bytes,
+                std::int64_t size) const {
+    const std::int64_t heads = item.heads * group_;
+    const std::int64_t joined = task_.output.head == task_.width ? heads : 1;
+    for (std::int64_t i = 0; i < heads; i += joined, from += joined * bytes) {
+      std::uint8_t* const to =
+          static_cast<std::uint8_t*>(task_.output.data) +
+          task_.output.offset(item.rows.batch, item.head * group_ + i, item.rows.first + r) * size;
+      if (work_.streams) {
+        stream_bytes(from, joined * bytes, to);
+      } else {
+        __builtin_memcpy(to, from, static_cast<std::size_t>(joined * bytes));
+      }
+    }
   }
 
   const Quantisation& task_;

@@ -17,7 +17,7 @@ using problem::Shared;
 
 // The heads of an item are so many that its rows, read twice, and those of the next item stay in
 // the second-level cache, and neighbours in memory are read together.
-inline constexpr std::int64_t kItemBytes = std::int64_t{256} * 1024;
+inline constexpr std::int64_t kItemBytes = std::int64_t{512} * 1024;
 // Results of this size are in no cache when they are read.
 inline constexpr std::int64_t kStreamedBytes = std::int64_t{32} << 20;
 
