@@ -31,7 +31,9 @@ struct Quantisation {
   bool incoherent = false;
   std::uint64_t seed = 0;
 
-  TILEWISE_INLINE bool computes_scales() const { return shared != Shared::kNothing && !fixed_scales; }
+  TILEWISE_INLINE bool computes_scales() const {
+    return shared != Shared::kNothing && !fixed_scales;
+  }
   TILEWISE_INLINE std::int64_t group() const { return kv_heads == 0 ? 1 : heads / kv_heads; }
 };
 

@@ -59,10 +59,10 @@ BAD = {
     "k: has 2 dimensions": lambda q: attention(q, q[0, 0], q),
     "q: has 5 dimensions": lambda q: attention(q[None], q, q),
     "q: this dtype is not supported, must be float64": lambda q: attention(q.to(torch.int8), q, q),
-    "q: this dtype is not supported, must be float64, float32, bfloat16 or float16": lambda q: attention(
+    "q: this dtype is not supported, must be float64, float32, bfloat16, float16, float8_e4m3fn or float8_e5m2": lambda q: attention(
         *[q.to(torch.float8_e4m3fn)] * 3
     ),
-    "k: this dtype is not supported, must be float64, float32, bfloat16 or float16": lambda q: attention(
+    "k: this dtype is not supported, must be float64, float32, bfloat16, float16, float8_e4m3fn or float8_e5m2": lambda q: attention(
         q, *[q.to(torch.float8_e5m2)] * 2
     ),
     "mask: this dtype is not supported, must be bool, or uint8": lambda q: attention(q, q, q, mask=q[0, :, 0].char()),
