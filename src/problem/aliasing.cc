@@ -175,8 +175,8 @@ Status check_output(const Operand& output, std::span<const Operand> operands) {
   for (const Operand& other : operands) {
     if (other.tensor == &tensor) continue;
     const Overlap overlap = overlap_of(region, region_of(*other.tensor));
-    if (overlap == Overlap::kProven ||
-        (overlap == Overlap::kUnknown && other.role == Role::kInput)) {
+    const bool is_input = other.role == Role::kInput;
+    if (overlap == Overlap::kProven || (overlap == Overlap::kUnknown && is_input)) {
       return fail(TILEWISE_INVALID_ARGUMENT,
                   "%s shares memory with %s: outputs need memory of their own", output.name,
                   other.name);

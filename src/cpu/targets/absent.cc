@@ -1,13 +1,10 @@
 // An instruction set that this build leaves out (TILEWISE_NATIVE, TILEWISE_CPU_TARGETS). Its
 // kernels refuse every problem, so that none of these functions is called.
 #include "cpu/kernels.h"
-#include "cpu/quantise.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
 extern const TargetKernels kKernels;
 const TargetKernels kKernels = {};
-extern const TargetQuantise kQuantise;
-const TargetQuantise kQuantise = {};
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET
