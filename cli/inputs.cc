@@ -11,6 +11,7 @@
 #include "io/tensor_file.h"
 #include "problem/tensors.h"
 #include "problem/validate.h"
+#include "quantise.h"
 
 namespace tilewise::cli {
 namespace {
@@ -195,6 +196,7 @@ void add_option_flags(Flags& flags) {
 }
 
 void add_file_flags(Flags& flags) {
+  add_quantise_flags(flags);
   flags.begin_group("Inputs");
   flags.add_value("in", "FILE",
                   "a .safetensors or .npz file with q, k, v [, dout and the inputs below]");
@@ -250,6 +252,7 @@ Inputs read_inputs(const Flags& flags) {
   read_options(flags, inputs.problem);
   dtype_flag(flags, 0);
   read_files(flags, inputs);
+  quantise_inputs(flags, inputs);
   cast_inputs(flags, inputs);
   fill_tensors(flags, inputs);
   return inputs;

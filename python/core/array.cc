@@ -79,16 +79,9 @@ std::int32_t dtype_of(const char* name, const ArrayInterface& array, nb::handle 
   }
 }
 
-// q, k and v may be float8 too, which the operators of tilewise.torch do not take.
-const char* expected_here(std::string_view name) {
-  return name == "q" || name == "k" || name == "v"
-             ? "float64, float32, bfloat16, float16, float8_e4m3fn or float8_e5m2"
-             : expected_dtype(name);
-}
-
 [[noreturn]] void refuse_dtype(const char* name, nb::handle value) {
   const nb::str dtype(nb::getattr(value, "dtype", nb::str("unknown")));
-  raise(PyExc_TypeError, "%s: dtype is %s, must be %s", name, dtype.c_str(), expected_here(name));
+  raise(PyExc_TypeError, "%s: dtype is %s, must be %s", name, dtype.c_str(), expected_dtype(name));
 }
 
 [[noreturn]] void refuse_write(const char* name) {

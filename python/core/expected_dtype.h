@@ -11,6 +11,9 @@ inline const char* expected_dtype(std::string_view argument) {
     const char* text;
   };
   constexpr Row kRows[] = {
+      {"q", "float64, float32, bfloat16, float16, float8_e4m3fn or float8_e5m2"},
+      {"k", "float64, float32, bfloat16, float16, float8_e4m3fn or float8_e5m2"},
+      {"v", "float64, float32, bfloat16, float16, float8_e4m3fn or float8_e5m2"},
       {"mask", "bool, or uint8 where 0 hides a key"},
       {"bias", "q's dtype or float32"},
       {"dbias", "the dtype of bias"},

@@ -9,6 +9,7 @@
 #include "distributed.h"
 #include "errors.h"
 #include "plan.h"
+#include "quantise.h"
 #include "slots.h"
 
 namespace nb = nanobind;
@@ -91,4 +92,5 @@ NB_MODULE(_core, module) {
       .def_prop_ro("reason", &Plan::reason)
       .def_prop_ro("workspace_bytes", &Plan::workspace_bytes);
   bind_distributed(module);
+  bind_quantise(module);
 }

@@ -20,6 +20,7 @@ except ImportError as error:  # a wheel for another platform, an incomplete copy
 from tilewise._attention import Gradients, attention, attention_backward, attention_forward
 from tilewise._options import Options
 from tilewise._plan import BackwardPlan, ForwardPlan, plan, plan_backward
+from tilewise._quantise import Quantised, quantise
 
 __version__: str = _core.version
 
@@ -39,6 +40,7 @@ __all__ = [
     "ForwardPlan",
     "Gradients",
     "Options",
+    "Quantised",
     "__version__",
     "attention",
     "attention_backward",
@@ -47,4 +49,5 @@ __all__ = [
     "kernels",
     "plan",
     "plan_backward",
+    "quantise",
 ]

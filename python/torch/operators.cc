@@ -23,7 +23,8 @@ namespace {
 
 constexpr const char* kForwardSchema =
     "attention_forward(Tensor q, Tensor k, Tensor v, " TILEWISE_TENSOR_SCHEMA TILEWISE_OPTION_SCHEMA
-    ", bool out_fp32=False, Tensor? seqused_q=None, Tensor? page_table=None) "
+    ", bool out_fp32=False, Tensor? seqused_q=None, Tensor? page_table=None, "
+    "Tensor? q_descale=None, Tensor? k_descale=None, Tensor? v_descale=None) "
     "-> (Tensor out, Tensor lse)";
 #define TILEWISE_BACKWARD_SCHEMA                                                            \
   "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, "                  \
@@ -157,6 +158,9 @@ void forward(Value* stack, std::uint64_t, std::uint64_t) {
   const bool out_fp32 = arguments.boolean();
   const Owned seqused_q = arguments.optional_tensor();
   const Owned page_table = arguments.optional_tensor();
+  const Owned q_descale = arguments.optional_tensor();
+  const Owned k_descale = arguments.optional_tensor();
+  const Owned v_descale = arguments.optional_tensor();
   const tilewise_tensor like = view("q", q);  // made before a copy may change the strides
   check_rank("q", like);
   q = with_dense_rows("q", std::move(q));
@@ -165,13 +169,18 @@ void forward(Value* stack, std::uint64_t, std::uint64_t) {
   tilewise_problem problem = make_problem(shared);
   problem.seqused_q = view("seqused_q", seqused_q);
   problem.page_table = view("page_table", page_table);
+  problem.q_descale = view("q_descale", q_descale);
+  problem.k_descale = view("k_descale", k_descale);
+  problem.v_descale = view("v_descale", v_descale);
   problem.q = view("q", q);
   problem.k = view("k", k);
   problem.v = view("v", v);
   check_rank("k", problem.k);
   check_rank("v", problem.v);
-  const std::int32_t out_dtype =
-      out_fp32 && like.dtype != TILEWISE_FP64 ? +TILEWISE_FP32 : like.dtype;
+  const bool is_float8 = like.dtype == TILEWISE_E4M3 || like.dtype == TILEWISE_E5M2;
+  const std::int32_t out_dtype = out_fp32 && like.dtype != TILEWISE_FP64 ? +TILEWISE_FP32
+                                 : is_float8                             ? +TILEWISE_BF16
+                                                                         : like.dtype;
   Owned out = allocate_like(like, problem.v.shape[problem.v.rank - 1], torch_dtype(out_dtype));
   Owned lse = allocate_lse(like, shared.bhsd);
   problem.out = view("out", out);

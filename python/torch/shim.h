@@ -49,6 +49,8 @@ using Error = std::int32_t;  // 0 is success
   X(aoti_torch_dtype_float32, std::int32_t)                                                    \
   X(aoti_torch_dtype_bfloat16, std::int32_t)                                                   \
   X(aoti_torch_dtype_float16, std::int32_t)                                                    \
+  X(aoti_torch_dtype_float8_e4m3fn, std::int32_t)                                              \
+  X(aoti_torch_dtype_float8_e5m2, std::int32_t)                                                \
   X(aoti_torch_dtype_int32, std::int32_t)                                                      \
   X(aoti_torch_dtype_int64, std::int32_t)                                                      \
   X(aoti_torch_dtype_bool, std::int32_t)                                                       \

@@ -14,12 +14,14 @@ struct DtypePair {
   std::int32_t theirs;
 };
 
-const std::array<DtypePair, 7>& dtypes() {
-  static const std::array<DtypePair, 7> pairs = {{
+const std::array<DtypePair, 9>& dtypes() {
+  static const std::array<DtypePair, 9> pairs = {{
       {TILEWISE_FP64, torch().aoti_torch_dtype_float64()},
       {TILEWISE_FP32, torch().aoti_torch_dtype_float32()},
       {TILEWISE_BF16, torch().aoti_torch_dtype_bfloat16()},
       {TILEWISE_FP16, torch().aoti_torch_dtype_float16()},
+      {TILEWISE_E4M3, torch().aoti_torch_dtype_float8_e4m3fn()},
+      {TILEWISE_E5M2, torch().aoti_torch_dtype_float8_e5m2()},
       {TILEWISE_INT32, torch().aoti_torch_dtype_int32()},
       {TILEWISE_INT64, torch().aoti_torch_dtype_int64()},
       {TILEWISE_BOOL, torch().aoti_torch_dtype_bool()},

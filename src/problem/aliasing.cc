@@ -1,6 +1,8 @@
 // Decides which tensors may share memory: inputs with inputs, and views that interleave without
 // sharing an element.
 #include <cstdint>
+#include <iterator>
+#include <span>
 
 #include "math/integer.h"
 #include "problem/tensors.h"
@@ -160,9 +162,8 @@ bool shares_own_elements(const tilewise_tensor& tensor) {
   return false;
 }
 
-Status check_output(Operation operation, const tilewise_problem& request,
-                    const NamedTensor& output) {
-  const tilewise_tensor& tensor = request.*output.member;
+Status check_output(const Operand& output, std::span<const Operand> operands) {
+  const tilewise_tensor& tensor = *output.tensor;
   if (shares_own_elements(tensor)) {
     return fail(
         TILEWISE_INVALID_ARGUMENT,
@@ -171,14 +172,11 @@ Status check_output(Operation operation, const tilewise_problem& request,
         static_cast<long long>(tensor.strides[2]), static_cast<long long>(tensor.strides[3]));
   }
   const Region region = region_of(tensor);
-  for (const NamedTensor& other : kTensors) {
-    const tilewise_tensor& other_tensor = request.*other.member;
-    const Role role = other.role(operation);
-    if (&other_tensor == &tensor || role == Role::kUnused || !present(other_tensor) ||
-        empty(other_tensor))
-      continue;
-    const Overlap overlap = overlap_of(region, region_of(other_tensor));
-    if (overlap == Overlap::kProven || (overlap == Overlap::kUnknown && role == Role::kInput)) {
+  for (const Operand& other : operands) {
+    if (other.tensor == &tensor) continue;
+    const Overlap overlap = overlap_of(region, region_of(*other.tensor));
+    const bool is_input = other.role == Role::kInput;
+    if (overlap == Overlap::kProven || (overlap == Overlap::kUnknown && is_input)) {
       return fail(TILEWISE_INVALID_ARGUMENT,
                   "%s shares memory with %s: outputs need memory of their own", output.name,
                   other.name);
@@ -187,30 +185,43 @@ Status check_output(Operation operation, const tilewise_problem& request,
   return TILEWISE_OK;
 }
 
+Status check_address(const Operand& operand) {
+  const tilewise_tensor& tensor = *operand.tensor;
+  if (tensor.data == nullptr) {
+    return fail(TILEWISE_INVALID_ARGUMENT, "%s: data is NULL but the tensor has elements",
+                operand.name);
+  }
+  const std::uintptr_t size = static_cast<std::uintptr_t>(dtype_size(tensor.dtype));
+  if (reinterpret_cast<std::uintptr_t>(tensor.data) % size == 0) return TILEWISE_OK;
+  return fail(TILEWISE_INVALID_ARGUMENT, "%s: data is %p, must be a multiple of %lld bytes (%s)",
+              operand.name, tensor.data, static_cast<long long>(size), dtype_name(tensor.dtype));
+}
+
 }  // namespace
 
-Status check_pointers(Operation operation, const tilewise_problem& request) {
-  for (const NamedTensor& named : kTensors) {
-    const tilewise_tensor& tensor = request.*named.member;
-    if (named.role(operation) == Role::kUnused || !present(tensor) || empty(tensor)) continue;
-    if (tensor.data == nullptr) {
-      return fail(TILEWISE_INVALID_ARGUMENT, "%s: data is NULL but the tensor has elements",
-                  named.name);
-    }
-    const std::uintptr_t size = static_cast<std::uintptr_t>(dtype_size(tensor.dtype));
-    if (reinterpret_cast<std::uintptr_t>(tensor.data) % size != 0) {
-      return fail(TILEWISE_INVALID_ARGUMENT,
-                  "%s: data is %p, must be a multiple of %lld bytes (%s)", named.name, tensor.data,
-                  static_cast<long long>(size), dtype_name(tensor.dtype));
-    }
+bool has_elements(const tilewise_tensor& tensor) { return present(tensor) && !empty(tensor); }
+
+Status check_operands(std::span<const Operand> operands) {
+  for (const Operand& operand : operands) {
+    if (const Status status = check_address(operand); status != TILEWISE_OK) return status;
   }
-  for (const NamedTensor& named : kTensors) {
-    const tilewise_tensor& tensor = request.*named.member;
-    if (!is_written(named.role(operation)) || !present(tensor) || empty(tensor)) continue;
-    if (const Status status = check_output(operation, request, named); status != TILEWISE_OK)
-      return status;
+  for (const Operand& operand : operands) {
+    if (!is_written(operand.role)) continue;
+    if (const Status status = check_output(operand, operands); status != TILEWISE_OK) return status;
   }
   return TILEWISE_OK;
+}
+
+Status check_pointers(Operation operation, const tilewise_problem& request) {
+  Operand operands[std::size(kTensors)];
+  std::size_t count = 0;
+  for (const NamedTensor& named : kTensors) {
+    const tilewise_tensor& tensor = request.*named.member;
+    const Role role = named.role(operation);
+    if (role != Role::kUnused && has_elements(tensor))
+      operands[count++] = {named.name, &tensor, role};
+  }
+  return check_operands({operands, count});
 }
 
 }  // namespace tilewise::problem

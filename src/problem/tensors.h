@@ -2,7 +2,10 @@
 // or writes it.
 #pragma once
 
+#include <span>
+
 #include "problem/problem.h"
+#include "problem/status.h"
 
 namespace tilewise::problem {
 
@@ -55,5 +58,17 @@ inline constexpr NamedTensor kTensors[] = {
 };
 
 inline bool present(const tilewise_tensor& tensor) { return tensor.rank != 0; }
+bool has_elements(const tilewise_tensor& tensor);
+
+// A tensor of a call that has elements, and what the call does with it.
+struct Operand {
+  const char* name;
+  const tilewise_tensor* tensor;
+  Role role;
+};
+
+// Checks that the data of all operands are set and aligned, and that outputs share no memory with
+// inputs or with each other.
+Status check_operands(std::span<const Operand> operands);
 
 }  // namespace tilewise::problem

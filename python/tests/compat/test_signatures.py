@@ -19,6 +19,7 @@ SCALES = "qv=None, q_descale=None, k_descale=None, v_descale=None"
 HINTS = "num_splits=1, pack_gqa=None, deterministic=False, sm_margin=0, return_attn_probs=False"
 RAW = "dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap, alibi_slopes"
 TO_BACKWARD = "dout, q, k, v, out, softmax_lse, dq, dk, dv"
+OWN = ["kv_cache_dtype", "q_descale", "k_descale", "v_descale"]
 SIGNATURES = {
     (fa2_interface, "_flash_attn_forward"): f"q, k, v, {RAW}, return_softmax",
     (fa2_interface, "_flash_attn_varlen_forward"): f"q, k, v, {LENGTHS}, dropout_p, softmax_scale, causal, "
@@ -66,6 +67,9 @@ SIGNATURES = {
 def spelled(function) -> str:  # noqa: ANN001
     """Names and defaults, without annotations."""
     parameters = inspect.signature(function).parameters.values()
+    own = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]  # what flash-attn does not have
+    assert own == (OWN if function is fa2.flash_attn_with_kvcache else [])
+    parameters = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
     assert all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
     return ", ".join(p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in parameters)
 

@@ -28,7 +28,8 @@ GIVEN = (
 GRADIENTS = "Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink"
 SCHEMAS = {
     FORWARD: f"tilewise::attention_forward(Tensor q, Tensor k, Tensor v, {TENSORS}, {OPTIONS}, bool out_fp32=False, "
-    "Tensor? seqused_q=None, Tensor? page_table=None) "
+    "Tensor? seqused_q=None, Tensor? page_table=None, Tensor? q_descale=None, Tensor? k_descale=None, "
+    "Tensor? v_descale=None) "
     "-> (Tensor out, Tensor lse)",
     BACKWARD: f"tilewise::attention_backward({GIVEN}) -> ({GRADIENTS})",
     BACKWARD_SLOPES: f"tilewise::attention_backward_slopes({GIVEN}) -> ({GRADIENTS}, Tensor dalibi_slopes)",

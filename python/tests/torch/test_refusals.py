@@ -59,12 +59,9 @@ BAD = {
     "k: has 2 dimensions": lambda q: attention(q, q[0, 0], q),
     "q: has 5 dimensions": lambda q: attention(q[None], q, q),
     "q: this dtype is not supported, must be float64": lambda q: attention(q.to(torch.int8), q, q),
-    "q: this dtype is not supported, must be float64, float32, bfloat16 or float16": lambda q: attention(
-        *[q.to(torch.float8_e4m3fn)] * 3
-    ),
-    "k: this dtype is not supported, must be float64, float32, bfloat16 or float16": lambda q: attention(
-        q, *[q.to(torch.float8_e5m2)] * 2
-    ),
+    "or float8_e5m2": lambda q: attention(q.to(torch.float8_e5m2fnuz), q, q),
+    "k: this dtype is not supported, must be float64, float32": lambda q: attention(q, *[q.to(torch.int8)] * 2),
+    "v: dtype is fp32, must be e4m3": lambda q: attention(q, q.to(torch.float8_e4m3fn), q),
     "mask: this dtype is not supported, must be bool, or uint8": lambda q: attention(q, q, q, mask=q[0, :, 0].char()),
     "sink: this dtype is not supported, must be float32": lambda q: attention(q, q, q, sink=q[0, 0, :, 0].byte()),
     "softmax_scale: is nan, must be finite": lambda q: attention(q, q, q, softmax_scale=float("nan")),

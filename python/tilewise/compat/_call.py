@@ -57,12 +57,13 @@ def _signed(kept: Tensor, probabilities: Tensor) -> Tensor:
 def dense(
     q: Tensor, k: Tensor, v: Tensor, dropout_p: float, softmax_scale: float | None, causal: bool, window_size: Window,
     softcap: float, alibi_slopes: Tensor | None, deterministic: bool, return_attn_probs: bool, attention_chunk: int = 0,
+    descales: dict[str, Tensor | None] | None = None,
 ) -> Any:  # fmt: skip
-    """(B, S, H, D)."""
+    """(B, S, H, D). descales: of float8, by name."""
     seeds = _seeds(dropout_p)
     options = dense_options(
         q, k, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, attention_chunk
-    )
+    ) | (descales or {})
     out, lse = attention(q, k, v, **options, **seeds, return_lse=True)
     if not return_attn_probs:
         return out
@@ -110,14 +111,15 @@ def packed(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[Tensor, Tensor], max_seqlen: tuple[Any, Any], dropout_p: float,
     softmax_scale: float | None, causal: bool, window_size: Window, softcap: float, alibi_slopes: Tensor | None,
     deterministic: bool, return_attn_probs: bool, block_table: Tensor | None, seqused_k: Tensor | None = None,
-    attention_chunk: int = 0, seqused_q: Tensor | None = None,
+    attention_chunk: int = 0, seqused_q: Tensor | None = None, descales: dict[str, Tensor | None] | None = None,
 ) -> Any:  # fmt: skip
-    """(T, H, D), or keys in pages."""
+    """(T, H, D), or keys in pages. descales: of float8, by name."""
     seeds = _seeds(dropout_p)
     k, v, options = packed_options(
         q, k, v, cu_seqlens, max_seqlen, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
         block_table, seqused_k, attention_chunk, seqused_q,
     )  # fmt: skip
+    options |= descales or {}
     out, lse = attention(q, k, v, **options, **seeds, return_lse=True)
     if not return_attn_probs:
         return out

@@ -8,6 +8,7 @@ import torch
 from tilewise.compat import _contents, _pages
 from tilewise.compat._call import chunk_size, number
 from tilewise.compat._contents import ArgumentError, Limits
+from tilewise.compat._float8 import check_caches, check_descales, put, rounded, take
 from tilewise.compat._tokens import rotate, tokens_of
 from tilewise.torch import _chunks, attention
 from tilewise.torch._attention import window_pair
@@ -31,9 +32,10 @@ class Call:
         rotary_cos: Tensor | None, rotary_sin: Tensor | None, cache_seqlens: Any, cache_batch_idx: Tensor | None,
         cache_leftpad: Tensor | None, table: tuple[str, Tensor | None], rotary_interleaved: bool, rotates_queries: bool,
         cu_seqlens_q: Tensor | None = None, cu_seqlens_k_new: Tensor | None = None, max_seqlen_q: Any = None,
-        rotary_seqlens: Tensor | None = None,
+        rotary_seqlens: Tensor | None = None, descales: dict[str, Tensor | None] | None = None,
     ) -> None:  # fmt: skip
-        """table: of pages, with the name that the caller has for it."""
+        """table: of pages, with the name that the caller has for it. descales: of float8, by name."""
+        self.descales = {name: scale for name, scale in (descales or {}).items() if scale is not None}
         self.q, self.k_cache, self.v_cache, self.k, self.v = q.detach(), k_cache, v_cache, k, v
         self.cu_seqlens_q, self.max_seqlen_q = cu_seqlens_q, number("max_seqlen_q", max_seqlen_q)
         self.cu_seqlens_k_new, self.rotary = cu_seqlens_k_new, (rotary_cos, rotary_sin)
@@ -70,9 +72,8 @@ class Call:
         _same_shape("q", self.q, (*tokens, None, self.k_cache.shape[-1]))
         _same_shape("k_cache", self.k_cache, (None,) * 4)
         _same_shape("v_cache", self.v_cache, (*self.k_cache.shape[:3], None))
-        for name, cache in (("k_cache", self.k_cache), ("v_cache", self.v_cache)):
-            if cache.dtype != self.q.dtype:
-                raise ArgumentError(f"{name}: dtype is {cache.dtype}, must be q's {self.q.dtype}")
+        check_caches(self.q, self.k_cache, self.v_cache)
+        check_descales(self.descales, self.batch, self.k_cache.shape[2])
         leading = (self.batch, None) if self.cu_seqlens_k_new is None else (None,)
         for name, new, cache in (("k", self.k, self.k_cache), ("v", self.v, self.v_cache)):
             if new is not None:
@@ -158,8 +159,10 @@ class Call:
             self.q = rotate(q, cos, sin, positions[0], self.rotary_interleaved).view(self.q.shape)
             k = rotate(k, cos, sin, positions[1], self.rotary_interleaved)
         where = self._places(sequence, self.before[sequence] + place)
-        self.k_cache[where] = k.to(self.k_cache.dtype)
-        self.v_cache[where] = v.to(self.v_cache.dtype)
+        k = rounded(k, self.k_cache.dtype, self.descales.get("k_descale"), sequence)
+        v = rounded(v, self.v_cache.dtype, self.descales.get("v_descale"), sequence)
+        put(self.k_cache, where, k)
+        put(self.v_cache, where, v)
 
     def _check_contents(self, rotated: list[Tensor]) -> None:
         if self.is_known:
@@ -195,8 +198,8 @@ class Call:
             if chunk > 0:
                 where["mask"] = self._chunk_mask(k, where, chunk)
             return attention(
-                self.q, k, v, **options, **where, alibi_slopes=alibi_slopes, cu_seqlens_q=self.cu_seqlens_q,
-                max_seqlen_q=self.max_seqlen_q,
+                self.q, k, v, **options, **where, **self.descales, alibi_slopes=alibi_slopes,
+                cu_seqlens_q=self.cu_seqlens_q, max_seqlen_q=self.max_seqlen_q,
             )  # fmt: skip
 
     def _attend_to_nothing(self, alibi_slopes: Tensor | None, options: dict[str, Any]) -> None:
@@ -205,8 +208,8 @@ class Call:
         starts = None if self.cu_seqlens_q is None else torch.zeros_like(self.cu_seqlens_q)
         k, v = (k, v) if starts is None else (k.flatten(0, 1), v.flatten(0, 1))
         attention(
-            self.q, k, v, **options, alibi_slopes=alibi_slopes, cu_seqlens_q=self.cu_seqlens_q, cu_seqlens_k=starts,
-            max_seqlen_q=self.max_seqlen_q,
+            self.q, k, v, **options, **self.descales, alibi_slopes=alibi_slopes, cu_seqlens_q=self.cu_seqlens_q,
+            cu_seqlens_k=starts, max_seqlen_q=self.max_seqlen_q,
         )  # fmt: skip
 
     def _keys(self, chunk: int) -> tuple[Tensor, Tensor, dict[str, Any]]:
@@ -219,7 +222,7 @@ class Call:
             return _pages.stored(*caches, self.table, self.used, self.leftpad)
         where = {"seqused_k": self.used, **_pages.padding_mask(self.leftpad, self.k_cache.shape[1])}
         if self.rows is not None:
-            k, v = (cache[self.rows.long()] for cache in caches)
+            k, v = (take(cache, self.rows.long()) for cache in caches)
         elif self.batch < self.k_cache.shape[0]:
             k, v = (cache[: self.batch] for cache in caches)
         else:
@@ -269,11 +272,12 @@ class Call:
         device = self.q.device
         used = self.used if self.leftpad is None else (self.used - self.leftpad).clamp(min=0)
         k, v = (cache.flatten(0, 1)[begins[0] : begins[-1]] for cache in (self.k_cache, self.v_cache))
-        q, back = self.q, None
+        q, back, descales = self.q, None, self.descales
         if order != list(range(self.batch)):
             index = torch.tensor(order, device=device)
             back = index.argsort()
-            q, used = q[index], used[index]
+            q, used = take(q, index), used[index]
+            descales = {name: scale[index] if scale.dim() == 2 else scale for name, scale in descales.items()}
             if alibi_slopes is not None and alibi_slopes.dim() == 2:
                 alibi_slopes = alibi_slopes[index]
         where: dict[str, Any] = {
@@ -283,7 +287,7 @@ class Call:
         if chunk > 0:
             where["mask"] = self._chunk_mask(k, where, chunk)
         out, lse = attention(
-            q, k, v, **options, **where, alibi_slopes=alibi_slopes, cu_seqlens_q=self.cu_seqlens_q,
+            q, k, v, **options, **where, **descales, alibi_slopes=alibi_slopes, cu_seqlens_q=self.cu_seqlens_q,
             max_seqlen_q=self.max_seqlen_q,
         )  # fmt: skip
         return (out, lse) if back is None else (out[back], lse[back])

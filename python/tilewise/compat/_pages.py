@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from tilewise.compat import _contents
+from tilewise.compat._float8 import take
 
 Tensor = torch.Tensor
 
@@ -48,7 +49,7 @@ def stored(
     columns = torch.arange(table.shape[1], device=table.device)
     in_use = table[columns < counts[:, None]]  # (pages in use)
     starts = torch.nn.functional.pad(counts.cumsum(0) * size, (1, 0))
-    k, v = (pages.index_select(0, in_use).flatten(0, 1) for pages in (k_pages, v_pages))
+    k, v = (take(pages, in_use).flatten(0, 1) for pages in (k_pages, v_pages))
     longest = table.shape[1] * size
     if leftpad is not None:  # a sequence's padding is the end of what lies before it, which seqused_k ends earlier
         skipped = torch.minimum(leftpad.long(), used.long())
@@ -71,4 +72,4 @@ def _in_order(pages: Tensor, table: Tensor) -> Tensor:
     """
     chosen = table.long()
     chosen = chosen.masked_fill((chosen < 0) | (chosen >= pages.shape[0]), 0)
-    return pages[chosen].flatten(1, 2)
+    return take(pages, chosen).flatten(1, 2)

@@ -1,7 +1,8 @@
 """flash_attn_interface: the functions of flash-attn 3, with its names, order of arguments, defaults and results.
 
 num_splits, pack_gqa, sm_margin and scheduler_metadata steer flash-attn's kernels; they are taken and change nothing.
-qv and the descales are not supported: NotImplementedError names them.
+qv is not supported: NotImplementedError names it. q, k and v of float8 are, on the CPU and without gradients, with
+their descales: float32 (1) or (B, Hk).
 """
 
 from typing import Any
@@ -25,13 +26,10 @@ def flash_attn_func(
     return_attn_probs: bool = False,
 ) -> Result:  # fmt: skip
     """q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv). Returns out, or (out, lse (B, H, Sq))."""
-    refuse(
-        qv=qv is not None, q_descale=q_descale is not None, k_descale=k_descale is not None,
-        v_descale=v_descale is not None,
-    )  # fmt: skip
+    refuse(qv=qv is not None)
     result = dense(
         q, k, v, 0.0, softmax_scale, causal, window_size, softcap, None, deterministic, return_attn_probs,
-        attention_chunk,
+        attention_chunk, {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale},
     )  # fmt: skip
     return result[:2] if return_attn_probs else result
 
@@ -63,13 +61,11 @@ def flash_attn_varlen_func(
     pack_gqa: bool | None = None, deterministic: bool = False, sm_margin: int = 0, return_attn_probs: bool = False,
 ) -> Result:  # fmt: skip
     """q (Tq, H, D), k (Tk, Hk, D), v (Tk, Hk, Dv). Returns out, or (out, lse (H, Tq))."""
-    refuse(
-        qv=qv is not None, q_descale=q_descale is not None, k_descale=k_descale is not None,
-        v_descale=v_descale is not None,
-    )  # fmt: skip
+    refuse(qv=qv is not None)
     result = packed(
         q, k, v, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), 0.0, softmax_scale, causal, window_size,
         softcap, None, deterministic, return_attn_probs, None, seqused_k, attention_chunk, seqused_q,
+        {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale},
     )  # fmt: skip
     return result[:2] if return_attn_probs else result
 
@@ -86,16 +82,17 @@ def flash_attn_with_kvcache(
     scheduler_metadata: Tensor | None = None, num_splits: int = 0, pack_gqa: bool | None = None, sm_margin: int = 0,
     return_softmax_lse: bool = False,
 ) -> Result:  # fmt: skip
-    """That of flash-attn 2, also with packed queries (cu_seqlens_q) and new keys (cu_seqlens_k_new). No gradient."""
-    refuse(
-        qv=qv is not None, q_descale=q_descale is not None, k_descale=k_descale is not None,
-        v_descale=v_descale is not None,
-    )  # fmt: skip
+    """That of flash-attn 2, also with packed queries (cu_seqlens_q) and new keys (cu_seqlens_k_new). No gradient.
+
+    A cache of float8 takes new keys of its dtype as they are, and rounds others with k_descale and v_descale.
+    """
+    refuse(qv=qv is not None)
     call = _kvcache.Call(
         q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad,
         ("page_table", page_table), rotary_interleaved, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k_new=cu_seqlens_k_new,
         max_seqlen_q=max_seqlen_q, rotary_seqlens=rotary_seqlens,
         rotates_queries=causal or window_pair(window_size) != (-1, -1) or attention_chunk != 0,
+        descales={"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale},
     )  # fmt: skip
     out, lse = call.run(softmax_scale, causal, window_size, softcap, None, attention_chunk)
     return (out, lse) if return_softmax_lse else out

@@ -8,6 +8,7 @@ import torch
 
 from tilewise._options import truth
 from tilewise.torch._autograd import forward
+from tilewise.torch._schema import FLOAT8
 
 Window = Sequence[int | None]
 
@@ -38,6 +39,9 @@ def attention(
     seqused_q: torch.Tensor | None = None,
     seqused_k: torch.Tensor | None = None,
     page_table: torch.Tensor | None = None,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
     slices: torch.Tensor | None = None,
     alignment: str = "bottom_right",
     layout: str = "bshd",
@@ -53,7 +57,9 @@ def attention(
 
     Args:
         q: (B, Sq, H, D), or (B, H, Sq, D) with ``layout="bhsd"``, or packed (T, H, D). float64, float32, bfloat16 or
-            float16, on the CPU or a CUDA device; any strides (one whose innermost stride is not 1 is copied).
+            float16, on the CPU or a CUDA device; any strides (one whose innermost stride is not 1 is copied). On the
+            CPU and without gradients, k and v may both be float8_e4m3fn or both float8_e5m2; q has their dtype or is
+            bfloat16, float16 or float32.
         k: (B, Sk, Hk, D) or packed (Tk, Hk, D).
         v: (B, Sk, Hk, Dv) or packed (Tk, Hk, Dv).
         causal: keys j <= i + d, d = Sk - Sq, or 0 with ``alignment="top_left"``.
@@ -73,10 +79,13 @@ def attention(
         seqused_k: (B) int32 or int64: keys in use of each sequence.
         page_table: (B, pages) int32: k and v are the pages (N, page size, Hk, D) of a cache, and key j of sequence b is
             row j % page size of page page_table[b][j // page size]. Has no gradients.
+        q_descale: float32 (1), (B, Hk) or (B, Hk, blocks of 128 rows): what q of float8 is multiplied by; k_descale,
+            v_descale likewise. tilewise.quantise() makes them.
         slices: (N, 5) or (N, 6) int64: q0 q1 k0 k1 kind [head].
         deterministic: None asks torch.are_deterministic_algorithms_enabled(). The CPU always is.
         batch_invariant: a row has the same bits whatever is batched beside it.
-        out_dtype: torch.float32 for 16-bit inputs gives the result before rounding; None is q's dtype.
+        out_dtype: torch.float32 for 16-bit inputs gives the result before rounding; None is q's dtype, bfloat16 for
+            float8.
         return_lse: also return the log-sum-exp, (B, H, Sq) or (H, T) float32 (float64 for float64), with a gradient.
 
     Returns:
@@ -94,14 +103,15 @@ def attention(
     dropout_state = None
     if dropout_p != 0.0:
         dropout_state = _dropout_state(dropout_seed, dropout_offset)
-    if alignment not in _ALIGNMENTS or layout not in _LAYOUTS or out_dtype not in (None, q.dtype, torch.float32):
-        _refuse(q, alignment, layout, out_dtype)
+    own_dtype = torch.bfloat16 if q.dtype in FLOAT8 else q.dtype
+    if alignment not in _ALIGNMENTS or layout not in _LAYOUTS or out_dtype not in (None, own_dtype, torch.float32):
+        _refuse(own_dtype, alignment, layout, out_dtype)
     out, lse = forward(
         q, k, v, mask, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, seqused_k, slices, dropout_state,
         softmax_scale, causal, left, right, _ALIGNMENTS[alignment], softcap, dropout_p,
         _length("max_seqlen_q", max_seqlen_q), _length("max_seqlen_k", max_seqlen_k), _LAYOUTS[layout],
         torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic, batch_invariant,
-        out_dtype == torch.float32, seqused_q, page_table,
+        out_dtype == torch.float32, seqused_q, page_table, q_descale, k_descale, v_descale,
     )  # fmt: skip
     return (out, lse) if return_lse else out
 
@@ -143,9 +153,9 @@ def _dropout_state(seed: int | None, offset: int) -> torch.Tensor:
     return torch.tensor([seed - 2**64 if seed >= 2**63 else seed, offset], dtype=torch.int64)
 
 
-def _refuse(q: torch.Tensor, alignment: str, layout: str, out_dtype: torch.dtype | None) -> None:
+def _refuse(own_dtype: torch.dtype, alignment: str, layout: str, out_dtype: torch.dtype | None) -> None:
     if alignment not in _ALIGNMENTS:
         raise ValueError(f"alignment: is {alignment!r}, must be 'bottom_right' or 'top_left'")
     if layout not in _LAYOUTS:
         raise ValueError(f"layout: is {layout!r}, must be 'bshd' or 'bhsd'")
-    raise ValueError(f"out_dtype: is {out_dtype}, must be {q.dtype} or torch.float32")
+    raise ValueError(f"out_dtype: is {out_dtype}, must be {own_dtype} or torch.float32")

@@ -8,7 +8,7 @@ import torch
 from tilewise.torch import _vmap
 from tilewise.torch._meta import GRADIENTS
 from tilewise.torch._schema import (
-    BACKWARD, BACKWARD_SLOPES, FORWARD, FORWARD_NAMES, LAST_SHARED, PAGE_TABLE, SEQUSED_Q, TENSORS, without_defaults,
+    BACKWARD, BACKWARD_SLOPES, FLOAT8, FORWARD, FORWARD_NAMES, LAST_SHARED, PAGE_TABLE, SEQUSED_Q, TENSORS, without_defaults,
 )  # fmt: skip
 
 # The positions of forward's arguments that have a gradient.
@@ -24,6 +24,12 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor
         tensors = (inputs[position] for position in _DIFFERENTIABLE.values())
         if any(tensor is not None and tensor.requires_grad for tensor in tensors):
             raise NotImplementedError("tilewise: page_table: a paged cache has no gradients; detach() q, k and v")
+    for name in ("q", "k", "v"):
+        dtype = inputs[_DIFFERENTIABLE[name]].dtype
+        if dtype in FLOAT8 and any(
+            inputs[position] is not None and inputs[position].requires_grad for position in _DIFFERENTIABLE.values()
+        ):
+            raise NotImplementedError(f"tilewise: {name}: dtype is {dtype}, which has no gradients; detach() q, k and v")
     seqused_q = inputs[SEQUSED_Q] if len(inputs) > SEQUSED_Q else None
     ctx.save_for_backward(*inputs[:TENSORS], seqused_q, *output)
     ctx.options = inputs[TENSORS:LAST_SHARED]
@@ -146,8 +152,8 @@ def _autocast(device: str) -> Any:
 
 
 def _lower(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Autocast lowers single precision to `dtype`; fp64 stays what it is, as everywhere in PyTorch."""
-    return tensor if tensor.dtype == torch.float64 else tensor.to(dtype)
+    """Autocast lowers single precision to `dtype`; fp64 stays what it is, as everywhere in PyTorch, and so does fp8."""
+    return tensor if tensor.dtype in (torch.float64, *FLOAT8) else tensor.to(dtype)
 
 
 _LIBRARY = torch.library.Library("tilewise", "IMPL")

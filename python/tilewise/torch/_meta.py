@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from tilewise.torch._schema import BACKWARD, BACKWARD_SLOPES, FORWARD, by_name
+from tilewise.torch._schema import BACKWARD, BACKWARD_SLOPES, FLOAT8, FORWARD, by_name
 
 
 def _like(like: torch.Tensor, last: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -33,7 +33,8 @@ def _forward(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         q.device == call["k"].device == v.device,
         lambda: f"k, v: are on {call['k'].device} and {v.device}, must be on q's {q.device}",
     )
-    out = _like(q, v.shape[-1], _lse_dtype(q) if call["out_fp32"] else q.dtype)
+    own = torch.bfloat16 if q.dtype in FLOAT8 else q.dtype
+    out = _like(q, v.shape[-1], _lse_dtype(q) if call["out_fp32"] else own)
     lse_shape: tuple[Any, ...]
     if q.dim() == 3:
         lse_shape = (q.shape[1], q.shape[0])

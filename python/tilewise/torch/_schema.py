@@ -20,6 +20,8 @@ LAST_SHARED = FORWARD_NAMES.index("batch_invariant") + 1
 SEQUSED_Q = FORWARD_NAMES.index("seqused_q")  # backward takes it too, as its last argument
 PAGE_TABLE = FORWARD_NAMES.index("page_table")
 
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)  # of q, k and v on the CPU; without gradients
+
 
 def without_defaults(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Returns forward's arguments, without those after `causal` if they are defaults: PyTorch takes 2 us to read them."""

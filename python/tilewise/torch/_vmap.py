@@ -44,6 +44,8 @@ def _larger_batch(shared: Arguments, mapped: dict[str, Tensor], count: int) -> A
         return None
     if "slices" in mapped or "sink" in mapped or everything.get("page_table") is not None:
         return None
+    if any(everything.get(f"{name}_descale") is not None for name in ("q", "k", "v")):
+        return None
     batch = mapped["q"].shape[1] if "q" in mapped else shared["q"].shape[0]
     if batch == 0:
         return None

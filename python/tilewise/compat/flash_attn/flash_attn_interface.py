@@ -12,6 +12,7 @@ import tilewise.torch  # noqa: F401  (first: it says what to do where PyTorch is
 import torch
 from tilewise.compat import _kvcache
 from tilewise.compat._call import Window, dense, packed
+from tilewise.compat._float8 import as_stored
 from tilewise.compat._raw import (
     _flash_attn_backward,
     _flash_attn_forward,
@@ -111,7 +112,8 @@ def flash_attn_with_kvcache(
     cache_batch_idx: Tensor | None = None, cache_leftpad: Tensor | None = None, block_table: Tensor | None = None,
     softmax_scale: float | None = None, causal: bool = False, window_size: Window = (-1, -1), softcap: float = 0.0,
     rotary_interleaved: bool = True, alibi_slopes: Tensor | None = None, num_splits: int = 0,
-    return_softmax_lse: bool = False,
+    return_softmax_lse: bool = False, *, kv_cache_dtype: str = "auto", q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None, v_descale: Tensor | None = None,
 ) -> Result:  # fmt: skip
     """Appends k and v to the cache in place, rotated, and attends to it. No gradient.
 
@@ -119,11 +121,19 @@ def flash_attn_with_kvcache(
     k and v (B, new, Hk, D), written after cache_seqlens keys, a number or (B). rotary_cos, rotary_sin (length, R/2).
     cache_batch_idx (B): which row of the cache; cache_leftpad (B): where its keys start. num_splits is a hint to
     flash-attn's kernels and changes nothing.
+
+    Not in flash-attn 2: a cache of float8, on the CPU. kv_cache_dtype "fp8" or "fp8_e4m3", "fp8_e5m2", as in vLLM, says
+    what a cache of uint8 holds. k_descale and v_descale, float32 (1) or (B, Hk), are what its numbers are multiplied by;
+    new keys are rounded with them. q has any dtype but float64, or that of the cache, with q_descale.
     """
+    k_cache, v_cache = (
+        as_stored(name, cache, kv_cache_dtype) for name, cache in (("k_cache", k_cache), ("v_cache", v_cache))
+    )
     call = _kvcache.Call(
         q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad,
         ("block_table", block_table), rotary_interleaved,
         rotates_queries=causal or window_pair(window_size) != (-1, -1),
+        descales={"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale},
     )  # fmt: skip
     out, lse = call.run(softmax_scale, causal, window_size, softcap, alibi_slopes)
     return (out, lse) if return_softmax_lse else out
