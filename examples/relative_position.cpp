@@ -137,7 +137,7 @@ int main() try {
     tilewise::backward(attention.problem);
     const std::vector<double> gradient = position.take_gradient();
     for (std::size_t i = 0; i < gradient.size(); ++i)
-      position.table[i] -= static_cast<float>(0.5 * gradient[i]);
+      position.table[i] -= static_cast<float>(0.1 * gradient[i]);
   }
   return loss < 0.05 * first ? 0 : 1;
 } catch (const tilewise::Error& error) {

