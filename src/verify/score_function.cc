@@ -3,6 +3,7 @@
 #include <tilewise/tilewise.hpp>
 
 #include <cmath>
+#include <cstdint>
 
 namespace tilewise::verify {
 namespace {
