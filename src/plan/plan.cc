@@ -244,14 +244,16 @@ Status check_memory(const Problem& problem, const tilewise_problem& request) {
 }  // namespace
 
 Status supports(const Kernel& kernel, const Problem& problem, const Machine& machine) {
-  if (problem.has_score_function() && problem.device != TILEWISE_CPU) {
+  if (kernel.device != problem.device) {
+    return fail(TILEWISE_UNSUPPORTED, "q is on %s, the kernel works on %s",
+                problem::device_text(problem.device, problem.device_index).text,
+                kernel.device == TILEWISE_CUDA ? "cuda" : "the cpu");
+  }
+  if (problem.has_score_function() && kernel.device != TILEWISE_CPU) {
     return fail(TILEWISE_UNSUPPORTED,
                 "score_function: is a function of the host, which %s cannot call", kernel.name);
   }
-  if (kernel.device == problem.device) return kernel.supports(problem, machine);
-  return fail(TILEWISE_UNSUPPORTED, "q is on %s, the kernel works on %s",
-              problem::device_text(problem.device, problem.device_index).text,
-              kernel.device == TILEWISE_CUDA ? "cuda" : "the cpu");
+  return kernel.supports(problem, machine);
 }
 
 Status check_workspace(const char* user, std::int64_t needed, const void* workspace,

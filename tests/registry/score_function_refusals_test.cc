@@ -49,16 +49,6 @@ TEST(ScoreFunctionRefusals, OneCallableIsForTheForwardPass) {
             "score_function: backward is NULL, the backward pass needs it");
 }
 
-TEST(ScoreFunctionRefusals, PlansAreBoundToThePresenceOfAFunction) {
-  const Instance instance(small_case(Operation::kForward));
-  tilewise_problem request = instance.request();
-  plan::Plan plan;
-  ASSERT_EQ(plan::make_plan(Operation::kForward, request, {}, &plan), TILEWISE_OK);
-  request.score_function.forward = forward_only;
-  EXPECT_EQ(plan::run_plan(plan, request, {}), TILEWISE_INVALID_ARGUMENT);
-  EXPECT_STREQ(problem::message(), "score_function: differs from what the plan was made for");
-}
-
 TEST(ScoreFunctionRefusals, KernelsThatCannotCallNameIt) {
   const Instance instance(small_case(Operation::kForward));
   tilewise_problem request = instance.request();
