@@ -106,6 +106,38 @@ enum {
   TILEWISE_SLICE_BAND = 3            /* i <= j <= i + d */
 };
 
+/* A tile of the scores of one query head of one sequence, for a score function. The pair of the row
+ * r < rows and the key c < keys of the tile has its score, and its gradient, at
+ * r * row_stride + c * key_stride; it is query first_query + r and key first_key + c of the
+ * sequence. One of the strides is 1. The library makes tiles; later versions may append fields. */
+typedef struct tilewise_score_tile {
+  int32_t dtype; /* of the scores and gradients: TILEWISE_FP32 (float), or TILEWISE_FP64 (double)
+                    for fp64 inputs */
+  int32_t reserved;
+  int64_t batch; /* number of the sequence */
+  int64_t head;  /* query head */
+  int64_t first_query;
+  int64_t first_key;
+  int64_t rows;
+  int64_t keys;
+  int64_t row_stride; /* in elements */
+  int64_t key_stride;
+  int64_t diagonal; /* d: query i stands at key i + d */
+} tilewise_score_tile;
+
+/* A function of the scores, on the CPU. `forward` replaces the scores of a tile by its results.
+ * `backward` gets the scores that `forward` got, and the gradients with respect to its results,
+ * which it replaces by those with respect to the scores; it may add to gradients of its own.
+ * Threads call both at the same time, with tiles that share no pair (docs/semantics.md, "Score
+ * functions"). All zero: no function. Frozen: nested in tilewise_problem. */
+typedef struct tilewise_score_function {
+  void (*forward)(void* user_data, const tilewise_score_tile* tile, void* scores);
+  void (*backward)(void* user_data, const tilewise_score_tile* tile, const void* scores,
+                   void* gradients); /* not NULL in the backward pass */
+  void* user_data;
+  int64_t reserved; /* 0 */
+} tilewise_score_function;
+
 /* The softmax_scale that means 1/sqrt(D). NaN and -infinity are errors. */
 #define TILEWISE_DEFAULT_SCALE ((double)INFINITY)
 
@@ -200,6 +232,8 @@ typedef struct tilewise_problem {
    * is 1 in the last one for packed tensors, whose blocks are those of the token axis, S = T. Query
    * head h has the number of key/value head h / G. */
   tilewise_tensor q_descale, k_descale, v_descale;
+
+  tilewise_score_function score_function; /* after softcap, before bias; CPU only */
 } tilewise_problem;
 
 TILEWISE_API void tilewise_problem_init(tilewise_problem* problem);

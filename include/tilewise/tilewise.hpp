@@ -18,6 +18,7 @@
 #include <tilewise/tilewise.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <initializer_list>
@@ -113,6 +114,74 @@ Tensor tensor(std::span<T> elements, std::initializer_list<std::int64_t> shape) 
   }
   return tensor(const_cast<Element*>(elements.data()), dtype_of<Element>, shape);
 }
+
+using ScoreTile = tilewise_score_tile;
+
+// Calls f(query, key, at) for every pair of a tile, in the order of memory: scores[at] and
+// gradients[at] are those of the pair.
+template <class Function>
+void for_each_pair(const ScoreTile& tile, const Function& f) {
+  if (tile.key_stride == 1) {
+    for (std::int64_t r = 0; r < tile.rows; ++r) {
+      for (std::int64_t c = 0; c < tile.keys; ++c)
+        f(tile.first_query + r, tile.first_key + c, r * tile.row_stride + c);
+    }
+  } else {
+    for (std::int64_t c = 0; c < tile.keys; ++c) {
+      for (std::int64_t r = 0; r < tile.rows; ++r)
+        f(tile.first_query + r, tile.first_key + c, c * tile.key_stride + r);
+    }
+  }
+}
+
+// A score function (docs/semantics.md) from two callables:
+//
+//   forward(const ScoreTile& tile, T* scores)
+//   backward(const ScoreTile& tile, const T* scores, T* gradients)
+//
+// T is float, or double for fp64 inputs, so that generic lambdas serve both. Several threads call
+// them at the same time, as const objects; an exception ends the program. Without the second one
+// the function is for the forward pass only. Problems that use it do not own it:
+//
+//   problem.score_function = function.get();
+template <class Forward, class Backward = std::nullptr_t>
+class ScoreFunction {
+ public:
+  explicit ScoreFunction(Forward forward, Backward backward = {})
+      : forward_(std::move(forward)), backward_(std::move(backward)) {}
+  ScoreFunction(const ScoreFunction&) = delete;
+  ScoreFunction& operator=(const ScoreFunction&) = delete;
+
+  tilewise_score_function get() const noexcept {
+    tilewise_score_function function = {};
+    function.forward = call_forward;
+    if constexpr (!std::is_null_pointer_v<Backward>) function.backward = call_backward;
+    function.user_data = const_cast<ScoreFunction*>(this);
+    return function;
+  }
+
+ private:
+  static void call_forward(void* self, const ScoreTile* tile, void* scores) noexcept {
+    const Forward& f = static_cast<const ScoreFunction*>(self)->forward_;
+    if (tile->dtype == TILEWISE_FP64) {
+      f(*tile, static_cast<double*>(scores));
+    } else {
+      f(*tile, static_cast<float*>(scores));
+    }
+  }
+  static void call_backward(void* self, const ScoreTile* tile, const void* scores,
+                            void* gradients) noexcept {
+    const Backward& f = static_cast<const ScoreFunction*>(self)->backward_;
+    if (tile->dtype == TILEWISE_FP64) {
+      f(*tile, static_cast<const double*>(scores), static_cast<double*>(gradients));
+    } else {
+      f(*tile, static_cast<const float*>(scores), static_cast<float*>(gradients));
+    }
+  }
+
+  Forward forward_;
+  Backward backward_;
+};
 
 // A tilewise_problem with its defaults set.
 struct Problem : tilewise_problem {

@@ -14,7 +14,7 @@ using problem::Problem;
 using problem::RunContext;
 using problem::Status;
 
-// Every problem is supported; only the machine, or a forced target, can rule a kernel out.
+// Whether the machine, or a forced target, rules a kernel out.
 Status supports(const char* name, const Machine& machine) {
   const Target* const forced =
       machine.cpu_target != nullptr ? find_target(machine.cpu_target) : nullptr;
@@ -38,6 +38,13 @@ Status refuse_fp8(const char* name, const Problem& problem) {
   return problem::fail(TILEWISE_UNSUPPORTED, "k: dtype is %s, which cpu_%s does not read",
                        problem::dtype_name(problem.dtype), name);
 }
+// A call would not preserve the tile registers, which hold outputs at that time.
+Status refuse_score_function(const char* name, const Problem& problem) {
+  if (!problem.has_score_function()) return TILEWISE_OK;
+  return problem::fail(
+      TILEWISE_UNSUPPORTED,
+      "score_function: cpu_%s keeps sums in tile registers, which no call preserves", name);
+}
 Status supports_bf16(const char* name, const Problem& problem, const Machine& machine) {
   TILEWISE_RETURN_IF_ERROR(refuse_fp8(name, problem));
   if (problem.dtype != TILEWISE_BF16)
@@ -46,6 +53,7 @@ Status supports_bf16(const char* name, const Problem& problem, const Machine& ma
 }
 Status supports_amx(const Problem& problem, const Machine& machine) {
   TILEWISE_RETURN_IF_ERROR(refuse_fp8("amx", problem));
+  TILEWISE_RETURN_IF_ERROR(refuse_score_function("amx", problem));
   if (problem.dtype != TILEWISE_BF16 && problem.dtype != TILEWISE_FP16)
     return problem::fail(TILEWISE_UNSUPPORTED, "q, k and v are neither bf16 nor fp16");
   return supports("amx", machine);

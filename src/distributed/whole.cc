@@ -63,6 +63,7 @@ Status check_supported(const tilewise_problem& request) {
     return fail(TILEWISE_UNSUPPORTED, "%s: not supported by distributed attention",
                 problem::present(request.page_table) ? "page_table" : "phi");
   }
+  TILEWISE_RETURN_IF_ERROR(refuse_score_function(request));
   TILEWISE_RETURN_IF_ERROR(problem::refuse_fp8(request, "distributed attention"));
   return check_devices(request);
 }
@@ -114,6 +115,12 @@ Status check_devices(const tilewise_problem& request) {
     }
   }
   return TILEWISE_OK;
+}
+
+Status refuse_score_function(const tilewise_problem& request) {
+  const tilewise_score_function& function = request.score_function;
+  if (function.forward == nullptr && function.backward == nullptr) return TILEWISE_OK;
+  return fail(TILEWISE_UNSUPPORTED, "score_function: not supported by distributed attention");
 }
 
 Status make_whole(problem::Operation operation, const tilewise_problem& request, Lengths lengths,

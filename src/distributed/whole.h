@@ -30,6 +30,9 @@ int row_dimension(const tilewise_tensor& tensor, std::int32_t layout);
 // Refuses tensors that are not on the CPU, by name.
 Status check_devices(const tilewise_problem& request);
 
+// Refuses a score function: an address is of no use to other processes.
+Status refuse_score_function(const tilewise_problem& request);
+
 // Makes the whole of a rank's problem, which has any number of rows on the query and the key side.
 // It checks every option, and reads and checks the contents of cu_seqlens and seqused.
 Status make_whole(problem::Operation operation, const tilewise_problem& request, Lengths lengths,

@@ -64,7 +64,7 @@ Status choose_first(Operation operation, const Machine& machine, Plan* plan) {
         kernel->slower != nullptr ? kernel->slower(plan->problem, machine) : nullptr;
     if (slower != nullptr) {
       problem::fail(TILEWISE_UNSUPPORTED, "%s", slower);
-    } else if (kernel->supports(plan->problem, machine) == TILEWISE_OK) {
+    } else if (supports(*kernel, plan->problem, machine) == TILEWISE_OK) {
       plan->kernel = kernel;
       std::snprintf(plan->reason, sizeof(plan->reason),
                     "%s: the first of the registry that supports the problem%s", kernel->name,
@@ -140,6 +140,7 @@ const char* planned_difference(const Problem& a, const Problem& b) {
   if (std::memcmp(a.bias_shape, b.bias_shape, sizeof(a.bias_shape)) != 0) return "bias";
   if (a.slopes_per_batch != b.slopes_per_batch) return "dalibi_slopes";
   if (a.softcap != b.softcap) return "softcap";
+  if (a.has_score_function() != b.has_score_function()) return "score_function";
   if (a.dropout_p != b.dropout_p) return "dropout_p";
   if (a.top_left != b.top_left) return "alignment";
   if (a.window_left != b.window_left) return "window_left";
@@ -243,10 +244,16 @@ Status check_memory(const Problem& problem, const tilewise_problem& request) {
 }  // namespace
 
 Status supports(const Kernel& kernel, const Problem& problem, const Machine& machine) {
-  if (kernel.device == problem.device) return kernel.supports(problem, machine);
-  return fail(TILEWISE_UNSUPPORTED, "q is on %s, the kernel works on %s",
-              problem::device_text(problem.device, problem.device_index).text,
-              kernel.device == TILEWISE_CUDA ? "cuda" : "the cpu");
+  if (kernel.device != problem.device) {
+    return fail(TILEWISE_UNSUPPORTED, "q is on %s, the kernel works on %s",
+                problem::device_text(problem.device, problem.device_index).text,
+                kernel.device == TILEWISE_CUDA ? "cuda" : "the cpu");
+  }
+  if (problem.has_score_function() && kernel.device != TILEWISE_CPU) {
+    return fail(TILEWISE_UNSUPPORTED,
+                "score_function: is a function of the host, which %s cannot call", kernel.name);
+  }
+  return kernel.supports(problem, machine);
 }
 
 Status check_workspace(const char* user, std::int64_t needed, const void* workspace,

@@ -38,6 +38,26 @@ Status read_softcap(const tilewise_problem& request, Problem* problem) {
   return TILEWISE_OK;
 }
 
+Status read_score_function(const tilewise_problem& request, Problem* problem) {
+  const tilewise_score_function& function = request.score_function;
+  if (function.reserved != 0) {
+    return fail(TILEWISE_INVALID_ARGUMENT, "score_function: reserved is %lld, must be 0",
+                printable(function.reserved));
+  }
+  if (function.forward == nullptr &&
+      (function.backward != nullptr || function.user_data != nullptr)) {
+    return fail(TILEWISE_INVALID_ARGUMENT, "score_function: forward is NULL, but %s is given",
+                function.backward != nullptr ? "backward" : "user_data");
+  }
+  const bool backward = problem->operation == Operation::kBackward;
+  if (backward && function.forward != nullptr && function.backward == nullptr) {
+    return fail(TILEWISE_INVALID_ARGUMENT,
+                "score_function: backward is NULL, the backward pass needs it");
+  }
+  problem->score_function = function;
+  return TILEWISE_OK;
+}
+
 }  // namespace
 
 Status read_options(const tilewise_problem& request, Problem* problem) {
@@ -74,6 +94,7 @@ Status read_options(const tilewise_problem& request, Problem* problem) {
                 printable(request.window_right));
   }
   TILEWISE_RETURN_IF_ERROR(read_softcap(request, problem));
+  TILEWISE_RETURN_IF_ERROR(read_score_function(request, problem));
   if (!(request.dropout_p >= 0 && request.dropout_p < 1)) {
     return fail(TILEWISE_INVALID_ARGUMENT, "dropout_p: is %g, must be >= 0 and < 1",
                 request.dropout_p);

@@ -124,13 +124,18 @@ struct Problem {
 
   View q_descale, k_descale, v_descale;  // (B, Hk, blocks of kDescaleRows rows), of fp8
 
+  tilewise_score_function score_function = {};
+
   // True if sequences may have different numbers of queries: packed, or cut by seqused_q.
   TILEWISE_INLINE bool varlen_q() const { return q_packed || seqused_q.present(); }
 
-  // True if the score is more than scale * q.k: with softcap, bias, mask or ALiBi. (Dropout acts on
-  // the probabilities.)
+  TILEWISE_INLINE bool has_score_function() const { return score_function.forward != nullptr; }
+
+  // True if the score is more than scale * q.k: with softcap, a score function, bias, mask or
+  // ALiBi. (Dropout acts on the probabilities.)
   TILEWISE_INLINE bool has_score_mod() const {
-    return softcap > 0 || bias.present() || mask.present() || alibi_slopes.present();
+    return softcap > 0 || has_score_function() || bias.present() || mask.present() ||
+           alibi_slopes.present();
   }
 
   // The number that row `row` of `view` is multiplied by, which is q, k or v. kv_head: for q, that

@@ -6,7 +6,7 @@
 #include "math/philox.h"
 #include "math/score_rule.h"
 #include "math/softmax_state.h"
-#include "problem/sequence.h"
+#include "problem/score_tile.h"
 #include "reference/linear.h"
 #include "reference/memory.h"
 
@@ -92,13 +92,14 @@ class Head {
     return mask_.visible[key - keys.begin] != 0;
   }
 
-  // Turns a product q.k into the score. `derivative`, if given, becomes d score / d (scale * q.k).
-  T score(std::int64_t row, std::int64_t key, T product, T* derivative = nullptr) const {
+  // Turns a product q.k into the score. `scaled`, if given, becomes scale * q.k.
+  T score(std::int64_t row, std::int64_t key, T product, T* scaled = nullptr) const {
     T score = scale_ * product;
-    if (derivative != nullptr) *derivative = T(1);
-    if (cap_ > T(0)) {
-      if (derivative != nullptr) *derivative = math::softcap_derivative(score, cap_);
-      score = math::softcapped(score, cap_);
+    if (scaled != nullptr) *scaled = score;
+    score = capped(score);
+    if (problem_.has_score_function()) {
+      const tilewise_score_tile pair = tile_of(row, key);
+      problem_.score_function.forward(problem_.score_function.user_data, &pair, &score);
     }
     const problem::View& bias = problem_.bias;
     if (bias.present()) {
@@ -111,11 +112,24 @@ class Head {
     return score;
   }
 
+  // Turns dS, the gradient of a score, into that of `scaled`: backwards through the score function
+  // and the softcap. A gradient of 0 stays 0.
+  T product_gradient(std::int64_t row, std::int64_t key, T scaled, T gradient) const {
+    if (gradient == T(0)) return gradient;
+    if (problem_.has_score_function()) {
+      const tilewise_score_tile pair = tile_of(row, key);
+      const T before = capped(scaled);
+      problem_.score_function.backward(problem_.score_function.user_data, &pair, &before,
+                                       &gradient);
+    }
+    return cap_ > T(0) ? gradient * math::softcap_derivative(scaled, cap_) : gradient;
+  }
+
   // Computes the scores of one row against a tile of keys: scores[j - keys.begin]. Masked scores
   // are -inf, and masked keys are not touched.
-  //   query (D), key_tile (keys, D), scores (keys), derivatives (keys) or nullptr
+  //   query (D), key_tile (keys, D), scores (keys), scaled (keys) or nullptr
   void score_row(std::int64_t row, KeyRange keys, const T* query, const T* key_tile, T* scores,
-                 T* derivatives) const {
+                 T* scaled) const {
     mark_visible(row, keys);
     const std::int64_t head_dim = problem_.head_dim;
     for (std::int64_t j = keys.begin; j < keys.end; ++j) {
@@ -125,8 +139,7 @@ class Head {
         continue;
       }
       const T product = dot(query, key_tile + column * head_dim, head_dim);
-      scores[column] =
-          score(row, j, product, derivatives == nullptr ? nullptr : derivatives + column);
+      scores[column] = score(row, j, product, scaled == nullptr ? nullptr : scaled + column);
     }
   }
 
@@ -140,6 +153,14 @@ class Head {
   }
 
  private:
+  T capped(T score) const { return cap_ > T(0) ? math::softcapped(score, cap_) : score; }
+
+  // The tile of one pair, for the score function.
+  tilewise_score_tile tile_of(std::int64_t row, std::int64_t key) const {
+    return problem::score_tile(problem_, sequence_, head_, {row, row + 1}, {key, key + 1},
+                               sizeof(T) == 8 ? TILEWISE_FP64 : TILEWISE_FP32);
+  }
+
   const problem::Problem& problem_;
   const problem::Sequence& sequence_;
   std::int64_t head_;

@@ -58,9 +58,9 @@ void for_each_score(const Group<T, Counter>& group, const Head<T, Counter>& head
     for (std::int64_t j = keys.begin; j < keys.end; ++j) {
       if (!head.visible(keys, j)) continue;
       group.load_keys(problem.k, j, 1, problem.head_dim, b.key);
-      T derivative;
-      const T score = head.score(row, j, dot(b.query, b.key, problem.head_dim), &derivative);
-      if (score != kMaskedScore<T>) function(j, score, derivative);
+      T scaled;
+      const T score = head.score(row, j, dot(b.query, b.key, problem.head_dim), &scaled);
+      if (score != kMaskedScore<T>) function(j, score, scaled);
     }
   }
 }
@@ -136,12 +136,14 @@ struct OnlineSoftmaxBackward {
     const T lse = group.load_lse(g, i);
     const T delta = group.delta(g, i, b.out, b.dout);
     set_zero(b.dquery, problem.head_dim);
-    for_each_score(group, head, i, b, [&](std::int64_t j, T score, T derivative) {
+    for_each_score(group, head, i, b, [&](std::int64_t j, T score, T scaled) {
       group.load_keys(problem.v, j, 1, problem.value_dim, b.value);
       const T prob = math::probability(score, lse);
       const T dropout = head.dropout_factor(i, j);
       const T dprob = dot(b.dout, b.value, problem.value_dim) * dropout;
-      const T dscore = math::score_gradient(prob, dprob, delta) * derivative * head.scale();
+      const T dscore =
+          head.product_gradient(i, j, scaled, math::score_gradient(prob, dprob, delta)) *
+          head.scale();
       add_scaled(dscore, b.key, problem.head_dim, b.dquery);
       add_to_key(group, j, b, dscore, prob * dropout);
     });

@@ -46,10 +46,10 @@ struct MatrixBuffers {
   }
 };
 
-// S <- Q K^T with the score rule, and `derivatives` <- the derivative of the score rule if given.
+// S <- Q K^T with the score rule, and `scaled` <- scale * Q K^T if given.
 template <class T, class Counter>
 void compute_scores(const Group<T, Counter>& group, std::int64_t g, const MatrixBuffers<T>& b,
-                    T* derivatives) {
+                    T* scaled) {
   const Problem& problem = group.problem;
   const std::int64_t size = problem::dtype_size(problem.dtype);
   const std::int64_t k_len = group.k_len();
@@ -58,10 +58,9 @@ void compute_scores(const Group<T, Counter>& group, std::int64_t g, const Matrix
   for (std::int64_t i = 0; i < group.q_len(); ++i) {
     group.load_queries(g, i, 1, b.query);
     head.score_row(i, {0, k_len}, b.query, b.keys, b.row,
-                   derivatives == nullptr ? nullptr : b.other_row);
+                   scaled == nullptr ? nullptr : b.other_row);
     group.memory.store_array(b.row, k_len, size, b.scores + i * k_len);
-    if (derivatives != nullptr)
-      group.memory.store_array(b.other_row, k_len, size, derivatives + i * k_len);
+    if (scaled != nullptr) group.memory.store_array(b.other_row, k_len, size, scaled + i * k_len);
   }
 }
 
@@ -150,11 +149,11 @@ template <class T>
 struct BackwardMatrices {
   std::int64_t widest;
   MatrixBuffers<T> forward;
-  T* derivatives;  // (Sq, Sk), of the score rule, with softcap only
-  T* dprobs;       // (Sq, Sk)
-  T* dscores;      // (Sq, Sk)
-  T* dkeys;        // (Sk, D), sums over the group
-  T* dvalues;      // (Sk, Dv)
+  T* scaled;   // (Sq, Sk), with softcap or a score function only
+  T* dprobs;   // (Sq, Sk)
+  T* dscores;  // (Sq, Sk)
+  T* dkeys;    // (Sk, D), sums over the group
+  T* dvalues;  // (Sk, Dv)
 
   static BackwardMatrices carve(const Problem& problem, Arena& arena) {
     const Checked k_rows = {problem.max_k};
@@ -162,7 +161,8 @@ struct BackwardMatrices {
     BackwardMatrices buffers;
     buffers.widest = problem.max_k;
     buffers.forward = MatrixBuffers<T>::carve(problem, arena);
-    buffers.derivatives = problem.softcap > 0 ? arena.take<T>(matrix) : nullptr;
+    const bool keeps_scaled = problem.softcap > 0 || problem.has_score_function();
+    buffers.scaled = keeps_scaled ? arena.take<T>(matrix) : nullptr;
     buffers.dprobs = arena.take<T>(matrix);
     buffers.dscores = arena.take<T>(matrix);
     buffers.dkeys = arena.take<T>(k_rows * Checked{problem.head_dim});
@@ -182,7 +182,7 @@ struct ThreePassBackward {
     set_zero(b.dkeys, group.k_len() * problem.head_dim);
     set_zero(b.dvalues, group.k_len() * problem.value_dim);
     for (std::int64_t g = 0; g < group.size(); ++g) {
-      compute_scores(group, g, b.forward, b.derivatives);
+      compute_scores(group, g, b.forward, b.scaled);
       recompute_probs(group, g, b.forward);
       add_dvalues(group, g, b);
       compute_dprobs(group, g, b);
@@ -251,13 +251,14 @@ struct ThreePassBackward {
     }
   }
 
-  // dS <- P * (dP - delta), delta = rowsum(O * dO) - dLSE; then times the derivative of the
-  // softcap.
+  // dS <- P * (dP - delta), delta = rowsum(O * dO) - dLSE; then backwards through the
+  // score function and the softcap.
   template <class T, class Counter>
   static void compute_dscores(const Group<T, Counter>& group, std::int64_t g, const Buffers<T>& b) {
     const Problem& problem = group.problem;
     const std::int64_t size = problem::dtype_size(problem.dtype);
     const std::int64_t k_len = group.k_len();
+    const auto head = group.head(g);
     T* const probs = b.forward.row;
     T* const dscores = b.forward.other_row;
     for (std::int64_t i = 0; i < group.q_len(); ++i) {
@@ -270,10 +271,11 @@ struct ThreePassBackward {
         const T gradient = math::score_gradient(probs[j], dscores[j], delta);
         dscores[j] = probs[j] == kMaskedProb<T> ? T(0) : gradient;
       }
-      if (b.derivatives != nullptr) {
-        group.memory.load_array(b.derivatives + i * k_len, k_len, size, probs);
+      if (b.scaled != nullptr) {
+        T* const scaled = b.forward.row;
+        group.memory.load_array(b.scaled + i * k_len, k_len, size, scaled);
         for (std::int64_t j = 0; j < k_len; ++j)
-          dscores[j] = dscores[j] == T(0) ? T(0) : dscores[j] * probs[j];
+          dscores[j] = head.product_gradient(i, j, scaled[j], dscores[j]);
       }
       group.memory.store_array(dscores, k_len, size, b.dscores + i * k_len);
     }

@@ -16,14 +16,16 @@ void add_row_gradients(const Head<T, Counter>& head, const TileRow& tile_row, T 
   const T* const query = b.query_tile + tile_row.in_tile * head_dim;
   const T* const dout = b.dout_tile + tile_row.in_tile * value_dim;
   T* const dquery = b.dquery_tile + tile_row.in_tile * head_dim;
-  head.score_row(tile_row.row, tile_row.keys, query, b.key_tile, b.scores, b.derivatives);
+  head.score_row(tile_row.row, tile_row.keys, query, b.key_tile, b.scores, b.scaled);
   for (std::int64_t j = 0; j < extent(tile_row.keys); ++j) {
     if (b.scores[j] == kMaskedScore<T>) continue;
     const T prob = math::probability(b.scores[j], lse);
     const T dropout = head.dropout_factor(tile_row.row, tile_row.keys.begin + j);
     add_scaled(prob * dropout, dout, value_dim, b.dvalue_tile + j * value_dim);
     const T dprob = dot(dout, b.value_tile + j * value_dim, value_dim) * dropout;
-    const T dscore = math::score_gradient(prob, dprob, delta) * b.derivatives[j] * head.scale();
+    const T dscore = head.product_gradient(tile_row.row, tile_row.keys.begin + j, b.scaled[j],
+                                           math::score_gradient(prob, dprob, delta)) *
+                     head.scale();
     add_scaled(dscore, b.key_tile + j * head_dim, head_dim, dquery);
     add_scaled(dscore, query, head_dim, b.dkey_tile + j * head_dim);
   }

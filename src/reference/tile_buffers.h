@@ -16,7 +16,7 @@ struct TileBuffers {
   T* out_tile;                    // (Br, Dv)
   T* scores;                      // (Bc), one row of the S tile
   T* probs;                       // (Bc), one row of the P tile
-  T* derivatives;                 // (Bc), derivatives of the score rule
+  T* scaled;                      // (Bc), scores before the softcap
   T* partial_out;                 // (Dv), one row of P V
   T* part;                        // (Dv), of its sum
   math::SoftmaxState<T>* states;  // (Br), of the rows of the q tile
@@ -43,7 +43,7 @@ struct TileBuffers {
     buffers.out_tile = arena.take<T>(q_rows * value_dim);
     buffers.scores = arena.take<T>(k_rows);
     buffers.probs = arena.take<T>(k_rows);
-    buffers.derivatives = arena.take<T>(k_rows);
+    buffers.scaled = arena.take<T>(k_rows);
     buffers.partial_out = arena.take<T>(value_dim);
     buffers.part = arena.take<T>(value_dim);
     buffers.states = arena.take<math::SoftmaxState<T>>(q_rows);

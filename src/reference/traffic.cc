@@ -315,7 +315,8 @@ double predicted_traffic(Algorithm algorithm, const problem::Problem& problem,
                      !problem.seqused_k.present();
   const bool whole = !problem.accumulate && !problem.parts.present();
   const bool plain_scores = !problem.mask.present() && !problem.bias.present() &&
-                            !(problem.operation == Operation::kBackward && problem.softcap > 0);
+                            !(problem.operation == Operation::kBackward &&
+                              (problem.softcap > 0 || problem.has_score_function()));
   const bool one_size = !problem::is_fp8(problem.dtype);  // q and out may be larger than k and v
   if (!dense || !whole || !plain_scores || !one_size)
     return std::numeric_limits<double>::quiet_NaN();

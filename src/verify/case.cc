@@ -93,6 +93,7 @@ void add_scores(const Case& description, Line& line) {
   line.flag("alibi", description.alibi && !description.alibi_per_batch);
   line.flag("alibi_per_batch", description.alibi && description.alibi_per_batch);
   line.flag("sink", description.sink);
+  line.flag("score_function", description.score_function);
   for (const double phi : description.phi) line.add("phi", number(phi));
   if (description.softcap != 0) line.add("softcap", number(description.softcap));
   if (description.dropout_p != 0) {

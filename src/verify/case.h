@@ -86,7 +86,8 @@ struct Case {
   bool alibi = false;
   bool alibi_per_batch = false;
   bool sink = false;
-  std::vector<double> phi;  // forward: (1) or (H), with a counter of fallbacks; empty: absent
+  bool score_function = false;  // that of verify/score_function.h
+  std::vector<double> phi;      // forward: (1) or (H), with a counter of fallbacks; empty: absent
   double softcap = 0;
   double dropout_p = 0;
   std::uint64_t dropout_seed = 0;

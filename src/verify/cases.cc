@@ -252,6 +252,33 @@ void add_pages(std::vector<Case>& cases) {
   cases.push_back(paged(optioned, 16));
 }
 
+// Adds cases with a score function: alone, between the other options of the score, in decoding, and
+// on parts, where it gets positions of the whole.
+void add_score_functions(std::vector<Case>& cases) {
+  Case causal = sized(2, 75, 133, 4, 2, 40);
+  causal.score_function = causal.causal = true;
+  causal.used = {133, 90};
+  cases.push_back(causal);
+  Case all = causal;
+  all.bias = {true, 4, {true, true, false, true}};
+  all.alibi = true;
+  all.gradients |= kDAlibiSlopes;
+  all.softcap = 2.5;
+  all.dropout_p = 0.2;
+  cases.push_back(all);
+  Case cut = sized(2, 65, 90, 4, 2, 32);
+  cut.score_function = true;
+  cut.used_q = {65, 30};
+  cut.q_cuts = {20};
+  cut.k_cuts = {41};
+  cases.push_back(cut);
+  Case decoded = sized(2, 3, 1090, 4, 2, 40);
+  decoded.score_function = decoded.causal = true;
+  cases.push_back(decoded);
+  cases.push_back(paged(sized(2, 19, 96, 4, 2, 64), 16));
+  cases.back().score_function = true;
+}
+
 void add_distributions(std::vector<Case>& cases) {
   for (const Distribution distribution :
        {Distribution::kOutlierElements, Distribution::kEqual, Distribution::kOneHot,
@@ -347,6 +374,7 @@ std::vector<Case> check_cases(std::uint64_t seed) {
   add_parts(shapes);
   add_distributions(shapes);
   add_pages(shapes);
+  add_score_functions(shapes);
   std::vector<Case> cases;
   for (const Operation operation : {Operation::kForward, Operation::kBackward}) {
     for (const std::int32_t dtype : kDtypes) {

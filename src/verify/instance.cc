@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "problem/tensors.h"
+#include "verify/score_function.h"
 
 namespace tilewise::verify {
 
@@ -56,6 +57,7 @@ void Instance::set_options() {
   request_.window_right = case_.window_right;
   request_.softmax_scale = case_.scale;
   request_.softcap = case_.softcap;
+  if (case_.score_function) request_.score_function = sample_score_function();
   request_.dropout_p = case_.dropout_p;
   request_.dropout_seed = case_.dropout_seed;
   request_.dropout_offset = case_.dropout_offset;

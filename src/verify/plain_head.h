@@ -10,7 +10,7 @@
 #include "math/integer.h"
 #include "math/number.h"
 #include "math/philox.h"
-#include "problem/sequence.h"
+#include "problem/score_tile.h"
 #include "verify/plain.h"
 #include "verify/tensor.h"
 
@@ -67,6 +67,7 @@ class PlainHead {
     products_.resize(k_len);
     visible_.resize(k_len);
     scores_.resize(k_len);
+    before_.resize(k_len);
     slopes_.resize(k_len);
     probs_.resize(k_len);
     dscores_.resize(k_len);
@@ -104,7 +105,7 @@ class PlainHead {
     }
   }
 
-  // After recompute_probs(row), computes dS of every key (before the factor of the softcap: dBias)
+  // After recompute_probs(row), computes dS of every key (dBias)
   // and its sums. dquery (D), dkeys (Sk, D) and dvalues (Sk, Dv) are added to.
   void backward(std::int64_t row, T* dquery, T* dkeys, T* dvalues) {
     const std::vector<T> query = gather_row(problem_.q, row, problem_.head_dim);
@@ -123,7 +124,7 @@ class PlainHead {
       }
       const T dscore = probs_[at(j)] * dprob_above_delta(row, j, dout.data());
       dscores_[at(j)] = probs_[at(j)] == T(0) ? T(0) : dscore;
-      const T dproduct = round(dscores_[at(j)] * slopes_[at(j)]);
+      const T dproduct = round(function_gradient(row, j, dscores_[at(j)]) * slopes_[at(j)]);
       if (dproduct == T(0)) continue;
       const T* const key = keys_.data() + j * problem_.head_dim;
       for (std::int64_t c = 0; c < problem_.head_dim; ++c) {
@@ -257,6 +258,8 @@ class PlainHead {
       slopes_[at(key)] = inverse * inverse;
       score = static_cast<T>(problem_.softcap) * std::tanh(ratio);
     }
+    before_[at(key)] = score;
+    score = function_of(row, key, score);
     if (problem_.bias.present()) {
       const std::int64_t offset = problem_.bias.offset(sequence_.batch, head_, row, key);
       score += static_cast<T>(load(problem_.bias, offset));
@@ -267,6 +270,30 @@ class PlainHead {
       score -= slope * static_cast<T>(std::abs(row + sequence_.diagonal - key));
     }
     return round(score);
+  }
+
+  // The number that a score function computes with: long double becomes double.
+  using Number = std::conditional_t<std::is_same_v<T, float>, float, double>;
+
+  tilewise_score_tile tile_of(std::int64_t row, std::int64_t key) const {
+    return problem::score_tile(problem_, sequence_, head_, {row, row + 1}, {key, key + 1},
+                               std::is_same_v<T, float> ? TILEWISE_FP32 : TILEWISE_FP64);
+  }
+  T function_of(std::int64_t row, std::int64_t key, T score) const {
+    if (!problem_.has_score_function()) return score;
+    const tilewise_score_tile tile = tile_of(row, key);
+    Number number = static_cast<Number>(score);
+    problem_.score_function.forward(problem_.score_function.user_data, &tile, &number);
+    return static_cast<T>(number);
+  }
+  // Returns the gradient of the score before the function.
+  T function_gradient(std::int64_t row, std::int64_t key, T gradient) const {
+    if (!problem_.has_score_function() || gradient == T(0)) return gradient;
+    const tilewise_score_tile tile = tile_of(row, key);
+    const Number before = static_cast<Number>(before_[at(key)]);
+    Number number = static_cast<Number>(gradient);
+    problem_.score_function.backward(problem_.score_function.user_data, &tile, &before, &number);
+    return static_cast<T>(number);
   }
 
   // A score of -infinity is masked: its key counts as not visible from here on.
@@ -312,9 +339,10 @@ class PlainHead {
   std::vector<T> products_;  // (Sk): products of the row's query
   std::vector<bool> visible_;
   std::vector<T> scores_;   // (Sk); where not visible, scores and probs are undefined
+  std::vector<T> before_;   // (Sk), before the score function
   std::vector<T> slopes_;   // (Sk): d score / d (scale * q.k)
   std::vector<T> probs_;    // (Sk), without dropout
-  std::vector<T> dscores_;  // (Sk), before the softcap's factor
+  std::vector<T> dscores_;  // (Sk), the gradients of the scores
   T sink_ = -kInfinity;
   T lse_ = T(0);
   T delta_ = T(0);

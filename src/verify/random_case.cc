@@ -165,6 +165,7 @@ Case random_case(Operation operation, std::int32_t dtype, Random& random) {
   if (c.slices.empty() && c.page_size == 0 && random.chance(0.2)) pick_cuts(c, random);
   c.seed = random.bits() >> 32;
   constexpr double kPhi[] = {0, 3, -6, 60, -1e30};
+  c.score_function = c.seed % 8 == 3;
   if (operation == Operation::kForward && c.seed % 8 == 0) c.phi = {kPhi[c.seed / 8 % 5]};
   return c;
 }

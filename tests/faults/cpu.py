@@ -6,6 +6,7 @@ PROGRAMS = ["matrix_test", "reliability_test"]
 MASK = "src/cpu/common/mask.h"
 DROPOUT = "src/cpu/common/dropout.h"
 SCORES = "src/cpu/common/score_mod.h"
+FUNCTION = "src/cpu/common/score_function.h"
 SCHEDULE = "src/cpu/common/schedule.h"
 ROW_END = "src/cpu/common/row_end.h"
 FINALISE = "src/cpu/forward/finalise.h"
@@ -42,6 +43,16 @@ FAULTS = [
     Fault("the bias of the first head serves all", SCORES, "bias.offset(context.sequence.batch, context.head, i, j)",
           "bias.offset(context.sequence.batch, 0, i, j)"),
     Fault("softcap is not applied", SCORES, "math::softcapped(score, Vec<T>(cap)).store(scores + at);", ""),
+    Fault("a score function sees transposed tiles", FUNCTION,
+          "(kLanesAre == Lanes::kQueries ? tile.key_stride : tile.row_stride) = kWidth;",
+          "(kLanesAre == Lanes::kKeys ? tile.key_stride : tile.row_stride) = kWidth;"),
+    Fault("a score function gets gradients in units", FUNCTION, "* Vec<T>(units.first) * Vec<T>(units.second);", ";",
+          programs=["score_function_test"]),
+    Fault("a score function sees masked scores", FUNCTION, "Vec<T>(T(0)), Vec<T>::load(before + at))",
+          "Vec<T>::load(before + at), Vec<T>::load(before + at))", programs=["score_function_test"]),
+    Fault("what a score function makes of masked gradients counts", FUNCTION,
+          "select(Vec<T>::load(given + at) == zero, zero, result).store(gradients + at);", "result.store(gradients + at);",
+          programs=["score_function_test"]),
     Fault("the sink of the first head serves all", ROW_END, "problem.sink.offset(0, head, 0)", "problem.sink.offset(0, 0, 0)"),
     Fault("lse in the units of the products", ROW_END, "state.max *= ScoreScaling<T>(problem).factor;", ""),
     Fault("an earlier result is overwritten", ROW_END, "if (problem.accumulate) {", "if (false) {"),
@@ -73,7 +84,7 @@ FAULTS = [
           "select(score == Vec<T>(-math::Limits<T>::kInfinity), zero, math::probability(score, lse, scale_log2))",
           "math::probability(score, lse, scale_log2)"),
     Fault("backward without the derivative of softcap", RECOMPUTE,
-          "(gradient * Vec<T>::load(tile.derivative + at)).store(tile.gradients + at);", "gradient.store(tile.gradients + at);"),
+          "(gradient * Vec<T>::load(tile.record.derivative + at)).store(tile.gradients + at);", "gradient.store(tile.gradients + at);"),
     Fault("the second query head of a group adds no dk", BACKWARD, "kv_head * problem->group + head_of_group,",
           "kv_head * problem->group,"),
     Fault("dk and dv are not cleared", BACKWARD, "clear_key_gradients<E, kWidth>(block, scratch);", ""),

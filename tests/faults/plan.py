@@ -73,7 +73,7 @@ FAULTS = [
           "options.kernel == nullptr ? options.kernel : environment"),
     Fault("a negative concurrency", PLAN, "if (machine->concurrency < 0) {", "if (false) {"),
     Fault("the planned concurrency is forgotten", PLAN, "plan->concurrency = machine.concurrency;", ""),
-    Fault("a kernel of the wrong device", PLAN, "if (kernel.device == problem.device) return", "if (true) return",
+    Fault("a kernel of the wrong device", PLAN, "if (kernel.device != problem.device) {", "if (false) {",
           harmless="the build for CUDA has tests of its own"),
     # ---- the pool ----
     Fault("a child has no threads", POOL, "if (unloading) return nullptr;",

@@ -76,6 +76,9 @@ FAULTS = [
     Fault("softcap is 1e-40", OPTIONS, "if (cap > 0 && cap < arithmetic.least_softcap)", "if (false)"),
     Fault("softmax_scale is NaN", OPTIONS, "if (!std::isfinite(scale)) {", "if (false) {"),
     Fault("softmax_scale is 1e39", OPTIONS, "if (std::fabs(scale) > most) {", "if (false) {"),
+    Fault("backward without the function's derivative", OPTIONS,
+          "backward && function.forward != nullptr && function.backward == nullptr", "false",
+          programs=["score_function_test"]),
     Fault("causal is no window", OPTIONS, "request.causal ? 0 : request.window_right", "request.window_right"),
     # ---- sequences and slices ----
     Fault("cu_seqlens of a dense tensor", VALIDATE, "if (present(cu_seqlens) && !packed) {", "if (false) {"),

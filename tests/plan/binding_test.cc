@@ -78,6 +78,7 @@ const Binding kBindings[] = {
     {"number_of_slices", "slices: ", kSliced, CASE(c.slices.push_back({0, 1, 0, 1, 0, -1}))},
     {"heads_of_slices", "slices: ", kSliced, CASE(c.slice_heads = true)},
     {"softcap", "softcap: ", kNothing, CASE(c.softcap = 2)},
+    {"score_function", "score_function: ", kNothing, CASE(c.score_function = true)},
     {"dropout_p", "dropout_p: ", kNothing, CASE(c.dropout_p = 0.5)},
     {"alignment", "alignment: ", kNothing, CASE(c.alignment = TILEWISE_TOP_LEFT)},
     {"window_left", "window_left: ", kNothing, CASE(c.window_left = 3)},

@@ -94,7 +94,7 @@ TEST(Resources, RunningAllocatesNothing) {
     const Case c = verify::random_case(operation, kDtypes[i / 2 % 4], random);
     Instance instance(c);
     give_forward_results(instance);
-    for (const Kernel* kernel : runnable_kernels(operation, c.dtype)) {
+    for (const Kernel* kernel : runnable_kernels(c)) {
       std::optional<verify::DeviceCopy> copy;
       std::optional<verify::DeviceMemory> memory;
       if (kernel->device == TILEWISE_CUDA) copy.emplace(operation, instance.request());

@@ -31,6 +31,10 @@ class Tensor(ctypes.Structure):
                 ("device_index", c_int32), ("shape", c_int64 * 4), ("strides", c_int64 * 4)]
 
 
+class ScoreFunction(ctypes.Structure):
+    _fields_ = [("forward", c_void_p), ("backward", c_void_p), ("user_data", c_void_p), ("reserved", c_int64)]
+
+
 class Problem(ctypes.Structure):
     _fields_ = [("struct_size", c_size_t), ("layout", c_int32), ("causal", c_int32), ("alignment", c_int32),
                 ("deterministic", c_int32), ("batch_invariant", c_int32), ("reserved", c_int32),
@@ -38,7 +42,8 @@ class Problem(ctypes.Structure):
                 ("softcap", c_double), ("dropout_p", c_double), ("dropout_seed", c_uint64),
                 ("dropout_offset", c_uint64), ("max_seqlen_q", c_int64), ("max_seqlen_k", c_int64),
                 ] + [(name, Tensor) for name in TENSORS[:LAST]] + [
-                ("accumulate", c_int32), ("reserved2", c_int32)] + [(name, Tensor) for name in TENSORS[LAST:]]
+                ("accumulate", c_int32), ("reserved2", c_int32)] + [(name, Tensor) for name in TENSORS[LAST:]] + [
+                ("score_function", ScoreFunction)]
 
 
 class PlanOptions(ctypes.Structure):

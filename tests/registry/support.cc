@@ -52,10 +52,16 @@ bool lacks_pages(const Kernel& kernel, const Case& description) {
   return std::string(kernel.name) == "cuda_fp32" && description.page_size > 0;
 }
 
+// True for a score function that the kernel cannot call.
+bool lacks_score_function(const Kernel& kernel, const Case& description) {
+  const bool calls = kernel.device == TILEWISE_CPU && std::string(kernel.name) != "cpu_amx";
+  return description.score_function && !calls;
+}
+
 // True for cases that the kernel, which machine_runs(), refuses by design.
 bool leaves(const Kernel& kernel, const Case& description) {
   return is_too_wide(kernel, description) || lacks_gradient(kernel, description) ||
-         lacks_pages(kernel, description);
+         lacks_pages(kernel, description) || lacks_score_function(kernel, description);
 }
 
 // Returns whether a kernel of a device supports the dtype.

@@ -215,7 +215,7 @@ __attribute__((noinline)) inline bool non_finite_key_is_seen(const KeyBlock& blo
       if (tile_class == TileClass::kEmpty) continue;
       for (std::int64_t i = 0; i < bounds.t_count * kAmxWidth; ++i) scores[i] = 0;
       apply_score_mod<float, Lanes::kKeys, kAmxWidth>(context, bounds, tile_class, general.mask,
-                                                      scores, general.tile.derivative);
+                                                      scores, general.tile.record);
       for (std::int64_t i = 0; i < bounds.t_count * kAmxWidth; ++i) {
         if (i % kAmxWidth < lanes && non_finite[i % kAmxWidth] != 0 &&
             scores[i] != -math::Limits<float>::kInfinity)

@@ -164,7 +164,7 @@ __attribute__((noinline)) inline void masked_block_gradients(const HeadContext& 
     if (kTerms == 2 && has_non_finite)
       recompute_non_finite_scores<Lanes::kKeys>(context, bounds, block.scores);
     apply_score_mod<float, Lanes::kKeys, kAmxWidth>(context, bounds, tile_class, scratch.mask,
-                                                    block.scores, scratch.tile.derivative);
+                                                    block.scores, scratch.tile.record);
     if (problem.dropout_p > 0) {
       for (std::int64_t at = 0; at < kBlockQueries * kAmxWidth; ++at) scratch.tile.keep[at] = 0;
       fill_dropout<float, Lanes::kKeys, kAmxWidth>(

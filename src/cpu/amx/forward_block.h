@@ -152,7 +152,7 @@ __attribute__((noinline)) inline bool apply_block_score_mod(const HeadContext& c
     return false;
   }
   apply_score_mod<float, Lanes::kQueries, kAmxWidth>(context, block, tile_class, scratch.base.mask,
-                                                     scores, nullptr);
+                                                     scores, {});
   for (std::int64_t i = block.t_count * kAmxWidth; i < kBlockKeys * kAmxWidth; ++i)
     scores[i] = -math::Limits<float>::kInfinity;
   if (bounds.slow_path) amx_record_seen(scores, seen);

@@ -174,7 +174,7 @@ void key_tile(const HeadContext& context, const TileBounds& bounds, TileClass ti
   const TileSight<T> sight = recompute_tile<E, Lanes::kKeys, kColumns, kWidth>(
       context, bounds, tile_class, active, given, scratch.gradient);
   if (!sight.seen_whole) count_contained_step(*pass.run);
-  if (problem.softcap > 0) apply_softcap_derivative<T, kWidth>(bounds, tile);
+  apply_score_derivatives<T, Lanes::kKeys, kWidth>(context, bounds, *rows.units, tile);
   Vec<T> one[kColumns];
   for (int n = 0; n < kColumns; ++n) one[n] = Vec<T>(T(1));
   if (pass.adds_to_dq())

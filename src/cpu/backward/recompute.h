@@ -22,10 +22,11 @@ inline constexpr std::int64_t kGradientTile = kMostPackedRows;
 // The working arrays of a tile, (kGradientTile, kWidth) each.
 template <class T>
 struct GradientTile {
-  T* probs;       // scores, then P, then P after dropout
-  T* gradients;   // dP, then dS
-  T* keep;        // with dropout
-  T* derivative;  // with softcap
+  T* probs;      // scores, then P, then P after dropout
+  T* gradients;  // dP, then dS
+  T* keep;       // with dropout
+  ScoreRecord<T> record;
+  T* given;  // the gradients that a score function gets
 };
 
 template <class E>
@@ -52,7 +53,10 @@ GradientScratch<E> take_gradient_scratch(const Problem& problem, Arena& arena) {
   scratch.tile.probs = arena.take<T>(kTile);
   scratch.tile.gradients = arena.take<T>(kTile);
   scratch.tile.keep = arena.take<T>(problem.dropout_p > 0 ? kTile : 0);
-  scratch.tile.derivative = arena.take<T>(problem.softcap > 0 ? kTile : 0);
+  const std::int64_t of_function = problem.has_score_function() ? kTile : 0;
+  scratch.tile.record.derivative = arena.take<T>(problem.softcap > 0 ? kTile : 0);
+  scratch.tile.record.before = arena.take<T>(of_function);
+  scratch.tile.given = arena.take<T>(of_function);
   scratch.lse = arena.take<T>(kMostQueries);
   scratch.delta = arena.take<T>(kMostQueries);
   scratch.mask.low = arena.take<T>(kMostQueries);
@@ -106,8 +110,22 @@ template <class T, int kWidth>
 void apply_softcap_derivative(const TileBounds& bounds, const GradientTile<T>& tile) {
   for (std::int64_t at = 0; at < bounds.t_count * kWidth; at += Vec<T>::kLanes) {
     const Vec<T> gradient = Vec<T>::load(tile.gradients + at);
-    (gradient * Vec<T>::load(tile.derivative + at)).store(tile.gradients + at);
+    (gradient * Vec<T>::load(tile.record.derivative + at)).store(tile.gradients + at);
   }
+}
+
+// Turns dS, which is in the units of dP, into the gradient of the scaled product: through the score
+// function, then through the softcap.
+template <class T, Lanes kLanesAre, int kWidth>
+void apply_score_derivatives(const HeadContext& context, const TileBounds& bounds,
+                             const GradientUnits<T>& units, const GradientTile<T>& tile) {
+  if (context.problem->has_score_function()) {
+    const GradientFactor<T> natural(1, units, T(1));
+    apply_score_function_derivative<T, kLanesAre, kWidth>(
+        context, bounds, {natural.first, natural.second, units.dout_rows, units.v_panel},
+        tile.record.before, tile.given, tile.gradients);
+  }
+  if (context.problem->softcap > 0) apply_softcap_derivative<T, kWidth>(bounds, tile);
 }
 
 // The operands of a tile: rows along t (read in place or staged), and panels along the lanes
@@ -123,7 +141,7 @@ struct GradientOperands {
   bool all_finite;  // rows and panels
 };
 
-// Computes P and dS (without the derivative of the softcap) of a tile of kWidth lanes, of which the
+// Computes P and dS (before apply_score_derivatives()) of a tile of kWidth lanes, of which the
 // first kColumns registers are in use. Returns whether all lanes see all rows, if some operands are
 // not finite.
 template <class E, Lanes kLanesAre, int kColumns, int kWidth>
@@ -139,7 +157,9 @@ TileSight<SumOf<E>> recompute_tile(const HeadContext& context, const TileBounds&
   divide_scores<T, kWidth>(bounds.t_count, given.units->k_panel, given.units->q_rows,
                            scratch.tile.probs);
   apply_score_mod<T, kLanesAre, kWidth>(context, bounds, tile_class, scratch.mask,
-                                        scratch.tile.probs, scratch.tile.derivative);
+                                        scratch.tile.probs, scratch.tile.record);
+  if (problem.has_score_function())
+    clear_masked_scores<T, kWidth>(bounds, scratch.tile.probs, scratch.tile.record.before);
   TileSight<T> sight = {scratch.seen, true};
   if (!given.all_finite) {
     sight.seen_whole =

@@ -55,8 +55,10 @@ struct BackwardWorkspace {
   std::int64_t panels;         // of a block of keys
 };
 
+// A score function may add up gradients of its own, even if no others are wanted.
 TILEWISE_INLINE bool needs_key_sweep(const Problem& problem) {
-  return problem.dq.present() || problem.dk.present() || problem.dv.present();
+  return problem.dq.present() || problem.dk.present() || problem.dv.present() ||
+         problem.has_score_function();
 }
 
 // The larger of the scratch sizes of the sweeps, or -1 on overflow.

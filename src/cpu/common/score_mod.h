@@ -1,9 +1,11 @@
-// Score modifications of a tile, between the product Q K^T and the softmax: scale, softcap, bias,
-// ALiBi and the mask. The same code serves both orientations: lanes are queries and rows are keys
-// in the forward pass and for dBias, and the other way round for dK and dV.
+// Score modifications of a tile, between the product Q K^T and the softmax: scale, softcap, the
+// caller's score function, bias, ALiBi and the mask. The same code serves both orientations: lanes
+// are queries and rows are keys in the forward pass and for dBias, and the other way round for dK
+// and dV.
 #pragma once
 
 #include "cpu/common/mask.h"
+#include "cpu/common/score_function.h"
 #include "math/score_rule.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
@@ -84,18 +86,27 @@ TILEWISE_INLINE bool scores_have_units(const Problem& problem) {
   return __builtin_fabs(problem.scale) < 0x1p60;
 }
 
-// From products to masked scores, in the representation of ScoreScaling. `derivative` is that of
-// apply_softcap().
+// What the backward pass needs to know of the scores of a tile, (t_count, kWidth) each, or nullptr.
+template <class T>
+struct ScoreRecord {
+  T* derivative = nullptr;  // of the softcap
+  T* before = nullptr;      // the scores before the score function
+};
+
+// From products to masked scores, in the representation of ScoreScaling.
 template <class T, Lanes kLanesAre, int kWidth>
 void apply_score_mod(const HeadContext& context, const TileBounds& bounds, TileClass tile_class,
-                     const MaskScratch<T>& scratch, T* scores, T* derivative) {
+                     const MaskScratch<T>& scratch, T* scores, const ScoreRecord<T>& record) {
   const Problem& problem = *context.problem;
   if (!ScoreScaling<T>(problem).unscaled) {
     const Vec<T> scale(static_cast<T>(problem.scale));
     for (std::int64_t at = 0; at < bounds.t_count * kWidth; at += Vec<T>::kLanes)
       (Vec<T>::load(scores + at) * scale).store(scores + at);
     if (problem.softcap > 0)
-      apply_softcap<T, kWidth>(static_cast<T>(problem.softcap), bounds.t_count, scores, derivative);
+      apply_softcap<T, kWidth>(static_cast<T>(problem.softcap), bounds.t_count, scores,
+                               record.derivative);
+    if (problem.has_score_function())
+      apply_score_function<T, kLanesAre, kWidth>(context, bounds, scores, record.before);
     if (problem.bias.present()) add_bias<T, kLanesAre, kWidth>(context, bounds, scores);
     if (problem.alibi_slopes.present()) add_alibi<T, kLanesAre, kWidth>(context, bounds, scores);
     if (problem.mask.present()) apply_boolean_mask<T, kLanesAre, kWidth>(context, bounds, scores);

@@ -97,7 +97,7 @@ bool softmax_rows(const DecodeBlock& block, std::int64_t first_row, const Decode
         scores[i] = -math::Limits<T>::kInfinity;
     } else {
       apply_score_mod<T, Lanes::kKeys, kDecodeKeys>(context, bounds, tile_class, scratch.mask,
-                                                    scores, nullptr);
+                                                    scores, {});
     }
     for (std::int64_t i = 0; i < block.queries; ++i) {
       for (std::int64_t lane = block.keys; lane < kDecodeKeys; ++lane)

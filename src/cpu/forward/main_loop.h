@@ -163,7 +163,7 @@ void forward_tile(const HeadContext& context, const TileBounds& bounds, TileClas
                              scratch.scores);
   }
   apply_score_mod<T, Lanes::kQueries, kWidth>(context, bounds, tile_class, scratch.mask,
-                                              scratch.scores, nullptr);
+                                              scratch.scores, {});
   TileSight<T> sight = {scratch.seen, true};
   if (!tile.v.all_finite()) {
     sight.seen_whole =

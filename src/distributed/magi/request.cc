@@ -82,6 +82,7 @@ Status packed_request(const tilewise_problem& request, std::int64_t ranks,
                       tilewise_problem* packed) {
   TILEWISE_RETURN_IF_ERROR(check_options(request, ranks));
   TILEWISE_RETURN_IF_ERROR(check_devices(request));
+  TILEWISE_RETURN_IF_ERROR(refuse_score_function(request));
   TILEWISE_RETURN_IF_ERROR(problem::refuse_fp8(request, "distributed attention"));
   *packed = request;
   if (request.q.rank != 4) return TILEWISE_OK;
