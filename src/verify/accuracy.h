@@ -43,7 +43,7 @@ struct AccuracyOptions {
   // What the results may lose below the normal numbers; null: nothing.
   const Underflow* underflow = nullptr;
   // One draw of inputs can be lucky for plain attention, so its error is the largest over all
-  // draws.
+  // draws. Those of lse are lse_error() of plain attention that does not round its scores.
   std::vector<PlainError> other_draws = {};
 };
 
@@ -51,7 +51,7 @@ struct AccuracyOptions {
 //   out        max|error| <= 2 * plain's + 2 ulp of max|oracle|, ulp of the result's dtype
 //   gradients  3 * plain's + 2 ulp
 //              both with what is lost below the normal numbers
-//   lse        |error| <= 1e-5 * max(1, |oracle|); fp64: 1e-12
+//   lse        |error| <= 1e-5 * max(1, |oracle|), fp64: 1e-12; or 2 * plain's in other_draws
 // NaN and infinity must be where the oracle has them. "Plain's" error is the largest over the given
 // runs of plain attention. All problems have the same shapes; only the tensors that `result` has
 // are compared.
@@ -68,6 +68,9 @@ struct ErrorNorms {
   double rms;
 };
 ErrorNorms error_norms(const tilewise_tensor& result, const tilewise_tensor& oracle);
+
+// Returns the largest error relative to max(1, |oracle|), of finite numbers.
+double lse_error(const tilewise_tensor& result, const tilewise_tensor& oracle);
 
 // Returns the distance from |x| to the next larger number of the dtype.
 double ulp(std::int32_t dtype, double x);

@@ -50,6 +50,7 @@ class Judge {
                      const std::string& damage);
   std::vector<TensorReport> measure_accuracy(const problem::Kernel& kernel);
   void draw_again();
+  void add_lse_errors(const Judge& judged);
 
   Edit edit_;
   Instance instance_;

@@ -166,7 +166,7 @@ void Plain::run(problem::Operation operation) {
   }
   const Parsed parsed(operation, results_);
   const bool forward = operation == problem::Operation::kForward;
-  const bool rounds = order_ < kSumOrders - 2;
+  const bool rounds = order_ < kSumOrders - kUnroundedOrders;
   if (parsed.problem.dtype == TILEWISE_FP64) {
     forward ? run_forward<double, true>(parsed, order_)
             : run_backward<double, true>(parsed, order_);

@@ -15,13 +15,14 @@ namespace tilewise::verify {
 // The order of every sum over columns, keys and rows. Order 0 goes from the first to the last.
 // Orders with an odd number go backwards, use fused operations, multiply by the inverse of a row's
 // sum, and read an lse that was rounded the other way. Order k starts k/2 quarters of the way in.
-// The last two do not round matrices between the passes.
+// The last kUnroundedOrders do not round matrices between the passes.
 //
 // The error of plain attention is the largest over several orders, because a single one can be
 // lucky: cancelling sums may cancel exactly (dP - delta of a row that sees one key), a factor that
 // all keys share may be exact, and few outputs make few errors to take the maximum of.
 using SumOrder = int;
 inline constexpr SumOrder kSumOrders = 8;
+inline constexpr SumOrder kUnroundedOrders = 2;  // the last ones
 
 // Runs a request (any dtype, layout, option) in fp32 arithmetic, or fp64 for fp64 inputs. Scores,
 // probabilities and, backward, dP and dS are rounded to the inputs' dtype, as a matrix that is

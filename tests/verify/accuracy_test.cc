@@ -146,6 +146,30 @@ TEST(Accuracy, LseIsRelativeToOne) {
   EXPECT_FALSE(passes({0.5, 100, -HUGE_VAL}, {0.500011, 100, -HUGE_VAL}));
   EXPECT_FALSE(passes({0.5, 100, -HUGE_VAL}, {0.5, 100.0011, -HUGE_VAL}));
   EXPECT_FALSE(passes({0.5, 100, -1e30}, {0.5, 100, -HUGE_VAL}));
+  EXPECT_DOUBLE_EQ(lse_error(result.lse, oracle.lse), 0);
+}
+
+// Plain attention's error counts where it is larger than the number.
+TEST(Accuracy, LseMayHaveTwicePlainsError) {
+  TensorOwner owner;
+  const std::int64_t shape[] = {1, 1, 1};
+  tilewise_problem result;
+  tilewise_problem_init(&result);
+  tilewise_problem oracle = result;
+  result.lse = owner.make(TILEWISE_FP32, 3, shape);
+  oracle.lse = owner.make(TILEWISE_FP64, 3, shape);
+  write_element(oracle.lse, 0, 2.0);
+  AccuracyOptions options;
+  const auto passes = [&](double error) {
+    write_element(result.lse, 0, 2.0 + 2 * error);
+    return check_accuracy(problem::Operation::kForward, result, oracle, {}, options)[0].passed;
+  };
+  options.other_draws = {{"lse", 1e-6}, {"out", 1.0}};
+  EXPECT_TRUE(passes(0.9e-5));
+  EXPECT_FALSE(passes(1.2e-5));
+  options.other_draws.push_back({"lse", 2e-5});
+  EXPECT_TRUE(passes(3.9e-5));
+  EXPECT_FALSE(passes(4.2e-5));
 }
 
 // A backward case with every gradient.
