@@ -13,6 +13,14 @@ namespace tilewise::verify {
 // minute. `seed` varies the numbers, not the shapes.
 std::vector<Case> check_cases(std::uint64_t seed);
 
+// Returns a case of these sizes, with Dv = D.
+Case sized(std::int64_t batch, std::int64_t q_len, std::int64_t k_len, std::int64_t heads,
+           std::int64_t kv_heads, std::int64_t head_dim);
+
+// Adds the table's cases of fp8, for the forward pass: each form of q, of the scales and of k and
+// v, in the main loop and in decoding.
+void add_fp8(std::vector<Case>& cases);
+
 // Makes the outputs of a case wide enough for its calls to accumulate (q_cuts, k_cuts).
 void widen_outputs(Case& c);
 
