@@ -79,6 +79,8 @@ const Fault kFaults[] = {
     {"k_innermost", kForward, ALTER(p.k.strides[3] = 2), {"k", "innermost stride is 2", "1"}},
     {"q_innermost_zero", kForward, ALTER(p.q.strides[3] = 0), {"q", "innermost stride is 0", "1"}},
     {"v_not_like_k", kForward, ALTER(p.v.shape[1] = 4), {"v", "(2, 4, 2, 6)", "(2, 5, 2, 8)"}},
+    {"v_heads", kForward, ALTER(p.v.shape[2] = 1), {"v", "(2, 5, 1, 6)", "(2, 5, 2, 8)"}},
+    {"v_batch", kForward, ALTER(p.v.shape[0] = 1), {"v", "(1, 5, 2, 6)", "(2, 5, 2, 8)"}},
     {"k_head_dim", kForward, ALTER(p.k.shape[3] = 7), {"k", "head dimension is 7", "8"}},
     {"no_head_dim", kForward, ALTER(p.q.shape[3] = p.k.shape[3] = 0), {"q", "D is 0", ">= 1"}},
     {"no_value_dim", kForward, ALTER(p.v.shape[3] = 0), {"v", "Dv is 0", ">= 1"}},
