@@ -35,7 +35,9 @@ class Call:
         rotary_seqlens: Tensor | None = None, descales: dict[str, Tensor | None] | None = None,
     ) -> None:  # fmt: skip
         """table: of pages, with the name that the caller has for it. descales: of float8, by name."""
-        self.descales = {name: scale for name, scale in (descales or {}).items() if scale is not None}
+        self.descales: dict[str, Any] = {  # keywords of attention()
+            name: scale for name, scale in (descales or {}).items() if scale is not None
+        }
         self.q, self.k_cache, self.v_cache, self.k, self.v = q.detach(), k_cache, v_cache, k, v
         self.cu_seqlens_q, self.max_seqlen_q = cu_seqlens_q, number("max_seqlen_q", max_seqlen_q)
         self.cu_seqlens_k_new, self.rotary = cu_seqlens_k_new, (rotary_cos, rotary_sin)

@@ -199,6 +199,7 @@ class Quantiser {
   // Copies row r of the item's heads to where it belongs, at once if its heads are neighbours.
   void copy_out(const Item& item, std::int64_t r, const std::uint8_t* from, std::int64_t bytes,
                 std::int64_t size) const {
+    if (bytes == 0) return;  // no columns, and perhaps no memory
     const std::int64_t heads = item.heads * group_;
     const std::int64_t joined = task_.output.head == task_.width ? heads : 1;
     for (std::int64_t i = 0; i < heads; i += joined, from += joined * bytes) {
@@ -251,7 +252,7 @@ void for_each_item(const Quantisation& task, const Work& work, const RunContext&
 
 // Zeros of the tokens that belong to no sequence.
 inline void fill_unowned(const Quantisation& task) {
-  if (!task.cu_seqlens.present()) return;
+  if (!task.cu_seqlens.present() || task.width == 0) return;
   const std::int64_t last = task.cu_seqlens.count - 1;
   const std::int64_t begin = task.cu_seqlens.at(0);
   const std::int64_t end = task.cu_seqlens.at(last);
