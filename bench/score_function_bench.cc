@@ -83,8 +83,9 @@ const bool registered = [] {
     for (const auto& [name, term] :
          {std::pair{"none", Term::kNone}, {"function", Term::kFunction}, {"bias", Term::kBias}}) {
       const std::string pass = operation == Operation::kForward ? "forward/" : "backward/";
-      benchmark::RegisterBenchmark((pass + name).c_str(),
-                                   [=](benchmark::State& state) { run(state, operation, term); })
+      benchmark::RegisterBenchmark(
+          (pass + name).c_str(),
+          [=, own = term](benchmark::State& state) { run(state, operation, own); })
           ->UseRealTime()
           ->Unit(benchmark::kMillisecond)
           ->ComputeStatistics("min", [](const std::vector<double>& times) {

@@ -207,8 +207,10 @@ double loss_of(const Instance& instance) {
   verify::Oracle oracle(instance.request());
   oracle.run(Operation::kForward);
   double sum = 0;
-  for (const auto& [result, weight] : {std::pair{oracle.results().out, instance.request().dout},
-                                       std::pair{oracle.results().lse, instance.request().dlse}}) {
+  for (const auto& pair : {std::pair{oracle.results().out, instance.request().dout},
+                           std::pair{oracle.results().lse, instance.request().dlse}}) {
+    const tilewise_tensor& result = pair.first;
+    const tilewise_tensor& weight = pair.second;
     std::vector<double> weights;
     verify::for_each_element(weight, [&](std::int64_t, std::int64_t offset) {
       weights.push_back(verify::read_element(weight, offset));
@@ -234,7 +236,9 @@ TEST(ScoreFunction, GradientsAreThoseOfFiniteDifferences) {
       {instance.request().q, oracle.results().dq},
       {instance.request().k, oracle.results().dk},
       {instance.request().bias, oracle.results().dbias}};
-  for (const auto& [input, gradient] : pairs) {
+  for (const auto& pair : pairs) {
+    const tilewise_tensor& input = pair.first;
+    const tilewise_tensor& gradient = pair.second;
     std::vector<double> expected;
     verify::for_each_element(gradient, [&](std::int64_t, std::int64_t offset) {
       expected.push_back(verify::read_element(gradient, offset));
