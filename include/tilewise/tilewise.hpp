@@ -291,8 +291,9 @@ class Plan {
 inline std::vector<std::string> kernel_names(Operation operation) {
   std::vector<std::string> names;
   const std::int32_t raw = static_cast<std::int32_t>(operation);
-  for (std::int32_t i = 0; i < tilewise_kernel_count(raw); ++i)
-    names.emplace_back(tilewise_kernel_name(raw, i));
+  const std::int32_t count = tilewise_kernel_count(raw);
+  names.reserve(static_cast<std::size_t>(count));
+  for (std::int32_t i = 0; i < count; ++i) names.emplace_back(tilewise_kernel_name(raw, i));
   return names;
 }
 

@@ -63,7 +63,7 @@ TILEWISE_INLINE Vec<float> transform_lanes(Vec<float> x) {
 // Transforms kCount registers, which hold a block or kCount * kLanes neighbours of a larger one.
 template <int kCount>
 TILEWISE_INLINE void transform_registers(float* x) {
-  constexpr int kLanes = Vec<float>::kLanes;
+  constexpr std::int64_t kLanes = Vec<float>::kLanes;
   Vec<float> part[kCount];
 #pragma GCC unroll 8
   for (int i = 0; i < kCount; ++i) part[i] = transform_lanes(Vec<float>::load(x + i * kLanes));
