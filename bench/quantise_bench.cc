@@ -1,5 +1,5 @@
-// Quantisation to fp8 beside a copy: both move the same number of bytes, read and written together,
-// on all threads. `rate` counts these bytes.
+// The speed of quantisation to fp8, and that of a copy that moves the same number of bytes. Both
+// use all threads. `rate` counts the bytes that are read and written.
 //
 //   quantise_bench --benchmark_enable_random_interleaving=true --benchmark_repetitions=5
 #include <benchmark/benchmark.h>

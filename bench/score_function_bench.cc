@@ -1,5 +1,5 @@
-// A learned relative position as a score function, beside the same numbers as bias and beside none,
-// for Google Benchmark. Run it in turns, and read the minima:
+// The time of attention with a learned relative position as a score function, with the same numbers
+// as a bias, and with neither. The three run in turns, and the minima count:
 //   score_function_bench --benchmark_enable_random_interleaving=true --benchmark_repetitions=10
 #include <benchmark/benchmark.h>
 

@@ -12,7 +12,7 @@ namespace {
 const std::vector<std::string> kScales = {"tensor", "head", "block"};
 
 struct Plan {
-  int rank;  // of the descale tensors
+  int rank;  // a descale tensor has so many dimensions
   bool incoherent;
   std::uint64_t seed;
 };

@@ -51,8 +51,8 @@ TILEWISE_API void tilewise_quantisation_init(tilewise_quantisation* quantisation
 /* Computes output, and descale unless it is fixed. `executor` NULL means the default pool; it
  * changes no bit of the result. Scales of blocks of 128 rows and fixed ones take one pass over the
  * input, others two. Allocates less than 2 MiB per thread while (H / Hk) * D is at most 2048, and 4
- * bytes per scale of two passes. Contents of cu_seqlens, and of fixed scales (2^-126 to 2^126), are
- * checked. On failure nothing is written. */
+ * bytes per scale of two passes, and 8 per sequence. Contents of cu_seqlens, and of fixed scales
+ * (2^-126 to 2^126), are checked. On failure nothing is written. */
 TILEWISE_API tilewise_status tilewise_quantise(const tilewise_quantisation* quantisation,
                                                const tilewise_executor* executor);
 

@@ -82,7 +82,8 @@ def quantise(
 
     incoherent: a seed: every row is first multiplied by one random orthogonal matrix (random signs and a Hadamard
     transform), which spreads outliers and leaves q k^T as it is, if q and k have the same seed. Then dtype may also be
-    "float32", "bfloat16" or "float16", which stores the product without scales: for q beside a cache of float8.
+    "float32", "bfloat16" or "float16": the rotated rows are stored without scales, as a q on a rotated float8 cache
+    needs them.
     out: where the result goes. saturated: int64 (1), to which the number of elements beyond the largest is added.
 
     Returns (values, descale). docs/semantics.md, "Quantisation", defines every bit. Raises ValueError and TypeError with

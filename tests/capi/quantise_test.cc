@@ -113,6 +113,18 @@ TEST(Quantise, HasTheBitsOfItsDefinition) {
   }
 }
 
+// Sequences have as many work items as blocks of rows.
+TEST(Quantise, PackedSequencesOfVeryDifferentLengthsHaveTheBitsOfTheDefinition) {
+  QuantiseCase c;
+  c.rows = 1300;
+  c.packed = true;
+  c.scales = 2;
+  c.starts = {0, 1, 1, 1, 1100, 1101, 1300};
+  QuantiseTask task(c);
+  fill_normal(c, task, 5);
+  expect_definition(c, task);
+}
+
 TEST(Quantise, EmptyTensorsHaveScalesThatAreValid) {
   for (const std::int64_t QuantiseCase::*size :
        {&QuantiseCase::batch, &QuantiseCase::rows, &QuantiseCase::width}) {

@@ -83,6 +83,14 @@ bool forward_is_right(const Library& library, const tilewise_executor* executor)
   return true;
 }
 
+// Returns a pool of kThreads threads, and its executor.
+tilewise_pool* make_pool(const Library& library, tilewise_executor* executor) {
+  tilewise_pool* pool = nullptr;
+  TILEWISE_FUNCTION(library, tilewise_pool_create)(kThreads, &pool);
+  TILEWISE_FUNCTION(library, tilewise_pool_executor)(pool, executor);
+  return pool;
+}
+
 // Returns the exit status of a child that runs `body`: its verdict, or what it passes to exit();
 // 128 + the signal that ended it. A child that hangs is ended by SIGALRM.
 template <class Body>
@@ -125,11 +133,8 @@ TEST(Unload, TheThreadsOfAForgottenPoolEndToo) {
               const std::int64_t before = threads_of_process();
               for (int i = 0; i < 20; ++i) {
                 Library library;
-                tilewise_pool* pool = nullptr;
                 tilewise_executor executor;
-                TILEWISE_FUNCTION(library, tilewise_pool_create)(kThreads, &pool);
-                forgotten_pools.push_back(pool);
-                TILEWISE_FUNCTION(library, tilewise_pool_executor)(pool, &executor);
+                forgotten_pools.push_back(make_pool(library, &executor));
                 if (!forward_is_right(library, &executor)) return false;
                 if (!threads_become(before + kThreads - 1)) return false;
                 library.close();
@@ -161,10 +166,8 @@ TEST(Shutdown, ThreadsEndWithTheirPool) {
   EXPECT_EQ(status_of_child([] {
               const Library library;
               const std::int64_t before = threads_of_process();
-              tilewise_pool* pool = nullptr;
               tilewise_executor executor;
-              TILEWISE_FUNCTION(library, tilewise_pool_create)(kThreads, &pool);
-              TILEWISE_FUNCTION(library, tilewise_pool_executor)(pool, &executor);
+              tilewise_pool* const pool = make_pool(library, &executor);
               if (!forward_is_right(library, &executor)) return false;
               if (!threads_become(before + kThreads - 1)) return false;
               TILEWISE_FUNCTION(library, tilewise_pool_destroy)(pool);
@@ -178,10 +181,8 @@ TEST(Shutdown, EndsTheThreadsOfEveryPool) {
               several_threads();
               const Library library;
               const std::int64_t before = threads_of_process();
-              tilewise_pool* pool = nullptr;
               tilewise_executor executor;
-              TILEWISE_FUNCTION(library, tilewise_pool_create)(kThreads, &pool);
-              TILEWISE_FUNCTION(library, tilewise_pool_executor)(pool, &executor);
+              tilewise_pool* const pool = make_pool(library, &executor);
               if (!forward_is_right(library, &executor)) return false;
               if (!forward_is_right(library, nullptr)) return false;
               if (!threads_become(before + 2 * (kThreads - 1))) return false;

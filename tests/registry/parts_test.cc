@@ -64,18 +64,9 @@ TEST_P(Parts, OfOneKeyAndOneRowGiveTheWhole) {
   expect_all_pass(c);
 }
 
-INSTANTIATE_TEST_SUITE_P(Registry, Parts,
-                         testing::Values(Work{Operation::kForward, TILEWISE_FP64},
-                                         Work{Operation::kForward, TILEWISE_FP32},
-                                         Work{Operation::kForward, TILEWISE_BF16},
-                                         Work{Operation::kForward, TILEWISE_FP16},
-                                         Work{Operation::kBackward, TILEWISE_FP64},
-                                         Work{Operation::kBackward, TILEWISE_FP32},
-                                         Work{Operation::kBackward, TILEWISE_BF16},
-                                         Work{Operation::kBackward, TILEWISE_FP16}),
-                         [](const auto& work) {
-                           return operation_and_dtype(work.param.operation, work.param.dtype);
-                         });
+INSTANTIATE_TEST_SUITE_P(Registry, Parts, testing::ValuesIn(kAllWork), [](const auto& work) {
+  return operation_and_dtype(work.param.operation, work.param.dtype);
+});
 
 // The rms error of a kernel's output or gradient for keys in `count` pieces of equal length, after
 // the sums have been rounded to the dtype of the inputs, as a caller does in the end.

@@ -20,14 +20,7 @@ class ScoreFunctions : public testing::TestWithParam<Work> {
   Operation operation() const { return GetParam().operation; }
   std::int32_t dtype() const { return GetParam().dtype; }
 };
-INSTANTIATE_TEST_SUITE_P(Registry, ScoreFunctions,
-                         testing::Values(Work{Operation::kForward, TILEWISE_FP64},
-                                         Work{Operation::kForward, TILEWISE_FP32},
-                                         Work{Operation::kForward, TILEWISE_BF16},
-                                         Work{Operation::kForward, TILEWISE_FP16},
-                                         Work{Operation::kBackward, TILEWISE_FP64},
-                                         Work{Operation::kBackward, TILEWISE_FP32},
-                                         Work{Operation::kBackward, TILEWISE_BF16}),
+INSTANTIATE_TEST_SUITE_P(Registry, ScoreFunctions, testing::ValuesIn(kAllWork),
                          [](const auto& work) {
                            return operation_and_dtype(work.param.operation, work.param.dtype);
                          });

@@ -34,6 +34,11 @@ struct Work {
   Operation operation;
   std::int32_t dtype;
 };
+inline constexpr Work kAllWork[] = {
+    {Operation::kForward, TILEWISE_FP64},  {Operation::kForward, TILEWISE_FP32},
+    {Operation::kForward, TILEWISE_BF16},  {Operation::kForward, TILEWISE_FP16},
+    {Operation::kBackward, TILEWISE_FP64}, {Operation::kBackward, TILEWISE_FP32},
+    {Operation::kBackward, TILEWISE_BF16}, {Operation::kBackward, TILEWISE_FP16}};
 inline constexpr Work kOperationsOfTwoWidths[] = {{Operation::kForward, TILEWISE_FP32},
                                                   {Operation::kForward, TILEWISE_BF16},
                                                   {Operation::kBackward, TILEWISE_FP32},

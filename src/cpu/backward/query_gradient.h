@@ -67,7 +67,7 @@ template <class E>
 struct KeyRows {
   E* rows;                   // (operand_count(keys), padded D)
   std::uint8_t* non_finite;  // (keys): 1 where a row is not finite
-  bool far;                  // of the tensor: kFarRows
+  bool far;                  // whether the sequence has kFarRows rows or more
   bool all_finite;
 };
 

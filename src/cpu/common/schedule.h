@@ -79,6 +79,19 @@ TILEWISE_INLINE std::int64_t number_blocks(const Problem& problem, const BlockSc
   return shared.blocks_before[problem.batch];
 }
 
+// Returns the sequence that a block of a head belongs to: the last b with blocks_before[b] <=
+// block.
+TILEWISE_INLINE std::int64_t sequence_of_block(const std::int64_t* blocks_before,
+                                               std::int64_t batch, std::int64_t block) {
+  std::int64_t low = 0;
+  std::int64_t high = batch;
+  while (high - low > 1) {
+    const std::int64_t middle = low + (high - low) / 2;
+    (blocks_before[middle] <= block ? low : high) = middle;
+  }
+  return low;
+}
+
 struct WorkItem {
   std::int64_t batch;
   std::int64_t head;   // query head or kv head, depending on the numbering
@@ -91,12 +104,7 @@ struct WorkItem {
 // order of the blocks.
 TILEWISE_INLINE WorkItem work_item_at(const Problem& problem, const BlockSchedule& shared,
                                       std::int64_t heads, Side side, std::int64_t number) {
-  std::int64_t low = 0;
-  std::int64_t high = problem.batch;  // the last b with blocks_before[b] * heads <= number
-  while (high - low > 1) {
-    const std::int64_t middle = low + (high - low) / 2;
-    (shared.blocks_before[middle] * heads <= number ? low : high) = middle;
-  }
+  const std::int64_t low = sequence_of_block(shared.blocks_before, problem.batch, number / heads);
   const std::int64_t blocks = shared.blocks_before[low + 1] - shared.blocks_before[low];
   const std::int64_t within = number - shared.blocks_before[low] * heads;
   if (side == Side::kKeys) return {low, within % heads, within / heads};

@@ -231,8 +231,10 @@ inline std::int64_t quantise_workspace(const Quantisation& task, std::int64_t co
 
 // Calls visit(item, memory) for every item, on the threads of the executor.
 template <class Function>
-void for_each_item(const Quantisation& task, const Work& work, const RunContext& run, Arena arena,
-                   std::int64_t* next, Function visit) {
+void for_each_item(const Quantisation& task, const Work& work, const SharedMemory& shared,
+                   const RunContext& run, std::int64_t* next, Function visit) {
+  Arena arena(run.workspace);
+  take_shared(task, arena);
   *next = 0;
   const std::int64_t workers = math::clamp(run.concurrency, 1, math::max(work.items, 1));
   const std::int64_t first = arena.used().value;
@@ -243,8 +245,8 @@ void for_each_item(const Quantisation& task, const Work& work, const RunContext&
     const WorkerMemory memory = take_worker(task, work, own);
     const auto take = [&] { return __atomic_fetch_add(next, 1, __ATOMIC_RELAXED); };
     for (std::int64_t i = take(), after = take(); i < work.items; i = after, after = take()) {
-      const Item following = after < work.items ? item_at(task, work, after) : Item{};
-      visit(item_at(task, work, i), following, memory);
+      const Item following = after < work.items ? item_at(task, work, shared, after) : Item{};
+      visit(item_at(task, work, shared, i), following, memory);
     }
   };
   problem::parallel_for(*run.executor, workers, worker);
@@ -270,18 +272,19 @@ inline void run_quantise(const Quantisation& task, const RunContext& run) {
   const Work work = work_of(task);
   Arena arena(run.workspace);
   const SharedMemory shared = take_shared(task, arena);
+  number_blocks(task, shared);
   if (task.incoherent) fill_factors(task.width, task.seed, shared.factors);
   const Quantiser quantiser(task, work, shared);
   if (task.computes_scales() && task.shared != Shared::kBlock) {
     for (std::int64_t i = 0; i < scale_count(task); ++i) shared.largest[i] = 0;
-    for_each_item(task, work, run, arena, shared.next,
+    for_each_item(task, work, shared, run, shared.next,
                   [&](const Item& item, const Item& next, const WorkerMemory& memory) {
                     quantiser.measure(item, next, memory);
                   });
     quantiser.write_scales();
   }
   fill_unowned(task);
-  for_each_item(task, work, run, arena, shared.next + 1,
+  for_each_item(task, work, shared, run, shared.next + 1,
                 [&](const Item& item, const Item& next, const WorkerMemory& memory) {
                   quantiser.write(item, next, memory);
                 });

@@ -2,14 +2,13 @@
 // caches; and the memory of a worker.
 #pragma once
 
+#include "cpu/common/schedule.h"
 #include "cpu/quantise/row.h"
 #include "math/integer.h"
-#include "problem/arena.h"
 #include "problem/quantisation.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-using problem::Arena;
 using problem::kDescaleRows;
 using problem::Quantisation;
 using problem::SequenceRows;
@@ -22,7 +21,6 @@ inline constexpr std::int64_t kItemBytes = std::int64_t{512} * 1024;
 inline constexpr std::int64_t kStreamedBytes = std::int64_t{32} << 20;
 
 struct Work {
-  std::int64_t blocks;       // of the longest sequence
   std::int64_t chunk_heads;  // kv heads of an item
   std::int64_t chunks;       // of a block
   std::int64_t items;
@@ -38,19 +36,22 @@ inline bool stages_items(const Quantisation& task) {
   return task.incoherent && task.shared == Shared::kBlock && !task.fixed_scales;
 }
 
+inline std::int64_t blocks_of(const Quantisation& task, std::int64_t sequence) {
+  return math::ceil_div(rows_of(task, sequence).count, kDescaleRows);
+}
+
 inline Work work_of(const Quantisation& task) {
   Work work;
-  std::int64_t longest = task.cu_seqlens.present() ? 0 : task.rows;
-  for (std::int64_t b = 0; task.cu_seqlens.present() && b < task.sequences; ++b)
-    longest = math::max(longest, rows_of(task, b).count);
-  work.blocks = math::ceil_div(longest, kDescaleRows);
+  std::int64_t blocks = 0;
+  for (std::int64_t b = 0; b < task.sequences; ++b) blocks += blocks_of(task, b);
   const std::int64_t size = stages_items(task) ? 4 : problem::dtype_size(task.input.dtype);
   const std::int64_t bytes = math::max(kDescaleRows * task.group() * task.width * size, 1);
   work.chunk_heads = math::clamp(kItemBytes / bytes, 1, math::max(task.kv_heads, 1));
   work.chunks = math::ceil_div(task.kv_heads, work.chunk_heads);
-  work.items = task.sequences * work.blocks * work.chunks;
+  work.items = blocks * work.chunks;
+  const std::int64_t rows = task.cu_seqlens.present() ? task.rows : task.sequences * task.rows;
   const std::int64_t element = problem::dtype_size(task.output.dtype);
-  work.streams = task.sequences * task.rows * task.heads * task.width * element >= kStreamedBytes;
+  work.streams = rows * task.heads * task.width * element >= kStreamedBytes;
   return work;
 }
 
@@ -62,23 +63,10 @@ struct Item {
   std::int64_t head;
   std::int64_t heads;
 };
-inline Item item_at(const Quantisation& task, const Work& work, std::int64_t index) {
-  Item item;
-  const std::int64_t chunk = index % work.chunks;
-  item.block = index / work.chunks % work.blocks;
-  item.sequence = index / work.chunks / work.blocks;
-  item.rows = rows_of(task, item.sequence);
-  const std::int64_t skipped = math::min(item.block * kDescaleRows, item.rows.count);
-  item.rows.first += skipped;
-  item.rows.count = math::min(item.rows.count - skipped, kDescaleRows);
-  item.head = chunk * work.chunk_heads;
-  item.heads = math::min(work.chunk_heads, task.kv_heads - item.head);
-  return item;
-}
-
 // What all workers share.
 struct SharedMemory {
-  float* factors;          // (D), of the rotation
+  std::int64_t* blocks_before;  // (sequences + 1): blocks in the sequences before
+  float* factors;               // (D), of the rotation
   std::uint32_t* largest;  // scales of the tensor or of heads: the bits of the largest magnitude
   std::int64_t* next;      // counters of the items of the two passes
 };
@@ -96,12 +84,34 @@ inline std::int64_t scale_count(const Quantisation& task) {
 
 inline SharedMemory take_shared(const Quantisation& task, Arena& arena) {
   SharedMemory memory;
+  memory.blocks_before = arena.take<std::int64_t>(task.sequences + 1);
   memory.factors = arena.take<float>(task.incoherent ? task.width : 0);
   const bool in_two_passes = task.computes_scales() && task.shared != Shared::kBlock;
   memory.largest = arena.take<std::uint32_t>(in_two_passes ? scale_count(task) : 0);
   memory.next = arena.take<std::int64_t>(2);
   return memory;
 }
+
+inline void number_blocks(const Quantisation& task, const SharedMemory& shared) {
+  shared.blocks_before[0] = 0;
+  for (std::int64_t b = 0; b < task.sequences; ++b)
+    shared.blocks_before[b + 1] = shared.blocks_before[b] + blocks_of(task, b);
+}
+
+inline Item item_at(const Quantisation& task, const Work& work, const SharedMemory& shared,
+                    std::int64_t index) {
+  Item item;
+  const std::int64_t block = index / work.chunks;
+  item.sequence = sequence_of_block(shared.blocks_before, task.sequences, block);
+  item.block = block - shared.blocks_before[item.sequence];
+  item.rows = rows_of(task, item.sequence);
+  item.rows.first += item.block * kDescaleRows;
+  item.rows.count = math::min(item.rows.count - item.block * kDescaleRows, kDescaleRows);
+  item.head = index % work.chunks * work.chunk_heads;
+  item.heads = math::min(work.chunk_heads, task.kv_heads - item.head);
+  return item;
+}
+
 inline WorkerMemory take_worker(const Quantisation& task, const Work& work, Arena& arena) {
   WorkerMemory memory;
   const std::int64_t floats = work.chunk_floats(task);

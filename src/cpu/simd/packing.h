@@ -184,7 +184,7 @@ void unpack_panel_with(const RowBlock& rows, const T* factor, const T* panel, co
   });
 }
 
-// row[lane][c] = panel[c][lane] * factor[lane]. far: see kFarRows
+// row[lane][c] = panel[c][lane] * factor[lane]. far: whether the sequence has kFarRows rows or more
 template <class T, int kWidth>
 void unpack_panel(const RowBlock& rows, const T* factor, const T* panel, bool far = false) {
 #if TILEWISE_HAS_AMX

@@ -79,8 +79,7 @@ class Prefetcher : public RowPrefetcher<EvenRows> {
 // few rows, and more than 16 lines at a time wait for each other.
 inline constexpr std::int64_t kPrefetchRows = 8;
 
-// Of a sequence with fewer rows, most lie in the L2, where prefetching brings nothing and costs 3 %
-// of a backward pass of 32 queries and keys.
+// The rows of a shorter sequence mostly lie in the L2, where prefetching brings nothing.
 inline constexpr std::int64_t kFarRows = 512;
 
 // Prefetches `bytes` bytes of a row into the L1. The row starts `offset` bytes after `from`, which
