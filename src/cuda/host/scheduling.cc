@@ -63,10 +63,10 @@ Checked max_key_tiles(const Problem& problem, std::int64_t k_tile) {
   return most_tiles(problem.k_rows, k_tile, problem.k_packed, problem.batch, problem.kv_heads);
 }
 
-tile::Schedule schedule_of(const Problem& problem, int q_tile) {
+tile::Schedule schedule_of(const Problem& problem, int q_tile, bool longest_first) {
   const tile::Schedule schedule =
       plain_schedule(problem.q_rows, q_tile, problem.heads, problem.batch);
-  if (!has_diagonal(problem)) return schedule;
+  if (!longest_first) return schedule;
   constexpr std::int64_t kSwizzleBytes = std::int64_t{32} << 20;  // of the H200's 50 MB
   const std::int64_t row_bytes =
       (problem.head_dim + problem.value_dim) * problem::dtype_size(problem.dtype);

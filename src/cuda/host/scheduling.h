@@ -32,9 +32,13 @@ bool has_diagonal(const problem::Problem& problem);
 problem::Checked max_tiles(const problem::Problem& problem, std::int64_t q_tile);
 problem::Checked max_key_tiles(const problem::Problem& problem, std::int64_t k_tile);
 
-// The order of the tiles of dense queries of one length. With a diagonal the longest come first,
-// within groups of heads whose visible K and V fit most of L2 together (head swizzle).
-tile::Schedule schedule_of(const problem::Problem& problem, int q_tile);
+// The order of the tiles of dense queries of one length. Where their keys differ (longest_first),
+// the longest come first, within groups of heads whose visible K and V fit most of L2 together (head
+// swizzle).
+tile::Schedule schedule_of(const problem::Problem& problem, int q_tile, bool longest_first);
+inline tile::Schedule schedule_of(const problem::Problem& problem, int q_tile) {
+  return schedule_of(problem, q_tile, has_diagonal(problem));
+}
 
 // The order of the tiles of keys of the backward pass, whose blocks read Q and dO. Its tiles are
 // numbered from the last key on, so that with a diagonal those of the first keys come first.

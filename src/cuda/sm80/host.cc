@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 
+#include "cuda/host/bands.h"
 #include "cuda/host/sequences.cuh"
 #include "math/integer.h"
 
@@ -53,44 +54,10 @@ bool needs_score_mod(const Problem& problem) {
   return problem.has_score_mod() || problem.dropout_p > 0 || problem.scale < kLeastScale;
 }
 
-namespace {
-
-// A forward kernel searches by rows, a backward kernel by keys. The rows of a problem fit 32 bits
-// (check_tile_count), and so do the cells of as many slices.
-tile::BandCells cells_for(const Problem& problem) {
-  constexpr std::int64_t kSmallest = 64;
-  const std::int64_t slices = math::max(problem.slices.count, 1);
-  const bool keys_lead = problem.operation == problem::Operation::kBackward;
-  const std::int64_t heads = problem.slices.columns == 6 ? problem.heads + 1 : 1;
-  const auto size_for = [&](std::int64_t length, std::int64_t most) {
-    return math::max(math::ceil_div(length, math::max(most, 1)), kSmallest);
-  };
-  const std::int64_t lead = keys_lead ? problem.k_rows : problem.q_rows;
-  const std::int64_t other = keys_lead ? problem.q_rows : problem.k_rows;
-  const std::int64_t lead_size = size_for(lead, slices / heads);
-  const std::int64_t lead_cells = lead / lead_size + 1;
-  const std::int64_t other_size = size_for(other, slices / (heads * lead_cells));
-  const std::int64_t across = other / other_size + 1;
-  tile::BandCells cells;
-  cells.rows = static_cast<std::int32_t>(keys_lead ? other_size : lead_size);
-  cells.keys = static_cast<std::int32_t>(keys_lead ? lead_size : other_size);
-  cells.across = static_cast<std::int32_t>(across);
-  cells.of_head = static_cast<std::int32_t>(lead_cells * across);
-  cells.count = static_cast<std::int32_t>(heads * lead_cells * across);
-  cells.keys_lead = keys_lead ? 1 : 0;
-  return cells;
-}
-
-}  // namespace
-
 Workspace::Workspace(const Problem& problem) {
   table = reserve(Checked{table_bytes(problem)}).value;
   tile_starts = reserve(Checked{problem.varlen_q() ? (problem.batch + 1) * 4 : 0}).value;
-  // The bytes of a slice that is in memory fit int64 with those of its band.
-  const std::int64_t slices = problem.slices.count;
-  bands =
-      reserve(Checked{slices > 0 ? tile::BandTable::bytes(slices, cells_for(problem).count) : 0})
-          .value;
+  bands = reserve(Checked{band_table_bytes(problem)}).value;
 }
 
 Parameters parameters_for(const Problem& problem, int q_tile, bool score_mod,
@@ -127,7 +94,7 @@ cudaError_t start_preparation(const Parameters& parameters, int q_tile, cudaStre
     error = start_tile_starts(parameters, Side::kQueries, q_tile, parameters.packed.tile_starts,
                               stream);
   if (error == cudaSuccess && problem.slices.present())
-    error = start_bands(parameters, cells_for(problem), stream);
+    error = start_bands(problem, parameters.bands, stream);
   if (error == cudaSuccess) error = fill_unowned_rows(problem, parameters.table, stream);
   return error;
 }

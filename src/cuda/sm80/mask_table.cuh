@@ -88,20 +88,9 @@ class BandList {
   __device__ __forceinline__ std::int32_t next_box(std::int32_t i, const tile::Range& rows,
                                                    const tile::Range& keys) const {
     if constexpr (!kSearches) return i;
-    constexpr std::int32_t kOuter = tile::kBandsOfBox * tile::kBoxesOfBox;
-    const std::int32_t slices = static_cast<std::int32_t>(parameters_.problem.slices.count);
-    const tile::BandTable table(parameters_.bands, slices);
-#pragma unroll 1
-    while (i < slices) {
-      if (i % kOuter == 0 && !table.outer[i / kOuter].touches(tile_.head, rows, keys)) {
-        i += kOuter;
-      } else if (!table.boxes[i / tile::kBandsOfBox].touches(tile_.head, rows, keys)) {
-        i += tile::kBandsOfBox;
-      } else {
-        break;
-      }
-    }
-    return i;
+    return tile::next_box(tile::BandTable(parameters_.bands, parameters_.problem.slices.count), i,
+                          static_cast<std::int32_t>(parameters_.problem.slices.count), tile_.head,
+                          rows, keys);
   }
 
   // Returns the number of the first band, from number i on, that may touch the rows and keys: one

@@ -66,8 +66,4 @@ enum class Side : std::int32_t { kQueries, kKeys };
 cudaError_t start_tile_starts(const Parameters& parameters, Side side, int tile,
                               const std::int32_t* tile_starts, cudaStream_t stream);
 
-// Fills the table of bands.
-cudaError_t start_bands(const Parameters& parameters, const tile::BandCells& cells,
-                        cudaStream_t stream);
-
 }  // namespace tilewise::cuda::sm80

@@ -72,6 +72,24 @@ struct BandTable {
   }
 };
 
+// Returns the first group of bands, from band `i` on, whose box touches the rows and keys of a head.
+// `i` and the result are multiples of kBandsOfBox; the result is not below the number of slices if
+// there is none.
+TILEWISE_INLINE std::int32_t next_box(const BandTable& table, std::int32_t i, std::int32_t slices,
+                                      std::int32_t head, const Range& rows, const Range& keys) {
+  constexpr std::int32_t kOuter = kBandsOfBox * kBoxesOfBox;
+  while (i < slices) {
+    if (i % kOuter == 0 && !table.outer[i / kOuter].touches(head, rows, keys)) {
+      i += kOuter;
+    } else if (!table.boxes[i / kBandsOfBox].touches(head, rows, keys)) {
+      i += kBandsOfBox;
+    } else {
+      break;
+    }
+  }
+  return i;
+}
+
 // Cells of `rows` x `keys`: so many that there are about as many as bands, and none smaller than
 // 64 x 64. The cells of a head that begin with the same rows are neighbours or, if keys lead, those
 // that begin with the same keys.

@@ -47,6 +47,7 @@ __device__ __forceinline__ void Consumer<kConfig>::run_carefully() {
 template <KernelConfig kConfig>
 __device__ __forceinline__ void Consumer<kConfig>::careful_step(Fragments& f) {
   k_.wait();
+  take_key_tile();
   issue_qk(f.scores);                        // S = Q K^T
   const MaskBits mask = early_mask<true>();  //   overlaps the product
   ptx::wgmma_wait<0>();
@@ -72,14 +73,14 @@ __device__ __forceinline__ float Consumer<kConfig>::shift_of(std::uint32_t slot)
 template <KernelConfig kConfig>
 __device__ __forceinline__ void Consumer<kConfig>::careful_pv(std::int32_t v_key, int begin,
                                                               Fragments& f) {
-  if (cuts_key_tile<kConfig>(*tile_, v_key)) zero_non_finite_v();
+  if (cuts_keys(v_key)) zero_non_finite_v();
   gemm_rs<kConfig.fp16, kConfig.value_dim>(f.probs, v_descriptor(), f.out, begin, kPvSteps,
                                            accumulates_, [](int) {});
   ptx::wgmma_commit();
   ptx::wgmma_wait<0>();
   ptx::fence_operand(f.out);
   ptx::fence_operand(f.probs);
-  if (cuts_key_tile<kConfig>(*tile_, v_key)) add_non_finite_v(v_key, f.out);
+  if (cuts_keys(v_key)) add_non_finite_v(v_key, f.out);
   accumulates_ = true;
   v_.release();
 }

@@ -20,6 +20,7 @@ struct KernelConfig {
   bool score_mod;      // softcap, ALiBi, or a scale that is not positive
   bool lazy_max;       // rows keep the maximum of the first key tile until a prob overflows
   bool fused_edges;    // the two cut key tiles of a window are one step (fused_edges.cuh)
+  bool block_mask;     // key tiles come from a list (tile/block_mask.h)
   bool scalar_stores;  // out may be of another type than Q, or take fewer than 16 bytes at a time
 
   TILEWISE_INLINE constexpr int consumers() const { return q_tile / 64; }  // warpgroups
@@ -39,7 +40,9 @@ struct KernelConfig {
     return has_epilogue_warps() && k_stages == 3;
   }
   // A query tile starts with a key tile that no edge cuts, where there is one.
-  TILEWISE_INLINE constexpr bool starts_full() const { return lazy_max && value_dim > 64; }
+  TILEWISE_INLINE constexpr bool starts_full() const {
+    return lazy_max && value_dim > 64 && !block_mask;
+  }
 
   // What the fast steps cannot compute is computed by careful passes (careful_steps.cuh). D 192 and
   // 256 have no registers for both: with spills D 256 was 4 to 18 % slower. Their careful passes
@@ -58,7 +61,7 @@ struct KernelConfig {
   // Where a warpgroup sees nothing of the first half of a query tile's last key tile, that half is
   // not multiplied with V. D 64, S 1024 causal: 394 TFLOP/s, 387 without; S 1024 full gains 2 % by
   // the branch alone. D 128, S 512: 564, 568 without.
-  TILEWISE_INLINE constexpr bool skips_half() const { return value_dim <= 64 && !score_mod; }
+  TILEWISE_INLINE constexpr bool skips_half() const { return value_dim <= 64 && !score_mod && !block_mask; }
   // Overflow is checked after the wait for PV where PV takes longer than the exponentials: D 128, S
   // 8192: 721 TFLOP/s, before it 714. Elsewhere before it, so that the compiler leaves no
   // exponential for later: D 64, S 16384: 584, after it 544.

@@ -79,6 +79,7 @@ class Consumer {
   // K stays in shared memory until no prob has overflowed. What is rare is one branch: each costs
   // some 40 cycles of a step's 2070 (D 128, S 16384).
   __device__ __forceinline__ void lazy_max_step(Fragments& f) {
+    take_key_tile();
     order_barrier_wait();
     issue_qk(f.scores);                                 // S_j = Q K_j^T
     const MaskBits mask = mask_of_tile<false, true>();  //   overlaps the product
@@ -112,6 +113,7 @@ class Consumer {
   // A step that takes the maximum of every tile, and rescales O where it has grown.
   __device__ __forceinline__ void exact_max_step(Fragments& f) {
     k_.wait();
+    take_key_tile();
     order_barrier_wait();
     issue_qk(f.scores);                         // S_j = Q K_j^T
     const MaskBits mask = early_mask<false>();  //   overlaps the product
@@ -130,6 +132,7 @@ class Consumer {
   // The first step of a query tile: its scores overlap the last product of the tile `before`.
   __device__ __forceinline__ void first_step(const WorkTile& before, Fragments& f) {
     if constexpr (!kConfig.lazy_max) k_.wait();
+    take_key_tile();
     order_barrier_wait();
     issue_qk(f.scores);                        // S_0 = Q K_0^T
     const MaskBits mask = early_mask<true>();  //   overlaps the product
@@ -141,6 +144,7 @@ class Consumer {
     ptx::wgmma_wait<1>();
     const tile::Anchors anchors = accept_and_update_max(mask, f);  // S_0 has arrived: m
     if constexpr (kConfig.starts_full()) key_limits_ = find_key_limits();
+    look_for_rows_without_key(f.states);
     tile::RowSums sums;
     if constexpr (kConfig.lazy_max && !kStagesDuringExp2) sums = exp2_scores(anchors, f);
     split_basic_block();
@@ -165,11 +169,13 @@ class Consumer {
   __device__ __forceinline__ void first_scores(Fragments& f) {
     f.states.clear();
     k_.wait();
+    take_key_tile();
     issue_qk(f.scores);
     const MaskBits mask = early_mask<true>();
     ptx::wgmma_wait<0>();
     const tile::Anchors anchors = accept_and_update_max(mask, f);
     if constexpr (kConfig.starts_full()) key_limits_ = find_key_limits();
+    look_for_rows_without_key(f.states);
     tile::add_sums(exp2_scores(anchors, f), anchors, f.states);
     if constexpr (kConfig.lazy_max) k_.wait();
     tile::pack_probs<kConfig.fp16>(f.scores, f.probs);
@@ -199,6 +205,7 @@ class Consumer {
   // consumer_state.cuh: work tiles, stages and the order of warpgroups.
   __device__ bool load_work_tile();
   __device__ std::int32_t next_key(std::int32_t key) const;
+  __device__ void take_key_tile();
   __device__ std::uint32_t q_address() const;
   __device__ std::uint32_t q_stage_address(const PipelineState<kConfig.q_stages>& state) const;
   __device__ std::uint32_t k_address(const PipelineState<kConfig.k_stages>& state) const;
@@ -234,6 +241,7 @@ class Consumer {
   // careful_steps.cuh: query tiles whose data the fast steps cannot take.
   __device__ void careful_step(Fragments& f);
   __device__ void careful_pv(std::int32_t v_key, int begin, Fragments& f);
+  __device__ bool cuts_keys(std::int32_t v_key) const;
   __device__ void careful_fused_edges(Fragments& f);
   template <bool kSecond>
   __device__ void careful_fused_probs(float (&others)[kConfig.k_tile / 4], Fragments& f);
@@ -255,11 +263,13 @@ class Consumer {
     std::int32_t end[tile::kRowsPerLane];
   };
   __device__ KeyLimits find_key_limits() const;
+  __device__ void listed_bits(std::uint32_t (&bits)[tile::kRowsPerLane]) const;
+  __device__ void look_for_rows_without_key(const tile::RowStates& states);
   template <bool kFirst, bool kWaitsForV = false>
   __device__ MaskBits mask_of_tile() const;
   template <bool kFirst>
   __device__ MaskBits early_mask() const;
-  __device__ void apply_lazy_mask(const MaskBits& mask, Fragments& f) const;
+  __device__ void apply_lazy_mask(const MaskBits& mask, Fragments& f);
   __device__ void apply_score_mod_and_mask(const MaskBits& mask, float (&scores)[kScores]) const;
   __device__ static void apply_mask(const MaskBits& mask, float (&scores)[kScores],
                                     bool always = false);
@@ -294,6 +304,8 @@ class Consumer {
   std::int32_t full_begin_ = 0;      // key tiles that every row of this warpgroup sees whole
   std::int32_t full_end_ = 0;
   KeyLimits key_limits_ = {};
+  std::int32_t bits_ = 0;         // of the key tile, where key tiles are listed (KeyTile::bits),
+  bool lacks_keys_ = false;       // and whether a row of the warp has seen no key yet
   bool fuses_edges_ = false;
   bool half_hidden_ = false;       // WorkTile::half_hidden, of the query tile
   bool last_half_hidden_ = false;  // and of the one before

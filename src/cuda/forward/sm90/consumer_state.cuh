@@ -20,9 +20,10 @@ __device__ __forceinline__ bool Consumer<kConfig>::load_work_tile() {
   first_key_ = last_key_ = uniform(tile_->first_key);
   end_key_ = uniform(tile_->end_key);
   last_v_rows_ = uniform(tile_->v_rows);
+  if constexpr (kConfig.block_mask) return true;
   key_ = end_key_ - 1;
-  full_begin_ = uniform(tile_->full_begin[warpgroup_]);
-  full_end_ = uniform(tile_->full_end[warpgroup_]);
+  full_begin_ = uniform(tile_->full.begin[warpgroup_]);
+  full_end_ = uniform(tile_->full.end[warpgroup_]);
   // A row that sees any key has seen one by the last tile that all rows see whole.
   first_key_from_ = full_end_ - 1;
   if constexpr (kConfig.starts_full()) {
@@ -41,7 +42,20 @@ __device__ __forceinline__ bool Consumer<kConfig>::load_work_tile() {
 
 template <KernelConfig kConfig>
 __device__ __forceinline__ std::int32_t Consumer<kConfig>::next_key(std::int32_t key) const {
+  if constexpr (kConfig.block_mask) return key;  // take_key_tile() says which comes next
   return kConfig.starts_full() ? tile::next_key_tile(key, first_key_, end_key_) : key - 1;
+}
+
+// The key tile whose K has arrived, where key tiles are listed.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void Consumer<kConfig>::take_key_tile() {
+  if constexpr (kConfig.block_mask) {
+    const tile::KeyTile& own = shared_.key_tiles.of_stage[k_.state().stage];
+    const std::int32_t key = uniform(own.key);
+    key_ = key / 2;
+    last_key_ = key % 2 != 0 ? key_ : -1;
+    bits_ = uniform(own.bits);
+  }
 }
 
 // The warpgroup's rows of Q in a stage, and those of the query tile.

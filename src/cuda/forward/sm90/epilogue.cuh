@@ -247,7 +247,8 @@ __device__ __forceinline__ bool scores_failed(const WorkTile& tile, std::int32_t
   const bool none = max == -math::Limits<float>::kInfinity;
   if (sum != sum) return false;
   if (!none) return tile::is_huge(max);
-  return kConfig.lazy_max && tile.band.begin(row) < tile.band.end(row);
+  // Kernels with a block mask look for rows without a maximum in each step.
+  return kConfig.lazy_max && !kConfig.block_mask && tile.band.begin(row) < tile.band.end(row);
 }
 
 // Finalises the rows of a warpgroup and stores their lse, during products, so that nothing waits

@@ -13,7 +13,16 @@ enum class Variant {
   kScalarStores,  // any type and alignment of out, in a kernel whose epilogue warps store else
   kFusedEdges,    // windows whose edges cut key tiles along one diagonal (fused_edges.cuh)
   kScoreMod,      // softcap, ALiBi, any scale, and any type and alignment of out
+  kBlockMask,     // slices and boolean masks, and any type and alignment of out
+  kBlockMaskScoreMod,  // all of these
 };
+
+TILEWISE_INLINE constexpr bool has_score_mod(Variant variant) {
+  return variant == Variant::kScoreMod || variant == Variant::kBlockMaskScoreMod;
+}
+TILEWISE_INLINE constexpr bool has_block_mask(Variant variant) {
+  return variant == Variant::kBlockMask || variant == Variant::kBlockMaskScoreMod;
+}
 
 // The limit is of shared memory (227 KB for the stages of Q, K and V) and of registers: scores
 // (k_tile / 2), probs (k_tile / 4) and out (Dv / 2) of a thread, with some twenty to spare.
@@ -40,12 +49,13 @@ struct KernelRow {
                            .k_stages = k_stages,
                            .v_stages = v_stages,
                            .q_stages = q_stages,
-                           .score_mod = variant == Variant::kScoreMod,
+                           .score_mod = has_score_mod(variant),
                            .lazy_max = lazy_max,
                            .fused_edges = variant == Variant::kFusedEdges,
+                           .block_mask = has_block_mask(variant),
                            .scalar_stores = true};
     if (config.has_epilogue_warps())
-      config.scalar_stores = variant == Variant::kScalarStores || variant == Variant::kScoreMod;
+      config.scalar_stores = variant != Variant::kPlain && variant != Variant::kFusedEdges;
     return config;
   }
 };
@@ -79,6 +89,12 @@ inline constexpr KernelRow kKernels[] = {
     {256, 256, 128, 64, 2, 2, 1, Variant::kPlain, false, kAny, kAny,
      "as many keys as shared memory holds twice (208 KB)"},
     {256, 256, 128, 64, 2, 2, 1, Variant::kScoreMod, false, kAny, kAny, "as the plain kernel"},
+    {64, 64, 128, 128, 4, 4, 2, Variant::kBlockMask, true, kAny, kAny, "as the plain kernel"},
+    {64, 64, 128, 128, 4, 4, 2, Variant::kBlockMaskScoreMod, false, kAny, kAny, "as without"},
+    {128, 128, 128, 128, 3, 2, 2, Variant::kBlockMask, true, kAny, kAny, "as the plain kernel"},
+    {128, 128, 128, 128, 3, 2, 2, Variant::kBlockMaskScoreMod, false, kAny, kAny, "as without"},
+    {192, 128, 128, 128, 2, 2, 1, Variant::kBlockMaskScoreMod, false, kAny, kAny, "as without"},
+    {256, 256, 128, 64, 2, 2, 1, Variant::kBlockMaskScoreMod, false, kAny, kAny, "as without"},
 };
 inline constexpr int kKernelRows = static_cast<int>(sizeof(kKernels) / sizeof(kKernels[0]));
 

@@ -7,6 +7,7 @@
 #include <initializer_list>
 #include <utility>
 
+#include "cuda/forward/sm90/block_mask.h"
 #include "cuda/forward/sm90/parameters.h"
 #include "cuda/forward/sm90/select.h"
 #include "cuda/host/device.h"
@@ -80,7 +81,7 @@ bool has_kernel_before(const Problem& problem) {
 // Where query tiles have very different numbers of keys, blocks take them from a counter; else the
 // schedule is static.
 bool schedules_dynamically(const Problem& problem) {
-  return has_diagonal(problem) || needs_lengths(problem);
+  return has_diagonal(problem) || needs_lengths(problem) || needs_block_mask(problem);
 }
 
 // A number that no other launch of this process has, and hardly any memory holds by chance. Never
@@ -101,6 +102,7 @@ struct Workspace : problem::Arena {
   std::int64_t counter = 0;
   std::int64_t links = 0;
   std::int64_t handovers = 0;
+  BlockMaskPlaces block_mask;
 
   explicit Workspace(const Problem& problem) {
     const bool listed = has_kernel_before(problem);
@@ -111,6 +113,8 @@ struct Workspace : problem::Arena {
             .value;
     links = reserve(most_tiles(problem) * Checked{sizeof(*Parameters::links)}).value;
     handovers = reserve(most_handovers(problem) * Checked{sizeof(Handover)}).value;
+    if (needs_block_mask(problem))
+      block_mask = reserve_block_mask(problem, instance_for(problem, false).config, *this);
   }
 };
 
@@ -131,14 +135,14 @@ problem::Status check_options(const Problem& problem) {
   const struct {
     const char* name;
     bool given;
-  } options[] = {{"mask", problem.mask.present()},
-                 {"bias", problem.bias.present()},
-                 {"slices", problem.slices.present()},
+  } options[] = {{"bias", problem.bias.present()},
                  {"page_table", problem.page_table.present()},
                  {"dropout_p", problem.dropout_p > 0}};
   for (const auto& [name, given] : options) {
     if (given) return fail(TILEWISE_UNSUPPORTED, "%s is given", name);
   }
+  if (problem.mask.present() && has_table(problem))
+    return fail(TILEWISE_UNSUPPORTED, "mask is given, and cu_seqlens");
   return TILEWISE_OK;
 }
 
@@ -158,7 +162,9 @@ problem::Status check_sizes(const Problem& problem) {
     return fail(TILEWISE_UNSUPPORTED, "more than %d rows or %lld tiles of queries",
                 tile::kMaxLength, static_cast<long long>(tile::kMaxTiles));
   }
-  return TILEWISE_OK;
+  return needs_block_mask(problem)
+             ? check_block_mask(problem, instance_for(problem, false).config)
+             : TILEWISE_OK;
 }
 
 problem::Status make_maps(const Problem& problem, const KernelConfig& config,
@@ -206,6 +212,7 @@ void fill_scheduler(const Problem& problem, const Schedule& schedule, std::byte*
                       static_cast<std::int32_t>(problem.k_rows)};
   if (!problem.varlen_q()) scheduler->schedule = tile::FastSchedule(schedule);
   scheduler->packed = packed_schedule_of(problem, nullptr);
+  if (needs_block_mask(problem)) scheduler->packed.longest_first = true;
 }
 
 tile::StaticRounds static_rounds_of(const Problem& problem, const KernelConfig& config,
@@ -213,7 +220,7 @@ tile::StaticRounds static_rounds_of(const Problem& problem, const KernelConfig& 
   const std::int64_t left = problem.window_left;
   if (!schedules_dynamically(problem))
     return tile::all_rounds_static(left < 0 ? math::ceil_div(problem.k_rows, config.k_tile) : 0);
-  if (left < 0 || needs_lengths(problem) || problem.q_rows != problem.k_rows) return {};
+  if (left < 0 || needs_lengths(problem) || config.block_mask || problem.q_rows != problem.k_rows) return {};
   return tile::static_window_rounds(schedule, config.q_tile, config.k_tile,
                                     math::min(left, problem.q_rows), blocks);
 }
@@ -229,6 +236,8 @@ void fill_parameters(const Problem& problem, const KernelConfig& config, std::by
   }
   parameters->links = reinterpret_cast<unsigned long long*>(workspace + places.links);
   parameters->handovers = reinterpret_cast<Handover*>(workspace + places.handovers);
+  if (config.block_mask)
+    parameters->block_mask = block_mask_at(problem, config, places.block_mask, workspace);
   parameters->scale_log2 = static_cast<float>(scale * math::kLog2E);
   parameters->scaling = tile::score_scaling_of(problem.scale, problem.softcap);
   parameters->ln2 = static_cast<float>(math::kLn2);
@@ -246,6 +255,12 @@ cudaError_t start(const Parameters& parameters, const Instance& instance, int bl
   const SchedulerParams& scheduler = parameters.scheduler;
   if (scheduler.sequences.lengths != nullptr) {
     const cudaError_t error = start_prepare(parameters, instance.config.q_tile, stream);
+    if (error != cudaSuccess) return error;
+  }
+  const KernelConfig& config = instance.config;
+  if (config.block_mask) {
+    const cudaError_t error =
+        start_block_mask(parameters, config.q_tile, config.k_tile, stream);
     if (error != cudaSuccess) return error;
   }
   return instance.start(parameters, blocks, stream);
@@ -272,7 +287,8 @@ problem::Status prepare(const Problem& problem) {
         check(instance_for(problem, score_mod).load(), "loading cuda_sm90");
     if (loaded != TILEWISE_OK) return loaded;
   }
-  return check(load_support(), "loading cuda_sm90");
+  const problem::Status listed = check(load_block_mask_kernels(), "loading cuda_sm90");
+  return listed != TILEWISE_OK ? listed : check(load_support(), "loading cuda_sm90");
 }
 
 std::int64_t workspace_bytes(const Problem& problem) { return Workspace(problem).bytes(); }
@@ -295,8 +311,9 @@ problem::Status run(const Problem& problem, const problem::RunContext& context) 
   const Instance& instance = instance_for(problem, needs_score_mod(problem));
   Parameters parameters = {};
   const Schedule schedule =
-      tile::with_small_swizzle(schedule_of(problem, instance.config.q_tile), device.multiprocessors,
-                               static_cast<std::int32_t>(problem.group));
+      tile::with_small_swizzle(schedule_of(problem, instance.config.q_tile,
+                                           has_diagonal(problem) || instance.config.block_mask),
+                               device.multiprocessors, static_cast<std::int32_t>(problem.group));
   auto* const workspace = static_cast<std::byte*>(context.workspace);
   fill_scheduler(problem, schedule, workspace, &parameters.scheduler);
   std::int32_t blocks = device.multiprocessors;

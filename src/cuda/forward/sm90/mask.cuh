@@ -2,6 +2,7 @@
 // mod.
 #pragma once
 
+#include "cuda/forward/sm90/block_mask.cuh"
 #include "cuda/forward/sm90/consumer.cuh"
 #include "cuda/tile/score_mod.cuh"
 
@@ -33,6 +34,15 @@ __device__ __forceinline__ auto Consumer<kConfig>::find_key_limits() const -> Ke
 template <KernelConfig kConfig>
 template <bool kFirst, bool kWaitsForV>
 __device__ __forceinline__ auto Consumer<kConfig>::mask_of_tile() const -> MaskBits {
+  if constexpr (kConfig.block_mask) {
+    const bool full = bits_ == tile::kFullTile;
+    MaskBits listed = {full && !lacks_keys_, full, {~0u, ~0u}};
+    const bool foreign_rows = kWaitsForV && has_foreign_rows();
+    if (static_cast<int>(full) & static_cast<int>(!foreign_rows)) return listed;
+    if (!full) listed_bits(listed.bits);
+    if (foreign_rows) wait_v();
+    return listed;
+  }
   const bool begins = key_ < full_begin_;
   const bool ends = key_ >= full_end_;
   const bool all = !begins && !ends;
@@ -57,6 +67,46 @@ __device__ __forceinline__ auto Consumer<kConfig>::mask_of_tile() const -> MaskB
   return mask;
 }
 
+// The bits of the lane's rows in a partial key tile of a list. What they are found by is computed
+// again each time: the loops have no registers for it.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void Consumer<kConfig>::listed_bits(
+    std::uint32_t (&bits)[tile::kRowsPerLane]) const {
+  const tile::BlockMask& mask = parameters_.block_mask;
+  const std::int32_t thread = static_cast<std::int32_t>(ptx::opaque(threadIdx.x)) - 128;
+  const std::int32_t lane = thread % 32;
+  const std::int32_t row = thread / 32 * tile::kWarpRows + tile::lane_row(lane, 0);
+  if (bits_ >= 0) {
+    const std::uint32_t* const own =
+        mask.bits + (std::int64_t{bits_} * kConfig.q_tile + row) * tile::kLanesPerRow +
+        lane % tile::kLanesPerRow;
+#pragma unroll
+    for (int which = 0; which < tile::kRowsPerLane; ++which)
+      bits[which] = own[tile::lane_row(0, which) * tile::kLanesPerRow];
+    return;
+  }
+#pragma unroll
+  for (std::uint32_t& own : bits) own = 0;
+  if (bits_ == tile::kHiddenTile) return;
+  const std::int32_t first = tile_->row + row;
+  const tile::FragmentColumns columns = {key_ * kConfig.k_tile, tile::lane_column(lane)};
+  visit_bands(mask.bands, static_cast<std::int32_t>(parameters_.problem.slices.count), tile_->head,
+              tile_->band.key_end, {first, first + tile::lane_row(0, 1) + 1}, columns.range(),
+              [&](const tile::Band& band) {
+#pragma unroll
+                for (int which = 0; which < tile::kRowsPerLane; ++which)
+                  bits[which] |=
+                      tile::visible_bits(band, first + tile::lane_row(0, which), columns);
+              });
+}
+
+// After the first maxima: rows that have none yet are looked for in each step (apply_lazy_mask()).
+template <KernelConfig kConfig>
+__device__ __forceinline__ void Consumer<kConfig>::look_for_rows_without_key(
+    const tile::RowStates& states) {
+  if constexpr (kConfig.block_mask && kConfig.lazy_max) lacks_keys_ = tile::any_without_key(states);
+}
+
 // mask_of_tile() where there are registers for the bits before the scores have arrived.
 template <KernelConfig kConfig>
 template <bool kFirst>
@@ -77,10 +127,11 @@ __device__ __forceinline__ void Consumer<kConfig>::apply_mask(const MaskBits& ma
 // mask is applied without a test of its own but at D 64 (S 1024 causal: 0.988).
 template <KernelConfig kConfig>
 __device__ __forceinline__ void Consumer<kConfig>::apply_lazy_mask(const MaskBits& mask,
-                                                                   Fragments& f) const {
+                                                                   Fragments& f) {
   apply_mask(mask, f.scores, kConfig.starts_full());
   if (tile::any_without_key(f.states))
     tile::init_max_without_key(tile::row_max_of(f.scores), f.states);
+  look_for_rows_without_key(f.states);
 }
 
 template <KernelConfig kConfig>

@@ -20,6 +20,12 @@ __device__ __forceinline__ bool cuts_key_tile(const WorkTile& tile, std::int32_t
   return !tile.band.full(tile.row, last, begin, end);
 }
 
+// The same for the key tile that is computed, whose V is `v_key`.
+template <KernelConfig kConfig>
+__device__ __forceinline__ bool Consumer<kConfig>::cuts_keys(std::int32_t v_key) const {
+  return kConfig.block_mask ? bits_ != tile::kFullTile : cuts_key_tile<kConfig>(*tile_, v_key);
+}
+
 template <KernelConfig kConfig>
 __device__ __forceinline__ void Consumer<kConfig>::meet_consumers() {
   ptx::named_barrier_sync(barrier_of(NamedBarrier::kConsumers, 0), 128 * kConfig.consumers());
@@ -71,8 +77,9 @@ __device__ __forceinline__ void Consumer<kConfig>::multiply_markers(std::int32_t
     std::uint32_t bits[tile::kRowsPerLane];  // the keys that the lane's rows see
     const int thread = static_cast<int>(ptx::opaque(threadIdx.x)) - 128;
     const int lane = thread % 32;
+    if constexpr (kConfig.block_mask) listed_bits(bits);
 #pragma unroll
-    for (int which = 0; which < tile::kRowsPerLane; ++which) {
+    for (int which = 0; which < tile::kRowsPerLane && !kConfig.block_mask; ++which) {
       const std::int32_t row =
           tile_->row + thread / 32 * tile::kWarpRows + tile::lane_row(lane, which);
       const auto low_bits = [&](std::int32_t end) {

@@ -6,6 +6,7 @@
 
 #include "cuda/forward/sm90/kernel_table.h"
 #include "cuda/host/tensor_map.h"
+#include "cuda/tile/block_mask.h"
 #include "cuda/tile/scheduler.h"
 #include "cuda/tile/score_scaling.h"
 #include "problem/sequence.h"
@@ -92,6 +93,7 @@ struct Parameters {
   problem::Problem problem;
   TileCounter* counter;        // of a dynamic schedule; nullptr: the schedule is static
   unsigned long long launch;   // number of this launch
+  tile::BlockMask block_mask;  // of kernels that have one
   unsigned long long* links;   // (query tiles): lists of query tiles (listed_tiles.cuh)
   Handover* handovers;         // (blocks), of kernels with a careful kernel
   float scale_log2;            // exponent of 2 that a score of 1 stands for
@@ -118,5 +120,10 @@ cudaError_t load_support();
 
 // Fills the workspace's sequences.
 cudaError_t start_prepare(const Parameters& parameters, int q_tile, cudaStream_t stream);
+
+// Makes the block mask of slices or of a boolean mask.
+cudaError_t load_block_mask_kernels();
+cudaError_t start_block_mask(const Parameters& parameters, int q_tile, int k_tile,
+                             cudaStream_t stream);
 
 }  // namespace tilewise::cuda::sm90

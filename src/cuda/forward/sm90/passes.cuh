@@ -29,11 +29,12 @@ class ValueScan {
 
   // Whether an element of V that a row of the query tile must not see is not finite.
   __device__ bool leaks(const WorkTile& tile) const {
+    const auto test = [](std::uint32_t bits) { return tile::is_non_finite16<kConfig.fp16>(bits); };
+    if constexpr (kConfig.block_mask) return any_listed(tile, true, test);
     const std::int32_t last = math::min(tile.row + kConfig.q_tile, tile.q_len) - 1;
     const KeyRange seen = {tile.band.begin(tile.row), tile.band.end(last)};
     const std::int32_t loaded =
         math::min(math::round_up(seen.end, kConfig.k_tile), tile.band.key_end);
-    const auto test = [](std::uint32_t bits) { return tile::is_non_finite16<kConfig.fp16>(bits); };
     return any(tile, {seen.begin / kConfig.k_tile * kConfig.k_tile, tile.band.begin(last)}, test) ||
            any(tile, {tile.band.end(tile.row), loaded}, test);
   }
@@ -42,6 +43,8 @@ class ValueScan {
   // small are not read again.
   __device__ bool has_large(const WorkTile& tile) {
     if constexpr (kConfig.fp16) return false;
+    const auto test = [](std::uint32_t bits) { return is_large_value<kConfig.fp16>(bits); };
+    if constexpr (kConfig.block_mask) return any_listed(tile, false, test);
     const std::int32_t last = math::min(tile.row + kConfig.q_tile, tile.q_len) - 1;
     const KeyRange seen = {tile.band.begin(tile.row), tile.band.end(last)};
     if (batch_ != tile.batch || kv_head_ != tile.kv_head || seen.begin > small_.end ||
@@ -50,7 +53,6 @@ class ValueScan {
       kv_head_ = tile.kv_head;
       small_ = {seen.begin, seen.begin};
     }
-    const auto test = [](std::uint32_t bits) { return is_large_value<kConfig.fp16>(bits); };
     if (any(tile, {seen.begin, small_.begin}, test) || any(tile, {small_.end, seen.end}, test))
       return true;
     small_ = {math::min(small_.begin, seen.begin), math::max(small_.end, seen.end)};
@@ -65,6 +67,23 @@ class ValueScan {
  private:
   static constexpr std::uint32_t kThreads = 128 * kConfig.consumers();
   static constexpr int kLoads = 16;  // of a thread, before the search may end
+
+  // The same for the key tiles of a list: all, or only partial ones.
+  template <class Test>
+  __device__ bool any_listed(const WorkTile& tile, bool only_partial, const Test& test) const {
+    const ListedKeyTiles& listed = tile.listed;
+    if (listed.count == 0) return false;
+    tile::KeyTileWalk walk;
+    walk.begin(listed.words, tile.start_key, listed.last_word);
+    std::int32_t key = tile.start_key;
+    for (std::int32_t left = listed.count;; --left) {
+      const std::int32_t begin = key * kConfig.k_tile;
+      const KeyRange keys = {begin, math::min(begin + kConfig.k_tile, tile.band.key_end)};
+      if (!(only_partial && walk.bits() == tile::kFullTile) && any(tile, keys, test)) return true;
+      if (left == 1) return false;
+      key = walk.next(listed.words, tile.start_key);
+    }
+  }
 
   // Whether a 16-bit number of these keys passes the test. The search ends with the part that has
   // one.
@@ -137,9 +156,8 @@ __device__ __noinline__ void select_listed_tiles(const Parameters& parameters,
     const unsigned long long next = link;
     scan.sync();
     if (scan.is_first()) {
-      locate_tile<kConfig>(parameters.scheduler,
-                           sequences_of(parameters.scheduler, shared.sequences), index_of(entry),
-                           shared.tiles[0]);
+      locate_tile<kConfig>(parameters, sequences_of(parameters.scheduler, shared.sequences),
+                           index_of(entry), shared.tiles[0]);
     }
     scan.sync();
     if (scan.is_first()) tile::count_slow_path(tile::SlowPath::kScannedValues);

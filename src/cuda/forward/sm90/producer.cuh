@@ -23,7 +23,7 @@ class Producer {
     // The first tile is located, though not complete: its first loads are issued meanwhile.
     tile_ = &shared_.tiles[0];
     if (tile_->index >= 0) {
-      load_k(*tile_, tile_->start_key);
+      load_first_k();
       if constexpr (kLoadsQ) load_q(*tile_);
     }
     if (!next_tile()) return finish();
@@ -33,7 +33,7 @@ class Producer {
       const std::int32_t last_key = load_keys(*tile_);
       const WorkTile& tile = *tile_;
       const bool more = next_tile();
-      if (more) load_k(*tile_, tile_->start_key);
+      if (more) load_first_k();
       if constexpr (kLoadsQ && kLoadsQEarly) {
         if (more) load_next_q();
       }
@@ -57,17 +57,22 @@ class Producer {
     if (left <= kRequestAhead) request_next();
 #pragma unroll 1
     while (--left > 0) {
-      std::int32_t next = tile::next_key_tile(key, tile.first_key, tile.end_key);
+      std::int32_t next = next_key(tile, key);
       if constexpr (kConfig.fused_edges) {
         if (tile.keys == KeyVisibility::kFusedEdges && left <= 2)
           next = left == 2 ? tile.first_key - 1 : tile.end_key;
       }
-      load_k(tile, next);
+      load_k(tile, next, left == 1);
       load_v(tile, key);
       key = next;
       if (left == kRequestAhead) request_next();
     }
     return key;
+  }
+
+  __device__ __forceinline__ std::int32_t next_key(const WorkTile& tile, std::int32_t key) {
+    if constexpr (kConfig.block_mask) return walk_.next(tile.listed.words, tile.start_key);
+    return tile::next_key_tile(key, tile.first_key, tile.end_key);
   }
 
   // Waits for the next published tile; false: there is none.
@@ -135,8 +140,23 @@ class Producer {
     return {&map, tile.k_start + key * kConfig.k_tile, tile.kv_head * coords.head,
             tile.batch * coords.batch};
   }
-  __device__ __forceinline__ void load_k(const WorkTile& tile, std::int32_t key) {
+  // The first K of a query tile.
+  __device__ __forceinline__ void load_first_k() {
+    const WorkTile& tile = *tile_;
+    if constexpr (kConfig.block_mask) {
+      if (tile.listed.count > 0)
+        walk_.begin(tile.listed.words, tile.start_key, tile.listed.last_word);
+    }
+    load_k(tile, tile.start_key, key_tile_count<kConfig>(tile) == 1);
+  }
+  // is_last: of the query tile.
+  __device__ __forceinline__ void load_k(const WorkTile& tile, std::int32_t key, bool is_last) {
     wait_empty(shared_.barriers.k, k_);
+    if constexpr (kConfig.block_mask) {
+      const bool none = tile.keys == KeyVisibility::kNone;
+      shared_.key_tiles.of_stage[k_.stage] = {key * 2 + (is_last ? 1 : 0),
+                                              none ? tile::kHiddenTile : walk_.bits()};
+    }
     std::uint64_t& full = shared_.barriers.k.full[k_.stage];
     if (tile.keys == KeyVisibility::kNone) {
       ptx::mbarrier_arrive(ptx::shared_address(&full));
@@ -191,6 +211,7 @@ class Producer {
   PipelineState<kConfig.k_stages> k_;
   PipelineState<kConfig.v_stages> v_;
   PipelineState<kConfig.q_stages> q_;
+  std::conditional_t<kConfig.block_mask, tile::KeyTileWalk, NoKeyTiles> walk_;
 };
 
 }  // namespace tilewise::cuda::sm90

@@ -70,24 +70,55 @@ class WorkQueue {
   std::int32_t count_ = 0;
 };
 
+// Finds the key tiles of a query tile in its list, and returns the number of the query tile: the
+// schedule begins with the last one, and the longest one comes first.
+template <KernelConfig kConfig>
+__device__ __forceinline__ std::int32_t list_keys(const tile::BlockMask& mask, bool open_end,
+                                                  const TileCoord& coord,
+                                                  const SequenceLengths& lengths, WorkTile& tile) {
+  const std::int32_t q_tiles = math::ceil_div(lengths.q_len, kConfig.q_tile);
+  const std::int32_t first = mask.list_of(coord.batch, coord.head) * mask.q_tiles;
+  const std::int32_t q_tile = mask.order[first + q_tiles - 1 - coord.q_tile];
+  const tile::BlockMaskRow row = mask.rows[first + q_tile];
+  tile.keys = row.count == 0 ? KeyVisibility::kNone : KeyVisibility::kSome;
+  tile.listed.words = mask.words + std::int64_t{first + q_tile} * mask.word_count;
+  tile.listed.count = row.count;
+  tile.listed.last_word = row.last_word;
+  tile.listed.cut = row.cut != 0;
+  tile.first_key = 0;
+  tile.end_key = row.count == 0 ? 1 : math::ceil_div(lengths.k_len, kConfig.k_tile);
+  tile.start_key = row.start_key;
+  tile.v_rows = row.count == 0 ? 0 : kConfig.k_tile;
+  if (open_end && row.count > 0) tile.v_rows = lengths.k_len - (tile.end_key - 1) * kConfig.k_tile;
+  return q_tile;
+}
+
 // Finds a query tile and writes what the producer needs of it to shared memory at once: the
 // scheduler warp has few registers.
 template <KernelConfig kConfig>
-__device__ __forceinline__ void locate_tile(const SchedulerParams& scheduler,
+__device__ __forceinline__ void locate_tile(const Parameters& parameters,
                                             const Sequences& sequences, std::int32_t index,
                                             WorkTile& tile) {
+  const SchedulerParams& scheduler = parameters.scheduler;
   const TileCoord coord = scheduler.tile_coord(index, sequences);
-  const std::int32_t row = coord.q_tile * kConfig.q_tile;
+  const SequenceLengths lengths = scheduler.lengths(coord.batch, sequences);
+  std::int32_t q_tile = coord.q_tile;
+  if constexpr (kConfig.block_mask)
+    q_tile = list_keys<kConfig>(parameters.block_mask, scheduler.open_end, coord, lengths, tile);
+  const std::int32_t row = q_tile * kConfig.q_tile;
   tile.index = index;
   tile.batch = coord.batch;
   tile.head = coord.head;
   tile.kv_head = coord.head / scheduler.group;
   tile.row = row;
-  const SequenceLengths lengths = scheduler.lengths(coord.batch, sequences);
   tile.q_start = lengths.q_start;
   tile.q_len = lengths.q_len;
   tile.k_start = lengths.k_start;
   tile.diagonal = scheduler.top_left ? 0 : lengths.k_len - lengths.q_len;
+  if constexpr (kConfig.block_mask) {
+    tile.band = tile::window_band(lengths.k_len, tile.diagonal, -1, -1);
+    return;
+  }
   const tile::WindowBand band = tile::window_band(lengths.k_len, tile.diagonal,
                                                   scheduler.window_left, scheduler.window_right);
   tile.band = band;
@@ -134,6 +165,7 @@ __device__ __forceinline__ void complete_tile(const Parameters& parameters, Work
     tile.sink = static_cast<const float*>(problem.sink.data)[at];
   }
   if constexpr (kConfig.score_mod) tile.slope = tile::slope_of(problem, tile.batch, tile.head);
+  if constexpr (kConfig.block_mask) return;
   const tile::WindowBand band = tile.band;
 #pragma unroll 1
   for (int warpgroup = 0; warpgroup < kConfig.consumers(); ++warpgroup) {
@@ -143,8 +175,8 @@ __device__ __forceinline__ void complete_tile(const Parameters& parameters, Work
         tile.end_key - tile.first_key > 1 &&
         band.begin(first) >= tile.first_key * kConfig.k_tile + kConfig.k_tile / 2;
     const tile::TileRange full = tile::full_key_tiles(band, first, last, kConfig.k_tile);
-    tile.full_begin[warpgroup] = full.begin;
-    tile.full_end[warpgroup] = full.end;
+    tile.full.begin[warpgroup] = full.begin;
+    tile.full.end[warpgroup] = full.end;
   }
 }
 
@@ -238,7 +270,7 @@ class Scheduler {
   __device__ __forceinline__ bool locate(std::int32_t round, std::int32_t index) {
     const bool found = queue_.holds(index);
     if (found) {
-      locate_tile<kConfig>(parameters_.scheduler, sequences(), index, tile(round));
+      locate_tile<kConfig>(parameters_, sequences(), index, tile(round));
     } else {
       tile(round).index = -1;
     }

@@ -42,6 +42,11 @@ inline bool edges_fuse(const problem::Problem& problem, int k_tile) {
          (visible == 0 || visible == 1 || visible == 1 - k_tile);
 }
 
+// Slices and boolean masks: key tiles come from a list.
+inline bool needs_block_mask(const problem::Problem& problem) {
+  return problem.slices.present() || problem.mask.present();
+}
+
 // The first row of the table that serves the problem. score_mod: needs_score_mod(), or what may
 // become of it in a later run of a plan. vector_stores: out has the type of Q and takes 16 bytes at
 // a time. Where rows must not depend on the longest sequence, it is not asked for.
@@ -51,7 +56,9 @@ inline int select_kernel(const problem::Problem& problem, bool score_mod, bool v
   const std::int64_t visible = may_ask ? visible_keys(problem) : std::int64_t{kAny};
   const auto serves = [&](const KernelRow& row) {
     if (row.head_dim < problem.head_dim || row.value_dim < problem.value_dim) return false;
-    if ((row.variant == Variant::kScoreMod) != score_mod) return false;
+    if (has_block_mask(row.variant) != needs_block_mask(problem)) return false;
+    if (has_block_mask(row.variant)) return !score_mod || has_score_mod(row.variant);
+    if (has_score_mod(row.variant) != score_mod) return false;
     if (!vector_stores && !row.config(false).scalar_stores) return false;
     if (row.variant == Variant::kFusedEdges && !(may_ask && edges_fuse(problem, row.k_tile)))
       return false;

@@ -8,9 +8,11 @@
 #include "cuda/forward/sm90/parameters.h"
 #include "cuda/forward/sm90/reports.cuh"
 #include "cuda/sm90/pipeline.cuh"
+#include "cuda/tile/block_mask.h"
 #include "cuda/tile/fragment.h"
 #include "cuda/tile/swizzle.h"
 #include "cuda/tile/window_band.h"
+#include "math/integer.h"
 
 namespace tilewise::cuda::sm90 {
 
@@ -22,6 +24,19 @@ enum class KeyVisibility : std::uint8_t { kNone, kSome, kFusedEdges };
 // Probs of a tile with large values are so much smaller, by powers of two, that they add up to 1/2
 // at most.
 inline constexpr float kShift = 80.0f;
+
+// The key tiles that every row of a warpgroup sees whole.
+struct FullKeyTiles {
+  std::int32_t begin[kMaxConsumers];
+  std::int32_t end[kMaxConsumers];
+};
+// The key tiles of a query tile that has a list of them.
+struct ListedKeyTiles {
+  const tile::BlockMaskWord* words;
+  std::int32_t count;
+  std::int32_t last_word;  // that has any
+  bool cut;                // some are partial
+};
 
 // A query tile as the scheduler warp publishes it. Lengths and rows are below 2^30. A query tile
 // without keys has one key tile all the same, which is not loaded and of which no key is visible.
@@ -39,16 +54,18 @@ struct WorkTile {
   std::int32_t q_len;
   std::int32_t k_start;
   std::int32_t row;        // the tile's first row, within the sequence
-  std::int32_t first_key;  // key tiles [first_key, end_key),
+  std::int32_t first_key;  // key tiles [first_key, end_key), or some of them (ListedKeyTiles),
   std::int32_t end_key;
   std::int32_t start_key;  // of which this one comes first (tile/scheduler.h)
   std::int32_t v_rows;     // rows of V in key tile end_key - 1 that belong to the sequence
   KeyVisibility keys;
   bool half_hidden[kMaxConsumers];  // a warpgroup sees nothing of the first half of key tile
                                     // first_key, and there are others
-  tile::WindowBand band;
-  std::int32_t full_begin[kMaxConsumers];  // key tiles that every row of a warpgroup sees whole
-  std::int32_t full_end[kMaxConsumers];
+  tile::WindowBand band;  // beside a list: the whole sequence
+  union {
+    FullKeyTiles full;
+    ListedKeyTiles listed;
+  };
 };
 
 static_assert(sizeof(WorkTile) == 128);
@@ -56,6 +73,7 @@ static_assert(sizeof(WorkTile) == 128);
 // The number of key tiles that are loaded.
 template <KernelConfig kConfig>
 __device__ __forceinline__ std::int32_t key_tile_count(const WorkTile& tile) {
+  if constexpr (kConfig.block_mask) return math::max(tile.listed.count, 1);
   const std::int32_t count = tile.end_key - tile.first_key;
   return kConfig.fused_edges && tile.keys == KeyVisibility::kFusedEdges ? count + 2 : count;
 }
@@ -129,6 +147,14 @@ __device__ void init_careful_state(CarefulState<kConfig>& careful) {
   careful.selected = 0;
 }
 
+// What the producer writes of the key tile in each stage of K.
+struct NoKeyTiles {};
+struct StagedKeyTiles {
+  tile::KeyTile of_stage[kMaxStages];
+};
+template <KernelConfig kConfig>
+using KeyTiles = std::conditional_t<kConfig.block_mask, StagedKeyTiles, NoKeyTiles>;
+
 // The swizzle wants stages at multiples of 1024 bytes.
 template <KernelConfig kConfig>
 struct Shared {
@@ -139,6 +165,7 @@ struct Shared {
   Barriers barriers;
   WorkTile tiles[kTileSlots];
   StagedOutputs<kConfig> staged;
+  KeyTiles<kConfig> key_tiles;
   ListedSequences sequences;  // where each block lists them
   CarefulState<kConfig> careful;
 };

@@ -1,0 +1,132 @@
+// The block mask of a problem with slices or a boolean mask: which tiles of scores are empty, full
+// or partial, and what the rows of a partial one see, as bits. Plain structures of host and device.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/tile/bands.h"
+#include "cuda/tile/fragment.h"
+#include "cuda/tile/mask_bits.h"
+
+namespace tilewise::cuda::tile {
+
+inline constexpr std::int32_t kTilesOfWord = 32;
+
+// 32 key tiles of a query tile.
+struct alignas(16) BlockMaskWord {
+  std::uint32_t visited;    // bit n: a row sees a key of key tile n,
+  std::uint32_t partial;    // and does not see another, or another row does not
+  std::int32_t first_bits;  // number of the bits of the first partial tile
+  std::int32_t next;        // the word before this one that has visited tiles, or -1
+};
+
+// A query tile.
+struct alignas(16) BlockMaskRow {
+  std::int32_t start_key;  // the key tile that comes first: a full one, if there is one
+  std::int32_t count;      // of key tiles that are visited
+  std::int32_t last_word;  // the last word that has any
+  std::int32_t cut;        // whether any of them is partial
+};
+
+// What is known of a key tile when it is computed: the number of its bits, or one of these.
+inline constexpr std::int32_t kFullTile = -1;      // every row sees every key
+inline constexpr std::int32_t kHiddenTile = -2;    // no row sees a key
+inline constexpr std::int32_t kSearchedTile = -3;  // there was no room for its bits
+struct KeyTile {
+  std::int32_t key;  // its number, times two; 1 more: the query tile has no other left
+  std::int32_t bits;
+};
+
+// The lists of a launch. Sequences and heads that see the same keys share a list.
+struct BlockMask {
+  BlockMaskWord* words;  // (lists, query tiles, words)
+  BlockMaskRow* rows;    // (lists, query tiles)
+  std::int32_t* order;   // (lists, query tiles): numbers of query tiles, the longest first
+  std::uint32_t* bits;   // (capacity, rows of a query tile, kLanesPerRow), as mask_bits.h has them
+  unsigned* used;        // tiles whose bits have been stored
+  const Band* bands;     // of the slices: a BandTable
+  std::int32_t capacity;
+  std::int32_t lists;
+  std::int32_t q_tiles;     // of a list
+  std::int32_t word_count;  // of a query tile
+  std::int32_t batch_step;  // 0: all sequences share lists
+  std::int32_t head_step;   // 0: all heads share a list
+
+  TILEWISE_INLINE std::int32_t list_of(std::int32_t batch, std::int32_t head) const {
+    return batch * batch_step + head * head_step;
+  }
+};
+
+// The bits of a lane's column pairs of a tile of k_tile keys that are all visible.
+TILEWISE_INLINE constexpr std::uint32_t all_columns(int k_tile) {
+  return k_tile == 128 ? ~0u : (1u << k_tile / kLanesPerRow) - 1;
+}
+
+TILEWISE_INLINE std::int32_t last_bit(std::uint32_t bits) {
+#if defined(__CUDA_ARCH__)
+  return 31 - __clz(static_cast<int>(bits));
+#else
+  return 31 - __builtin_clz(bits);
+#endif
+}
+TILEWISE_INLINE std::int32_t bit_count(std::uint32_t bits) {
+#if defined(__CUDA_ARCH__)
+  return __popc(bits);
+#else
+  return __builtin_popcount(bits);
+#endif
+}
+
+// The key tiles of a query tile in the order in which they are computed: the start tile, then the
+// others from the last one down. The caller holds what does not change, since the producer has few
+// registers.
+class KeyTileWalk {
+ public:
+  // At the start tile. row: of a query tile that visits one at least.
+  TILEWISE_INLINE void begin(const BlockMaskWord* words, std::int32_t start_key,
+                             std::int32_t last_word) {
+    read(words[start_key / kTilesOfWord]);
+    bits_ = bits_of(start_key % kTilesOfWord);
+    visited_ = 0;
+    next_word_ = last_word;
+  }
+  // Goes on to the next key tile, whose number it returns. There must be one.
+  TILEWISE_INLINE std::int32_t next(const BlockMaskWord* words, std::int32_t start_key) {
+    std::int32_t key;
+    do {
+      while (visited_ == 0) {
+        word_ = next_word_;
+        read(words[word_]);
+      }
+      const std::int32_t bit = last_bit(visited_);
+      visited_ ^= 1u << bit;
+      key = word_ * kTilesOfWord + bit;
+    } while (key == start_key);
+    bits_ = bits_of(key % kTilesOfWord);
+    return key;
+  }
+  // KeyTile::bits of the key tile.
+  TILEWISE_INLINE std::int32_t bits() const { return bits_; }
+
+ private:
+  TILEWISE_INLINE void read(const BlockMaskWord& word) {
+    visited_ = word.visited;
+    partial_ = word.partial;
+    first_bits_ = word.first_bits;
+    next_word_ = word.next;
+  }
+  TILEWISE_INLINE std::int32_t bits_of(std::int32_t bit) const {
+    if ((partial_ >> bit & 1) == 0) return kFullTile;
+    if (first_bits_ < 0) return kSearchedTile;
+    return first_bits_ + bit_count(partial_ & ((1u << bit) - 1));
+  }
+
+  std::uint32_t visited_ = 0;  // tiles of the word that are left
+  std::uint32_t partial_ = 0;
+  std::int32_t first_bits_ = 0;
+  std::int32_t word_ = 0;
+  std::int32_t next_word_ = -1;
+  std::int32_t bits_ = kHiddenTile;
+};
+
+}  // namespace tilewise::cuda::tile
