@@ -140,6 +140,14 @@ class MaskReader {
   tile::Band window_;
 };
 
+// What the first warp of a block finds in a word. In dynamic memory, since blocks of the emulated
+// device that share a counter alternate.
+struct FoundTiles {
+  std::uint32_t asked;  // key tiles of which every bit must be looked at
+  std::uint32_t full;
+  std::int32_t bits_begin;
+};
+
 // A block has a word of a query tile, and a thread for each of its rows. Where the bits of a word
 // begin depends on the order of the blocks; nothing else does.
 __global__ void classify_kernel(const __grid_constant__ Parameters parameters,
@@ -152,29 +160,26 @@ __global__ void classify_kernel(const __grid_constant__ Parameters parameters,
   const std::int32_t first = static_cast<std::int32_t>(tile_number % mask.q_tiles) * q_tile;
   const MaskReader reader(parameters, static_cast<std::int32_t>(tile_number / mask.q_tiles), first,
                           q_tile, k_tile);
-  __shared__ std::uint32_t asked, full;
-  __shared__ std::int32_t bits_begin;
+  FoundTiles& found = *reinterpret_cast<FoundTiles*>(dynamic_shared());
   const std::int32_t thread = static_cast<std::int32_t>(threadIdx.x);
   if (thread < 32) {
     const tile::TileClass own = reader.classify(word * kTilesOfWord + thread);
     const unsigned partial = __ballot_sync(~0u, own == tile::kPartial);
     const unsigned whole = __ballot_sync(~0u, own == tile::kFull);
     if (thread == 0) {
-      asked = partial;
-      full = whole;
-      bits_begin = -1;
+      found = {partial, whole, -1};
       const std::int32_t count = __popc(partial);
       if (count > 0) {
         const unsigned begin = atomicAdd(mask.used, static_cast<unsigned>(count));
         if (std::int64_t{begin} + count <= mask.capacity)
-          bits_begin = static_cast<std::int32_t>(begin);
+          found.bits_begin = static_cast<std::int32_t>(begin);
       }
     }
   }
   __syncthreads();
-  BlockMaskWord result = {full, 0, bits_begin, -1};
-  std::int32_t stored = bits_begin;
-  for (unsigned left = asked; left != 0; left &= left - 1) {
+  BlockMaskWord result = {found.full, 0, found.bits_begin, -1};
+  std::int32_t stored = found.bits_begin;
+  for (unsigned left = found.asked; left != 0; left &= left - 1) {
     const std::int32_t bit = __ffs(static_cast<int>(left)) - 1;
     const RowBits bits = reader.bits(first + thread, word * kTilesOfWord + bit);
     const std::uint32_t any = bits.lane[0] | bits.lane[1] | bits.lane[2] | bits.lane[3];
@@ -250,7 +255,7 @@ cudaError_t start_block_mask(const Parameters& parameters, int q_tile, int k_til
   if (error != cudaSuccess) return error;
   const std::int64_t blocks = std::int64_t{mask.lists} * mask.q_tiles * mask.word_count;
   const cudaError_t classified =
-      launch(classify_kernel, {blocks, q_tile}, stream, parameters, k_tile);
+      launch(classify_kernel, {blocks, q_tile, sizeof(FoundTiles)}, stream, parameters, k_tile);
   if (classified != cudaSuccess) return classified;
   return launch(order_kernel, {mask.lists, kOrderThreads}, stream, parameters);
 }
