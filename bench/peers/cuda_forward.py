@@ -59,9 +59,9 @@ def rows():
 class Tilewise:
     """A plan over torch tensors (B, S, H, D) on the GPU, run on torch's current stream; with `lengths` (T, H, D).
 
-    `used` (B): the number of keys in use."""
+    `used` (B): the number of keys in use. `more`: other tensors of the problem, by name."""
 
-    def __init__(self, library, q, k, v, causal, kernel, window=-1, lengths=None, used=None):
+    def __init__(self, library, q, k, v, causal, kernel, window=-1, lengths=None, used=None, more={}):
         self._lib = library._lib
         self.out = torch.empty_like(q)
         lse_shape = (q.shape[0], q.shape[2], q.shape[1]) if lengths is None else (q.shape[1], q.shape[0])
@@ -76,6 +76,7 @@ class Tilewise:
             self._problem.max_seqlen_q = self._problem.max_seqlen_k = max(lengths)
         if used is not None:
             self._tensors["seqused_k"] = used
+        self._tensors |= more
         for name, tensor in self._tensors.items():
             set_tensor(self._problem, name, tensor)
         self._plan, options = ctypes.c_void_p(), tw.PlanOptions()
