@@ -16,7 +16,9 @@ inline constexpr std::int32_t kTilesOfWord = 32;
 struct alignas(16) BlockMaskWord {
   std::uint32_t visited;    // bit n: a row sees a key of key tile n,
   std::uint32_t partial;    // and does not see another, or another row does not
-  std::int32_t first_bits;  // number of the bits of the first partial tile
+  std::uint32_t asked;      // tiles that have bits: the partial ones, and some more
+  std::int32_t first_bits;  // number of the bits of the first of these
+  std::int32_t room;        // how many of these have bits
   std::int32_t next;        // the word before this one that has visited tiles, or -1
 };
 
@@ -42,10 +44,9 @@ struct BlockMask {
   BlockMaskWord* words;  // (lists, query tiles, words)
   BlockMaskRow* rows;    // (lists, query tiles)
   std::int32_t* order;   // (lists, query tiles): numbers of query tiles, the longest first
-  std::uint32_t* bits;   // (capacity, rows of a query tile, kLanesPerRow), as mask_bits.h has them
-  unsigned* used;        // tiles whose bits have been stored
+  std::uint32_t* bits;   // (lists, query tiles, room, rows, kLanesPerRow), as mask_bits.h has them
   const Band* bands;     // of the slices: a BandTable
-  std::int32_t capacity;
+  std::int32_t room;     // tiles of a query tile that have bits
   std::int32_t lists;
   std::int32_t q_tiles;     // of a list
   std::int32_t word_count;  // of a query tile
@@ -78,54 +79,44 @@ TILEWISE_INLINE std::int32_t bit_count(std::uint32_t bits) {
 }
 
 // The key tiles of a query tile in the order in which they are computed: the start tile, then the
-// others from the last one down. The caller holds what does not change, since the producer has few
-// registers.
+// others from the last one down. The caller holds what does not change, and words are read again
+// for each tile, since the producer has few registers.
 class KeyTileWalk {
  public:
-  // At the start tile. row: of a query tile that visits one at least.
+  // At the start tile of a query tile that visits one at least.
   TILEWISE_INLINE void begin(const BlockMaskWord* words, std::int32_t start_key,
                              std::int32_t last_word) {
-    read(words[start_key / kTilesOfWord]);
-    bits_ = bits_of(start_key % kTilesOfWord);
-    visited_ = 0;
-    next_word_ = last_word;
+    bits_ = bits_of(words[start_key / kTilesOfWord], start_key % kTilesOfWord);
+    word_ = last_word;
+    visited_ = words[last_word].visited;
   }
   // Goes on to the next key tile, whose number it returns. There must be one.
   TILEWISE_INLINE std::int32_t next(const BlockMaskWord* words, std::int32_t start_key) {
     std::int32_t key;
     do {
       while (visited_ == 0) {
-        word_ = next_word_;
-        read(words[word_]);
+        word_ = words[word_].next;
+        visited_ = words[word_].visited;
       }
       const std::int32_t bit = last_bit(visited_);
       visited_ ^= 1u << bit;
       key = word_ * kTilesOfWord + bit;
     } while (key == start_key);
-    bits_ = bits_of(key % kTilesOfWord);
+    bits_ = bits_of(words[word_], key % kTilesOfWord);
     return key;
   }
   // KeyTile::bits of the key tile.
   TILEWISE_INLINE std::int32_t bits() const { return bits_; }
 
  private:
-  TILEWISE_INLINE void read(const BlockMaskWord& word) {
-    visited_ = word.visited;
-    partial_ = word.partial;
-    first_bits_ = word.first_bits;
-    next_word_ = word.next;
-  }
-  TILEWISE_INLINE std::int32_t bits_of(std::int32_t bit) const {
-    if ((partial_ >> bit & 1) == 0) return kFullTile;
-    if (first_bits_ < 0) return kSearchedTile;
-    return first_bits_ + bit_count(partial_ & ((1u << bit) - 1));
+  static TILEWISE_INLINE std::int32_t bits_of(const BlockMaskWord& word, std::int32_t bit) {
+    if ((word.partial >> bit & 1) == 0) return kFullTile;
+    const std::int32_t number = bit_count(word.asked & ((1u << bit) - 1));
+    return number < word.room ? word.first_bits + number : kSearchedTile;
   }
 
   std::uint32_t visited_ = 0;  // tiles of the word that are left
-  std::uint32_t partial_ = 0;
-  std::int32_t first_bits_ = 0;
   std::int32_t word_ = 0;
-  std::int32_t next_word_ = -1;
   std::int32_t bits_ = kHiddenTile;
 };
 

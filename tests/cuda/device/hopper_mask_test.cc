@@ -24,6 +24,7 @@ struct Shape {
 
 // Every row of the table that has a block mask; more tiles of keys than stages.
 const Shape kShapes[] = {{{2, 300, 500, 4, 2, 64}, 64},
+                         {{1, 450, 1100, 2, 1, 64}, 64},
                          {{2, 300, 500, 4, 2, 128}, 128},
                          {{1, 200, 400, 2, 1, 192}, 128},
                          {{1, 200, 300, 2, 1, 256}, 256},

@@ -14,7 +14,7 @@ namespace {
 // Without a boolean mask there is room for the bits of so many partial tiles in each query tile, so
 // that the workspace grows with the queries alone. What rows see of others is looked up in the list
 // of slices.
-constexpr std::int64_t kPartialTiles = 8;
+constexpr std::int64_t kPartialTiles = 16;
 
 // How many lists there are, and of what size.
 struct Extent {
@@ -34,10 +34,8 @@ struct Extent {
         k_tiles{math::ceil_div(problem.k_rows, config.k_tile)},
         words{math::max(math::ceil_div(k_tiles.value, tile::kTilesOfWord), 1)} {}
 
-  Checked capacity(const Problem& problem) const {
-    const Checked all = lists * q_tiles * k_tiles;
-    const Checked few = lists * q_tiles * Checked{kPartialTiles};
-    return problem.mask.present() || !few.valid || all.value < few.value ? all : few;
+  Checked room(const Problem& problem) const {
+    return problem.mask.present() ? k_tiles : Checked{math::min(k_tiles.value, kPartialTiles)};
   }
 };
 
@@ -47,8 +45,8 @@ problem::Status check_block_mask(const Problem& problem, const KernelConfig& con
   constexpr std::int64_t kMost = std::int64_t{1} << 30;
   const Extent extent(problem, config);
   const Checked words = extent.lists * extent.q_tiles * extent.words;
-  const Checked capacity = extent.capacity(problem);
-  if (!words.valid || words.value > kMost || !capacity.valid || capacity.value > kMost) {
+  const Checked bits = extent.lists * extent.q_tiles * extent.room(problem);
+  if (!words.valid || words.value > kMost || !bits.valid || bits.value > kMost) {
     return fail(TILEWISE_UNSUPPORTED, "the mask has more than %lld tiles of scores",
                 static_cast<long long>(kMost));
   }
@@ -59,21 +57,35 @@ problem::Status check_block_mask(const Problem& problem, const KernelConfig& con
   return TILEWISE_OK;
 }
 
-BlockMaskPlaces reserve_block_mask(const Problem& problem, const KernelConfig& config,
+BlockMaskPlaces reserve_block_mask(const Problem& problem,
+                                   std::initializer_list<KernelConfig> configs,
                                    problem::Arena& arena) {
-  const Extent extent(problem, config);
-  const Checked query_tiles = extent.lists * extent.q_tiles;
-  constexpr std::int64_t kRowBytes = tile::kLanesPerRow * sizeof(*tile::BlockMask::bits);
-  BlockMaskPlaces places;
-  const auto reserve = [&](Checked count, std::int64_t bytes) {
-    return arena.reserve(count * Checked{bytes}).value;
+  // The larger number of all configurations.
+  const auto reserve = [&](const auto& bytes_of) {
+    Checked most;
+    for (const KernelConfig& config : configs) {
+      const Extent extent(problem, config);
+      const Checked bytes = bytes_of(extent, extent.lists * extent.q_tiles, config.q_tile);
+      if (!bytes.valid || bytes.value > most.value) most = bytes;
+      if (!most.valid) break;
+    }
+    return arena.reserve(most).value;
   };
-  places.words = reserve(query_tiles * extent.words, sizeof(tile::BlockMaskWord));
-  places.rows = reserve(query_tiles, sizeof(tile::BlockMaskRow));
-  places.order = reserve(query_tiles, sizeof(std::int32_t));
-  places.bits = reserve(extent.capacity(problem) * Checked{config.q_tile}, kRowBytes);
-  places.used = reserve(Checked{1}, sizeof(unsigned));
-  places.bands = reserve(Checked{band_table_bytes(problem)}, 1);
+  BlockMaskPlaces places;
+  places.words = reserve([](const Extent& extent, Checked q_tiles, int) {
+    return q_tiles * extent.words * Checked{sizeof(tile::BlockMaskWord)};
+  });
+  places.rows = reserve([](const Extent&, Checked q_tiles, int) {
+    return q_tiles * Checked{sizeof(tile::BlockMaskRow)};
+  });
+  places.order = reserve([](const Extent&, Checked q_tiles, int) {
+    return q_tiles * Checked{sizeof(std::int32_t)};
+  });
+  places.bits = reserve([&](const Extent& extent, Checked q_tiles, int q_tile) {
+    constexpr std::int64_t kRowBytes = tile::kLanesPerRow * sizeof(*tile::BlockMask::bits);
+    return q_tiles * extent.room(problem) * Checked{q_tile * kRowBytes};
+  });
+  places.bands = arena.reserve(Checked{band_table_bytes(problem)}).value;
   return places;
 }
 
@@ -86,9 +98,8 @@ tile::BlockMask block_mask_at(const Problem& problem, const KernelConfig& config
           .rows = reinterpret_cast<tile::BlockMaskRow*>(workspace + places.rows),
           .order = reinterpret_cast<std::int32_t*>(workspace + places.order),
           .bits = reinterpret_cast<std::uint32_t*>(workspace + places.bits),
-          .used = reinterpret_cast<unsigned*>(workspace + places.used),
           .bands = reinterpret_cast<const tile::Band*>(workspace + places.bands),
-          .capacity = narrow(extent.capacity(problem).value),
+          .room = narrow(extent.room(problem).value),
           .lists = narrow(extent.lists.value),
           .q_tiles = narrow(extent.q_tiles.value),
           .word_count = narrow(extent.words.value),

@@ -6,6 +6,7 @@
 #include "cuda/host/launch.cuh"
 #include "cuda/host/load.h"
 #include "cuda/host/sequences.cuh"
+#include "cuda/ptx/pdl.cuh"
 #include "cuda/tile/fragment.h"
 #include "math/integer.h"
 
@@ -67,8 +68,9 @@ class MaskReader {
     return result == tile::kFull && problem_.mask.present() ? tile::kPartial : result;
   }
 
-  // What a row sees of a key tile. Of a row after the last one, all bits are set.
-  __device__ RowBits bits(std::int32_t row, std::int32_t key) const {
+  // What a row of the query tile sees of a key tile. Of a row after the last one, all bits are set.
+  __device__ RowBits bits(std::int32_t number, std::int32_t key) const {
+    const std::int32_t row = first_ + number;
     const std::uint32_t all = tile::all_columns(k_tile_);
     if (row > last_) return {all, all, all, all};
     const tile::Range keys = {key * k_tile_, (key + 1) * k_tile_};
@@ -90,7 +92,7 @@ class MaskReader {
     return bits;
   }
 
-  __device__ bool owns(std::int32_t row) const { return row <= last_; }
+  __device__ bool owns(std::int32_t number) const { return first_ + number <= last_; }
 
  private:
   // Clears the bits of keys that the boolean mask masks.
@@ -101,33 +103,47 @@ class MaskReader {
     const std::int32_t columns = math::min(k_tile_, k_len_ - first);
     const bool wide = view.column == 1 && columns == k_tile_ &&
                       reinterpret_cast<std::uintptr_t>(mask) % sizeof(uint4) == 0;
+    if (wide) {
+      constexpr int kLoads = 4;  // before any is looked at
 #pragma unroll 1
-    for (std::int32_t chunk = 0; chunk < columns; chunk += 16) {
-      std::uint32_t bytes[4] = {};
-      if (wide) {
-        const uint4 loaded = *reinterpret_cast<const uint4*>(mask + chunk);
-        bytes[0] = loaded.x;
-        bytes[1] = loaded.y;
-        bytes[2] = loaded.z;
-        bytes[3] = loaded.w;
-      } else {
-        const std::int32_t count = math::min(16, columns - chunk);
-        for (std::int32_t c = 0; c < count; ++c)
-          bytes[c / 4] |= (mask[(chunk + c) * view.column] != 0 ? 1u : 0u) << c % 4 * 8;
-      }
+      for (std::int32_t chunk = 0; chunk < columns; chunk += kLoads * 16) {
+        uint4 loaded[kLoads];
 #pragma unroll
-      for (int word = 0; word < 4; ++word) {
-        // Bit 8 n is set where byte n is not zero. Bytes 0 and 1 are those of one lane, 2 and 3
-        // those of the next.
-        const std::uint32_t seen =
-            (((bytes[word] & 0x7F7F7F7Fu) + 0x7F7F7F7Fu) | bytes[word]) >> 7 & 0x01010101u;
-        const int at = chunk / 8 * 2 + word / 2 * 2;
-        const std::uint32_t low = ~((seen & 1u) | (seen >> 7 & 2u));
-        const std::uint32_t high = ~((seen >> 16 & 1u) | (seen >> 23 & 2u));
-        bits.lane[word % 2 * 2] &= ~((low & 3u) << at);
-        bits.lane[word % 2 * 2 + 1] &= ~((high & 3u) << at);
+        for (int i = 0; i < kLoads; ++i)
+          loaded[i] = *reinterpret_cast<const uint4*>(mask + chunk + i * 16);
+#pragma unroll
+        for (int i = 0; i < kLoads; ++i) {
+          clear_masked8(loaded[i].x, loaded[i].y, chunk + i * 16, bits);
+          clear_masked8(loaded[i].z, loaded[i].w, chunk + i * 16 + 8, bits);
+        }
       }
+      return;
     }
+#pragma unroll 1
+    for (std::int32_t chunk = 0; chunk < columns; chunk += 8) {
+      std::uint32_t bytes[2] = {};
+      const std::int32_t count = math::min(8, columns - chunk);
+      for (std::int32_t c = 0; c < count; ++c)
+        bytes[c / 4] |= (mask[(chunk + c) * view.column] != 0 ? 1u : 0u) << c % 4 * 8;
+      clear_masked8(bytes[0], bytes[1], chunk, bits);
+    }
+  }
+  // The same for eight keys from `chunk` on, of which `a` and `b` have the bytes of the mask: two of
+  // them belong to each lane.
+  __device__ __forceinline__ static void clear_masked8(std::uint32_t a, std::uint32_t b,
+                                                       std::int32_t chunk, RowBits& bits) {
+    // Bit 8 n is set where byte n is not zero.
+    const auto seen = [](std::uint32_t bytes) {
+      return (((bytes & 0x7F7F7F7Fu) + 0x7F7F7F7Fu) | bytes) >> 7 & 0x01010101u;
+    };
+    const int at = chunk / 4;
+    const auto clear = [&](std::uint32_t pair, std::uint32_t& own) {
+      own &= ~((3u ^ (pair & 1u) ^ (pair >> 7 & 2u)) << at);
+    };
+    clear(seen(a), bits.lane[0]);
+    clear(seen(a) >> 16, bits.lane[1]);
+    clear(seen(b), bits.lane[2]);
+    clear(seen(b) >> 16, bits.lane[3]);
   }
 
   const problem::Problem& problem_;
@@ -140,102 +156,143 @@ class MaskReader {
   tile::Band window_;
 };
 
-// What the first warp of a block finds in a word. In dynamic memory, since blocks of the emulated
-// device that share a counter alternate.
-struct FoundTiles {
-  std::uint32_t asked;  // key tiles of which every bit must be looked at
-  std::uint32_t full;
-  std::int32_t bits_begin;
+// Words that a block classifies at once, one by each of its first warps.
+inline constexpr int kWordsAtOnce = 8;
+// A block has so many threads for each row of its query tile, which take key tiles in turns.
+inline constexpr int kThreadsOfRow = 4;
+
+struct ClassifyShared {
+  std::uint32_t asked[kWordsAtOnce];    // key tiles of which every row is looked at,
+  std::uint32_t full[kWordsAtOnce];     // those that are known to be full,
+  std::uint32_t visited[kWordsAtOnce];  // and what was found in the first
+  std::uint32_t partial[kWordsAtOnce];
 };
 
-// A block has a word of a query tile, and a thread for each of its rows. Where the bits of a word
-// begin depends on the order of the blocks; nothing else does.
-__global__ void classify_kernel(const __grid_constant__ Parameters parameters,
-                                std::int32_t k_tile) {
-  const BlockMask& mask = parameters.block_mask;
-  const std::int32_t q_tile = static_cast<std::int32_t>(blockDim.x);
-  const std::int64_t block = blockIdx.x;
-  const std::int64_t tile_number = block / mask.word_count;
-  const std::int32_t word = static_cast<std::int32_t>(block % mask.word_count);
-  const std::int32_t first = static_cast<std::int32_t>(tile_number % mask.q_tiles) * q_tile;
-  const MaskReader reader(parameters, static_cast<std::int32_t>(tile_number / mask.q_tiles), first,
-                          q_tile, k_tile);
-  FoundTiles& found = *reinterpret_cast<FoundTiles*>(dynamic_shared());
-  const std::int32_t thread = static_cast<std::int32_t>(threadIdx.x);
-  if (thread < 32) {
-    const tile::TileClass own = reader.classify(word * kTilesOfWord + thread);
-    const unsigned partial = __ballot_sync(~0u, own == tile::kPartial);
-    const unsigned whole = __ballot_sync(~0u, own == tile::kFull);
-    if (thread == 0) {
-      found = {partial, whole, -1};
-      const std::int32_t count = __popc(partial);
-      if (count > 0) {
-        const unsigned begin = atomicAdd(mask.used, static_cast<unsigned>(count));
-        if (std::int64_t{begin} + count <= mask.capacity)
-          found.bits_begin = static_cast<std::int32_t>(begin);
-      }
+// Classifies the words from `first_word` on. Returns how many there are.
+__device__ std::int32_t classify_words(const BlockMask& mask, const MaskReader& reader,
+                                       std::int32_t first_word, ClassifyShared& shared) {
+  const std::int32_t count = math::min(mask.word_count - first_word, kWordsAtOnce);
+  const std::int32_t warp = static_cast<std::int32_t>(threadIdx.x) / 32;
+  const std::int32_t lane = static_cast<std::int32_t>(threadIdx.x) % 32;
+  if (warp < count) {
+    const tile::TileClass own = reader.classify((first_word + warp) * kTilesOfWord + lane);
+    const unsigned asked = __ballot_sync(~0u, own == tile::kPartial);
+    const unsigned full = __ballot_sync(~0u, own == tile::kFull);
+    if (lane == 0) {
+      shared.asked[warp] = asked;
+      shared.full[warp] = full;
+      shared.visited[warp] = shared.partial[warp] = 0;
     }
   }
-  __syncthreads();
-  BlockMaskWord result = {found.full, 0, found.bits_begin, -1};
-  std::int32_t stored = found.bits_begin;
-  for (unsigned left = found.asked; left != 0; left &= left - 1) {
-    const std::int32_t bit = __ffs(static_cast<int>(left)) - 1;
-    const RowBits bits = reader.bits(first + thread, word * kTilesOfWord + bit);
-    const std::uint32_t any = bits.lane[0] | bits.lane[1] | bits.lane[2] | bits.lane[3];
-    const std::uint32_t all = bits.lane[0] & bits.lane[1] & bits.lane[2] & bits.lane[3];
-    const bool is_visited = __syncthreads_or(any != 0 && reader.owns(first + thread)) != 0;
-    const bool is_partial = __syncthreads_or(all != tile::all_columns(k_tile)) != 0;
-    if (!is_visited) continue;
-    result.visited |= 1u << bit;
-    if (!is_partial) continue;
-    result.partial |= 1u << bit;
-    if (stored < 0) continue;
-    const std::int64_t row = std::int64_t{stored} * q_tile + thread;
-    reinterpret_cast<uint4*>(mask.bits)[row] =
-        make_uint4(bits.lane[0], bits.lane[1], bits.lane[2], bits.lane[3]);
-    ++stored;
-  }
-  if (thread == 0) mask.words[block] = result;
+  return count;
 }
 
-inline constexpr int kOrderThreads = 256;
+// Looks at every row of the asked key tiles of a word, and stores their bits as long as there is
+// room. number: of the first such tile in the query tile.
+__device__ void look_at_rows(const BlockMask& mask, const MaskReader& reader, std::int32_t word,
+                             std::int64_t tile_number, std::int32_t q_tile, std::int32_t k_tile,
+                             std::int32_t number, ClassifyShared& shared, std::int32_t slot) {
+  const std::int32_t row = static_cast<std::int32_t>(threadIdx.x) % q_tile;
+  const std::int32_t group = static_cast<std::int32_t>(threadIdx.x) / q_tile;
+  for (unsigned left = shared.asked[slot]; left != 0; left &= left - 1, ++number) {
+    if (number % kThreadsOfRow != group) continue;
+    const std::int32_t bit = __ffs(static_cast<int>(left)) - 1;
+    const RowBits bits = reader.bits(row, word * kTilesOfWord + bit);
+    const std::uint32_t any = bits.lane[0] | bits.lane[1] | bits.lane[2] | bits.lane[3];
+    const std::uint32_t all = bits.lane[0] & bits.lane[1] & bits.lane[2] & bits.lane[3];
+    const bool is_visited = __any_sync(~0u, any != 0 && reader.owns(row)) != 0;
+    const bool is_partial = __any_sync(~0u, all != tile::all_columns(k_tile)) != 0;
+    if (threadIdx.x % 32 == 0) {
+      if (is_visited) atomicOr(&shared.visited[slot], 1u << bit);
+      if (is_partial) atomicOr(&shared.partial[slot], 1u << bit);
+    }
+    if (number >= mask.room) continue;
+    reinterpret_cast<uint4*>(mask.bits)[(tile_number * mask.room + number) * q_tile + row] =
+        make_uint4(bits.lane[0], bits.lane[1], bits.lane[2], bits.lane[3]);
+  }
+}
+
+// A block has a query tile.
+__global__ void classify_kernel(const __grid_constant__ Parameters parameters,
+                                std::int32_t q_tile, std::int32_t k_tile) {
+  __shared__ ClassifyShared shared;
+  ptx::launch_dependents();
+  ptx::wait_for_dependency();
+  const BlockMask& mask = parameters.block_mask;
+  const std::int64_t tile_number = blockIdx.x;
+  const MaskReader reader(parameters, static_cast<std::int32_t>(tile_number / mask.q_tiles),
+                          static_cast<std::int32_t>(tile_number % mask.q_tiles) * q_tile, q_tile,
+                          k_tile);
+  BlockMaskWord* const words = mask.words + tile_number * mask.word_count;
+  BlockMaskRow result = {0, 0, -1, 0};
+  std::int32_t full_key = -1;
+  std::int32_t number = 0;  // of asked key tiles
+  for (std::int32_t first = 0; first < mask.word_count; first += kWordsAtOnce) {
+    const std::int32_t count = classify_words(mask, reader, first, shared);
+    __syncthreads();
+    std::int32_t next_number = number;
+    for (std::int32_t slot = 0; slot < count; ++slot) {
+      look_at_rows(mask, reader, first + slot, tile_number, q_tile, k_tile, next_number, shared,
+                   slot);
+      next_number += __popc(shared.asked[slot]);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      for (std::int32_t slot = 0; slot < count; ++slot) {
+        const unsigned asked = shared.asked[slot];
+        const unsigned partial = shared.visited[slot] & shared.partial[slot];
+        const unsigned full = shared.full[slot] | (shared.visited[slot] & ~partial);
+        const unsigned visited = full | partial;
+        words[first + slot] = {visited,
+                               partial,
+                               asked,
+                               static_cast<std::int32_t>(tile_number * mask.room) + number,
+                               mask.room - number,
+                               result.last_word};
+        number += __popc(asked);
+        if (visited == 0) continue;
+        const std::int32_t key = (first + slot) * kTilesOfWord;
+        result.count += __popc(visited);
+        result.last_word = first + slot;
+        result.start_key = key + tile::last_bit(visited);
+        if (partial != 0) result.cut = 1;
+        if (full != 0) full_key = key + tile::last_bit(full);
+      }
+    }
+    number = next_number;
+    __syncthreads();
+  }
+  if (threadIdx.x != 0) return;
+  if (full_key >= 0) result.start_key = full_key;
+  mask.rows[tile_number] = result;
+}
+
+inline constexpr int kOrderThreads = 1024;
 
 // A block has a list. Query tiles that visit as many key tiles as others follow in their order.
 __global__ void __launch_bounds__(kOrderThreads)
     order_kernel(const __grid_constant__ Parameters parameters) {
+  __shared__ std::int32_t counts[kOrderThreads];
+  ptx::launch_dependents();
+  ptx::wait_for_dependency();
   const BlockMask& mask = parameters.block_mask;
-  const std::int64_t first = std::int64_t{blockIdx.x} * mask.q_tiles;
-  BlockMaskRow* const rows = mask.rows + first;
-  for (std::int32_t q = static_cast<std::int32_t>(threadIdx.x); q < mask.q_tiles;
-       q += kOrderThreads) {
-    BlockMaskWord* const words = mask.words + (first + q) * mask.word_count;
-    BlockMaskRow row = {0, 0, -1, 0};
-    std::int32_t full_key = -1;
-    for (std::int32_t w = 0; w < mask.word_count; ++w) {
-      const BlockMaskWord word = words[w];
-      words[w].next = row.last_word;
-      if (word.visited == 0) continue;
-      row.count += __popc(word.visited);
-      row.last_word = w;
-      row.start_key = w * kTilesOfWord + tile::last_bit(word.visited);
-      if (word.partial != 0) row.cut = 1;
-      const unsigned full = word.visited & ~word.partial;
-      if (full != 0) full_key = w * kTilesOfWord + tile::last_bit(full);
-    }
-    if (full_key >= 0) row.start_key = full_key;
-    rows[q] = row;
-  }
-  __syncthreads();
-  for (std::int32_t q = static_cast<std::int32_t>(threadIdx.x); q < mask.q_tiles;
-       q += kOrderThreads) {
-    const std::int32_t own = rows[q].count;
+  const std::int64_t list = std::int64_t{blockIdx.x} * mask.q_tiles;
+  const std::int32_t thread = static_cast<std::int32_t>(threadIdx.x);
+  for (std::int32_t first = 0; first < mask.q_tiles; first += kOrderThreads) {
+    const std::int32_t q = first + thread;
+    const std::int32_t own = q < mask.q_tiles ? mask.rows[list + q].count : 0;
     std::int32_t before = 0;
-    for (std::int32_t other = 0; other < mask.q_tiles; ++other) {
-      const std::int32_t count = rows[other].count;
-      before += count > own || (count == own && other < q) ? 1 : 0;
+    for (std::int32_t part = 0; part < mask.q_tiles; part += kOrderThreads) {
+      const std::int32_t size = math::min(mask.q_tiles - part, kOrderThreads);
+      __syncthreads();
+      if (thread < size) counts[thread] = mask.rows[list + part + thread].count;
+      __syncthreads();
+      for (std::int32_t other = 0; other < size; ++other) {
+        const std::int32_t count = counts[other];
+        before += count > own || (count == own && part + other < q) ? 1 : 0;
+      }
     }
-    mask.order[first + before] = q;
+    if (q < mask.q_tiles) mask.order[list + before] = q;
   }
 }
 
@@ -251,13 +308,12 @@ cudaError_t start_block_mask(const Parameters& parameters, int q_tile, int k_til
                              cudaStream_t stream) {
   const BlockMask& mask = parameters.block_mask;
   cudaError_t error = start_bands(parameters.problem, mask.bands, stream);
-  if (error == cudaSuccess) error = cudaMemsetAsync(mask.used, 0, sizeof(*mask.used), stream);
   if (error != cudaSuccess) return error;
-  const std::int64_t blocks = std::int64_t{mask.lists} * mask.q_tiles * mask.word_count;
-  const cudaError_t classified =
-      launch(classify_kernel, {blocks, q_tile, sizeof(FoundTiles)}, stream, parameters, k_tile);
-  if (classified != cudaSuccess) return classified;
-  return launch(order_kernel, {mask.lists, kOrderThreads}, stream, parameters);
+  const std::int64_t blocks = std::int64_t{mask.lists} * mask.q_tiles;
+  error = launch_early(classify_kernel, {blocks, q_tile * kThreadsOfRow}, stream, parameters,
+                       q_tile, k_tile);
+  if (error != cudaSuccess) return error;
+  return launch_early(order_kernel, {mask.lists, kOrderThreads}, stream, parameters);
 }
 
 }  // namespace tilewise::cuda::sm90

@@ -113,8 +113,9 @@ struct Workspace : problem::Arena {
             .value;
     links = reserve(most_tiles(problem) * Checked{sizeof(*Parameters::links)}).value;
     handovers = reserve(most_handovers(problem) * Checked{sizeof(Handover)}).value;
-    if (needs_block_mask(problem))
-      block_mask = reserve_block_mask(problem, instance_for(problem, false).config, *this);
+    if (!needs_block_mask(problem)) return;
+    block_mask = reserve_block_mask(
+        problem, {instance_for(problem, false).config, instance_for(problem, true).config}, *this);
   }
 };
 
