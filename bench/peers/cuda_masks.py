@@ -8,7 +8,7 @@ Example: bench/peers/cuda_masks.py libtilewise.so --rows '*-S16384-*'
 Each row: bf16, B 1, H*D 2048, random normal inputs, layout (B, S, H, D). The contenders take turns on one stream that is never
 empty; the figure is the median. A masked run is repeated until it takes about as long as one without a mask, so that both run
 at the same clock rate. TFLOP/s count the tiles of 128 x 128 scores that have a visible pair ("visited"). `of_dense` is that rate
-by the one of the same library without a mask. Before that, each mask is compared with attention in fp64 on 1000 tokens.
+by the one of the same library without a mask. `built-in`: the same mask by causal, window_size or cu_seqlens. Before that, each mask is compared with attention in fp64 on 1000 tokens.
 """
 import argparse
 import fnmatch
@@ -34,9 +34,13 @@ def starts_of(total, lengths):
     return list(zip(starts, starts[1:]))
 
 
+def documents_of(s):
+    return starts_of(s, [s // 20, s // 9, s // 31, s // 14, s // 6])
+
+
 def slice_rows(s):
     """Lists of slices by name, for s tokens."""
-    documents = starts_of(s, [s // 20, s // 9, s // 31, s // 14, s // 6])
+    documents = documents_of(s)
     short = starts_of(s, [60, 145, 37, 300])
     frames = starts_of(s, [s // 12 + 5])
     prefix, question, window = s // 4, s // 8, s // 16
@@ -148,6 +152,9 @@ def measure(libraries, options, dim, s, name, slices, make):
         plans["built-in"] = forward.Tilewise(library, q, k, v, True, None)
     if name == "window":
         plans["built-in"] = forward.Tilewise(library, q, k, v, True, None, window=s // 16 - 1)
+    if name.endswith("documents") and not name.startswith("short"):
+        lengths = [b - a for a, b in documents_of(s)]
+        plans["built-in"] = forward.Tilewise(library, q[0], k[0], v[0], name.startswith("causal"), None, lengths=lengths)
     runs = {who: plan.run for who, plan in plans.items()}
     if options.flex:
         runs["flex"] = flex(q, k, v, visible)

@@ -78,17 +78,25 @@ TILEWISE_INLINE std::int32_t bit_count(std::uint32_t bits) {
 #endif
 }
 
+// KeyTile::bits of a tile of the word.
+TILEWISE_INLINE std::int32_t bits_of(const BlockMaskWord& word, std::int32_t bit) {
+  if ((word.partial >> bit & 1) == 0) return kFullTile;
+  const std::int32_t number = bit_count(word.asked & ((1u << bit) - 1));
+  return number < word.room ? word.first_bits + number : kSearchedTile;
+}
+
 // The key tiles of a query tile in the order in which they are computed: the start tile, then the
 // others from the last one down. The caller holds what does not change, and words are read again
 // for each tile, since the producer has few registers.
 class KeyTileWalk {
  public:
-  // At the start tile of a query tile that visits one at least.
-  TILEWISE_INLINE void begin(const BlockMaskWord* words, std::int32_t start_key,
-                             std::int32_t last_word) {
-    bits_ = bits_of(words[start_key / kTilesOfWord], start_key % kTilesOfWord);
+  // At the start tile of a query tile that visits one at least. start_bits: its bits_of(). visited:
+  // of the last word.
+  TILEWISE_INLINE void begin(std::int32_t start_bits, std::int32_t last_word,
+                             std::uint32_t visited) {
+    bits_ = start_bits;
     word_ = last_word;
-    visited_ = words[last_word].visited;
+    visited_ = visited;
   }
   // Goes on to the next key tile, whose number it returns. There must be one.
   TILEWISE_INLINE std::int32_t next(const BlockMaskWord* words, std::int32_t start_key) {
@@ -109,12 +117,6 @@ class KeyTileWalk {
   TILEWISE_INLINE std::int32_t bits() const { return bits_; }
 
  private:
-  static TILEWISE_INLINE std::int32_t bits_of(const BlockMaskWord& word, std::int32_t bit) {
-    if ((word.partial >> bit & 1) == 0) return kFullTile;
-    const std::int32_t number = bit_count(word.asked & ((1u << bit) - 1));
-    return number < word.room ? word.first_bits + number : kSearchedTile;
-  }
-
   std::uint32_t visited_ = 0;  // tiles of the word that are left
   std::int32_t word_ = 0;
   std::int32_t bits_ = kHiddenTile;

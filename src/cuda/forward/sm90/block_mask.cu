@@ -158,8 +158,8 @@ class MaskReader {
 
 // Words that a block classifies at once, one by each of its first warps.
 inline constexpr int kWordsAtOnce = 8;
-// A block has so many threads for each row of its query tile, which take key tiles in turns.
-inline constexpr int kThreadsOfRow = 4;
+// A block has as many threads for each row of its query tile as fit, which take key tiles in turns.
+inline constexpr int kMostThreads = 1024;
 
 struct ClassifyShared {
   std::uint32_t asked[kWordsAtOnce];    // key tiles of which every row is looked at,
@@ -194,8 +194,9 @@ __device__ void look_at_rows(const BlockMask& mask, const MaskReader& reader, st
                              std::int32_t number, ClassifyShared& shared, std::int32_t slot) {
   const std::int32_t row = static_cast<std::int32_t>(threadIdx.x) % q_tile;
   const std::int32_t group = static_cast<std::int32_t>(threadIdx.x) / q_tile;
+  const std::int32_t groups = static_cast<std::int32_t>(blockDim.x) / q_tile;
   for (unsigned left = shared.asked[slot]; left != 0; left &= left - 1, ++number) {
-    if (number % kThreadsOfRow != group) continue;
+    if (number % groups != group) continue;
     const std::int32_t bit = __ffs(static_cast<int>(left)) - 1;
     const RowBits bits = reader.bits(row, word * kTilesOfWord + bit);
     const std::uint32_t any = bits.lane[0] | bits.lane[1] | bits.lane[2] | bits.lane[3];
@@ -213,8 +214,9 @@ __device__ void look_at_rows(const BlockMask& mask, const MaskReader& reader, st
 }
 
 // A block has a query tile.
-__global__ void classify_kernel(const __grid_constant__ Parameters parameters,
-                                std::int32_t q_tile, std::int32_t k_tile) {
+__global__ void __launch_bounds__(kMostThreads, 1)
+    classify_kernel(const __grid_constant__ Parameters parameters, std::int32_t q_tile,
+                    std::int32_t k_tile) {
   __shared__ ClassifyShared shared;
   ptx::launch_dependents();
   ptx::wait_for_dependency();
@@ -310,8 +312,8 @@ cudaError_t start_block_mask(const Parameters& parameters, int q_tile, int k_til
   cudaError_t error = start_bands(parameters.problem, mask.bands, stream);
   if (error != cudaSuccess) return error;
   const std::int64_t blocks = std::int64_t{mask.lists} * mask.q_tiles;
-  error = launch_early(classify_kernel, {blocks, q_tile * kThreadsOfRow}, stream, parameters,
-                       q_tile, k_tile);
+  const int threads = kMostThreads / q_tile * q_tile;
+  error = launch_early(classify_kernel, {blocks, threads}, stream, parameters, q_tile, k_tile);
   if (error != cudaSuccess) return error;
   return launch_early(order_kernel, {mask.lists, kOrderThreads}, stream, parameters);
 }

@@ -24,7 +24,7 @@ __device__ __forceinline__ std::int32_t index_of(unsigned long long entry) {
 // Whether rows of a query tile see different keys.
 template <KernelConfig kConfig>
 __device__ __forceinline__ bool has_cut_keys(const WorkTile& tile) {
-  if constexpr (kConfig.block_mask) return tile.listed.cut;
+  if constexpr (kConfig.block_mask) return tile.keys == KeyVisibility::kCut;
   const bool fused = kConfig.fused_edges && tile.keys == KeyVisibility::kFusedEdges;
   const std::int32_t end = tile.end_key * kConfig.k_tile;
   const std::int32_t last = math::min(tile.row + kConfig.q_tile, tile.q_len) - 1;

@@ -74,7 +74,7 @@ class ValueScan {
     const ListedKeyTiles& listed = tile.listed;
     if (listed.count == 0) return false;
     tile::KeyTileWalk walk;
-    walk.begin(listed.words, tile.start_key, listed.last_word);
+    walk.begin(listed.start_bits, listed.last_word, listed.last_visited);
     std::int32_t key = tile.start_key;
     for (std::int32_t left = listed.count;; --left) {
       const std::int32_t begin = key * kConfig.k_tile;

@@ -145,7 +145,7 @@ class Producer {
     const WorkTile& tile = *tile_;
     if constexpr (kConfig.block_mask) {
       if (tile.listed.count > 0)
-        walk_.begin(tile.listed.words, tile.start_key, tile.listed.last_word);
+        walk_.begin(tile.listed.start_bits, tile.listed.last_word, tile.listed.last_visited);
     }
     load_k(tile, tile.start_key, key_tile_count<kConfig>(tile) == 1);
   }

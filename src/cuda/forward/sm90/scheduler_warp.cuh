@@ -80,11 +80,13 @@ __device__ __forceinline__ std::int32_t list_keys(const tile::BlockMask& mask, b
   const std::int32_t first = mask.list_of(coord.batch, coord.head) * mask.q_tiles;
   const std::int32_t q_tile = mask.order[first + q_tiles - 1 - coord.q_tile];
   const tile::BlockMaskRow row = mask.rows[first + q_tile];
-  tile.keys = row.count == 0 ? KeyVisibility::kNone : KeyVisibility::kSome;
-  tile.listed.words = mask.words + std::int64_t{first + q_tile} * mask.word_count;
+  const tile::BlockMaskWord* const words =
+      mask.words + std::int64_t{first + q_tile} * mask.word_count;
+  tile.keys = row.cut != 0 ? KeyVisibility::kCut : KeyVisibility::kSome;
+  if (row.count == 0) tile.keys = KeyVisibility::kNone;
+  tile.listed.words = words;
   tile.listed.count = row.count;
   tile.listed.last_word = row.last_word;
-  tile.listed.cut = row.cut != 0;
   tile.first_key = 0;
   tile.end_key = row.count == 0 ? 1 : math::ceil_div(lengths.k_len, kConfig.k_tile);
   tile.start_key = row.start_key;
@@ -117,6 +119,13 @@ __device__ __forceinline__ void locate_tile(const Parameters& parameters,
   tile.diagonal = scheduler.top_left ? 0 : lengths.k_len - lengths.q_len;
   if constexpr (kConfig.block_mask) {
     tile.band = tile::window_band(lengths.k_len, tile.diagonal, -1, -1);
+    // Last, when the scheduler warp has registers left.
+    ListedKeyTiles& listed = tile.listed;
+    if (tile.keys != KeyVisibility::kNone) {
+      listed.last_visited = listed.words[listed.last_word].visited;
+      listed.start_bits = tile::bits_of(listed.words[tile.start_key / tile::kTilesOfWord],
+                                        tile.start_key % tile::kTilesOfWord);
+    }
     return;
   }
   const tile::WindowBand band = tile::window_band(lengths.k_len, tile.diagonal,

@@ -58,7 +58,8 @@ inline int select_kernel(const problem::Problem& problem, bool score_mod, bool v
     if (row.head_dim < problem.head_dim || row.value_dim < problem.value_dim) return false;
     if (has_block_mask(row.variant) != needs_block_mask(problem)) return false;
     if (has_block_mask(row.variant))
-      return row.max_keys >= keys && (!score_mod || has_score_mod(row.variant));
+      return (!score_mod || has_score_mod(row.variant)) &&
+             (row.q_tile <= 128 || (keys > 1024 && !problem.mask.present()));
     if (has_score_mod(row.variant) != score_mod) return false;
     if (!vector_stores && !row.config(false).scalar_stores) return false;
     if (row.variant == Variant::kFusedEdges && !(may_ask && edges_fuse(problem, row.k_tile)))

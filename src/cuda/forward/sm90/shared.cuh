@@ -17,9 +17,10 @@
 namespace tilewise::cuda::sm90 {
 
 // The keys of a query tile. kFusedEdges: its key tiles are followed by the tile before them and the
-// one after them, in one step (fused_edges.cuh). One byte: where a WorkTile takes more than 128,
+// one after them, in one step (fused_edges.cuh). kCut: of its list of key tiles some are partial.
+// One byte: where a WorkTile takes more than 128,
 // ptxas spills.
-enum class KeyVisibility : std::uint8_t { kNone, kSome, kFusedEdges };
+enum class KeyVisibility : std::uint8_t { kNone, kSome, kFusedEdges, kCut };
 
 // Probs of a tile with large values are so much smaller, by powers of two, that they add up to 1/2
 // at most.
@@ -34,8 +35,9 @@ struct FullKeyTiles {
 struct ListedKeyTiles {
   const tile::BlockMaskWord* words;
   std::int32_t count;
-  std::int32_t last_word;  // that has any
-  bool cut;                // some are partial
+  std::int32_t last_word;      // that has any,
+  std::uint32_t last_visited;  // and those that it has
+  std::int32_t start_bits;     // KeyTile::bits of the start tile
 };
 
 // A query tile as the scheduler warp publishes it. Lengths and rows are below 2^30. A query tile
