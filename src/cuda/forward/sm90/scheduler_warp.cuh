@@ -87,7 +87,7 @@ __device__ __forceinline__ void locate_tile(const SchedulerParams& scheduler,
   tile.q_start = lengths.q_start;
   tile.q_len = lengths.q_len;
   tile.k_start = lengths.k_start;
-  tile.diagonal = scheduler.top_left ? 0 : lengths.k_len - lengths.q_len;
+  tile.diagonal = scheduler.diagonal(coord.batch, lengths);
   const tile::WindowBand band = tile::window_band(lengths.k_len, tile.diagonal,
                                                   scheduler.window_left, scheduler.window_right);
   tile.band = band;
