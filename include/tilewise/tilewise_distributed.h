@@ -47,8 +47,8 @@ typedef struct tilewise_exchange {
 } tilewise_exchange;
 
 /* A group of ranks 0 to size - 1 that exchange messages, like tilewise_executor a struct of
- * function pointers: the library has two engines (threads of one process, below, and MPI,
- * tilewise_mpi.h), and a program may have its own.
+ * function pointers: the library has engines for threads of one process and for NCCL (below) and
+ * for MPI (tilewise_mpi.h), and a program may have its own.
  *
  * exchange() returns when every message of the request has been sent and received, or when it
  * failed: TILEWISE_TIMEOUT if that took longer than the time limit, TILEWISE_REMOTE_ERROR if
@@ -59,6 +59,13 @@ typedef struct tilewise_exchange {
  * Nothing is read either, unless reads_after_failure says so.
  *
  * abort() makes the exchanges of all other ranks fail, with this rank as the cause.
+ *
+ * An engine for tensors of a CUDA device also has start() and finish(), whose messages lie in that
+ * device's memory. start() begins an exchange that comes after the work that `stream` (a
+ * cudaStream_t of the device) has been given so far. finish(), which follows each start(), makes the
+ * later work of `stream` come after the messages. Neither waits for the device; finish() waits
+ * until the other ranks have begun the same exchange, if the engine needs that. The request stays
+ * as it is between them. exchange() still takes host memory.
  *
  * A rank makes one call at a time. */
 typedef struct tilewise_communicator {
@@ -72,6 +79,12 @@ typedef struct tilewise_communicator {
   void* self;
   tilewise_status (*exchange)(void* self, const tilewise_exchange* request, int32_t* failed_rank);
   void (*abort)(void* self);
+  /* NULL if the engine takes host memory only. */
+  tilewise_status (*start)(void* self, const tilewise_exchange* request, void* stream,
+                           int32_t* failed_rank);
+  tilewise_status (*finish)(void* self, void* stream, int32_t* failed_rank);
+  int32_t device_index; /* the CUDA device whose memory start() takes */
+  int32_t reserved;     /* 0 */
 } tilewise_communicator;
 
 /* Sets the thread's message, as an engine does before it returns a failure, and returns `status`.
@@ -84,6 +97,12 @@ typedef struct tilewise_local_group tilewise_local_group;
 TILEWISE_API tilewise_status tilewise_local_group_create(int32_t size,
                                                          tilewise_local_group** group);
 TILEWISE_API void tilewise_local_group_destroy(tilewise_local_group* group); /* NULL is allowed */
+
+/* The same for tensors of CUDA devices: rank r has those of device devices[r], and several ranks may
+ * share one. Each rank has a stream of its own, on which messages are copied from device to device
+ * while it computes. */
+TILEWISE_API tilewise_status tilewise_local_group_create_cuda(const int32_t* devices, int32_t size,
+                                                              tilewise_local_group** group);
 
 /* Sets `communicator` to that of a rank. It is valid while the group lives. */
 TILEWISE_API tilewise_status tilewise_local_group_communicator(tilewise_local_group* group,

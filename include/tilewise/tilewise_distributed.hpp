@@ -30,6 +30,13 @@ class LocalGroup {
     check(tilewise_local_group_create(size, &group));
     group_.reset(group);
   }
+  // Of tensors of CUDA devices: rank r has those of device devices[r].
+  explicit LocalGroup(std::span<const std::int32_t> devices) {
+    tilewise_local_group* group = nullptr;
+    check(tilewise_local_group_create_cuda(devices.data(),
+                                           static_cast<std::int32_t>(devices.size()), &group));
+    group_.reset(group);
+  }
   // Returns the communicator of a rank, valid while the group lives.
   tilewise_communicator communicator(std::int32_t rank) const {
     tilewise_communicator communicator;

@@ -35,7 +35,8 @@ Status run_reference_kernel(const Problem& problem, const RunContext& context) {
   const cudaStream_t stream = stream_of(context.executor->stream);
   Sequence* const table = has_table(problem) ? static_cast<Sequence*>(context.workspace) : nullptr;
   if (table != nullptr) {
-    const Status filled = check(fill_table(problem, table, stream, Diagonals::kExact), "starting the table kernel");
+    const Status filled =
+        check(fill_table(problem, table, stream, Diagonals::kExact), "starting the table kernel");
     if (filled != TILEWISE_OK) return filled;
   }
   return check(run_reference(problem, table, stream), "starting cuda_reference");
@@ -106,9 +107,8 @@ struct Functions {
     if (computed != TILEWISE_OK) return computed;
     const CurrentDevice current(problem.device_index);
     if (current.status() != TILEWISE_OK) return current.status();
-    return check(
-        parts::merge(problem, results.part(), stream_of(context.executor->stream)),
-        "starting the kernels that merge parts");
+    return check(parts::merge(problem, results.part(), stream_of(context.executor->stream)),
+                 "starting the kernels that merge parts");
   }
 };
 
@@ -119,8 +119,8 @@ Status supports_parts(const Problem& problem) {
   return parts != TILEWISE_OK ? parts : kSupports(problem);
 }
 
-using Decode = Functions<supports_parts<decode::supports>, decode::workspace_bytes,
-                         decode::prepare, decode::run>;
+using Decode = Functions<supports_parts<decode::supports>, decode::workspace_bytes, decode::prepare,
+                         decode::run>;
 using Sm90 =
     Functions<supports_parts<sm90::supports>, sm90::workspace_bytes, sm90::prepare, sm90::run>;
 using Sm80 =

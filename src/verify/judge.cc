@@ -228,7 +228,8 @@ Verdict Judge::run_parts(const char* kernel, const plan::Options& options) {
   plan::Plan plan;
   std::string damage;
   const problem::Kernel* const named =
-      options.kernel != nullptr ? plan::find_kernel(description.operation, options.kernel) : nullptr;
+      options.kernel != nullptr ? plan::find_kernel(description.operation, options.kernel)
+                                : nullptr;
   const bool on_device = named != nullptr && named->device != TILEWISE_CPU;
   cuda::DeviceInfo device;
   if (on_device && cuda::find_device(0, &device) != TILEWISE_OK)

@@ -67,6 +67,18 @@ TEST_P(Parts, OfOneKeyAndOneRowGiveTheWhole) {
   expect_all_pass(c);
 }
 
+// Tiles of every kernel, cut by edges that lie anywhere in them.
+TEST_P(Parts, OfTilesGiveTheWhole) {
+  TILEWISE_TRACE_SEED();
+  Case c = accumulating(operation(), dtype(), {2, 200, 220, 2, 1, 64});
+  c.causal = true;
+  c.q_cuts = {71};
+  c.k_cuts = {40, 150};
+  expect_all_pass(c);
+  c.window_left = 90;
+  expect_all_pass(c);
+}
+
 INSTANTIATE_TEST_SUITE_P(Registry, Parts, testing::ValuesIn(kAllWork), [](const auto& work) {
   return operation_and_dtype(work.param.operation, work.param.dtype);
 });
@@ -109,6 +121,8 @@ TEST(PartErrors, DoNotGrowWithTheNumberOfParts) {
     const auto member = forward ? &tilewise_problem::out : &tilewise_problem::dq;
     const double between = forward ? lse_rounding(oracle.results()) : 0;
     for (const Kernel* kernel : kernels_for(instance)) {
+      // One call of it sums in fp64, which sums of calls in fp32 cannot equal.
+      if (std::string(kernel->name) == "cuda_reference") continue;
       const double whole = error_in_pieces(kernel->name, 1, instance, oracle.results(), member);
       const double eight = error_in_pieces(kernel->name, 8, instance, oracle.results(), member);
       EXPECT_GT(whole, 0) << kernel->name;

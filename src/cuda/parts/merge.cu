@@ -101,8 +101,8 @@ __global__ void __launch_bounds__(kThreads)
     T* const own_lse = element<T>(lse, place.in(lse));
     const T earlier = *own_lse;
     const T added = *element<T>(part_lse, place.in(part_lse));
-    const math::Continued<T> end = math::finalise_into(earlier, math::state_of_result(added),
-                                                       -math::Limits<T>::kInfinity);
+    const math::Continued<T> end =
+        math::finalise_into(earlier, math::state_of_result(added), -math::Limits<T>::kInfinity);
     const bool changes = !(added == -math::Limits<T>::kInfinity && end.has_earlier);
     __syncwarp();  // the lanes after the last row have read what its lane writes
     if (own < rows.count) *own_lse = end.lse;
@@ -129,7 +129,8 @@ struct Sum {
   }
 };
 
-// A warp adds a row at a time. NOTE: without a number of blocks ptxas takes 32 registers and spills.
+// A warp adds a row at a time. NOTE: without a number of blocks ptxas takes 32 registers and
+// spills.
 template <class T>
 __global__ void __launch_bounds__(kThreads, 6)
     add_kernel(const __grid_constant__ Rows rows, const __grid_constant__ View part,
@@ -187,8 +188,8 @@ cudaError_t merge_forward(const Problem& problem, const Problem& part, cudaStrea
 }
 
 // Adds a gradient with rows.
-cudaError_t add_rows(std::int64_t batch, std::int64_t heads, std::int64_t rows, std::int64_t columns,
-                     const View& part, const View& sum, cudaStream_t stream) {
+cudaError_t add_rows(std::int64_t batch, std::int64_t heads, std::int64_t rows,
+                     std::int64_t columns, const View& part, const View& sum, cudaStream_t stream) {
   const Rows all = rows_of(batch, heads, rows, columns, part, sum);
   if (!sum.present() || all.count == 0 || columns == 0) return cudaSuccess;
   const auto kernel = sum.dtype == TILEWISE_FP64 ? add_kernel<double> : add_kernel<float>;

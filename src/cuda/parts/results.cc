@@ -83,8 +83,8 @@ void Results::place_backward(problem::Arena& arena) {
   if (part_.dbias.present()) part_.dbias = take_array(part_, arena, part_.bias_shape);
   if (part_.dsink.present()) part_.dsink = take_array(part_, arena, {1, part_.heads, 1, 1});
   if (part_.dalibi_slopes.present()) {
-    part_.dalibi_slopes = take_array(
-        part_, arena, {part_.slopes_per_batch ? part_.batch : 1, part_.heads, 1, 1});
+    part_.dalibi_slopes =
+        take_array(part_, arena, {part_.slopes_per_batch ? part_.batch : 1, part_.heads, 1, 1});
   }
 }
 

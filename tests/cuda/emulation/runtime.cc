@@ -69,6 +69,7 @@ int allowed_shared_bytes(const void* kernel) {
 
 }  // namespace
 
+struct CUstream_st {};
 struct CUevent_st {
   std::chrono::steady_clock::time_point time;
 };
@@ -182,7 +183,32 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
   return cudaSuccess;
 }
 
+cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int from_device,
+                                std::size_t bytes, cudaStream_t stream) {
+  if (to_device != 0 || from_device != 0)
+    return failed(cudaErrorInvalidDevice, "there is one emulated device");
+  return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream);
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  *stream = new CUstream_st();
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  delete stream;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
+
 cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  return cudaEventCreate(event);
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
 
 cudaError_t cudaEventCreate(cudaEvent_t* event) {
   *event = new CUevent_st();
