@@ -66,7 +66,8 @@ Status check_supported(const tilewise_problem& request) {
                 problem::present(request.page_table) ? "page_table" : "phi");
   }
   TILEWISE_RETURN_IF_ERROR(refuse_score_function(request));
-  return problem::refuse_fp8(request, "distributed attention");
+  TILEWISE_RETURN_IF_ERROR(problem::refuse_fp8(request, "distributed attention"));
+  return check_devices(request);
 }
 
 // Copies a list of a device to host memory, as int64.
@@ -99,11 +100,6 @@ Status copy_list(const char* name, tilewise_tensor& list, Whole& whole) {
 // CPU.
 Status copy_to_host(tilewise_problem& request, Whole& whole) {
   if (request.q.device != TILEWISE_CUDA) return TILEWISE_OK;
-  for (const problem::NamedTensor& named : problem::kTensors) {
-    tilewise_tensor& tensor = request.*named.member;
-    if (!problem::present(tensor)) continue;
-    TILEWISE_RETURN_IF_ERROR(problem::check_device(named.name, tensor, request.q));
-  }
   for (const auto& [name, member] : {std::pair{"cu_seqlens_q", &tilewise_problem::cu_seqlens_q},
                                      std::pair{"cu_seqlens_k", &tilewise_problem::cu_seqlens_k},
                                      std::pair{"seqused_q", &tilewise_problem::seqused_q},
@@ -155,6 +151,16 @@ std::int64_t count_at(const math::Band& band, std::int64_t row) {
 int row_dimension(const tilewise_tensor& tensor, std::int32_t layout) {
   if (tensor.rank == 3) return 0;
   return layout == TILEWISE_BHSD ? 2 : 1;
+}
+
+Status check_devices(const tilewise_problem& request) {
+  for (const problem::NamedTensor& named : problem::kTensors) {
+    if (problem::present(request.*named.member)) {
+      TILEWISE_RETURN_IF_ERROR(
+          problem::check_device(named.name, request.*named.member, request.q));
+    }
+  }
+  return TILEWISE_OK;
 }
 
 Status refuse_score_function(const tilewise_problem& request) {

@@ -29,6 +29,9 @@ struct Whole {
 // Returns the dimension of the rows of a q- or k-like tensor.
 int row_dimension(const tilewise_tensor& tensor, std::int32_t layout);
 
+// Refuses tensors that are not on the device of q, by name.
+Status check_devices(const tilewise_problem& request);
+
 // Refuses a score function: an address is of no use to other processes.
 Status refuse_score_function(const tilewise_problem& request);
 

@@ -81,6 +81,7 @@ Status remove_batch(const char* name, bool heads_first, tilewise_tensor& tensor)
 Status packed_request(const tilewise_problem& request, std::int64_t ranks,
                       tilewise_problem* packed) {
   TILEWISE_RETURN_IF_ERROR(check_options(request, ranks));
+  TILEWISE_RETURN_IF_ERROR(check_devices(request));
   TILEWISE_RETURN_IF_ERROR(refuse_score_function(request));
   TILEWISE_RETURN_IF_ERROR(problem::refuse_fp8(request, "distributed attention"));
   *packed = request;
