@@ -62,8 +62,8 @@ typedef struct tilewise_exchange {
  *
  * An engine for tensors of a CUDA device also has start() and finish(), whose messages lie in that
  * device's memory. start() begins an exchange that comes after the work that `stream` (a
- * cudaStream_t of the device) has been given so far. finish(), which follows each start(), makes the
- * later work of `stream` come after the messages. Neither waits for the device; finish() waits
+ * cudaStream_t of the device) has been given so far. finish(), which follows each start(), makes
+ * the later work of `stream` come after the messages. Neither waits for the device; finish() waits
  * until the other ranks have begun the same exchange, if the engine needs that. The request stays
  * as it is between them. exchange() still takes host memory.
  *
@@ -98,9 +98,9 @@ TILEWISE_API tilewise_status tilewise_local_group_create(int32_t size,
                                                          tilewise_local_group** group);
 TILEWISE_API void tilewise_local_group_destroy(tilewise_local_group* group); /* NULL is allowed */
 
-/* The same for tensors of CUDA devices: rank r has those of device devices[r], and several ranks may
- * share one. Each rank has a stream of its own, on which messages are copied from device to device
- * while it computes. */
+/* The same for tensors of CUDA devices: rank r has those of device devices[r], and several ranks
+ * may share one. Each rank has a stream of its own, on which messages are copied from device to
+ * device while it computes. */
 TILEWISE_API tilewise_status tilewise_local_group_create_cuda(const int32_t* devices, int32_t size,
                                                               tilewise_local_group** group);
 
@@ -108,6 +108,43 @@ TILEWISE_API tilewise_status tilewise_local_group_create_cuda(const int32_t* dev
 TILEWISE_API tilewise_status tilewise_local_group_communicator(tilewise_local_group* group,
                                                                int32_t rank,
                                                                tilewise_communicator* communicator);
+
+/* Ranks whose tensors are on CUDA devices, over NVIDIA's NCCL. The library is loaded when the first
+ * of these functions is called: the file that the variable TILEWISE_NCCL_LIBRARY names, or
+ * libnccl.so.2. Without it they return TILEWISE_UNSUPPORTED.
+ *
+ * Messages are sent and received on a stream of the communicator's own, while the caller's stream
+ * computes. Runs return when everything has been started. A thread watches what is under way: if an
+ * exchange has not ended within its time limit after the work before it, or NCCL reports an error,
+ * the communicator is aborted (ncclCommAbort), so that streams do not wait for ever. Results of
+ * runs since are then undefined; later calls, and tilewise_nccl_communicator_status(), say so. */
+enum { TILEWISE_NCCL_ID_BYTES = 128 };
+typedef struct tilewise_nccl_communicator tilewise_nccl_communicator;
+
+/* Writes an id (ncclUniqueId) that one rank makes and gives to all others. */
+TILEWISE_API tilewise_status tilewise_nccl_unique_id(void* id);
+
+/* Joins the ranks that have the same id. Collective: it returns when all `size` ranks have called
+ * it. Each rank has a device of its own. */
+TILEWISE_API tilewise_status tilewise_nccl_communicator_create(const void* id, int32_t size,
+                                                               int32_t rank, int32_t device_index,
+                                                               tilewise_nccl_communicator** nccl);
+
+/* Uses the caller's ncclComm_t, which must be a blocking one, outlive this communicator, and be
+ * used by one of the two at a time. It is not destroyed, but aborted after a failure. */
+TILEWISE_API tilewise_status tilewise_nccl_communicator_wrap(void* comm,
+                                                             tilewise_nccl_communicator** nccl);
+
+/* Waits for exchanges that are under way. NULL is allowed. */
+TILEWISE_API void tilewise_nccl_communicator_destroy(tilewise_nccl_communicator* nccl);
+
+/* TILEWISE_OK unless an exchange has failed so far; otherwise the failure, with its message. After
+ * the caller's stream has been waited for, this says whether its results are valid. */
+TILEWISE_API tilewise_status tilewise_nccl_communicator_status(tilewise_nccl_communicator* nccl);
+
+/* Sets `communicator` to what the functions below take. It is valid while `nccl` lives. */
+TILEWISE_API tilewise_status tilewise_nccl_communicator_get(tilewise_nccl_communicator* nccl,
+                                                            tilewise_communicator* communicator);
 
 /* ---- schedules -------------------------------------------------------------------------- */
 

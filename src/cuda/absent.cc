@@ -33,8 +33,10 @@ double Stopwatch::stop() {
   return std::nan("");
 }
 
-Exchange::Exchange(std::int32_t device) : device_(device), status_(refuse()) {}
+Exchange::Exchange(std::int32_t device) : device_(device), owns_stream_(false), status_(refuse()) {}
+Exchange::Exchange(const Exchange* owner) : Exchange(owner->device()) {}
 Exchange::~Exchange() {
+  static_cast<void>(owns_stream_);
   static_cast<void>(begun_);
   static_cast<void>(ended_);
 }
@@ -44,6 +46,9 @@ Status Exchange::wait(std::int32_t, void*) const { return status_; }
 Status Exchange::follow(const Exchange&) { return status_; }
 bool Exchange::has_begun() const { return false; }
 bool Exchange::has_ended() const { return false; }
+
+Status use_device(std::int32_t) { return refuse(); }
+Status on_device(std::int32_t, Status (*)(void*), void*) { return refuse(); }
 
 Status copy_between(std::int32_t, void*, std::int32_t, const void*, std::int64_t, void*) {
   return refuse();

@@ -34,7 +34,16 @@ Status start_copy(std::int32_t device, void* to, const void* from, std::int64_t 
 
 }  // namespace
 
-Exchange::Exchange(std::int32_t device) : device_(device), status_(TILEWISE_OK) {
+Exchange::Exchange(const Exchange* owner)
+    : device_(owner->device_), owns_stream_(false), stream_(owner->stream_), status_(TILEWISE_OK) {
+  const CurrentDevice current(device_);
+  status_ = current.status();
+  if (status_ == TILEWISE_OK) status_ = check(make_event(&begun_), "creating an event");
+  if (status_ == TILEWISE_OK) status_ = check(make_event(&ended_), "creating an event");
+}
+
+Exchange::Exchange(std::int32_t device)
+    : device_(device), owns_stream_(true), status_(TILEWISE_OK) {
   const CurrentDevice current(device);
   status_ = current.status();
   if (status_ != TILEWISE_OK) return;
@@ -49,7 +58,7 @@ Exchange::~Exchange() {
   const CurrentDevice current(device_);
   if (ended_ != nullptr) static_cast<void>(cudaEventDestroy(event_of(ended_)));
   if (begun_ != nullptr) static_cast<void>(cudaEventDestroy(event_of(begun_)));
-  if (stream_ != nullptr) static_cast<void>(cudaStreamDestroy(stream_of(stream_)));
+  if (owns_stream_ && stream_ != nullptr) static_cast<void>(cudaStreamDestroy(stream_of(stream_)));
 }
 
 Status Exchange::begin(void* stream) {
@@ -82,6 +91,15 @@ Status Exchange::follow(const Exchange& other) {
 
 bool Exchange::has_begun() const { return is_complete(device_, begun_); }
 bool Exchange::has_ended() const { return is_complete(device_, ended_); }
+
+Status use_device(std::int32_t device) {
+  return check(cudaSetDevice(device), "making a device current");
+}
+
+Status on_device(std::int32_t device, Status (*function)(void*), void* context) {
+  const CurrentDevice current(device);
+  return current.status() != TILEWISE_OK ? current.status() : function(context);
+}
 
 Status copy_between(std::int32_t to_device, void* to, std::int32_t from_device, const void* from,
                     std::int64_t bytes, void* stream) {

@@ -10,11 +10,12 @@ namespace tilewise::cuda {
 
 using problem::Status;
 
-// A stream and the events of an exchange of messages with the work of another stream. Not copied:
-// it owns them.
+// A stream and the events of an exchange of messages with the work of another stream.
 class Exchange {
  public:
   explicit Exchange(std::int32_t device);
+  // With the stream of another exchange, which lives longer, and events of its own.
+  explicit Exchange(const Exchange* owner);
   ~Exchange();
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
@@ -38,11 +39,23 @@ class Exchange {
 
  private:
   std::int32_t device_;
+  bool owns_stream_;
   void* stream_ = nullptr;
   void* begun_ = nullptr;
   void* ended_ = nullptr;
   Status status_;
 };
+
+// Makes a device the current one of the calling thread for good: of a thread of the library.
+Status use_device(std::int32_t device);
+
+// Calls function() while the device is the current one, and returns its status.
+Status on_device(std::int32_t device, Status (*function)(void*), void* context);
+template <class Function>
+Status on_device(std::int32_t device, Function function) {
+  return on_device(
+      device, [](void* context) { return (*static_cast<Function*>(context))(); }, &function);
+}
 
 // Copies between the memories of two devices, in the order of `stream`, which is of the device that
 // is copied to. Does not wait.
