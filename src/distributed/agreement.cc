@@ -6,6 +6,19 @@
 
 namespace tilewise::distributed {
 
+Status refuse(const tilewise_communicator& communicator, double timeout_seconds, Status status) {
+  Fingerprint print;
+  print[Field::kStatus] = static_cast<std::uint64_t>(status);
+  try {
+    // Fingerprints hold integers only, which the memory of a vector is aligned for.
+    std::vector<char> scratch(static_cast<std::size_t>(comparison_bytes(communicator.size)));
+    return compare_problems(communicator, print, timeout_seconds, scratch.data());
+  } catch (const std::bad_alloc&) {
+    communicator.abort(communicator.self);
+    return status;
+  }
+}
+
 Status Agreement::reach(const tilewise_communicator& communicator, const Fingerprint& print,
                         double timeout_seconds) {
   Hash hash;

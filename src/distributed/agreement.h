@@ -1,5 +1,4 @@
-// What the ranks have agreed upon in an earlier run of a plan for tensors of a device. There a
-// comparison waits for the messages before it, so that it is made only if something has changed.
+// The ranks' agreement that their problems are the same.
 #pragma once
 
 #include <atomic>
@@ -9,6 +8,12 @@
 
 namespace tilewise::distributed {
 
+// Takes part in the comparison with the status of this rank, which has refused its problem; the
+// thread's message remains. Returns that status.
+Status refuse(const tilewise_communicator& communicator, double timeout_seconds, Status status);
+
+// What the ranks have agreed upon in an earlier run of a plan for tensors of a device. There a
+// comparison waits for the messages before it, so that it is made only if something has changed.
 class Agreement {
  public:
   // Compares the problems of the ranks, as compare_problems() does, unless the last comparison of

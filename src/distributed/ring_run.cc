@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <limits>
-#include <new>
 #include <vector>
 
 #include "cuda/host/streams.h"
@@ -364,19 +363,6 @@ Status check_run(const RingPlan& plan, const tilewise_problem& request,
 }
 
 }  // namespace
-
-Status refuse(const tilewise_communicator& communicator, double timeout_seconds, Status status) {
-  Fingerprint print;
-  print[Field::kStatus] = static_cast<std::uint64_t>(status);
-  try {
-    // Fingerprints hold integers only, which the memory of a vector is aligned for.
-    std::vector<char> scratch(static_cast<std::size_t>(comparison_bytes(communicator.size)));
-    return compare_problems(communicator, print, timeout_seconds, scratch.data());
-  } catch (const std::bad_alloc&) {
-    communicator.abort(communicator.self);
-    return status;
-  }
-}
 
 Status run_ring(const RingPlan& plan, const tilewise_communicator& communicator,
                 const tilewise_problem& request, const RingRunOptions& options) {

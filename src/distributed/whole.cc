@@ -156,8 +156,7 @@ int row_dimension(const tilewise_tensor& tensor, std::int32_t layout) {
 Status check_devices(const tilewise_problem& request) {
   for (const problem::NamedTensor& named : problem::kTensors) {
     if (problem::present(request.*named.member)) {
-      TILEWISE_RETURN_IF_ERROR(
-          problem::check_device(named.name, request.*named.member, request.q));
+      TILEWISE_RETURN_IF_ERROR(problem::check_device(named.name, request.*named.member, request.q));
     }
   }
   return TILEWISE_OK;

@@ -104,7 +104,7 @@ struct AttentionRun {
 // TILEWISE_INVALID_ARGUMENT with a message that names it, and the communicator remains usable. If a
 // rank fails later, all ranks return a status other than TILEWISE_OK, and outputs are undefined.
 // Starts one thread for the communication if the communicator allows it. A rank whose request
-// make_attention() has refused calls refuse() (ring_run.h) instead.
+// make_attention() has refused calls refuse() (agreement.h) instead.
 problem::Status run_attention(const Attention& attention, const tilewise_communicator& communicator,
                               const tilewise_problem& request, const AttentionRun& run);
 

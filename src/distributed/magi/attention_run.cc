@@ -7,7 +7,6 @@
 #include "distributed/courier.h"
 #include "distributed/magi/attention.h"
 #include "distributed/magi/request.h"
-#include "distributed/ring_run.h"
 #include "distributed/rows.h"
 #include "plan/pool.h"
 #include "problem/read_tensors.h"
