@@ -267,8 +267,10 @@ Status Communicator::call(const tilewise_exchange& request, std::int32_t* failed
   const std::lock_guard<std::mutex> lock(mutex_);
   if (failure_ != TILEWISE_OK) return failure(failed_rank);
   if (issued != TILEWISE_OK || ended != TILEWISE_OK) {
-    fail_all(TILEWISE_DEVICE_ERROR, rank_);
-    return issued != TILEWISE_OK ? issued : ended;
+    const Status status = issued != TILEWISE_OK ? issued : ended;
+    *failed_rank = status == TILEWISE_REMOTE_ERROR ? pending_[next_].peer : rank_;
+    fail_all(status, *failed_rank);
+    return status;
   }
   pending_[next_].calling = false;
   return TILEWISE_OK;

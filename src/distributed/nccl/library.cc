@@ -56,8 +56,8 @@ Status find_library(const Library** library) {
 
 Status check(const Library& library, Result result, const char* what) {
   if (result == kSuccess || result == kInProgress) return TILEWISE_OK;
-  return problem::fail(TILEWISE_DEVICE_ERROR, "nccl: %s: %s", what,
-                       library.get_error_string(result));
+  const Status status = result == kRemoteError ? TILEWISE_REMOTE_ERROR : TILEWISE_DEVICE_ERROR;
+  return problem::fail(status, "nccl: %s: %s", what, library.get_error_string(result));
 }
 
 }  // namespace tilewise::distributed::nccl

@@ -18,6 +18,7 @@ struct UniqueId {
 using Comm = struct ncclComm*;
 using Result = int;
 inline constexpr Result kSuccess = 0;
+inline constexpr Result kRemoteError = 6;
 inline constexpr Result kInProgress = 7;
 inline constexpr int kInt8 = 0;  // a data type: messages are bytes
 

@@ -30,7 +30,7 @@ enum cudaError_t {
 
 struct CUstream_st;
 struct CUevent_st;
-// Streams are ignored: all work is done when it is started.
+// Work is done when it is started, or late (streams.h).
 using cudaStream_t = CUstream_st*;
 using cudaEvent_t = CUevent_st*;
 
