@@ -1,6 +1,8 @@
 // A library with NCCL's names whose ranks are threads of one process, for devices on which work is
-// done when it is started: the emulated one. ncclGroupEnd() returns when all messages of the group
-// have arrived. Tests load it by $TILEWISE_NCCL_LIBRARY.
+// done when it is started: the emulated one. A group is done when all its messages have arrived,
+// for which ncclGroupEnd() waits, or a thread if the communicator does not block. Tests load it by
+// $TILEWISE_NCCL_LIBRARY.
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
@@ -9,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -18,6 +21,7 @@ namespace {
 constexpr int kSuccess = 0;
 constexpr int kInvalidArgument = 4;
 constexpr int kRemoteError = 6;
+constexpr int kInProgress = 7;
 constexpr auto kJoinLimit = std::chrono::seconds(20);
 
 // The ranks of one id.
@@ -35,6 +39,15 @@ struct ncclComm {
   std::shared_ptr<World> world;
   int size = 0;
   int rank = 0;
+  bool blocking = true;
+  std::atomic<int> state{0};  // of a communicator that does not block
+};
+
+struct ncclConfig {
+  std::size_t size;
+  unsigned magic;
+  unsigned version;
+  int blocking;
 };
 
 struct ncclUniqueId {
@@ -101,6 +114,17 @@ int run(const std::vector<Operation>& operations) {
   return kSuccess;
 }
 
+int start(std::vector<Operation> operations) {
+  if (operations.empty()) return kSuccess;
+  ncclComm* const comm = operations.front().comm;
+  if (comm->blocking) return run(operations);
+  comm->state = kInProgress;
+  std::thread([comm, operations = std::move(operations)] {
+    comm->state = run(operations);
+  }).detach();
+  return kInProgress;
+}
+
 }  // namespace
 
 extern "C" {
@@ -113,7 +137,8 @@ int ncclGetUniqueId(ncclUniqueId* id) {
   return kSuccess;
 }
 
-int ncclCommInitRank(ncclComm** comm, int size, ncclUniqueId id, int rank) {
+int ncclCommInitRankConfig(ncclComm** comm, int size, ncclUniqueId id, int rank,
+                           const ncclConfig* config) {
   std::shared_ptr<World> world;
   {
     const std::lock_guard<std::mutex> lock(worlds().mutex);
@@ -123,12 +148,19 @@ int ncclCommInitRank(ncclComm** comm, int size, ncclUniqueId id, int rank) {
     worlds().comms.push_back(std::make_unique<ncclComm>());
     *comm = worlds().comms.back().get();
   }
-  **comm = {world, size, rank};
+  (*comm)->world = world;
+  (*comm)->size = size;
+  (*comm)->rank = rank;
+  (*comm)->blocking = config == nullptr || config->blocking != 0;
   std::unique_lock<std::mutex> lock(world->mutex);
   ++world->joined;
   world->changed.notify_all();
   const bool all = world->changed.wait_for(lock, kJoinLimit, [&] { return world->joined == size; });
   return all ? kSuccess : kRemoteError;
+}
+
+int ncclCommInitRank(ncclComm** comm, int size, ncclUniqueId id, int rank) {
+  return ncclCommInitRankConfig(comm, size, id, rank, nullptr);
 }
 
 int ncclCommDestroy(ncclComm*) { return kSuccess; }
@@ -157,7 +189,7 @@ int ncclCommCuDevice(ncclComm*, int* device) {
 
 int ncclCommGetAsyncError(ncclComm* comm, int* error) {
   const std::lock_guard<std::mutex> lock(comm->world->mutex);
-  *error = comm->world->aborted ? kRemoteError : kSuccess;
+  *error = comm->world->aborted ? kRemoteError : comm->state.load();
   return kSuccess;
 }
 
@@ -172,20 +204,18 @@ int ncclGroupStart() {
 
 int ncclGroupEnd() {
   if (--group_depth > 0) return kSuccess;
-  const std::vector<Operation> operations = std::move(group);
-  group.clear();
-  return run(operations);
+  return start(std::exchange(group, {}));
 }
 
 int ncclSend(const void* data, std::size_t count, int, int peer, ncclComm* comm, void*) {
   static const char nothing = 0;
   group.push_back({comm, data != nullptr ? data : &nothing, nullptr, count, peer});
-  return group_depth > 0 ? kSuccess : run(std::exchange(group, {}));
+  return group_depth > 0 ? kSuccess : start(std::exchange(group, {}));
 }
 
 int ncclRecv(void* data, std::size_t count, int, int peer, ncclComm* comm, void*) {
   group.push_back({comm, nullptr, data, count, peer});
-  return group_depth > 0 ? kSuccess : run(std::exchange(group, {}));
+  return group_depth > 0 ? kSuccess : start(std::exchange(group, {}));
 }
 
 }  // extern "C"

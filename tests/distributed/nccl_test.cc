@@ -1,5 +1,7 @@
 // Ranks over NCCL: each on a GPU of its own, or on the emulated device over a library with NCCL's
 // names (fake_nccl.cc), which $TILEWISE_NCCL_LIBRARY names.
+#include <dlfcn.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -199,7 +201,48 @@ TEST_F(NcclRanks, FindASilentRank) {
   EXPECT_LT(seconds_since(start), 20);
 }
 
-// The caller's communicator is used, and not destroyed.
+// An ncclComm_t of the program's is used, and remains.
+TEST_F(NcclRanks, UseTheCallersCommunicator) {
+  const char* const given = std::getenv("TILEWISE_NCCL_LIBRARY");
+  void* const library = dlopen(given != nullptr ? given : "libnccl.so.2", RTLD_NOW);
+  ASSERT_NE(library, nullptr);
+  struct Id {
+    char bytes[TILEWISE_NCCL_ID_BYTES];
+  } id;
+  const auto init =
+      reinterpret_cast<int (*)(void**, int, Id, int)>(dlsym(library, "ncclCommInitRank"));
+  const auto destroy = reinterpret_cast<int (*)(void*)>(dlsym(library, "ncclCommDestroy"));
+  ASSERT_EQ(tilewise_nccl_unique_id(&id), TILEWISE_OK);
+  std::vector<void*> comms(devices_.size());
+  Communicators own(devices_.size());
+  run_ranks(size(), [&](std::int32_t rank) {
+    const auto r = static_cast<std::size_t>(rank);
+    EXPECT_EQ(cuda::use_device(devices_[r]), TILEWISE_OK);
+    EXPECT_EQ(init(&comms[r], size(), id, rank), 0);
+    own[r] = std::make_unique<tilewise::NcclCommunicator>(comms[r]);
+    EXPECT_EQ(own[r]->communicator().rank, rank);
+    EXPECT_EQ(own[r]->communicator().size, size());
+    EXPECT_EQ(own[r]->communicator().device_index, devices_[r]);
+  });
+  Case c = make_case(Operation::kForward, TILEWISE_FP64, {1, 40, 40, 2, 1, 8});
+  c.causal = true;
+  Instance instance(c);
+  verify::Oracle oracle(instance.request());
+  oracle.run(c.operation);
+  RankedSetup given_ranks = setup(TILEWISE_SCHEDULE_ZIGZAG);
+  given_ranks.communicator = [&](std::int32_t rank) {
+    return own[static_cast<std::size_t>(rank)]->communicator();
+  };
+  RankedRun ranks(instance.request(), given_ranks);
+  for (const Outcome& outcome : ranks.run(Operation::kForward))
+    ASSERT_EQ(outcome.status, TILEWISE_OK) << outcome.message;
+  expect_equal_results(Operation::kForward, ranks.results(), oracle.results(), 1e-12, describe(c));
+  own.clear();
+  run_ranks(size(), [&](std::int32_t rank) {
+    EXPECT_EQ(destroy(comms[static_cast<std::size_t>(rank)]), 0);
+  });
+}
+
 TEST_F(NcclRanks, RefuseWhatIsNoCommunicator) {
   tilewise_nccl_communicator* nccl = nullptr;
   char id[TILEWISE_NCCL_ID_BYTES] = {};

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <new>
 #include <system_error>
+#include <utility>
 
 #include "cuda/host/runtime.h"
 #include "problem/tensor_checks.h"
@@ -17,6 +18,7 @@ using problem::fail;
 constexpr std::size_t kSlots = 256;
 constexpr auto kLook = std::chrono::milliseconds(10);
 constexpr auto kSoon = std::chrono::microseconds(50);
+constexpr double kJoinLimit = 600;  // seconds
 
 }  // namespace
 
@@ -45,10 +47,13 @@ Status Communicator::create(const UniqueId& id, std::int32_t size, std::int32_t 
   const Library* library = nullptr;
   TILEWISE_RETURN_IF_ERROR(find_library(&library));
   Comm comm = nullptr;
+  Config config;
   TILEWISE_RETURN_IF_ERROR(cuda::on_device(device, [&] {
-    return check(*library, library->comm_init_rank(&comm, size, id, rank), "ncclCommInitRank");
+    return check(*library, library->comm_init_rank(&comm, size, id, rank, &config),
+                 "ncclCommInitRankConfig");
   }));
   made->reset(new Communicator(*library, comm, true, size, rank, device));
+  TILEWISE_RETURN_IF_ERROR((*made)->settle(comm, kJoinLimit));
   return (*made)->make_slots();
 }
 
@@ -143,28 +148,38 @@ Status Communicator::status() {
   return failure_ == TILEWISE_OK ? failure_ : failure(&failed_rank);
 }
 
-// Ends the library's communicator, which wakes whoever waits in it. With the lock.
-void Communicator::fail_all(Status reason, std::int32_t failed_rank) {
+// Ends the library's communicator, so that no stream waits for ever. That of a caller may be in a
+// call that hangs, which the abort ends.
+void Communicator::fail_all(Status reason, std::int32_t failed_rank,
+                            std::unique_lock<std::mutex>& lock) {
   if (failure_ != TILEWISE_OK) return;
   failure_ = reason;
   failed_rank_ = failed_rank;
-  Comm const comm = comm_;
-  comm_ = nullptr;
+  failed_ = true;
   count_ = 0;
-  if (comm != nullptr) static_cast<void>(library_.comm_abort(comm));
+  Comm const comm = std::exchange(comm_, nullptr);
+  lock.unlock();
+  if (comm != nullptr) {
+    std::unique_lock<std::mutex> calls(calls_, std::defer_lock);
+    if (owns_) calls.lock();
+    static_cast<void>(library_.comm_abort(comm));
+  }
+  lock.lock();
   changed_.notify_all();
 }
 
 void Communicator::abort() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  fail_all(TILEWISE_REMOTE_ERROR, rank_);
+  std::unique_lock<std::mutex> lock(mutex_);
+  fail_all(TILEWISE_REMOTE_ERROR, rank_, lock);
 }
 
 // Looks at the exchanges that are under way. Returns whether there are any. With the lock.
-bool Communicator::look() {
+bool Communicator::look(std::unique_lock<std::mutex>& lock) {
   const Time now = std::chrono::steady_clock::now();
   while (count_ > 0) {
     Pending& oldest = pending_[oldest_];
+    // The caller watches its own call. That of a communicator of the caller's may hang, however.
+    if (oldest.calling && owns_) return true;
     if (!oldest.calling && slots_[oldest_]->has_ended()) {
       oldest_ = (oldest_ + 1) % kSlots;
       --count_;
@@ -174,7 +189,7 @@ bool Communicator::look() {
     Result error = kSuccess;
     if (library_.comm_get_async_error(comm_, &error) != kSuccess ||
         (error != kSuccess && error != kInProgress)) {
-      fail_all(TILEWISE_REMOTE_ERROR, oldest.peer);
+      fail_all(TILEWISE_REMOTE_ERROR, oldest.peer, lock);
       return false;
     }
     if (!oldest.timed && slots_[oldest_]->has_begun()) {
@@ -183,7 +198,7 @@ bool Communicator::look() {
     }
     const std::chrono::duration<double> spent = now - oldest.since;
     if (!oldest.timed || !(spent.count() > oldest.limit)) return true;
-    fail_all(TILEWISE_TIMEOUT, oldest.peer);
+    fail_all(TILEWISE_TIMEOUT, oldest.peer, lock);
   }
   return false;
 }
@@ -191,8 +206,8 @@ bool Communicator::look() {
 void Communicator::watch() {
   static_cast<void>(cuda::use_device(device_));
   std::unique_lock<std::mutex> lock(mutex_);
-  while (!ends_ || look()) {
-    if (look()) {
+  while (!ends_ || look(lock)) {
+    if (look(lock)) {
       changed_.wait_for(lock, kLook);
     } else {
       changed_.wait(lock, [this] { return ends_ || count_ > 0; });
@@ -224,8 +239,26 @@ Status Communicator::open(const tilewise_exchange& request, std::int32_t* failed
   return TILEWISE_OK;
 }
 
+// Waits until a call of the library, which connects ranks when they first exchange messages, has
+// started everything.
+Status Communicator::settle(Comm comm, double seconds) const {
+  const Time start = std::chrono::steady_clock::now();
+  while (true) {
+    Result state = kSuccess;
+    TILEWISE_RETURN_IF_ERROR(
+        check(library_, library_.comm_get_async_error(comm, &state), "ncclCommGetAsyncError"));
+    if (state != kInProgress) return check(library_, state, "starting");
+    if (failed_) return TILEWISE_REMOTE_ERROR;  // why, is known
+    const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
+    if (spent.count() > seconds)
+      return fail(TILEWISE_TIMEOUT, "nccl: a rank has not begun its exchange in time");
+    std::this_thread::sleep_for(kSoon / 5);
+  }
+}
+
 // Messages of two ranks are matched in their order: both sides sort them by their tags.
 Status Communicator::issue(const tilewise_exchange& request) {
+  const std::lock_guard<std::mutex> calls(calls_);
   Comm comm = nullptr;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -256,7 +289,9 @@ Status Communicator::issue(const tilewise_exchange& request) {
         });
   }
   const Result ended = library_.group_end();
-  return check(library_, result == kSuccess ? ended : result, "sending and receiving");
+  TILEWISE_RETURN_IF_ERROR(
+      check(library_, result == kSuccess ? ended : result, "sending and receiving"));
+  return ended == kInProgress ? settle(comm, request.timeout_seconds) : Status{TILEWISE_OK};
 }
 
 // Gives the messages of an open exchange to the library. After a failure of ours its result says
@@ -264,12 +299,13 @@ Status Communicator::issue(const tilewise_exchange& request) {
 Status Communicator::call(const tilewise_exchange& request, std::int32_t* failed_rank) {
   const Status issued = cuda::on_device(device_, [&] { return issue(request); });
   const Status ended = slots_[next_]->end();
-  const std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   if (failure_ != TILEWISE_OK) return failure(failed_rank);
   if (issued != TILEWISE_OK || ended != TILEWISE_OK) {
     const Status status = issued != TILEWISE_OK ? issued : ended;
-    *failed_rank = status == TILEWISE_REMOTE_ERROR ? pending_[next_].peer : rank_;
-    fail_all(status, *failed_rank);
+    const bool remote = status == TILEWISE_REMOTE_ERROR || status == TILEWISE_TIMEOUT;
+    *failed_rank = remote ? pending_[next_].peer : rank_;
+    fail_all(status, *failed_rank, lock);
     return status;
   }
   pending_[next_].calling = false;
@@ -281,8 +317,8 @@ Status Communicator::start(const tilewise_exchange& request, void* stream,
   TILEWISE_RETURN_IF_ERROR(open(request, failed_rank));
   const Status begun = slots_[next_]->begin(stream);
   if (begun == TILEWISE_OK) return call(request, failed_rank);
-  const std::lock_guard<std::mutex> lock(mutex_);
-  fail_all(TILEWISE_DEVICE_ERROR, rank_);
+  std::unique_lock<std::mutex> lock(mutex_);
+  fail_all(TILEWISE_DEVICE_ERROR, rank_, lock);
   return begun;
 }
 
@@ -297,7 +333,7 @@ Status Communicator::finish(void* stream, std::int32_t* failed_rank) {
 // Waits until the exchange that has been called is complete, or has failed.
 Status Communicator::wait_for_end(std::int32_t* failed_rank) {
   std::unique_lock<std::mutex> lock(mutex_);
-  while (look()) changed_.wait_for(lock, kSoon);
+  while (look(lock)) changed_.wait_for(lock, kSoon);
   return failure_ == TILEWISE_OK ? failure_ : failure(failed_rank);
 }
 

@@ -4,6 +4,7 @@
 
 #include <tilewise/tilewise_distributed.h>
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -19,7 +20,8 @@ namespace tilewise::distributed::nccl {
 
 class Communicator {
  public:
-  // Joins the ranks that have the same id, on a device. Collective.
+  // Joins the ranks that have the same id, on a device. Collective. No call of the library waits
+  // for other ranks, so that it can be aborted at any time.
   static Status create(const UniqueId& id, std::int32_t size, std::int32_t rank,
                        std::int32_t device, std::unique_ptr<Communicator>* made);
   // Uses a communicator of the caller's, which is not destroyed.
@@ -46,7 +48,7 @@ class Communicator {
   struct Pending {
     double limit;  // seconds
     std::int32_t peer;
-    bool calling;  // of NCCL: the library may wait for the other ranks to connect
+    bool calling;  // its call of the library has not returned
     bool timed;
     Time since;
   };
@@ -58,12 +60,13 @@ class Communicator {
   Status open(const tilewise_exchange& request, std::int32_t* failed_rank);
   Status call(const tilewise_exchange& request, std::int32_t* failed_rank);
   Status issue(const tilewise_exchange& request);
+  Status settle(Comm comm, double seconds) const;
   Status stage(const tilewise_exchange& request, char* memory, std::int32_t* failed_rank);
   Status wait_for_end(std::int32_t* failed_rank);
   Status failure(std::int32_t* failed_rank) const;
-  void fail_all(Status reason, std::int32_t failed_rank);
+  void fail_all(Status reason, std::int32_t failed_rank, std::unique_lock<std::mutex>& lock);
   void watch();
-  bool look();
+  bool look(std::unique_lock<std::mutex>& lock);
 
   const Library& library_;
   const std::int32_t size_;
@@ -73,6 +76,9 @@ class Communicator {
   std::vector<std::unique_ptr<cuda::Exchange>> slots_;  // one stream, and events
   std::size_t next_ = 0;                                // the slot of the next exchange
   std::vector<const tilewise_message*> order_;          // of messages to and from one peer
+
+  std::mutex calls_;                 // held during calls of the library, and to abort it
+  std::atomic<bool> failed_{false};  // ends calls
 
   std::mutex mutex_;  // guards everything below
   std::condition_variable changed_;

@@ -23,7 +23,7 @@ struct Loaded {
       return;
     }
     find(handle, name, "ncclGetUniqueId", &library.get_unique_id);
-    find(handle, name, "ncclCommInitRank", &library.comm_init_rank);
+    find(handle, name, "ncclCommInitRankConfig", &library.comm_init_rank);
     find(handle, name, "ncclCommDestroy", &library.comm_destroy);
     find(handle, name, "ncclCommAbort", &library.comm_abort);
     find(handle, name, "ncclCommCount", &library.comm_count);

@@ -22,9 +22,17 @@ inline constexpr Result kRemoteError = 6;
 inline constexpr Result kInProgress = 7;
 inline constexpr int kInt8 = 0;  // a data type: messages are bytes
 
+// The first fields of ncclConfig_t, as of 2.14; later versions take the rest to be their defaults.
+struct Config {
+  std::size_t size = sizeof(Config);
+  unsigned magic = 0xcafebeef;
+  unsigned version = 21403;
+  int blocking = 0;
+};
+
 struct Library {
   Result (*get_unique_id)(UniqueId* id);
-  Result (*comm_init_rank)(Comm* comm, int size, UniqueId id, int rank);
+  Result (*comm_init_rank)(Comm* comm, int size, UniqueId id, int rank, Config* config);
   Result (*comm_destroy)(Comm comm);
   Result (*comm_abort)(Comm comm);
   Result (*comm_count)(Comm comm, int* count);
