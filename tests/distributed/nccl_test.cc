@@ -243,6 +243,45 @@ TEST_F(NcclRanks, UseTheCallersCommunicator) {
   });
 }
 
+// The C++ interface, which allocates the workspace.
+TEST_F(NcclRanks, ComputeInOneCall) {
+  constexpr std::int64_t kLength = 50;
+  const auto id = tilewise::NcclCommunicator::unique_id();
+  Case c = make_case(Operation::kForward, TILEWISE_FP32, {1, kLength, kLength, 2, 1, 16});
+  c.causal = true;
+  Instance instance(c);
+  verify::Oracle oracle(instance.request());
+  oracle.run(c.operation);
+  RankedRun ranks(instance.request(), setup(TILEWISE_SCHEDULE_ZIGZAG));
+  run_ranks(size(), [&, size = size()](std::int32_t rank) {
+    const std::int32_t device = devices_[static_cast<std::size_t>(rank)];
+    verify::DeviceCopy copy(c.operation, ranks.local(rank), device);
+    struct {
+      tilewise::Problem problem;
+    } shard;
+    static_cast<tilewise_problem&>(shard.problem) = copy.request();
+    const cuda::Exchange own(device);
+    tilewise_executor executor;
+    tilewise_executor_init(&executor);
+    executor.stream = own.stream();
+    tilewise::DistributedOptions options;
+    options.q_len = options.k_len = kLength;
+    options.schedule = tilewise::Schedule::kZigzag;
+    EXPECT_EQ(cuda::synchronise(device, nullptr), TILEWISE_OK);
+    // snippet: nccl
+    const tilewise::NcclCommunicator nccl(id, size, rank, device);  // id: of one rank, given to all
+    shard.problem.causal = 1;
+    tilewise::forward(shard.problem, options, nccl.communicator(),
+                      &executor);  // on executor.stream
+    // end of snippet
+    EXPECT_EQ(cuda::synchronise(device, executor.stream), TILEWISE_OK);
+    nccl.check_exchanges();
+    EXPECT_EQ(copy.fetch(), "");
+    const tilewise_problem expected = ranks.expected(rank, oracle.results());
+    EXPECT_LE(largest_difference(ranks.local(rank).out, expected.out), 1e-5);
+  });
+}
+
 TEST_F(NcclRanks, RefuseWhatIsNoCommunicator) {
   tilewise_nccl_communicator* nccl = nullptr;
   char id[TILEWISE_NCCL_ID_BYTES] = {};
