@@ -271,8 +271,7 @@ TEST_F(NcclRanks, ComputeInOneCall) {
     // snippet: nccl
     const tilewise::NcclCommunicator nccl(id, size, rank, device);  // id: of one rank, given to all
     shard.problem.causal = 1;
-    tilewise::forward(shard.problem, options, nccl.communicator(),
-                      &executor);  // on executor.stream
+    tilewise::forward(shard.problem, options, nccl.communicator(), &executor);
     // end of snippet
     EXPECT_EQ(cuda::synchronise(device, executor.stream), TILEWISE_OK);
     nccl.check_exchanges();

@@ -173,8 +173,7 @@ void expect_all_pass(const Case& description, const verify::Judge::Edit& edit) {
   for (const Kernel* kernel : plan::kernels(description.operation)) {
     if (!is_asked_for(*kernel)) continue;
     const verify::Verdict verdict = judge.judge(kernel->name);
-    const bool runs = machine_runs(*kernel, description.dtype) &&
-                      !leaves(*kernel, description);
+    const bool runs = machine_runs(*kernel, description.dtype) && !leaves(*kernel, description);
     const auto expected = runs ? verify::Verdict::kPassed : verify::Verdict::kUnsupported;
     const bool may_pass = cuda::device_count() > 0 && is_partial(*kernel) &&
                           verdict.result == verify::Verdict::kPassed;

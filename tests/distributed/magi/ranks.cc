@@ -1,7 +1,7 @@
 #include "distributed/magi/ranks.h"
 
-#include "distributed/magi/shard.h"
 #include "distributed/agreement.h"
+#include "distributed/magi/shard.h"
 
 namespace tilewise::tests {
 
