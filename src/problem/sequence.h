@@ -37,8 +37,8 @@ TILEWISE_INLINE Part part_of(const Problem& problem, std::int64_t b) {
   if (!problem.parts.present()) return {b, 0, 0, 0};
   std::int64_t numbers[4];
   for (int column = 0; column < 4; ++column) {
-    numbers[column] = math::clamp(problem.parts.at(b, column), column == 3 ? -kMostOfWhole : 0,
-                                  kMostOfWhole);
+    numbers[column] =
+        math::clamp(problem.parts.at(b, column), column == 3 ? -kMostOfWhole : 0, kMostOfWhole);
   }
   return {numbers[0], numbers[1], numbers[2], numbers[3]};
 }
