@@ -88,7 +88,7 @@ struct MergedOut {
 // A warp merges the statistics of 32 rows, one in each lane, then row after row of out.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    merge_forward_kernel(const __grid_constant__ Rows rows, const __grid_constant__ View part_out,
+    merge_results_kernel(const __grid_constant__ Rows rows, const __grid_constant__ View part_out,
                          const __grid_constant__ View part_lse, const __grid_constant__ View out,
                          const __grid_constant__ View lse) {
   const std::int64_t step = std::int64_t{gridDim.x} * (kThreads / 32) * kRows;
@@ -182,8 +182,8 @@ cudaError_t merge_forward(const Problem& problem, const Problem& part, cudaStrea
                             problem.value_dim, part.out, problem.out);
   if (rows.count == 0) return cudaSuccess;
   const Grid grid = {blocks_for(rows.count, kThreads / 32 * kRows), kThreads};
-  const auto kernel = problem.statistics == TILEWISE_FP64 ? merge_forward_kernel<double>
-                                                          : merge_forward_kernel<float>;
+  const auto kernel = problem.statistics == TILEWISE_FP64 ? merge_results_kernel<double>
+                                                          : merge_results_kernel<float>;
   return launch(kernel, grid, stream, rows, part.out, part.lse, problem.out, problem.lse);
 }
 
@@ -228,8 +228,8 @@ cudaError_t merge_backward(const Problem& problem, const Problem& part, cudaStre
 }  // namespace
 
 cudaError_t load_merge() {
-  cudaError_t error = load(merge_forward_kernel<float>);
-  if (error == cudaSuccess) error = load(merge_forward_kernel<double>);
+  cudaError_t error = load(merge_results_kernel<float>);
+  if (error == cudaSuccess) error = load(merge_results_kernel<double>);
   if (error == cudaSuccess) error = load(add_kernel<float>);
   if (error == cudaSuccess) error = load(add_kernel<double>);
   return error == cudaSuccess ? load(add_elements_kernel) : error;
