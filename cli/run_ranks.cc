@@ -10,10 +10,12 @@
 #include <optional>
 #include <thread>
 
+#include "cuda/host/runtime.h"
 #include "distributed/schedule.h"
 #include "program.h"
 #include "schedule_flag.h"
 #include "shard.h"
+#include "verify/device_copy.h"
 
 namespace tilewise::cli {
 
@@ -92,26 +94,60 @@ tilewise_problem without_mask(const tilewise_problem& request) {
   return problem;
 }
 
+using OwnedPlan = std::unique_ptr<tilewise_distributed_plan, void (*)(tilewise_distributed_plan*)>;
+
+// Runs a plan on copies of the rank's tensors on the communicator's device. Returns the seconds.
+double run_on_device(const OwnedPlan& plan, std::size_t bytes, verify::DeviceCopy& copy,
+                     std::int32_t device, const Executor& executor) {
+  const verify::DeviceMemory workspace(device, static_cast<std::int64_t>(bytes) + 1);
+  check_status(cuda::synchronise(device, nullptr));
+  const double start = now_seconds();
+  check_status(tilewise_distributed_plan_run(plan.get(), &copy.request(), workspace.data(), bytes,
+                                             executor.get()));
+  check_status(cuda::synchronise(device, nullptr));
+  const double seconds = now_seconds() - start;
+  if (const std::string damage = copy.fetch(); !damage.empty()) throw std::runtime_error(damage);
+  return seconds;
+}
+
+double run_on_host(const OwnedPlan& plan, std::size_t bytes, const tilewise_problem& problem,
+                   const Executor& executor) {
+  const Workspace workspace(static_cast<std::int64_t>(bytes));
+  const double start = now_seconds();
+  check_status(
+      tilewise_distributed_plan_run(plan.get(), &problem, workspace.data(), bytes, executor.get()));
+  return now_seconds() - start;
+}
+
 RankReport run_pass(PassOperation operation, const Setup& setup, const Shard& shard,
                     const tilewise_communicator& communicator, const Executor& executor) {
   tilewise_distributed_options options = setup.options;
   options.kernel = setup.kernel.empty() ? nullptr : setup.kernel.c_str();
-  tilewise_distributed_plan* plan = nullptr;
-  check_status(tilewise_distributed_plan_create(static_cast<std::int32_t>(operation),
-                                                &shard.problem(), &options, &communicator, &plan));
-  const std::unique_ptr<tilewise_distributed_plan, void (*)(tilewise_distributed_plan*)> owner(
-      plan, tilewise_distributed_plan_destroy);
+  const std::int32_t device = communicator.device_index;
+  std::optional<verify::DeviceCopy> copy;
+  if (executor.on_cuda()) copy.emplace(operation, shard.problem(), device);
+  const tilewise_problem& problem = copy ? copy->request() : shard.problem();
+  tilewise_distributed_plan* made = nullptr;
+  check_status(tilewise_distributed_plan_create(static_cast<std::int32_t>(operation), &problem,
+                                                &options, &communicator, &made));
+  const OwnedPlan plan(made, tilewise_distributed_plan_destroy);
   std::size_t bytes = 0;
-  tilewise_distributed_plan_workspace(plan, &bytes, nullptr);
-  const Workspace workspace(static_cast<std::int64_t>(bytes));
+  tilewise_distributed_plan_workspace(made, &bytes, nullptr);
   RankReport report;
-  const double start = now_seconds();
-  check_status(tilewise_distributed_plan_run(plan, &shard.problem(), workspace.data(), bytes,
-                                             executor.get()));
-  report.seconds = now_seconds() - start;
+  report.seconds = copy ? run_on_device(plan, bytes, *copy, device, executor)
+                        : run_on_host(plan, bytes, problem, executor);
   tilewise_distributed_info_init(&report.info);
-  check_status(tilewise_distributed_plan_info(plan, &report.info));
+  check_status(tilewise_distributed_plan_info(made, &report.info));
   return report;
+}
+
+// The ranks of this process take the devices in turn.
+LocalGroup group_of(const Setup& setup, const Executor& executor) {
+  if (!executor.on_cuda()) return LocalGroup(setup.size);
+  std::vector<std::int32_t> devices;
+  for (std::int32_t rank = 0; rank < setup.size; ++rank)
+    devices.push_back(rank % cuda::device_count());
+  return LocalGroup(std::span<const std::int32_t>(devices));
 }
 
 // The reports of all ranks, pass after pass.
@@ -119,7 +155,7 @@ using Reports = std::vector<std::vector<RankReport>>;
 
 Reports run_threads(const Setup& setup, const tilewise_problem& whole,
                     const std::vector<PassOperation>& passes, const Executor& executor) {
-  const LocalGroup group(setup.size);
+  const LocalGroup group = group_of(setup, executor);
   std::vector<std::unique_ptr<Shard>> shards;
   for (std::int32_t rank = 0; rank < setup.size; ++rank)
     shards.push_back(std::make_unique<Shard>(whole, setup.tokens_of(rank)));
@@ -165,15 +201,39 @@ std::vector<tilewise_message> results_of(Shard& shard, PassOperation operation, 
   return messages;
 }
 
+// Joins the processes over NCCL, each with the device of its number, of those of a machine that
+// every process sees.
+NcclCommunicator join_nccl() {
+  NcclCommunicator::Id id = {};
+  std::vector<tilewise_message> messages;
+  if (process_ranks->rank == 0) check_status(tilewise_nccl_unique_id(id.data()));
+  for (std::int32_t peer = 1; peer < process_ranks->size; ++peer) {
+    if (process_ranks->rank == 0 || process_ranks->rank == peer) {
+      messages.push_back({id.data(), static_cast<std::int64_t>(id.size()),
+                          process_ranks->rank == 0 ? peer : 0, 0});
+    }
+  }
+  send_or_receive(messages, process_ranks->rank == 0);
+  const std::int32_t device = process_ranks->rank % cuda::device_count();
+  try {
+    return NcclCommunicator(id, process_ranks->size, process_ranks->rank, device);
+  } catch (const Error& error) {
+    throw UsageError(error.what());
+  }
+}
+
 // Runs this process's rank. The first rank collects the results of the others.
 Reports run_process(const Setup& setup, const tilewise_problem& whole,
                     const std::vector<PassOperation>& passes, const Executor& executor) {
   const std::int32_t rank = process_ranks->rank;
   Reports reports(passes.size(), std::vector<RankReport>(static_cast<std::size_t>(setup.size)));
   Shard own(whole, setup.tokens_of(rank));
+  std::optional<NcclCommunicator> nccl;
+  if (executor.on_cuda()) nccl.emplace(join_nccl());
   for (std::size_t p = 0; p < passes.size(); ++p) {
     RankReport& report = reports[p][static_cast<std::size_t>(rank)];
-    report = run_pass(passes[p], setup, own, *process_ranks, executor);
+    report =
+        run_pass(passes[p], setup, own, nccl ? nccl->communicator() : *process_ranks, executor);
     if (rank != 0) send_or_receive(results_of(own, passes[p], 0, &report), true);
     if (rank != 0) continue;
     own.put(passes[p], whole);
@@ -206,7 +266,10 @@ json report_of(const std::vector<RankReport>& ranks) {
 
 void add_rank_flags(Flags& flags) {
   flags.begin_group("Ranks");
-  flags.add_value("ranks", "N", "divide the sequences between N ranks, each a thread");
+  flags.add_value(
+      "ranks", "N",
+      "divide the sequences between N ranks, each a thread; with --device cuda they take "
+      "the GPUs in turn");
   flags.add_value("schedule", kAutomatic + ("|" + std::string(kScheduleNames)),
                   "which tokens a rank holds; balanced: any mask, without bias and dropout");
 }
@@ -223,7 +286,6 @@ bool writes_results() { return process_ranks == nullptr || process_ranks->rank =
 
 json run_on_ranks(const Flags& flags, const tilewise_problem& request,
                   const std::vector<PassOperation>& passes, const Executor& executor) {
-  if (executor.on_cuda()) throw UsageError("--device: several ranks work on the cpu");
   const Setup setup = read_setup(flags, request, executor);
   const tilewise_problem whole = setup.token_plan ? without_mask(request) : request;
   const Reports reports = process_ranks != nullptr ? run_process(setup, whole, passes, executor)

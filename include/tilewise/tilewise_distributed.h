@@ -47,8 +47,8 @@ typedef struct tilewise_exchange {
 } tilewise_exchange;
 
 /* A group of ranks 0 to size - 1 that exchange messages, like tilewise_executor a struct of
- * function pointers: the library has two engines (threads of one process, below, and MPI,
- * tilewise_mpi.h), and a program may have its own.
+ * function pointers: the library has engines for threads of one process and for NCCL (below) and
+ * for MPI (tilewise_mpi.h), and a program may have its own.
  *
  * exchange() returns when every message of the request has been sent and received, or when it
  * failed: TILEWISE_TIMEOUT if that took longer than the time limit, TILEWISE_REMOTE_ERROR if
@@ -59,6 +59,13 @@ typedef struct tilewise_exchange {
  * Nothing is read either, unless reads_after_failure says so.
  *
  * abort() makes the exchanges of all other ranks fail, with this rank as the cause.
+ *
+ * An engine for tensors of a CUDA device also has start() and finish(), whose messages lie in that
+ * device's memory. start() begins an exchange that comes after the work that `stream` (a
+ * cudaStream_t of the device) has been given so far. finish(), which follows each start(), makes
+ * the later work of `stream` come after the messages. Neither waits for the device; finish() waits
+ * until the other ranks have begun the same exchange, if the engine needs that. The request stays
+ * as it is between them. exchange() still takes host memory.
  *
  * A rank makes one call at a time. */
 typedef struct tilewise_communicator {
@@ -72,6 +79,12 @@ typedef struct tilewise_communicator {
   void* self;
   tilewise_status (*exchange)(void* self, const tilewise_exchange* request, int32_t* failed_rank);
   void (*abort)(void* self);
+  /* NULL if the engine takes host memory only. */
+  tilewise_status (*start)(void* self, const tilewise_exchange* request, void* stream,
+                           int32_t* failed_rank);
+  tilewise_status (*finish)(void* self, void* stream, int32_t* failed_rank);
+  int32_t device_index; /* the CUDA device whose memory start() takes */
+  int32_t reserved;     /* 0 */
 } tilewise_communicator;
 
 /* Sets the thread's message, as an engine does before it returns a failure, and returns `status`.
@@ -85,10 +98,53 @@ TILEWISE_API tilewise_status tilewise_local_group_create(int32_t size,
                                                          tilewise_local_group** group);
 TILEWISE_API void tilewise_local_group_destroy(tilewise_local_group* group); /* NULL is allowed */
 
+/* The same for tensors of CUDA devices: rank r has those of device devices[r], and several ranks
+ * may share one. Each rank has a stream of its own, on which messages are copied from device to
+ * device while it computes. */
+TILEWISE_API tilewise_status tilewise_local_group_create_cuda(const int32_t* devices, int32_t size,
+                                                              tilewise_local_group** group);
+
 /* Sets `communicator` to that of a rank. It is valid while the group lives. */
 TILEWISE_API tilewise_status tilewise_local_group_communicator(tilewise_local_group* group,
                                                                int32_t rank,
                                                                tilewise_communicator* communicator);
+
+/* Ranks whose tensors are on CUDA devices, over NVIDIA's NCCL. The library is loaded when the first
+ * of these functions is called: the file that the variable TILEWISE_NCCL_LIBRARY names, or
+ * libnccl.so.2. Without it they return TILEWISE_UNSUPPORTED.
+ *
+ * Messages are sent and received on a stream of the communicator's own, while the caller's stream
+ * computes. Runs return when everything has been started. A thread watches what is under way: if an
+ * exchange has not ended within its time limit after the work before it, or NCCL reports an error,
+ * the communicator is aborted (ncclCommAbort), so that streams do not wait for ever. Results of
+ * runs since are then undefined; later calls, and tilewise_nccl_communicator_status(), say so. */
+enum { TILEWISE_NCCL_ID_BYTES = 128 };
+typedef struct tilewise_nccl_communicator tilewise_nccl_communicator;
+
+/* Writes an id (ncclUniqueId) that one rank makes and gives to all others. */
+TILEWISE_API tilewise_status tilewise_nccl_unique_id(void* id);
+
+/* Joins the ranks that have the same id. Collective: it returns when all `size` ranks have called
+ * it. Each rank has a device of its own. */
+TILEWISE_API tilewise_status tilewise_nccl_communicator_create(const void* id, int32_t size,
+                                                               int32_t rank, int32_t device_index,
+                                                               tilewise_nccl_communicator** nccl);
+
+/* Uses the caller's ncclComm_t, which must be a blocking one, outlive this communicator, and be
+ * used by one of the two at a time. It is not destroyed, but aborted after a failure. */
+TILEWISE_API tilewise_status tilewise_nccl_communicator_wrap(void* comm,
+                                                             tilewise_nccl_communicator** nccl);
+
+/* Waits for exchanges that are under way. NULL is allowed. */
+TILEWISE_API void tilewise_nccl_communicator_destroy(tilewise_nccl_communicator* nccl);
+
+/* TILEWISE_OK unless an exchange has failed so far; otherwise the failure, with its message. After
+ * the caller's stream has been waited for, this says whether its results are valid. */
+TILEWISE_API tilewise_status tilewise_nccl_communicator_status(tilewise_nccl_communicator* nccl);
+
+/* Sets `communicator` to what the functions below take. It is valid while `nccl` lives. */
+TILEWISE_API tilewise_status tilewise_nccl_communicator_get(tilewise_nccl_communicator* nccl,
+                                                            tilewise_communicator* communicator);
 
 /* ---- schedules -------------------------------------------------------------------------- */
 

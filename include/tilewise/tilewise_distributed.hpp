@@ -10,6 +10,8 @@
 #define TILEWISE_TILEWISE_DISTRIBUTED_HPP_
 
 #include <tilewise/tilewise_distributed.h>
+
+#include <array>
 #include <tilewise/tilewise.hpp>
 
 namespace tilewise {
@@ -30,6 +32,13 @@ class LocalGroup {
     check(tilewise_local_group_create(size, &group));
     group_.reset(group);
   }
+  // Of tensors of CUDA devices: rank r has those of device devices[r].
+  explicit LocalGroup(std::span<const std::int32_t> devices) {
+    tilewise_local_group* group = nullptr;
+    check(tilewise_local_group_create_cuda(devices.data(),
+                                           static_cast<std::int32_t>(devices.size()), &group));
+    group_.reset(group);
+  }
   // Returns the communicator of a rank, valid while the group lives.
   tilewise_communicator communicator(std::int32_t rank) const {
     tilewise_communicator communicator;
@@ -42,6 +51,44 @@ class LocalGroup {
     void operator()(tilewise_local_group* group) const { tilewise_local_group_destroy(group); }
   };
   std::unique_ptr<tilewise_local_group, Destroy> group_;
+};
+
+// A rank of NCCL. See tilewise_nccl_communicator_create.
+class NcclCommunicator {
+ public:
+  using Id = std::array<char, TILEWISE_NCCL_ID_BYTES>;
+  static Id unique_id() {
+    Id id;
+    check(tilewise_nccl_unique_id(id.data()));
+    return id;
+  }
+  NcclCommunicator(const Id& id, std::int32_t size, std::int32_t rank, std::int32_t device_index) {
+    tilewise_nccl_communicator* nccl = nullptr;
+    check(tilewise_nccl_communicator_create(id.data(), size, rank, device_index, &nccl));
+    nccl_.reset(nccl);
+  }
+  // Uses an ncclComm_t of the caller's.
+  explicit NcclCommunicator(void* comm) {
+    tilewise_nccl_communicator* nccl = nullptr;
+    check(tilewise_nccl_communicator_wrap(comm, &nccl));
+    nccl_.reset(nccl);
+  }
+  // Returns what plans and calls take, valid while this object lives.
+  tilewise_communicator communicator() const {
+    tilewise_communicator communicator;
+    check(tilewise_nccl_communicator_get(nccl_.get(), &communicator));
+    return communicator;
+  }
+  // Throws an error if an exchange has failed so far.
+  void check_exchanges() const { check(tilewise_nccl_communicator_status(nccl_.get())); }
+
+ private:
+  struct Destroy {
+    void operator()(tilewise_nccl_communicator* nccl) const {
+      tilewise_nccl_communicator_destroy(nccl);
+    }
+  };
+  std::unique_ptr<tilewise_nccl_communicator, Destroy> nccl_;
 };
 
 // See tilewise_token_plan_options.

@@ -12,6 +12,7 @@
 #include "capi/exceptions.h"
 #include "capi/structs.h"
 #include "capi/token_plan.h"
+#include "cuda/host/runtime.h"
 #include "distributed/communicator.h"
 #include "distributed/distributed_plan.h"
 #include "distributed/local_group.h"
@@ -96,6 +97,24 @@ bool may_hold_messages(const tilewise_communicator& communicator, Status status)
          status != TILEWISE_INVALID_ARGUMENT;
 }
 
+// Runs a plan on a workspace that is allocated and released in the order of the stream.
+template <class Refuse>
+Status run_on_device(const DistributedPlan& plan, const tilewise_problem& problem,
+                     const tilewise_communicator& communicator, const tilewise_executor* executor,
+                     const Refuse& refuse) {
+  const std::int32_t device = problem.q.device_index;
+  void* const stream = executor != nullptr ? executor->stream : nullptr;
+  void* workspace = nullptr;
+  const Status allocated =
+      tilewise::cuda::allocate(device, plan.workspace_bytes(), stream, &workspace);
+  if (allocated != TILEWISE_OK) return refuse(allocated);
+  const auto bytes = static_cast<std::size_t>(plan.workspace_bytes());
+  const Status status = tilewise::distributed::run_distributed_plan(plan, communicator, problem,
+                                                                    {workspace, bytes, executor});
+  tilewise::cuda::release(device, workspace, stream);
+  return status;
+}
+
 Status run_once(Operation operation, const tilewise_problem* problem,
                 const tilewise_distributed_options* options,
                 const tilewise_communicator* communicator, const tilewise_executor* executor) {
@@ -119,6 +138,8 @@ Status run_once(Operation operation, const tilewise_problem* problem,
     status = make_plan(operation, problem, &chosen, *communicator, plan.get());
   if (status != TILEWISE_OK) return refuse(status);
   const auto bytes = static_cast<std::size_t>(plan->workspace_bytes());
+  if (problem->q.device == TILEWISE_CUDA)
+    return run_on_device(*plan, *problem, *communicator, executor, refuse);
   Workspace workspace(std::aligned_alloc(kWorkspaceAlignment, bytes));
   if (workspace == nullptr) return refuse(no_memory("a workspace"));
   status = tilewise::distributed::run_distributed_plan(*plan, *communicator, *problem,
@@ -140,6 +161,23 @@ tilewise_status tilewise_local_group_create(std::int32_t size, tilewise_local_gr
   }
   return without_exceptions("a group of ranks", [&] {
     *group = new tilewise_local_group(size);
+    return Status{TILEWISE_OK};
+  });
+}
+
+tilewise_status tilewise_local_group_create_cuda(const std::int32_t* devices, std::int32_t size,
+                                                 tilewise_local_group** group) {
+  if (devices == nullptr) return fail(TILEWISE_INVALID_ARGUMENT, "devices: is NULL");
+  for (std::int32_t rank = 0; rank < size; ++rank) {
+    tilewise::cuda::DeviceInfo device;
+    TILEWISE_RETURN_IF_ERROR(tilewise::cuda::find_device(devices[rank], &device));
+  }
+  tilewise_local_group* made = nullptr;
+  TILEWISE_RETURN_IF_ERROR(tilewise_local_group_create(size, &made));
+  std::unique_ptr<tilewise_local_group> owned(made);
+  return without_exceptions("the streams of a group of ranks", [&] {
+    TILEWISE_RETURN_IF_ERROR(made->group.use_devices({devices, static_cast<std::size_t>(size)}));
+    *group = owned.release();
     return Status{TILEWISE_OK};
   });
 }

@@ -2,6 +2,8 @@
 #include <cmath>
 
 #include "cuda/host/runtime.h"
+#include "cuda/host/streams.h"
+#include "cuda/rows/rows.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -29,6 +31,42 @@ double Stopwatch::stop() {
   static_cast<void>(stream_);
   static_cast<void>(events_);
   return std::nan("");
+}
+
+Exchange::Exchange(std::int32_t device) : device_(device), owns_stream_(false), status_(refuse()) {}
+Exchange::Exchange(const Exchange* owner) : Exchange(owner->device()) {}
+Exchange::~Exchange() {
+  static_cast<void>(owns_stream_);
+  static_cast<void>(begun_);
+  static_cast<void>(ended_);
+}
+Status Exchange::begin(void*) { return status_; }
+Status Exchange::end() { return status_; }
+Status Exchange::wait(std::int32_t, void*) const { return status_; }
+Status Exchange::follow(const Exchange&) { return status_; }
+bool Exchange::has_begun() const { return false; }
+bool Exchange::has_ended() const { return false; }
+
+Status use_device(std::int32_t) { return refuse(); }
+Status on_device(std::int32_t, Status (*)(void*), void*) { return refuse(); }
+
+Status copy_between(std::int32_t, void*, std::int32_t, const void*, std::int64_t, void*) {
+  return refuse();
+}
+Status send(std::int32_t, void*, const void*, std::int64_t, void*) { return refuse(); }
+Status fetch(std::int32_t, void*, const void*, std::int64_t, void*) { return refuse(); }
+
+Status load_rows(std::int32_t) { return refuse(); }
+Status fill_rows(std::int32_t, const problem::View&, const RowExtents&, double, void*) {
+  return refuse();
+}
+Status copy_rows(std::int32_t, const problem::View&, const problem::View&, const RowExtents&,
+                 void*) {
+  return refuse();
+}
+Status add_rows(std::int32_t, const problem::View&, const problem::View&, const RowExtents&,
+                void*) {
+  return refuse();
 }
 
 }  // namespace tilewise::cuda

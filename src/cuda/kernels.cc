@@ -13,6 +13,7 @@
 #include "cuda/host/sequences.cuh"
 #include "cuda/ladder/launch.h"
 #include "cuda/oracle/reference.cuh"
+#include "cuda/parts/results.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -34,7 +35,8 @@ Status run_reference_kernel(const Problem& problem, const RunContext& context) {
   const cudaStream_t stream = stream_of(context.executor->stream);
   Sequence* const table = has_table(problem) ? static_cast<Sequence*>(context.workspace) : nullptr;
   if (table != nullptr) {
-    const Status filled = check(fill_table(problem, table, stream), "starting the table kernel");
+    const Status filled =
+        check(fill_table(problem, table, stream, Diagonals::kExact), "starting the table kernel");
     if (filled != TILEWISE_OK) return filled;
   }
   return check(run_reference(problem, table, stream), "starting cuda_reference");
@@ -48,7 +50,7 @@ GradientWorkspace gradient_workspace(const Problem& problem, problem::Arena& are
   return workspace;
 }
 
-std::int64_t gradient_workspace_bytes(const Problem& problem, std::int64_t) {
+std::int64_t gradient_workspace_bytes(const Problem& problem) {
   problem::Arena arena;
   gradient_workspace(problem, arena);
   return arena.bytes();
@@ -69,25 +71,75 @@ Status run_reference_gradient_kernel(const Problem& problem, const RunContext& c
                "starting cuda_reference");
 }
 
-// No GPU kernel merges its keys into an earlier result, or knows a sequence as a part of a whole.
-Status refuse_parts(const Problem& problem) {
-  if (problem.accumulate) {
-    return problem::fail(TILEWISE_UNSUPPORTED,
-                         "accumulate: is 1, no CUDA kernel adds to earlier results");
+// A registry row's functions, from those of a kernel that computes whole results. A problem that
+// accumulates is computed into the workspace and merged (parts/results.h).
+template <Status (*kSupports)(const Problem&), std::int64_t (*kWorkspaceBytes)(const Problem&),
+          Status (*kPrepare)(const Problem&), Status (*kRun)(const Problem&, const RunContext&)>
+struct Functions {
+  static Status supports(const Problem& problem, const Machine&) {
+    return kSupports(parts::Results(problem).part());
   }
-  if (problem.parts.present()) {
-    return problem::fail(TILEWISE_UNSUPPORTED,
-                         "parts: given, no CUDA kernel takes parts of sequences");
+
+  static std::int64_t workspace_bytes(const Problem& problem, std::int64_t) {
+    const parts::Results results(problem);
+    const std::int64_t own = kWorkspaceBytes(results.part());
+    if (own < 0 || results.bytes() < 0) return -1;
+    const problem::Checked all = problem::Checked{own} + problem::Checked{results.bytes()};
+    return all.valid ? all.value : -1;
   }
-  return TILEWISE_OK;
+
+  static Status prepare(const Problem& problem) {
+    if (problem.accumulate) {
+      const CurrentDevice current(problem.device_index);
+      if (current.status() != TILEWISE_OK) return current.status();
+      const Status loaded = check(parts::load_merge(), "loading the kernels that merge parts");
+      if (loaded != TILEWISE_OK) return loaded;
+    }
+    return kPrepare(parts::Results(problem).part());
+  }
+
+  static Status run(const Problem& problem, const RunContext& context) {
+    if (!problem.accumulate) return kRun(problem, context);
+    const parts::Results results(problem, context.workspace);
+    RunContext own = context;
+    own.workspace = static_cast<char*>(context.workspace) + results.bytes();
+    const Status computed = kRun(results.part(), own);
+    if (computed != TILEWISE_OK) return computed;
+    const CurrentDevice current(problem.device_index);
+    if (current.status() != TILEWISE_OK) return current.status();
+    return check(parts::merge(problem, results.part(), stream_of(context.executor->stream)),
+                 "starting the kernels that merge parts");
+  }
+};
+
+// `supports` of a kernel that leaves some problems with `parts` to the reference.
+template <Status (*kSupports)(const Problem&)>
+Status supports_parts(const Problem& problem) {
+  const Status parts = parts::check_parts(problem);
+  return parts != TILEWISE_OK ? parts : kSupports(problem);
 }
 
-// The `supports` of a registry row, from that of the kernel.
-template <Status (*kSupports)(const Problem&)>
-Status supports_whole(const Problem& problem, const Machine&) {
-  const Status refused = refuse_parts(problem);
-  return refused != TILEWISE_OK ? refused : kSupports(problem);
-}
+using Decode = Functions<supports_parts<decode::supports>, decode::workspace_bytes, decode::prepare,
+                         decode::run>;
+using Sm90 =
+    Functions<supports_parts<sm90::supports>, sm90::workspace_bytes, sm90::prepare, sm90::run>;
+using Sm80 =
+    Functions<supports_parts<sm80::supports>, sm80::workspace_bytes, sm80::prepare, sm80::run>;
+using Fp32 =
+    Functions<supports_parts<fp32::supports>, fp32::workspace_bytes, fp32::prepare, fp32::run>;
+using Flash1 = Functions<supports_parts<ladder::supports_flash1>, ladder::workspace_of_flash1,
+                         ladder::prepare_flash1, ladder::run_flash1>;
+using Standard = Functions<supports_parts<ladder::supports_standard>, ladder::workspace_of_standard,
+                           ladder::prepare_standard, ladder::run_standard>;
+using Reference = Functions<check_device, table_bytes, prepare_reference, run_reference_kernel>;
+using GradientSm90 =
+    Functions<supports_parts<backward::sm90::supports>, backward::sm90::workspace_bytes,
+              backward::sm90::prepare, backward::sm90::run>;
+using GradientSm80 =
+    Functions<supports_parts<backward::sm80::supports>, backward::sm80::workspace_bytes,
+              backward::sm80::prepare, backward::sm80::run>;
+using GradientReference = Functions<check_device, gradient_workspace_bytes,
+                                    prepare_reference_gradient, run_reference_gradient_kernel>;
 
 // The reference counts no traffic.
 double no_prediction(const Problem&, std::int64_t, std::int64_t) {
@@ -104,13 +156,13 @@ const char* below_flash2(const Problem&, const Machine&) {
 constinit const Kernel kForwardDecode = {
     "cuda_decode",
     "Flash-Decoding since Ampere: few queries, blocks divide the keys; bf16 and fp16, D up to 256",
-    supports_whole<decode::supports>,
-    [](const Problem& problem, std::int64_t) { return decode::workspace_bytes(problem); },
-    decode::run,
+    Decode::supports,
+    Decode::workspace_bytes,
+    Decode::run,
     no_prediction,
     false,
     TILEWISE_CUDA,
-    decode::prepare,
+    Decode::prepare,
     [](const Problem& problem, const Machine&) {
       return decode::slower(problem, sm90::supports(problem) == TILEWISE_OK);
     }};
@@ -119,81 +171,81 @@ constinit const Kernel kForwardSm90 = {
     "cuda_sm90",
     "FlashAttention-3 on Hopper: TMA, wgmma, warp specialisation; bf16 and fp16, D up to 256; "
     "rows next to a NaN may round differently",
-    supports_whole<sm90::supports>,
-    [](const Problem& problem, std::int64_t) { return sm90::workspace_bytes(problem); },
-    sm90::run,
+    Sm90::supports,
+    Sm90::workspace_bytes,
+    Sm90::run,
     [](const Problem& problem, std::int64_t, std::int64_t) {
       return sm90::predicted_traffic(problem);
     },
     false,
     TILEWISE_CUDA,
-    sm90::prepare};
+    Sm90::prepare};
 
 constinit const Kernel kForwardSm80 = {
     "cuda_sm80",
     "FlashAttention-2 since Ampere: mma.sync, cp.async; bf16 and fp16, D up to 256, every option",
-    supports_whole<sm80::supports>,
-    [](const Problem& problem, std::int64_t) { return sm80::workspace_bytes(problem); },
-    sm80::run,
+    Sm80::supports,
+    Sm80::workspace_bytes,
+    Sm80::run,
     [](const Problem& problem, std::int64_t, std::int64_t) {
       return sm80::predicted_traffic(problem);
     },
     false,
     TILEWISE_CUDA,
-    sm80::prepare};
+    Sm80::prepare};
 
 constinit const Kernel kBackwardSm90 = {
     "cuda_sm90",
     "FlashAttention-3 on Hopper: TMA, wgmma, warp specialisation; bf16 and fp16, D up to 128; dQ "
     "has "
     "the same bits from run to run if deterministic",
-    supports_whole<backward::sm90::supports>,
-    [](const Problem& problem, std::int64_t) { return backward::sm90::workspace_bytes(problem); },
-    backward::sm90::run,
+    GradientSm90::supports,
+    GradientSm90::workspace_bytes,
+    GradientSm90::run,
     no_prediction,
     true,  // sums of dQ are added by red.global.add.v4.f32
     TILEWISE_CUDA,
-    backward::sm90::prepare};
+    GradientSm90::prepare};
 
 constinit const Kernel kBackwardSm80 = {
     "cuda_sm80",
     "FlashAttention-2 since Ampere: mma.sync, cp.async; bf16 and fp16, D up to 256, every option; "
     "dQ has the same bits from run to run if deterministic",
-    supports_whole<backward::sm80::supports>,
-    [](const Problem& problem, std::int64_t) { return backward::sm80::workspace_bytes(problem); },
-    backward::sm80::run,
+    GradientSm80::supports,
+    GradientSm80::workspace_bytes,
+    GradientSm80::run,
     no_prediction,
     true,  // sums of dQ are added by red.global.add.f32
 
     TILEWISE_CUDA,
-    backward::sm80::prepare};
+    GradientSm80::prepare};
 
 constinit const Kernel kForwardFp32 = {
     "cuda_fp32",
     "FlashAttention-2 since Ampere in multiply-adds: fp32, D up to 256, every option",
-    supports_whole<fp32::supports>,
-    [](const Problem& problem, std::int64_t) { return fp32::workspace_bytes(problem); },
-    fp32::run,
+    Fp32::supports,
+    Fp32::workspace_bytes,
+    Fp32::run,
     [](const Problem& problem, std::int64_t, std::int64_t) {
       return fp32::predicted_traffic(problem);
     },
     false,
     TILEWISE_CUDA,
-    fp32::prepare};
+    Fp32::prepare};
 
 constinit const Kernel kForwardFlash1 = {
     "cuda_flash1",
     "FlashAttention-1: a block for each head, out renormalised in memory; bf16 and fp16, D up to "
     "128; rows next to a NaN may round differently",
-    supports_whole<ladder::supports_flash1>,
-    [](const Problem& problem, std::int64_t) { return ladder::workspace_of_flash1(problem); },
-    ladder::run_flash1,
+    Flash1::supports,
+    Flash1::workspace_bytes,
+    Flash1::run,
     [](const Problem& problem, std::int64_t, std::int64_t) {
       return ladder::predicted_traffic_of_flash1(problem);
     },
     false,
     TILEWISE_CUDA,
-    ladder::prepare_flash1,
+    Flash1::prepare,
     below_flash2,
     true};
 
@@ -201,40 +253,40 @@ constinit const Kernel kForwardStandard = {
     "cuda_standard",
     "S and P in memory, three kernels: attention as in the formula; bf16 and fp16, D up to "
     "128; rows next to a NaN may round differently",
-    supports_whole<ladder::supports_standard>,
-    [](const Problem& problem, std::int64_t) { return ladder::workspace_of_standard(problem); },
-    ladder::run_standard,
+    Standard::supports,
+    Standard::workspace_bytes,
+    Standard::run,
     [](const Problem& problem, std::int64_t, std::int64_t) {
       return ladder::predicted_traffic_of_standard(problem);
     },
     false,
     TILEWISE_CUDA,
-    ladder::prepare_standard,
+    Standard::prepare,
     below_flash2,
     true};
 
 constinit const Kernel kForwardReference = {
     "cuda_reference",
     "a block for each row, fp64 arithmetic, every option: the slow oracle of the GPU",
-    supports_whole<check_device>,
-    [](const Problem& problem, std::int64_t) { return table_bytes(problem); },
-    run_reference_kernel,
+    Reference::supports,
+    Reference::workspace_bytes,
+    Reference::run,
     no_prediction,
     false,
     TILEWISE_CUDA,
-    prepare_reference};
+    Reference::prepare};
 
 constinit const Kernel kBackwardReference = {
     "cuda_reference",
     "a block for each row of queries and of keys, fp64 arithmetic, every option: the slow oracle "
     "of "
     "the GPU",
-    supports_whole<check_device>,
-    gradient_workspace_bytes,
-    run_reference_gradient_kernel,
+    GradientReference::supports,
+    GradientReference::workspace_bytes,
+    GradientReference::run,
     no_prediction,
     false,
     TILEWISE_CUDA,
-    prepare_reference_gradient};
+    GradientReference::prepare};
 
 }  // namespace tilewise::cuda

@@ -30,10 +30,19 @@ tilewise_tensor sum_of(const RingPlan& plan, const tilewise_tensor& tensor, void
   return contiguous(data, dtype, tensor.rank, tensor.shape);
 }
 
-tilewise_tensor list_of(const RingPlan& plan, std::int64_t begin, std::int64_t count) {
+// The lists of all calls: the plan's, or their copy on a device.
+std::int64_t* lists_of(const RingPlan& plan, const RingArrays& arrays) {
+  if (plan.on_device()) return static_cast<std::int64_t*>(arrays.at(plan.memory.lists));
+  return const_cast<std::int64_t*>(plan.lists.data());
+}
+
+// A list, or rows of four numbers.
+tilewise_tensor list_of(std::int64_t* lists, std::int64_t begin, std::int64_t count,
+                        std::int64_t columns = 1) {
   if (begin < 0) return kAbsent;
-  return contiguous(const_cast<std::int64_t*>(plan.lists.data()) + begin, TILEWISE_INT64, 1,
-                    &count);
+  const std::int64_t shape[] = {count, columns};
+  return contiguous(lists != nullptr ? lists + begin : nullptr, TILEWISE_INT64, columns > 1 ? 2 : 1,
+                    shape);
 }
 
 // Returns a part of a bias, mask or dbias: a row for each query of the range and a column for each
@@ -49,21 +58,22 @@ tilewise_tensor score_part(const tilewise_tensor& tensor, std::int64_t first_row
   return part;
 }
 
-// A problem with the options of the request, which accumulates.
-tilewise_problem blank(const RingPlan& plan, const tilewise_problem& request, const Call& call) {
+// A problem with the options of the request, which accumulates unless the call begins a result.
+tilewise_problem blank(const RingPlan& plan, const tilewise_problem& request,
+                       const RingArrays& arrays, const Call& call) {
   tilewise_problem problem = request;
-  problem.accumulate = 1;
+  problem.accumulate = call.begins ? 0 : 1;
+  problem.alignment = TILEWISE_TOP_LEFT;
   problem.causal = 0;
   problem.window_left = call.window_left;
   problem.window_right = call.window_right;
   problem.max_seqlen_q = problem.max_seqlen_k = -1;
-  const std::int64_t shape[] = {call.sequences, 4};
-  problem.parts = contiguous(const_cast<std::int64_t*>(plan.lists.data()) + call.parts,
-                             TILEWISE_INT64, 2, shape);
-  problem.cu_seqlens_q = list_of(plan, call.cu_seqlens_q, call.sequences + 1);
-  problem.cu_seqlens_k = list_of(plan, call.cu_seqlens_k, call.sequences + 1);
-  problem.seqused_q = list_of(plan, call.seqused_q, call.sequences);
-  problem.seqused_k = list_of(plan, call.seqused_k, call.sequences);
+  std::int64_t* const lists = lists_of(plan, arrays);
+  problem.parts = list_of(lists, call.parts, call.sequences, 4);
+  problem.cu_seqlens_q = list_of(lists, call.cu_seqlens_q, call.sequences + 1);
+  problem.cu_seqlens_k = list_of(lists, call.cu_seqlens_k, call.sequences + 1);
+  problem.seqused_q = list_of(lists, call.seqused_q, call.sequences);
+  problem.seqused_k = list_of(lists, call.seqused_k, call.sequences);
   return problem;
 }
 
@@ -242,10 +252,14 @@ Record record_of(const RingPlan& plan) {
 tilewise_problem call_problem(const RingPlan& plan, const tilewise_problem& request,
                               const RingArrays& arrays, std::size_t step, const Call& call) {
   const Sums sums = sums_of(plan, request, arrays);
-  tilewise_problem problem = blank(plan, request, call);
+  tilewise_problem problem = blank(plan, request, arrays, call);
   set_queries(plan, sums, call, problem);
   set_keys(plan, arrays, sums, step, call, problem);
   set_score_inputs(plan, sums, plan.steps[step], call, problem);
+  for (const problem::NamedTensor& named : problem::kTensors) {
+    (problem.*named.member).device = plan.local.device;
+    (problem.*named.member).device_index = plan.local.device_index;
+  }
   return problem;
 }
 

@@ -123,6 +123,7 @@ class Calls {
       call.with_sink = with_sink;
       call.window_left = windows[w].left;
       call.window_right = windows[w].right;
+      call.begins = begins(call.query_range);
       add_lists(call, windows[w], w == 0 && with_sink, q_rows, k_rows);
       plan_.calls.push_back(call);
     }
@@ -136,12 +137,33 @@ class Calls {
     return begin;
   }
 
+  // Whether a call is the first of its range of queries, whose results it writes. On the CPU, and
+  // backward, where a call has sums of keys too, all calls add to sums that begin with 0.
+  bool begins(std::int32_t query_range) const {
+    const auto is_of_range = [&](const Call& call) { return call.query_range == query_range; };
+    return plan_.on_device() && !plan_.backward() &&
+           std::none_of(plan_.calls.begin(), plan_.calls.end(), is_of_range);
+  }
+
+  // Whether the kernel must know where the parts lie in the whole. A device spares the kernel that
+  // reads it.
+  bool needs_parts(const Window& window) const {
+    if (!plan_.on_device() || problem_.dropout_p > 0 || problem_.alibi_slopes.present())
+      return true;
+    const bool has_window = window.left >= 0 || window.right >= 0;
+    return has_window && std::any_of(entries_.begin(), entries_.end(), [](const Entry& entry) {
+             return entry.line[1] + entry.line[3] - entry.line[2] != 0;
+           });
+  }
+
   void add_lists(Call& call, const Window& window, bool takes_unseen, std::int64_t q_rows,
                  std::int64_t k_rows) {
-    call.parts = add_list([&](auto& list) {
-      for (const Entry& entry : entries_)
-        list.insert(list.end(), std::begin(entry.line), std::end(entry.line));
-    });
+    if (needs_parts(window)) {
+      call.parts = add_list([&](auto& list) {
+        for (const Entry& entry : entries_)
+          list.insert(list.end(), std::begin(entry.line), std::end(entry.line));
+      });
+    }
     if (problem_.q_packed) {
       call.cu_seqlens_q = add_list([&](auto& list) {
         for (const Entry& entry : entries_) list.push_back(entry.part.q_begin);

@@ -28,18 +28,57 @@ Status check_communicator(const tilewise_communicator* communicator) {
   return TILEWISE_OK;
 }
 
-Status exchange(const tilewise_communicator& communicator, const tilewise_exchange& request,
-                const char* activity) {
+namespace {
+
+// Calls the engine for a request that has messages: call(&failed_rank).
+template <class Call>
+Status call_engine(const tilewise_communicator& communicator, const tilewise_exchange& request,
+                   const char* activity, const Call& call) {
   if (request.send_count == 0 && request.receive_count == 0) return TILEWISE_OK;
   std::int32_t failed_rank = -1;
   problem::clear_message();
-  const Status status = communicator.exchange(communicator.self, &request, &failed_rank);
+  const Status status = call(&failed_rank);
   if (status == TILEWISE_OK) return TILEWISE_OK;
   char reason[256];  // of the engine
   std::snprintf(reason, sizeof(reason), "%s", problem::message());
   const char* const separator = reason[0] != '\0' ? ": " : "";
   return fail(status, "%s: rank %d of %d failed, says rank %d%s%s", activity, failed_rank,
               communicator.size, communicator.rank, separator, reason);
+}
+
+}  // namespace
+
+Status exchange(const tilewise_communicator& communicator, const tilewise_exchange& request,
+                const char* activity) {
+  return call_engine(communicator, request, activity, [&](std::int32_t* failed_rank) {
+    return communicator.exchange(communicator.self, &request, failed_rank);
+  });
+}
+
+Status start_exchange(const tilewise_communicator& communicator, const tilewise_exchange& request,
+                      void* stream, const char* activity) {
+  return call_engine(communicator, request, activity, [&](std::int32_t* failed_rank) {
+    return communicator.start(communicator.self, &request, stream, failed_rank);
+  });
+}
+
+Status finish_exchange(const tilewise_communicator& communicator, const tilewise_exchange& request,
+                       void* stream, const char* activity) {
+  return call_engine(communicator, request, activity, [&](std::int32_t* failed_rank) {
+    return communicator.finish(communicator.self, stream, failed_rank);
+  });
+}
+
+Status check_device(const tilewise_communicator& communicator, const problem::Problem& problem) {
+  if (problem.device == TILEWISE_CPU) return TILEWISE_OK;
+  if (communicator.start == nullptr || communicator.finish == nullptr) {
+    return fail(TILEWISE_UNSUPPORTED, "communicator: takes host memory only, but q is on %s",
+                problem::device_text(problem.device, problem.device_index).text);
+  }
+  if (communicator.device_index == problem.device_index) return TILEWISE_OK;
+  return fail(TILEWISE_INVALID_ARGUMENT, "communicator: is of cuda:%d, but q is on %s",
+              communicator.device_index,
+              problem::device_text(problem.device, problem.device_index).text);
 }
 
 }  // namespace tilewise::distributed

@@ -3,6 +3,7 @@
 
 #include <tilewise/tilewise_distributed.h>
 
+#include "problem/problem.h"
 #include "problem/status.h"
 
 namespace tilewise::distributed {
@@ -15,5 +16,14 @@ Status check_communicator(const tilewise_communicator* communicator);
 // caused it, and what was going on: "ring attention, step 2 of 8".
 Status exchange(const tilewise_communicator& communicator, const tilewise_exchange& request,
                 const char* activity);
+
+// The same in device memory, in the order of a stream: start() and finish() of the communicator.
+Status start_exchange(const tilewise_communicator& communicator, const tilewise_exchange& request,
+                      void* stream, const char* activity);
+Status finish_exchange(const tilewise_communicator& communicator, const tilewise_exchange& request,
+                       void* stream, const char* activity);
+
+// Checks that the engine takes the memory of the tensors' device.
+Status check_device(const tilewise_communicator& communicator, const problem::Problem& problem);
 
 }  // namespace tilewise::distributed

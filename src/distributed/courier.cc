@@ -5,9 +5,9 @@
 
 namespace tilewise::distributed {
 
-Courier::Courier(const tilewise_communicator& communicator, bool overlaps)
-    : communicator_(communicator) {
-  if (!overlaps) return;
+Courier::Courier(const tilewise_communicator& communicator, bool overlaps, const Worker& worker)
+    : communicator_(communicator), worker_(worker) {
+  if (!overlaps || worker.on_device()) return;
   try {
     thread_ = std::thread([this] { work(); });
   } catch (const std::system_error&) {  // the caller's thread does it all
@@ -24,15 +24,20 @@ Courier::~Courier() {
   thread_.join();
 }
 
-void Courier::start(const tilewise_exchange& request, const char* activity) {
+Status Courier::start(const tilewise_exchange& request, const char* activity) {
   const std::lock_guard<std::mutex> lock(mutex_);
   request_ = &request;
   activity_ = activity;
+  if (worker_.on_device())
+    return start_exchange(communicator_, request, worker_.stream(), activity);
   state_ = State::kStarted;
   changed_.notify_all();
+  return TILEWISE_OK;
 }
 
 Status Courier::finish() {
+  if (worker_.on_device())
+    return finish_exchange(communicator_, *request_, worker_.stream(), activity_);
   if (!thread_.joinable()) return exchange(communicator_, *request_, activity_);
   std::unique_lock<std::mutex> lock(mutex_);
   changed_.wait(lock, [this] { return state_ == State::kFinished; });

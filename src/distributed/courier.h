@@ -1,4 +1,4 @@
-// The thread that exchanges messages while the caller computes.
+// Exchanges messages while the caller computes: by a thread, or in the order of a stream.
 #pragma once
 
 #include <condition_variable>
@@ -7,13 +7,16 @@
 #include <thread>
 
 #include "distributed/communicator.h"
+#include "distributed/rows.h"
+#include "problem/tensor_checks.h"
 
 namespace tilewise::distributed {
 
 class Courier {
  public:
-  // Without `overlaps`, or if no thread can be started, exchanges run in finish().
-  Courier(const tilewise_communicator& communicator, bool overlaps);
+  // Messages of a worker on a device overlap always. Without `overlaps`, or if no thread can be
+  // started, other ones are exchanged in finish().
+  Courier(const tilewise_communicator& communicator, bool overlaps, const Worker& worker);
   ~Courier();
   Courier(const Courier&) = delete;
   Courier& operator=(const Courier&) = delete;
@@ -23,7 +26,7 @@ class Courier {
   // exchange() in communicator.h, each with its message.
   template <class Compute>
   Status exchange_during(const tilewise_exchange& request, const char* activity, Compute compute) {
-    start(request, activity);
+    TILEWISE_RETURN_IF_ERROR(start(request, activity));
     const Status computed = compute();
     if (computed == TILEWISE_OK) return finish();
     communicator_.abort(communicator_.self);
@@ -34,14 +37,15 @@ class Courier {
   }
 
   // Starts an exchange; the request and its memory stay as they are until finish(), which waits for
-  // its end.
-  void start(const tilewise_exchange& request, const char* activity);
+  // its end, or lets the worker's stream wait.
+  Status start(const tilewise_exchange& request, const char* activity);
   Status finish();
 
  private:
   void work();
 
   const tilewise_communicator& communicator_;
+  const Worker& worker_;
   std::thread thread_;
   std::mutex mutex_;  // guards everything below
   std::condition_variable changed_;

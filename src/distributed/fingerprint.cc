@@ -147,11 +147,14 @@ Status verdict(const Fingerprint* all, const tilewise_communicator& communicator
   return TILEWISE_OK;
 }
 
+// Contents of a device are not read: there it is their presence that has to be equal.
 void set_contents(const Problem& local, Fingerprint* print) {
-  (*print)[Field::kCuSeqlensQ] = hash_list(local.cu_seqlens_q);
-  (*print)[Field::kCuSeqlensK] = hash_list(local.cu_seqlens_k);
-  (*print)[Field::kSeqUsedQ] = hash_list(local.seqused_q);
-  (*print)[Field::kSeqUsedK] = hash_list(local.seqused_k);
+  if (local.device != TILEWISE_CPU) {
+    (*print)[Field::kAlibiSlopes] = local.alibi_slopes.present();
+    (*print)[Field::kSink] = local.sink.present();
+    return;
+  }
+  set_lists(local, print);
   (*print)[Field::kAlibiSlopes] = hash_heads(local.alibi_slopes, local.batch, local.heads);
   (*print)[Field::kSink] = hash_heads(local.sink, local.batch, local.heads);
 }
@@ -194,6 +197,13 @@ Fingerprint fingerprint_of(const Problem& local, Schedule schedule, Lengths leng
   set(Field::kDAlibiSlopes, local.dalibi_slopes.present());
   set_contents(local, &print);
   return print;
+}
+
+void set_lists(const Problem& problem, Fingerprint* print) {
+  (*print)[Field::kCuSeqlensQ] = hash_list(problem.cu_seqlens_q);
+  (*print)[Field::kCuSeqlensK] = hash_list(problem.cu_seqlens_k);
+  (*print)[Field::kSeqUsedQ] = hash_list(problem.seqused_q);
+  (*print)[Field::kSeqUsedK] = hash_list(problem.seqused_k);
 }
 
 std::uint64_t hash_of_lists(const Problem& local) {

@@ -70,13 +70,16 @@ struct Fingerprint {
 };
 
 // Returns the fingerprint of a whole problem; `local` is that of this rank, with its data. Contents
-// of cu_seqlens, seqused, slopes and sinks are read and hashed.
+// of cu_seqlens, seqused, slopes and sinks are read and hashed, unless they are on a device.
 Fingerprint fingerprint_of(const problem::Problem& local, Schedule schedule, Lengths lengths);
+
+// Sets the hashes of cu_seqlens and seqused to those of a problem on the CPU.
+void set_lists(const problem::Problem& problem, Fingerprint* print);
 
 // Returns the hash of the lists that decide what is sent.
 std::uint64_t hash_of_lists(const problem::Problem& local);
 
-// Bytes that compare_problems() needs for a group of `size` ranks.
+// Bytes of host memory that compare_problems() needs for a group of `size` ranks.
 std::int64_t comparison_bytes(std::int32_t size);
 
 // Sends the fingerprint to every rank and receives theirs. All ranks return the same verdict:

@@ -22,6 +22,14 @@ LocalGroup::LocalGroup(std::int32_t size) : ranks_(index_of(size)) {
   }
 }
 
+Status LocalGroup::use_devices(std::span<const std::int32_t> devices) {
+  for (Rank& rank : ranks_) {
+    rank.device = std::make_unique<cuda::Exchange>(devices[index_of(rank.number)]);
+    TILEWISE_RETURN_IF_ERROR(rank.device->status());
+  }
+  return TILEWISE_OK;
+}
+
 tilewise_communicator LocalGroup::communicator(std::int32_t rank) {
   tilewise_communicator communicator = {};
   communicator.struct_size = sizeof(communicator);
@@ -37,6 +45,17 @@ tilewise_communicator LocalGroup::communicator(std::int32_t rank) {
   communicator.abort = [](void* self) {
     Rank* const caller = static_cast<Rank*>(self);
     caller->group->abort(caller->number);
+  };
+  if (ranks_[index_of(rank)].device == nullptr) return communicator;
+  communicator.device_index = ranks_[index_of(rank)].device->device();
+  communicator.start = [](void* self, const tilewise_exchange* request, void* stream,
+                          std::int32_t* failed_rank) {
+    Rank* const caller = static_cast<Rank*>(self);
+    return caller->group->start(caller->number, *request, stream, failed_rank);
+  };
+  communicator.finish = [](void* self, void* stream, std::int32_t* failed_rank) {
+    Rank* const caller = static_cast<Rank*>(self);
+    return caller->group->finish(caller->number, stream, failed_rank);
   };
   return communicator;
 }
@@ -107,10 +126,15 @@ void LocalGroup::copy(const Pair& pair, std::unique_lock<std::mutex>& lock) {
   pair.sender->sends[pair.send] = Message::kCopying;
   pair.receiver->receives[pair.receive] = Message::kCopying;
   for (Rank* rank : {pair.sender, pair.receiver}) ++rank->copying;
-  lock.unlock();
-  if (source.bytes > 0)
+  if (pair.receiver->started != nullptr) {
+    // Under the lock: the receiver's events are recorded one after the other.
+    if (start_copy(pair, source, target) != TILEWISE_OK)
+      fail_all(pair.receiver->number, TILEWISE_DEVICE_ERROR);
+  } else if (source.bytes > 0) {
+    lock.unlock();
     std::memcpy(target.data, source.data, static_cast<std::size_t>(source.bytes));
-  lock.lock();
+    lock.lock();
+  }
   pair.sender->sends[pair.send] = Message::kDone;
   pair.receiver->receives[pair.receive] = Message::kDone;
   for (Rank* rank : {pair.sender, pair.receiver}) {
@@ -118,6 +142,18 @@ void LocalGroup::copy(const Pair& pair, std::unique_lock<std::mutex>& lock) {
     --rank->open;
     rank->changed.notify_one();
   }
+}
+
+// Copies on the receiver's stream, after the work that both ranks' streams had when the exchange
+// was started.
+Status LocalGroup::start_copy(const Pair& pair, const tilewise_message& source,
+                              const tilewise_message& target) const {
+  cuda::Exchange& receiver = *pair.receiver->device;
+  const cuda::Exchange& sender = *pair.sender->device;
+  TILEWISE_RETURN_IF_ERROR(receiver.follow(sender));
+  TILEWISE_RETURN_IF_ERROR(cuda::copy_between(receiver.device(), target.data, sender.device(),
+                                              source.data, source.bytes, receiver.stream()));
+  return receiver.end();
 }
 
 void LocalGroup::wait(Rank& rank, double timeout_seconds, std::unique_lock<std::mutex>& lock) {
@@ -172,6 +208,8 @@ Status LocalGroup::failure(const Rank& rank, bool timed_out, std::int32_t* faile
     case TILEWISE_INVALID_ARGUMENT:
       return fail(TILEWISE_INVALID_ARGUMENT,
                   "rank %d sent a message of another size than its receiver expects", failed_rank_);
+    case TILEWISE_DEVICE_ERROR:
+      return fail(TILEWISE_DEVICE_ERROR, "a copy to rank %d could not be started", failed_rank_);
     default:
       return fail(TILEWISE_REMOTE_ERROR, "rank %d has failed%s", failed_rank_,
                   failed_rank_ == rank.number ? " (this one)" : "");
@@ -206,6 +244,35 @@ Status LocalGroup::exchange(std::int32_t number, const tilewise_exchange& reques
   rank.changed.wait(lock, [&] { return rank.copying == 0; });
   rank.request = nullptr;
   return rank.open == 0 ? Status{TILEWISE_OK} : failure(rank, timed_out, failed_rank);
+}
+
+Status LocalGroup::start(std::int32_t number, const tilewise_exchange& request, void* stream,
+                         std::int32_t* failed_rank) {
+  *failed_rank = number;
+  Rank& rank = ranks_[index_of(number)];
+  TILEWISE_RETURN_IF_ERROR(rank.device->begin(stream));
+  const std::lock_guard<std::mutex> lock(mutex_);
+  rank.started = &request;
+  return TILEWISE_OK;
+}
+
+// The later work of the stream waits for what the rank receives, and for those who copy what it
+// sends. A copy that was started before a failure is waited for all the same.
+Status LocalGroup::finish(std::int32_t number, void* stream, std::int32_t* failed_rank) {
+  Rank& rank = ranks_[index_of(number)];
+  const tilewise_exchange& request = *rank.started;
+  Status status = exchange(number, request, failed_rank);
+  const std::int32_t device = rank.device->device();
+  const auto wait_for = [&](const Rank& other) {
+    const Status waits = other.device->wait(device, stream);
+    if (status == TILEWISE_OK) status = waits;
+  };
+  const std::lock_guard<std::mutex> lock(mutex_);
+  rank.started = nullptr;
+  if (request.receive_count > 0) wait_for(rank);
+  for (std::int32_t m = 0; m < request.send_count; ++m)
+    wait_for(ranks_[index_of(request.sends[m].peer)]);
+  return status;
 }
 
 void LocalGroup::abort(std::int32_t number) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cuda/rows/rows.h"
 #include "distributed/call_problem.h"
 #include "problem/arena.h"
 #include "problem/tensor_checks.h"
@@ -163,10 +164,14 @@ Status make_ring_plan(problem::Operation operation, const tilewise_problem& requ
   plan->queries = plan->ring().queries(rank);
   plan->keys = plan->ring().keys(rank);
   TILEWISE_RETURN_IF_ERROR(read_local(request, *plan));
-  plan->lists_hash = hash_of_lists(plan->local);
+  plan->lists_hash = hash_of_lists(plan->on_device() ? plan->whole.problem : plan->local);
   plan->bias = request.bias;
   plan->mask = request.mask;
   plan->dbias = request.dbias;
+  if (plan->on_device()) {
+    plan->agreement = std::make_shared<Agreement>();
+    TILEWISE_RETURN_IF_ERROR(cuda::load_rows(plan->local.device_index));
+  }
   plan_transfers(*plan);
   plan_calls(*plan);
   TILEWISE_RETURN_IF_ERROR(plan_kernels(request, *plan));
@@ -257,7 +262,11 @@ Status plan_memory(RingPlan& plan) {
   RingMemory& memory = plan.memory;
   Reservation reservation(plan);
   const std::int64_t rows = reservation.step_rows();
-  memory.comparison = reservation.take(comparison_bytes(plan.size), 1);
+  if (plan.on_device()) {
+    memory.lists = reservation.take(static_cast<std::int64_t>(plan.lists.size()), 8);
+  } else {
+    memory.comparison = reservation.take(comparison_bytes(plan.size), 1);
+  }
   if (reservation.sends_own_keys())
     memory.own_keys = reservation.take(local.k_rows, plan.key_bytes());
   for (std::int64_t& keys : memory.keys) keys = reservation.take(rows, plan.key_bytes());

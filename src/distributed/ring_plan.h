@@ -3,8 +3,10 @@
 // and, backward, the gradients of the last one are on their way.
 #pragma once
 
+#include <memory>
 #include <vector>
 
+#include "distributed/agreement.h"
 #include "distributed/fingerprint.h"
 #include "distributed/route.h"
 #include "plan/plan.h"
@@ -22,13 +24,15 @@ struct RingOptions {
 struct Call {
   std::int32_t query_range = 0;
   std::int32_t piece = 0;           // of the step
+  bool begins = false;              // writes the results of its range: no call came before
   bool with_sink = false;           // the one call of the range that passes the sink
   std::size_t kernel = 0;           // index into RingPlan::kernels
   std::int64_t first_sequence = 0;  // of the whole
   std::int64_t sequences = 0;
   std::int64_t window_left = -1;
   std::int64_t window_right = -1;
-  // Where its lists begin in RingPlan::lists; -1 for those that it does not need.
+  // Where its lists begin in RingPlan::lists; -1 for those that it does not need. Without `parts`
+  // the diagonal of every sequence begins at its first row and key, or there is none.
   std::int64_t parts = -1;
   std::int64_t cu_seqlens_q = -1;
   std::int64_t cu_seqlens_k = -1;
@@ -88,6 +92,7 @@ struct RingMemory {
   std::int64_t dk = -1;
   std::int64_t dv = -1;
   std::int64_t head_sums = -1;  // of all ranks: dsink and dalibi_slopes
+  std::int64_t lists = -1;      // a copy of RingPlan::lists, for kernels of a device
   std::int64_t kernels = -1;    // the workspace of the kernels
   std::int64_t bytes = 0;
 };
@@ -114,9 +119,11 @@ struct RingPlan {
   std::vector<plan::Plan> kernels;
   std::vector<std::int64_t> lists;
   RingMemory memory;
+  std::shared_ptr<Agreement> agreement;  // of a device
 
   Ring ring() const { return {&whole, options.schedule, options.lengths, size}; }
   bool backward() const { return operation == problem::Operation::kBackward; }
+  bool on_device() const { return local.device == TILEWISE_CUDA; }
   bool key_gradients() const { return local.dk.present() || local.dv.present(); }
 
   // A row of keys is a record: K of every batch and head, then V. Rows of gradients likewise, of

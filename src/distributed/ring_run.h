@@ -16,8 +16,4 @@ struct RingRunOptions {
 Status run_ring(const RingPlan& plan, const tilewise_communicator& communicator,
                 const tilewise_problem& request, const RingRunOptions& options);
 
-// Takes part in the comparison with the status of this rank, which has refused its problem; the
-// thread's message remains. Returns that status.
-Status refuse(const tilewise_communicator& communicator, double timeout_seconds, Status status);
-
 }  // namespace tilewise::distributed

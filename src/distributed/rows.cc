@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "cuda/rows/rows.h"
 #include "math/number.h"
 
 namespace tilewise::distributed {
@@ -60,10 +61,20 @@ std::size_t row_bytes(const View& view, const Extents& extents) {
   return static_cast<std::size_t>(extents.width * problem::dtype_size(view.dtype));
 }
 
+cuda::RowExtents on_device(const Extents& extents) {
+  return {extents.batch, extents.heads, extents.rows, extents.width};
+}
+
 }  // namespace
 
-void fill_rows(const View& view, const Extents& extents, double value,
-               const tilewise_executor& executor) {
+void fill_rows(const View& view, const Extents& extents, double value, Worker& worker) {
+  if (worker.on_device()) {
+    return worker.start([&] {
+      return cuda::fill_rows(worker.device_index(), view, on_device(extents), value,
+                             worker.stream());
+    });
+  }
+  const tilewise_executor& executor = worker.executor();
   with_arithmetic(view.dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     for_each_row(extents, executor, [&](std::int64_t b, std::int64_t h, std::int64_t r) {
@@ -73,8 +84,13 @@ void fill_rows(const View& view, const Extents& extents, double value,
   });
 }
 
-void copy_rows(const View& from, const View& to, const Extents& extents,
-               const tilewise_executor& executor) {
+void copy_rows(const View& from, const View& to, const Extents& extents, Worker& worker) {
+  if (worker.on_device()) {
+    return worker.start([&] {
+      return cuda::copy_rows(worker.device_index(), from, to, on_device(extents), worker.stream());
+    });
+  }
+  const tilewise_executor& executor = worker.executor();
   if (from.dtype == to.dtype) {
     const std::int64_t size = problem::dtype_size(from.dtype);
     for_each_row(extents, executor, [&](std::int64_t b, std::int64_t h, std::int64_t r) {
@@ -96,8 +112,13 @@ void copy_rows(const View& from, const View& to, const Extents& extents,
   });
 }
 
-void add_rows(const View& from, const View& to, const Extents& extents,
-              const tilewise_executor& executor) {
+void add_rows(const View& from, const View& to, const Extents& extents, Worker& worker) {
+  if (worker.on_device()) {
+    return worker.start([&] {
+      return cuda::add_rows(worker.device_index(), from, to, on_device(extents), worker.stream());
+    });
+  }
+  const tilewise_executor& executor = worker.executor();
   with_arithmetic(to.dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     for_each_row(extents, executor, [&](std::int64_t b, std::int64_t h, std::int64_t r) {

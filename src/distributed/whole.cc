@@ -1,7 +1,9 @@
 #include "distributed/whole.h"
 
 #include <algorithm>
+#include <utility>
 
+#include "cuda/host/runtime.h"
 #include "problem/fp8.h"
 #include "problem/tensor_checks.h"
 #include "problem/tensors.h"
@@ -68,6 +70,51 @@ Status check_supported(const tilewise_problem& request) {
   return check_devices(request);
 }
 
+// Copies a list of a device to host memory, as int64.
+Status copy_list(const char* name, tilewise_tensor& list, Whole& whole) {
+  const bool wide = list.dtype == TILEWISE_INT64;
+  if (list.rank != 1 || list.shape[0] < 0 || !(wide || list.dtype == TILEWISE_INT32))
+    return TILEWISE_OK;  // is refused later
+  const std::int64_t count = list.shape[0];
+  const std::int64_t stride = count > 1 ? list.strides[0] : 1;
+  if (list.data == nullptr && count > 0)
+    return fail(TILEWISE_INVALID_ARGUMENT, "%s: is NULL", name);
+  if (stride < 1 || stride > kMostTokens || count > kMostTokens) {
+    return fail(TILEWISE_UNSUPPORTED, "%s: has the stride %lld, must be positive on a device", name,
+                problem::printable(stride));
+  }
+  std::vector<char> copy(static_cast<std::size_t>(count * stride * (wide ? 8 : 4)));
+  const std::int64_t bytes = count == 0 ? 0 : ((count - 1) * stride + 1) * (wide ? 8 : 4);
+  TILEWISE_RETURN_IF_ERROR(cuda::copy(list.device_index, copy.data(), list.data, bytes, nullptr));
+  std::vector<std::int64_t>& numbers = whole.lists.emplace_back(static_cast<std::size_t>(count));
+  for (std::int64_t i = 0; i < count; ++i) {
+    const char* const at = copy.data() + i * stride * (wide ? 8 : 4);
+    numbers[static_cast<std::size_t>(i)] = wide ? *reinterpret_cast<const std::int64_t*>(at)
+                                                : *reinterpret_cast<const std::int32_t*>(at);
+  }
+  list = tilewise_contiguous(numbers.data(), TILEWISE_INT64, 1, list.shape);
+  return TILEWISE_OK;
+}
+
+// Gives a request of a device the lists in host memory, and no other data: as if it were on the
+// CPU.
+Status copy_to_host(tilewise_problem& request, Whole& whole) {
+  if (request.q.device != TILEWISE_CUDA) return TILEWISE_OK;
+  for (const auto& [name, member] : {std::pair{"cu_seqlens_q", &tilewise_problem::cu_seqlens_q},
+                                     std::pair{"cu_seqlens_k", &tilewise_problem::cu_seqlens_k},
+                                     std::pair{"seqused_q", &tilewise_problem::seqused_q},
+                                     std::pair{"seqused_k", &tilewise_problem::seqused_k}}) {
+    if (problem::present(request.*member))
+      TILEWISE_RETURN_IF_ERROR(copy_list(name, request.*member, whole));
+  }
+  for (const problem::NamedTensor& named : problem::kTensors) {
+    tilewise_tensor& tensor = request.*named.member;
+    tensor.device = TILEWISE_CPU;
+    tensor.device_index = 0;
+  }
+  return TILEWISE_OK;
+}
+
 // Floor and ceiling of a / b for b > 0 and any a.
 std::int64_t floor_div(std::int64_t a, std::int64_t b) { return a / b - (a % b < 0 ? 1 : 0); }
 std::int64_t ceil_of(std::int64_t a, std::int64_t b) { return -floor_div(-a, b); }
@@ -108,10 +155,8 @@ int row_dimension(const tilewise_tensor& tensor, std::int32_t layout) {
 
 Status check_devices(const tilewise_problem& request) {
   for (const problem::NamedTensor& named : problem::kTensors) {
-    const tilewise_tensor& tensor = request.*named.member;
-    if (problem::present(tensor) && tensor.device != TILEWISE_CPU) {
-      return fail(TILEWISE_UNSUPPORTED, "%s: is on %s, distributed attention works on the cpu",
-                  named.name, problem::device_text(tensor.device, tensor.device_index).text);
+    if (problem::present(request.*named.member)) {
+      TILEWISE_RETURN_IF_ERROR(problem::check_device(named.name, request.*named.member, request.q));
     }
   }
   return TILEWISE_OK;
@@ -128,7 +173,9 @@ Status make_whole(problem::Operation operation, const tilewise_problem& request,
   TILEWISE_RETURN_IF_ERROR(check_length("q_len", lengths.q));
   TILEWISE_RETURN_IF_ERROR(check_length("k_len", lengths.k));
   TILEWISE_RETURN_IF_ERROR(check_supported(request));
-  const tilewise_problem enlarged = whole_request(request, lengths);
+  tilewise_problem on_host = request;
+  TILEWISE_RETURN_IF_ERROR(copy_to_host(on_host, *whole));
+  const tilewise_problem enlarged = whole_request(on_host, lengths);
   TILEWISE_RETURN_IF_ERROR(problem::make_problem(operation, enlarged, &whole->problem));
   TILEWISE_RETURN_IF_ERROR(problem::check_contents(whole->problem));
   const Problem& problem = whole->problem;

@@ -22,19 +22,22 @@ struct Whole {
   problem::Problem problem;                  // with the shapes of the whole; it has no data
   std::vector<problem::Sequence> sequences;  // (B)
   bool uniform = false;                      // the sequences are dense and have the same lengths
+  // Copies of cu_seqlens and seqused that are on a device, in an order of no consequence.
+  std::vector<std::vector<std::int64_t>> lists;
 };
 
 // Returns the dimension of the rows of a q- or k-like tensor.
 int row_dimension(const tilewise_tensor& tensor, std::int32_t layout);
 
-// Refuses tensors that are not on the CPU, by name.
+// Refuses tensors that are not on the device of q, by name.
 Status check_devices(const tilewise_problem& request);
 
 // Refuses a score function: an address is of no use to other processes.
 Status refuse_score_function(const tilewise_problem& request);
 
 // Makes the whole of a rank's problem, which has any number of rows on the query and the key side.
-// It checks every option, and reads and checks the contents of cu_seqlens and seqused.
+// It checks every option, and reads and checks the contents of cu_seqlens and seqused. If they are
+// on a device, it waits for copies of them.
 Status make_whole(problem::Operation operation, const tilewise_problem& request, Lengths lengths,
                   Whole* whole);
 

@@ -85,31 +85,11 @@ void fill_key_rows(const Problem& problem, std::int64_t b, math::KeyRange rows) 
 // Returns d of a sequence in its own coordinates.
 std::int64_t diagonal_of(const Problem& problem, std::int64_t b, std::int64_t q_len,
                          std::int64_t k_len) {
-  if (problem.parts.present()) {  // key + j <= row + i + d
-    const Part part = part_of(problem, b);
-    return part.row + part.diagonal - part.key;
-  }
+  if (problem.parts.present()) return problem::diagonal_of(part_of(problem, b));
   return problem.top_left ? 0 : k_len - q_len;
 }
 
 }  // namespace
-
-Part part_of(const Problem& problem, std::int64_t b) {
-  if (!problem.parts.present()) return {b, 0, 0, 0};
-  const auto number = [&](std::int64_t column) {
-    return clamp(problem.parts.at(b, column), column == 3 ? -kMostOfWhole : 0, kMostOfWhole);
-  };
-  return {number(0), number(1), number(2), number(3)};
-}
-
-DropoutOrigin dropout_origin(const Problem& problem, std::int64_t b, std::int64_t head) {
-  const Part part = part_of(problem, b);
-  // The product may wrap around: the counter has 32 bits.
-  const std::uint64_t index =
-      static_cast<std::uint64_t>(part.number) * static_cast<std::uint64_t>(problem.heads) +
-      static_cast<std::uint64_t>(head);
-  return {static_cast<std::int64_t>(index), part.row, part.key};
-}
 
 void fill_sequences(const Problem& problem, Sequence* table) {
   std::int64_t q_end = 0;

@@ -33,7 +33,20 @@ inline constexpr std::int64_t kMostOfWhole = std::int64_t{1} << 59;
 
 // Returns the part that sequence `b` is; its numbers are within the bound. Its diagonal is 0
 // without parts.
-Part part_of(const Problem& problem, std::int64_t b);
+TILEWISE_INLINE Part part_of(const Problem& problem, std::int64_t b) {
+  if (!problem.parts.present()) return {b, 0, 0, 0};
+  std::int64_t numbers[4];
+  for (int column = 0; column < 4; ++column) {
+    numbers[column] =
+        math::clamp(problem.parts.at(b, column), column == 3 ? -kMostOfWhole : 0, kMostOfWhole);
+  }
+  return {numbers[0], numbers[1], numbers[2], numbers[3]};
+}
+
+// Returns d of a part in the part's own coordinates: key + j <= row + i + d.
+TILEWISE_INLINE std::int64_t diagonal_of(const Part& part) {
+  return part.row + part.diagonal - part.key;
+}
 
 // Where dropout counts the rows and keys of a head of a sequence: its counters (math/philox.h) are
 // those of the whole.
@@ -42,7 +55,15 @@ struct DropoutOrigin {
   std::int64_t row;
   std::int64_t key;
 };
-DropoutOrigin dropout_origin(const Problem& problem, std::int64_t b, std::int64_t head);
+TILEWISE_INLINE DropoutOrigin dropout_origin(const Problem& problem, std::int64_t b,
+                                             std::int64_t head) {
+  const Part part = part_of(problem, b);
+  // The product may wrap around: the counter has 32 bits.
+  const std::uint64_t index =
+      static_cast<std::uint64_t>(part.number) * static_cast<std::uint64_t>(problem.heads) +
+      static_cast<std::uint64_t>(head);
+  return {static_cast<std::int64_t>(index), part.row, part.key};
+}
 
 // Fills the rows that belong to no sequence, or that it does not use: out = 0, lse = -inf; in the
 // backward pass dq, dk and dv = 0. With `accumulate` these rows keep what they hold, and a row that

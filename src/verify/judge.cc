@@ -227,14 +227,29 @@ Verdict Judge::run_parts(const char* kernel, const plan::Options& options) {
   bool prepared = false;
   plan::Plan plan;
   std::string damage;
+  const problem::Kernel* const named =
+      options.kernel != nullptr ? plan::find_kernel(description.operation, options.kernel)
+                                : nullptr;
+  const bool on_device = named != nullptr && named->device != TILEWISE_CPU;
+  cuda::DeviceInfo device;
+  if (on_device && cuda::find_device(0, &device) != TILEWISE_OK)
+    return refusal(kernel, TILEWISE_UNSUPPORTED);
   for (const tilewise_problem& call : parts.calls()) {
-    const problem::Status planned = plan::make_plan(description.operation, call, options, &plan);
+    const problem::Status planned =
+        on_device ? plan_on_device(description.operation, call, options)
+                  : plan::make_plan(description.operation, call, options, &plan);
     if (planned != TILEWISE_OK) return refusal(kernel, planned);
     if (!prepared) {
       find_answers();
       instance_.prepare(description.operation);
       parts.start();
       prepared = true;
+    }
+    if (on_device) {
+      const CopiedRun copied = run_on_device(description.operation, call, options);
+      if (copied.status != TILEWISE_OK) return verdict_of(*named, copied.status, "");
+      if (!copied.damage.empty()) damage = copied.damage;
+      continue;
     }
     const GuardedWorkspace workspace(plan.workspace_bytes);
     plan::RunOptions run_options;
@@ -244,7 +259,7 @@ Verdict Judge::run_parts(const char* kernel, const plan::Options& options) {
     if (status != TILEWISE_OK) return verdict_of(*plan.kernel, status, "");
     if (!workspace.intact()) damage = "wrote beyond its workspace";
   }
-  return verdict_of(*plan.kernel, TILEWISE_OK, damage);
+  return verdict_of(on_device ? *named : *plan.kernel, TILEWISE_OK, damage);
 }
 
 Verdict Judge::verdict_of(const problem::Kernel& kernel, problem::Status status,

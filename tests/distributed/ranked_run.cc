@@ -5,8 +5,11 @@
 #include <cstring>
 #include <limits>
 
+#include "cuda/host/runtime.h"
+#include "cuda/host/streams.h"
 #include "distributed/schedule.h"
 #include "problem/tensors.h"
+#include "verify/device_copy.h"
 
 namespace tilewise::tests {
 namespace {
@@ -86,6 +89,9 @@ RankedRun::RankedRun(const tilewise_problem& whole, const RankedSetup& setup)
         dtype = whole.q.dtype == TILEWISE_FP64 ? TILEWISE_FP64 : TILEWISE_FP32;
     }
     results_.*named.member = owner_.make(dtype, tensor.rank, tensor.shape);
+  }
+  if (!setup.devices.empty() && !setup.communicator) {
+    EXPECT_EQ(group_.use_devices(setup.devices), TILEWISE_OK) << problem::message();
   }
   if (setup_.schedule == TILEWISE_SCHEDULE_AUTOMATIC) {
     const tilewise_distributed_options chosen = options();
@@ -191,7 +197,8 @@ void RankedRun::make_rank(std::int32_t number) {
   rank.queries = tokens_of(false, number);
   rank.keys = tokens_of(true, number);
   rank.problem = whole_;
-  rank.communicator = group_.communicator(number);
+  rank.communicator =
+      setup_.communicator ? setup_.communicator(number) : group_.communicator(number);
   tilewise_distributed_info_init(&rank.info);
   if (setup_.wrap) {
     rank.wrapper = setup_.wrap(rank.communicator);
@@ -213,7 +220,49 @@ void RankedRun::set_forward_results(const tilewise_problem& whole) {
   }
 }
 
+// Runs the plan twice on copies in device memory, on a stream of its own: the second run compares
+// no problems, and begins while the first one may still work.
+Status RankedRun::run_on_device(Rank& rank, Operation operation, std::int32_t device) {
+  const tilewise_distributed_options chosen = options();
+  verify::DeviceCopy copy(operation, rank.problem, device);
+  cuda::Exchange own(device);
+  tilewise_executor executor;
+  tilewise_executor_init(&executor);
+  executor.stream = own.stream();
+  tilewise_distributed_plan* plan = nullptr;
+  Status status = tilewise_distributed_plan_create(
+      static_cast<std::int32_t>(operation), &copy.request(), &chosen, &rank.communicator, &plan);
+  if (status != TILEWISE_OK) return status;
+  std::size_t bytes = 0;
+  tilewise_distributed_plan_workspace(plan, &bytes, nullptr);
+  constexpr std::int64_t kGuard = 256;
+  const auto size = static_cast<std::int64_t>(bytes);
+  const verify::DeviceMemory memory(device, size + kGuard);
+  EXPECT_EQ(cuda::synchronise(device, nullptr), TILEWISE_OK);  // the fill, on another stream
+  for (int run = 0; run < 2 && status == TILEWISE_OK; ++run) {
+    status = tilewise_distributed_plan_run(plan, &copy.request(), memory.data(), bytes, &executor);
+  }
+  const Outcome outcome = outcome_of(status);
+  EXPECT_EQ(cuda::synchronise(device, executor.stream), TILEWISE_OK) << problem::message();
+  tilewise_distributed_plan_info(plan, &rank.info);
+  tilewise_distributed_plan_destroy(plan);
+  EXPECT_EQ(copy.fetch(), "");
+  EXPECT_TRUE(copy.inputs_are_intact());
+  std::vector<std::byte> guard(kGuard);
+  EXPECT_EQ(cuda::copy(device, guard.data(), memory.data() + size, kGuard, nullptr), TILEWISE_OK);
+  EXPECT_TRUE(std::all_of(guard.begin(), guard.end(), [](std::byte b) {
+    return b == std::byte{0xFF};
+  })) << "wrote beyond the workspace";
+  return outcome.status == TILEWISE_OK
+             ? outcome.status
+             : problem::fail(outcome.status, "%s", outcome.message.c_str());
+}
+
 Outcome RankedRun::run_rank(Rank& rank, Operation operation) {
+  if (!setup_.devices.empty()) {
+    const auto number = static_cast<std::size_t>(&rank - ranks_.data());
+    return outcome_of(run_on_device(rank, operation, setup_.devices[number]));
+  }
   const tilewise_distributed_options chosen = options();
   tilewise_distributed_plan* plan = nullptr;
   Status status = tilewise_distributed_plan_create(

@@ -22,6 +22,10 @@ struct RankedSetup {
   const tilewise_executor* executor = nullptr;
   std::int64_t chunk_rows = 0;  // of the token plan
   std::int64_t stages = 0;
+  // With devices (size), the tensors of rank r are on CUDA device devices[r].
+  std::vector<std::int32_t> devices = {};
+  // The communicator of a rank, if not that of a group of threads.
+  std::function<tilewise_communicator(std::int32_t rank)> communicator = {};
   // Makes what stands between a rank and its communicator; nothing by default.
   std::function<std::unique_ptr<Wrapper>(const tilewise_communicator&)> wrap = {};
 };
@@ -84,6 +88,7 @@ class RankedRun {
                       const Tokens& tokens);
   void make_outputs(Rank& rank);
   Outcome run_rank(Rank& rank, Operation operation);
+  Status run_on_device(Rank& rank, Operation operation, std::int32_t device);
   void collect(Operation operation);
 
   tilewise_problem whole_;  // without the mask if the token plan has it

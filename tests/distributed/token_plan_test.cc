@@ -313,7 +313,7 @@ TEST(TokenPlan, RefusalsOfAttentionNameTheArgument) {
       {[](auto& p) { p.page_table = p.lse; }, "page_table: not supported by the balanced"},
       {[](auto& p) { p.phi = p.lse; }, "phi: not supported by the balanced schedule"},
       {[](auto& p) { p.batch_invariant = 1; }, "batch_invariant: not supported by the balanced"},
-      {[](auto& p) { p.v.device = TILEWISE_CUDA; }, "v: is on cuda"},
+      {[](auto& p) { p.v.device = TILEWISE_CUDA; }, "v: device is cuda:0, must be that of q"},
       {[](auto& p) { p.q.shape[0] = 7; }, "q: has 7 rows, must have the"},
       {[](auto& p) { p.q = tilewise_contiguous(p.q.data, TILEWISE_FP64, 4, kTwoBatches); },
        "q: has B = 2, must have 1 in the balanced schedule, or be packed"},

@@ -20,11 +20,14 @@ using verify::PartCalls;
 
 constexpr double kEmptyLse = -std::numeric_limits<double>::infinity();
 
-std::vector<const Kernel*> host_kernels_of(std::int32_t dtype,
-                                           Operation operation = Operation::kForward) {
-  std::vector<const Kernel*> kernels = runnable_kernels(operation, dtype);
-  std::erase_if(kernels, [](const Kernel* kernel) { return kernel->device != TILEWISE_CPU; });
-  return kernels;
+// True for a call that the fast kernels of a device leave to the reference: on parts, with dropout
+// or a window as long as any sequence; or with gradients of slopes.
+bool leaves_parts(const Kernel& kernel, const tilewise_problem& call) {
+  const bool is_fast =
+      kernel.device == TILEWISE_CUDA && std::string(kernel.name) != "cuda_reference";
+  const bool wide = call.dropout_p > 0 || call.window_left == INT64_MAX;
+  return is_fast &&
+         ((wide && problem::present(call.parts)) || problem::present(call.dalibi_slopes));
 }
 
 Case accumulating(Operation operation, std::int32_t dtype, const std::vector<std::int64_t>& sizes) {
@@ -61,6 +64,18 @@ TEST_P(Parts, OfOneKeyAndOneRowGiveTheWhole) {
   c.gradients |= verify::kDAlibiSlopes;
   c.q_cuts = {1, 2, 3, 4, 5, 6};
   c.k_cuts = {1, 2, 3, 4, 5, 6, 7, 8};
+  expect_all_pass(c);
+}
+
+// Tiles of every kernel, cut by edges that lie anywhere in them.
+TEST_P(Parts, OfTilesGiveTheWhole) {
+  TILEWISE_TRACE_SEED();
+  Case c = accumulating(operation(), dtype(), {2, 200, 220, 2, 1, 64});
+  c.causal = true;
+  c.q_cuts = {71};
+  c.k_cuts = {40, 150};
+  expect_all_pass(c);
+  c.window_left = 90;
   expect_all_pass(c);
 }
 
@@ -105,7 +120,9 @@ TEST(PartErrors, DoNotGrowWithTheNumberOfParts) {
     const bool forward = work.operation == Operation::kForward;
     const auto member = forward ? &tilewise_problem::out : &tilewise_problem::dq;
     const double between = forward ? lse_rounding(oracle.results()) : 0;
-    for (const Kernel* kernel : host_kernels_of(work.dtype, work.operation)) {
+    for (const Kernel* kernel : kernels_for(instance)) {
+      // One call of it sums in fp64, which sums of calls in fp32 cannot equal.
+      if (std::string(kernel->name) == "cuda_reference") continue;
       const double whole = error_in_pieces(kernel->name, 1, instance, oracle.results(), member);
       const double eight = error_in_pieces(kernel->name, 8, instance, oracle.results(), member);
       EXPECT_GT(whole, 0) << kernel->name;
@@ -132,7 +149,7 @@ TEST(PartStates, OfRowsThatSeeNoKeyAreKept) {
     verify::for_each_element(call.mask, [&](std::int64_t i, std::int64_t offset) {
       static_cast<std::uint8_t*>(call.mask.data)[offset] = kind(i % rows) == 0 ? 1 : 0;
     });
-    for (const Kernel* kernel : host_kernels_of(dtype)) {
+    for (const Kernel* kernel : kernels_for(Operation::kForward, dtype, call)) {
       set_elements(call.lse, [&](std::int64_t i) {
         return kind(i % rows) == 1 ? 0.1 * static_cast<double>(i % 17) - 0.7 : kEmptyLse;
       });
@@ -173,7 +190,7 @@ TEST(PartStates, KeepNaNOfAnEarlierPart) {
   const Instance instance(c);
   tilewise_problem call = instance.request();
   call.accumulate = 1;
-  for (const Kernel* kernel : host_kernels_of(TILEWISE_FP32)) {
+  for (const Kernel* kernel : kernels_for(Operation::kForward, TILEWISE_FP32, call)) {
     set_elements(call.lse, [&](std::int64_t i) { return i % 3 == 0 ? std::nan("") : -1000.0; });
     set_elements(call.out, [&](std::int64_t i) { return i % 16 == 5 ? std::nan("") : 1.0; });
     ASSERT_EQ(run_call(kernel->name, Operation::kForward, call), TILEWISE_OK);
@@ -213,7 +230,8 @@ TEST(PartContents, MayBeHostile) {
     tilewise_problem call = instance.request();
     const std::int64_t shape[] = {3, 4};
     call.parts = tilewise_contiguous(numbers, TILEWISE_INT64, 2, shape);
-    for (const Kernel* kernel : host_kernels_of(dtype, operation)) {
+    for (const Kernel* kernel : kernels_for(operation, dtype, call)) {
+      if (leaves_parts(*kernel, call)) continue;
       instance.prepare(operation);
       ASSERT_EQ(run_call(kernel->name, operation, call), TILEWISE_OK) << problem::message();
       ASSERT_EQ(instance.damage(operation), "") << kernel->name;
@@ -239,7 +257,8 @@ TEST(PartSlices, OfDisjointListsAccumulate) {
     tilewise_problem whole = instance.request();
     whole.slices = {};
     const PartCalls one_call(work.operation, whole, {}, {}, c.seed);
-    for (const Kernel* kernel : host_kernels_of(work.dtype, work.operation)) {
+    for (const Kernel* kernel : kernels_for(instance)) {
+      if (leaves_parts(*kernel, whole)) continue;
       instance.prepare(work.operation);
       one_call.start();
       for (std::int64_t s = 0; s < static_cast<std::int64_t>(slices.size()); ++s) {
@@ -276,7 +295,7 @@ TEST(PartGradients, NextToNaNAreAddedOnce) {
           return is_nan ? std::nan("") : values[static_cast<std::size_t>(i)];
         });
     tilewise_problem call = instance.request();
-    for (const Kernel* kernel : host_kernels_of(dtype, c.operation)) {
+    for (const Kernel* kernel : kernels_for(instance)) {
       call.accumulate = 0;
       ASSERT_EQ(run_call(kernel->name, c.operation, call), TILEWISE_OK) << problem::message();
       const auto dk = verify::numbers_of(call.dk);
@@ -313,7 +332,7 @@ TEST(PartGradients, OfANarrowBiasAddUp) {
   tilewise_problem call = instance.request();
   call.accumulate = 1;
   call.dbias = owner.make(TILEWISE_FP32, call.bias.rank, call.bias.shape);
-  for (const Kernel* kernel : host_kernels_of(TILEWISE_BF16, c.operation)) {
+  for (const Kernel* kernel : kernels_for(c.operation, TILEWISE_BF16, call)) {
     const auto outputs = {&tilewise_problem::dq, &tilewise_problem::dk, &tilewise_problem::dv,
                           &tilewise_problem::dbias};
     for (const auto member : outputs) set_elements(call.*member, [](std::int64_t) { return 0.0; });

@@ -36,9 +36,11 @@ bool is_too_wide(const Kernel& kernel, const Case& description) {
          std::max(description.head_dim, description.value_dim) > kMost;
 }
 
-// True for cases of several calls, which no GPU kernel takes.
-bool is_not_whole(const Kernel& kernel, const Case& description) {
-  return kernel.device == TILEWISE_CUDA && description.is_cut();
+// True for dropout of cases of several calls, which fast kernels of a device leave to the
+// reference.
+bool lacks_dropout_of_parts(const Kernel& kernel, const Case& description) {
+  return kernel.device == TILEWISE_CUDA && !is_cuda_reference(kernel) && description.is_cut() &&
+         description.dropout_p > 0;
 }
 
 // True for gradients that the kernel leaves to the reference.
@@ -61,7 +63,8 @@ bool lacks_score_function(const Kernel& kernel, const Case& description) {
 // True for cases that the kernel, which machine_runs(), refuses by design.
 bool leaves(const Kernel& kernel, const Case& description) {
   return is_too_wide(kernel, description) || lacks_gradient(kernel, description) ||
-         lacks_pages(kernel, description) || lacks_score_function(kernel, description);
+         lacks_pages(kernel, description) || lacks_score_function(kernel, description) ||
+         lacks_dropout_of_parts(kernel, description);
 }
 
 // Returns whether a kernel of a device supports the dtype.
@@ -170,8 +173,7 @@ void expect_all_pass(const Case& description, const verify::Judge::Edit& edit) {
   for (const Kernel* kernel : plan::kernels(description.operation)) {
     if (!is_asked_for(*kernel)) continue;
     const verify::Verdict verdict = judge.judge(kernel->name);
-    const bool runs = machine_runs(*kernel, description.dtype) &&
-                      !is_not_whole(*kernel, description) && !leaves(*kernel, description);
+    const bool runs = machine_runs(*kernel, description.dtype) && !leaves(*kernel, description);
     const auto expected = runs ? verify::Verdict::kPassed : verify::Verdict::kUnsupported;
     const bool may_pass = cuda::device_count() > 0 && is_partial(*kernel) &&
                           verdict.result == verify::Verdict::kPassed;
@@ -244,6 +246,12 @@ problem::Status run_kernel(const char* kernel, Operation operation, const tilewi
 problem::Status run_call(const char* kernel, Operation operation, const tilewise_problem& call) {
   plan::Options options;
   options.kernel = kernel;
+  const Kernel* const named = plan::find_kernel(operation, kernel);
+  if (named != nullptr && named->device == TILEWISE_CUDA) {
+    const verify::CopiedRun copied = verify::run_on_device(operation, call, options);
+    EXPECT_EQ(copied.damage, "") << kernel;
+    return copied.status;
+  }
   plan::Plan plan;
   const problem::Status planned = plan::make_plan(operation, call, options, &plan);
   if (planned != TILEWISE_OK) return planned;

@@ -71,9 +71,17 @@ __device__ inline void visit_sequences(const Problem& problem, std::int64_t* war
 }
 
 // Fills table (B). All kScanThreads threads of a block.
-__device__ inline void compute_table(const Problem& problem, std::int64_t* warps, Sequence* table) {
-  visit_sequences(problem, warps, [&](const Sequence& sequence) {
-    if (sequence.batch < problem.batch) table[sequence.batch] = sequence;
+__device__ inline void compute_table(const Problem& problem, Diagonals diagonals,
+                                     std::int64_t* warps, Sequence* table) {
+  visit_sequences(problem, warps, [&](Sequence sequence) {
+    if (sequence.batch >= problem.batch) return;
+    if (problem.parts.present()) {
+      const std::int64_t exact = problem::diagonal_of(problem::part_of(problem, sequence.batch));
+      sequence.diagonal = diagonals == Diagonals::kExact
+                              ? exact
+                              : math::clamp(exact, -kMostDiagonal, kMostDiagonal);
+    }
+    table[sequence.batch] = sequence;
   });
 }
 

@@ -10,9 +10,10 @@ namespace tilewise::cuda {
 namespace {
 
 __global__ void __launch_bounds__(kScanThreads)
-    table_kernel(const __grid_constant__ Problem problem, Sequence* table /* (B) */) {
+    table_kernel(const __grid_constant__ Problem problem, Diagonals diagonals,
+                 Sequence* table /* (B) */) {
   __shared__ std::int64_t warps[kScanWarps];
-  compute_table(problem, warps, table);
+  compute_table(problem, diagonals, warps, table);
 }
 
 // Writes a number to `width` columns of a row of all heads, with a warp. Absent tensors are left.
@@ -66,9 +67,10 @@ std::int64_t blocks_for(std::int64_t rows) {
 
 }  // namespace
 
-cudaError_t fill_table(const Problem& problem, Sequence* table, cudaStream_t stream) {
+cudaError_t fill_table(const Problem& problem, Sequence* table, cudaStream_t stream,
+                       Diagonals diagonals) {
   if (problem.batch == 0) return cudaSuccess;
-  return launch(table_kernel, {1, kScanThreads}, stream, problem, table);
+  return launch(table_kernel, {1, kScanThreads}, stream, problem, diagonals, table);
 }
 
 cudaError_t load_sequence_kernels() {

@@ -12,16 +12,25 @@ namespace tilewise::cuda {
 using problem::Problem;
 using problem::Sequence;
 
-// Sequences need a table if cu_seqlens are given: each start depends on all before it.
+// Sequences need a table if cu_seqlens are given, since each start depends on all before it, and if
+// they are parts: then the table alone holds their diagonals.
 inline bool has_table(const Problem& problem) {
-  return problem.cu_seqlens_q.present() || problem.cu_seqlens_k.present();
+  return problem.cu_seqlens_q.present() || problem.cu_seqlens_k.present() ||
+         problem.parts.present();
 }
 inline std::int64_t table_bytes(const Problem& problem) {
   return has_table(problem) ? problem.batch * static_cast<std::int64_t>(sizeof(Sequence)) : 0;
 }
 
+// The diagonals of a table. Those of 32 bits are at most kMostDiagonal away from 0. With windows
+// below kMostWindowOfParts that is as good as any larger number: a row sees all keys, or none.
+enum class Diagonals { k32Bits, kExact };
+inline constexpr std::int64_t kMostDiagonal = (std::int64_t{1} << 30) - (1 << 10);
+inline constexpr std::int64_t kMostWindowOfParts = (std::int64_t{1} << 29) - (1 << 11);
+
 // Fills `table` (B), which is table_bytes(problem) of device memory, on the stream.
-cudaError_t fill_table(const Problem& problem, Sequence* table, cudaStream_t stream);
+cudaError_t fill_table(const Problem& problem, Sequence* table, cudaStream_t stream,
+                       Diagonals diagonals = Diagonals::k32Bits);
 
 // Loads the kernels of the two functions; on the current device.
 cudaError_t load_sequence_kernels();
@@ -33,7 +42,7 @@ cudaError_t load_sequence_kernels();
 cudaError_t fill_unowned_rows(const Problem& problem, const Sequence* table, cudaStream_t stream);
 
 // Completes a sequence that has its starts and lengths: applies seqused_q and seqused_k, and sets
-// the diagonal.
+// the diagonal, which is that of a whole sequence.
 __device__ __forceinline__ Sequence close_sequence(const Problem& problem, Sequence sequence) {
   if (problem.seqused_q.present()) {
     sequence.q_len = math::clamp(problem.seqused_q.at(sequence.batch), 0, sequence.q_len);

@@ -21,7 +21,8 @@ math::Band band_of(const Problem& problem) {
 // if bias and mask add to it.
 bool has_closed_form(const Problem& problem) {
   return !problem.varlen_q() && !problem.k_packed && !problem.slices.present() &&
-         !problem.seqused_k.present() && !problem.mask.present() && !problem.bias.present();
+         !problem.seqused_k.present() && !problem.mask.present() && !problem.bias.present() &&
+         !problem.accumulate && !problem.parts.present();
 }
 
 // The bytes of a query (its rows of Q and of out) and of a key (its rows of K and V).

@@ -218,7 +218,8 @@ cudaError_t load_reference_gradient() {
 cudaError_t run_reference_gradient(const Problem& problem, const GradientWorkspace& workspace,
                                    cudaStream_t stream) {
   cudaError_t error = cudaSuccess;
-  if (workspace.table != nullptr) error = fill_table(problem, workspace.table, stream);
+  if (workspace.table != nullptr)
+    error = fill_table(problem, workspace.table, stream, Diagonals::kExact);
   if (error == cudaSuccess) error = fill_unowned_rows(problem, workspace.table, stream);
   const std::int64_t q_rows = problem.batch == 0 ? 0 : query_rows(problem);
   const std::int64_t k_rows = problem.batch == 0 ? 0 : key_rows(problem);

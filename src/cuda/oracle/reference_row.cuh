@@ -130,8 +130,10 @@ struct RowOf {
     if (problem.dropout_p == 0) return 1;
     const math::DropoutRule rule =
         math::dropout_rule(problem.dropout_p, problem.dropout_seed, problem.dropout_offset);
-    const std::int64_t index = sequence.batch * problem.heads + head;
-    return math::dropout_keeps(rule, index, row, key) ? rule.keep_scale : 0;
+    const problem::DropoutOrigin origin = problem::dropout_origin(problem, sequence.batch, head);
+    return math::dropout_keeps(rule, origin.head_index, origin.row + row, origin.key + key)
+               ? rule.keep_scale
+               : 0;
   }
 
   __device__ double sink() const {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cuda/rows/rows.h"
 #include "distributed/magi/request.h"
 #include "problem/read_tensors.h"
 #include "problem/tensor_checks.h"
@@ -91,14 +92,24 @@ void reserve_backward(Arena& arena, const Attention& attention, const Most& most
     memory.dsink = reserve(arena, attention.size, local.heads * width);
 }
 
+std::int64_t slices_before(const Attention& attention, std::size_t stage) {
+  std::int64_t count = 0;
+  for (std::size_t s = 0; s < stage; ++s)
+    count += static_cast<std::int64_t>(attention.stages.stages[s].slices.size());
+  return count;
+}
+
 Status plan_memory(Attention& attention) {
   const Most most = most_of(attention);
   AttentionMemory& memory = attention.memory;
   Arena arena;
-  // Keys and gradients of two stages are on their way at a time, and sums of dsink to every rank.
-  const std::int64_t messages = math::max(4 * most.messages, 2 * attention.size);
-  memory.comparison = reserve(arena, comparison_bytes(attention.size), 1);
-  memory.messages = reserve(arena, messages, sizeof(tilewise_message));
+  if (attention.on_device()) {
+    memory.slices =
+        reserve(arena, slices_before(attention, attention.stages.stages.size()), sizeof(Slice));
+  } else {
+    memory.comparison = reserve(arena, comparison_bytes(attention.size), 1);
+    memory.messages = reserve(arena, attention.most_messages(), sizeof(tilewise_message));
+  }
   memory.keys = reserve(arena, most.received, attention.row_bytes());
   memory.keys_sent = reserve(arena, most.sent, attention.row_bytes());
   memory.keys_received = reserve(arena, most.received, attention.row_bytes());
@@ -153,7 +164,31 @@ void set_sums(const Attention& attention, char* workspace, tilewise_problem& cal
       tilewise_contiguous(workspace == nullptr ? nullptr : workspace + memory.lse, dtype, 2, shape);
 }
 
+// Sets the keys of a stage that has them from other ranks, and the sums of their gradients.
+void set_keys(const Attention& attention, const tilewise_problem& request, std::int64_t stage,
+              char* workspace, tilewise_problem& call) {
+  const problem::Problem& local = attention.local;
+  const std::int64_t rows = attention.stages.stages[static_cast<std::size_t>(stage)].key_rows;
+  const auto array = [&](std::int64_t offset) {
+    return workspace == nullptr || offset < 0 ? nullptr : workspace + offset;
+  };
+  call.accumulate = 1;
+  call.sink = call.dsink = {};
+  const std::int64_t values = attention.key_columns();
+  void* const keys = array(attention.memory.keys);
+  call.k = stage_rows(attention, keys, local.dtype, 0, rows);
+  call.v = stage_rows(attention, keys, local.dtype, values, rows);
+  void* const gradients = array(attention.memory.gradients);
+  if (present(request.dk)) call.dk = stage_rows(attention, gradients, local.statistics, 0, rows);
+  if (present(request.dv))
+    call.dv = stage_rows(attention, gradients, local.statistics, values, rows);
+}
+
 }  // namespace
+
+std::int64_t Attention::most_messages() const {
+  return math::max(4 * most_of(*this).messages, 2 * size);
+}
 
 std::int64_t Attention::row_bytes() const {
   return row_columns() * problem::dtype_size(local.dtype);
@@ -173,22 +208,19 @@ tilewise_problem stage_problem(const Attention& attention, const tilewise_proble
   tilewise_problem call = request;
   const std::int64_t count = static_cast<std::int64_t>(own.slices.size());
   const std::int64_t shape[] = {count, 6};
-  call.slices =
-      tilewise_contiguous(const_cast<Slice*>(own.slices.data()), TILEWISE_INT64, 2, shape);
+  void* slices = const_cast<Slice*>(own.slices.data());
+  if (attention.on_device()) {
+    char* const all = static_cast<char*>(array(attention.memory.slices));
+    const std::int64_t before = slices_before(attention, static_cast<std::size_t>(stage));
+    slices = all == nullptr ? nullptr : all + before * std::int64_t{sizeof(Slice)};
+  }
+  call.slices = tilewise_contiguous(slices, TILEWISE_INT64, 2, shape);
   set_sums(attention, base, call);
-  if (stage == 0) return call;
-  const problem::Problem& local = attention.local;
-  call.accumulate = 1;
-  call.sink = call.dsink = {};
-  const std::int64_t values = attention.key_columns();
-  void* const keys = array(attention.memory.keys);
-  call.k = stage_rows(attention, keys, local.dtype, 0, own.key_rows);
-  call.v = stage_rows(attention, keys, local.dtype, values, own.key_rows);
-  void* const gradients = array(attention.memory.gradients);
-  if (present(request.dk))
-    call.dk = stage_rows(attention, gradients, local.statistics, 0, own.key_rows);
-  if (present(request.dv))
-    call.dv = stage_rows(attention, gradients, local.statistics, values, own.key_rows);
+  if (stage > 0) set_keys(attention, request, stage, base, call);
+  for (const problem::NamedTensor& named : problem::kTensors) {
+    (call.*named.member).device = request.q.device;
+    (call.*named.member).device_index = request.q.device_index;
+  }
   return call;
 }
 
@@ -222,6 +254,10 @@ Status make_attention(problem::Operation operation, const tilewise_problem& requ
   }
   TILEWISE_RETURN_IF_ERROR(problem::make_problem(
       operation, stage_problem(*attention, packed, 0, nullptr), &attention->local));
+  if (attention->on_device()) {
+    attention->agreement = std::make_shared<Agreement>();
+    TILEWISE_RETURN_IF_ERROR(cuda::load_rows(attention->local.device_index));
+  }
   // Twice: the sums of the stages decide which tensors lie in the workspace, and kernels how large
   // it is.
   attention->calls.resize(attention->stages.stages.size());

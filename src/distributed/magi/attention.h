@@ -11,6 +11,9 @@
 
 #include <tilewise/tilewise_distributed.h>
 
+#include <memory>
+
+#include "distributed/agreement.h"
 #include "distributed/fingerprint.h"
 #include "distributed/magi/rank_plan.h"
 #include "plan/plan.h"
@@ -43,7 +46,8 @@ struct AttentionMemory {
   std::int64_t dq = -1;
   std::int64_t dk = -1;
   std::int64_t dv = -1;
-  std::int64_t dsink = -1;  // of all ranks
+  std::int64_t dsink = -1;   // of all ranks
+  std::int64_t slices = -1;  // a copy of those of all stages, for kernels of a device
   std::int64_t kernels = -1;
   std::int64_t bytes = 0;
 };
@@ -61,6 +65,12 @@ struct Attention {
   RankPlan stages;
   std::vector<StageCall> calls;  // by the stages
   AttentionMemory memory;
+  std::shared_ptr<Agreement> agreement;  // of a device
+
+  bool on_device() const { return local.device == TILEWISE_CUDA; }
+  // Messages of an exchange: keys and gradients of two stages are on their way at a time, and sums
+  // of dsink to every rank.
+  std::int64_t most_messages() const;
 
   bool backward() const { return operation == problem::Operation::kBackward; }
   bool key_gradients() const { return local.dk.present() || local.dv.present(); }
@@ -94,7 +104,7 @@ struct AttentionRun {
 // TILEWISE_INVALID_ARGUMENT with a message that names it, and the communicator remains usable. If a
 // rank fails later, all ranks return a status other than TILEWISE_OK, and outputs are undefined.
 // Starts one thread for the communication if the communicator allows it. A rank whose request
-// make_attention() has refused calls refuse() (ring_run.h) instead.
+// make_attention() has refused calls refuse() (agreement.h) instead.
 problem::Status run_attention(const Attention& attention, const tilewise_communicator& communicator,
                               const tilewise_problem& request, const AttentionRun& run);
 

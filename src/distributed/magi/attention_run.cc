@@ -1,10 +1,12 @@
 #include <cstdio>
+#include <new>
+#include <vector>
 
+#include "cuda/host/streams.h"
 #include "distributed/communicator.h"
 #include "distributed/courier.h"
 #include "distributed/magi/attention.h"
 #include "distributed/magi/request.h"
-#include "distributed/ring_run.h"
 #include "distributed/rows.h"
 #include "plan/pool.h"
 #include "problem/read_tensors.h"
@@ -24,21 +26,27 @@ enum Tag : std::int32_t { kKeysTag = 0, kGradientsTag = 1, kSinkTag = 2 };
 
 class Run {
  public:
+  // messages: most_messages() in host memory, beside a workspace on a device
   Run(const Attention& attention, const tilewise_communicator& communicator,
-      const tilewise_problem& request, void* workspace, const tilewise_executor& executor)
+      const tilewise_problem& request, void* workspace, tilewise_message* messages,
+      const tilewise_executor& executor)
       : attention_(attention),
         local_(attention.local),
         communicator_(communicator),
         request_(request),
         workspace_(static_cast<char*>(workspace)),
         own_(stage_problem(attention, request, 0, workspace)),
-        messages_(reinterpret_cast<tilewise_message*>(at(attention.memory.messages))),
-        executor_(executor) {}
+        messages_(attention.on_device()
+                      ? messages
+                      : reinterpret_cast<tilewise_message*>(at(attention.memory.messages))),
+        worker_(attention.local, executor) {}
 
   Status run() {
+    if (attention_.on_device()) send_slices();
     TILEWISE_RETURN_IF_ERROR(run_stages());
     round_sums();
-    return attention_.memory.dsink >= 0 ? add_sink_sums() : Status{TILEWISE_OK};
+    if (attention_.memory.dsink >= 0) TILEWISE_RETURN_IF_ERROR(add_sink_sums());
+    return worker_.status();
   }
 
  private:
@@ -76,12 +84,24 @@ class Run {
   // All rows of K, V or both of an array as one wide row each.
   Extents whole_rows(std::int64_t rows) const { return {1, 1, rows, attention_.row_columns()}; }
 
+  void send_slices() {
+    std::int64_t offset = attention_.memory.slices;
+    for (const Stage& stage : attention_.stages.stages) {
+      const auto bytes = static_cast<std::int64_t>(stage.slices.size() * sizeof(Slice));
+      worker_.start([&] {
+        return cuda::send(local_.device_index, at(offset), stage.slices.data(), bytes,
+                          worker_.stream());
+      });
+      offset += bytes;
+    }
+  }
+
   // While the stage is computed, the keys of the next one arrive, and the gradients of the one
   // before go home.
   Status run_stages() {
     const std::int64_t last = attention_.last_stage();
     const bool overlaps = last > 0 && communicator_.calls_from_any_thread != 0;
-    Courier courier(communicator_, overlaps);
+    Courier courier(communicator_, overlaps, worker_);
     for (std::int64_t s = 0; s <= last + (reduces() && last > 0 ? 1 : 0); ++s) {
       const bool casts = s < last;
       const bool returns = reduces() && s >= 2;
@@ -93,13 +113,14 @@ class Run {
           request, activity, [&] { return s <= last ? compute(s) : Status{TILEWISE_OK}; }));
       if (returns) add_received_gradients(stage(s - 1));
       if (casts) unpack_keys(stage(s + 1));
+      TILEWISE_RETURN_IF_ERROR(worker_.status());
     }
     return TILEWISE_OK;
   }
 
   // Packs what is sent. The keys of one stage and the gradients of another travel together; -1:
   // none.
-  tilewise_exchange messages_of(std::int64_t keys, std::int64_t gradients) const {
+  tilewise_exchange messages_of(std::int64_t keys, std::int64_t gradients) {
     tilewise_message* next = messages_;
     const auto add = [&](const std::vector<Message>& list, std::int64_t offset,
                          std::int64_t row_bytes, std::int32_t tag) {
@@ -137,72 +158,72 @@ class Run {
     }
   }
 
-  void pack_keys(const Stage& stage) const {
+  void pack_keys(const Stage& stage) {
     void* const array = at(attention_.memory.keys_sent);
     for_each_range(stage.sends, [&](std::int64_t row, const Range& range) {
       const std::int64_t rows = range.end - range.begin;
       copy_rows(rows_from(request_.k, range.begin), array_view(array, local_.dtype, false, row),
-                extents(rows, false), executor_);
+                extents(rows, false), worker_);
       copy_rows(rows_from(request_.v, range.begin), array_view(array, local_.dtype, true, row),
-                extents(rows, true), executor_);
+                extents(rows, true), worker_);
     });
   }
 
-  void unpack_keys(const Stage& stage) const {
+  void unpack_keys(const Stage& stage) {
     const AttentionMemory& memory = attention_.memory;
     for_each_range(stage.receives, [&](std::int64_t row, const Range& range) {
       copy_rows(array_view(at(memory.keys_received), local_.dtype, false, row),
                 array_view(at(memory.keys), local_.dtype, false, range.begin),
-                whole_rows(range.end - range.begin), executor_);
+                whole_rows(range.end - range.begin), worker_);
     });
   }
 
-  void pack_gradients(const Stage& stage) const {
+  void pack_gradients(const Stage& stage) {
     const AttentionMemory& memory = attention_.memory;
     for_each_range(stage.receives, [&](std::int64_t row, const Range& range) {
       copy_rows(array_view(at(memory.gradients), local_.statistics, false, range.begin),
                 array_view(at(memory.gradients_sent), local_.statistics, false, row),
-                whole_rows(range.end - range.begin), executor_);
+                whole_rows(range.end - range.begin), worker_);
     });
   }
 
   // Adds what each rank has sent, in the order of the ranks.
-  void add_received_gradients(const Stage& stage) const {
+  void add_received_gradients(const Stage& stage) {
     void* const array = at(attention_.memory.gradients_received);
     for_each_range(stage.sends, [&](std::int64_t row, const Range& range) {
       const std::int64_t rows = range.end - range.begin;
       if (present(own_.dk)) {
         add_rows(array_view(array, local_.statistics, false, row), rows_from(own_.dk, range.begin),
-                 extents(rows, false), executor_);
+                 extents(rows, false), worker_);
       }
       if (present(own_.dv)) {
         add_rows(array_view(array, local_.statistics, true, row), rows_from(own_.dv, range.begin),
-                 extents(rows, true), executor_);
+                 extents(rows, true), worker_);
       }
     });
   }
 
-  Status compute(std::int64_t number) const {
+  Status compute(std::int64_t number) {
     const StageCall& call = attention_.calls[static_cast<std::size_t>(number)];
     if (!call.needed) return TILEWISE_OK;
     if (number > 0 && reduces()) {
       fill_rows(array_view(at(attention_.memory.gradients), local_.statistics, false, 0),
-                whole_rows(stage(number).key_rows), 0, executor_);
+                whole_rows(stage(number).key_rows), 0, worker_);
     }
     plan::RunOptions options;
     options.workspace = at(attention_.memory.kernels);
     options.workspace_bytes = static_cast<std::size_t>(call.kernel.workspace_bytes);
-    options.executor = &executor_;
+    options.executor = &worker_.executor();
     return plan::run_plan(call.kernel, stage_problem(attention_, request_, number, workspace_),
                           options);
   }
 
   // Rounds sums that are not in the caller's tensors to the caller's dtype.
-  void round_sums() const {
+  void round_sums() {
     const auto round = [&](const tilewise_tensor& sum, const tilewise_tensor& result) {
       if (!present(result) || sum.data == result.data) return;
       const Extents all = {1, result.shape[1], result.shape[0], result.shape[2]};
-      copy_rows(view(sum), view(result), all, executor_);
+      copy_rows(view(sum), view(result), all, worker_);
     };
     if (!attention_.backward()) return round(own_.out, request_.out);
     round(own_.dq, request_.dq);
@@ -212,7 +233,7 @@ class Run {
 
   // dSink is a sum over the rows of all ranks: every rank gets the others' sums, and adds them in
   // the order of the ranks.
-  Status add_sink_sums() const {
+  Status add_sink_sums() {
     const std::int64_t bytes = local_.heads * problem::dtype_size(local_.statistics);
     if (bytes == 0) return TILEWISE_OK;
     char* const sums = at(attention_.memory.dsink);
@@ -222,18 +243,19 @@ class Run {
       messages_[count] = {sums + attention_.rank * bytes, bytes, peer, kSinkTag};
       messages_[attention_.size + count++] = {sums + peer * bytes, bytes, peer, kSinkTag};
     }
-    TILEWISE_RETURN_IF_ERROR(exchange(
-        communicator_,
-        {messages_, messages_ + attention_.size, count, count, attention_.options.timeout_seconds},
-        "sums of dsink"));
+    const tilewise_exchange request = {messages_, messages_ + attention_.size, count, count,
+                                       attention_.options.timeout_seconds};
+    Courier courier(communicator_, false, worker_);
+    TILEWISE_RETURN_IF_ERROR(
+        courier.exchange_during(request, "sums of dsink", [] { return Status{TILEWISE_OK}; }));
     const auto sum_of = [&](std::int64_t rank) {
       return View{sums + rank * bytes, local_.statistics, 0, 0, 1, 0};
     };
     const Extents all = {1, 1, local_.heads, 1};
     for (std::int32_t rank = 1; rank < attention_.size; ++rank)
-      add_rows(sum_of(rank), sum_of(0), all, executor_);
+      add_rows(sum_of(rank), sum_of(0), all, worker_);
     const tilewise_tensor& result = request_.dsink;
-    copy_rows(sum_of(0), {result.data, result.dtype, 0, 0, result.strides[0], 0}, all, executor_);
+    copy_rows(sum_of(0), {result.data, result.dtype, 0, 0, result.strides[0], 0}, all, worker_);
     return TILEWISE_OK;
   }
 
@@ -244,7 +266,7 @@ class Run {
   char* const workspace_;
   const tilewise_problem own_;  // of stage 0: its outputs are the sums
   tilewise_message* const messages_;
-  const tilewise_executor& executor_;
+  Worker worker_;
 };
 
 // Checks that the request is what the plan was made for, and its memory. Sets `local` to the
@@ -281,14 +303,26 @@ Status run_attention(const Attention& attention, const tilewise_communicator& co
   const double timeout_seconds = attention.options.timeout_seconds;
   Status checked = packed_request(request, attention.size, &packed);
   if (checked == TILEWISE_OK) checked = check_run(attention, communicator, packed, run, &local);
+  if (checked == TILEWISE_OK) checked = check_device(communicator, local);
+  std::vector<tilewise_message> messages;
+  try {
+    if (attention.on_device()) messages.resize(static_cast<std::size_t>(attention.most_messages()));
+  } catch (const std::bad_alloc&) {
+    checked = fail(TILEWISE_NO_MEMORY, "no memory for the messages of a run");
+  }
   if (checked != TILEWISE_OK) return refuse(communicator, timeout_seconds, checked);
   Fingerprint print = fingerprint_of(local, Schedule::kBalanced, attention.lengths);
   print[Field::kPlan] = attention.plan_hash;
-  char* const scratch = static_cast<char*>(run.workspace) + attention.memory.comparison;
-  TILEWISE_RETURN_IF_ERROR(compare_problems(communicator, print, timeout_seconds, scratch));
+  if (attention.on_device()) {
+    TILEWISE_RETURN_IF_ERROR(attention.agreement->reach(communicator, print, timeout_seconds));
+  } else {
+    char* const scratch = static_cast<char*>(run.workspace) + attention.memory.comparison;
+    TILEWISE_RETURN_IF_ERROR(compare_problems(communicator, print, timeout_seconds, scratch));
+  }
   const tilewise_executor executor =
       run.executor != nullptr ? *run.executor : plan::default_pool()->executor();
-  const Status status = Run(attention, communicator, packed, run.workspace, executor).run();
+  const Status status =
+      Run(attention, communicator, packed, run.workspace, messages.data(), executor).run();
   // The other ranks must not wait for this one.
   if (status != TILEWISE_OK) communicator.abort(communicator.self);
   return status;

@@ -1,19 +1,21 @@
 // The CUDA runtime of the emulated device.
-#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "cuda/emulation/device_memory.h"
 #include "cuda/emulation/launch.h"
+#include "cuda/emulation/streams.h"
 #include "cuda/emulation/tma.h"
 #include "cuda_runtime_api.h"
 
 namespace {
 
+using tilewise::emulation::enqueue;
 using tilewise::emulation::is_device_memory;
 
 constexpr int kSharedBytes = 48 * 1024;  // of a block, unless a kernel asks for more
@@ -68,10 +70,6 @@ int allowed_shared_bytes(const void* kernel) {
 }
 
 }  // namespace
-
-struct CUevent_st {
-  std::chrono::steady_clock::time_point time;
-};
 
 namespace tilewise::emulation {
 
@@ -154,22 +152,41 @@ cudaError_t cudaMallocAsync(void** memory, std::size_t bytes, cudaStream_t) {
   return failed(cudaErrorMemoryAllocation, "out of memory");
 }
 
-cudaError_t cudaFreeAsync(void* memory, cudaStream_t) {
-  if (tilewise::emulation::release(memory)) return cudaSuccess;
-  return failed(cudaErrorInvalidValue, "what is freed was not allocated");
+cudaError_t cudaFreeAsync(void* memory, cudaStream_t stream) {
+  return enqueue(stream, [memory] {
+    if (tilewise::emulation::release(memory)) return cudaSuccess;
+    return failed(cudaErrorInvalidValue, "what is freed was not allocated");
+  });
 }
 
+// Host memory is read when the copy is started, and written before the call returns.
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind,
-                            cudaStream_t) {
-  std::memcpy(to, from, bytes);
-  return cudaSuccess;
+                            cudaStream_t stream) {
+  if (!tilewise::emulation::are_late()) {
+    std::memcpy(to, from, bytes);
+    return cudaSuccess;
+  }
+  if (!is_device_memory(from, bytes)) {
+    const char* const first = static_cast<const char*>(from);
+    return enqueue(stream, [to, staged = std::vector<char>(first, first + bytes)] {
+      std::memcpy(to, staged.data(), staged.size());
+      return cudaSuccess;
+    });
+  }
+  const cudaError_t started = enqueue(stream, [to, from, bytes] {
+    std::memcpy(to, from, bytes);
+    return cudaSuccess;
+  });
+  return is_device_memory(to, bytes) ? started : tilewise::emulation::finish_stream(stream);
 }
 
-cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes, cudaStream_t) {
+cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes, cudaStream_t stream) {
   if (!is_device_memory(memory, bytes))
     return failed(cudaErrorInvalidValue, "what is set is not memory of the device");
-  std::memset(memory, value, bytes);
-  return cudaSuccess;
+  return enqueue(stream, [memory, value, bytes] {
+    std::memset(memory, value, bytes);
+    return cudaSuccess;
+  });
 }
 
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* address) {
@@ -182,28 +199,11 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
   return cudaSuccess;
 }
 
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
-
-cudaError_t cudaEventCreate(cudaEvent_t* event) {
-  *event = new CUevent_st();
-  return cudaSuccess;
-}
-
-cudaError_t cudaEventDestroy(cudaEvent_t event) {
-  delete event;
-  return cudaSuccess;
-}
-
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
-  event->time = std::chrono::steady_clock::now();
-  return cudaSuccess;
-}
-
-cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
-
-cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
-  *milliseconds = std::chrono::duration<float, std::milli>(end->time - begin->time).count();
-  return cudaSuccess;
+cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int from_device,
+                                std::size_t bytes, cudaStream_t stream) {
+  if (to_device != 0 || from_device != 0)
+    return failed(cudaErrorInvalidDevice, "there is one emulated device");
+  return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream);
 }
 
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {

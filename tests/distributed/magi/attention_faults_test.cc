@@ -74,7 +74,7 @@ TEST_F(MagiFaults, WhatAPlanDoesNotSupportIsRefusedByName) {
   expect_refused(problem, {"q", "7 rows", "8 of rank 0"});
   problem = ranks->problem;
   problem.k.device = TILEWISE_CUDA;
-  expect_refused(problem, {"k", "is on cuda:0"});
+  expect_refused(problem, {"k", "device is cuda:0"});
   expect_refused(ranks->problem, {"rank", "2", "0 to 1"}, 2);
   expect_refused(whole->request(), {"slices"});
 }

@@ -1,7 +1,7 @@
 #include "distributed/magi/ranks.h"
 
+#include "distributed/agreement.h"
 #include "distributed/magi/shard.h"
-#include "distributed/ring_run.h"
 
 namespace tilewise::tests {
 

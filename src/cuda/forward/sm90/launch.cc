@@ -71,7 +71,7 @@ Checked most_handovers(const Problem& problem) {
 }
 
 bool needs_lengths(const Problem& problem) {
-  return has_table(problem) || problem.varlen_q() || problem.seqused_k.present();
+  return problem.varlen_q() || problem.k_packed || problem.seqused_k.present();
 }
 // A kernel before this one lists the sequences: there are more than a block lists itself.
 bool has_kernel_before(const Problem& problem) {
@@ -97,6 +97,7 @@ std::uint64_t launch_number() {
 
 // The offsets of the workspace's arrays.
 struct Workspace : problem::Arena {
+  std::int64_t parts = 0;
   std::int64_t lengths = 0;
   std::int64_t tile_starts = 0;
   std::int64_t counter = 0;
@@ -106,6 +107,7 @@ struct Workspace : problem::Arena {
 
   explicit Workspace(const Problem& problem) {
     const bool listed = has_kernel_before(problem);
+    parts = reserve(Checked{problem.parts.present() ? table_bytes(problem) : 0}).value;
     lengths = reserve(Checked{listed ? problem.batch : 0} * Checked{sizeof(SequenceLengths)}).value;
     tile_starts = reserve(Checked{listed ? (problem.batch + 1) * 4 : 0}).value;
     counter =
@@ -199,6 +201,8 @@ void fill_scheduler(const Problem& problem, const Schedule& schedule, std::byte*
                     SchedulerParams* scheduler) {
   const Workspace places(problem);
   scheduler->varlen_q = problem.varlen_q();
+  if (problem.parts.present())
+    scheduler->parts = reinterpret_cast<const Sequence*>(workspace + places.parts);
   scheduler->top_left = problem.top_left;
   scheduler->open_end = problem.k_packed || problem.seqused_k.present();
   scheduler->window_left = clamped_length(problem.window_left);
@@ -221,7 +225,9 @@ tile::StaticRounds static_rounds_of(const Problem& problem, const KernelConfig& 
   const std::int64_t left = problem.window_left;
   if (!schedules_dynamically(problem))
     return tile::all_rounds_static(left < 0 ? math::ceil_div(problem.k_rows, config.k_tile) : 0);
-  if (left < 0 || needs_lengths(problem) || config.block_mask || problem.q_rows != problem.k_rows) return {};
+  if (left < 0 || needs_lengths(problem) || problem.parts.present() || config.block_mask ||
+      problem.q_rows != problem.k_rows)
+    return {};
   return tile::static_window_rounds(schedule, config.q_tile, config.k_tile,
                                     math::min(left, problem.q_rows), blocks);
 }
@@ -254,6 +260,11 @@ void fill_parameters(const Problem& problem, const KernelConfig& config, std::by
 cudaError_t start(const Parameters& parameters, const Instance& instance, int blocks,
                   cudaStream_t stream) {
   const SchedulerParams& scheduler = parameters.scheduler;
+  if (scheduler.parts != nullptr) {
+    const cudaError_t error =
+        fill_table(parameters.problem, const_cast<Sequence*>(scheduler.parts), stream);
+    if (error != cudaSuccess) return error;
+  }
   if (scheduler.sequences.lengths != nullptr) {
     const cudaError_t error = start_prepare(parameters, instance.config.q_tile, stream);
     if (error != cudaSuccess) return error;
@@ -288,8 +299,11 @@ problem::Status prepare(const Problem& problem) {
         check(instance_for(problem, score_mod).load(), "loading cuda_sm90");
     if (loaded != TILEWISE_OK) return loaded;
   }
-  const problem::Status listed = check(load_block_mask_kernels(), "loading cuda_sm90");
-  return listed != TILEWISE_OK ? listed : check(load_support(), "loading cuda_sm90");
+  for (const auto& load : {load_sequence_kernels, load_block_mask_kernels, load_support}) {
+    const problem::Status loaded = check(load(), "loading cuda_sm90");
+    if (loaded != TILEWISE_OK) return loaded;
+  }
+  return TILEWISE_OK;
 }
 
 std::int64_t workspace_bytes(const Problem& problem) { return Workspace(problem).bytes(); }

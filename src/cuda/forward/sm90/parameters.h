@@ -61,6 +61,7 @@ struct alignas(64) SchedulerParams {
   tile::FastSchedule schedule;  // of dense queries of one length
   PackedSchedule packed;        // of queries of different lengths, without tile_starts
   CoordScale q_coords, k_coords;
+  const problem::Sequence* parts;  // (B), with the diagonals of parts; nullptr: they are whole
 
   TILEWISE_INLINE PackedSchedule packed_by(const std::int32_t* tile_starts) const {
     return {tile_starts, packed.heads, packed.batch, packed.longest_first};
@@ -73,6 +74,10 @@ struct alignas(64) SchedulerParams {
   }
   TILEWISE_INLINE SequenceLengths lengths(std::int32_t batch, const Sequences& of) const {
     return of.lengths != nullptr ? of.lengths[batch] : whole;
+  }
+  TILEWISE_INLINE std::int32_t diagonal(std::int32_t batch, const SequenceLengths& of) const {
+    if (parts != nullptr) return static_cast<std::int32_t>(parts[batch].diagonal);
+    return top_left ? 0 : of.k_len - of.q_len;
   }
 };
 

@@ -116,7 +116,7 @@ __device__ __forceinline__ void locate_tile(const Parameters& parameters,
   tile.q_start = lengths.q_start;
   tile.q_len = lengths.q_len;
   tile.k_start = lengths.k_start;
-  tile.diagonal = scheduler.top_left ? 0 : lengths.k_len - lengths.q_len;
+  tile.diagonal = scheduler.diagonal(coord.batch, lengths);
   if constexpr (kConfig.block_mask) {
     tile.band = tile::window_band(lengths.k_len, tile.diagonal, -1, -1);
     // Last, when the scheduler warp has registers left.

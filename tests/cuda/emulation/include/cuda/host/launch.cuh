@@ -1,4 +1,5 @@
-// src/cuda/host/launch.cuh for the emulation: a launch runs the kernel before it returns.
+// src/cuda/host/launch.cuh for the emulation: a launch runs the kernel before it returns, or in the
+// order of its stream (streams.h).
 #pragma once
 
 #include <cstdint>
@@ -6,6 +7,7 @@
 
 #include "cuda/emulation/block.h"
 #include "cuda/emulation/launch.h"
+#include "cuda/emulation/streams.h"
 
 namespace tilewise::cuda {
 
@@ -16,8 +18,8 @@ struct Grid {
 };
 
 template <class... Arguments>
-cudaError_t launch_at(bool early, void (*kernel)(Arguments...), const Grid& grid,
-                      const std::type_identity_t<Arguments>&... arguments) {
+cudaError_t run_kernel(bool early, void (*kernel)(Arguments...), const Grid& grid,
+                       const std::type_identity_t<Arguments>&... arguments) {
   const auto function = [&] { kernel(arguments...); };
   const auto run_function = [](void* called) { (*static_cast<decltype(&function)>(called))(); };
   return emulation::launch(
@@ -27,15 +29,22 @@ cudaError_t launch_at(bool early, void (*kernel)(Arguments...), const Grid& grid
 }
 
 template <class... Arguments>
-cudaError_t launch(void (*kernel)(Arguments...), const Grid& grid, cudaStream_t,
-                   const std::type_identity_t<Arguments>&... arguments) {
-  return launch_at(false, kernel, grid, arguments...);
+cudaError_t launch_at(bool early, void (*kernel)(Arguments...), const Grid& grid,
+                      cudaStream_t stream, const std::type_identity_t<Arguments>&... arguments) {
+  if (!emulation::are_late()) return run_kernel(early, kernel, grid, arguments...);
+  return emulation::enqueue(stream, [=] { return run_kernel(early, kernel, grid, arguments...); });
 }
 
 template <class... Arguments>
-cudaError_t launch_early(void (*kernel)(Arguments...), const Grid& grid, cudaStream_t,
+cudaError_t launch(void (*kernel)(Arguments...), const Grid& grid, cudaStream_t stream,
+                   const std::type_identity_t<Arguments>&... arguments) {
+  return launch_at(false, kernel, grid, stream, arguments...);
+}
+
+template <class... Arguments>
+cudaError_t launch_early(void (*kernel)(Arguments...), const Grid& grid, cudaStream_t stream,
                          const std::type_identity_t<Arguments>&... arguments) {
-  return launch_at(true, kernel, grid, arguments...);
+  return launch_at(true, kernel, grid, stream, arguments...);
 }
 
 inline unsigned char* dynamic_shared() { return emulation::shared_memory(); }
