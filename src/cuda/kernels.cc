@@ -89,6 +89,12 @@ Status supports_whole(const Problem& problem, const Machine&) {
   return refused != TILEWISE_OK ? refused : kSupports(problem);
 }
 
+Status supports_reference(const Problem& problem) {
+  if (problem::is_fp8(problem.dtype))
+    return problem::fail(TILEWISE_UNSUPPORTED, "k and v are of fp8");
+  return check_device(problem);
+}
+
 // The reference counts no traffic.
 double no_prediction(const Problem&, std::int64_t, std::int64_t) {
   return std::numeric_limits<double>::quiet_NaN();
@@ -117,8 +123,8 @@ constinit const Kernel kForwardDecode = {
 
 constinit const Kernel kForwardSm90 = {
     "cuda_sm90",
-    "FlashAttention-3 on Hopper: TMA, wgmma, warp specialisation; bf16 and fp16, D up to 256; "
-    "rows next to a NaN may round differently",
+    "FlashAttention-3 on Hopper: TMA, wgmma, warp specialisation; bf16 and fp16, D up to 256; fp8, "
+    "D up to 128; rows next to a NaN may round differently",
     supports_whole<sm90::supports>,
     [](const Problem& problem, std::int64_t) { return sm90::workspace_bytes(problem); },
     sm90::run,
@@ -127,7 +133,10 @@ constinit const Kernel kForwardSm90 = {
     },
     false,
     TILEWISE_CUDA,
-    sm90::prepare};
+    sm90::prepare,
+    nullptr,
+    false,
+    true};
 
 constinit const Kernel kForwardSm80 = {
     "cuda_sm80",
@@ -216,7 +225,7 @@ constinit const Kernel kForwardStandard = {
 constinit const Kernel kForwardReference = {
     "cuda_reference",
     "a block for each row, fp64 arithmetic, every option: the slow oracle of the GPU",
-    supports_whole<check_device>,
+    supports_whole<supports_reference>,
     [](const Problem& problem, std::int64_t) { return table_bytes(problem); },
     run_reference_kernel,
     no_prediction,
