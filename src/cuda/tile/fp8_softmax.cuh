@@ -64,16 +64,13 @@ __device__ __forceinline__ void pack_fp8_probs(const float (&probs)[kCount],
   }
 }
 
-// O = O * factor + the product of a key tile, from its columns [kFirst, kFirst + kCount * 2) on.
-template <int kFirst, int kCount, int kOut>
+// O = O * factor + the product of a key tile.
+template <int kCount>
 __device__ __forceinline__ void add_product(const float (&product)[kCount],
                                             const float (&factor)[kRowsPerLane],
-                                            float (&out)[kOut]) {
+                                            float (&out)[kCount]) {
 #pragma unroll
-  for (int r = 0; r < kCount; ++r) {
-    float& own = out[kFirst / 2 + r];
-    own = __fmaf_rn(own, factor[register_row(r)], product[r]);
-  }
+  for (int r = 0; r < kCount; ++r) out[r] = __fmaf_rn(out[r], factor[register_row(r)], product[r]);
 }
 
 }  // namespace tilewise::cuda::tile

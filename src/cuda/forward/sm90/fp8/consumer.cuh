@@ -29,66 +29,51 @@ class Fp8Consumer : Consumer<kConfig> {
     first_scores(f);
     for (;;) {
       while (key_ != this->last_key_) {
-        const std::int32_t v_key = key_--;
-        step<false>({tile_, v_key}, f);
+        --key_;
+        step<false>(f);
       }
-      const Values last = {tile_, key_};
       ++slot_;
-      if (!load_work_tile()) return last_product(last, f);
-      step<true>(last, f);
+      if (!load_work_tile()) return last_product(f);
+      step<true>(f);
     }
   }
 
  private:
   static constexpr int kScores = kConfig.k_tile / 2;  // registers of a thread
   static constexpr int kOut = kConfig.value_dim / 2;
-  static constexpr int kPvColumns = 64;  // of V at a time: registers hold half of a product
-  static constexpr int kPvParts = kConfig.value_dim / kPvColumns;
-  static_assert(kPvParts <= 2);
 
   struct Fragments {
     float scores[kScores];             // S_j, then P_j
     std::uint32_t probs[kScores / 4];  // P_{j-1}, the left operand of PV
-    float product[kPvColumns / 2];     // P_{j-1} V_{j-1}, of some columns
+    float product[kOut];               // P_{j-1} V_{j-1}
     float out[kOut];                   // O
     tile::RowStates states;            // m and l of the lane's rows
     float factor[tile::kRowsPerLane];  // of O before P_{j-1} V_{j-1} is added
-  };
-  // The key tile whose values are multiplied.
-  struct Values {
-    const WorkTile* tile;
-    std::int32_t key;
   };
   using MaskBits = typename Base::MaskBits;
 
   // One key tile: its scores and probs, and the product of the tile before with its values.
   // kNextQuery: that is the last one of another query tile, which ends here.
   template <bool kNextQuery>
-  __device__ __forceinline__ void step(const Values& before, Fragments& f) {
+  __device__ __forceinline__ void step(Fragments& f) {
     k_.wait();
     this->order_barrier_wait();
     issue_qk(f.scores);  // S_j = Q K_j^T
     v_.wait();
-    issue_pv<0>(f);  //   P_{j-1} V_{j-1}, its first columns
+    issue_pv(f);  // P_{j-1} V_{j-1}
     this->order_barrier_arrive();
     const MaskBits mask = this->template mask_of_tile<true>();
-    ptx::wgmma_wait<1>();  // S_j has arrived
-    const tile::RowStates last_states = f.states;
-    if constexpr (kNextQuery) f.states.clear();
+    if constexpr (kNextQuery) {
+      kept_states() = f.states;
+      f.states.clear();
+    }
+    ptx::wgmma_wait<1>();                                          // S_j has arrived
     const tile::Anchors anchors = accept_and_update_max(mask, f);  // m
     this->split_basic_block();
-    tile::PartialSums sums;
-    add_part<0>(f);  // O = O * factor + P_{j-1} V_{j-1}
-    if constexpr (kPvParts > 1) issue_pv<1>(f);
-    exp2_scores(0, anchors, f, sums);  // P_j, while the other columns are computed
-    if constexpr (kPvParts > 1) add_part<1>(f);
-    end_pv(before, f);
-    exp2_scores(1, anchors, f, sums);
-    if constexpr (kNextQuery) end_query_tile(*before.tile, last_states, f);
-    tile::add_sums(sums.row_sums(), anchors, f.states);  // l
-    tile::pack_fp8_probs(f.scores, f.probs);
-    for (int which = 0; which < tile::kRowsPerLane; ++which)
-      f.factor[which] = anchors.factor[which];
+    add_product<kNextQuery>(f);                          // O = O * factor + P_{j-1} V_{j-1}
+    const tile::RowSums sums = exp2_scores(anchors, f);  // P_j
+    if constexpr (kNextQuery) end_query_tile(kept_states(), f);
+    end_scores(anchors, sums, f);  // l
   }
 
   // The first scores of the block, which overlap nothing.
@@ -100,26 +85,15 @@ class Fp8Consumer : Consumer<kConfig> {
     const MaskBits mask = this->template mask_of_tile<true>();
     ptx::wgmma_wait<0>();
     const tile::Anchors anchors = accept_and_update_max(mask, f);
-    tile::PartialSums sums;
-    exp2_scores(0, anchors, f, sums);
-    exp2_scores(1, anchors, f, sums);
-    tile::add_sums(sums.row_sums(), anchors, f.states);
-    tile::pack_fp8_probs(f.scores, f.probs);
-    for (int which = 0; which < tile::kRowsPerLane; ++which)
-      f.factor[which] = anchors.factor[which];
+    end_scores(anchors, exp2_scores(anchors, f), f);
   }
 
   // The last product of the block, which overlaps nothing.
-  __device__ __forceinline__ void last_product(const Values& last, Fragments& f) {
+  __device__ __forceinline__ void last_product(Fragments& f) {
     v_.wait();
-    issue_pv<0>(f);
-    add_part<0>(f);
-    if constexpr (kPvParts > 1) {
-      issue_pv<1>(f);
-      add_part<1>(f);
-    }
-    end_pv(last, f);
-    end_query_tile(*last.tile, f.states, f);
+    issue_pv(f);
+    add_product<true>(f);
+    end_query_tile(f.states, f);
   }
 
   // Waits for the next query tile; false: there is none.
@@ -138,29 +112,28 @@ class Fp8Consumer : Consumer<kConfig> {
         this->q_address(), this->k_address(k_.state()), scores);
     ptx::wgmma_commit();
   }
-  // kPart: of kPvColumns columns.
-  template <int kPart>
   __device__ __forceinline__ void issue_pv(Fragments& f) const {
-    gemm_fp8_rs<kConfig.e5m2, kPvColumns, kConfig.k_tile>(f.probs, v_address(kPart), f.product);
+    const std::uint32_t v = ptx::shared_address(shared_.v) + v_.state().offset(kConfig.v_bytes());
+    gemm_fp8_rs<kConfig.e5m2, kConfig.value_dim, kConfig.k_tile>(f.probs, v, f.product);
     ptx::wgmma_commit();
   }
-  template <int kPart>
-  __device__ __forceinline__ void add_part(Fragments& f) const {
+  __device__ __forceinline__ static void wait_pv(Fragments& f) {
     ptx::wgmma_wait<0>();
     ptx::fence_operand(f.product);
-    tile::add_product<kPart * kPvColumns>(f.product, f.factor, f.out);
-  }
-  __device__ __forceinline__ std::uint32_t v_address(int part) const {
-    return ptx::shared_address(shared_.v) + v_.state().offset(kConfig.v_bytes()) +
-           static_cast<std::uint32_t>(part * kPvColumns * tile::kPanelRowBytes);
+    ptx::fence_operand(f.probs);
   }
 
-  // The product is done: V is free, and so are the markers that may follow it.
-  __device__ __forceinline__ void end_pv(const Values& values, Fragments& f) {
-    ptx::fence_operand(f.probs);
+  // Waits for the product and adds it. V is free, and so are the markers that may follow it.
+  // kOfLast: of the last key tile of the query tile before slot_.
+  template <bool kOfLast>
+  __device__ __forceinline__ void add_product(Fragments& f) {
+    wait_pv(f);
     const int markers = shared_.markers[v_.state().stage];
     v_.release();
-    if (markers != 0) add_non_finite(values, markers, f);
+    tile::add_product(f.product, f.factor, f.out);
+    if (markers == 0) return;
+    const WorkTile& tile = kOfLast ? last_tile() : *tile_;
+    add_non_finite(tile, kOfLast ? tile.first_key : key_ + 1, markers, f);
   }
 
   // S has arrived: the scale, the mask, the maxima; K is released.
@@ -177,17 +150,37 @@ class Fp8Consumer : Consumer<kConfig> {
     tile::rebase_huge_fp8(f.scores, f.states, anchors);
     return anchors;
   }
-  // P = exp2(S * scale_log2 - anchor), in the place of S: a half of it.
-  __device__ __forceinline__ void exp2_scores(int half, const tile::Anchors& anchors, Fragments& f,
-                                              tile::PartialSums& sums) const {
-    tile::exp2_scores(f.scores, half, 2, anchors, scale_log2_, sums);
+  // P = exp2(S * scale_log2 - anchor), in the place of S.
+  __device__ __forceinline__ tile::RowSums exp2_scores(const tile::Anchors& anchors,
+                                                       Fragments& f) const {
+    return tile::exp2_scores(f.scores, anchors, scale_log2_);
+  }
+  // The sums, and P as an operand.
+  __device__ __forceinline__ static void end_scores(const tile::Anchors& anchors,
+                                                    const tile::RowSums& sums, Fragments& f) {
+    tile::add_sums(sums, anchors, f.states);
+    tile::pack_fp8_probs(f.scores, f.probs);
+#pragma unroll
+    for (int which = 0; which < tile::kRowsPerLane; ++which)
+      f.factor[which] = anchors.factor[which];
   }
 
   // consumer_epilogue.cuh
   __device__ static void clear_out(Fragments& f);
-  __device__ void end_query_tile(const WorkTile& tile, const tile::RowStates& states, Fragments& f);
-  __device__ void add_non_finite(const Values& values, int markers, Fragments& f);
-  __device__ void mark_visible(const Values& values, std::uint32_t (&bytes)[kScores / 4]) const;
+  // Where the states of a query tile that ends wait, since no registers are left: in the place of
+  // the warp's rows of out.
+  __device__ __forceinline__ tile::RowStates& kept_states() const {
+    const int thread = static_cast<int>(ptx::opaque(threadIdx.x)) % 128;
+    unsigned char* const stage = shared_.out.of_warp[warpgroup_ * 4 + thread / 32];
+    return reinterpret_cast<tile::RowStates*>(stage)[thread % 32];
+  }
+  __device__ __forceinline__ const WorkTile& last_tile() const {
+    return shared_.tiles[(slot_ - 1) % kTileSlots];
+  }
+  __device__ void end_query_tile(const tile::RowStates& states, Fragments& f) const;
+  __device__ void add_non_finite(const WorkTile& tile, std::int32_t key, int markers, Fragments& f);
+  __device__ void mark_visible(const WorkTile& tile, std::int32_t key,
+                               std::uint32_t (&bytes)[kScores / 4]) const;
 
   using Base::k_;
   using Base::key_;

@@ -22,15 +22,15 @@ __device__ __forceinline__ void Fp8Consumer<kConfig>::clear_out(Fragments& f) {
 
 // Finalises the rows of the query tile before slot_, stores them and their lse, and clears O.
 template <KernelConfig kConfig>
-__device__ __forceinline__ void Fp8Consumer<kConfig>::end_query_tile(const WorkTile& tile,
-                                                                     const tile::RowStates& states,
-                                                                     Fragments& f) {
+__device__ __forceinline__ void Fp8Consumer<kConfig>::end_query_tile(const tile::RowStates& states,
+                                                                     Fragments& f) const {
+  const WorkTile& tile = last_tile();
   const LaneOffsets offsets = this->lane_offsets();
   const int lane = threadIdx.x % 32;
   const std::int32_t rows = tile.q_len - tile.row - offsets.row;
-  const TileScales scales = shared_.scales[(slot_ - 1) % kTileSlots];
-  const float scale_log2 = scales.scores > 0 ? scales.scores : 1.0f;
-  FinalisedRows finalised;
+  const TileScales factors = shared_.scales[(slot_ - 1) % kTileSlots];
+  const float scale_log2 = factors.scores > 0 ? factors.scores : 1.0f;
+  FinalisedRows finalised = {};
   math::Finalised<float> row[tile::kRowsPerLane];
 #pragma unroll
   for (int which = 0; which < tile::kRowsPerLane; ++which) {
@@ -40,7 +40,7 @@ __device__ __forceinline__ void Fp8Consumer<kConfig>::end_query_tile(const WorkT
     row[which] = tile::finalise_approx(state, parameters_.ln2);
     if (tile.sink != -math::Limits<float>::kInfinity)
       row[which] = tile::finalise_approx(state, tile.sink, parameters_.ln2);
-    finalised.scale[which] = row[which].scale * scales.values;
+    finalised.scale[which] = row[which].scale * factors.values;
   }
   if (lane % tile::kLanesPerRow == 0 && tile.lse != nullptr) {
     char* const first = tile.lse + offsets.lse;
@@ -58,10 +58,10 @@ __device__ __forceinline__ void Fp8Consumer<kConfig>::end_query_tile(const WorkT
 // Bytes of the left operand (pack_fp8_probs()): 1 for each key of a tile that the row sees, else 0.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void Fp8Consumer<kConfig>::mark_visible(
-    const Values& values, std::uint32_t (&bytes)[kScores / 4]) const {
+    const WorkTile& tile, std::int32_t key, std::uint32_t (&bytes)[kScores / 4]) const {
   constexpr std::uint32_t kOne = 0x38;  // of e4m3
   const int lane = threadIdx.x % 32;
-  const std::int32_t warp_row = values.tile->row + warpgroup_ * tile::kRows +
+  const std::int32_t warp_row = tile.row + warpgroup_ * tile::kRows +
                                 static_cast<std::int32_t>(threadIdx.x) % 128 / 32 * tile::kWarpRows;
   std::uint32_t bits[tile::kRowsPerLane];
 #pragma unroll
@@ -69,9 +69,9 @@ __device__ __forceinline__ void Fp8Consumer<kConfig>::mark_visible(
     const std::int32_t row = warp_row + tile::lane_row(lane, which);
     const auto low_bits = [&](std::int32_t end) {
       return tile::low_bits(
-          tile::columns_before(end - values.key * kConfig.k_tile, tile::lane_column(lane)));
+          tile::columns_before(end - key * kConfig.k_tile, tile::lane_column(lane)));
     };
-    bits[which] = low_bits(values.tile->band.end(row)) & ~low_bits(values.tile->band.begin(row));
+    bits[which] = low_bits(tile.band.end(row)) & ~low_bits(tile.band.begin(row));
   }
 #pragma unroll
   for (int i = 0; i < kScores / 4; ++i) {
@@ -84,28 +84,20 @@ __device__ __forceinline__ void Fp8Consumer<kConfig>::mark_visible(
 // V^T had numbers that are not finite, which counted as 0, in a key tile that an edge cuts. Adds
 // them to the rows that see them: stages of markers say where they are (transposer.cuh).
 template <KernelConfig kConfig>
-__device__ __forceinline__ void Fp8Consumer<kConfig>::add_non_finite(const Values& values,
-                                                                     int markers, Fragments& f) {
+__device__ __forceinline__ void Fp8Consumer<kConfig>::add_non_finite(const WorkTile& tile,
+                                                                     std::int32_t key, int markers,
+                                                                     Fragments& f) {
   if (threadIdx.x == 128) tile::count_slow_path(tile::SlowPath::kNonFiniteTile);
-  mark_visible(values, f.probs);
+  mark_visible(tile, key, f.probs);
 #pragma unroll 1
   for (int i = 0; i < markers; ++i) {
     v_.wait();
     const float sum = (i == 0 ? 1.0f : -1.0f) * math::Limits<float>::kInfinity;
     const float added = kConfig.e5m2 ? sum : __uint_as_float(0x7fffffffu);
-    const auto add = [&](float* out) {
-      ptx::wgmma_wait<0>();
-      ptx::fence_operand(f.product);
+    issue_pv(f);
+    wait_pv(f);
 #pragma unroll
-      for (int r = 0; r < kPvColumns / 2; ++r) out[r] += f.product[r] > 0 ? added : 0.0f;
-    };
-    issue_pv<0>(f);
-    add(f.out);
-    if constexpr (kPvParts > 1) {
-      issue_pv<1>(f);
-      add(f.out + kPvColumns / 2);
-    }
-    ptx::fence_operand(f.probs);
+    for (int r = 0; r < kOut; ++r) f.out[r] += f.product[r] > 0 ? added : 0.0f;
     v_.release();
   }
 }

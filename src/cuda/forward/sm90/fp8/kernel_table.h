@@ -14,7 +14,7 @@ namespace tilewise::cuda::sm90 {
 //   issue slots       some 900 of a scheduler: an FMA, exp2, sum and maximum for each score, half a
 //                     conversion, and an FMA for each of two numbers of O
 // No more than these 128 keys: a lane's mask is one word, and scales of blocks of 128 rows are one
-// number for a tile. Registers: 64 scores, 16 probs, 32 of a product, Dv / 2 of O, of 232.
+// number for a tile. Registers: 64 scores, 16 probs, Dv / 2 of a product and of O, of 232.
 struct Fp8KernelRow {
   int head_dim;
   int value_dim;
@@ -44,7 +44,7 @@ struct Fp8KernelRow {
 
 inline constexpr Fp8KernelRow kFp8Kernels[] = {
     {64, 64, 3, 2, 3, "half of a row of Q, K and V is zero in shared memory"},
-    {128, 128, 3, 2, 3, "the scores of a tile, a half of its product and O in registers"},
+    {128, 128, 3, 2, 3, "208 registers of a consumer hold scores, probs, a product and O"},
 };
 inline constexpr int kFp8KernelRows =
     static_cast<int>(sizeof(kFp8Kernels) / sizeof(kFp8Kernels[0]));

@@ -44,7 +44,7 @@ class Transposer {
   static constexpr int kKeys = 32;  // of the 16 columns that one ldmatrix takes
   static constexpr int kKeyBlocks = kConfig.k_tile / kKeys / kTransposers;  // of a warp
   static constexpr int kColumnBlocks = kConfig.value_dim / tile::kChunkBytes;
-  static constexpr int kAtOnce = 4;  // ldmatrix in flight
+  static constexpr int kAtOnce = 2;  // ldmatrix in flight
   static_assert(kConfig.k_tile == 128, "V^T is one panel.");
 
   enum class Content { kAll, kFinite, kPositive, kNegative };
