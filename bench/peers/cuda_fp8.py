@@ -68,7 +68,7 @@ class Inputs:
 
     def fa3(self, causal):
         """FlashAttention-3 takes scales of (B, Hk)."""
-        from flash_attn_interface import flash_attn_func
+        from fa3_fwd_interface import flash_attn_func  # imported here: before, the device must be there
         batch, _, heads, _ = self.tensors["k"].shape
         descales = {name: (scale if scale.dim() == 2 else scale.reshape(1, 1).expand(batch, heads)).float().contiguous()
                     for name, scale in self.descales.items()}
