@@ -89,12 +89,6 @@ Status supports_whole(const Problem& problem, const Machine&) {
   return refused != TILEWISE_OK ? refused : kSupports(problem);
 }
 
-Status supports_reference(const Problem& problem) {
-  if (problem::is_fp8(problem.dtype))
-    return problem::fail(TILEWISE_UNSUPPORTED, "k and v are of fp8");
-  return check_device(problem);
-}
-
 // The reference counts no traffic.
 double no_prediction(const Problem&, std::int64_t, std::int64_t) {
   return std::numeric_limits<double>::quiet_NaN();
@@ -225,7 +219,7 @@ constinit const Kernel kForwardStandard = {
 constinit const Kernel kForwardReference = {
     "cuda_reference",
     "a block for each row, fp64 arithmetic, every option: the slow oracle of the GPU",
-    supports_whole<supports_reference>,
+    supports_whole<check_device>,
     [](const Problem& problem, std::int64_t) { return table_bytes(problem); },
     run_reference_kernel,
     no_prediction,
