@@ -1,9 +1,8 @@
 // wgmma of fp8: m64nNk32 with fp32 sums (PTX ISA 9.7.15). Its order is that of ptx/wgmma.cuh. Both
 // operands must be contiguous along the summed dimension, whose numbers are those of 32 bytes.
 //
-// The tensor cores of Hopper align the 32 products with the sum that they are added to and keep
-// some 13 bits behind its leading one. A long sum therefore takes its parts from registers, one key
-// tile at a time (forward/sm90/fp8).
+// Hopper's sums in fp8 are said to keep 14 bits (DeepSeek-V3, arXiv 2412.19437, 3.3.2), so that a
+// long sum takes its parts from registers, one key tile at a time (forward/sm90/fp8).
 #pragma once
 
 #include <cstdint>
