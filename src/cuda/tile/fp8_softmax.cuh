@@ -67,8 +67,7 @@ __device__ __forceinline__ void pack_fp8_probs(const float (&probs)[kCount],
 // O = O * factor + the product of a key tile.
 template <int kCount>
 __device__ __forceinline__ void add_product(const float (&product)[kCount],
-                                            const float (&factor)[kRowsPerLane],
-                                            float (&out)[kCount]) {
+                                            const float (&factor)[kRowsPerLane], float* out) {
 #pragma unroll
   for (int r = 0; r < kCount; ++r) out[r] = __fmaf_rn(out[r], factor[register_row(r)], product[r]);
 }

@@ -32,11 +32,11 @@ TEST(Device, HopperFp8CoversItsHeadDimensions) {
   if (!has_hopper()) GTEST_SKIP() << "no Hopper device";
   for (const std::int32_t dtype : kFormats) {
     for (const std::int64_t dim : {16, 48, 64, 80, 128}) {
-      Case c = fp8_case(dtype, {2, 150, 300, 4, 2, dim});
+      Case c = fp8_case(dtype, {2, 70, 200, 2, 1, dim});
       for (const bool causal : {false, true}) {
         c.causal = c.sink = causal;
         c.output_dtype = causal ? TILEWISE_FP16 : TILEWISE_BF16;
-        c.used = causal ? std::vector<std::int64_t>{300, 77} : std::vector<std::int64_t>{};
+        c.used = causal ? std::vector<std::int64_t>{200, 77} : std::vector<std::int64_t>{};
         expect_passes(c);
       }
     }
@@ -92,6 +92,38 @@ TEST(Device, HopperFp8StoresEveryTypeAndAlignment) {
     expect_passes(c);
     c.value_dim = 48;
     c.lse = false;
+    expect_passes(c);
+  }
+}
+
+// Scales of 128 rows: dense tensors, whose tiles of keys lie within a block, and packed ones, whose
+// tiles lie in two.
+TEST(Device, HopperFp8TakesScalesOfBlocks) {
+  if (!has_hopper()) GTEST_SKIP() << "no Hopper device";
+  constexpr verify::Descale kBlocks = verify::Descale::kBlocks;
+  Case dense = fp8_case(TILEWISE_E4M3, {2, 140, 300, 2, 1, 128}, kBlocks);
+  expect_passes(dense);
+  dense.causal = dense.sink = true;
+  dense.used = {300, 131};
+  dense.scale = -0.1;
+  expect_passes(dense);
+  for (const std::int64_t dim : {64, 128}) {
+    Case packed = fp8_case(TILEWISE_E5M2, {4, 0, 0, 2, 1, dim}, kBlocks);
+    packed.q_packed = packed.k_packed = packed.causal = true;
+    packed.q_lengths = {100, 0, 150, 1};
+    packed.k_lengths = {200, 30, 280, 77};
+    packed.unowned = 5;
+    expect_passes(packed);
+    packed.causal = false;
+    packed.dtype = TILEWISE_E4M3;
+    packed.output_dtype = TILEWISE_FP32;
+    expect_passes(packed);
+  }
+  for (const verify::Distribution poison :
+       {verify::Distribution::kNanV, verify::Distribution::kNanK, verify::Distribution::kInfV}) {
+    Case c = fp8_case(TILEWISE_E5M2, {1, 200, 300, 1, 1, 128}, kBlocks);
+    c.causal = true;
+    c.distribution = poison;
     expect_passes(c);
   }
 }

@@ -23,7 +23,8 @@ struct KernelConfig {
   bool scalar_stores;  // out may be of another type than Q, or take fewer than 16 bytes at a time
   bool fp8 = false;    // Q, K and V: then `fp16` is not used, and
   bool e5m2 = false;   // they are this, else e4m3;
-  int loaded_v_stages = 0;  // V as it is loaded; v_stages: transposed (fp8/transposer.cuh)
+  bool block_scales = false;  // scales of 128 rows (fp8/block_scales.cuh);
+  int loaded_v_stages = 0;    // V as it is loaded; v_stages: transposed (fp8/transposer.cuh)
 
   TILEWISE_INLINE constexpr int consumers() const { return q_tile / 64; }  // warpgroups
   // One more warpgroup holds the scheduler, producer and epilogue warps.
@@ -71,6 +72,10 @@ struct KernelConfig {
   // time with one step, 0.93 with four, which reach the tensor cores too late
   // (bench/results/cuda/h200-sm90-cycles.txt).
   TILEWISE_INLINE constexpr int late_pv_steps() const { return value_dim > 64 ? 1 : 4; }
+
+  // Columns of a product P V in fp8 that are computed at once: scales of blocks leave no registers
+  // for 128.
+  TILEWISE_INLINE constexpr int pv_columns() const { return block_scales ? 64 : value_dim; }
 
   // Rows of Q, K and V lie in panels of 128 bytes (tile/swizzle.h), which 64 numbers of fp8 fill by
   // half.

@@ -54,14 +54,20 @@ constexpr std::array<Instance, sizeof...(kIndex)> make_fp8_instances(
             Fp8ForwardKernel<kIndex / 2, kIndex % 2 != 0>::start}...}};
 }
 
+bool has_block_scales(const Problem& problem) {
+  return problem.q_descale.row != 0 || problem.k_descale.row != 0 || problem.v_descale.row != 0;
+}
+
 // The first row that is wide enough.
 const Instance& fp8_instance_for(const Problem& problem) {
   static constexpr auto kInstances =
       make_fp8_instances(std::make_index_sequence<std::size_t{2} * kFp8KernelRows>());
+  const auto serves = [&](const Fp8KernelRow& row) {
+    return row.head_dim >= problem.head_dim && row.value_dim >= problem.value_dim &&
+           row.block_scales == has_block_scales(problem);
+  };
   std::size_t row = 0;
-  while (kFp8Kernels[row].head_dim < problem.head_dim ||
-         kFp8Kernels[row].value_dim < problem.value_dim)
-    ++row;
+  while (!serves(kFp8Kernels[row])) ++row;
   return kInstances[2 * row + (problem.dtype == TILEWISE_E5M2 ? 1 : 0)];
 }
 
@@ -174,10 +180,7 @@ problem::Status check_fp8_options(const Problem& problem) {
     const char* name;
     bool given;
   } options[] = {{"softcap", problem.softcap > 0},
-                 {"alibi_slopes", problem.alibi_slopes.present()},
-                 {"q_descale of blocks of rows", problem.q_descale.row != 0},
-                 {"k_descale of blocks of rows", problem.k_descale.row != 0},
-                 {"v_descale of blocks of rows", problem.v_descale.row != 0}};
+                 {"alibi_slopes", problem.alibi_slopes.present()}};
   for (const auto& [name, given] : options) {
     if (given) return fail(TILEWISE_UNSUPPORTED, "%s is given for fp8", name);
   }

@@ -148,11 +148,13 @@ __device__ __forceinline__ void complete_tile(const Parameters& parameters, Work
   }
 }
 
-// The factors of a query tile of fp8. Their product may leave the range of float on the way.
+// The factors of a query tile of fp8. Their product may leave the range of float on the way. Scales
+// of blocks are left to the consumers.
+template <KernelConfig kConfig>
 __device__ __forceinline__ TileScales tile_scales(const problem::Problem& problem,
                                                   const WorkTile& tile) {
   const auto factor = [&](const problem::View& scales) {
-    if (!scales.present()) return 1.0f;
+    if (kConfig.block_scales || !scales.present()) return 1.0f;
     return static_cast<const float*>(scales.data)[scales.offset(tile.batch, tile.kv_head, 0)];
   };
   const double scores =
@@ -294,7 +296,7 @@ class Scheduler {
     if (tile(round).index >= 0) {
       complete_tile<kConfig>(parameters_, tile(round));
       if constexpr (kConfig.fp8)
-        shared_.scales[round % kTileSlots] = tile_scales(parameters_.problem, tile(round));
+        shared_.scales[round % kTileSlots] = tile_scales<kConfig>(parameters_.problem, tile(round));
     }
     ptx::mbarrier_arrive(ptx::shared_address(&shared_.barriers.tile_full[round % kTileSlots]));
   }

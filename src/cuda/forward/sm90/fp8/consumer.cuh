@@ -41,14 +41,21 @@ class Fp8Consumer : Consumer<kConfig> {
  private:
   static constexpr int kScores = kConfig.k_tile / 2;  // registers of a thread
   static constexpr int kOut = kConfig.value_dim / 2;
+  static constexpr int kProduct = kConfig.pv_columns() / 2;
 
   struct Fragments {
     float scores[kScores];             // S_j, then P_j
     std::uint32_t probs[kScores / 4];  // P_{j-1}, the left operand of PV
-    float product[kOut];               // P_{j-1} V_{j-1}
+    float product[kProduct];           // P_{j-1} V_{j-1}, of pv_columns() columns
     float out[kOut];                   // O
     tile::RowStates states;            // m and l of the lane's rows
     float factor[tile::kRowsPerLane];  // of O before P_{j-1} V_{j-1} is added
+  };
+  // The scales of the rows of a key tile, which two blocks may have.
+  struct BlockScales {
+    float first;
+    float second;        // from column `split` on
+    std::int32_t split;  // k_tile: the tile is within a block
   };
   using MaskBits = typename Base::MaskBits;
 
@@ -56,11 +63,12 @@ class Fp8Consumer : Consumer<kConfig> {
   // kNextQuery: that is the last one of another query tile, which ends here.
   template <bool kNextQuery>
   __device__ __forceinline__ void step(Fragments& f) {
+    load_key_scale();
     k_.wait();
     this->order_barrier_wait();
     issue_qk(f.scores);  // S_j = Q K_j^T
     v_.wait();
-    issue_pv(f);  // P_{j-1} V_{j-1}
+    issue_pv(0, f);  // P_{j-1} V_{j-1}
     this->order_barrier_arrive();
     const MaskBits mask = this->template mask_of_tile<true>();
     if constexpr (kNextQuery) {
@@ -70,28 +78,30 @@ class Fp8Consumer : Consumer<kConfig> {
     ptx::wgmma_wait<1>();                                          // S_j has arrived
     const tile::Anchors anchors = accept_and_update_max(mask, f);  // m
     this->split_basic_block();
-    add_product<kNextQuery>(f);                          // O = O * factor + P_{j-1} V_{j-1}
+    add_product<kNextQuery>(f);  // O = O * factor + P_{j-1} V_{j-1}
+    const BlockScales values = value_scales();
     const tile::RowSums sums = exp2_scores(anchors, f);  // P_j
     if constexpr (kNextQuery) end_query_tile(kept_states(), f);
-    end_scores(anchors, sums, f);  // l
+    end_scores(anchors, sums, values, f);  // l
   }
 
   // The first scores of the block, which overlap nothing.
   __device__ __forceinline__ void first_scores(Fragments& f) {
     f.states.clear();
     clear_out(f);
+    load_key_scale();
     k_.wait();
     issue_qk(f.scores);
     const MaskBits mask = this->template mask_of_tile<true>();
     ptx::wgmma_wait<0>();
     const tile::Anchors anchors = accept_and_update_max(mask, f);
-    end_scores(anchors, exp2_scores(anchors, f), f);
+    end_scores(anchors, exp2_scores(anchors, f), value_scales(), f);
   }
 
   // The last product of the block, which overlaps nothing.
   __device__ __forceinline__ void last_product(Fragments& f) {
     v_.wait();
-    issue_pv(f);
+    issue_pv(0, f);
     add_product<true>(f);
     end_query_tile(f.states, f);
   }
@@ -104,6 +114,7 @@ class Fp8Consumer : Consumer<kConfig> {
     const bool positive = scale > 0;
     score_factor_ = positive ? 1.0f : scale;
     scale_log2_ = positive ? scale : 1.0f;
+    if constexpr (kConfig.block_scales) load_query_scales();
     return true;
   }
 
@@ -112,25 +123,36 @@ class Fp8Consumer : Consumer<kConfig> {
         this->q_address(), this->k_address(k_.state()), scores);
     ptx::wgmma_commit();
   }
-  __device__ __forceinline__ void issue_pv(Fragments& f) const {
-    const std::uint32_t v = ptx::shared_address(shared_.v) + v_.state().offset(kConfig.v_bytes());
-    gemm_fp8_rs<kConfig.e5m2, kConfig.value_dim, kConfig.k_tile>(f.probs, v, f.product);
+  // part: of the columns.
+  __device__ __forceinline__ void issue_pv(int part, Fragments& f) const {
+    const std::uint32_t v =
+        ptx::shared_address(shared_.v) + v_.state().offset(kConfig.v_bytes()) +
+        static_cast<std::uint32_t>(part * kConfig.pv_columns() * tile::kPanelRowBytes);
+    gemm_fp8_rs<kConfig.e5m2, kConfig.pv_columns(), kConfig.k_tile>(f.probs, v, f.product);
     ptx::wgmma_commit();
   }
-  __device__ __forceinline__ static void wait_pv(Fragments& f) {
-    ptx::wgmma_wait<0>();
-    ptx::fence_operand(f.product);
-    ptx::fence_operand(f.probs);
+  // Waits for the first part of the product and computes the others. add(out): adds what is there
+  // to out, a part of O.
+  template <class Add>
+  __device__ __forceinline__ void complete_pv(Fragments& f, const Add& add) const {
+#pragma unroll
+    for (int part = 0; part < kOut / kProduct; ++part) {
+      if (part > 0) issue_pv(part, f);
+      ptx::wgmma_wait<0>();
+      ptx::fence_operand(f.product);
+      ptx::fence_operand(f.probs);
+      add(f.out + part * kProduct);
+    }
   }
 
   // Waits for the product and adds it. V is free, and so are the markers that may follow it.
   // kOfLast: of the last key tile of the query tile before slot_.
   template <bool kOfLast>
   __device__ __forceinline__ void add_product(Fragments& f) {
-    wait_pv(f);
-    const int markers = shared_.markers[v_.state().stage];
+    const int stage = v_.state().stage;
+    complete_pv(f, [&](float* out) { tile::add_product(f.product, f.factor, out); });
+    const int markers = shared_.markers[stage];
     v_.release();
-    tile::add_product(f.product, f.factor, f.out);
     if (markers == 0) return;
     const WorkTile& tile = kOfLast ? last_tile() : *tile_;
     add_non_finite(tile, kOfLast ? tile.first_key : key_ + 1, markers, f);
@@ -141,7 +163,9 @@ class Fp8Consumer : Consumer<kConfig> {
                                                                  Fragments& f) {
     ptx::fence_operand(f.scores);
     this->release_k();
-    if (score_factor_ != 1.0f) {
+    if constexpr (kConfig.block_scales) {
+      scale_scores(f.scores);
+    } else if (score_factor_ != 1.0f) {
 #pragma unroll
       for (float& score : f.scores) score *= score_factor_;
     }
@@ -156,14 +180,24 @@ class Fp8Consumer : Consumer<kConfig> {
     return tile::exp2_scores(f.scores, anchors, scale_log2_);
   }
   // The sums, and P as an operand.
-  __device__ __forceinline__ static void end_scores(const tile::Anchors& anchors,
-                                                    const tile::RowSums& sums, Fragments& f) {
+  __device__ __forceinline__ void end_scores(const tile::Anchors& anchors,
+                                             const tile::RowSums& sums, const BlockScales& values,
+                                             Fragments& f) {
     tile::add_sums(sums, anchors, f.states);
+    const float unit_factor = scale_probs(values, f.scores);
     tile::pack_fp8_probs(f.scores, f.probs);
 #pragma unroll
     for (int which = 0; which < tile::kRowsPerLane; ++which)
-      f.factor[which] = anchors.factor[which];
+      f.factor[which] = anchors.factor[which] * unit_factor;
   }
+
+  // block_scales.cuh
+  __device__ void load_query_scales();
+  __device__ void load_key_scale();
+  __device__ void scale_scores(float (&scores)[kScores]) const;
+  __device__ BlockScales value_scales() const;
+  __device__ float scale_probs(const BlockScales& values, float (&probs)[kScores]);
+  __device__ BlockScales scales_of(const problem::View& view) const;
 
   // consumer_epilogue.cuh
   __device__ static void clear_out(Fragments& f);
@@ -192,6 +226,12 @@ class Fp8Consumer : Consumer<kConfig> {
   using Base::warpgroup_;
   float score_factor_ = 1;  // of the query tile's scores,
   float scale_log2_ = 1;    // and what multiplies them in the exponent
+  // With scales of blocks, by score_factor_ times the scales of the lane's rows of Q, and that of
+  // K.
+  float row_scales_[tile::kRowsPerLane] = {1, 1};
+  float key_scale_ = 1;
+  float key_ratio_ = 1;   // of the second scale of the key tile to the first
+  float value_unit_ = 1;  // O is to be multiplied by it
 };
 
 }  // namespace tilewise::cuda::sm90

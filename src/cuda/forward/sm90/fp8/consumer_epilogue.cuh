@@ -40,8 +40,10 @@ __device__ __forceinline__ void Fp8Consumer<kConfig>::end_query_tile(const tile:
     row[which] = tile::finalise_approx(state, parameters_.ln2);
     if (tile.sink != -math::Limits<float>::kInfinity)
       row[which] = tile::finalise_approx(state, tile.sink, parameters_.ln2);
-    finalised.scale[which] = row[which].scale * factors.values;
+    finalised.scale[which] =
+        row[which].scale * (kConfig.block_scales ? value_unit_ : factors.values);
   }
+  __syncwarp();  // `states` may lie where rows of out are about to pass
   if (lane % tile::kLanesPerRow == 0 && tile.lse != nullptr) {
     char* const first = tile.lse + offsets.lse;
     if (tile::lane_row(lane, 0) < rows) ptx::st_global(first, row[0].lse);
@@ -94,10 +96,11 @@ __device__ __forceinline__ void Fp8Consumer<kConfig>::add_non_finite(const WorkT
     v_.wait();
     const float sum = (i == 0 ? 1.0f : -1.0f) * math::Limits<float>::kInfinity;
     const float added = kConfig.e5m2 ? sum : __uint_as_float(0x7fffffffu);
-    issue_pv(f);
-    wait_pv(f);
+    issue_pv(0, f);
+    complete_pv(f, [&](float* out) {
 #pragma unroll
-    for (int r = 0; r < kOut; ++r) f.out[r] += f.product[r] > 0 ? added : 0.0f;
+      for (int r = 0; r < kProduct; ++r) out[r] += f.product[r] > 0 ? added : 0.0f;
+    });
     v_.release();
   }
 }

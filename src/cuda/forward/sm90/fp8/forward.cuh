@@ -5,6 +5,7 @@
 
 #include "cuda/forward/sm90/consumer_epilogue.cuh"
 #include "cuda/forward/sm90/consumer_state.cuh"
+#include "cuda/forward/sm90/fp8/block_scales.cuh"
 #include "cuda/forward/sm90/fp8/consumer.cuh"
 #include "cuda/forward/sm90/fp8/consumer_epilogue.cuh"
 #include "cuda/forward/sm90/fp8/kernel_table.h"
