@@ -1,8 +1,8 @@
 # tilewise_cuda_instances(VARIABLE KERNEL INCLUDE TABLE [PER_FILE n] [DTYPES dtype...]): the kernels of a table, instantiated.
 #
 # A table is a constexpr array in a header, TABLE "header:array". Each source file made here instantiates the template KERNEL,
-# which the header INCLUDE defines, for PER_FILE consecutive rows (default 2) and one of DTYPES (bf16, fp16; without DTYPES the
-# row is the only argument). The names of the files are appended to VARIABLE.
+# which the header INCLUDE defines, for PER_FILE consecutive rows (default 2) and one of DTYPES (bf16, fp16; e4m3, e5m2; without
+# DTYPES the row is the only argument). The names of the files are appended to VARIABLE.
 function(tilewise_cuda_instances variable kernel include table)
   cmake_parse_arguments(PARSE_ARGV 4 instances "" "PER_FILE" "DTYPES")
   string(REPLACE ":" ";" table "${table}")
@@ -37,9 +37,9 @@ function(tilewise_cuda_instances variable kernel include table)
       endif()
       foreach(row RANGE ${first} ${end})
         set(arguments ${row})
-        if(dtype STREQUAL "bf16")
+        if(dtype MATCHES "bf16|e4m3")
           string(APPEND arguments ", false")
-        elseif(dtype STREQUAL "fp16")
+        elseif(dtype MATCHES "fp16|e5m2")
           string(APPEND arguments ", true")
         endif()
         string(APPEND instantiations "template struct ${short}<${arguments}>;\n")

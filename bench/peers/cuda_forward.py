@@ -59,24 +59,23 @@ def rows():
 class Tilewise:
     """A plan over torch tensors (B, S, H, D) on the GPU, run on torch's current stream; with `lengths` (T, H, D).
 
-    `used` (B): the number of keys in use. `more`: other tensors of the problem, by name."""
+    `used` (B): the number of keys in use. others: more tensors of the problem, by name."""
 
-    def __init__(self, library, q, k, v, causal, kernel, window=-1, lengths=None, used=None, more={}):
+    def __init__(self, library, q, k, v, causal, kernel, window=-1, lengths=None, used=None, out_dtype=None, others=None):
         self._lib = library._lib
-        self.out = torch.empty_like(q)
+        self.out = torch.empty_like(q, dtype=out_dtype)
         lse_shape = (q.shape[0], q.shape[2], q.shape[1]) if lengths is None else (q.shape[1], q.shape[0])
         self.lse = torch.empty(lse_shape, dtype=torch.float32, device=q.device)
         self._problem = library.problem()
         self._problem.causal = int(causal)
         self._problem.window_left = window
-        self._tensors = {"q": q, "k": k, "v": v, "out": self.out, "lse": self.lse}
+        self._tensors = {"q": q, "k": k, "v": v, "out": self.out, "lse": self.lse} | (others or {})
         if lengths is not None:
             starts = torch.tensor([0] + lengths, device=q.device).cumsum(0).to(torch.int32)
             self._tensors |= {"cu_seqlens_q": starts, "cu_seqlens_k": starts}
             self._problem.max_seqlen_q = self._problem.max_seqlen_k = max(lengths)
         if used is not None:
             self._tensors["seqused_k"] = used
-        self._tensors |= more
         for name, tensor in self._tensors.items():
             set_tensor(self._problem, name, tensor)
         self._plan, options = ctypes.c_void_p(), tw.PlanOptions()

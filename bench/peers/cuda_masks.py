@@ -96,7 +96,7 @@ class Masked(forward.Tilewise):
             self._extra["slices"] = torch.tensor(slices, dtype=torch.int64, device=q.device)
         if mask is not None:
             self._extra["mask"] = mask[None, None]
-        super().__init__(library, q, k, v, False, kernel, more=self._extra)
+        super().__init__(library, q, k, v, False, kernel, others=self._extra)
 
 
 def tiles_of(visible):

@@ -169,8 +169,8 @@ constinit const Kernel kForwardDecode = {
 
 constinit const Kernel kForwardSm90 = {
     "cuda_sm90",
-    "FlashAttention-3 on Hopper: TMA, wgmma, warp specialisation; bf16 and fp16, D up to 256; "
-    "rows next to a NaN may round differently",
+    "FlashAttention-3 on Hopper: TMA, wgmma, warp specialisation; bf16 and fp16, D up to 256; fp8, "
+    "D up to 128; rows next to a NaN may round differently",
     Sm90::supports,
     Sm90::workspace_bytes,
     Sm90::run,
@@ -179,7 +179,10 @@ constinit const Kernel kForwardSm90 = {
     },
     false,
     TILEWISE_CUDA,
-    Sm90::prepare};
+    Sm90::prepare,
+    nullptr,
+    false,
+    true};
 
 constinit const Kernel kForwardSm80 = {
     "cuda_sm80",

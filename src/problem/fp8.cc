@@ -26,10 +26,6 @@ Status check_fp8(const tilewise_problem& request, Operation operation) {
   const std::int32_t dtype = request.k.dtype;
   TILEWISE_RETURN_IF_ERROR(check_dtype("v", request.v, dtype, dtype));
   if (operation == Operation::kBackward) TILEWISE_RETURN_IF_ERROR(refuse_fp8(request, "backward"));
-  if (request.q.device == TILEWISE_CUDA) {
-    return fail(TILEWISE_UNSUPPORTED, "k: dtype is %s, which no kernel for CUDA reads yet",
-                dtype_name(dtype));
-  }
   if (request.q.dtype == dtype) return TILEWISE_OK;
   if (!is_fp8(request.q.dtype)) return check_beside_fp8("q", request.q);
   return fail(TILEWISE_INVALID_ARGUMENT, "q: dtype is %s, must be %s as k, or bf16, fp16 or fp32",

@@ -66,6 +66,8 @@ struct Kernel {
   // True for a rung of the ladder, which is listed after the kernels of its device and serves for
   // comparison.
   bool is_rung = false;
+  // True if probs are rounded to e4m3 where q, k and v are fp8 (docs/semantics.md, "Accuracy").
+  bool fp8_probs = false;
 };
 
 // Calls fn(item) for the work items 0..n-1 through the executor.

@@ -45,13 +45,17 @@ struct AccuracyOptions {
   // One draw of inputs can be lucky for plain attention, so its error is the largest over all
   // draws. Those of lse are lse_error() of plain attention that does not round its scores.
   std::vector<PlainError> other_draws = {};
+  // Whether the products of q, k and v are those of tensor cores in fp8, whose sums have 14 bits or
+  // so: lse may have an error of 2e-3.
+  bool fp8_products = false;
 };
 
 // Compares the results of `operation` with the oracle, element by element:
 //   out        max|error| <= 2 * plain's + 2 ulp of max|oracle|, ulp of the result's dtype
 //   gradients  3 * plain's + 2 ulp
 //              both with what is lost below the normal numbers
-//   lse        |error| <= 1e-5 * max(1, |oracle|), fp64: 1e-12; or 2 * plain's in other_draws
+//   lse        |error| <= 1e-5 * max(1, |oracle|), fp64: 1e-12, fp8_products: 2e-3; or 2 * plain's
+//              in other_draws
 // NaN and infinity must be where the oracle has them. "Plain's" error is the largest over the given
 // runs of plain attention. All problems have the same shapes; only the tensors that `result` has
 // are compared.

@@ -43,6 +43,14 @@ void add_fp8(std::vector<Case>& cases) {
   packed.bias = {true, 4, {false, true, true, true}};
   packed.dropout_p = 0.2;
   cases.push_back(fp8(packed, kE5M2, Descale::kHeads, TILEWISE_BF16));
+  Case square = sized(2, 200, 200, 4, 2, 128);
+  square.causal = square.sink = true;
+  cases.push_back(fp8(square, kE4M3, Descale::kHeads));
+  square.causal = false;
+  square.value_dim = 64;
+  square.window_left = 70;
+  square.window_right = 3;
+  cases.push_back(fp8(square, kE5M2, Descale::kTensor));
   Case pages = sized(3, 1, 1120, 8, 2, 64);
   pages.used = {1120, 0, 577};
   pages.page_size = 16;

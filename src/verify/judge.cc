@@ -101,19 +101,27 @@ Verdict refusal(const char* kernel, problem::Status status) {
 Judge::Judge(const Case& description, const Edit& edit)
     : edit_(edit), instance_(edited(description, edit)), oracle_(instance_.request()) {}
 
-void Judge::find_answers() {
-  if (!plain_.empty()) return;
+bool Judge::has_fp8_probs(const problem::Kernel& kernel) const {
+  return kernel.fp8_probs && problem::is_fp8(instance_.description().dtype);
+}
+
+void Judge::find_answers(const problem::Kernel& kernel) {
+  std::vector<std::unique_ptr<Plain>>& plain = yardstick_of(kernel).plain;
+  if (!plain.empty()) return;
   const Case& description = instance_.description();
   const Operation operation = description.operation;
-  oracle_.run(operation);
-  if (operation == Operation::kBackward) instance_.set_forward_results(oracle_.results());
+  if (!has_oracle_) {
+    oracle_.run(operation);
+    if (operation == Operation::kBackward) instance_.set_forward_results(oracle_.results());
+    has_oracle_ = true;
+  }
   const SumOrder orders = is_small(description) ? kSumOrders : 2;
   for (SumOrder order = 0; order < orders; ++order) {
-    plain_.push_back(std::make_unique<Plain>(instance_.request(), order));
+    plain.push_back(std::make_unique<Plain>(instance_.request(), order, has_fp8_probs(kernel)));
   }
   // No order throws: the oracle has accepted the request.
   auto run_order = [&](std::int64_t order) {
-    plain_[static_cast<std::size_t>(order)]->run(operation);
+    plain[static_cast<std::size_t>(order)]->run(operation);
   };
   problem::parallel_for(plan::default_pool()->executor(), orders, run_order);
 }
@@ -139,7 +147,7 @@ Verdict Judge::judge_draw(const char* kernel, const plan::Options& options) {
   plan::Plan plan;
   const problem::Status status = plan::make_plan(operation, instance_.request(), forced, &plan);
   if (status != TILEWISE_OK) return refusal(kernel, status);
-  find_answers();
+  find_answers(*plan.kernel);
   return run(plan);
 }
 
@@ -151,7 +159,7 @@ Verdict Judge::run_copied(const problem::Kernel& kernel, const plan::Options& op
   const Operation operation = instance_.description().operation;
   const problem::Status planned = plan_on_device(operation, instance_.request(), options);
   if (planned == TILEWISE_UNSUPPORTED) return refusal(kernel.name, planned);
-  find_answers();
+  find_answers(kernel);
   instance_.prepare(operation);
   const CopiedRun copied = run_on_device(operation, instance_.request(), options);
   if (copied.status == TILEWISE_UNSUPPORTED) return refusal(kernel.name, copied.status);
@@ -161,43 +169,45 @@ Verdict Judge::run_copied(const problem::Kernel& kernel, const plan::Options& op
 std::vector<TensorReport> Judge::measure_accuracy(const problem::Kernel& kernel) {
   AccuracyOptions options;
   options.independent = independent_errors(instance_.description());
-  options.other_draws = other_draws_;
+  options.other_draws = yardstick_of(kernel).other_draws;
+  options.fp8_products = has_fp8_probs(kernel);
   const Underflow underflow(instance_.description(), instance_.request(), kernel.flushes_denormals);
   options.underflow = &underflow;
   std::vector<const tilewise_problem*> plain;
-  for (const auto& run : plain_) plain.push_back(&run->results());
+  for (const auto& run : yardstick_of(kernel).plain) plain.push_back(&run->results());
   return check_accuracy(instance_.description().operation, instance_.request(), oracle_.results(),
                         plain, options);
 }
 
 // Measures the errors of plain attention on other inputs of the same case. This is done only when a
 // kernel exceeds the limit: with a few numbers of a few roundings each, one draw can be lucky.
-void Judge::draw_again() {
+void Judge::draw_again(const problem::Kernel& kernel) {
   constexpr std::uint64_t kDraws = 8;
-  if (!other_draws_.empty()) return;
-  add_lse_errors(*this);
+  std::vector<PlainError>& errors = yardstick_of(kernel).other_draws;
+  if (!errors.empty()) return;
+  add_lse_errors(*this, errors);
   for (std::uint64_t draw = 1; draw <= kDraws; ++draw) {
     Case description = instance_.description();
     description.seed += draw;
     Judge other(description, edit_);
-    other.find_answers();
-    add_lse_errors(other);
+    other.find_answers(kernel);
+    add_lse_errors(other, errors);
     for (const problem::NamedTensor& tensor : problem::kTensors) {
       if (tensor.role(description.operation) != problem::Role::kOutput) continue;
       if (!problem::present(instance_.request().*tensor.member)) continue;
       if (tensor.member == &tilewise_problem::lse) continue;
-      for (const auto& plain : other.plain_) {
+      for (const auto& plain : other.yardstick_of(kernel).plain) {
         const double error =
             error_norms(plain->results().*tensor.member, other.oracle_.results().*tensor.member)
                 .max;
-        if (error > 0) other_draws_.push_back({tensor.name, error});
+        if (error > 0) errors.push_back({tensor.name, error});
       }
     }
   }
 }
 
 // Where large products cancel in a score, fp32 sums in any order exceed the limit of LSE.
-void Judge::add_lse_errors(const Judge& judged) {
+void Judge::add_lse_errors(const Judge& judged, std::vector<PlainError>& errors) const {
   const tilewise_problem& request = judged.instance_.request();
   const bool returns_lse =
       instance_.description().operation == Operation::kForward && problem::present(request.lse);
@@ -205,7 +215,7 @@ void Judge::add_lse_errors(const Judge& judged) {
   for (SumOrder order = kSumOrders - kUnroundedOrders; order < kSumOrders; ++order) {
     Plain plain(request, order);
     plain.run(Operation::kForward);
-    other_draws_.push_back({"lse", lse_error(plain.results().lse, judged.oracle_.results().lse)});
+    errors.push_back({"lse", lse_error(plain.results().lse, judged.oracle_.results().lse)});
   }
 }
 
@@ -240,7 +250,7 @@ Verdict Judge::run_parts(const char* kernel, const plan::Options& options) {
                   : plan::make_plan(description.operation, call, options, &plan);
     if (planned != TILEWISE_OK) return refusal(kernel, planned);
     if (!prepared) {
-      find_answers();
+      find_answers(*plan.kernel);
       instance_.prepare(description.operation);
       parts.start();
       prepared = true;
@@ -273,7 +283,7 @@ Verdict Judge::verdict_of(const problem::Kernel& kernel, problem::Status status,
     const bool over = std::any_of(verdict.tensors.begin(), verdict.tensors.end(),
                                   [](const TensorReport& tensor) { return !tensor.passed; });
     if (over) {  // is the kernel or the yardstick wrong? More draws tell.
-      draw_again();
+      draw_again(kernel);
       verdict.tensors = measure_accuracy(kernel);
     }
     for (const TensorReport& tensor : verdict.tensors) {

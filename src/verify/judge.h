@@ -40,8 +40,19 @@ class Judge {
   const Instance& instance() const { return instance_; }
 
  private:
-  // Runs the oracle and plain attention, once. Throws std::runtime_error if the library refuses.
-  void find_answers();
+  // What the results of a kernel are compared with besides the oracle.
+  struct Yardstick {
+    std::vector<std::unique_ptr<Plain>> plain;  // one for each order of sums
+    std::vector<PlainError> other_draws;        // empty until a kernel is over the limit
+  };
+
+  // Runs the oracle and the plain attention of the kernel, once each. Throws std::runtime_error if
+  // the library refuses.
+  void find_answers(const problem::Kernel& kernel);
+  bool has_fp8_probs(const problem::Kernel& kernel) const;
+  Yardstick& yardstick_of(const problem::Kernel& kernel) {
+    return yardsticks_[has_fp8_probs(kernel) ? 1 : 0];
+  }
   Verdict judge_draw(const char* kernel, const plan::Options& options);
   Verdict run(const plan::Plan& plan);
   Verdict run_parts(const char* kernel, const plan::Options& options);
@@ -49,14 +60,14 @@ class Judge {
   Verdict verdict_of(const problem::Kernel& kernel, problem::Status status,
                      const std::string& damage);
   std::vector<TensorReport> measure_accuracy(const problem::Kernel& kernel);
-  void draw_again();
-  void add_lse_errors(const Judge& judged);
+  void draw_again(const problem::Kernel& kernel);
+  void add_lse_errors(const Judge& judged, std::vector<PlainError>& errors) const;
 
   Edit edit_;
   Instance instance_;
   Oracle oracle_;
-  std::vector<std::unique_ptr<Plain>> plain_;  // one for each order of sums
-  std::vector<PlainError> other_draws_;        // empty until a kernel is over the limit
+  bool has_oracle_ = false;
+  Yardstick yardsticks_[2];  // the second one: with probs of fp8
 };
 
 }  // namespace tilewise::verify

@@ -36,13 +36,13 @@ void store_rows(const View& view, std::int64_t batch, std::int64_t head, std::in
 }
 
 template <class T, bool kRounds>
-void run_forward(const Parsed& parsed, SumOrder order) {
+void run_forward(const Parsed& parsed, SumOrder order, bool fp8_probs = false) {
   const Problem& problem = parsed.problem;
   problem::fill_unowned_rows(problem, parsed.sequences.data());
   std::vector<T> out(static_cast<std::size_t>(problem.value_dim));
   for (const Sequence& sequence : parsed.sequences) {
     for (std::int64_t h = 0; h < problem.heads; ++h) {
-      PlainHead<T, kRounds> head(problem, sequence, h, order);
+      PlainHead<T, kRounds> head(problem, sequence, h, order, fp8_probs);
       for (std::int64_t i = 0; i < sequence.q_len; ++i) {
         head.forward(i, out.data());
         const std::int64_t row = sequence.q_start + i;
@@ -146,8 +146,11 @@ void run_backward(const Parsed& parsed, SumOrder order) {
 
 }  // namespace
 
-Plain::Plain(const tilewise_problem& request, SumOrder order)
-    : order_(order), values_(request, TILEWISE_FP32), results_(values_.request()) {
+Plain::Plain(const tilewise_problem& request, SumOrder order, bool fp8_probs)
+    : order_(order),
+      fp8_probs_(fp8_probs),
+      values_(request, TILEWISE_FP32),
+      results_(values_.request()) {
   for (const problem::NamedTensor& tensor : problem::kTensors) {
     const tilewise_tensor& original = request.*tensor.member;
     const bool gradient = tensor.backward == problem::Role::kOutput;
@@ -171,9 +174,10 @@ void Plain::run(problem::Operation operation) {
     forward ? run_forward<double, true>(parsed, order_)
             : run_backward<double, true>(parsed, order_);
   } else if (rounds) {
-    forward ? run_forward<float, true>(parsed, order_) : run_backward<float, true>(parsed, order_);
+    forward ? run_forward<float, true>(parsed, order_, fp8_probs_)
+            : run_backward<float, true>(parsed, order_);
   } else {
-    forward ? run_forward<float, false>(parsed, order_)
+    forward ? run_forward<float, false>(parsed, order_, fp8_probs_)
             : run_backward<float, false>(parsed, order_);
   }
 }

@@ -29,9 +29,12 @@ inline constexpr SumOrder kUnroundedOrders = 2;  // the last ones
 // stored between passes would be. The results have the dtypes of the request's outputs. fp8 is
 // computed as fp32 inputs with the numbers times their scales, and has results of fp32. It uses one
 // thread.
+//
+// fp8_probs: forward rounds 256 exp(score - max) to e4m3, for which a row's largest prob is a
+// number near the end of the range.
 class Plain {
  public:
-  Plain(const tilewise_problem& request, SumOrder order);
+  Plain(const tilewise_problem& request, SumOrder order, bool fp8_probs = false);
 
   // Fills the outputs of the operation in results(). kBackward reads out and lse of the request, as
   // every backward pass does, including their roundings. Throws std::runtime_error if the request
@@ -42,6 +45,7 @@ class Plain {
 
  private:
   SumOrder order_;
+  bool fp8_probs_;
   Dequantised values_;
   TensorOwner owner_;
   tilewise_problem results_;

@@ -7,8 +7,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "math/float8.h"
 #include "math/integer.h"
-#include "math/number.h"
 #include "math/philox.h"
 #include "problem/score_tile.h"
 #include "verify/plain.h"
@@ -45,12 +45,15 @@ inline std::int64_t summand(SumOrder order, std::int64_t i, std::int64_t count) 
 template <class T, bool kRounds>
 class PlainHead {
  public:
-  PlainHead(const Problem& problem, const Sequence& sequence, std::int64_t head, SumOrder order)
+  // fp8_probs: whether forward rounds probs to e4m3 (verify/plain.h).
+  PlainHead(const Problem& problem, const Sequence& sequence, std::int64_t head, SumOrder order,
+            bool fp8_probs = false)
       : problem_(problem),
         sequence_(sequence),
         head_(head),
         kv_head_(head / problem.group),
         order_(order),
+        fp8_probs_(fp8_probs),
         dropout_(
             math::dropout_rule(problem.dropout_p, problem.dropout_seed, problem.dropout_offset)),
         bands_(static_cast<std::size_t>(problem::max_bands(problem))) {
@@ -89,7 +92,8 @@ class PlainHead {
     for (std::int64_t i = 0; i < sequence_.k_len; ++i) {
       const std::int64_t j = summand(order_, i, sequence_.k_len);
       if (!visible_[at(j)]) continue;
-      const T prob = round(probs_[at(j)] * dropout_factor(row, j));
+      T prob = round(probs_[at(j)] * dropout_factor(row, j));
+      if (fp8_probs_) prob = to_e4m3(prob * fp8_factor_) / fp8_factor_;
       const T* const value = values_.data() + j * problem_.value_dim;
       for (std::int64_t c = 0; c < problem_.value_dim; ++c) out[c] += prob * value[c];
     }
@@ -298,11 +302,12 @@ class PlainHead {
 
   // A score of -infinity is masked: its key counts as not visible from here on.
   void softmax() {
-    T max = sink_;
+    T largest = -kInfinity;
     for (std::size_t j = 0; j < scores_.size(); ++j) {
       if (scores_[j] == -kInfinity) visible_[j] = false;
-      if (visible_[j] && scores_[j] > max) max = scores_[j];
+      if (visible_[j] && scores_[j] > largest) largest = scores_[j];
     }
+    const T max = sink_ > largest ? sink_ : largest;
     T sum = sink_ == -kInfinity ? T(0) : std::exp(sink_ - max);
     for (std::int64_t i = 0; i < sequence_.k_len; ++i) {
       const std::size_t j = at(summand(order_, i, sequence_.k_len));
@@ -314,6 +319,11 @@ class PlainHead {
     const T inverse = T(1) / sum;
     for (T& prob : probs_) prob = order_ % 2 == 0 ? prob / sum : prob * inverse;
     lse_ = sum == T(0) ? -kInfinity : max + std::log(sum);
+    fp8_factor_ = largest == -kInfinity ? T(1) : T(256) * sum / std::exp(largest - max);
+  }
+
+  static T to_e4m3(T x) {
+    return math::load<T>(math::to_float8<math::Float8E4M3>(static_cast<float>(x)));
   }
 
   T dropout_factor(std::int64_t row, std::int64_t key) const {
@@ -331,6 +341,7 @@ class PlainHead {
   std::int64_t head_;
   std::int64_t kv_head_;
   SumOrder order_;
+  bool fp8_probs_;
   math::DropoutRule dropout_;
   std::vector<math::Band> bands_;
   std::vector<T> keys_;      // (Sk, D)
@@ -345,6 +356,7 @@ class PlainHead {
   std::vector<T> dscores_;  // (Sk), the gradients of the scores
   T sink_ = -kInfinity;
   T lse_ = T(0);
+  T fp8_factor_ = T(1);  // from a prob to 256 exp(score - max)
   T delta_ = T(0);
 };
 

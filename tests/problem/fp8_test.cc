@@ -104,15 +104,5 @@ TEST(Fp8Validation, QueriesMayBeWider) {
   }
 }
 
-TEST(Fp8Validation, CudaRefusesItByName) {
-  Sample sample;
-  quantise(sample);
-  for (const problem::NamedTensor& named : problem::kTensors)
-    (sample.request.*named.member).device = TILEWISE_CUDA;
-  EXPECT_EQ(run(kForward, sample.request), TILEWISE_UNSUPPORTED);
-  EXPECT_EQ(std::string(tilewise_last_error()),
-            "k: dtype is e4m3, which no kernel for CUDA reads yet");
-}
-
 }  // namespace
 }  // namespace tilewise::tests

@@ -31,17 +31,9 @@ void run_scaled(const Kernel& kernel, Instance& instance) {
        {&tilewise_problem::q_descale, &tilewise_problem::k_descale, &tilewise_problem::v_descale}) {
     if ((request.*member).rank != 0) verify::write_element(request.*member, 0, kScale);
   }
-  plan::Options options;
-  options.kernel = kernel.name;
-  plan::Plan plan;
-  ASSERT_EQ(plan::make_plan(Operation::kForward, request, options, &plan), TILEWISE_OK)
-      << problem::message();
-  const verify::Memory workspace(static_cast<std::size_t>(plan.workspace_bytes));
-  plan::RunOptions run;
-  run.workspace = workspace.data();
-  run.workspace_bytes = workspace.bytes();
   instance.prepare(Operation::kForward);
-  ASSERT_EQ(plan::run_plan(plan, request, run), TILEWISE_OK) << problem::message();
+  ASSERT_EQ(run_kernel(kernel.name, Operation::kForward, request), TILEWISE_OK)
+      << problem::message();
 }
 
 Case one_head(std::int32_t dtype, std::int64_t queries, std::int64_t head_dim,

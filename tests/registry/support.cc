@@ -96,7 +96,6 @@ bool machine_has(const std::string& target) {
 
 bool machine_runs(const Kernel& kernel, std::int32_t dtype) {
   if (kernel.device == TILEWISE_CUDA) {
-    if (problem::is_fp8(dtype)) return false;
     return cuda::device_count() > 0 && !is_partial(kernel) && cuda_serves(kernel, dtype);
   }
   constexpr const char* kPrefix = "cpu_";

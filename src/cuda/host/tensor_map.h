@@ -24,7 +24,7 @@ struct TensorMap {
   CoordScale coords;
 };
 
-// A tensor of 16-bit numbers, (batch, heads, rows, columns) by its view.
+// A tensor of 16-bit numbers or of fp8, (batch, heads, rows, columns) by its view.
 struct Rows {
   const char* name;
   const problem::View& view;
@@ -50,9 +50,9 @@ Rows k_side(const char* name, const problem::View& view, const problem::Problem&
 // Whether check_map() returns TILEWISE_OK.
 bool has_map(const Rows& tensor);
 
-// Makes a map with boxes (tile_rows, 64), swizzled as in tile/swizzle.h. The address must be a
-// multiple of 16.
-problem::Status make_map(const Rows& tensor, int tile_rows, bool fp16, TensorMap* map);
+// Makes a map with boxes of tile_rows rows and 128 bytes, swizzled as in tile/swizzle.h. The
+// address must be a multiple of 16.
+problem::Status make_map(const Rows& tensor, int tile_rows, TensorMap* map);
 
 // Checks that the device is a Hopper GPU and that the driver makes maps.
 problem::Status check_hopper(std::int32_t device_index);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/tile/element.cuh"
+#include "math/float8.h"
 #include "math/integer.h"
 #include "math/philox.h"
 #include "math/score_rule.h"
@@ -48,6 +49,19 @@ __device__ __forceinline__ double dot(const problem::View& a, std::int64_t a_off
       sum += math::load<double>(a_elements[a_offset + c]) * math::load<double>(b_elements[c]);
     return sum;
   });
+}
+
+// Reads an element of fp8, or of a wider type that q has beside keys of fp8.
+__device__ __forceinline__ double read_fp8_or_wider(const problem::View& view,
+                                                    std::int64_t offset) {
+  switch (view.dtype) {
+    case TILEWISE_E4M3:
+      return math::load<double>(static_cast<const math::Float8E4M3*>(view.data)[offset]);
+    case TILEWISE_E5M2:
+      return math::load<double>(static_cast<const math::Float8E5M2*>(view.data)[offset]);
+    default:
+      return read_element(view, offset);
+  }
 }
 
 // A row of a query head, and the keys that it sees. Without kPaged the cache has no pages: fast
@@ -108,8 +122,10 @@ struct RowOf {
   // given, becomes the derivative of the score with respect to scale * q.k.
   __device__ double score(std::int64_t key, double* derivative = nullptr) const {
     if (!visible(key)) return -math::Limits<double>::kInfinity;
-    double score = problem.scale * dot(problem.q, query_offset(problem.q), problem.k,
-                                       key_offset(problem.k, key), problem.head_dim);
+    double score = problem.scale * (problem::is_fp8(problem.dtype)
+                                        ? fp8_product(key)
+                                        : dot(problem.q, query_offset(problem.q), problem.k,
+                                              key_offset(problem.k, key), problem.head_dim));
     if (derivative != nullptr) *derivative = 1;
     if (problem.softcap > 0) {
       if (derivative != nullptr) *derivative = math::softcap_derivative(score, problem.softcap);
@@ -124,6 +140,25 @@ struct RowOf {
       score += math::alibi(read_element(problem.alibi_slopes, slope), distance);
     }
     return score;
+  }
+
+  // q.k where k is fp8, and a value, with their scales.
+  __device__ double fp8_product(std::int64_t key) const {
+    const std::int64_t q = query_offset(problem.q);
+    const std::int64_t k = key_offset(problem.k, key);
+    double sum = 0;
+    for (std::int64_t c = 0; c < problem.head_dim; ++c)
+      sum += read_fp8_or_wider(problem.q, q + c) * read_fp8_or_wider(problem.k, k + c);
+    return sum * descale(problem.q, sequence.q_start + row) *
+           descale(problem.k, sequence.k_start + key);
+  }
+  __device__ double fp8_value(std::int64_t key, std::int64_t column) const {
+    return read_fp8_or_wider(problem.v, key_offset(problem.v, key) + column) *
+           descale(problem.v, sequence.k_start + key);
+  }
+  __device__ double descale(const problem::View& view, std::int64_t own_row) const {
+    return static_cast<double>(
+        problem.descale(view, sequence.batch, head / problem.group, own_row));
   }
 
   __device__ double dropout_factor(std::int64_t key) const {
@@ -208,6 +243,11 @@ __device__ math::SoftmaxState<double> attend(const RowOf<kPaged>& row, std::int6
       const std::int64_t column = column_begin + team.thread() + kRowThreads * c;
       if (column >= problem.value_dim) continue;
       const double before = factor * out[c];
+      if (problem::is_fp8(problem.dtype)) {
+        out[c] = add_products(before, scores, count,
+                              [&](std::int64_t n) { return row.fp8_value(begin + n, column); });
+        continue;
+      }
       out[c] = with_elements(problem.v, [&, before](const auto* elements) {
         if constexpr (kPaged) {
           return add_products(before, scores, count, [&](std::int64_t n) {

@@ -93,4 +93,28 @@ __device__ __forceinline__ std::uint32_t spread_signs(std::uint32_t low, std::ui
   return result;
 }
 
+// prmt.b32 (9.7.9.7): each byte of the result is one of the eight bytes of `low` (0 to 3) and
+// `high` (4 to 7), whose number is a hexadecimal digit of the selector, the last digit for the
+// lowest byte.
+__device__ __forceinline__ std::uint32_t permute_bytes(std::uint32_t low, std::uint32_t high,
+                                                       std::uint32_t selector) {
+  std::uint32_t result;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(low), "r"(high), "r"(selector));
+  return result;
+}
+
+// cvt.rn.satfinite.e4m3x2.f32 (9.7.9.22), twice: rounds four floats to e4m3, to nearest even, and
+// packs them, the first in the lowest byte. Beyond 448 they become 448; NaN stays NaN.
+__device__ __forceinline__ std::uint32_t pack_e4m3(float first, float second, float third,
+                                                   float fourth) {
+  std::uint32_t result;
+  asm("{\n.reg .b16 low, high;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, {low, high};\n}"
+      : "=r"(result)
+      : "f"(first), "f"(second), "f"(third), "f"(fourth));
+  return result;
+}
+
 }  // namespace tilewise::cuda::ptx

@@ -19,16 +19,16 @@ struct TmaSource {
   std::int32_t batch;
 };
 
-// Loads a tile (kRows, kColumns) into its panels. One thread, which also tells `full` how many
-// bytes will come, before or after.
-template <int kRows, int kColumns>
+// Loads a tile (kRows, kColumns) into its panels, which are as wide as the boxes of the map. One
+// thread, which also tells `full` how many bytes will come, before or after.
+template <int kRows, int kColumns, int kPanelColumns = tile::kPanelColumns>
 __device__ __forceinline__ void tma_load_tile(unsigned char* to, const TmaSource& from,
                                               std::uint64_t& full, ptx::L2Hint hint) {
   const std::uint32_t barrier = ptx::shared_address(&full);
 #pragma unroll
-  for (int panel = 0; panel < kColumns / tile::kPanelColumns; ++panel) {
+  for (int panel = 0; panel < kColumns / kPanelColumns; ++panel) {
     ptx::tma_load(ptx::shared_address(to + panel * kRows * tile::kPanelRowBytes), from.map,
-                  panel * tile::kPanelColumns, from.row, from.head, from.batch, barrier, hint);
+                  panel * kPanelColumns, from.row, from.head, from.batch, barrier, hint);
   }
 }
 

@@ -10,13 +10,13 @@ namespace tilewise::emulation {
 namespace {
 
 constexpr std::uint64_t kMagic = 0x7E4503A97E4503A9u;
-constexpr std::uint64_t kElementBytes = 2;
 constexpr std::uint32_t kSpanBytes = 128;  // of a swizzled row of a box
 constexpr std::uint64_t kAlignment = 16;
 
 // What the driver refuses in a map, or nullptr.
-const char* refusal(cuuint32_t rank, const void* data, const cuuint64_t* sizes,
-                    const cuuint64_t* strides, const cuuint32_t* box, const cuuint32_t* steps) {
+const char* refusal(std::uint64_t element_bytes, cuuint32_t rank, const void* data,
+                    const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* box,
+                    const cuuint32_t* steps) {
   constexpr std::uint64_t kMaxSize = std::uint64_t{1} << 32;
   constexpr std::uint64_t kMaxStride = std::uint64_t{1} << 40;
   constexpr cuuint32_t kMaxBox = 256;
@@ -30,7 +30,7 @@ const char* refusal(cuuint32_t rank, const void* data, const cuuint64_t* sizes,
   for (std::size_t d = 0; d + 1 < kMapRank; ++d) {
     if (strides[d] % kAlignment != 0 || strides[d] >= kMaxStride) return "stride";
   }
-  return box[0] * kElementBytes == kSpanBytes ? nullptr : "width of the box";
+  return box[0] * element_bytes == kSpanBytes ? nullptr : "width of the box";
 }
 
 const TensorMap& map_at(const void* address) {
@@ -44,7 +44,7 @@ const TensorMap& map_at(const void* address) {
 // Whether the part of the box that is inside of the tensor is memory of the device.
 bool is_in_device_memory(const TensorMap& map, const Coordinates& first) {
   std::uint64_t begin = 0;
-  std::uint64_t end = kElementBytes;
+  std::uint64_t end = map.strides[0];
   for (std::size_t d = 0; d < kMapRank; ++d) {
     const std::int64_t from = std::max<std::int64_t>(first[d], 0);
     const std::int64_t to = std::min<std::int64_t>(std::int64_t{first[d]} + map.box[d],
@@ -76,9 +76,9 @@ BoxRow box_row(const TensorMap& map, const Coordinates& first, std::uint32_t row
   const std::int64_t end =
       std::min<std::int64_t>(map.box[0], static_cast<std::int64_t>(map.sizes[0]) - first[0]);
   if (begin >= end) return {};
-  constexpr std::int64_t kBytes = kElementBytes;
-  return {data + (first[0] + begin) * kBytes, static_cast<std::size_t>(begin * kBytes),
-          static_cast<std::size_t>((end - begin) * kBytes)};
+  const auto bytes = static_cast<std::int64_t>(map.strides[0]);
+  return {data + (first[0] + begin) * bytes, static_cast<std::size_t>(begin * bytes),
+          static_cast<std::size_t>((end - begin) * bytes)};
 }
 
 // Checks the address and the box of an instruction.
@@ -110,20 +110,21 @@ void for_chunks(std::uint32_t row_address, const Chunk& chunk) {
 }  // namespace
 
 std::uint32_t TensorMap::box_bytes() const {
-  std::uint32_t bytes = kElementBytes;
+  std::uint32_t bytes = static_cast<std::uint32_t>(strides[0]);
   for (const std::uint16_t size : box) bytes *= size;
   return bytes;
 }
 
-CUresult encode_tensor_map(CUtensorMap* map, CUtensorMapDataType, cuuint32_t rank, void* data,
+CUresult encode_tensor_map(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* data,
                            const cuuint64_t* sizes, const cuuint64_t* strides,
                            const cuuint32_t* box, const cuuint32_t* steps, CUtensorMapInterleave,
                            CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+  const std::uint64_t element_bytes = type == CU_TENSOR_MAP_DATA_TYPE_UINT8 ? 1 : 2;
   if (reinterpret_cast<std::uintptr_t>(map) % alignof(CUtensorMap) != 0 ||
-      refusal(rank, data, sizes, strides, box, steps) != nullptr) {
+      refusal(element_bytes, rank, data, sizes, strides, box, steps) != nullptr) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  TensorMap own = {kMagic, static_cast<std::byte*>(data), {}, {kElementBytes}, {}};
+  TensorMap own = {kMagic, static_cast<std::byte*>(data), {}, {element_bytes}, {}};
   for (std::size_t d = 0; d < kMapRank; ++d) {
     own.sizes[d] = sizes[d];
     if (d > 0) own.strides[d] = strides[d - 1];

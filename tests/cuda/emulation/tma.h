@@ -14,13 +14,13 @@ namespace tilewise::emulation {
 inline constexpr std::size_t kMapRank = 4;
 using Coordinates = std::array<std::int32_t, kMapRank>;
 
-// The contents of a CUtensorMap in the emulation: a tensor of 16-bit numbers whose first dimension
-// is contiguous.
+// The contents of a CUtensorMap in the emulation: a tensor of numbers of 8 or 16 bits whose first
+// dimension is contiguous.
 struct TensorMap {
   std::uint64_t magic;  // shows that the encoder made it
   std::byte* data;
   std::array<std::uint64_t, kMapRank> sizes;
-  std::array<std::uint64_t, kMapRank> strides;  // in bytes
+  std::array<std::uint64_t, kMapRank> strides;  // in bytes, the first one of an element
   std::array<std::uint16_t, kMapRank> box;
 
   std::uint32_t box_bytes() const;

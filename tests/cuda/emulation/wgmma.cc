@@ -16,6 +16,32 @@ std::size_t sum_index(std::size_t lane, std::size_t r, int width) {
   return row * static_cast<std::size_t>(width) + column;
 }
 
+// The row and the column in a left operand of fp8 of byte `byte` of register r of a lane (PTX ISA
+// 9.7.15.5.1, the fragment of A for .e4m3 and .e5m2).
+std::size_t fp8_left_index(std::size_t lane, std::size_t r, std::size_t byte) {
+  const std::size_t row = lane / 32 * 16 + lane % 32 / 4 + r % 2 * 8;
+  const std::size_t column = r / 2 * 16 + lane % 4 * 4 + byte;
+  return row * static_cast<std::size_t>(depth_of(WgmmaType::kE4M3)) + column;
+}
+
+// A lane's registers of a left operand as floats.
+void read_left(const std::array<std::uint32_t, 4>& registers, std::size_t lane, WgmmaType type,
+               float* left) {
+  for (std::size_t r = 0; r < registers.size(); ++r) {
+    if (bytes_of(type) == 1) {
+      for (std::size_t byte = 0; byte < 4; ++byte) {
+        const std::uint32_t bits = registers[r] >> byte * 8 & 0xFF;
+        left[fp8_left_index(lane, r, byte)] = number(bits, type);
+      }
+    } else {
+      for (std::size_t half = 0; half < 2; ++half) {
+        const std::uint32_t bits = registers[r] >> half * 16 & 0xFFFF;
+        left[sum_index(lane, 2 * r + half, depth_of(type))] = number(bits, type);
+      }
+    }
+  }
+}
+
 std::size_t registers_of(int width) { return static_cast<std::size_t>(width) / 2; }
 
 bool is_poison(const float* registers, std::size_t count) {
@@ -25,7 +51,8 @@ bool is_poison(const float* registers, std::size_t count) {
 }
 
 bool same_but_registers(const WgmmaOp& a, const WgmmaOp& b) {
-  return a.width == b.width && a.fp16 == b.fp16 && a.add == b.add && a.transposed == b.transposed &&
+  return a.width == b.width && a.left_type == b.left_type && a.right_type == b.right_type &&
+         a.add == b.add && a.transposed == b.transposed &&
          (a.left == nullptr) == (b.left == nullptr) && a.left_descriptor == b.left_descriptor &&
          a.right_descriptor == b.right_descriptor;
 }
@@ -101,34 +128,30 @@ void WgmmaQueue::start(Warpgroup& warpgroup, Group& group, std::size_t which) {
     if (!same_but_registers(pending[which].product, product))
       fail("wgmma.mma_async: lanes ask for different products");
   }
-  float left[kWgmmaRows * kWgmmaDepth];
+  const int depth = depth_of(product.left_type);
+  float left[kWgmmaRows * kMaxWgmmaDepth];
   if (product.left != nullptr) {
-    for (std::size_t lane = 0; lane < kGroupThreads; ++lane) {
-      const auto& numbers = group.pending[lane][which].left;
-      for (std::size_t r = 0; r < 2 * numbers.size(); ++r) {
-        left[sum_index(lane, r, kWgmmaDepth)] =
-            number(static_cast<std::uint16_t>(numbers[r / 2] >> r % 2 * 16), product.fp16);
-      }
-    }
+    for (std::size_t lane = 0; lane < kGroupThreads; ++lane)
+      read_left(group.pending[lane][which].left, lane, product.left_type, left);
   } else if (product.transposed) {
-    float columns[kWgmmaDepth * kWgmmaRows];
-    read_columns(product.left_descriptor, kWgmmaRows, product.fp16, columns, group.read);
-    for (int i = 0; i < kWgmmaDepth * kWgmmaRows; ++i)
-      left[i % kWgmmaRows * kWgmmaDepth + i / kWgmmaRows] = columns[i];
+    float columns[kMaxWgmmaDepth * kWgmmaRows];
+    read_columns(product.left_descriptor, kWgmmaRows, product.left_type, columns, group.read);
+    for (int i = 0; i < depth * kWgmmaRows; ++i)
+      left[i % kWgmmaRows * depth + i / kWgmmaRows] = columns[i];
   } else {
-    read_rows(product.left_descriptor, kWgmmaRows, product.fp16, left, kWgmmaDepth, 1, group.read);
+    read_rows(product.left_descriptor, kWgmmaRows, product.left_type, left, depth, 1, group.read);
   }
-  float right[kWgmmaDepth * kMaxColumns];
+  float right[kMaxWgmmaDepth * kMaxColumns];
   if (product.transposed) {
-    read_columns(product.right_descriptor, product.width, product.fp16, right, group.read);
+    read_columns(product.right_descriptor, product.width, product.right_type, right, group.read);
   } else {
-    read_rows(product.right_descriptor, product.width, product.fp16, right, 1, product.width,
+    read_rows(product.right_descriptor, product.width, product.right_type, right, 1, product.width,
               group.read);
   }
   Sums& sums = sums_of(warpgroup, group, which);
   sums.group = group.number;
   if (!product.add) std::fill(sums.values.begin(), sums.values.end(), 0.0f);
-  multiply_add(sums.values.data(), left, right, product.width);
+  multiply_add(sums.values.data(), left, right, product.width, depth);
 }
 
 void WgmmaQueue::wait(int groups) {

@@ -13,13 +13,15 @@
 
 namespace tilewise::emulation {
 
-// The arguments of a thread to wgmma.mma_async.m64nNk16: its registers of the sums (64, width), the
-// left operand (64, 16) in registers (4) or by a descriptor, and the right one (16, width) by a
-// descriptor. transposed: operands in shared memory are contiguous across the summed dimension.
+// The arguments of a thread to wgmma.mma_async: its registers of the sums (64, width), the left
+// operand (64, depth) in registers (4) or by a descriptor, and the right one (depth, width) by a
+// descriptor. The depth is 32 bytes. transposed: operands in shared memory are contiguous across
+// the summed dimension, which those of fp8 may not be.
 struct WgmmaOp {
   int width;
-  bool fp16;  // else bf16
-  bool add;   // else the sums begin here
+  WgmmaType left_type;
+  WgmmaType right_type;
+  bool add;  // else the sums begin here
   bool transposed;
   float* sums;
   const std::uint32_t* left;  // nullptr: left_descriptor

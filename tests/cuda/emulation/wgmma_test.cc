@@ -7,7 +7,9 @@
 #include "cuda/ptx/arithmetic.cuh"
 #include "cuda/ptx/named_barrier.cuh"
 #include "cuda/ptx/wgmma.cuh"
+#include "cuda/ptx/wgmma_fp8.cuh"
 #include "cuda/tile/fragment.h"
+#include "math/float8.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -127,6 +129,93 @@ TEST(Wgmma, MultipliesTheOperandsOfItsDescriptors) {
   expect_product<128, false, Form::kTt>();
   expect_product<256, false, Form::kSs>();
   expect_product<256, true, Form::kRs>();
+}
+
+template <int kWidth>
+struct Fp8Operands {
+  unsigned char left[64 * tile::kPanelRowBytes];       // (64, 128)
+  unsigned char right[kWidth * tile::kPanelRowBytes];  // (kWidth, 128)
+};
+
+// sums (64, kWidth) = left (64, 128) right^T, with right (kWidth, 128): kSs, both in shared memory;
+// kRs, left of e4m3 in registers, in the order that PTX ISA 9.7.15 draws. Codes in, row after row.
+template <int kWidth, bool kE5M2, Form kForm>
+void fp8_kernel(const unsigned char* left, const unsigned char* right, float* to) {
+  auto& shared = *reinterpret_cast<Fp8Operands<kWidth>*>(dynamic_shared());
+  const int thread = static_cast<int>(threadIdx.x);
+  for (int i = thread; i < 64 * 128; i += 128)
+    shared.left[tile::swizzled(i / 128, i % 128)] = left[i];
+  for (int i = thread; i < kWidth * 128; i += 128)
+    shared.right[tile::swizzled(i / 128, i % 128)] = right[i];
+  ptx::fence_proxy_async();
+  __syncthreads();
+  const int lane = thread % 32;
+  const int first = thread / 32 * tile::kWarpRows;
+  float sums[kWidth / 2];
+  ptx::wgmma_fence();
+  const std::uint64_t left_rows = tile::rows_descriptor(ptx::shared_address(shared.left));
+  const std::uint64_t right_rows = tile::rows_descriptor(ptx::shared_address(shared.right));
+  std::uint32_t registers[16];
+  for (int i = 0; i < 16; ++i) {
+    const int row = first + lane / 4 + i % 2 * 8;
+    const int column = i / 4 * 32 + i / 2 % 2 * 16 + lane % 4 * 4;
+    registers[i] = 0;
+    for (int byte = 0; byte < 4; ++byte)
+      registers[i] |= std::uint32_t{left[row * 128 + column + byte]} << 8 * byte;
+  }
+  for (int step = 0; step < 4; ++step) {
+    const auto offset = static_cast<std::uint64_t>(step * 2);
+    if (kForm == Form::kRs) {
+      ptx::WgmmaFp8<kWidth>::template rs<kE5M2>(sums, registers + 4 * step, right_rows + offset,
+                                                step > 0);
+    } else {
+      ptx::WgmmaFp8<kWidth>::template ss<kE5M2>(sums, left_rows + offset, right_rows + offset,
+                                                step > 0);
+    }
+  }
+  ptx::wgmma_commit();
+  ptx::wgmma_wait<0>();
+  ptx::fence_operand(sums);
+  for (int r = 0; r < kWidth / 2; ++r) {
+    const int row = first + tile::lane_row(lane, tile::register_row(r));
+    to[row * kWidth + tile::lane_column(lane) + tile::register_column(r)] = sums[r];
+  }
+}
+
+// Codes of numbers from 2^-1 to 7 or 3.5, of both signs, whose products have exact sums.
+template <int kWidth, bool kE5M2, Form kForm>
+void expect_fp8_product() {
+  Numbers<unsigned char> left(64 * 128);
+  Numbers<unsigned char> right(kWidth * 128);
+  Numbers<float> to(64 * kWidth);
+  const auto value = [](unsigned char code, bool e5m2) {
+    return e5m2 ? math::to_float(math::Float8E5M2{code}) : math::to_float(math::Float8E4M3{code});
+  };
+  for (std::size_t i = 0; i < 64 * 128; ++i)
+    left[i] = static_cast<unsigned char>((kE5M2 ? 0x38 : 0x30) + i * 7 % 31 % 16 + i % 3 / 2 * 128);
+  for (std::size_t i = 0; i < kWidth * 128; ++i)
+    right[i] =
+        static_cast<unsigned char>((kE5M2 ? 0x38 : 0x30) + i * 5 % 29 % 16 + i % 5 / 4 * 128);
+  ASSERT_EQ(message_of(fp8_kernel<kWidth, kE5M2, kForm>,
+                       Grid{1, 128, static_cast<int>(sizeof(Fp8Operands<kWidth>))}, left.data(),
+                       right.data(), to.data()),
+            "");
+  for (std::size_t i = 0; i < 64 * kWidth; ++i) {
+    double expected = 0;
+    for (std::size_t k = 0; k < 128; ++k) {
+      expected +=
+          static_cast<double>(value(left[i / kWidth * 128 + k], kE5M2 && kForm != Form::kRs)) *
+          static_cast<double>(value(right[i % kWidth * 128 + k], kE5M2));
+    }
+    ASSERT_EQ(static_cast<double>(to[i]), expected) << i;
+  }
+}
+
+TEST(Wgmma, MultipliesFp8) {
+  expect_fp8_product<64, false, Form::kSs>();
+  expect_fp8_product<128, true, Form::kSs>();
+  expect_fp8_product<128, false, Form::kRs>();
+  expect_fp8_product<64, true, Form::kRs>();
 }
 
 // Multiplies a box that the threads have cleared with itself. to (128): one sum of each thread.

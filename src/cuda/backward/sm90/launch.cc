@@ -89,7 +89,7 @@ problem::Status make_maps(const Problem& problem, const KernelConfig& config,
               {loaded.v, KernelConfig::kKTile, &parameters->v}};
   for (const auto& [rows, tile_rows, map] : maps) {
     if (rows.rows == 0) continue;  // not loaded
-    const problem::Status made = cuda::sm90::make_map(rows, tile_rows, config.fp16, map);
+    const problem::Status made = cuda::sm90::make_map(rows, tile_rows, map);
     if (made != TILEWISE_OK) return made;
   }
   return TILEWISE_OK;

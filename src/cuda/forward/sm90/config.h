@@ -22,17 +22,21 @@ struct KernelConfig {
   bool fused_edges;    // the two cut key tiles of a window are one step (fused_edges.cuh)
   bool block_mask;     // key tiles come from a list (tile/block_mask.h)
   bool scalar_stores;  // out may be of another type than Q, or take fewer than 16 bytes at a time
+  bool fp8 = false;    // Q, K and V: then `fp16` is not used, and
+  bool e5m2 = false;   // they are this, else e4m3;
+  bool block_scales = false;  // scales of 128 rows (fp8/block_scales.cuh);
+  int loaded_v_stages = 0;    // V as it is loaded; v_stages: transposed (fp8/transposer.cuh)
 
   TILEWISE_INLINE constexpr int consumers() const { return q_tile / 64; }  // warpgroups
   // One more warpgroup holds the scheduler, producer and epilogue warps.
   TILEWISE_INLINE constexpr int threads() const { return 128 * (consumers() + 1); }
   // 65536 registers, in the multiples of 8 that setmaxnreg takes.
-  TILEWISE_INLINE constexpr int producer_registers() const { return consumers() == 2 ? 40 : 32; }
-  TILEWISE_INLINE constexpr int consumer_registers() const { return consumers() == 2 ? 232 : 160; }
+  TILEWISE_INLINE constexpr int producer_registers() const { return consumers() == 3 ? 32 : 40; }
+  TILEWISE_INLINE constexpr int consumer_registers() const { return consumers() == 3 ? 160 : 232; }
   // The first warpgroup has two warps to spare: with two stages of Q, one for each consumer
   // warpgroup loads Q and stores out.
   TILEWISE_INLINE constexpr bool has_epilogue_warps() const {
-    return consumers() == 2 && q_stages == 2;
+    return consumers() == 2 && q_stages == 2 && !fp8;
   }
   // A third stage of K takes the memory in which out would be staged: out is staged in the place of
   // its own Q.
@@ -72,9 +76,22 @@ struct KernelConfig {
   // (bench/results/cuda/h200-sm90-cycles.txt).
   TILEWISE_INLINE constexpr int late_pv_steps() const { return value_dim > 64 ? 1 : 4; }
 
-  TILEWISE_INLINE constexpr int q_bytes() const { return q_tile * head_dim * 2; }
-  TILEWISE_INLINE constexpr int k_bytes() const { return k_tile * head_dim * 2; }
-  TILEWISE_INLINE constexpr int v_bytes() const { return k_tile * value_dim * 2; }
+  // Columns of a product P V in fp8 that are computed at once: scales of blocks leave no registers
+  // for 128.
+  TILEWISE_INLINE constexpr int pv_columns() const { return block_scales ? 64 : value_dim; }
+
+  // Rows of Q, K and V lie in panels of 128 bytes (tile/swizzle.h), which 64 numbers of fp8 fill by
+  // half.
+  TILEWISE_INLINE constexpr int row_bytes(int columns) const {
+    return fp8 ? (columns + 127) / 128 * 128 : columns * 2;
+  }
+  TILEWISE_INLINE constexpr int panel_columns() const { return fp8 ? 128 : 64; }
+  TILEWISE_INLINE constexpr int q_bytes() const { return q_tile * row_bytes(head_dim); }
+  TILEWISE_INLINE constexpr int k_bytes() const { return k_tile * row_bytes(head_dim); }
+  TILEWISE_INLINE constexpr int loaded_v_bytes() const { return k_tile * row_bytes(value_dim); }
+  TILEWISE_INLINE constexpr int v_bytes() const {
+    return fp8 ? value_dim * row_bytes(k_tile) : loaded_v_bytes();
+  }
 };
 
 inline constexpr int kMaxConsumers = 3;

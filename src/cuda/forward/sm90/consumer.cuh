@@ -55,7 +55,7 @@ class Consumer {
   // The same for a careful pass (careful_steps.cuh).
   __device__ void run_carefully();
 
- private:
+ protected:
   static constexpr int kScores = kConfig.k_tile / 2;  // registers of a thread
   static constexpr int kOut = kConfig.value_dim / 2;
   static constexpr int kPvSteps = kConfig.k_tile / kMmaK;

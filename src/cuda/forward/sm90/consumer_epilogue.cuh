@@ -5,12 +5,12 @@
 
 namespace tilewise::cuda::sm90 {
 
-// NOTE: D 256 and three warpgroups leave no registers in which the offsets could stay from tile to
-// tile, so the compiler is told that they change.
+// NOTE: D 256, three warpgroups and fp8 leave no registers in which the offsets could stay from
+// tile to tile, so the compiler is told that they change.
 template <KernelConfig kConfig>
 __device__ __forceinline__ LaneOffsets Consumer<kConfig>::lane_offsets() const {
   std::uint32_t thread[] = {threadIdx.x % 128};
-  if constexpr (kOut > 64 || kConfig.consumers() > 2) ptx::fence_operand(thread);
+  if constexpr (kOut > 64 || kConfig.consumers() > 2 || kConfig.fp8) ptx::fence_operand(thread);
   const int warp = static_cast<int>(thread[0]) / 32;
   std::uint32_t stage;
   if constexpr (kConfig.stages_out_in_q()) {

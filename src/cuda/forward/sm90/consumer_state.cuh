@@ -75,7 +75,7 @@ template <KernelConfig kConfig>
 __device__ __forceinline__ std::uint32_t Consumer<kConfig>::q_stage_address(
     const PipelineState<kConfig.q_stages>& state) const {
   return ptx::shared_address(shared_.q) + state.offset(kConfig.q_bytes()) +
-         static_cast<std::uint32_t>(warpgroup_ * tile::kRows * kConfig.head_dim * 2);
+         static_cast<std::uint32_t>(warpgroup_ * tile::kRows * kConfig.row_bytes(kConfig.head_dim));
 }
 template <KernelConfig kConfig>
 __device__ __forceinline__ std::uint32_t Consumer<kConfig>::q_address() const {

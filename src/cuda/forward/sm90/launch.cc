@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "cuda/forward/sm90/block_mask.h"
+#include "cuda/forward/sm90/fp8/kernel_table.h"
 #include "cuda/forward/sm90/parameters.h"
 #include "cuda/forward/sm90/select.h"
 #include "cuda/host/device.h"
@@ -27,7 +28,10 @@ using problem::Checked;
 using problem::fail;
 
 bool has_vector_out(const Problem& problem) {
-  return problem.out.dtype == problem.dtype && is_wide(problem.out, problem.value_dim);
+  const bool is_type = problem::is_fp8(problem.dtype) ? problem.out.dtype == TILEWISE_BF16 ||
+                                                            problem.out.dtype == TILEWISE_FP16
+                                                      : problem.out.dtype == problem.dtype;
+  return is_type && is_wide(problem.out, problem.value_dim);
 }
 
 struct Instance {
@@ -43,7 +47,33 @@ constexpr std::array<Instance, sizeof...(kIndex)> make_instances(std::index_sequ
             ForwardKernel<kIndex / 2, kIndex % 2 != 0>::start}...}};
 }
 
+template <std::size_t... kIndex>
+constexpr std::array<Instance, sizeof...(kIndex)> make_fp8_instances(
+    std::index_sequence<kIndex...>) {
+  return {{{kFp8Kernels[kIndex / 2].config(kIndex % 2 != 0),
+            Fp8ForwardKernel<kIndex / 2, kIndex % 2 != 0>::load,
+            Fp8ForwardKernel<kIndex / 2, kIndex % 2 != 0>::start}...}};
+}
+
+bool has_block_scales(const Problem& problem) {
+  return problem.q_descale.row != 0 || problem.k_descale.row != 0 || problem.v_descale.row != 0;
+}
+
+// The first row that is wide enough.
+const Instance& fp8_instance_for(const Problem& problem) {
+  static constexpr auto kInstances =
+      make_fp8_instances(std::make_index_sequence<std::size_t{2} * kFp8KernelRows>());
+  const auto serves = [&](const Fp8KernelRow& row) {
+    return row.head_dim >= problem.head_dim && row.value_dim >= problem.value_dim &&
+           row.block_scales == has_block_scales(problem);
+  };
+  std::size_t row = 0;
+  while (!serves(kFp8Kernels[row])) ++row;
+  return kInstances[2 * row + (problem.dtype == TILEWISE_E5M2 ? 1 : 0)];
+}
+
 const Instance& instance_for(const Problem& problem, bool score_mod) {
+  if (problem::is_fp8(problem.dtype)) return fp8_instance_for(problem);
   static constexpr auto kInstances =
       make_instances(std::make_index_sequence<std::size_t{2} * kKernelRows>());
   const int row = select_kernel(problem, score_mod, has_vector_out(problem));
@@ -149,15 +179,33 @@ problem::Status check_options(const Problem& problem) {
   return TILEWISE_OK;
 }
 
+// What the kernels for fp8 leave out.
+problem::Status check_fp8_options(const Problem& problem) {
+  if (problem.q.dtype != problem.dtype)
+    return fail(TILEWISE_UNSUPPORTED, "q is not of fp8, k and v are");
+  const struct {
+    const char* name;
+    bool given;
+  } options[] = {{"softcap", problem.softcap > 0},
+                 {"alibi_slopes", problem.alibi_slopes.present()},
+                 {"mask", problem.mask.present()},
+                 {"slices", problem.slices.present()}};
+  for (const auto& [name, given] : options) {
+    if (given) return fail(TILEWISE_UNSUPPORTED, "%s is given for fp8", name);
+  }
+  return TILEWISE_OK;
+}
+
 problem::Status check_sizes(const Problem& problem) {
-  constexpr std::int64_t kMaxColumns = 256;
-  constexpr std::int64_t kColumnStep = 8;
-  const std::int64_t widest = math::max(problem.head_dim, problem.value_dim);
-  if (widest > kMaxColumns || problem.head_dim % kColumnStep != 0 ||
-      problem.value_dim % kColumnStep != 0) {
-    return fail(TILEWISE_UNSUPPORTED, "D is %lld and Dv is %lld, must be multiples of 8 up to 256",
-                static_cast<long long>(problem.head_dim),
-                static_cast<long long>(problem.value_dim));
+  const bool fp8 = problem::is_fp8(problem.dtype);
+  const std::int64_t most = fp8 ? 128 : 256;
+  const std::int64_t step = fp8 ? 16 : 8;  // of 16 bytes
+  if (math::max(problem.head_dim, problem.value_dim) > most || problem.head_dim % step != 0 ||
+      problem.value_dim % step != 0) {
+    return fail(TILEWISE_UNSUPPORTED,
+                "D is %lld and Dv is %lld, must be multiples of %lld up to %lld",
+                static_cast<long long>(problem.head_dim), static_cast<long long>(problem.value_dim),
+                static_cast<long long>(step), static_cast<long long>(most));
   }
   const std::int64_t longest = math::max(problem.q_rows, problem.k_rows);
   const Checked work = most_tiles(problem);
@@ -173,23 +221,23 @@ problem::Status check_sizes(const Problem& problem) {
 problem::Status make_maps(const Problem& problem, const KernelConfig& config,
                           Parameters* parameters) {
   TensorMap map;
-  const problem::Status q = make_map(rows_of_q(problem), tile::kRows, config.fp16, &map);
+  const problem::Status q = make_map(rows_of_q(problem), tile::kRows, &map);
   if (q != TILEWISE_OK) return q;
   parameters->q = parameters->k = parameters->v = parameters->out = map.map;
   parameters->scheduler.q_coords = parameters->scheduler.k_coords = parameters->v_coords =
       map.coords;
   if (parameters->tma_stores) {
-    const problem::Status out = make_map(rows_of_out(problem), tile::kRows, config.fp16, &map);
+    const problem::Status out = make_map(rows_of_out(problem), tile::kRows, &map);
     if (out != TILEWISE_OK) return out;
     parameters->out = map.map;
     parameters->out_coords = map.coords;
   }
   if (problem.k_rows == 0) return TILEWISE_OK;  // K and V are not loaded
-  const problem::Status k = make_map(rows_of_k(problem), config.k_tile, config.fp16, &map);
+  const problem::Status k = make_map(rows_of_k(problem), config.k_tile, &map);
   if (k != TILEWISE_OK) return k;
   parameters->k = map.map;
   parameters->scheduler.k_coords = map.coords;
-  const problem::Status v = make_map(rows_of_v(problem), config.k_tile, config.fp16, &map);
+  const problem::Status v = make_map(rows_of_v(problem), config.k_tile, &map);
   if (v != TILEWISE_OK) return v;
   parameters->v = map.map;
   parameters->v_coords = map.coords;
@@ -283,9 +331,11 @@ cudaError_t start(const Parameters& parameters, const Instance& instance, int bl
 problem::Status supports(const Problem& problem) {
   const problem::Status device = check_hopper(problem.device_index);
   if (device != TILEWISE_OK) return device;
-  if (problem.dtype != TILEWISE_BF16 && problem.dtype != TILEWISE_FP16)
-    return fail(TILEWISE_UNSUPPORTED, "q, k and v are not bf16 or fp16");
-  const problem::Status options = check_options(problem);
+  const bool fp8 = problem::is_fp8(problem.dtype);
+  if (problem.dtype != TILEWISE_BF16 && problem.dtype != TILEWISE_FP16 && !fp8)
+    return fail(TILEWISE_UNSUPPORTED, "q, k and v are not bf16, fp16 or fp8");
+  problem::Status options = check_options(problem);
+  if (options == TILEWISE_OK && fp8) options = check_fp8_options(problem);
   if (options != TILEWISE_OK) return options;
   const problem::Status sizes = check_sizes(problem);
   return sizes != TILEWISE_OK ? sizes : check_strides(problem);

@@ -120,6 +120,13 @@ struct ForwardKernel {
   static cudaError_t start(const Parameters& parameters, int blocks, cudaStream_t stream);
 };
 
+// The same for fp8 (fp8/kernel_table.h).
+template <int kRow, bool kE5M2>
+struct Fp8ForwardKernel {
+  static cudaError_t load();
+  static cudaError_t start(const Parameters& parameters, int blocks, cudaStream_t stream);
+};
+
 // Loads the kernel of start_prepare() on the current device.
 cudaError_t load_support();
 

@@ -49,6 +49,11 @@ class Producer {
   static constexpr std::int32_t kRequestAhead = 4;
   static constexpr bool kLoadsQ = !kConfig.has_epilogue_warps();
   static constexpr bool kLoadsQEarly = kConfig.q_stages > 1;
+  static constexpr int kLoadedVStages = kConfig.fp8 ? kConfig.loaded_v_stages : kConfig.v_stages;
+  static constexpr int kElementBytes = kConfig.fp8 ? 1 : 2;
+  static constexpr int kHeadColumns = kConfig.row_bytes(kConfig.head_dim) / kElementBytes;
+  static constexpr int kValueColumns = kConfig.row_bytes(kConfig.value_dim) / kElementBytes;
+  static constexpr int kQRowsBytes = tile::kRows * kConfig.row_bytes(kConfig.head_dim);
 
   // All K but the first, and all V but the last, whose key tile is returned.
   __device__ __forceinline__ std::int32_t load_keys(const WorkTile& tile) {
@@ -112,8 +117,8 @@ class Producer {
 #pragma unroll 1
     for (int warpgroup = 0; warpgroup < kConfig.consumers(); ++warpgroup) {
       wait_empty(shared_.barriers.q[warpgroup], q_);
-      tma_load_tile<tile::kRows, kConfig.head_dim>(
-          shared_.q[q_.stage] + warpgroup * tile::kRows * kConfig.head_dim * 2,
+      tma_load_tile<tile::kRows, kHeadColumns, kConfig.panel_columns()>(
+          shared_.q[q_.stage] + warpgroup * kQRowsBytes,
           {&parameters_.q, tile.q_start + tile.row + warpgroup * tile::kRows,
            tile.head * coords.head, tile.batch * coords.batch},
           shared_.barriers.q[warpgroup].full[q_.stage], ptx::L2Hint::kEvictFirst);
@@ -128,8 +133,7 @@ class Producer {
 #pragma unroll 1
     for (int warpgroup = 0; warpgroup < kConfig.consumers(); ++warpgroup) {
       ptx::mbarrier_arrive_expect_tx(
-          ptx::shared_address(&shared_.barriers.q[warpgroup].full[q_.stage]),
-          tile::kRows * kConfig.head_dim * 2);
+          ptx::shared_address(&shared_.barriers.q[warpgroup].full[q_.stage]), kQRowsBytes);
     }
     q_.advance();
   }
@@ -162,7 +166,7 @@ class Producer {
       ptx::mbarrier_arrive(ptx::shared_address(&full));
     } else {
       ptx::mbarrier_arrive_expect_tx(ptx::shared_address(&full), kConfig.k_bytes());
-      tma_load_tile<kConfig.k_tile, kConfig.head_dim>(
+      tma_load_tile<kConfig.k_tile, kHeadColumns, kConfig.panel_columns()>(
           shared_.k[k_.stage], source_of(parameters_.k, parameters_.scheduler.k_coords, tile, key),
           full, ptx::L2Hint::kEvictLast);
       if (v_prefetch_offset_ >= 0 && (v_prefetch_offset_ + key) % 4 == 0) prefetch_v(tile, key);
@@ -187,16 +191,31 @@ class Producer {
                                          ptx::L2Hint::kEvictLast);
   }
 
+  // V goes to the consumers, or, of fp8, to the warps that transpose it.
+  __device__ __forceinline__ StageBarriers<kMaxStages>& v_barriers() const {
+    if constexpr (kConfig.fp8) {
+      return shared_.loaded_v_barriers;
+    } else {
+      return shared_.barriers.v;
+    }
+  }
+  __device__ __forceinline__ unsigned char* v_stage() const {
+    if constexpr (kConfig.fp8) {
+      return shared_.loaded_v[v_.stage];
+    } else {
+      return shared_.v[v_.stage];
+    }
+  }
   __device__ __forceinline__ void load_v(const WorkTile& tile, std::int32_t key) {
-    wait_empty(shared_.barriers.v, v_);
-    std::uint64_t& full = shared_.barriers.v.full[v_.stage];
+    wait_empty(v_barriers(), v_);
+    std::uint64_t& full = v_barriers().full[v_.stage];
     if constexpr (kCareful) shared_.careful.non_finite[v_.stage] = false;
     if (tile.keys == KeyVisibility::kNone) {
       ptx::mbarrier_arrive(ptx::shared_address(&full));
     } else {
-      ptx::mbarrier_arrive_expect_tx(ptx::shared_address(&full), kConfig.v_bytes());
-      tma_load_tile<kConfig.k_tile, kConfig.value_dim>(
-          shared_.v[v_.stage], source_of(parameters_.v, parameters_.v_coords, tile, key), full,
+      ptx::mbarrier_arrive_expect_tx(ptx::shared_address(&full), kConfig.loaded_v_bytes());
+      tma_load_tile<kConfig.k_tile, kValueColumns, kConfig.panel_columns()>(
+          v_stage(), source_of(parameters_.v, parameters_.v_coords, tile, key), full,
           ptx::L2Hint::kEvictLast);
     }
     v_.advance();
@@ -209,7 +228,7 @@ class Producer {
   std::uint32_t tiles_ = 0;     // taken
   std::int32_t requested_ = 1;  // of the scheduler warp
   PipelineState<kConfig.k_stages> k_;
-  PipelineState<kConfig.v_stages> v_;
+  PipelineState<kLoadedVStages> v_;
   PipelineState<kConfig.q_stages> q_;
   std::conditional_t<kConfig.block_mask, tile::KeyTileWalk, NoKeyTiles> walk_;
 };

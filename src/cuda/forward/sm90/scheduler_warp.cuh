@@ -189,6 +189,21 @@ __device__ __forceinline__ void complete_tile(const Parameters& parameters, Work
   }
 }
 
+// The factors of a query tile of fp8. Their product may leave the range of float on the way. Scales
+// of blocks are left to the consumers.
+template <KernelConfig kConfig>
+__device__ __forceinline__ TileScales tile_scales(const problem::Problem& problem,
+                                                  const WorkTile& tile) {
+  const auto factor = [&](const problem::View& scales) {
+    if (kConfig.block_scales || !scales.present()) return 1.0f;
+    return static_cast<const float*>(scales.data)[scales.offset(tile.batch, tile.kv_head, 0)];
+  };
+  const double scores =
+      problem.scale * math::kLog2E * static_cast<double>(factor(problem.q_descale));
+  return {static_cast<float>(scores * static_cast<double>(factor(problem.k_descale))),
+          factor(problem.v_descale)};
+}
+
 // Values from 2^50 on may overflow an unnormalised sum, whose probs may grow to 2^60.
 template <bool kFp16>
 __device__ __forceinline__ bool is_large_value(std::uint32_t bits) {
@@ -319,7 +334,11 @@ class Scheduler {
   }
 
   __device__ __forceinline__ void publish(std::int32_t round) {
-    if (tile(round).index >= 0) complete_tile<kConfig>(parameters_, tile(round));
+    if (tile(round).index >= 0) {
+      complete_tile<kConfig>(parameters_, tile(round));
+      if constexpr (kConfig.fp8)
+        shared_.scales[round % kTileSlots] = tile_scales<kConfig>(parameters_.problem, tile(round));
+    }
     ptx::mbarrier_arrive(ptx::shared_address(&shared_.barriers.tile_full[round % kTileSlots]));
   }
 

@@ -172,6 +172,31 @@ struct Shared {
   CarefulState<kConfig> careful;
 };
 
+// The factors of a query tile's fp8 numbers (docs/semantics.md, "fp8").
+struct TileScales {
+  float scores;  // of Q K^T, in units of log 2
+  float values;
+};
+inline constexpr int kTransposers = 2;  // warps that transpose V
+
+// With fp8, V lies there twice: as it is loaded, and transposed for wgmma.
+template <KernelConfig kConfig>
+requires(kConfig.fp8) struct Shared<kConfig> {
+  unsigned char q[kConfig.q_stages][kConfig.q_bytes()];  // per warpgroup: a panel (64, 128)
+  unsigned char k[kConfig.k_stages][kConfig.k_bytes()];  // a panel (k_tile, 128)
+  unsigned char loaded_v[kConfig.loaded_v_stages][kConfig.loaded_v_bytes()];  // (k_tile, 128)
+  unsigned char v[kConfig.v_stages][kConfig.v_bytes()];                       // (Dv, k_tile)
+  OutStages<kConfig> out;
+  Barriers barriers;
+  StageBarriers<kMaxStages> loaded_v_barriers;
+  WorkTile tiles[kTileSlots];
+  TileScales scales[kTileSlots];
+  ListedSequences sequences;
+  CarefulState<kConfig> careful;  // without use but for the scheduler warp, which sees no reports
+  int markers[kConfig.v_stages];  // stages of markers that follow (fp8/transposer.cuh)
+  bool found[2][kTransposers];    // by each of these warps, in turns: V that is not finite
+};
+
 // One arrival for each warp that reads: all four warps of a warpgroup read all of a stage. kAgain:
 // the barriers have been used.
 template <KernelConfig kConfig, bool kAgain = false>
@@ -189,18 +214,28 @@ __device__ void init_barriers(Barriers& barriers) {
     init(barriers.out[warpgroup].full[0], 128 / tile::kLanesPerRow);
     init(barriers.out[warpgroup].empty[0], 1);
   }
-  const auto init_ring = [&](StageBarriers<kMaxStages>& ring, int stages) {
+  const auto init_ring = [&](StageBarriers<kMaxStages>& ring, int stages,
+                             std::uint32_t writers = 1) {
     for (int stage = 0; stage < stages; ++stage) {
-      init(ring.full[stage], 1);
+      init(ring.full[stage], writers);
       init(ring.empty[stage], 4 * kConfig.consumers());
     }
   };
   init_ring(barriers.k, kConfig.k_stages);
-  init_ring(barriers.v, kConfig.v_stages);
+  init_ring(barriers.v, kConfig.v_stages, kConfig.fp8 ? kTransposers : 1);
   for (std::uint64_t& full : barriers.tile_full) init(full, 1);
   init(barriers.tile_requested, 1);
   init(barriers.always_complete, 1);
   ptx::fence_mbarrier_init();
+}
+
+// The ring of V as it is loaded, before the last fence of init_barriers().
+template <KernelConfig kConfig>
+__device__ void init_loaded_v_barriers(StageBarriers<kMaxStages>& ring) {
+  for (int stage = 0; stage < kConfig.loaded_v_stages; ++stage) {
+    ptx::mbarrier_init(ptx::shared_address(&ring.full[stage]), 1);
+    ptx::mbarrier_init(ptx::shared_address(&ring.empty[stage]), kTransposers);
+  }
 }
 
 }  // namespace tilewise::cuda::sm90

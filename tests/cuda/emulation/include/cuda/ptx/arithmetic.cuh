@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "math/number.h"
+#include "math/float8.h"
 
 namespace tilewise::cuda::ptx {
 
@@ -59,6 +59,21 @@ std::uint32_t spread_signs(std::uint32_t low, std::uint32_t high) {
     return (word >> (8 * kByte + 7) & 1) != 0 ? 0xFFFF : 0;
   };
   return half(low) | half(high) << 16;
+}
+
+inline std::uint32_t permute_bytes(std::uint32_t low, std::uint32_t high, std::uint32_t selector) {
+  const std::uint64_t bytes = std::uint64_t{high} << 32 | low;
+  std::uint32_t result = 0;
+  for (unsigned i = 0; i < 4; ++i)
+    result |= static_cast<std::uint32_t>(bytes >> (selector >> 4 * i & 7) * 8 & 0xFF) << 8 * i;
+  return result;
+}
+
+inline std::uint32_t pack_e4m3(float first, float second, float third, float fourth) {
+  const auto code = [](float x) -> std::uint32_t {
+    return math::to_float8<math::Float8E4M3>(x).bits;
+  };
+  return code(first) | code(second) << 8 | code(third) << 16 | code(fourth) << 24;
 }
 
 }  // namespace tilewise::cuda::ptx
