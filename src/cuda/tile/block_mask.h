@@ -22,12 +22,15 @@ struct alignas(16) BlockMaskWord {
   std::int32_t next;        // the word before this one that has visited tiles, or -1
 };
 
-// A query tile.
-struct alignas(16) BlockMaskRow {
-  std::int32_t start_key;  // the key tile that comes first: a full one, if there is one
-  std::int32_t count;      // of key tiles that are visited
-  std::int32_t last_word;  // the last word that has any
-  std::int32_t cut;        // whether any of them is partial
+// A query tile: all that it takes to begin with its key tiles, in one piece.
+struct alignas(32) BlockMaskRow {
+  std::int32_t q_tile;
+  std::int32_t count;          // of key tiles that are visited
+  std::int32_t start_key;      // the one that comes first: a full one, if there is one,
+  std::int32_t start_bits;     // and its KeyTile::bits
+  std::int32_t last_word;      // the last word that has any,
+  std::uint32_t last_visited;  // and those that it has
+  std::int32_t cut;            // whether any of them is partial
 };
 
 // What is known of a key tile when it is computed: the number of its bits, or one of these.
@@ -43,7 +46,7 @@ struct KeyTile {
 struct BlockMask {
   BlockMaskWord* words;  // (lists, query tiles, words)
   BlockMaskRow* rows;    // (lists, query tiles)
-  std::int32_t* order;   // (lists, query tiles): numbers of query tiles, the longest first
+  BlockMaskRow* order;   // (lists, query tiles): the same, the longest first
   std::uint32_t* bits;   // (lists, query tiles, room, rows, kLanesPerRow), as mask_bits.h has them
   const Band* bands;     // of the slices: a BandTable
   std::int32_t room;     // tiles of a query tile that have bits

@@ -75,12 +75,11 @@ BlockMaskPlaces reserve_block_mask(const Problem& problem,
   places.words = reserve([](const Extent& extent, Checked q_tiles, int) {
     return q_tiles * extent.words * Checked{sizeof(tile::BlockMaskWord)};
   });
-  places.rows = reserve([](const Extent&, Checked q_tiles, int) {
-    return q_tiles * Checked{sizeof(tile::BlockMaskRow)};
-  });
-  places.order = reserve([](const Extent&, Checked q_tiles, int) {
-    return q_tiles * Checked{sizeof(std::int32_t)};
-  });
+  for (std::int64_t* const place : {&places.rows, &places.order}) {
+    *place = reserve([](const Extent&, Checked q_tiles, int) {
+      return q_tiles * Checked{sizeof(tile::BlockMaskRow)};
+    });
+  }
   places.bits = reserve([&](const Extent& extent, Checked q_tiles, int q_tile) {
     constexpr std::int64_t kRowBytes = tile::kLanesPerRow * sizeof(*tile::BlockMask::bits);
     return q_tiles * extent.room(problem) * Checked{q_tile * kRowBytes};
@@ -96,7 +95,7 @@ tile::BlockMask block_mask_at(const Problem& problem, const KernelConfig& config
   const std::int32_t heads = extent.by_head ? narrow(problem.heads) : 1;
   return {.words = reinterpret_cast<tile::BlockMaskWord*>(workspace + places.words),
           .rows = reinterpret_cast<tile::BlockMaskRow*>(workspace + places.rows),
-          .order = reinterpret_cast<std::int32_t*>(workspace + places.order),
+          .order = reinterpret_cast<tile::BlockMaskRow*>(workspace + places.order),
           .bits = reinterpret_cast<std::uint32_t*>(workspace + places.bits),
           .bands = reinterpret_cast<const tile::Band*>(workspace + places.bands),
           .room = narrow(extent.room(problem).value),

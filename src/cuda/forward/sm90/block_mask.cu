@@ -226,8 +226,8 @@ __global__ void __launch_bounds__(kMostThreads, 1)
                           static_cast<std::int32_t>(tile_number % mask.q_tiles) * q_tile, q_tile,
                           k_tile);
   BlockMaskWord* const words = mask.words + tile_number * mask.word_count;
-  BlockMaskRow result = {0, 0, -1, 0};
-  std::int32_t full_key = -1;
+  BlockMaskRow result = {static_cast<std::int32_t>(tile_number % mask.q_tiles), 0, 0, 0, -1, 0, 0};
+  bool starts_full = false;
   std::int32_t number = 0;  // of asked key tiles
   for (std::int32_t first = 0; first < mask.word_count; first += kWordsAtOnce) {
     const std::int32_t count = classify_words(mask, reader, first, shared);
@@ -245,28 +245,30 @@ __global__ void __launch_bounds__(kMostThreads, 1)
         const unsigned partial = shared.visited[slot] & shared.partial[slot];
         const unsigned full = shared.full[slot] | (shared.visited[slot] & ~partial);
         const unsigned visited = full | partial;
-        words[first + slot] = {visited,
-                               partial,
-                               asked,
-                               static_cast<std::int32_t>(tile_number * mask.room) + number,
-                               mask.room - number,
-                               result.last_word};
+        const BlockMaskWord word = {visited,
+                                    partial,
+                                    asked,
+                                    static_cast<std::int32_t>(tile_number * mask.room) + number,
+                                    mask.room - number,
+                                    result.last_word};
+        words[first + slot] = word;
         number += __popc(asked);
         if (visited == 0) continue;
-        const std::int32_t key = (first + slot) * kTilesOfWord;
         result.count += __popc(visited);
         result.last_word = first + slot;
-        result.start_key = key + tile::last_bit(visited);
+        result.last_visited = visited;
         if (partial != 0) result.cut = 1;
-        if (full != 0) full_key = key + tile::last_bit(full);
+        if (full == 0 && starts_full) continue;
+        starts_full = full != 0;
+        const std::int32_t bit = tile::last_bit(starts_full ? full : visited);
+        result.start_key = (first + slot) * kTilesOfWord + bit;
+        result.start_bits = tile::bits_of(word, bit);
       }
     }
     number = next_number;
     __syncthreads();
   }
-  if (threadIdx.x != 0) return;
-  if (full_key >= 0) result.start_key = full_key;
-  mask.rows[tile_number] = result;
+  if (threadIdx.x == 0) mask.rows[tile_number] = result;
 }
 
 inline constexpr int kOrderThreads = 1024;
@@ -282,7 +284,9 @@ __global__ void __launch_bounds__(kOrderThreads)
   const std::int32_t thread = static_cast<std::int32_t>(threadIdx.x);
   for (std::int32_t first = 0; first < mask.q_tiles; first += kOrderThreads) {
     const std::int32_t q = first + thread;
-    const std::int32_t own = q < mask.q_tiles ? mask.rows[list + q].count : 0;
+    BlockMaskRow row = {};
+    if (q < mask.q_tiles) row = mask.rows[list + q];
+    const std::int32_t own = row.count;
     std::int32_t before = 0;
     for (std::int32_t part = 0; part < mask.q_tiles; part += kOrderThreads) {
       const std::int32_t size = math::min(mask.q_tiles - part, kOrderThreads);
@@ -294,7 +298,7 @@ __global__ void __launch_bounds__(kOrderThreads)
         before += count > own || (count == own && part + other < q) ? 1 : 0;
       }
     }
-    if (q < mask.q_tiles) mask.order[list + before] = q;
+    if (q < mask.q_tiles) mask.order[list + before] = row;
   }
 }
 

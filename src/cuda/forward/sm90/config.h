@@ -31,8 +31,16 @@ struct KernelConfig {
   // One more warpgroup holds the scheduler, producer and epilogue warps.
   TILEWISE_INLINE constexpr int threads() const { return 128 * (consumers() + 1); }
   // 65536 registers, in the multiples of 8 that setmaxnreg takes.
-  TILEWISE_INLINE constexpr int producer_registers() const { return consumers() == 3 ? 32 : 40; }
-  TILEWISE_INLINE constexpr int consumer_registers() const { return consumers() == 3 ? 160 : 232; }
+  TILEWISE_INLINE constexpr int producer_registers() const {
+    return consumers() == 3 ? 32 : finds_keys_in_list() ? 56 : 40;
+  }
+  TILEWISE_INLINE constexpr int consumer_registers() const {
+    return consumers() == 3 ? 160 : finds_keys_in_list() ? 224 : 232;
+  }
+  // Small consumers leave registers for the scheduler warp, which reads lists.
+  TILEWISE_INLINE constexpr bool finds_keys_in_list() const {
+    return block_mask && value_dim <= 64;
+  }
   // The first warpgroup has two warps to spare: with two stages of Q, one for each consumer
   // warpgroup loads Q and stores out.
   TILEWISE_INLINE constexpr bool has_epilogue_warps() const {

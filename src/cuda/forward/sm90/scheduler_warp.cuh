@@ -70,29 +70,37 @@ class WorkQueue {
   std::int32_t count_ = 0;
 };
 
-// Finds the key tiles of a query tile in its list, and returns the number of the query tile: the
-// schedule begins with the last one, and the longest one comes first.
+// Finds the key tiles of a query tile in its list. tile.row is the number that the schedule gives
+// it, which begins with the last one: the longest one comes first.
 template <KernelConfig kConfig>
-__device__ __forceinline__ std::int32_t list_keys(const tile::BlockMask& mask, bool open_end,
-                                                  const TileCoord& coord,
-                                                  const SequenceLengths& lengths, WorkTile& tile) {
-  const std::int32_t q_tiles = math::ceil_div(lengths.q_len, kConfig.q_tile);
-  const std::int32_t first = mask.list_of(coord.batch, coord.head) * mask.q_tiles;
-  const std::int32_t q_tile = mask.order[first + q_tiles - 1 - coord.q_tile];
-  const tile::BlockMaskRow row = mask.rows[first + q_tile];
-  const tile::BlockMaskWord* const words =
-      mask.words + std::int64_t{first + q_tile} * mask.word_count;
-  tile.keys = row.cut != 0 ? KeyVisibility::kCut : KeyVisibility::kSome;
-  if (row.count == 0) tile.keys = KeyVisibility::kNone;
-  tile.listed.words = words;
-  tile.listed.count = row.count;
-  tile.listed.last_word = row.last_word;
+__device__ __forceinline__ void list_keys(const tile::BlockMask& mask, bool open_end,
+                                          WorkTile& tile) {
+  // The barriers keep numbers in memory: the scheduler warp has few registers.
+  const auto forget = [] { asm volatile("" ::: "memory"); };
+  forget();
+  const std::int32_t q_tiles = math::ceil_div(tile.q_len, kConfig.q_tile);
+  const std::int32_t first = mask.list_of(tile.batch, tile.head) * mask.q_tiles;
+  const tile::BlockMaskRow* const row = mask.order + (first + q_tiles - 1 - tile.row);
+  const std::int32_t q_tile = row->q_tile;
+  tile.row = q_tile * kConfig.q_tile;
+  tile.listed.words = mask.words + (first + q_tile) * mask.word_count;
+  forget();
+  tile.listed.last_word = row->last_word;
+  tile.listed.last_visited = row->last_visited;
+  tile.listed.start_bits = row->start_bits;
+  tile.start_key = row->start_key;
+  tile.keys = row->cut != 0 ? KeyVisibility::kCut : KeyVisibility::kSome;
+  forget();
+  const std::int32_t count = row->count;
+  const std::int32_t k_len = tile.band.key_end;
+  tile.listed.count = count;
   tile.first_key = 0;
-  tile.end_key = row.count == 0 ? 1 : math::ceil_div(lengths.k_len, kConfig.k_tile);
-  tile.start_key = row.start_key;
-  tile.v_rows = row.count == 0 ? 0 : kConfig.k_tile;
-  if (open_end && row.count > 0) tile.v_rows = lengths.k_len - (tile.end_key - 1) * kConfig.k_tile;
-  return q_tile;
+  tile.end_key = math::ceil_div(k_len, kConfig.k_tile);
+  tile.v_rows = open_end ? k_len - (tile.end_key - 1) * kConfig.k_tile : kConfig.k_tile;
+  if (count > 0) return;
+  tile.keys = KeyVisibility::kNone;
+  tile.end_key = 1;
+  tile.v_rows = 0;
 }
 
 // Finds a query tile and writes what the producer needs of it to shared memory at once: the
@@ -104,10 +112,7 @@ __device__ __forceinline__ void locate_tile(const Parameters& parameters,
   const SchedulerParams& scheduler = parameters.scheduler;
   const TileCoord coord = scheduler.tile_coord(index, sequences);
   const SequenceLengths lengths = scheduler.lengths(coord.batch, sequences);
-  std::int32_t q_tile = coord.q_tile;
-  if constexpr (kConfig.block_mask)
-    q_tile = list_keys<kConfig>(parameters.block_mask, scheduler.open_end, coord, lengths, tile);
-  const std::int32_t row = q_tile * kConfig.q_tile;
+  const std::int32_t row = coord.q_tile * kConfig.q_tile;
   tile.index = index;
   tile.batch = coord.batch;
   tile.head = coord.head;
@@ -116,18 +121,13 @@ __device__ __forceinline__ void locate_tile(const Parameters& parameters,
   tile.q_start = lengths.q_start;
   tile.q_len = lengths.q_len;
   tile.k_start = lengths.k_start;
-  tile.diagonal = scheduler.diagonal(coord.batch, lengths);
-  if constexpr (kConfig.block_mask) {
+  if constexpr (kConfig.block_mask) {  // sequences are whole
+    tile.diagonal = scheduler.top_left ? 0 : lengths.k_len - lengths.q_len;
+    tile.row = coord.q_tile;
     tile.band = tile::window_band(lengths.k_len, tile.diagonal, -1, -1);
-    // Last, when the scheduler warp has registers left.
-    ListedKeyTiles& listed = tile.listed;
-    if (tile.keys != KeyVisibility::kNone) {
-      listed.last_visited = listed.words[listed.last_word].visited;
-      listed.start_bits = tile::bits_of(listed.words[tile.start_key / tile::kTilesOfWord],
-                                        tile.start_key % tile::kTilesOfWord);
-    }
-    return;
+    return list_keys<kConfig>(parameters.block_mask, scheduler.open_end, tile);
   }
+  tile.diagonal = scheduler.diagonal(coord.batch, lengths);
   const tile::WindowBand band = tile::window_band(lengths.k_len, tile.diagonal,
                                                   scheduler.window_left, scheduler.window_right);
   tile.band = band;
