@@ -126,6 +126,7 @@ class Calls {
     entry.line[3] = window.right < 0 ? 0 : part.reach - 1;
     entry.window = window;
     entry.visible = part.sees_keys();
+    if (!entry.visible) entry.part.k_end = entry.part.k_begin;  // the window may hide nothing
     return entry;
   }
 
