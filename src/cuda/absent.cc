@@ -41,6 +41,7 @@ Exchange::~Exchange() {
   static_cast<void>(ended_);
 }
 Status Exchange::begin(void*) { return status_; }
+Status Exchange::lead(void*) { return status_; }
 Status Exchange::end() { return status_; }
 Status Exchange::wait(std::int32_t, void*) const { return status_; }
 Status Exchange::follow(const Exchange&) { return status_; }

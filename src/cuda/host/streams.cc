@@ -48,7 +48,12 @@ Exchange::Exchange(std::int32_t device)
   status_ = current.status();
   if (status_ != TILEWISE_OK) return;
   cudaStream_t stream = nullptr;
-  status_ = check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream");
+  int lowest = 0;
+  int highest = 0;
+  status_ = check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "asking for priorities");
+  if (status_ != TILEWISE_OK) return;
+  status_ = check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest),
+                  "creating a stream");
   stream_ = stream;
   if (status_ == TILEWISE_OK) status_ = check(make_event(&begun_), "creating an event");
   if (status_ == TILEWISE_OK) status_ = check(make_event(&ended_), "creating an event");
@@ -68,6 +73,14 @@ Status Exchange::begin(void* stream) {
   if (error != cudaSuccess) return check(error, "recording an event");
   return check(cudaStreamWaitEvent(stream_of(stream_), event_of(begun_), 0),
                "waiting for an event");
+}
+
+Status Exchange::lead(void* stream) {
+  const CurrentDevice current(device_);
+  if (current.status() != TILEWISE_OK) return current.status();
+  const cudaError_t error = cudaEventRecord(event_of(begun_), stream_of(stream_));
+  if (error != cudaSuccess) return check(error, "recording an event");
+  return check(cudaStreamWaitEvent(stream_of(stream), event_of(begun_), 0), "waiting for an event");
 }
 
 Status Exchange::end() {

@@ -10,7 +10,8 @@ namespace tilewise::cuda {
 
 using problem::Status;
 
-// A stream and the events of an exchange of messages with the work of another stream.
+// A stream and the events of an exchange of messages with the work of another stream. The stream
+// has the highest priority: its kernels, if it has some, take multiprocessors before others.
 class Exchange {
  public:
   explicit Exchange(std::int32_t device);
@@ -29,6 +30,10 @@ class Exchange {
   Status begin(void* stream);
   Status end();
   Status wait(std::int32_t device, void* stream) const;
+
+  // After begin(): later work of `stream`, too, comes after what it waited for, so that kernels of
+  // the messages begin before work that would take all multiprocessors.
+  Status lead(void* stream);
 
   // The messages of this exchange come after the work that another one's begin() has seen.
   Status follow(const Exchange& other);
