@@ -51,6 +51,7 @@ bool Exchange::has_ended() const { return false; }
 Status use_device(std::int32_t) { return refuse(); }
 Status on_device(std::int32_t, Status (*)(void*), void*) { return refuse(); }
 
+Status connect_devices(std::int32_t, std::int32_t) { return refuse(); }
 Status copy_between(std::int32_t, void*, std::int32_t, const void*, std::int64_t, void*) {
   return refuse();
 }

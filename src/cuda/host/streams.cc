@@ -114,6 +114,38 @@ Status on_device(std::int32_t device, Status (*function)(void*), void* context) 
   return current.status() != TILEWISE_OK ? current.status() : function(context);
 }
 
+namespace {
+
+// Gives device `peer` access to the memory of `device`.
+Status give_access(std::int32_t device, std::int32_t peer) {
+  int can = 0;
+  const cudaError_t asked = cudaDeviceCanAccessPeer(&can, peer, device);
+  if (asked != cudaSuccess || can == 0) return check(asked, "asking for peer access");
+  cudaMemPool_t pool = nullptr;
+  const cudaError_t found = cudaDeviceGetDefaultMemPool(&pool, device);
+  if (found != cudaSuccess) return check(found, "asking for a pool of memory");
+  cudaMemAccessDesc access = {};
+  access.location.type = cudaMemLocationTypeDevice;
+  access.location.id = peer;
+  access.flags = cudaMemAccessFlagsProtReadWrite;
+  const cudaError_t shared = cudaMemPoolSetAccess(pool, &access, 1);
+  if (shared != cudaSuccess) return check(shared, "sharing a pool of memory");
+  const CurrentDevice current(peer);
+  if (current.status() != TILEWISE_OK) return current.status();
+  const cudaError_t enabled = cudaDeviceEnablePeerAccess(device, 0);
+  if (enabled != cudaErrorPeerAccessAlreadyEnabled) return check(enabled, "enabling peer access");
+  static_cast<void>(cudaGetLastError());
+  return TILEWISE_OK;
+}
+
+}  // namespace
+
+Status connect_devices(std::int32_t a, std::int32_t b) {
+  if (a == b) return TILEWISE_OK;
+  const Status status = give_access(a, b);
+  return status != TILEWISE_OK ? status : give_access(b, a);
+}
+
 Status copy_between(std::int32_t to_device, void* to, std::int32_t from_device, const void* from,
                     std::int64_t bytes, void* stream) {
   if (bytes <= 0) return TILEWISE_OK;

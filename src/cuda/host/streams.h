@@ -62,6 +62,10 @@ Status on_device(std::int32_t device, Function function) {
       device, [](void* context) { return (*static_cast<Function*>(context))(); }, &function);
 }
 
+// Lets copies between two devices go directly where the machine can: otherwise they go through host
+// memory. It covers memory of cudaMalloc and of the default pools of cudaMallocAsync.
+Status connect_devices(std::int32_t a, std::int32_t b);
+
 // Copies between the memories of two devices, in the order of `stream`, which is of the device that
 // is copied to. Does not wait.
 Status copy_between(std::int32_t to_device, void* to, std::int32_t from_device, const void* from,
