@@ -15,8 +15,8 @@ foreach(kind static shared)
   set_target_properties(tilewise_${kind} PROPERTIES OUTPUT_NAME tilewise LINKER_LANGUAGE CXX)
 endforeach()
 # Users do not get cxx_std_20: the C header is C99, and tilewise.hpp itself states what it needs.
-target_link_libraries(tilewise_static PUBLIC Threads::Threads)
-target_link_libraries(tilewise_shared PRIVATE Threads::Threads)
+target_link_libraries(tilewise_static PUBLIC Threads::Threads ${CMAKE_DL_LIBS}) # NCCL is loaded when it is needed
+target_link_libraries(tilewise_shared PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
 if(TILEWISE_HAS_CUDA) # the runtime is linked in; the driver is loaded when it is needed
   target_link_libraries(tilewise_static PRIVATE CUDA::cudart_static)
   target_link_libraries(tilewise_shared PRIVATE CUDA::cudart_static)

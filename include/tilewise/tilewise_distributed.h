@@ -100,7 +100,8 @@ TILEWISE_API void tilewise_local_group_destroy(tilewise_local_group* group); /* 
 
 /* The same for tensors of CUDA devices: rank r has those of device devices[r], and several ranks
  * may share one. Each rank has a stream of its own, on which messages are copied from device to
- * device while it computes. */
+ * device while it computes. The devices get access to each other's memory where they can
+ * (cudaDeviceEnablePeerAccess, and cudaMemPoolSetAccess of their default pools). */
 TILEWISE_API tilewise_status tilewise_local_group_create_cuda(const int32_t* devices, int32_t size,
                                                               tilewise_local_group** group);
 
@@ -344,7 +345,11 @@ TILEWISE_API tilewise_status tilewise_distributed_plan_info(const tilewise_distr
  * refused, every rank returns TILEWISE_INVALID_ARGUMENT with a message that names it, nothing else
  * has been sent, and the communicator remains usable. If a rank fails later, every rank returns a
  * status other than TILEWISE_OK with a message that names it; outputs are then undefined, and the
- * communicator is not usable any more. The bits of a result are the same from run to run. */
+ * communicator is not usable any more. The bits of a result are the same from run to run.
+ *
+ * For tensors on a device a run returns when everything has been started on the executor's stream.
+ * The ranks compare their problems in the first run of a plan, and again if something has changed
+ * since, so that all ranks make and reuse their plans alike. */
 TILEWISE_API tilewise_status tilewise_distributed_plan_run(const tilewise_distributed_plan* plan,
                                                            const tilewise_problem* problem,
                                                            void* workspace, size_t workspace_bytes,

@@ -41,6 +41,8 @@ Communicator::Communicator(std::int32_t rank, std::int32_t size, bool any_thread
     return static_cast<Communicator*>(self)->exchange(*request, failed_rank);
   };
   communicator_.abort = [](void* self) {
+    const tilewise_communicator& device = static_cast<Communicator*>(self)->device_;
+    if (device.abort != nullptr) device.abort(device.self);
     const nb::gil_scoped_acquire acquired;
     try {
       static_cast<Communicator*>(self)->engine_.attr("abort")();
@@ -65,6 +67,51 @@ tilewise_status Communicator::exchange(const tilewise_exchange& request,
     thrown_ = std::current_exception();
     return tilewise_fail(TILEWISE_INTERNAL_ERROR, "exchange() raised an exception");
   }
+}
+
+void Communicator::use(const nb::object& nccl) {
+  nccl_ = nccl;
+  device_ = nb::cast<Nccl&>(nccl).get();
+  communicator_.device_index = device_.device_index;
+  communicator_.start = [](void* self, const tilewise_exchange* request, void* stream,
+                           std::int32_t* failed_rank) {
+    const tilewise_communicator& device = static_cast<Communicator*>(self)->device_;
+    return device.start(device.self, request, stream, failed_rank);
+  };
+  communicator_.finish = [](void* self, void* stream, std::int32_t* failed_rank) {
+    const tilewise_communicator& device = static_cast<Communicator*>(self)->device_;
+    return device.finish(device.self, stream, failed_rank);
+  };
+}
+
+Nccl::Nccl(const nb::bytes& id, std::int32_t size, std::int32_t rank, std::int32_t device) {
+  if (id.size() != TILEWISE_NCCL_ID_BYTES) {
+    raise(PyExc_ValueError, "id: has %lld bytes, must have %d", static_cast<long long>(id.size()),
+          static_cast<int>(TILEWISE_NCCL_ID_BYTES));
+  }
+  tilewise_status status;
+  {
+    const nb::gil_scoped_release released;
+    status = tilewise_nccl_communicator_create(id.c_str(), size, rank, device, &nccl_);
+  }
+  check(status);
+}
+
+Nccl::~Nccl() {
+  const nb::gil_scoped_release released;
+  tilewise_nccl_communicator_destroy(nccl_);
+}
+
+nb::bytes Nccl::unique_id() {
+  char id[TILEWISE_NCCL_ID_BYTES];
+  check(tilewise_nccl_unique_id(id));
+  return nb::bytes(id, sizeof(id));
+}
+
+tilewise_communicator Nccl::get() const {
+  tilewise_communicator communicator;
+  check(tilewise_nccl_communicator_get(nccl_, &communicator));
+  return communicator;
 }
 
 void Communicator::rethrow() {

@@ -1,4 +1,4 @@
-// A communicator whose messages Python sends and receives.
+// A communicator whose messages Python sends and receives, and NCCL in the memory of a device.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -8,6 +8,21 @@
 #include <exception>
 
 namespace tilewise::python {
+
+// A rank of NCCL.
+class Nccl {
+ public:
+  // id: the bytes that one rank has from unique_id().
+  Nccl(const nanobind::bytes& id, std::int32_t size, std::int32_t rank, std::int32_t device);
+  ~Nccl();
+  Nccl(const Nccl&) = delete;
+
+  static nanobind::bytes unique_id();
+  tilewise_communicator get() const;
+
+ private:
+  tilewise_nccl_communicator* nccl_ = nullptr;
+};
 
 // Ranks that exchange messages through a Python object with
 //   exchange(sends, receives, timeout_seconds)   sends and receives: lists of (memoryview, peer,
@@ -21,6 +36,9 @@ class Communicator {
 
   const tilewise_communicator& get() const { return communicator_; }
 
+  // Lets the messages of tensors on a device go over a rank of NCCL, an Nccl, which is kept.
+  void use(const nanobind::object& nccl);
+
   // Throws what exchange() threw in Python, if it did.
   void rethrow();
 
@@ -28,6 +46,8 @@ class Communicator {
   tilewise_status exchange(const tilewise_exchange& request, std::int32_t* failed_rank) noexcept;
 
   nanobind::object engine_;
+  nanobind::object nccl_;
+  tilewise_communicator device_ = {};  // of nccl_
   tilewise_communicator communicator_ = {};
   std::exception_ptr thrown_;
 };

@@ -61,17 +61,17 @@ void refuse(Communicator& communicator, double timeout_seconds) {
 // Runs an operation once, on all ranks together.
 void run(std::int32_t operation, const char* caller, const nb::tuple& tensors,
          const nb::dict& options, Communicator& communicator, const nb::tuple& whole,
-         nb::handle threads) {
+         nb::handle stream, nb::handle threads) {
   const Work work =
       operation == TILEWISE_FORWARD ? tilewise_distributed_forward : tilewise_distributed_backward;
-  Call call(0);
+  Call call(stream_number(stream));
   tilewise_distributed_options distributed;
   std::optional<Executor> executor;
   try {
     distributed = options_of(whole);
     set_slots(operation, tensors, &call);
     call.set_options(caller, options);
-    executor.emplace(threads, 0);
+    executor.emplace(threads, call.stream());
   } catch (...) {
     refuse(communicator, nb::cast<double>(whole[3]));
     throw;
@@ -125,10 +125,15 @@ void bind_distributed(nb::module_& module) {
   bind_token_plan(module);
   nb::class_<Communicator>(module, "Communicator")
       .def(nb::init<std::int32_t, std::int32_t, bool, nb::object>(), nb::arg("rank"),
-           nb::arg("size"), nb::arg("any_thread"), nb::arg("engine").none());
+           nb::arg("size"), nb::arg("any_thread"), nb::arg("engine").none())
+      .def("use", &Communicator::use, nb::arg("nccl"));
+  nb::class_<Nccl>(module, "Nccl")
+      .def(nb::init<const nb::bytes&, std::int32_t, std::int32_t, std::int32_t>(), nb::arg("id"),
+           nb::arg("size"), nb::arg("rank"), nb::arg("device"));
+  module.def("nccl_unique_id", &Nccl::unique_id);
   module.def("run_distributed", &run, nb::arg("operation"), nb::arg("caller"), nb::arg("tensors"),
              nb::arg("options"), nb::arg("communicator"), nb::arg("whole"),
-             nb::arg("threads").none());
+             nb::arg("stream").none(), nb::arg("threads").none());
   module.def("refuse_distributed", &refuse, nb::arg("communicator"), nb::arg("timeout"));
   module.def("token_ranges", &token_ranges, nb::arg("schedule"), nb::arg("length"), nb::arg("size"),
              nb::arg("rank"));

@@ -22,6 +22,15 @@ class Communicator:
     """engine: has exchange(sends, receives, timeout) and abort(), as tilewise.distributed._engine.Engine."""
 
     def __init__(self, rank: int, size: int, any_thread: bool, engine: Any, /) -> None: ...
+    def use(self, nccl: Nccl, /) -> None:
+        """Messages of tensors on a device go over NCCL."""
+
+class Nccl:
+    """A rank of NCCL, which the ranks with the same id make together."""
+
+    def __init__(self, id: bytes, size: int, rank: int, device: int, /) -> None: ...
+
+def nccl_unique_id() -> bytes: ...
 
 def run(
     operation: int, caller: str, tensors: tuple[Any, ...], options: Any, stream: Any, threads: int | None, /
@@ -46,6 +55,7 @@ def run_distributed(
     options: Any,
     communicator: Communicator,
     whole: tuple[str, int, int, float, CapsuleType | None],
+    stream: Any,
     threads: int | None,
     /,
 ) -> None:

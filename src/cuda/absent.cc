@@ -41,6 +41,7 @@ Exchange::~Exchange() {
   static_cast<void>(ended_);
 }
 Status Exchange::begin(void*) { return status_; }
+Status Exchange::lead(void*) { return status_; }
 Status Exchange::end() { return status_; }
 Status Exchange::wait(std::int32_t, void*) const { return status_; }
 Status Exchange::follow(const Exchange&) { return status_; }
@@ -50,6 +51,7 @@ bool Exchange::has_ended() const { return false; }
 Status use_device(std::int32_t) { return refuse(); }
 Status on_device(std::int32_t, Status (*)(void*), void*) { return refuse(); }
 
+Status connect_devices(std::int32_t, std::int32_t) { return refuse(); }
 Status copy_between(std::int32_t, void*, std::int32_t, const void*, std::int64_t, void*) {
   return refuse();
 }

@@ -80,7 +80,7 @@ tilewise_problem blank(const RingPlan& plan, const tilewise_problem& request,
 void set_queries(const RingPlan& plan, const Sums& sums, const Call& call,
                  tilewise_problem& problem) {
   const std::int64_t first = plan.queries.rows_before(call.query_range);
-  const std::int64_t rows = plan.queries.ranges[static_cast<std::size_t>(call.query_range)].rows();
+  const std::int64_t rows = plan.query_rows(call);
   if (!plan.backward()) {
     problem.out = sums.out;
     problem.lse = sums.lse;
@@ -103,6 +103,8 @@ void set_keys(const RingPlan& plan, const RingArrays& arrays, const Sums& sums, 
   const Step& step = plan.steps[number];
   const Piece& piece = step.pieces.pieces[static_cast<std::size_t>(call.piece)];
   std::int64_t first = step.pieces.rows_before(&piece);
+  std::int64_t rows_of_call = 0;
+  for (std::int32_t p = 0; p < call.pieces; ++p) rows_of_call += (&piece + p)->count();
   if (number == 0) {
     problem.dk = sums.dk;
     problem.dv = sums.dv;
@@ -125,7 +127,7 @@ void set_keys(const RingPlan& plan, const RingArrays& arrays, const Sums& sums, 
        {&tilewise_problem::k, &tilewise_problem::v, &tilewise_problem::dk, &tilewise_problem::dv}) {
     tilewise_tensor& tensor = problem.*member;
     if (!present(tensor)) continue;
-    tensor = slice(tensor, row_dimension(tensor, problem.layout), first, piece.count());
+    tensor = slice(tensor, row_dimension(tensor, problem.layout), first, rows_of_call);
   }
 }
 

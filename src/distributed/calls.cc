@@ -1,6 +1,7 @@
 // The calls of every step of a rank, and the lists that they pass: parts, cu_seqlens, seqused.
 #include <algorithm>
 
+#include "distributed/joined_part.h"
 #include "distributed/ring_plan.h"
 
 namespace tilewise::distributed {
@@ -32,22 +33,103 @@ class Calls {
     made.owner = plan_.ring().after(plan_.rank, -step);
     made.pieces = step == 0 ? all_pieces() : pieces_read(plan_.ring(), plan_.rank, made.owner);
     made.calls.begin = plan_.calls.size();
-    const Shard keys = plan_.ring().keys(made.owner);
-    for (std::int32_t q = 0; q < plan_.queries.count; ++q) {
-      for (std::int32_t p = 0; p < made.pieces.count; ++p) {
-        const Piece& piece = made.pieces.pieces[static_cast<std::size_t>(p)];
-        const TokenRange& range = keys.ranges[static_cast<std::size_t>(piece.range)];
-        const TokenRange tokens = {range.begin + piece.rows.begin * range.stride,
-                                   range.begin + piece.rows.end * range.stride, range.stride};
-        // One call of each range of queries passes the sink, whether or not a key is visible.
-        add_pair(q, p, tokens, step == 0 && q == p);
-      }
-    }
+    if (!add_joined(step, made)) add_pairs(step, made);
     made.calls.end = plan_.calls.size();
     plan_.steps.push_back(made);
   }
 
  private:
+  static TokenRange tokens_of(const Shard& keys, const Piece& piece) {
+    const TokenRange& range = keys.ranges[static_cast<std::size_t>(piece.range)];
+    return {range.begin + piece.rows.begin * range.stride,
+            range.begin + piece.rows.end * range.stride, range.stride};
+  }
+
+  // A call for each range of queries and each piece of keys.
+  void add_pairs(std::int32_t step, const Step& made) {
+    const Shard keys = plan_.ring().keys(made.owner);
+    for (std::int32_t q = 0; q < plan_.queries.count; ++q) {
+      for (std::int32_t p = 0; p < made.pieces.count; ++p) {
+        const Piece& piece = made.pieces.pieces[static_cast<std::size_t>(p)];
+        // One call of each range of queries passes the sink, whether or not a key is visible.
+        add_pair(q, p, tokens_of(keys, piece), step == 0 && q == p);
+      }
+    }
+  }
+
+  // Whether kernels may take several ranges of queries and keys as one: only the positions of rows
+  // in the mask matter then.
+  bool may_join(const Step& made) const {
+    const bool positions = problem_.window_left >= 0 || problem_.dropout_p > 0 ||
+                           problem_.alibi_slopes.present() || plan_.bias.rank > 0 ||
+                           plan_.mask.rank > 0;
+    return plan_.on_device() && !positions && plan_.queries.ranges[0].stride == 1 &&
+           made.pieces.count > 0;
+  }
+
+  // The parts of all sequences in some ranges of queries and all pieces of the step.
+  std::vector<JoinedPart> joined_parts(const Step& made, std::int32_t first,
+                                       std::int32_t count) const {
+    const Shard keys = plan_.ring().keys(made.owner);
+    TokenRange tokens[TILEWISE_MAX_TOKEN_RANGES];
+    for (std::int32_t p = 0; p < made.pieces.count; ++p)
+      tokens[p] = tokens_of(keys, made.pieces.pieces[static_cast<std::size_t>(p)]);
+    std::vector<JoinedPart> parts;
+    for (const Sequence& sequence : plan_.whole.sequences) {
+      parts.push_back(
+          join_parts(plan_.whole, sequence,
+                     {plan_.queries.ranges.data() + first, static_cast<std::size_t>(count)},
+                     {tokens, static_cast<std::size_t>(made.pieces.count)}));
+    }
+    return parts;
+  }
+
+  // One call for the step, if its masks are one band for each sequence. After step 0 a range of
+  // queries that sees no key is left out.
+  bool add_joined(std::int32_t step, const Step& made) {
+    if (!may_join(made)) return false;
+    Call call;
+    call.query_ranges = plan_.queries.count;
+    call.pieces = made.pieces.count;
+    const auto sees_keys = [](const JoinedPart& part) { return part.sees_keys(); };
+    for (std::int32_t q = 0; q < plan_.queries.count && step > 0; ++q) {
+      const std::vector<JoinedPart> parts = joined_parts(made, q, 1);
+      const bool is_end = q == call.query_range || q + 1 == call.query_range + call.query_ranges;
+      if (!is_end || std::any_of(parts.begin(), parts.end(), sees_keys)) continue;
+      if (q == call.query_range) ++call.query_range;
+      if (--call.query_ranges == 0) return true;
+    }
+    const std::vector<JoinedPart> parts = joined_parts(made, call.query_range, call.query_ranges);
+    const auto is_band = [](const JoinedPart& part) { return part.is_band; };
+    if (!std::all_of(parts.begin(), parts.end(), is_band)) return false;
+    const bool full = std::all_of(parts.begin(), parts.end(), [](const JoinedPart& part) {
+      return !part.sees_keys() || part.is_full();
+    });
+    const Window window = {-1, full ? -1 : 0};  // the edge is in the diagonals
+    entries_.clear();
+    for (std::size_t b = 0; b < parts.size(); ++b)
+      entries_.push_back(joined_entry(plan_.whole.sequences[b], parts[b], window));
+    const std::int64_t q_rows = plan_.query_rows(call);
+    if (q_rows > 0) add_entries(call, step == 0, q_rows, made.pieces.rows());
+    return true;
+  }
+
+  // The diagonal is in the rows and keys of the part, as if these were a whole sequence.
+  static Entry joined_entry(const Sequence& sequence, const JoinedPart& part,
+                            const Window& window) {
+    Entry entry;
+    entry.part.q_begin = part.q_begin;
+    entry.part.q_end = part.q_end;
+    entry.part.k_begin = part.k_begin;
+    entry.part.k_end = part.k_end;
+    entry.line[0] = sequence.batch;
+    entry.line[3] = window.right < 0 ? 0 : part.reach - 1;
+    entry.window = window;
+    entry.visible = part.sees_keys();
+    if (!entry.visible) entry.part.k_end = entry.part.k_begin;  // the window may hide nothing
+    return entry;
+  }
+
   // At step 0 the keys are the rank's own tensors, all of their rows.
   Pieces all_pieces() const {
     Pieces pieces;
@@ -88,6 +170,14 @@ class Calls {
     entries_.clear();
     for (const Sequence& sequence : plan_.whole.sequences)
       entries_.push_back(entry_of(sequence, queries, keys));
+    Call call;
+    call.query_range = query_range;
+    call.piece = piece;
+    add_entries(call, with_sink, queries.rows(), keys.rows());
+  }
+
+  // Adds a call for the entries, without those at the ends that it does not need.
+  void add_entries(Call call, bool with_sink, std::int64_t q_rows, std::int64_t k_rows) {
     const bool both_packed = problem_.q_packed && problem_.k_packed;
     const auto needed = [&](const Entry& entry) {
       return entry.visible || (with_sink && entry.part.q_begin < entry.part.q_end);
@@ -98,14 +188,11 @@ class Calls {
       while (first < last && !needed(entries_[first])) ++first;
       while (last > first && !needed(entries_[last - 1])) --last;
     }
-    Call call;
-    call.query_range = query_range;
-    call.piece = piece;
     call.first_sequence = static_cast<std::int64_t>(first);
     call.sequences = static_cast<std::int64_t>(last - first);
     entries_.erase(entries_.begin() + static_cast<std::ptrdiff_t>(last), entries_.end());
     entries_.erase(entries_.begin(), entries_.begin() + static_cast<std::ptrdiff_t>(first));
-    if (!entries_.empty()) add_windows(call, with_sink, queries.rows(), keys.rows());
+    if (!entries_.empty()) add_windows(call, with_sink, q_rows, k_rows);
   }
 
   // A call has one window. Stripes of a two-sided window differ by 1 between sequences, so that
@@ -123,7 +210,7 @@ class Calls {
       call.with_sink = with_sink;
       call.window_left = windows[w].left;
       call.window_right = windows[w].right;
-      call.begins = begins(call.query_range);
+      call.begins = begins(call);
       add_lists(call, windows[w], w == 0 && with_sink, q_rows, k_rows);
       plan_.calls.push_back(call);
     }
@@ -137,12 +224,18 @@ class Calls {
     return begin;
   }
 
-  // Whether a call is the first of its range of queries, whose results it writes. On the CPU, and
-  // backward, where a call has sums of keys too, all calls add to sums that begin with 0.
-  bool begins(std::int32_t query_range) const {
-    const auto is_of_range = [&](const Call& call) { return call.query_range == query_range; };
-    return plan_.on_device() && !plan_.backward() &&
-           std::none_of(plan_.calls.begin(), plan_.calls.end(), is_of_range);
+  // Whether a call is the first of its ranges of queries, whose results it writes. A backward call
+  // has sums of keys too, which it may write if they are the rank's own, all at once; a dbias has
+  // sums of other keys besides. On the CPU all calls add to sums that begin with 0.
+  bool begins(const Call& call) const {
+    if (!plan_.on_device()) return false;
+    if (plan_.backward()) {
+      const bool is_whole =
+          call.query_ranges == plan_.queries.count && call.pieces == plan_.keys.count;
+      return plan_.calls.empty() && is_whole && plan_.dbias.rank == 0;
+    }
+    return std::none_of(plan_.calls.begin(), plan_.calls.end(),
+                        [&](const Call& other) { return other.has_range(call.query_range); });
   }
 
   // Whether the kernel must know where the parts lie in the whole. A device spares the kernel that

@@ -1,5 +1,6 @@
 #include "distributed/local_group.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <new>
@@ -26,6 +27,11 @@ Status LocalGroup::use_devices(std::span<const std::int32_t> devices) {
   for (Rank& rank : ranks_) {
     rank.device = std::make_unique<cuda::Exchange>(devices[index_of(rank.number)]);
     TILEWISE_RETURN_IF_ERROR(rank.device->status());
+    for (std::int32_t before = 0; before < rank.number; ++before) {
+      const auto other = devices.begin() + before;
+      if (std::find(devices.begin(), other, *other) != other) continue;  // connected already
+      TILEWISE_RETURN_IF_ERROR(cuda::connect_devices(devices[index_of(rank.number)], *other));
+    }
   }
   return TILEWISE_OK;
 }

@@ -127,6 +127,12 @@ Status read_local(const tilewise_problem& request, RingPlan& plan) {
 
 }  // namespace
 
+std::int64_t RingPlan::query_rows(const Call& call) const {
+  std::int64_t rows = 0;
+  for (std::int32_t r = 0; r < queries.count; ++r)
+    rows += call.has_range(r) ? queries.ranges[static_cast<std::size_t>(r)].rows() : 0;
+  return rows;
+}
 std::int64_t RingPlan::key_columns() const { return key_batch() * local.kv_heads * local.head_dim; }
 std::int64_t RingPlan::value_columns() const {
   return key_batch() * local.kv_heads * local.value_dim;

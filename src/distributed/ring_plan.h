@@ -20,11 +20,14 @@ struct RingOptions {
   plan::Options kernels;
 };
 
-// A call of a kernel: one range of the rank's queries with one piece of another rank's keys.
+// A call of a kernel: ranges of the rank's queries with pieces of another rank's keys, mostly one
+// of each.
 struct Call {
   std::int32_t query_range = 0;
+  std::int32_t query_ranges = 1;    // that follow each other
   std::int32_t piece = 0;           // of the step
-  bool begins = false;              // writes the results of its range: no call came before
+  std::int32_t pieces = 1;          // that follow each other
+  bool begins = false;              // writes its results: no call of its ranges came before
   bool with_sink = false;           // the one call of the range that passes the sink
   std::size_t kernel = 0;           // index into RingPlan::kernels
   std::int64_t first_sequence = 0;  // of the whole
@@ -38,6 +41,10 @@ struct Call {
   std::int64_t cu_seqlens_k = -1;
   std::int64_t seqused_q = -1;
   std::int64_t seqused_k = -1;
+
+  bool has_range(std::int32_t range) const {
+    return range >= query_range && range < query_range + query_ranges;
+  }
 };
 
 // A range of indices.
@@ -123,6 +130,7 @@ struct RingPlan {
 
   Ring ring() const { return {&whole, options.schedule, options.lengths, size}; }
   bool backward() const { return operation == problem::Operation::kBackward; }
+  std::int64_t query_rows(const Call& call) const;  // of its ranges
   bool on_device() const { return local.device == TILEWISE_CUDA; }
   bool key_gradients() const { return local.dk.present() || local.dv.present(); }
 

@@ -106,7 +106,7 @@ class RingRun {
     const problem::Problem& local = plan_.local;
     for (std::int32_t range = 0; range < plan_.queries.count; ++range) {
       const bool begun = std::any_of(plan_.calls.begin(), plan_.calls.end(), [&](const Call& call) {
-        return call.query_range == range && call.begins;
+        return call.has_range(range) && call.begins;
       });
       if (begun) continue;
       const std::int64_t first = plan_.queries.rows_before(range);
@@ -125,9 +125,12 @@ class RingRun {
   void clear_sums() {
     const problem::Problem& local = plan_.local;
     if (!plan_.backward()) return clear_results();
-    clear(sums_.dq, query_extents(local.head_dim));
-    clear(sums_.dk, key_extents(local.k_rows, local.head_dim));
-    clear(sums_.dv, key_extents(local.k_rows, local.value_dim));
+    const bool begun = !plan_.calls.empty() && plan_.calls.front().begins;
+    if (!begun) {
+      clear(sums_.dq, query_extents(local.head_dim));
+      clear(sums_.dk, key_extents(local.k_rows, local.head_dim));
+      clear(sums_.dv, key_extents(local.k_rows, local.value_dim));
+    }
     const std::int64_t heads = plan_.sink_count() + plan_.slope_count();
     fill_rows(array_view(head_sums(plan_.rank), sum_dtype(), heads), {1, 1, 1, heads}, 0, worker_);
     if (present(request_.dbias)) clear_bias_gradient();

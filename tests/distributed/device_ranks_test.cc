@@ -4,8 +4,10 @@
 
 #include "cuda/host/runtime.h"
 #include "distributed/ranked_run.h"
+#include "distributed/ring_plan.h"
 #include "registry/support.h"
 #include "verify/accuracy.h"
+#include "verify/device_copy.h"
 #include "verify/oracle.h"
 #include "verify/plain.h"
 
@@ -44,24 +46,68 @@ bool run_both(RankedRun& ranks, const std::string& what) {
 }
 
 // In fp64 every option and mask is exact.
+void expect_exact(Case c, std::int32_t size, std::int32_t schedule) {
+  c.operation = Operation::kBackward;
+  Instance instance(c);
+  verify::Oracle oracle(instance.request());
+  oracle.run(c.operation);
+  RankedRun ranks(instance.request(), setup_of(size, schedule));
+  const std::string what =
+      describe(c) + ", " + std::to_string(size) + " ranks, schedule " + std::to_string(schedule);
+  if (!run_both(ranks, what)) return;
+  for (const Operation operation : kOperations)
+    expect_equal_results(operation, ranks.results(), oracle.results(), 1e-12, what);
+}
+
 TEST_F(DeviceRanks, EqualOneDeviceInFp64) {
   TILEWISE_TRACE_SEED();
   Random random(run_seed());
   for (int round = 0; round < 4; ++round) {
     for (const std::int32_t schedule : kAllSchedules) {
       for (const std::int32_t size : {1, 2, 3, 5}) {
-        Case c = random_ranked_case(TILEWISE_FP64, schedule, random);
-        c.operation = Operation::kBackward;
-        Instance instance(c);
-        verify::Oracle oracle(instance.request());
-        oracle.run(c.operation);
-        RankedRun ranks(instance.request(), setup_of(size, schedule));
-        const std::string what = describe(c) + ", " + std::to_string(size) + " ranks, schedule " +
-                                 std::to_string(schedule);
-        if (!run_both(ranks, what)) return;
-        for (const Operation operation : kOperations)
-          expect_equal_results(operation, ranks.results(), oracle.results(), 1e-12, what);
+        expect_exact(random_ranked_case(TILEWISE_FP64, schedule, random), size, schedule);
         if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+// Masks whose steps are one call: causal and right windows, documents and lengths in use.
+TEST_F(DeviceRanks, EqualOneDeviceWhereRangesAreJoined) {
+  TILEWISE_TRACE_SEED();
+  Random random(run_seed() + 2);
+  for (int round = 0; round < 24; ++round) {
+    const std::int32_t schedule =
+        random.pick({TILEWISE_SCHEDULE_ZIGZAG, TILEWISE_SCHEDULE_CONTIGUOUS});
+    Case c = random_ring_case(TILEWISE_FP64, schedule, random);
+    c.window_left = -1;
+    c.dropout_p = 0;
+    c.alibi = c.bias.present = c.mask.present = false;
+    expect_exact(c, static_cast<std::int32_t>(random.between(2, 5)), schedule);
+    if (HasFailure()) return;
+  }
+}
+
+// Under a causal zigzag schedule every step is one call of an ordinary mask.
+TEST_F(DeviceRanks, ComputeAStepOfACausalZigzagInOneCall) {
+  for (const std::int32_t size : {1, 2, 4}) {
+    Case c = make_case(Operation::kBackward, TILEWISE_BF16, {2, 16 * size, 16 * size, 2, 1, 16});
+    c.causal = true;
+    const Instance instance(c);
+    RankedRun ranks(instance.request(), setup_of(size, TILEWISE_SCHEDULE_ZIGZAG));
+    for (std::int32_t rank = 0; rank < size; ++rank) {
+      for (const Operation operation : kOperations) {
+        const verify::DeviceCopy copy(operation, ranks.local(rank));
+        distributed::RingOptions options;
+        options.lengths = {c.q_len, c.k_len};
+        options.schedule = distributed::Schedule::kZigzag;
+        distributed::RingPlan plan;
+        ASSERT_EQ(make_ring_plan(operation, copy.request(), options, rank, size, &plan),
+                  TILEWISE_OK)
+            << problem::message();
+        EXPECT_EQ(plan.calls.size(), static_cast<std::size_t>(size));
+        EXPECT_TRUE(plan.calls[0].begins);
+        for (const distributed::Call& call : plan.calls) EXPECT_EQ(call.parts, -1);
       }
     }
   }

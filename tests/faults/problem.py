@@ -8,6 +8,7 @@ OPTIONS = "src/problem/options.cc"
 ALIASING = "src/problem/aliasing.cc"
 CONTENTS = "src/problem/contents.cc"
 SEQUENCE = "src/problem/sequence.cc"
+PART = "src/problem/sequence.h"
 CHECKS = "src/problem/tensor_checks.cc"
 READ = "src/problem/read_tensors.cc"
 INDEX = "src/problem/band_index.cc"
@@ -119,15 +120,15 @@ FAULTS = [
     Fault("dq of unused rows is not written", SEQUENCE,
           "fill_rows(problem.dq, b, problem.heads, rows, problem.head_dim, 0);", ""),
     Fault("top-left is ignored", SEQUENCE, "problem.top_left ? 0 : k_len - q_len", "k_len - q_len"),
-    Fault("a part has the diagonal of its lengths", SEQUENCE, "return part.row + part.diagonal - part.key;",
-          "return k_len - q_len;"),
-    Fault("dropout of a part counts its own rows", SEQUENCE, "static_cast<std::int64_t>(index), part.row, part.key};",
+    Fault("a part has the diagonal of its whole", PART, "return part.row + part.diagonal - part.key;",
+          "return part.diagonal;"),
+    Fault("dropout of a part counts its own rows", PART, "static_cast<std::int64_t>(index), part.row, part.key};",
           "static_cast<std::int64_t>(index), 0, part.key};"),
-    Fault("dropout of a part counts its own sequences", SEQUENCE, "static_cast<std::uint64_t>(part.number) *",
+    Fault("dropout of a part counts its own sequences", PART, "static_cast<std::uint64_t>(part.number) *",
           "static_cast<std::uint64_t>(b) *"),
-    Fault("numbers of a part have no bound", SEQUENCE,
-          "return clamp(problem.parts.at(b, column), column == 3 ? -kMostOfWhole : 0, kMostOfWhole);",
-          "return problem.parts.at(b, column);"),
+    Fault("numbers of a part have no bound", PART,
+          "math::clamp(problem.parts.at(b, column), column == 3 ? -kMostOfWhole : 0, kMostOfWhole);",
+          "problem.parts.at(b, column);"),
     Fault("rows of no sequence lose an earlier result", SEQUENCE,
           "if (problem.operation == Operation::kForward) clear_empty_rows(problem, b, rows); return;",
           "if (problem.operation == Operation::kForward) clear_empty_rows(problem, b, rows);"),

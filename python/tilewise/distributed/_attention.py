@@ -39,8 +39,10 @@ def attention(
     """softmax(scores) v over the tokens of all ranks, exactly: this rank's rows of the result. Collective.
 
     q (B, rows, H, D), k (B, keys, Hk, D), v (B, keys, Hk, Dv), or packed (rows, H, D): this rank's tokens of the whole,
-    in the order of shard() and positions(). On the CPU. For tensors of PyTorch the result has gradients of q, k, v,
-    bias and sink, and the backward pass is collective too: every rank has to run it.
+    in the order of shard() and positions(). On the CPU, or tensors of PyTorch on a CUDA device for each rank: their
+    messages go over NCCL while the rank computes on its current stream, and the call does not wait for the device.
+    For tensors of PyTorch the result has gradients of q, k, v, bias and sink, and the backward pass is collective too:
+    every rank has to run it.
 
     schedule: how the tokens were cut: "contiguous", "zigzag", "striped", or "automatic", what choose_schedule() says.
     token_plan: instead of a schedule, a TokenPlan, which has the mask. Tensors are packed or have B = 1, and have its
@@ -190,18 +192,28 @@ class Call:
         try:
             held = None if self._token_plan is None else self._token_plan.checked(self.group)
             made = tensors()
+            stream = self._stream(q, communicator)
         except BaseException:
             _core.refuse_distributed(communicator, self.timeout)
             raise
         whole = (self._schedule, *lengths, self.timeout, held)
         try:
-            _core.run_distributed(operation, caller, made, self.options, communicator, whole, self.threads)
+            _core.run_distributed(operation, caller, made, self.options, communicator, whole, stream, self.threads)
         except RuntimeError as error:
             status, _, message = str(error).partition(": ")
             if status not in ("TIMEOUT", "REMOTE_ERROR"):
                 raise
             raise engine.error(message) from None
         return made
+
+    def _stream(self, q: Any, communicator: Any) -> Any:
+        """The current stream of a tensor's CUDA device, for whose memory the communicator is made ready."""
+        if not getattr(q, "is_cuda", False):
+            return None
+        import torch
+
+        self.group.use_device(communicator, q.device.index, self.timeout)
+        return torch.cuda.current_stream(q.device)
 
     def _whole_lengths(self, q: Any, k: Any) -> tuple[int, int]:
         """The given lengths, or the sums of the shards."""

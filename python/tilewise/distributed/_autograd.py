@@ -56,8 +56,9 @@ def attention(q: Any, k: Any, v: Any, call: Call, out_dtype: Any) -> tuple[torch
     if options.get("dropout_p") and options.get("dropout_seed") is None:
         drawn = int(torch.randint(0, 2**62, ()))  # on all ranks, whose generators stay in step
         options["dropout_seed"] = call.group.gather([drawn], call.timeout, "the seed of dropout")[0][0]
-    if torch.is_autocast_enabled("cpu"):
-        q, k, v = (x if x.dtype == torch.float64 else x.to(torch.get_autocast_dtype("cpu")) for x in (q, k, v))
+    kind = q.device.type
+    if torch.is_autocast_enabled(kind):
+        q, k, v = (x if x.dtype == torch.float64 else x.to(torch.get_autocast_dtype(kind)) for x in (q, k, v))
     tensors = [_with_rows(x) if isinstance(x, torch.Tensor) else x for x in (q, k, v)]
     tensors += [options.get(name) for name in _DIFFERENTIABLE[3:]]
     for name, value in options.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Optional, Protocol, Sequence
+from typing import Any, Optional, Protocol, Sequence
 
 # (memory, rank of the peer, tag): memory is a writable memoryview of bytes, which a send only reads.
 Message = tuple[memoryview, int, int]
@@ -71,6 +71,7 @@ class Engine:
         self._transport = transport
         self._answered = False  # the question who waits for whom
         self.failure: Optional[Failure] = None
+        self.nccl: dict[int, Any] = {}  # by the device
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message], timeout: float) -> Optional[Failure]:
         """Returns when all messages have been sent and received, or when a rank has failed. Every later call then

@@ -12,6 +12,7 @@ from tilewise.distributed._engine import Engine, Message
 
 TIMEOUT = 300.0  # seconds
 _GATHER_TAG = 32766  # the messages of attention have smaller tags
+_ID_BYTES = 128  # of NCCL
 
 
 class Group:
@@ -34,6 +35,25 @@ class Group:
             return None, _core.Communicator(0, 1, True, None)
         engine = self.engine(timeout)
         return engine, _core.Communicator(self.rank, self.size, engine.any_thread, engine)
+
+    def use_device(self, communicator: Any, device: int, timeout: float) -> None:
+        """Lets a communicator of this group exchange messages in the memory of a CUDA device, over NCCL. Collective
+        the first time. Raises NotImplementedError on every rank if rank 0 finds no NCCL."""
+        if self.size == 1:
+            return
+        made = self.engine(timeout).nccl
+        if device not in made:
+            own, reason = np.zeros(_ID_BYTES // 8, np.int64), ""
+            if self.rank == 0:
+                try:
+                    own = np.frombuffer(_core.nccl_unique_id(), np.int64)
+                except NotImplementedError as error:
+                    reason = f": {error}"
+            ids = self.gather(own.tolist(), timeout, "joining the ranks over NCCL")
+            if not any(ids[0]):
+                raise NotImplementedError(f"nccl: rank 0 cannot load it{reason}")
+            made[device] = _core.Nccl(np.array(ids[0], np.int64).tobytes(), self.size, self.rank, device)
+        communicator.use(made[device])
 
     def array(self, x: np.ndarray) -> Any:
         """x as the arrays that the group is used with: a tensor, or x itself with mpi4py."""

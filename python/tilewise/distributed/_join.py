@@ -72,8 +72,9 @@ class Join:
         parts = [cut(whole, ranges, self._dim).contiguous() for ranges in self._ranges]
         received = [torch.empty_like(parts[self._group.rank]) for _ in parts]
         received[self._group.rank] = parts[self._group.rank]
-        self._exchange([as_numpy(part) for part in parts], [as_numpy(part) for part in received], "adding up gradients")
-        return torch.stack(received).sum(0)
+        arrays = [as_numpy(part) for part in received]
+        self._exchange([as_numpy(part) for part in parts], arrays, "adding up gradients")
+        return torch.stack([as_given(whole, array) for array in arrays]).sum(0)
 
     def _checked_rows(self, own: int) -> list[int]:
         """The number of tokens that each rank holds."""
@@ -111,8 +112,7 @@ def as_numpy(x: Any) -> Any:
         return x
     import torch
 
-    if not x.is_cpu:
-        raise NotImplementedError(f"x: is on {x.device}, must be on the CPU")
+    x = x.cpu()
     return (x.view(torch.int16) if x.dtype == torch.bfloat16 else x).numpy()
 
 
@@ -122,7 +122,7 @@ def as_given(x: Any, array: Any) -> Any:
         return array
     import torch
 
-    return torch.from_numpy(array).view(x.dtype)
+    return torch.from_numpy(array).view(x.dtype).to(x.device)
 
 
 def as_bytes(array: Any) -> memoryview:

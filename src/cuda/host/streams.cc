@@ -48,7 +48,12 @@ Exchange::Exchange(std::int32_t device)
   status_ = current.status();
   if (status_ != TILEWISE_OK) return;
   cudaStream_t stream = nullptr;
-  status_ = check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream");
+  int lowest = 0;
+  int highest = 0;
+  status_ = check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "asking for priorities");
+  if (status_ != TILEWISE_OK) return;
+  status_ = check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest),
+                  "creating a stream");
   stream_ = stream;
   if (status_ == TILEWISE_OK) status_ = check(make_event(&begun_), "creating an event");
   if (status_ == TILEWISE_OK) status_ = check(make_event(&ended_), "creating an event");
@@ -68,6 +73,14 @@ Status Exchange::begin(void* stream) {
   if (error != cudaSuccess) return check(error, "recording an event");
   return check(cudaStreamWaitEvent(stream_of(stream_), event_of(begun_), 0),
                "waiting for an event");
+}
+
+Status Exchange::lead(void* stream) {
+  const CurrentDevice current(device_);
+  if (current.status() != TILEWISE_OK) return current.status();
+  const cudaError_t error = cudaEventRecord(event_of(begun_), stream_of(stream_));
+  if (error != cudaSuccess) return check(error, "recording an event");
+  return check(cudaStreamWaitEvent(stream_of(stream), event_of(begun_), 0), "waiting for an event");
 }
 
 Status Exchange::end() {
@@ -99,6 +112,38 @@ Status use_device(std::int32_t device) {
 Status on_device(std::int32_t device, Status (*function)(void*), void* context) {
   const CurrentDevice current(device);
   return current.status() != TILEWISE_OK ? current.status() : function(context);
+}
+
+namespace {
+
+// Gives device `peer` access to the memory of `device`.
+Status give_access(std::int32_t device, std::int32_t peer) {
+  int can = 0;
+  const cudaError_t asked = cudaDeviceCanAccessPeer(&can, peer, device);
+  if (asked != cudaSuccess || can == 0) return check(asked, "asking for peer access");
+  cudaMemPool_t pool = nullptr;
+  const cudaError_t found = cudaDeviceGetDefaultMemPool(&pool, device);
+  if (found != cudaSuccess) return check(found, "asking for a pool of memory");
+  cudaMemAccessDesc access = {};
+  access.location.type = cudaMemLocationTypeDevice;
+  access.location.id = peer;
+  access.flags = cudaMemAccessFlagsProtReadWrite;
+  const cudaError_t shared = cudaMemPoolSetAccess(pool, &access, 1);
+  if (shared != cudaSuccess) return check(shared, "sharing a pool of memory");
+  const CurrentDevice current(peer);
+  if (current.status() != TILEWISE_OK) return current.status();
+  const cudaError_t enabled = cudaDeviceEnablePeerAccess(device, 0);
+  if (enabled != cudaErrorPeerAccessAlreadyEnabled) return check(enabled, "enabling peer access");
+  static_cast<void>(cudaGetLastError());
+  return TILEWISE_OK;
+}
+
+}  // namespace
+
+Status connect_devices(std::int32_t a, std::int32_t b) {
+  if (a == b) return TILEWISE_OK;
+  const Status status = give_access(a, b);
+  return status != TILEWISE_OK ? status : give_access(b, a);
 }
 
 Status copy_between(std::int32_t to_device, void* to, std::int32_t from_device, const void* from,

@@ -10,7 +10,8 @@ namespace tilewise::cuda {
 
 using problem::Status;
 
-// A stream and the events of an exchange of messages with the work of another stream.
+// A stream and the events of an exchange of messages with the work of another stream. The stream
+// has the highest priority: its kernels, if it has some, take multiprocessors before others.
 class Exchange {
  public:
   explicit Exchange(std::int32_t device);
@@ -29,6 +30,10 @@ class Exchange {
   Status begin(void* stream);
   Status end();
   Status wait(std::int32_t device, void* stream) const;
+
+  // After begin(): later work of `stream`, too, comes after what it waited for, so that kernels of
+  // the messages begin before work that would take all multiprocessors.
+  Status lead(void* stream);
 
   // The messages of this exchange come after the work that another one's begin() has seen.
   Status follow(const Exchange& other);
@@ -56,6 +61,10 @@ Status on_device(std::int32_t device, Function function) {
   return on_device(
       device, [](void* context) { return (*static_cast<Function*>(context))(); }, &function);
 }
+
+// Lets copies between two devices go directly where the machine can: otherwise they go through host
+// memory. It covers memory of cudaMalloc and of the default pools of cudaMallocAsync.
+Status connect_devices(std::int32_t a, std::int32_t b);
 
 // Copies between the memories of two devices, in the order of `stream`, which is of the device that
 // is copied to. Does not wait.

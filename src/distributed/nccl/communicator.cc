@@ -315,7 +315,8 @@ Status Communicator::call(const tilewise_exchange& request, std::int32_t* failed
 Status Communicator::start(const tilewise_exchange& request, void* stream,
                            std::int32_t* failed_rank) {
   TILEWISE_RETURN_IF_ERROR(open(request, failed_rank));
-  const Status begun = slots_[next_]->begin(stream);
+  Status begun = slots_[next_]->begin(stream);
+  if (begun == TILEWISE_OK) begun = slots_[next_]->lead(stream);
   if (begun == TILEWISE_OK) return call(request, failed_rank);
   std::unique_lock<std::mutex> lock(mutex_);
   fail_all(TILEWISE_DEVICE_ERROR, rank_, lock);

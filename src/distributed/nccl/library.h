@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "problem/status.h"
 
@@ -28,6 +29,7 @@ struct Config {
   unsigned magic = 0xcafebeef;
   unsigned version = 21403;
   int blocking = 0;
+  int cga_cluster_size = INT32_MIN;  // undefined; of 2.17, in what would be padding
 };
 
 struct Library {

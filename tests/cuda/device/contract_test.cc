@@ -48,29 +48,38 @@ TEST(Device, MaskedValuesNeverAffectAResult) {
   for (const std::int64_t dim : {64, 256}) expect_masked_values_never_affect_a_result(dim);
 }
 
-// No kernel adds to earlier results or knows parts of sequences, and none may ignore them.
-TEST(Device, PartsAreRefusedByName) {
+// Only the reference counts the rows and keys of the whole for dropout, and takes windows as long
+// as any sequence.
+TEST(Device, PartsWithDropoutOrHugeWindowsAreLeftToTheReference) {
   if (!has_device()) GTEST_SKIP() << "no device";
   for (const Operation operation : kOperations) {
     Case c = make_case(operation, TILEWISE_BF16, {2, 30, 50, 2, 1, 64});
     c.output_dtype = TILEWISE_FP32;
     const Instance instance(c);
     const verify::DeviceCopy copy(operation, instance.request());
-    tilewise_problem accumulating = copy.request();
-    accumulating.accumulate = 1;
     tilewise_problem part = copy.request();
     const std::int64_t shape[] = {2, 4};
     part.parts = tilewise_contiguous(nullptr, TILEWISE_INT64, 2, shape);
     part.parts.device = TILEWISE_CUDA;
+    tilewise_problem dropping = part;
+    dropping.dropout_p = 0.5;
+    tilewise_problem wide = part;
+    wide.window_left = INT64_MAX;
     for (const Kernel* kernel : plan::kernels(operation)) {
       if (kernel->device != TILEWISE_CUDA) continue;
       plan::Options options;
       options.kernel = kernel->name;
       plan::Plan plan;
-      EXPECT_EQ(plan::make_plan(operation, accumulating, options, &plan), TILEWISE_UNSUPPORTED);
-      EXPECT_EQ(std::string(problem::message()).rfind("accumulate: is 1", 0), 0u) << kernel->name;
-      EXPECT_EQ(plan::make_plan(operation, part, options, &plan), TILEWISE_UNSUPPORTED);
-      EXPECT_EQ(std::string(problem::message()).rfind("parts: given", 0), 0u) << kernel->name;
+      const bool takes_all = std::string(kernel->name) == "cuda_reference";
+      const auto expect_refused = [&](const tilewise_problem& request, const char* start) {
+        const problem::Status status = plan::make_plan(operation, request, options, &plan);
+        EXPECT_EQ(status, takes_all ? TILEWISE_OK : TILEWISE_UNSUPPORTED) << kernel->name;
+        if (takes_all) return;
+        EXPECT_EQ(std::string(problem::message()).rfind(start, 0), 0u)
+            << kernel->name << ": " << problem::message();
+      };
+      expect_refused(dropping, "dropout_p: given with parts");
+      expect_refused(wide, "window: is 9223372036854775807 with parts");
     }
   }
 }
