@@ -7,7 +7,6 @@
 #include <initializer_list>
 #include <utility>
 
-#include "cuda/forward/sm90/fp8/kernel_table.h"
 #include "cuda/forward/sm90/parameters.h"
 #include "cuda/forward/sm90/select.h"
 #include "cuda/host/device.h"
@@ -54,20 +53,10 @@ constexpr std::array<Instance, sizeof...(kIndex)> make_fp8_instances(
             Fp8ForwardKernel<kIndex / 2, kIndex % 2 != 0>::start}...}};
 }
 
-bool has_block_scales(const Problem& problem) {
-  return problem.q_descale.row != 0 || problem.k_descale.row != 0 || problem.v_descale.row != 0;
-}
-
-// The first row that is wide enough.
 const Instance& fp8_instance_for(const Problem& problem) {
   static constexpr auto kInstances =
       make_fp8_instances(std::make_index_sequence<std::size_t{2} * kFp8KernelRows>());
-  const auto serves = [&](const Fp8KernelRow& row) {
-    return row.head_dim >= problem.head_dim && row.value_dim >= problem.value_dim &&
-           row.block_scales == has_block_scales(problem);
-  };
-  std::size_t row = 0;
-  while (!serves(kFp8Kernels[row])) ++row;
+  const auto row = static_cast<std::size_t>(select_fp8_kernel(problem));
   return kInstances[2 * row + (problem.dtype == TILEWISE_E5M2 ? 1 : 0)];
 }
 
