@@ -73,13 +73,12 @@ json list_tiles() {
                     {"reason", row.reason}});
   }
   for (const cuda::sm90::Fp8KernelRow& row : cuda::sm90::kFp8Kernels) {
-    rows.push_back(
-        {{"kernel", row.block_scales ? "cuda_sm90, fp8, block scales" : "cuda_sm90, fp8"},
-         {"head_dim", row.head_dim},
-         {"q_tile", row.config(false).q_tile},
-         {"k_tile", row.config(false).k_tile},
-         {"stages", row.k_stages},
-         {"reason", row.reason}});
+    rows.push_back({{"kernel", row.score_mod ? "cuda_sm90, fp8, any score" : "cuda_sm90, fp8"},
+                    {"head_dim", row.head_dim},
+                    {"q_tile", row.config(false).q_tile},
+                    {"k_tile", row.config(false).k_tile},
+                    {"stages", row.k_stages},
+                    {"reason", row.reason}});
   }
   for (const cuda::sm80::TileRow& row : cuda::sm80::kKernels)
     rows.push_back(tile_json(row.score_mod ? "cuda_sm80, any score" : "cuda_sm80", row));

@@ -17,14 +17,13 @@ struct KernelConfig {
   int k_stages;
   int v_stages;
   int q_stages;        // two: the next tile's Q arrives while this one is computed
-  bool score_mod;      // softcap, ALiBi, or a scale that is not positive
+  bool score_mod;      // softcap, ALiBi, or a scale that is not positive; fp8: scales of blocks
   bool lazy_max;       // rows keep the maximum of the first key tile until a prob overflows
   bool fused_edges;    // the two cut key tiles of a window are one step (fused_edges.cuh)
   bool scalar_stores;  // out may be of another type than Q, or take fewer than 16 bytes at a time
   bool fp8 = false;    // Q, K and V: then `fp16` is not used, and
   bool e5m2 = false;   // they are this, else e4m3;
-  bool block_scales = false;  // scales of 128 rows (fp8/block_scales.cuh);
-  int loaded_v_stages = 0;    // V as it is loaded; v_stages: transposed (fp8/transposer.cuh)
+  int loaded_v_stages = 0;  // V as it is loaded; v_stages: transposed (fp8/transposer.cuh)
 
   TILEWISE_INLINE constexpr int consumers() const { return q_tile / 64; }  // warpgroups
   // One more warpgroup holds the scheduler, producer and epilogue warps.
@@ -73,9 +72,9 @@ struct KernelConfig {
   // (bench/results/cuda/h200-sm90-cycles.txt).
   TILEWISE_INLINE constexpr int late_pv_steps() const { return value_dim > 64 ? 1 : 4; }
 
-  // Columns of a product P V in fp8 that are computed at once: scales of blocks leave no registers
-  // for 128.
-  TILEWISE_INLINE constexpr int pv_columns() const { return block_scales ? 64 : value_dim; }
+  // Columns of a product P V in fp8 that are computed at once: a score mod leaves no registers for
+  // 128.
+  TILEWISE_INLINE constexpr int pv_columns() const { return score_mod ? 64 : value_dim; }
 
   // Rows of Q, K and V lie in panels of 128 bytes (tile/swizzle.h), which 64 numbers of fp8 fill by
   // half.

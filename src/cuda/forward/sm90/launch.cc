@@ -165,14 +165,6 @@ problem::Status check_options(const Problem& problem) {
 problem::Status check_fp8_options(const Problem& problem) {
   if (problem.q.dtype != problem.dtype)
     return fail(TILEWISE_UNSUPPORTED, "q is not of fp8, k and v are");
-  const struct {
-    const char* name;
-    bool given;
-  } options[] = {{"softcap", problem.softcap > 0},
-                 {"alibi_slopes", problem.alibi_slopes.present()}};
-  for (const auto& [name, given] : options) {
-    if (given) return fail(TILEWISE_UNSUPPORTED, "%s is given for fp8", name);
-  }
   return TILEWISE_OK;
 }
 

@@ -63,16 +63,17 @@ inline int select_kernel(const problem::Problem& problem, bool score_mod, bool v
   return row;
 }
 
-// Whether scales differ between blocks of rows.
-inline bool has_block_scales(const problem::Problem& problem) {
-  return problem.q_descale.row != 0 || problem.k_descale.row != 0 || problem.v_descale.row != 0;
+// The same of fp8, where scales may differ between blocks of rows.
+inline bool needs_fp8_score_mod(const problem::Problem& problem) {
+  return problem.has_score_mod() || problem.q_descale.row != 0 || problem.k_descale.row != 0 ||
+         problem.v_descale.row != 0;
 }
 
 // The first row of the table for fp8 that serves a problem whose head dimensions it has.
 inline int select_fp8_kernel(const problem::Problem& problem) {
   const auto serves = [&](const Fp8KernelRow& row) {
     return row.head_dim >= problem.head_dim && row.value_dim >= problem.value_dim &&
-           row.block_scales == has_block_scales(problem);
+           row.score_mod == needs_fp8_score_mod(problem);
   };
   int row = 0;
   while (!serves(kFp8Kernels[row])) ++row;

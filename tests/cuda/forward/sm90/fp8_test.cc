@@ -23,7 +23,7 @@ TEST(Sm90Fp8, TheFirstRowThatFitsIsUsed) {
         const Fp8KernelRow& row = kFp8Kernels[select_fp8_kernel(p)];
         EXPECT_EQ(row.head_dim, dim <= 64 && value_dim <= 64 ? 64 : 128);
         EXPECT_GE(row.value_dim, value_dim);
-        EXPECT_EQ(row.block_scales, block_stride != 0);
+        EXPECT_EQ(row.score_mod, block_stride != 0);
       }
     }
   }
