@@ -29,8 +29,14 @@ struct KernelConfig {
   // One more warpgroup holds the scheduler, producer and epilogue warps.
   TILEWISE_INLINE constexpr int threads() const { return 128 * (consumers() + 1); }
   // 65536 registers, in the multiples of 8 that setmaxnreg takes.
-  TILEWISE_INLINE constexpr int producer_registers() const { return consumers() == 3 ? 32 : 40; }
-  TILEWISE_INLINE constexpr int consumer_registers() const { return consumers() == 3 ? 160 : 232; }
+  TILEWISE_INLINE constexpr int producer_registers() const {
+    return consumers() == 3 ? 32 : spares_registers() ? 56 : 40;
+  }
+  TILEWISE_INLINE constexpr int consumer_registers() const {
+    return consumers() == 3 ? 160 : spares_registers() ? 224 : 232;
+  }
+  // Consumers of fp8 with products of 64 columns leave registers to the warps that transpose V.
+  TILEWISE_INLINE constexpr bool spares_registers() const { return fp8 && pv_columns() <= 64; }
   // The first warpgroup has two warps to spare: with two stages of Q, one for each consumer
   // warpgroup loads Q and stores out.
   TILEWISE_INLINE constexpr bool has_epilogue_warps() const {
