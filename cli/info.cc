@@ -8,6 +8,7 @@
 #include "cuda/backward/sm80/kernel_table.h"
 #include "cuda/forward/fp32/kernel_table.h"
 #include "cuda/forward/sm80/kernel_table.h"
+#include "cuda/forward/sm90/fp8/kernel_table.h"
 #include "cuda/forward/sm90/kernel_table.h"
 #include "cuda/ladder/kernel_table.h"
 #include "machine.h"
@@ -68,6 +69,14 @@ json list_tiles() {
                     {"most_seen", row.max_visible},
                     {"q_tile", row.q_tile},
                     {"k_tile", row.k_tile},
+                    {"stages", row.k_stages},
+                    {"reason", row.reason}});
+  }
+  for (const cuda::sm90::Fp8KernelRow& row : cuda::sm90::kFp8Kernels) {
+    rows.push_back({{"kernel", row.score_mod ? "cuda_sm90, fp8, any score" : "cuda_sm90, fp8"},
+                    {"head_dim", row.head_dim},
+                    {"q_tile", row.config(false).q_tile},
+                    {"k_tile", row.config(false).k_tile},
                     {"stages", row.k_stages},
                     {"reason", row.reason}});
   }

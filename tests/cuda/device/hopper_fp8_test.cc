@@ -128,6 +128,24 @@ TEST(Device, HopperFp8TakesScalesOfBlocks) {
   }
 }
 
+// Softcap and ALiBi act on scores with their scales.
+TEST(Device, HopperFp8TakesSoftcapAndAlibi) {
+  if (!has_hopper()) GTEST_SKIP() << "no Hopper device";
+  for (const std::int64_t dim : {64, 128}) {
+    Case c = fp8_case(TILEWISE_E4M3, {1, 140, 300, 2, 1, dim});
+    c.softcap = 5;
+    expect_passes(c);
+    c.softcap = 0.01;  // too small for the short form
+    c.alibi = c.causal = true;
+    expect_passes(c);
+    c.dtype = TILEWISE_E5M2;
+    c.descale = verify::Descale::kBlocks;
+    c.softcap = 0;
+    c.scale = -0.3;
+    expect_passes(c);
+  }
+}
+
 // Scales that are not positive cannot be a factor of exponents.
 TEST(Device, HopperFp8TakesAnyScale) {
   if (!has_hopper()) GTEST_SKIP() << "no Hopper device";
@@ -335,8 +353,8 @@ TEST(Device, HopperFp8NamesWhatItLeavesOut) {
   c.head_dim = 40;
   EXPECT_NE(message(c, "cuda_sm90").find("multiples of 16 up to 128"), std::string::npos);
   c = plain;
-  c.softcap = 3;
-  EXPECT_NE(message(c, "cuda_sm90").find("softcap"), std::string::npos);
+  c.dropout_p = 0.1;
+  EXPECT_NE(message(c, "cuda_sm90").find("dropout_p is given"), std::string::npos);
 }
 
 }  // namespace

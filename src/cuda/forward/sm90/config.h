@@ -17,29 +17,29 @@ struct KernelConfig {
   int k_stages;
   int v_stages;
   int q_stages;        // two: the next tile's Q arrives while this one is computed
-  bool score_mod;      // softcap, ALiBi, or a scale that is not positive
+  bool score_mod;      // softcap, ALiBi, or a scale that is not positive; fp8: scales of blocks
   bool lazy_max;       // rows keep the maximum of the first key tile until a prob overflows
   bool fused_edges;    // the two cut key tiles of a window are one step (fused_edges.cuh)
   bool block_mask;     // key tiles come from a list (tile/block_mask.h)
   bool scalar_stores;  // out may be of another type than Q, or take fewer than 16 bytes at a time
   bool fp8 = false;    // Q, K and V: then `fp16` is not used, and
   bool e5m2 = false;   // they are this, else e4m3;
-  bool block_scales = false;  // scales of 128 rows (fp8/block_scales.cuh);
-  int loaded_v_stages = 0;    // V as it is loaded; v_stages: transposed (fp8/transposer.cuh)
+  int loaded_v_stages = 0;  // V as it is loaded; v_stages: transposed (fp8/transposer.cuh)
 
   TILEWISE_INLINE constexpr int consumers() const { return q_tile / 64; }  // warpgroups
   // One more warpgroup holds the scheduler, producer and epilogue warps.
   TILEWISE_INLINE constexpr int threads() const { return 128 * (consumers() + 1); }
   // 65536 registers, in the multiples of 8 that setmaxnreg takes.
   TILEWISE_INLINE constexpr int producer_registers() const {
-    return consumers() == 3 ? 32 : finds_keys_in_list() ? 56 : 40;
+    return consumers() == 3 ? 32 : spares_registers() ? 56 : 40;
   }
   TILEWISE_INLINE constexpr int consumer_registers() const {
-    return consumers() == 3 ? 160 : finds_keys_in_list() ? 224 : 232;
+    return consumers() == 3 ? 160 : spares_registers() ? 224 : 232;
   }
-  // Small consumers leave registers for the scheduler warp, which reads lists.
-  TILEWISE_INLINE constexpr bool finds_keys_in_list() const {
-    return block_mask && value_dim <= 64;
+  // Small consumers leave registers to the scheduler warp, which reads lists, or to the warps that
+  // transpose V of fp8.
+  TILEWISE_INLINE constexpr bool spares_registers() const {
+    return fp8 ? pv_columns() <= 64 : block_mask && value_dim <= 64;
   }
   // The first warpgroup has two warps to spare: with two stages of Q, one for each consumer
   // warpgroup loads Q and stores out.
@@ -84,9 +84,9 @@ struct KernelConfig {
   // (bench/results/cuda/h200-sm90-cycles.txt).
   TILEWISE_INLINE constexpr int late_pv_steps() const { return value_dim > 64 ? 1 : 4; }
 
-  // Columns of a product P V in fp8 that are computed at once: scales of blocks leave no registers
-  // for 128.
-  TILEWISE_INLINE constexpr int pv_columns() const { return block_scales ? 64 : value_dim; }
+  // Columns of a product P V in fp8 that are computed at once: a score mod leaves no registers for
+  // 128.
+  TILEWISE_INLINE constexpr int pv_columns() const { return score_mod ? 64 : value_dim; }
 
   // Rows of Q, K and V lie in panels of 128 bytes (tile/swizzle.h), which 64 numbers of fp8 fill by
   // half.

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "cuda/forward/sm90/block_mask.h"
-#include "cuda/forward/sm90/fp8/kernel_table.h"
 #include "cuda/forward/sm90/parameters.h"
 #include "cuda/forward/sm90/select.h"
 #include "cuda/host/device.h"
@@ -55,20 +54,10 @@ constexpr std::array<Instance, sizeof...(kIndex)> make_fp8_instances(
             Fp8ForwardKernel<kIndex / 2, kIndex % 2 != 0>::start}...}};
 }
 
-bool has_block_scales(const Problem& problem) {
-  return problem.q_descale.row != 0 || problem.k_descale.row != 0 || problem.v_descale.row != 0;
-}
-
-// The first row that is wide enough.
 const Instance& fp8_instance_for(const Problem& problem) {
   static constexpr auto kInstances =
       make_fp8_instances(std::make_index_sequence<std::size_t{2} * kFp8KernelRows>());
-  const auto serves = [&](const Fp8KernelRow& row) {
-    return row.head_dim >= problem.head_dim && row.value_dim >= problem.value_dim &&
-           row.block_scales == has_block_scales(problem);
-  };
-  std::size_t row = 0;
-  while (!serves(kFp8Kernels[row])) ++row;
+  const auto row = static_cast<std::size_t>(select_fp8_kernel(problem));
   return kInstances[2 * row + (problem.dtype == TILEWISE_E5M2 ? 1 : 0)];
 }
 
@@ -183,16 +172,8 @@ problem::Status check_options(const Problem& problem) {
 problem::Status check_fp8_options(const Problem& problem) {
   if (problem.q.dtype != problem.dtype)
     return fail(TILEWISE_UNSUPPORTED, "q is not of fp8, k and v are");
-  const struct {
-    const char* name;
-    bool given;
-  } options[] = {{"softcap", problem.softcap > 0},
-                 {"alibi_slopes", problem.alibi_slopes.present()},
-                 {"mask", problem.mask.present()},
-                 {"slices", problem.slices.present()}};
-  for (const auto& [name, given] : options) {
-    if (given) return fail(TILEWISE_UNSUPPORTED, "%s is given for fp8", name);
-  }
+  if (problem.mask.present()) return fail(TILEWISE_UNSUPPORTED, "mask is given for fp8");
+  if (problem.slices.present()) return fail(TILEWISE_UNSUPPORTED, "slices is given for fp8");
   return TILEWISE_OK;
 }
 

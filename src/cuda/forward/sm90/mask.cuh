@@ -138,8 +138,8 @@ template <KernelConfig kConfig>
 __device__ __forceinline__ void Consumer<kConfig>::apply_score_mod_and_mask(
     const MaskBits& mask, float (&scores)[kScores]) const {
   if constexpr (kConfig.score_mod) {
-    // D 192 leaves no registers for all scores at once.
-    constexpr int kAtOnce = kConfig.head_dim == 192 ? 16 : kScores;
+    // D 192 and fp8 leave no registers for all scores at once.
+    constexpr int kAtOnce = kConfig.head_dim == 192 || kConfig.fp8 ? 16 : kScores;
     tile::scale_products<tile::Softcap, kAtOnce>(parameters_.scaling, scores);
     const int lane = threadIdx.x % 32;
     const std::int32_t distance = static_cast<std::int32_t>(warp_row()) + tile_->diagonal -

@@ -189,13 +189,14 @@ __device__ __forceinline__ void complete_tile(const Parameters& parameters, Work
   }
 }
 
-// The factors of a query tile of fp8. Their product may leave the range of float on the way. Scales
-// of blocks are left to the consumers.
+// The factors of a query tile of fp8. Their product may leave the range of float on the way. With a
+// score mod, scales multiply the scores before it (fp8/block_scales.cuh).
 template <KernelConfig kConfig>
 __device__ __forceinline__ TileScales tile_scales(const problem::Problem& problem,
                                                   const WorkTile& tile) {
+  if constexpr (kConfig.score_mod) return {static_cast<float>(math::kLog2E), 1.0f};
   const auto factor = [&](const problem::View& scales) {
-    if (kConfig.block_scales || !scales.present()) return 1.0f;
+    if (!scales.present()) return 1.0f;
     return static_cast<const float*>(scales.data)[scales.offset(tile.batch, tile.kv_head, 0)];
   };
   const double scores =

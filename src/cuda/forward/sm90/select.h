@@ -1,6 +1,7 @@
 // Which row of the kernel table a problem takes. Without CUDA's headers: a test asks without a GPU.
 #pragma once
 
+#include "cuda/forward/sm90/fp8/kernel_table.h"
 #include "cuda/forward/sm90/kernel_table.h"
 #include "cuda/host/scheduling.h"
 #include "cuda/tile/scheduler.h"
@@ -68,6 +69,23 @@ inline int select_kernel(const problem::Problem& problem, bool score_mod, bool v
   };
   int row = 0;
   while (!serves(kKernels[row])) ++row;
+  return row;
+}
+
+// The same of fp8, where scales may differ between blocks of rows.
+inline bool needs_fp8_score_mod(const problem::Problem& problem) {
+  return problem.has_score_mod() || problem.q_descale.row != 0 || problem.k_descale.row != 0 ||
+         problem.v_descale.row != 0;
+}
+
+// The first row of the table for fp8 that serves a problem whose head dimensions it has.
+inline int select_fp8_kernel(const problem::Problem& problem) {
+  const auto serves = [&](const Fp8KernelRow& row) {
+    return row.head_dim >= problem.head_dim && row.value_dim >= problem.value_dim &&
+           row.score_mod == needs_fp8_score_mod(problem);
+  };
+  int row = 0;
+  while (!serves(kFp8Kernels[row])) ++row;
   return row;
 }
 

@@ -194,7 +194,9 @@ requires(kConfig.fp8) struct Shared<kConfig> {
   ListedSequences sequences;
   CarefulState<kConfig> careful;  // without use but for the scheduler warp, which sees no reports
   int markers[kConfig.v_stages];  // stages of markers that follow (fp8/transposer.cuh)
-  bool found[2][kTransposers];    // by each of these warps, in turns: V that is not finite
+  // By each of these warps, for the stages of V as it is loaded and the next ones: V that is not
+  // finite.
+  bool found[2 * kConfig.loaded_v_stages][kTransposers];
 };
 
 // One arrival for each warp that reads: all four warps of a warpgroup read all of a stage. kAgain:

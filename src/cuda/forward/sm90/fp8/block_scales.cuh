@@ -18,7 +18,7 @@ __device__ __forceinline__ void Fp8Consumer<kConfig>::load_query_scales() {
   for (int which = 0; which < tile::kRowsPerLane; ++which) {
     const std::int32_t row =
         math::min(this->warp_row() + tile::lane_row(lane, which), tile_->q_len - 1);
-    row_scales_[which] = score_factor_;
+    row_scales_[which] = 1;
     if (!view.present()) continue;
     const std::int64_t block = (std::int64_t{tile_->q_start} + row) / problem::kDescaleRows;
     row_scales_[which] *=
@@ -45,7 +45,7 @@ __device__ __forceinline__ auto Fp8Consumer<kConfig>::scales_of(const problem::V
 // Before the scores arrive, so that nothing waits for it.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void Fp8Consumer<kConfig>::load_key_scale() {
-  if constexpr (kConfig.block_scales) {
+  if constexpr (kConfig.score_mod) {
     const BlockScales keys = scales_of(parameters_.problem.k_descale);
     key_scale_ = keys.first;
     key_ratio_ = keys.second / keys.first;
@@ -71,7 +71,7 @@ __device__ __forceinline__ void Fp8Consumer<kConfig>::scale_scores(float (&score
 
 template <KernelConfig kConfig>
 __device__ __forceinline__ auto Fp8Consumer<kConfig>::value_scales() const -> BlockScales {
-  if constexpr (kConfig.block_scales) {
+  if constexpr (kConfig.score_mod) {
     return scales_of(parameters_.problem.v_descale);
   } else {
     return {};
@@ -82,7 +82,7 @@ __device__ __forceinline__ auto Fp8Consumer<kConfig>::value_scales() const -> Bl
 template <KernelConfig kConfig>
 __device__ __forceinline__ float Fp8Consumer<kConfig>::scale_probs(const BlockScales& values,
                                                                    float (&probs)[kScores]) {
-  if constexpr (!kConfig.block_scales) return 1.0f;
+  if constexpr (!kConfig.score_mod) return 1.0f;
   float unit = values.first;
   if (values.split < kConfig.k_tile) {
     unit = fmaxf(values.first, values.second);

@@ -70,7 +70,7 @@ class Fp8Consumer : Consumer<kConfig> {
     v_.wait();
     issue_pv(0, f);  // P_{j-1} V_{j-1}
     this->order_barrier_arrive();
-    const MaskBits mask = this->template mask_of_tile<true>();
+    const MaskBits mask = this->template early_mask<true>();
     if constexpr (kNextQuery) {
       kept_states() = f.states;
       f.states.clear();
@@ -92,7 +92,7 @@ class Fp8Consumer : Consumer<kConfig> {
     load_key_scale();
     k_.wait();
     issue_qk(f.scores);
-    const MaskBits mask = this->template mask_of_tile<true>();
+    const MaskBits mask = this->template early_mask<true>();
     ptx::wgmma_wait<0>();
     const tile::Anchors anchors = accept_and_update_max(mask, f);
     end_scores(anchors, exp2_scores(anchors, f), value_scales(), f);
@@ -114,7 +114,7 @@ class Fp8Consumer : Consumer<kConfig> {
     const bool positive = scale > 0;
     score_factor_ = positive ? 1.0f : scale;
     scale_log2_ = positive ? scale : 1.0f;
-    if constexpr (kConfig.block_scales) load_query_scales();
+    if constexpr (kConfig.score_mod) load_query_scales();
     return true;
   }
 
@@ -163,13 +163,14 @@ class Fp8Consumer : Consumer<kConfig> {
                                                                  Fragments& f) {
     ptx::fence_operand(f.scores);
     this->release_k();
-    if constexpr (kConfig.block_scales) {
+    if constexpr (kConfig.score_mod) {
       scale_scores(f.scores);
+      this->apply_score_mod_and_mask(mask, f.scores);
     } else if (score_factor_ != 1.0f) {
 #pragma unroll
       for (float& score : f.scores) score *= score_factor_;
     }
-    Base::apply_mask(mask, f.scores);
+    if constexpr (!kConfig.score_mod) Base::apply_mask(mask, f.scores);
     tile::Anchors anchors = tile::update_fp8_max(tile::row_max_of(f.scores), f.states, scale_log2_);
     tile::rebase_huge_fp8(f.scores, f.states, anchors);
     return anchors;

@@ -40,8 +40,7 @@ __device__ __forceinline__ void Fp8Consumer<kConfig>::end_query_tile(const tile:
     row[which] = tile::finalise_approx(state, parameters_.ln2);
     if (tile.sink != -math::Limits<float>::kInfinity)
       row[which] = tile::finalise_approx(state, tile.sink, parameters_.ln2);
-    finalised.scale[which] =
-        row[which].scale * (kConfig.block_scales ? value_unit_ : factors.values);
+    finalised.scale[which] = row[which].scale * (kConfig.score_mod ? value_unit_ : factors.values);
   }
   __syncwarp();  // `states` may lie where rows of out are about to pass
   if (lane % tile::kLanesPerRow == 0 && tile.lse != nullptr) {

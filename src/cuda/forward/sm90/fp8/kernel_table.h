@@ -20,7 +20,7 @@ struct Fp8KernelRow {
   int k_stages;
   int loaded_v_stages;
   int v_stages;
-  bool block_scales;
+  bool score_mod;  // scales of blocks, softcap, ALiBi
   const char* reason;
 
   TILEWISE_INLINE constexpr KernelConfig config(bool e5m2) const {
@@ -32,14 +32,13 @@ struct Fp8KernelRow {
             .k_stages = k_stages,
             .v_stages = v_stages,
             .q_stages = 2,
-            .score_mod = false,
+            .score_mod = score_mod,
             .lazy_max = false,
             .fused_edges = false,
             .block_mask = false,
             .scalar_stores = true,
             .fp8 = true,
             .e5m2 = e5m2,
-            .block_scales = block_scales,
             .loaded_v_stages = loaded_v_stages};
   }
 };
@@ -48,7 +47,7 @@ inline constexpr Fp8KernelRow kFp8Kernels[] = {
     {64, 64, 3, 2, 3, false, "half of a row of Q, K and V is zero in shared memory"},
     {128, 128, 3, 2, 3, false, "208 registers of a consumer hold scores, probs, a product and O"},
     {64, 64, 3, 2, 3, true, "as the plain kernel"},
-    {128, 128, 3, 2, 3, true, "products of 64 columns: scales take the registers of more"},
+    {128, 128, 3, 2, 3, true, "products of 64 columns: a score mod takes the registers of more"},
 };
 inline constexpr int kFp8KernelRows =
     static_cast<int>(sizeof(kFp8Kernels) / sizeof(kFp8Kernels[0]));

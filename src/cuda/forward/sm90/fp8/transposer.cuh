@@ -44,7 +44,7 @@ class Transposer {
   static constexpr int kKeys = 32;  // of the 16 columns that one ldmatrix takes
   static constexpr int kKeyBlocks = kConfig.k_tile / kKeys / kTransposers;  // of a warp
   static constexpr int kColumnBlocks = kConfig.value_dim / tile::kChunkBytes;
-  static constexpr int kAtOnce = 2;  // ldmatrix in flight
+  static constexpr int kAtOnce = kConfig.producer_registers() > 40 ? 4 : 2;  // ldmatrix in flight
   static_assert(kConfig.k_tile == 128, "V^T is one panel.");
 
   enum class Content { kAll, kFinite, kPositive, kNegative };
@@ -157,11 +157,14 @@ class Transposer {
     return 0;
   }
 
-  // Whether a lane of any of these warps has found something. They take turns at two places, so
-  // that none writes what another has not read yet.
-  __device__ __forceinline__ bool any_found(bool found) {
-    bool(&places)[kTransposers] = shared_.found[turn_];
-    turn_ ^= 1;
+  // Whether a lane of any of these warps has found something. They write it to places that they use
+  // in turns: no warp is so many tiles ahead that it writes what another has not read yet, since
+  // its stages of V^T wait for that one.
+  __device__ __forceinline__ bool any_found(bool found) const {
+    static_assert(kConfig.v_stages < 2 * kConfig.loaded_v_stages);
+    const std::uint32_t turn =
+        loaded_.phase * kConfig.loaded_v_stages + static_cast<std::uint32_t>(loaded_.stage);
+    bool(&places)[kTransposers] = shared_.found[turn];
     found = __any_sync(~0u, found);
     if (threadIdx.x % 32 == 0) places[warp_] = found;
     __syncwarp();
@@ -171,7 +174,6 @@ class Transposer {
 
   Shared<kConfig>& shared_;
   int warp_;
-  int turn_ = 0;
   PipelineState<kConfig.loaded_v_stages> loaded_;
   PipelineState<kConfig.v_stages> v_;
 };
