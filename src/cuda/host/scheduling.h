@@ -33,8 +33,8 @@ problem::Checked max_tiles(const problem::Problem& problem, std::int64_t q_tile)
 problem::Checked max_key_tiles(const problem::Problem& problem, std::int64_t k_tile);
 
 // The order of the tiles of dense queries of one length. Where their keys differ (longest_first),
-// the longest come first, within groups of heads whose visible K and V fit most of L2 together (head
-// swizzle).
+// the longest come first, within groups of heads whose visible K and V fit most of L2 together
+// (head swizzle).
 tile::Schedule schedule_of(const problem::Problem& problem, int q_tile, bool longest_first);
 inline tile::Schedule schedule_of(const problem::Problem& problem, int q_tile) {
   return schedule_of(problem, q_tile, has_diagonal(problem));

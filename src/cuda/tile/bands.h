@@ -72,9 +72,9 @@ struct BandTable {
   }
 };
 
-// Returns the first group of bands, from band `i` on, whose box touches the rows and keys of a head.
-// `i` and the result are multiples of kBandsOfBox; the result is not below the number of slices if
-// there is none.
+// Returns the first group of bands, from band `i` on, whose box touches the rows and keys of a
+// head. `i` and the result are multiples of kBandsOfBox; the result is not below the number of
+// slices if there is none.
 TILEWISE_INLINE std::int32_t next_box(const BandTable& table, std::int32_t i, std::int32_t slices,
                                       std::int32_t head, const Range& rows, const Range& keys) {
   constexpr std::int32_t kOuter = kBandsOfBox * kBoxesOfBox;

@@ -23,12 +23,9 @@ struct Shape {
 };
 
 // Every row of the table that has a block mask; more tiles of keys than stages.
-const Shape kShapes[] = {{{2, 300, 500, 4, 2, 64}, 64},
-                         {{1, 450, 1100, 2, 1, 64}, 64},
-                         {{2, 300, 500, 4, 2, 128}, 128},
-                         {{1, 200, 400, 2, 1, 192}, 128},
-                         {{1, 200, 300, 2, 1, 256}, 256},
-                         {{1, 139, 81, 2, 1, 8}, 88}};
+const Shape kShapes[] = {{{2, 300, 500, 4, 2, 64}, 64},   {{1, 450, 1100, 2, 1, 64}, 64},
+                         {{2, 300, 500, 4, 2, 128}, 128}, {{1, 200, 400, 2, 1, 192}, 128},
+                         {{1, 200, 300, 2, 1, 256}, 256}, {{1, 139, 81, 2, 1, 8}, 88}};
 
 void add_random_slices(Case& c, verify::Random& random, std::int64_t count) {
   for (; count > 0; --count) {
@@ -109,7 +106,8 @@ verify::Judge::Edit masked_by(const Visible& visible) {
 TEST(Device, HopperKernelSkipsEmptyTiles) {
   if (!has_hopper()) GTEST_SKIP() << "no Hopper device";
   for (const std::int64_t dim : {64, 256}) {
-    Case c = make_case(Operation::kForward, TILEWISE_BF16, {1, 70, dim == 64 ? 8400 : 4500, 1, 1, dim});
+    Case c =
+        make_case(Operation::kForward, TILEWISE_BF16, {1, 70, dim == 64 ? 8400 : 4500, 1, 1, dim});
     c.mask = {true, 4, {false, false, true, true}};
     expect_masked_pass(c, masked_by([](std::int64_t row, std::int64_t key) {
                          return key / 128 % 9 == 2 || (row % 7 == 3 && key == 4400) ||

@@ -128,8 +128,8 @@ class MaskReader {
       clear_masked8(bytes[0], bytes[1], chunk, bits);
     }
   }
-  // The same for eight keys from `chunk` on, of which `a` and `b` have the bytes of the mask: two of
-  // them belong to each lane.
+  // The same for eight keys from `chunk` on, of which `a` and `b` have the bytes of the mask: two
+  // of them belong to each lane.
   __device__ __forceinline__ static void clear_masked8(std::uint32_t a, std::uint32_t b,
                                                        std::int32_t chunk, RowBits& bits) {
     // Bit 8 n is set where byte n is not zero.

@@ -73,7 +73,9 @@ struct KernelConfig {
   // Where a warpgroup sees nothing of the first half of a query tile's last key tile, that half is
   // not multiplied with V. D 64, S 1024 causal: 394 TFLOP/s, 387 without; S 1024 full gains 2 % by
   // the branch alone. D 128, S 512: 564, 568 without.
-  TILEWISE_INLINE constexpr bool skips_half() const { return value_dim <= 64 && !score_mod && !block_mask; }
+  TILEWISE_INLINE constexpr bool skips_half() const {
+    return value_dim <= 64 && !score_mod && !block_mask;
+  }
   // Overflow is checked after the wait for PV where PV takes longer than the exponentials: D 128, S
   // 8192: 721 TFLOP/s, before it 714. Elsewhere before it, so that the compiler leaves no
   // exponential for later: D 64, S 16384: 584, after it 544.

@@ -321,9 +321,9 @@ class Consumer {
   std::int32_t full_begin_ = 0;      // key tiles that every row of this warpgroup sees whole
   std::int32_t full_end_ = 0;
   KeyLimits key_limits_ = {};
-  tile::KeyTile next_ = {};       // where key tiles are listed: the one that comes next,
-  std::int32_t bits_ = 0;         // KeyTile::bits of this one,
-  bool lacks_keys_ = false;       // and whether a row of the warp has seen no key yet
+  tile::KeyTile next_ = {};  // where key tiles are listed: the one that comes next,
+  std::int32_t bits_ = 0;    // KeyTile::bits of this one,
+  bool lacks_keys_ = false;  // and whether a row of the warp has seen no key yet
   bool fuses_edges_ = false;
   bool half_hidden_ = false;       // WorkTile::half_hidden, of the query tile
   bool last_half_hidden_ = false;  // and of the one before

@@ -10,10 +10,10 @@ namespace tilewise::cuda::sm90 {
 // that need only a positive scale.
 enum class Variant {
   kPlain,
-  kScalarStores,  // any type and alignment of out, in a kernel whose epilogue warps store else
-  kFusedEdges,    // windows whose edges cut key tiles along one diagonal (fused_edges.cuh)
-  kScoreMod,      // softcap, ALiBi, any scale, and any type and alignment of out
-  kBlockMask,     // slices and boolean masks, and any type and alignment of out
+  kScalarStores,       // any type and alignment of out, in a kernel whose epilogue warps store else
+  kFusedEdges,         // windows whose edges cut key tiles along one diagonal (fused_edges.cuh)
+  kScoreMod,           // softcap, ALiBi, any scale, and any type and alignment of out
+  kBlockMask,          // slices and boolean masks, and any type and alignment of out
   kBlockMaskScoreMod,  // all of these
 };
 

@@ -194,9 +194,8 @@ problem::Status check_sizes(const Problem& problem) {
     return fail(TILEWISE_UNSUPPORTED, "more than %d rows or %lld tiles of queries",
                 tile::kMaxLength, static_cast<long long>(tile::kMaxTiles));
   }
-  return needs_block_mask(problem)
-             ? check_block_mask(problem, instance_for(problem, false).config)
-             : TILEWISE_OK;
+  return needs_block_mask(problem) ? check_block_mask(problem, instance_for(problem, false).config)
+                                   : TILEWISE_OK;
 }
 
 problem::Status make_maps(const Problem& problem, const KernelConfig& config,
@@ -300,8 +299,7 @@ cudaError_t start(const Parameters& parameters, const Instance& instance, int bl
   }
   const KernelConfig& config = instance.config;
   if (config.block_mask) {
-    const cudaError_t error =
-        start_block_mask(parameters, config.q_tile, config.k_tile, stream);
+    const cudaError_t error = start_block_mask(parameters, config.q_tile, config.k_tile, stream);
     if (error != cudaSuccess) return error;
   }
   return instance.start(parameters, blocks, stream);

@@ -63,7 +63,7 @@ struct WorkTile {
   KeyVisibility keys;
   bool half_hidden[kMaxConsumers];  // a warpgroup sees nothing of the first half of key tile
                                     // first_key, and there are others
-  tile::WindowBand band;  // beside a list: the whole sequence
+  tile::WindowBand band;            // beside a list: the whole sequence
   union {
     FullKeyTiles full;
     ListedKeyTiles listed;
