@@ -37,11 +37,13 @@ __device__ tile::BandBox no_box() {
 // may differ from run to run; nothing depends on it.
 __global__ void __launch_bounds__(kScanThreads)
     bands_kernel(const __grid_constant__ Problem problem, const tile::Band* bands,
-                 tile::BandCells cells) {
+                 tile::BandCells cells, unsigned* counter) {
   __shared__ std::int64_t warps[kScanWarps];
   const std::int32_t thread = static_cast<std::int32_t>(threadIdx.x);
   const std::int32_t slices = static_cast<std::int32_t>(problem.slices.count);
   const tile::BandTable table(bands, slices);
+  if (thread == 0 && counter != nullptr) *counter = 0;
+  if (slices == 0) return;
   for (std::int32_t c = thread; c < cells.count; c += kScanThreads) table.cell_ends[c] = 0;
   __syncthreads();
   for (std::int32_t s = thread; s < slices; s += kScanThreads)
@@ -87,9 +89,11 @@ __global__ void __launch_bounds__(kScanThreads)
 
 cudaError_t load_band_kernel() { return load(bands_kernel); }
 
-cudaError_t start_bands(const Problem& problem, const tile::Band* bands, cudaStream_t stream) {
-  if (problem.slices.count == 0) return cudaSuccess;
-  return launch(bands_kernel, {1, kScanThreads}, stream, problem, bands, band_cells_for(problem));
+cudaError_t start_bands(const Problem& problem, const tile::Band* bands, cudaStream_t stream,
+                        unsigned* counter) {
+  if (problem.slices.count == 0 && counter == nullptr) return cudaSuccess;
+  return launch(bands_kernel, {1, kScanThreads}, stream, problem, bands, band_cells_for(problem),
+                counter);
 }
 
 }  // namespace tilewise::cuda

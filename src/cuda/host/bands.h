@@ -22,7 +22,8 @@ std::int64_t band_table_bytes(const Problem& problem);
 // Loads the kernel of start_bands() on the current device.
 cudaError_t load_band_kernel();
 
-// Fills the table that begins with `bands`.
-cudaError_t start_bands(const Problem& problem, const tile::Band* bands, cudaStream_t stream);
+// Fills the table that begins with `bands`, and sets `counter` to 0, unless it is nullptr.
+cudaError_t start_bands(const Problem& problem, const tile::Band* bands, cudaStream_t stream,
+                        unsigned* counter = nullptr);
 
 }  // namespace tilewise::cuda

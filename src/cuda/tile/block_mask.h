@@ -47,9 +47,10 @@ struct BlockMask {
   BlockMaskWord* words;  // (lists, query tiles, words)
   BlockMaskRow* rows;    // (lists, query tiles)
   BlockMaskRow* order;   // (lists, query tiles): the same, the longest first
-  std::uint32_t* bits;   // (lists, query tiles, room, rows, kLanesPerRow), as mask_bits.h has them
+  std::uint32_t* bits;   // (capacity, rows of a query tile, kLanesPerRow), as mask_bits.h has them
+  unsigned* used;        // how many of them are taken
   const Band* bands;     // of the slices: a BandTable
-  std::int32_t room;     // tiles of a query tile that have bits
+  std::int32_t capacity;
   std::int32_t lists;
   std::int32_t q_tiles;     // of a list
   std::int32_t word_count;  // of a query tile

@@ -123,7 +123,7 @@ TEST(Device, HopperKernelSkipsEmptyTiles) {
 TEST(Device, HopperKernelLooksUpManyPartialTiles) {
   if (!has_hopper()) GTEST_SKIP() << "no Hopper device";
   for (const Shape& shape : kShapes) {
-    Case c = make_case(Operation::kForward, TILEWISE_BF16, {1, 80, 2500, 2, 1, shape.sizes[5]});
+    Case c = make_case(Operation::kForward, TILEWISE_BF16, {1, 80, 5000, 2, 1, shape.sizes[5]});
     c.value_dim = shape.value_dim;
     c.slice_heads = true;
     for (std::int64_t key = 0; key < c.k_len; key += 50)

@@ -11,9 +11,9 @@ using problem::Problem;
 
 namespace {
 
-// Without a boolean mask there is room for the bits of so many partial tiles in each query tile, so
-// that the workspace grows with the queries alone. What rows see of others is looked up in the list
-// of slices.
+// Without a boolean mask there is room for the bits of so many partial tiles for each query tile,
+// so that the workspace grows with the queries alone. What rows see of others is looked up in the
+// list of slices.
 constexpr std::int64_t kPartialTiles = 16;
 
 // How many lists there are, and of what size.
@@ -34,8 +34,9 @@ struct Extent {
         k_tiles{math::ceil_div(problem.k_rows, config.k_tile)},
         words{math::max(math::ceil_div(k_tiles.value, tile::kTilesOfWord), 1)} {}
 
-  Checked room(const Problem& problem) const {
-    return problem.mask.present() ? k_tiles : Checked{math::min(k_tiles.value, kPartialTiles)};
+  Checked capacity(const Problem& problem) const {
+    const bool all = problem.mask.present() || k_tiles.value < kPartialTiles;
+    return lists * q_tiles * (all ? k_tiles : Checked{kPartialTiles});
   }
 };
 
@@ -45,8 +46,8 @@ problem::Status check_block_mask(const Problem& problem, const KernelConfig& con
   constexpr std::int64_t kMost = std::int64_t{1} << 30;
   const Extent extent(problem, config);
   const Checked words = extent.lists * extent.q_tiles * extent.words;
-  const Checked bits = extent.lists * extent.q_tiles * extent.room(problem);
-  if (!words.valid || words.value > kMost || !bits.valid || bits.value > kMost) {
+  const Checked capacity = extent.capacity(problem);
+  if (!words.valid || words.value > kMost || !capacity.valid || capacity.value > kMost) {
     return fail(TILEWISE_UNSUPPORTED, "the mask has more than %lld tiles of scores",
                 static_cast<long long>(kMost));
   }
@@ -80,10 +81,11 @@ BlockMaskPlaces reserve_block_mask(const Problem& problem,
       return q_tiles * Checked{sizeof(tile::BlockMaskRow)};
     });
   }
-  places.bits = reserve([&](const Extent& extent, Checked q_tiles, int q_tile) {
+  places.bits = reserve([&](const Extent& extent, Checked, int q_tile) {
     constexpr std::int64_t kRowBytes = tile::kLanesPerRow * sizeof(*tile::BlockMask::bits);
-    return q_tiles * extent.room(problem) * Checked{q_tile * kRowBytes};
+    return extent.capacity(problem) * Checked{q_tile * kRowBytes};
   });
+  places.used = arena.reserve(Checked{sizeof(*tile::BlockMask::used)}).value;
   places.bands = arena.reserve(Checked{band_table_bytes(problem)}).value;
   return places;
 }
@@ -97,8 +99,9 @@ tile::BlockMask block_mask_at(const Problem& problem, const KernelConfig& config
           .rows = reinterpret_cast<tile::BlockMaskRow*>(workspace + places.rows),
           .order = reinterpret_cast<tile::BlockMaskRow*>(workspace + places.order),
           .bits = reinterpret_cast<std::uint32_t*>(workspace + places.bits),
+          .used = reinterpret_cast<unsigned*>(workspace + places.used),
           .bands = reinterpret_cast<const tile::Band*>(workspace + places.bands),
-          .room = narrow(extent.room(problem).value),
+          .capacity = narrow(extent.capacity(problem).value),
           .lists = narrow(extent.lists.value),
           .q_tiles = narrow(extent.q_tiles.value),
           .word_count = narrow(extent.words.value),

@@ -19,6 +19,12 @@ using tile::BlockMaskWord;
 using tile::kLanesPerRow;
 using tile::kTilesOfWord;
 
+// The boolean mask of 32 rows of a key tile, 16 columns in each number.
+struct StagedMask {
+  static constexpr int kLoads = 8;
+  std::uint16_t of_row[32][kLoads];
+};
+
 // What a row sees of a key tile, for each of the four lanes that share it.
 struct RowBits {
   std::uint32_t lane[kLanesPerRow];
@@ -69,11 +75,13 @@ class MaskReader {
   }
 
   // What a row of the query tile sees of a key tile. Of a row after the last one, all bits are set.
-  __device__ RowBits bits(std::int32_t number, std::int32_t key) const {
+  // Whole warps, of 32 rows.
+  __device__ RowBits bits(std::int32_t number, std::int32_t key, StagedMask& staged) const {
     const std::int32_t row = first_ + number;
     const std::uint32_t all = tile::all_columns(k_tile_);
-    if (row > last_) return {all, all, all, all};
     const tile::Range keys = {key * k_tile_, (key + 1) * k_tile_};
+    const bool is_staged = problem_.mask.present() && stage_mask(row, keys, staged);
+    if (row > last_) return {all, all, all, all};
     RowBits bits = {};
     const auto add = [&](const tile::Band& band) {
 #pragma unroll
@@ -88,62 +96,90 @@ class MaskReader {
       add(window_);
     }
     for (std::uint32_t& own : bits.lane) own &= all;
-    if (problem_.mask.present()) clear_masked(row, keys.begin, bits);
+    if (is_staged) {
+      clear_masked(staged.of_row[threadIdx.x % 32], bits);
+    } else if (problem_.mask.present()) {
+      clear_masked(row, keys.begin, bits);
+    }
     return bits;
   }
 
   __device__ bool owns(std::int32_t number) const { return first_ + number <= last_; }
 
  private:
-  // Clears the bits of keys that the boolean mask masks.
+  // Reads the boolean mask of a warp's 32 rows into shared memory, a whole line of a row at a time;
+  // false: its rows do not allow that. row: of this lane. Whole warps.
+  __device__ bool stage_mask(std::int32_t row, const tile::Range& keys, StagedMask& staged) const {
+    const problem::View& view = problem_.mask;
+    const auto* const mask =
+        static_cast<const std::uint8_t*>(view.data) + view.offset(batch_, head_, 0, keys.begin);
+    constexpr std::int64_t kLoadBytes = sizeof(uint4);
+    if (view.column != 1 || view.row % kLoadBytes != 0 || keys.end > k_len_ ||
+        reinterpret_cast<std::uintptr_t>(mask) % kLoadBytes != 0)
+      return false;
+    const std::int32_t lane = static_cast<std::int32_t>(threadIdx.x) % 32;
+    const std::int32_t loads = k_tile_ / 16;  // of a row, and of a lane
+    const std::int32_t at_once = 32 / loads;  // rows
+    const std::int32_t column = lane % loads;
+    constexpr int kInFlight = 4;
+    __syncwarp();  // the rows before have been read
+#pragma unroll 1
+    for (std::int32_t first = lane / loads; first < 32; first += kInFlight * at_once) {
+      uint4 loaded[kInFlight];
+#pragma unroll
+      for (int i = 0; i < kInFlight; ++i) {
+        const std::int32_t own = math::min(row - lane + first + i * at_once, last_);
+        loaded[i] = *reinterpret_cast<const uint4*>(mask + own * view.row + column * kLoadBytes);
+      }
+#pragma unroll
+      for (int i = 0; i < kInFlight; ++i)
+        staged.of_row[first + i * at_once][column] = seen_by_lanes(loaded[i]);
+    }
+    __syncwarp();
+    return true;
+  }
+  // 16 columns of the mask as four bits for each of four lanes.
+  __device__ __forceinline__ static std::uint16_t seen_by_lanes(const uint4& bytes) {
+    // Bit 8 n of the result is set where byte n is not zero.
+    const auto seen = [](std::uint32_t x) {
+      return (((x & 0x7F7F7F7Fu) + 0x7F7F7F7Fu) | x) >> 7 & 0x01010101u;
+    };
+    const auto pair = [](std::uint32_t x) { return (x & 1u) | (x >> 7 & 2u); };
+    const std::uint32_t x = seen(bytes.x);
+    const std::uint32_t y = seen(bytes.y);
+    const std::uint32_t z = seen(bytes.z);
+    const std::uint32_t w = seen(bytes.w);
+    return static_cast<std::uint16_t>(pair(x) | pair(z) << 2 | pair(x >> 16) << 4 |
+                                      pair(z >> 16) << 6 | pair(y) << 8 | pair(w) << 10 |
+                                      pair(y >> 16) << 12 | pair(w >> 16) << 14);
+  }
+  // Clears the bits of keys that a row of the staged mask masks.
+  __device__ void clear_masked(const std::uint16_t (&seen)[StagedMask::kLoads],
+                               RowBits& bits) const {
+#pragma unroll
+    for (int lane = 0; lane < kLanesPerRow; ++lane) {
+      std::uint32_t own = 0;
+#pragma unroll
+      for (int i = 0; i < StagedMask::kLoads; ++i) {
+        if (i < k_tile_ / 16) own |= (std::uint32_t{seen[i]} >> 4 * lane & 15u) << 4 * i;
+      }
+      bits.lane[lane] &= own;
+    }
+  }
+  // The same, key by key from `first` on.
   __device__ void clear_masked(std::int32_t row, std::int32_t first, RowBits& bits) const {
     const problem::View& view = problem_.mask;
     const auto* const mask =
         static_cast<const std::uint8_t*>(view.data) + view.offset(batch_, head_, row, first);
     const std::int32_t columns = math::min(k_tile_, k_len_ - first);
-    const bool wide = view.column == 1 && columns == k_tile_ &&
-                      reinterpret_cast<std::uintptr_t>(mask) % sizeof(uint4) == 0;
-    if (wide) {
-      constexpr int kLoads = 4;  // before any is looked at
 #pragma unroll 1
-      for (std::int32_t chunk = 0; chunk < columns; chunk += kLoads * 16) {
-        uint4 loaded[kLoads];
+    for (std::int32_t column = 0; column < columns; ++column) {
+      if (mask[column * view.column] != 0) continue;
+      const std::uint32_t others = ~(1u << (column / 8 * 2 + column % 2));
 #pragma unroll
-        for (int i = 0; i < kLoads; ++i)
-          loaded[i] = *reinterpret_cast<const uint4*>(mask + chunk + i * 16);
-#pragma unroll
-        for (int i = 0; i < kLoads; ++i) {
-          clear_masked8(loaded[i].x, loaded[i].y, chunk + i * 16, bits);
-          clear_masked8(loaded[i].z, loaded[i].w, chunk + i * 16 + 8, bits);
-        }
-      }
-      return;
+      for (int lane = 0; lane < kLanesPerRow; ++lane)
+        bits.lane[lane] &= lane == column % 8 / 2 ? others : ~0u;
     }
-#pragma unroll 1
-    for (std::int32_t chunk = 0; chunk < columns; chunk += 8) {
-      std::uint32_t bytes[2] = {};
-      const std::int32_t count = math::min(8, columns - chunk);
-      for (std::int32_t c = 0; c < count; ++c)
-        bytes[c / 4] |= (mask[(chunk + c) * view.column] != 0 ? 1u : 0u) << c % 4 * 8;
-      clear_masked8(bytes[0], bytes[1], chunk, bits);
-    }
-  }
-  // The same for eight keys from `chunk` on, of which `a` and `b` have the bytes of the mask: two
-  // of them belong to each lane.
-  __device__ __forceinline__ static void clear_masked8(std::uint32_t a, std::uint32_t b,
-                                                       std::int32_t chunk, RowBits& bits) {
-    // Bit 8 n is set where byte n is not zero.
-    const auto seen = [](std::uint32_t bytes) {
-      return (((bytes & 0x7F7F7F7Fu) + 0x7F7F7F7Fu) | bytes) >> 7 & 0x01010101u;
-    };
-    const int at = chunk / 4;
-    const auto clear = [&](std::uint32_t pair, std::uint32_t& own) {
-      own &= ~((3u ^ (pair & 1u) ^ (pair >> 7 & 2u)) << at);
-    };
-    clear(seen(a), bits.lane[0]);
-    clear(seen(a) >> 16, bits.lane[1]);
-    clear(seen(b), bits.lane[2]);
-    clear(seen(b) >> 16, bits.lane[3]);
   }
 
   const problem::Problem& problem_;
@@ -161,11 +197,14 @@ inline constexpr int kWordsAtOnce = 8;
 // A block has as many threads for each row of its query tile as fit, which take key tiles in turns.
 inline constexpr int kMostThreads = 1024;
 
+// In dynamic memory, since blocks of the emulated device that share a counter alternate.
 struct ClassifyShared {
+  StagedMask masks[kMostThreads / 32];  // of each warp
   std::uint32_t asked[kWordsAtOnce];    // key tiles of which every row is looked at,
   std::uint32_t full[kWordsAtOnce];     // those that are known to be full,
   std::uint32_t visited[kWordsAtOnce];  // and what was found in the first
   std::uint32_t partial[kWordsAtOnce];
+  std::int32_t first_bits[kWordsAtOnce];
 };
 
 // Classifies the words from `first_word` on. Returns how many there are.
@@ -187,18 +226,35 @@ __device__ std::int32_t classify_words(const BlockMask& mask, const MaskReader& 
   return count;
 }
 
+// Finds room for the bits of the asked key tiles of `count` words: with a boolean mask each tile of
+// scores has its own. Which room depends on the order of the blocks; nothing else does. One thread.
+__device__ void find_room(const BlockMask& mask, bool all, std::int64_t tile_number,
+                          std::int32_t number, std::int32_t count, ClassifyShared& shared) {
+  std::int32_t asked = 0;
+  for (std::int32_t slot = 0; slot < count; ++slot) asked += __popc(shared.asked[slot]);
+  std::int64_t first = tile_number * (mask.capacity / (mask.lists * mask.q_tiles)) + number;
+  if (!all) first = asked > 0 ? atomicAdd(mask.used, static_cast<unsigned>(asked)) : 0;
+  for (std::int32_t slot = 0; slot < count; ++slot) {
+    shared.first_bits[slot] = static_cast<std::int32_t>(math::min(first, mask.capacity));
+    first += __popc(shared.asked[slot]);
+  }
+}
+
 // Looks at every row of the asked key tiles of a word, and stores their bits as long as there is
 // room. number: of the first such tile in the query tile.
 __device__ void look_at_rows(const BlockMask& mask, const MaskReader& reader, std::int32_t word,
-                             std::int64_t tile_number, std::int32_t q_tile, std::int32_t k_tile,
-                             std::int32_t number, ClassifyShared& shared, std::int32_t slot) {
+                             std::int32_t q_tile, std::int32_t k_tile, std::int32_t number,
+                             ClassifyShared& shared, std::int32_t slot) {
   const std::int32_t row = static_cast<std::int32_t>(threadIdx.x) % q_tile;
   const std::int32_t group = static_cast<std::int32_t>(threadIdx.x) / q_tile;
   const std::int32_t groups = static_cast<std::int32_t>(blockDim.x) / q_tile;
+  std::int32_t place = shared.first_bits[slot] - 1;
   for (unsigned left = shared.asked[slot]; left != 0; left &= left - 1, ++number) {
+    ++place;
     if (number % groups != group) continue;
     const std::int32_t bit = __ffs(static_cast<int>(left)) - 1;
-    const RowBits bits = reader.bits(row, word * kTilesOfWord + bit);
+    const RowBits bits =
+        reader.bits(row, word * kTilesOfWord + bit, shared.masks[threadIdx.x / 32]);
     const std::uint32_t any = bits.lane[0] | bits.lane[1] | bits.lane[2] | bits.lane[3];
     const std::uint32_t all = bits.lane[0] & bits.lane[1] & bits.lane[2] & bits.lane[3];
     const bool is_visited = __any_sync(~0u, any != 0 && reader.owns(row)) != 0;
@@ -207,8 +263,8 @@ __device__ void look_at_rows(const BlockMask& mask, const MaskReader& reader, st
       if (is_visited) atomicOr(&shared.visited[slot], 1u << bit);
       if (is_partial) atomicOr(&shared.partial[slot], 1u << bit);
     }
-    if (number >= mask.room) continue;
-    reinterpret_cast<uint4*>(mask.bits)[(tile_number * mask.room + number) * q_tile + row] =
+    if (place >= mask.capacity) continue;
+    reinterpret_cast<uint4*>(mask.bits)[std::int64_t{place} * q_tile + row] =
         make_uint4(bits.lane[0], bits.lane[1], bits.lane[2], bits.lane[3]);
   }
 }
@@ -217,7 +273,7 @@ __device__ void look_at_rows(const BlockMask& mask, const MaskReader& reader, st
 __global__ void __launch_bounds__(kMostThreads, 1)
     classify_kernel(const __grid_constant__ Parameters parameters, std::int32_t q_tile,
                     std::int32_t k_tile) {
-  __shared__ ClassifyShared shared;
+  ClassifyShared& shared = *reinterpret_cast<ClassifyShared*>(dynamic_shared());
   ptx::launch_dependents();
   ptx::wait_for_dependency();
   const BlockMask& mask = parameters.block_mask;
@@ -232,10 +288,12 @@ __global__ void __launch_bounds__(kMostThreads, 1)
   for (std::int32_t first = 0; first < mask.word_count; first += kWordsAtOnce) {
     const std::int32_t count = classify_words(mask, reader, first, shared);
     __syncthreads();
+    if (threadIdx.x == 0)
+      find_room(mask, parameters.problem.mask.present(), tile_number, number, count, shared);
+    __syncthreads();
     std::int32_t next_number = number;
     for (std::int32_t slot = 0; slot < count; ++slot) {
-      look_at_rows(mask, reader, first + slot, tile_number, q_tile, k_tile, next_number, shared,
-                   slot);
+      look_at_rows(mask, reader, first + slot, q_tile, k_tile, next_number, shared, slot);
       next_number += __popc(shared.asked[slot]);
     }
     __syncthreads();
@@ -248,11 +306,10 @@ __global__ void __launch_bounds__(kMostThreads, 1)
         const BlockMaskWord word = {visited,
                                     partial,
                                     asked,
-                                    static_cast<std::int32_t>(tile_number * mask.room) + number,
-                                    mask.room - number,
+                                    shared.first_bits[slot],
+                                    mask.capacity - shared.first_bits[slot],
                                     result.last_word};
         words[first + slot] = word;
-        number += __popc(asked);
         if (visited == 0) continue;
         result.count += __popc(visited);
         result.last_word = first + slot;
@@ -313,11 +370,14 @@ cudaError_t load_block_mask_kernels() {
 cudaError_t start_block_mask(const Parameters& parameters, int q_tile, int k_tile,
                              cudaStream_t stream) {
   const BlockMask& mask = parameters.block_mask;
-  cudaError_t error = start_bands(parameters.problem, mask.bands, stream);
+  const bool counts = !parameters.problem.mask.present();
+  cudaError_t error =
+      start_bands(parameters.problem, mask.bands, stream, counts ? mask.used : nullptr);
   if (error != cudaSuccess) return error;
   const std::int64_t blocks = std::int64_t{mask.lists} * mask.q_tiles;
   const int threads = kMostThreads / q_tile * q_tile;
-  error = launch_early(classify_kernel, {blocks, threads}, stream, parameters, q_tile, k_tile);
+  error = launch_early(classify_kernel, {blocks, threads, sizeof(ClassifyShared)}, stream,
+                       parameters, q_tile, k_tile);
   if (error != cudaSuccess) return error;
   return launch_early(order_kernel, {mask.lists, kOrderThreads}, stream, parameters);
 }

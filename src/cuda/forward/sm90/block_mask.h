@@ -18,6 +18,7 @@ struct BlockMaskPlaces {
   std::int64_t rows = 0;
   std::int64_t order = 0;
   std::int64_t bits = 0;
+  std::int64_t used = 0;
   std::int64_t bands = 0;
 };
 

@@ -47,7 +47,6 @@ __device__ __forceinline__ void Consumer<kConfig>::run_carefully() {
 template <KernelConfig kConfig>
 __device__ __forceinline__ void Consumer<kConfig>::careful_step(Fragments& f) {
   k_.wait();
-  read_key_tile();
   take_key_tile();
   issue_qk(f.scores);                        // S = Q K^T
   const MaskBits mask = early_mask<true>();  //   overlaps the product

@@ -93,7 +93,6 @@ class Consumer {
     tile::RowSums sums = exp2_during_pv(v, anchors, f);  // P_j, and the rest of P_{j-1} V_{j-1}
     if constexpr (kConfig.checks_overflow_late()) {
       k_.wait_next();
-      read_key_tile<1>();
       wait_pv(f.out);
       if (tile::any_overflowed<kConfig.fp16>(sums)) recompute_tile(sums, f);
       release_k();
@@ -105,7 +104,6 @@ class Consumer {
       }
       release_k();
       k_.wait();
-      read_key_tile();
       wait_pv(f.out);
     }
     tile::add_sums(sums, anchors, f.states);  // l
@@ -115,7 +113,6 @@ class Consumer {
   // A step that takes the maximum of every tile, and rescales O where it has grown.
   __device__ __forceinline__ void exact_max_step(Fragments& f) {
     k_.wait();
-    read_key_tile();
     take_key_tile();
     order_barrier_wait();
     issue_qk(f.scores);                         // S_j = Q K_j^T
@@ -134,10 +131,7 @@ class Consumer {
 
   // The first step of a query tile: its scores overlap the last product of the tile `before`.
   __device__ __forceinline__ void first_step(const WorkTile& before, Fragments& f) {
-    if constexpr (!kConfig.lazy_max) {
-      k_.wait();
-      read_key_tile();
-    }
+    if constexpr (!kConfig.lazy_max) k_.wait();
     take_key_tile();
     order_barrier_wait();
     issue_qk(f.scores);                        // S_0 = Q K_0^T
@@ -164,10 +158,7 @@ class Consumer {
     accumulates_ = false;  // the next PV begins O
     if constexpr (!kConfig.lazy_max) sums = exp2_scores(anchors, f);
     tile::add_sums(sums, anchors, f.states);
-    if constexpr (kConfig.lazy_max) {
-      k_.wait();
-      read_key_tile();
-    }
+    if constexpr (kConfig.lazy_max) k_.wait();
     tile::pack_probs<kConfig.fp16>(f.scores, f.probs);
   }
   // Rows of out on their way to shared memory fill the gaps between exponentials, of which a warp
@@ -178,7 +169,6 @@ class Consumer {
   __device__ __forceinline__ void first_scores(Fragments& f) {
     f.states.clear();
     k_.wait();
-    read_key_tile();
     take_key_tile();
     issue_qk(f.scores);
     const MaskBits mask = early_mask<true>();
@@ -187,10 +177,7 @@ class Consumer {
     if constexpr (kConfig.starts_full()) key_limits_ = find_key_limits();
     look_for_rows_without_key(f.states);
     tile::add_sums(exp2_scores(anchors, f), anchors, f.states);
-    if constexpr (kConfig.lazy_max) {
-      k_.wait();
-      read_key_tile();
-    }
+    if constexpr (kConfig.lazy_max) k_.wait();
     tile::pack_probs<kConfig.fp16>(f.scores, f.probs);
   }
 
@@ -218,10 +205,6 @@ class Consumer {
   // consumer_state.cuh: work tiles, stages and the order of warpgroups.
   __device__ bool load_work_tile();
   __device__ std::int32_t next_key(std::int32_t key) const;
-  // With three warpgroups there are no registers for it.
-  static constexpr bool kReadsKeyTileEarly = kConfig.block_mask && kConfig.consumers() == 2;
-  template <int kAhead = 0>
-  __device__ void read_key_tile();
   __device__ void take_key_tile();
   __device__ std::uint32_t q_address() const;
   __device__ std::uint32_t q_stage_address(const PipelineState<kConfig.q_stages>& state) const;
@@ -321,8 +304,7 @@ class Consumer {
   std::int32_t full_begin_ = 0;      // key tiles that every row of this warpgroup sees whole
   std::int32_t full_end_ = 0;
   KeyLimits key_limits_ = {};
-  tile::KeyTile next_ = {};  // where key tiles are listed: the one that comes next,
-  std::int32_t bits_ = 0;    // KeyTile::bits of this one,
+  std::int32_t bits_ = 0;    // KeyTile::bits of the key tile, where they are listed,
   bool lacks_keys_ = false;  // and whether a row of the warp has seen no key yet
   bool fuses_edges_ = false;
   bool half_hidden_ = false;       // WorkTile::half_hidden, of the query tile

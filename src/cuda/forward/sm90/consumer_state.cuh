@@ -46,27 +46,15 @@ __device__ __forceinline__ std::int32_t Consumer<kConfig>::next_key(std::int32_t
   return kConfig.starts_full() ? tile::next_key_tile(key, first_key_, end_key_) : key - 1;
 }
 
-// Reads which key tile has arrived, where key tiles are listed: in the stage of K, or kAhead stages
-// after it.
-template <KernelConfig kConfig>
-template <int kAhead>
-__device__ __forceinline__ void Consumer<kConfig>::read_key_tile() {
-  if constexpr (kReadsKeyTileEarly) {
-    PipelineState<kConfig.k_stages> state = k_.state();
-    if constexpr (kAhead != 0) state.advance();
-    next_ = shared_.key_tiles.of_stage[state.stage];
-  }
-}
-// Goes on to that key tile.
+// The key tile whose K has arrived, where key tiles are listed.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void Consumer<kConfig>::take_key_tile() {
   if constexpr (kConfig.block_mask) {
-    tile::KeyTile next = next_;
-    if constexpr (!kReadsKeyTileEarly) next = shared_.key_tiles.of_stage[k_.state().stage];
-    const std::int32_t key = uniform(next.key);
+    const tile::KeyTile& own = shared_.key_tiles.of_stage[k_.state().stage];
+    const std::int32_t key = uniform(own.key);
     key_ = key / 2;
     last_key_ = key % 2 != 0 ? key_ : -1;
-    bits_ = uniform(next.bits);
+    bits_ = uniform(own.bits);
   }
 }
 
