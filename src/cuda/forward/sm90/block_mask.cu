@@ -84,6 +84,8 @@ class MaskReader {
     if (row > last_) return {all, all, all, all};
     RowBits bits = {};
     const auto add = [&](const tile::Band& band) {
+      const tile::Range own = math::visible_keys(band, row);
+      if (own.begin >= keys.end || own.end <= keys.begin) return;
 #pragma unroll
       for (int lane = 0; lane < kLanesPerRow; ++lane) {
         bits.lane[lane] |= tile::visible_bits(

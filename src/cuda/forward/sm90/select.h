@@ -18,7 +18,7 @@ inline std::int32_t clamped_length(std::int64_t x) {
 // A plain kernel multiplies by the scale inside of the exponent, which needs a positive one.
 inline bool needs_score_mod(const problem::Problem& problem) {
   constexpr double kLeastScale = 1e-30;
-  return problem.has_score_mod() || problem.scale < kLeastScale;
+  return problem.softcap > 0 || problem.alibi_slopes.present() || problem.scale < kLeastScale;
 }
 
 // The keys that the middle row of the longest sequence sees; under a causal mask, the mean of all.
