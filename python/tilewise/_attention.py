@@ -65,8 +65,8 @@ def attention(
 
     q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv), H a multiple of Hk; packed (T, H, D) with cu_seqlens_q,
     cu_seqlens_k; with page_table k and v are pages, (N, page size, Hk, D) and (N, page size, Hk, Dv). float64, float32,
-    bfloat16 or float16; any strides but the innermost, which is 1; never copied. On the CPU, k and v may both be
-    float8_e4m3fn or both float8_e5m2, with scales in k_descale and v_descale; q has their dtype or is no float8.
+    bfloat16 or float16; any strides but the innermost, which is 1; never copied. k and v may both be float8_e4m3fn
+    or both float8_e5m2, with scales in k_descale and v_descale; q has their dtype or is no float8.
 
     out: where the result (B, Sq, H, Dv) goes; without it a new array of q's framework, in q's dtype (bfloat16 for
     float8) or `out_dtype` (float32 for 16-bit inputs). The call returns it.

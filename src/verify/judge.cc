@@ -250,7 +250,7 @@ Verdict Judge::run_parts(const char* kernel, const plan::Options& options) {
                   : plan::make_plan(description.operation, call, options, &plan);
     if (planned != TILEWISE_OK) return refusal(kernel, planned);
     if (!prepared) {
-      find_answers(*plan.kernel);
+      find_answers(on_device ? *named : *plan.kernel);
       instance_.prepare(description.operation);
       parts.start();
       prepared = true;

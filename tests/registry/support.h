@@ -94,7 +94,8 @@ struct RunSetup {
 problem::Status run_kernel(const char* kernel, Operation operation, const tilewise_problem& request,
                            const RunSetup& setup = {});
 
-// Runs a call with `accumulate` on outputs that hold earlier results, on the CPU.
+// Runs a call with `accumulate` on outputs that hold earlier results (on a copy, for a device's
+// kernel).
 problem::Status run_call(const char* kernel, Operation operation, const tilewise_problem& call);
 
 // Returns the elements of the outputs of an operation in row-major order, as bits, tensor after

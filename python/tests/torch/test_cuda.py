@@ -341,6 +341,21 @@ def test_flash_attn_functions() -> None:
         torch.testing.assert_close(out[b : b + 1].cpu().double(), wanted, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_float8(dtype: torch.dtype) -> None:
+    q, q_descale = tilewise.quantise(torch.randn(2, 130, 4, 64), dtype, scales="head", kv_heads=2)
+    k, k_descale = tilewise.quantise(torch.randn(2, 190, 2, 64), dtype, scales="head")
+    v, v_descale = tilewise.quantise(torch.randn(2, 190, 2, 64), dtype, scales="head")
+    scales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
+    out, lse = attention(
+        q.cuda(), k.cuda(), v.cuda(), **{name: scale.cuda() for name, scale in scales.items()}, return_lse=True
+    )
+    wanted, wanted_lse = attention(q, k, v, **scales, return_lse=True)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.cpu(), wanted, rtol=0, atol=3e-2)  # probs in e4m3
+    torch.testing.assert_close(lse.cpu(), wanted_lse, rtol=0, atol=2e-3)
+
+
 STORES = ["rows", "cache_batch_idx", "cache_leftpad", "block_table"]
 
 

@@ -1,8 +1,8 @@
 """flash_attn_interface: the functions of flash-attn 3, with its names, order of arguments, defaults and results.
 
 num_splits, pack_gqa, sm_margin and scheduler_metadata steer flash-attn's kernels; they are taken and change nothing.
-qv is not supported: NotImplementedError names it. q, k and v of float8 are, on the CPU and without gradients, with
-their descales: float32 (1) or (B, Hk).
+qv is not supported: NotImplementedError names it. q, k and v of float8 are, without gradients, with their
+descales: float32 (1) or (B, Hk).
 """
 
 from typing import Any

@@ -20,7 +20,7 @@ LAST_SHARED = FORWARD_NAMES.index("batch_invariant") + 1
 SEQUSED_Q = FORWARD_NAMES.index("seqused_q")  # backward takes it too, as its last argument
 PAGE_TABLE = FORWARD_NAMES.index("page_table")
 
-FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)  # q, k and v may have them on the CPU, without gradients
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)  # q, k and v may have them, without gradients
 
 
 def without_defaults(args: tuple[Any, ...]) -> tuple[Any, ...]:
