@@ -126,7 +126,7 @@ TEST(Device, HopperKernelLooksUpManyPartialTiles) {
     Case c = make_case(Operation::kForward, TILEWISE_BF16, {1, 80, 5000, 2, 1, shape.sizes[5]});
     c.value_dim = shape.value_dim;
     c.slice_heads = true;
-    for (std::int64_t key = 0; key < c.k_len; key += 50)
+    for (std::int64_t key = 0; key < c.k_len; key += 25)
       c.slices.push_back({0, 80, key, key + 1 + key % 7, 0, key % 4 == 0 ? -1 : 1});
     for (const double softcap : {0.0, 5.0}) {
       c.softcap = softcap;
