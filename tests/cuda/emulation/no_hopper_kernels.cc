@@ -1,5 +1,5 @@
-// In the place of the Hopper kernels in an instrumented build, whose tests run none: they would take
-// minutes to compile.
+// In the place of the Hopper kernels in an instrumented build, whose tests run none: they would
+// take minutes to compile.
 #include <array>
 #include <cstddef>
 #include <utility>

@@ -1,5 +1,5 @@
-// What the rows of a query tile see of key tiles, through slices or a window and a boolean mask, for
-// the kernel that classifies them (block_mask.cu).
+// What the rows of a query tile see of key tiles, through slices or a window and a boolean mask,
+// for the kernel that classifies them (block_mask.cu).
 #pragma once
 
 #include "cuda/forward/sm90/block_mask.cuh"

@@ -135,6 +135,30 @@ TEST(Sm90KernelTable, WindowsWhoseEdgesFuseTakeTheKernelForThem) {
   EXPECT_FALSE(fuses(other));
 }
 
+// Slices and boolean masks take a kernel with a block mask, and one with a score mod only for a
+// score mod: the mask is none.
+TEST(Sm90KernelTable, MasksTakeKernelsWithABlockMask) {
+  for (const std::int64_t dim : {64, 128, 192, 256}) {
+    for (const bool slices : {false, true}) {
+      problem::Problem p = problem_of(dim, dim == 192 ? 128 : dim, 4096);
+      if (slices) {
+        p.slices.dtype = TILEWISE_INT64;
+      } else {
+        p.mask.dtype = TILEWISE_BOOL;
+      }
+      EXPECT_FALSE(needs_score_mod(p));
+      EXPECT_TRUE(has_block_mask(chosen(p).variant));
+      EXPECT_TRUE(has_block_mask(chosen(p, false).variant));
+      const Variant variant = dim <= 128 ? Variant::kBlockMask : Variant::kBlockMaskScoreMod;
+      EXPECT_EQ(chosen(p).variant, variant);
+      EXPECT_EQ(chosen(p).q_tile, dim == 64 && slices ? 192 : 128);
+      p.softcap = 30;
+      EXPECT_EQ(chosen(p).variant, Variant::kBlockMaskScoreMod);
+      EXPECT_EQ(chosen(p).q_tile, 128);
+    }
+  }
+}
+
 // A batch-invariant packed batch uses the same kernel, whatever its longest sequence is.
 TEST(Sm90KernelTable, BatchInvariantPackedBatchesTakeOneKernel) {
   for (const std::int64_t dim : {64, 128, 192, 256}) {
