@@ -118,16 +118,17 @@ __device__ __forceinline__ void locate_tile(const Parameters& parameters,
   tile.head = coord.head;
   tile.kv_head = coord.head / scheduler.group;
   tile.row = row;
+  // Early, while there are registers for it. With a block mask sequences are whole.
+  if constexpr (!kConfig.block_mask) tile.diagonal = scheduler.diagonal(coord.batch, lengths);
   tile.q_start = lengths.q_start;
   tile.q_len = lengths.q_len;
   tile.k_start = lengths.k_start;
-  if constexpr (kConfig.block_mask) {  // sequences are whole
+  if constexpr (kConfig.block_mask) {
     tile.diagonal = scheduler.top_left ? 0 : lengths.k_len - lengths.q_len;
     tile.row = coord.q_tile;
     tile.band = tile::window_band(lengths.k_len, tile.diagonal, -1, -1);
     return list_keys<kConfig>(parameters.block_mask, scheduler.open_end, tile);
   }
-  tile.diagonal = scheduler.diagonal(coord.batch, lengths);
   const tile::WindowBand band = tile::window_band(lengths.k_len, tile.diagonal,
                                                   scheduler.window_left, scheduler.window_right);
   tile.band = band;
