@@ -12,8 +12,9 @@ Before that, results are compared with attention in fp64 of the same stored numb
 that of attention with 256 exp(score - max) rounded to e4m3, the mean error, and that of lse, which may be 2e-3. Values with
 a mean show whether long sums in fp8 lose their last bits in one direction.
 
-rmse: the error of out, beside the exact attention of unrounded numbers, of the inputs of FlashAttention-3's paper (N(0, 1),
-of which 0.1 % have N(0, 100) added; B 1, S 1024, H 4, D 128), by what shares a scale, with a Hadamard transform and without.
+rmse: the error of out against exact attention of the numbers before they were rounded. The inputs are those of FlashAttention-3's
+paper: N(0, 1), of which 0.1 % have N(0, 100) added; B 1, S 1024, H 4, D 128. It is given for each kind of scale, with a Hadamard
+transform and without.
 """
 import argparse
 import fnmatch

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures forward under slices and boolean masks on one GPU, beside no mask, cuda_sm80 and FlexAttention, in one run.
+"""Compares forward under slices and boolean masks with no mask, cuda_sm80 and FlexAttention on one GPU, in one run.
 
 Usage: bench/peers/cuda_masks.py LIBTILEWISE [--out FILE.json] [--rounds N] [--rows PATTERN...] [--beside NAME=LIBTILEWISE...]
            [--flex]

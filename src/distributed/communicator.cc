@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <cstdio>
 
+#include "problem/tensor_checks.h"
+
 namespace tilewise::distributed {
 
 using problem::fail;
@@ -79,6 +81,28 @@ Status check_device(const tilewise_communicator& communicator, const problem::Pr
   return fail(TILEWISE_INVALID_ARGUMENT, "communicator: is of cuda:%d, but q is on %s",
               communicator.device_index,
               problem::device_text(problem.device, problem.device_index).text);
+}
+
+Status check_messages(const tilewise_exchange& request, std::int32_t size) {
+  if (!(request.timeout_seconds > 0)) {
+    return fail(TILEWISE_INVALID_ARGUMENT, "timeout_seconds: is %g, must be > 0",
+                request.timeout_seconds);
+  }
+  const auto check_list = [&](const tilewise_message* messages, std::int32_t count) {
+    for (std::int32_t m = 0; m < count; ++m) {
+      if (messages[m].peer < 0 || messages[m].peer >= size) {
+        return fail(TILEWISE_INVALID_ARGUMENT, "peer: is %d, must be 0 to %d", messages[m].peer,
+                    size - 1);
+      }
+      if (messages[m].bytes < 0) {
+        return fail(TILEWISE_INVALID_ARGUMENT, "bytes: is %lld, must be >= 0",
+                    problem::printable(messages[m].bytes));
+      }
+    }
+    return Status{TILEWISE_OK};
+  };
+  TILEWISE_RETURN_IF_ERROR(check_list(request.sends, request.send_count));
+  return check_list(request.receives, request.receive_count);
 }
 
 }  // namespace tilewise::distributed

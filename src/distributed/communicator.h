@@ -3,6 +3,8 @@
 
 #include <tilewise/tilewise_distributed.h>
 
+#include <cstdint>
+
 #include "problem/problem.h"
 #include "problem/status.h"
 
@@ -11,6 +13,9 @@ namespace tilewise::distributed {
 using problem::Status;
 
 Status check_communicator(const tilewise_communicator* communicator);
+
+// Checks the time limit, the peers and the sizes of an exchange among `size` ranks.
+Status check_messages(const tilewise_exchange& request, std::int32_t size);
 
 // Exchanges messages; nothing is called if there are none. A failure's message names the rank that
 // caused it, and what was going on: "ring attention, step 2 of 8".

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <new>
 
+#include "distributed/communicator.h"
 #include "problem/tensor_checks.h"
 
 namespace tilewise::distributed {
@@ -64,28 +65,6 @@ tilewise_communicator LocalGroup::communicator(std::int32_t rank) {
     return caller->group->finish(caller->number, stream, failed_rank);
   };
   return communicator;
-}
-
-Status LocalGroup::check(const tilewise_exchange& request) const {
-  if (!(request.timeout_seconds > 0)) {
-    return fail(TILEWISE_INVALID_ARGUMENT, "timeout_seconds: is %g, must be > 0",
-                request.timeout_seconds);
-  }
-  const auto check_list = [&](const tilewise_message* messages, std::int32_t count) {
-    for (std::int32_t m = 0; m < count; ++m) {
-      if (messages[m].peer < 0 || messages[m].peer >= size()) {
-        return fail(TILEWISE_INVALID_ARGUMENT, "peer: is %d, must be 0 to %d", messages[m].peer,
-                    size() - 1);
-      }
-      if (messages[m].bytes < 0) {
-        return fail(TILEWISE_INVALID_ARGUMENT, "bytes: is %lld, must be >= 0",
-                    problem::printable(messages[m].bytes));
-      }
-    }
-    return Status{TILEWISE_OK};
-  };
-  TILEWISE_RETURN_IF_ERROR(check_list(request.sends, request.send_count));
-  return check_list(request.receives, request.receive_count);
 }
 
 // Finds the first open receive that takes an open send.
@@ -225,7 +204,7 @@ Status LocalGroup::failure(const Rank& rank, bool timed_out, std::int32_t* faile
 Status LocalGroup::exchange(std::int32_t number, const tilewise_exchange& request,
                             std::int32_t* failed_rank) {
   *failed_rank = number;
-  TILEWISE_RETURN_IF_ERROR(check(request));
+  TILEWISE_RETURN_IF_ERROR(check_messages(request, size()));
   Rank& rank = ranks_[index_of(number)];
   std::unique_lock<std::mutex> lock(mutex_);
   if (failed_rank_ >= 0) return failure(rank, false, failed_rank);

@@ -63,7 +63,6 @@ class LocalGroup {
     std::size_t receive = 0;
   };
 
-  Status check(const tilewise_exchange& request) const;
   bool find_pair(Rank& rank, Pair* pair);
   bool pair_up(Rank& sender, std::size_t send, Rank& receiver, Pair* pair);
   void copy(const Pair& pair, std::unique_lock<std::mutex>& lock);

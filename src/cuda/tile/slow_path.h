@@ -9,7 +9,8 @@ enum class SlowPath {
   kNonFiniteTile,  // a tile of keys with non-finite V may have masked keys
   kNonFinitePass,  // a block computes its gradients a second time
   kCarefulTile,    // a careful pass computes a tile of queries
+  kSearchedBands,  // a warp looks slices up, for a key tile whose bits had no room
 };
-inline constexpr int kSlowPaths = 5;
+inline constexpr int kSlowPaths = 6;
 
 }  // namespace tilewise::cuda::tile

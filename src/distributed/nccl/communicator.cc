@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cuda/host/runtime.h"
+#include "distributed/communicator.h"
 #include "problem/tensor_checks.h"
 
 namespace tilewise::distributed::nccl {
@@ -107,28 +108,6 @@ tilewise_communicator Communicator::interface() {
   return result;
 }
 
-Status Communicator::check_request(const tilewise_exchange& request) const {
-  if (!(request.timeout_seconds > 0)) {
-    return fail(TILEWISE_INVALID_ARGUMENT, "timeout_seconds: is %g, must be > 0",
-                request.timeout_seconds);
-  }
-  const auto check_list = [&](const tilewise_message* messages, std::int32_t count) {
-    for (std::int32_t m = 0; m < count; ++m) {
-      if (messages[m].peer < 0 || messages[m].peer >= size_) {
-        return fail(TILEWISE_INVALID_ARGUMENT, "peer: is %d, must be 0 to %d", messages[m].peer,
-                    size_ - 1);
-      }
-      if (messages[m].bytes < 0) {
-        return fail(TILEWISE_INVALID_ARGUMENT, "bytes: is %lld, must be >= 0",
-                    problem::printable(messages[m].bytes));
-      }
-    }
-    return Status{TILEWISE_OK};
-  };
-  TILEWISE_RETURN_IF_ERROR(check_list(request.sends, request.send_count));
-  return check_list(request.receives, request.receive_count);
-}
-
 Status Communicator::failure(std::int32_t* failed_rank) const {
   *failed_rank = failed_rank_;
   switch (failure_) {
@@ -218,7 +197,7 @@ void Communicator::watch() {
 // Begins an exchange: takes its slot, and waits until it is free.
 Status Communicator::open(const tilewise_exchange& request, std::int32_t* failed_rank) {
   *failed_rank = rank_;
-  TILEWISE_RETURN_IF_ERROR(check_request(request));
+  TILEWISE_RETURN_IF_ERROR(check_messages(request, size_));
   std::int32_t peer = rank_;
   if (request.receive_count > 0) peer = request.receives[0].peer;
   if (request.receive_count == 0 && request.send_count > 0) peer = request.sends[0].peer;
@@ -368,7 +347,7 @@ Status Communicator::stage(const tilewise_exchange& request, char* memory,
 
 Status Communicator::exchange(const tilewise_exchange& request, std::int32_t* failed_rank) {
   *failed_rank = rank_;
-  TILEWISE_RETURN_IF_ERROR(check_request(request));
+  TILEWISE_RETURN_IF_ERROR(check_messages(request, size_));
   std::int64_t bytes = 0;
   for (std::int32_t m = 0; m < request.send_count; ++m) bytes += request.sends[m].bytes;
   for (std::int32_t m = 0; m < request.receive_count; ++m) bytes += request.receives[m].bytes;

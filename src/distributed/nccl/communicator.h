@@ -56,7 +56,6 @@ class Communicator {
   Communicator(const Library& library, Comm comm, bool owns, std::int32_t size, std::int32_t rank,
                std::int32_t device);
   Status make_slots();
-  Status check_request(const tilewise_exchange& request) const;
   Status open(const tilewise_exchange& request, std::int32_t* failed_rank);
   Status call(const tilewise_exchange& request, std::int32_t* failed_rank);
   Status issue(const tilewise_exchange& request);

@@ -106,9 +106,7 @@ __global__ void __launch_bounds__(kKernels[kRow].config(kFp16).threads(), 1)
   }
   const SchedulerParams& scheduler = parameters.scheduler;
   if (threadIdx.x / 32 == 1) {
-    if (kConfig.block_mask || scheduler.listed || scheduler.sequences.lengths != nullptr ||
-        scheduler.parts != nullptr)
-      ptx::wait_for_dependency();
+    if (kConfig.block_mask || scheduler.reads_memory()) ptx::wait_for_dependency();
     if (scheduler.listed) list_sequences(parameters.problem, kConfig.q_tile, shared.sequences);
     if (threadIdx.x == 32) scheduler_warp.locate_first();
   }

@@ -5,6 +5,7 @@
 #include "cuda/forward/sm90/block_mask.cuh"
 #include "cuda/forward/sm90/consumer.cuh"
 #include "cuda/tile/score_mod.cuh"
+#include "cuda/tile/slow_path.cuh"
 
 namespace tilewise::cuda::sm90 {
 
@@ -88,6 +89,7 @@ __device__ __forceinline__ void Consumer<kConfig>::listed_bits(
 #pragma unroll
   for (std::uint32_t& own : bits) own = 0;
   if (bits_ == tile::kHiddenTile) return;
+  if (lane == 0) tile::count_slow_path(tile::SlowPath::kSearchedBands);
   const std::int32_t first = tile_->row + row;
   const tile::FragmentColumns columns = {key_ * kConfig.k_tile, tile::lane_column(lane)};
   visit_bands(mask.bands, static_cast<std::int32_t>(parameters_.problem.slices.count), tile_->head,

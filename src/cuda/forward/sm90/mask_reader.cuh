@@ -66,9 +66,12 @@ class MaskReader {
     const tile::BandTable table(bands_, slices_);
     const tile::Range rows = {first_, last_ + 1};
     for (std::int32_t box = warp; box * tile::kBandsOfBox < slices_; box += warps) {
-      if (!table.boxes[box].touches(head_, rows, {0, k_len_})) continue;
+      if (!table.outer[box / tile::kBoxesOfBox].touches(head_, rows, {0, k_len_}) ||
+          !table.boxes[box].touches(head_, rows, {0, k_len_}))
+        continue;
       const std::int32_t i = box * tile::kBandsOfBox + static_cast<std::int32_t>(threadIdx.x) % 32;
       if (i >= slices_) continue;
+      tile::count_band_read();
       tile::Band band = bands_[i];
       band.key_end = math::min(band.key_end, k_len_);
       const bool touches = (band.head == -1 || band.head == head_) && band.row_begin <= last_ &&

@@ -63,6 +63,10 @@ struct alignas(64) SchedulerParams {
   CoordScale q_coords, k_coords;
   const problem::Sequence* parts;  // (B), with the diagonals of parts; nullptr: they are whole
 
+  // Whether tiles are found by what a kernel before this one has written, or by the caller's lists.
+  TILEWISE_INLINE bool reads_memory() const {
+    return listed || sequences.lengths != nullptr || parts != nullptr;
+  }
   TILEWISE_INLINE PackedSchedule packed_by(const std::int32_t* tile_starts) const {
     return {tile_starts, packed.heads, packed.batch, packed.longest_first};
   }

@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kFp8Kernels[kRow].config(kE5M2).threads(), 1)
   }
   const SchedulerParams& scheduler = parameters.scheduler;
   if (threadIdx.x / 32 == 1) {
-    if (scheduler.listed || scheduler.sequences.lengths != nullptr) ptx::wait_for_dependency();
+    if (scheduler.reads_memory()) ptx::wait_for_dependency();
     if (scheduler.listed) list_sequences(parameters.problem, kConfig.q_tile, shared.sequences);
     if (threadIdx.x == 32) scheduler_warp.locate_first();
   }
