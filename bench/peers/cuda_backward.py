@@ -40,10 +40,12 @@ def rows():
 
 
 class Gradient:
-    """A plan of the backward pass after a forward run, over torch tensors (B, S, H, D)."""
+    """A plan of the backward pass after a forward run, over torch tensors (B, S, H, D).
 
-    def __init__(self, library, q, k, v, dout, causal, kernel, deterministic=False):
-        self._forward = Tilewise(library, q, k, v, causal, None)
+    forward: the plan of that run, if it has more than `causal`."""
+
+    def __init__(self, library, q, k, v, dout, causal, kernel, deterministic=False, forward=None):
+        self._forward = forward or Tilewise(library, q, k, v, causal, None)
         self._forward.run()
         self._lib = library._lib
         self.results = [torch.full_like(x, float("nan")) for x in (q, k, v)]

@@ -61,7 +61,8 @@ class Tilewise:
 
     `used` (B): the number of keys in use. others: more tensors of the problem, by name."""
 
-    def __init__(self, library, q, k, v, causal, kernel, window=-1, lengths=None, used=None, out_dtype=None, others=None):
+    def __init__(self, library, q, k, v, causal, kernel, window=-1, lengths=None, used=None, out_dtype=None, others=None,
+                 softcap=0.0):
         self._lib = library._lib
         self.out = torch.empty_like(q, dtype=out_dtype)
         lse_shape = (q.shape[0], q.shape[2], q.shape[1]) if lengths is None else (q.shape[1], q.shape[0])
@@ -69,6 +70,7 @@ class Tilewise:
         self._problem = library.problem()
         self._problem.causal = int(causal)
         self._problem.window_left = window
+        self._problem.softcap = softcap
         self._tensors = {"q": q, "k": k, "v": v, "out": self.out, "lse": self.lse} | (others or {})
         if lengths is not None:
             starts = torch.tensor([0] + lengths, device=q.device).cumsum(0).to(torch.int32)

@@ -137,6 +137,19 @@ def flex(q, k, v, visible):
     return lambda: compiled(*heads_first, block_mask=block_mask)
 
 
+def built_in(library, q, k, v, name):
+    """The same mask without a list, or None."""
+    s = q.shape[1]
+    if name == "causal":
+        return forward.Tilewise(library, q, k, v, True, None)
+    if name == "window":
+        return forward.Tilewise(library, q, k, v, True, None, window=s // 16 - 1)
+    if name in ("documents", "causal-documents"):
+        lengths = [b - a for a, b in documents_of(s)]
+        return forward.Tilewise(library, q[0], k[0], v[0], name == "causal-documents", None, lengths=lengths)
+    return None
+
+
 def measure(libraries, options, dim, s, name, slices, make):
     heads = WIDTH // dim
     q, k, v = forward.inputs(1, s, heads, heads, dim, "bf16")
@@ -148,13 +161,7 @@ def measure(libraries, options, dim, s, name, slices, make):
     plans = {"dense": forward.Tilewise(library, q, k, v, False, None)}
     plans |= {who: Masked(other, q, k, v, None, slices, mask) for who, other in libraries.items()}
     plans["cuda_sm80"] = Masked(library, q, k, v, "cuda_sm80", slices, mask)
-    if name == "causal":
-        plans["built-in"] = forward.Tilewise(library, q, k, v, True, None)
-    if name == "window":
-        plans["built-in"] = forward.Tilewise(library, q, k, v, True, None, window=s // 16 - 1)
-    if name.endswith("documents") and not name.startswith("short"):
-        lengths = [b - a for a, b in documents_of(s)]
-        plans["built-in"] = forward.Tilewise(library, q[0], k[0], v[0], name.startswith("causal"), None, lengths=lengths)
+    plans |= {who: plan for who, plan in {"built-in": built_in(library, q, k, v, name)}.items() if plan}
     runs = {who: plan.run for who, plan in plans.items()}
     if options.flex:
         runs["flex"] = flex(q, k, v, visible)

@@ -1,6 +1,7 @@
 // Whether a non-finite element of Q or dO may have reached a gradient that must not see it. A
 // masked pair has P = 0 and dS = 0, but 0 * NaN is NaN: only tiles of queries that an edge cuts
-// have such pairs. Gradients that are not finite for another reason are right as they are.
+// have such pairs. A score of -inf masks too, beside a row's LSE of NaN as well: an infinity in Q
+// makes such scores. Gradients that are not finite for another reason are right as they are.
 #pragma once
 
 #include "cuda/sm80/shared.cuh"
@@ -10,10 +11,11 @@
 namespace tilewise::cuda::backward {
 
 // Says whether this thread, of `threads` that share the work, has found an element that is not
-// finite in the rows of a range.
+// finite in the rows of a range; infinite: an infinity.
 template <bool kFp16>
 __device__ __forceinline__ bool hold_non_finite(const cuda::sm80::RowsOf<std::uint16_t>& rows,
-                                                const tile::Range& range, int thread, int threads) {
+                                                const tile::Range& range, int thread, int threads,
+                                                bool infinite = false) {
   constexpr int kChunk = 8;
   const bool wide = rows.aligned16 && rows.columns % kChunk == 0;
   const std::int32_t width = wide ? rows.columns / kChunk : rows.columns;
@@ -28,7 +30,7 @@ __device__ __forceinline__ bool hold_non_finite(const cuda::sm80::RowsOf<std::ui
     } else {
       chunk.x = from[i % width];
     }
-    found |= tile::zero_non_finite<kFp16>(chunk);
+    found |= infinite ? tile::has_infinity<kFp16>(chunk) : tile::zero_non_finite<kFp16>(chunk);
   }
   return found;
 }

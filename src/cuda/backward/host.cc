@@ -41,15 +41,16 @@ Workspace::Workspace(const Problem& problem, std::initializer_list<TileShape> sh
 }
 
 Parameters parameters_for(const Problem& problem, const TileShape& shape, int k_tile,
-                          bool score_mod, const Workspace& offsets, void* workspace) {
+                          bool score_mod, const Workspace& offsets, void* workspace,
+                          bool longest_first) {
   std::byte* const bytes = static_cast<std::byte*>(workspace);
   Parameters parameters = {};
   static_cast<cuda::sm80::Parameters&>(parameters) =
       cuda::sm80::parameters_for(problem, shape.q_tile, score_mod, offsets, workspace);
-  parameters.key_schedule = key_schedule_of(problem, k_tile);
+  parameters.key_schedule = key_schedule_of(problem, k_tile, longest_first);
   parameters.key_packed = {reinterpret_cast<const std::int32_t*>(bytes + offsets.key_tile_starts),
                            static_cast<std::int32_t>(problem.kv_heads),
-                           static_cast<std::int32_t>(problem.batch), has_diagonal(problem)};
+                           static_cast<std::int32_t>(problem.batch), longest_first};
   parameters.shape = shape;
   parameters.statistics = reinterpret_cast<float*>(bytes + offsets.statistics);
   if (problem.dq.present()) parameters.dq_sums = reinterpret_cast<float*>(bytes + offsets.dq_sums);

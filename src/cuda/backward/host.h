@@ -32,8 +32,10 @@ class Workspace : public cuda::sm80::Workspace {
   std::int64_t ticket;
 };
 
+// longest_first: blocks with many queries come first.
 Parameters parameters_for(const Problem& problem, const TileShape& shape, int k_tile,
-                          bool score_mod, const Workspace& offsets, void* workspace);
+                          bool score_mod, const Workspace& offsets, void* workspace,
+                          bool longest_first);
 
 // Starts the kernels that come before the main kernel.
 cudaError_t start_preparation(const Parameters& parameters, int k_tile, cudaStream_t stream);

@@ -16,7 +16,9 @@ struct KeyTile : cuda::sm80::HeadTile {
 
 // Sets the tile of keys of a block. The blocks of a head start in the order of their keys. Under a
 // causal mask the first keys have the most queries, so that the longest blocks start first, unless
-// blocks take turns (turns.cuh): then the blocks of the last keys start first.
+// blocks take turns (turns.cuh): then the blocks of the last keys start first. A block mask says
+// which blocks are the longest.
+template <bool kBlockMask = false>
 __device__ __forceinline__ void load_key_tile(const Parameters& parameters, std::int32_t index,
                                               int k_tile, KeyTile& tile) {
   const Problem& problem = parameters.problem;
@@ -28,7 +30,13 @@ __device__ __forceinline__ void load_key_tile(const Parameters& parameters, std:
   const bool descending =
       problem.k_packed ? parameters.key_packed.longest_first : parameters.key_schedule.swizzle > 0;
   const bool from_last = descending && parameters.turns == nullptr;
-  const std::int32_t key_tile = from_last ? tiles - 1 - work.q_tile : work.q_tile;
+  std::int32_t key_tile = from_last ? tiles - 1 - work.q_tile : work.q_tile;
+  if constexpr (kBlockMask) {
+    const tile::BlockMask& mask = parameters.block_mask;
+    const std::int32_t head = work.head * static_cast<std::int32_t>(problem.group);
+    if (parameters.turns == nullptr)
+      key_tile = mask.order[mask.list_of(work.batch, head) * mask.q_tiles + key_tile].q_tile;
+  }
   tile.kv_head = work.head;
   tile.first = key_tile * k_tile;
   tile.sequence = sequence;

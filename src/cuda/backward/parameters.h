@@ -5,6 +5,7 @@
 #pragma once
 
 #include "cuda/sm80/parameters.h"
+#include "cuda/tile/block_mask.h"
 
 namespace tilewise::cuda::backward {
 
@@ -30,6 +31,7 @@ struct Parameters : cuda::sm80::Parameters {  // schedule and packed number the 
   unsigned long long* turns;
   unsigned* ticket;
   bool aligned16_dout;
+  tile::BlockMask block_mask;  // of tiles of keys; only of kernels that have one
 };
 
 // Loads the kernels of the backward pass that do not depend on the architecture.

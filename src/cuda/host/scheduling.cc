@@ -74,10 +74,10 @@ tile::Schedule schedule_of(const Problem& problem, int q_tile, bool longest_firs
                            problem.group);
 }
 
-tile::Schedule key_schedule_of(const Problem& problem, int k_tile) {
+tile::Schedule key_schedule_of(const Problem& problem, int k_tile, bool longest_first) {
   const tile::Schedule schedule =
       plain_schedule(problem.k_rows, k_tile, problem.kv_heads, problem.batch);
-  if (!has_diagonal(problem)) return schedule;
+  if (!longest_first) return schedule;
   // Q and dO are read, and the fp32 sums of dQ are added to: D 128, S 1024 causal: 279 TFLOP/s,
   // where 32 MB of Q and dO alone shared L2 237.
   constexpr std::int64_t kSwizzleBytes = std::int64_t{20} << 20;

@@ -27,6 +27,11 @@ inline bool may_ask_for_longest(const problem::Problem& problem) {
 // fewer keys than others.
 bool has_diagonal(const problem::Problem& problem);
 
+// Whether tiles come from a list (tile/block_mask.h): under slices and boolean masks.
+inline bool needs_block_mask(const problem::Problem& problem) {
+  return problem.slices.present() || problem.mask.present();
+}
+
 // Upper bounds on the number of tiles of queries, and of tiles of keys of the kv heads. A packed
 // sequence may end within a tile.
 problem::Checked max_tiles(const problem::Problem& problem, std::int64_t q_tile);
@@ -42,7 +47,7 @@ inline tile::Schedule schedule_of(const problem::Problem& problem, int q_tile) {
 
 // The order of the tiles of keys of the backward pass, whose blocks read Q and dO. Its tiles are
 // numbered from the last key on, so that with a diagonal those of the first keys come first.
-tile::Schedule key_schedule_of(const problem::Problem& problem, int k_tile);
+tile::Schedule key_schedule_of(const problem::Problem& problem, int k_tile, bool longest_first);
 
 // The order of the tiles of queries of different lengths: packed, or cut by seqused_q; tile_starts
 // (B + 1).

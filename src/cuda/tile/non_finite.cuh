@@ -16,6 +16,17 @@ __device__ __forceinline__ bool is_non_finite16(std::uint32_t bits) {
   return (bits & kExponentBits<kFp16>) == kExponentBits<kFp16>;
 }
 
+template <bool kFp16>
+__device__ __forceinline__ bool has_infinity(const uint4& chunk) {
+  const auto is_infinite = [](std::uint32_t bits) {
+    return (bits & 0x7FFFu) == kExponentBits<kFp16>;
+  };
+  bool found = false;
+  for (const std::uint32_t pair : {chunk.x, chunk.y, chunk.z, chunk.w})
+    found |= is_infinite(pair) || is_infinite(pair >> 16);
+  return found;
+}
+
 // Replaces the elements of a chunk that are not finite by zero; says whether there was one.
 template <bool kFp16>
 __device__ __forceinline__ bool zero_non_finite(uint4& chunk) {

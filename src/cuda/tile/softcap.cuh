@@ -28,8 +28,16 @@ class ShortSoftcap {
 
   // NaN gives NaN.
   __device__ __forceinline__ float operator()(float product) const {
+    float derivative;
+    return with_derivative(product, derivative);
+  }
+
+  // derivative: 1 - tanh(y)^2 = 4 e / (e + 1)^2
+  __device__ __forceinline__ float with_derivative(float product, float& derivative) const {
     const float e = ptx::exp2_approx(ptx::min_nan(product * scale_log2_, kMaxExponent));
-    return __fmaf_rn(cap_, e, -cap_) * ptx::reciprocal_approx(e + 1);
+    const float inverse = ptx::reciprocal_approx(e + 1);
+    derivative = 4 * e * inverse * inverse;
+    return __fmaf_rn(cap_, e, -cap_) * inverse;
   }
 
  private:

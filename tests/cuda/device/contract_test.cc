@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "cuda/device/support.h"
@@ -131,9 +132,13 @@ TEST(Device, ForwardIsBitwiseReproducible) {
 TEST(Device, BackwardIsBitwiseReproducible) {
   if (!has_device()) GTEST_SKIP() << "no device";
   constexpr int kRuns = 250;
-  for (const bool causal : {false, true}) {
-    Case c = make_case(Operation::kBackward, TILEWISE_BF16, {2, 100, 150, 4, 2, 128});
-    c.causal = causal;
+  for (const char* const mask : {"none", "causal", "slices", "boolean"}) {
+    SCOPED_TRACE(mask);
+    Case c = make_case(Operation::kBackward, TILEWISE_BF16, {2, 300, 450, 4, 2, 128});
+    c.causal = mask == std::string("causal");
+    if (mask == std::string("slices"))
+      c.slices = {{0, 250, 0, 400, 1, -1}, {90, 300, 50, 450, 2, -1}};
+    if (mask == std::string("boolean")) c.mask = {true, 4, {false, false, true, true}};
     c.deterministic = true;
     Instance instance(c);
     give_forward_results(instance);

@@ -4,37 +4,15 @@
 #include <cmath>
 #include <vector>
 
-#include "cuda/device/support.h"
-#include "registry/support.h"
-#include "verify/judge.h"
+#include "cuda/device/mask_support.h"
 
 namespace tilewise::tests {
 namespace {
-
-void expect_masked_pass(const Case& c, const verify::Judge::Edit& edit = {}) {
-  verify::Judge judge(c, edit);
-  const verify::Verdict verdict = judge.judge("cuda_sm90");
-  EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
-}
-
-struct Shape {
-  std::vector<std::int64_t> sizes;  // B, Sq, Sk, H, Hk, D
-  std::int64_t value_dim;
-};
 
 // Every row of the table that has a block mask; more tiles of keys than stages.
 const Shape kShapes[] = {{{2, 300, 500, 4, 2, 64}, 64},   {{1, 450, 1100, 2, 1, 64}, 64},
                          {{2, 300, 500, 4, 2, 128}, 128}, {{1, 200, 400, 2, 1, 192}, 128},
                          {{1, 200, 300, 2, 1, 256}, 256}, {{1, 139, 81, 2, 1, 8}, 88}};
-
-void add_random_slices(Case& c, verify::Random& random, std::int64_t count) {
-  for (; count > 0; --count) {
-    const std::int64_t q0 = random.between(0, c.q_len);
-    const std::int64_t k0 = random.between(0, c.k_len);
-    c.slices.push_back({q0, random.between(q0, c.q_len), k0, random.between(k0, c.k_len),
-                        random.between(0, 3), random.between(-1, c.heads - 1)});
-  }
-}
 
 TEST(Device, HopperKernelTakesSlices) {
   if (!has_hopper()) GTEST_SKIP() << "no Hopper device";
@@ -86,19 +64,6 @@ TEST(Device, HopperKernelTakesBooleanMasks) {
       expect_masked_pass(c);
     }
   }
-}
-
-// Sets the mask to what visible(row, key) says.
-template <class Visible>
-verify::Judge::Edit masked_by(const Visible& visible) {
-  return [visible](const tilewise_problem& request) {
-    const std::int64_t keys = request.mask.shape[3];
-    const std::int64_t rows = request.mask.shape[2];
-    verify::for_each_element(request.mask, [&](std::int64_t i, std::int64_t offset) {
-      static_cast<std::uint8_t*>(request.mask.data)[offset] =
-          visible(i / keys % rows, i % keys) ? 1 : 0;
-    });
-  };
 }
 
 // More key tiles than a word of the block mask has, most of them empty, and rows that see their

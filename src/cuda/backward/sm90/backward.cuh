@@ -32,12 +32,12 @@ __global__ void __launch_bounds__(KernelConfig::kThreads, 1)
   if (parameters.problem.k_packed && index >= parameters.key_packed.count()) return;
   Producer<kConfig> producer(parameters, shared);
   if (threadIdx.x == 0) {
-    load_key_tile(parameters, index, KernelConfig::kKTile, shared.tile);
+    load_key_tile<kConfig.block_mask>(parameters, index, KernelConfig::kKTile, shared.tile);
     producer.load_keys();
   }
   if (threadIdx.x >= 128 && threadIdx.x < 128 + KernelConfig::kKTile)
     shared.non_finite_key[threadIdx.x - 128] = 0;
-  if (threadIdx.x < 32) {
+  if (threadIdx.x < 32 && !kConfig.block_mask) {
     __syncwarp();
     QueryMask<kConfig.q_tile, KernelConfig::kKTile>(parameters, shared.tile, shared.mask)
         .build_by_warp();
@@ -46,7 +46,12 @@ __global__ void __launch_bounds__(KernelConfig::kThreads, 1)
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<KernelConfig::kProducerRegisters>();
     if (threadIdx.x == 0) producer.run();
-    if (threadIdx.x == 32) Reducer<kConfig>(parameters, shared).run();
+    if constexpr (kConfig.block_mask) {
+      const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
+      if (warp == 1) Reducer<kConfig>(parameters, shared).run_listed();
+    } else {
+      if (threadIdx.x == 32) Reducer<kConfig>(parameters, shared).run();
+    }
   } else {
     ptx::setmaxnreg_inc<KernelConfig::kConsumerRegisters>();
     Consumer<kConfig>(parameters, shared, warpgroup - 1).run();

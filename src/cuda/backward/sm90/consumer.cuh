@@ -18,11 +18,14 @@ class Consumer : public NonFinitePass<kConfig> {
     clear_gradients();
     const std::int32_t group = static_cast<std::int32_t>(parameters_.problem.group);
 #pragma unroll 1
-    for (std::int32_t i = 0; i < group; ++i) visit_head();
-    if (ends_non_finite()) {
+    for (std::int32_t i = 0; i < group; ++i) visit_head(shared_.tile.kv_head * group + i);
+    const bool again = ends_non_finite();
+    // dQ of the last tile leaves its memory.
+    if (tiles_ > 0)
+      cuda::sm90::wait_empty(shared_.dq_barriers[warpgroup_], cuda::sm90::state_after<1>(tiles_));
+    if (again) {
       clear_gradients();
-#pragma unroll 1
-      for (std::int32_t i = 0; i < group; ++i) visit_head_again(shared_.tile.kv_head * group + i);
+      visit_again();
     }
     store();
   }
@@ -35,6 +38,7 @@ class Consumer : public NonFinitePass<kConfig> {
   using Base::dprobs_;
   using Base::dv_;
   using Base::ends_non_finite;
+  using Base::find_slope;
   using Base::gradients_;
   using Base::issue_dov;
   using Base::issue_qk;
@@ -43,28 +47,34 @@ class Consumer : public NonFinitePass<kConfig> {
   using Base::mask_;
   using Base::multiply;
   using Base::multiply_gradients;
-  using Base::pack_visible;
+  using Base::pack_gradients;
   using Base::parameters_;
   using Base::probs_;
   using Base::scores_;
+  using Base::search_bits;
   using Base::shared_;
   using Base::stage_of;
   using Base::store_scores;
   using Base::tiles_;
-  using Base::visit_head_again;
+  using Base::visit_again;
   using Base::warp_row;
   using Base::warpgroup_;
   using Base::zero_non_finite_keys;
 
   // The tiles of queries of one head. Bounds and counts are the same in all lanes, as ptxas knows
   // by the shuffle: what depends on them stays in uniform registers.
-  __device__ __forceinline__ void visit_head() {
-    const std::int32_t begin = cuda::sm90::uniform(mask_.tiles().begin);
-    const std::int32_t end = cuda::sm90::uniform(mask_.tiles().end);
-    const std::int32_t full_begin = cuda::sm90::uniform(mask_.full_tiles().begin);
-    const std::int32_t full_end =
-        cuda::sm90::uniform(shared_.non_finite_keys != 0 ? 0 : mask_.full_tiles().end);
+  __device__ __forceinline__ void visit_head(std::int32_t head) {
+    std::int32_t begin = 0, end, full_begin = 0, full_end = 0;
+    if constexpr (kConfig.block_mask) {
+      end = cuda::sm90::uniform(listed_count(parameters_, shared_.tile, head));
+    } else {
+      begin = cuda::sm90::uniform(mask_.tiles().begin);
+      end = cuda::sm90::uniform(mask_.tiles().end);
+      full_begin = cuda::sm90::uniform(mask_.full_tiles().begin);
+      full_end = cuda::sm90::uniform(shared_.non_finite_keys != 0 ? 0 : mask_.full_tiles().end);
+    }
     if (begin >= end) return;
+    if constexpr (kConfig.score_mod) find_slope(head);
     cuda::sm90::wait_full(shared_.q_barriers, stage_of(tiles_));
     issue_qk(stage_of(tiles_).stage);
 #pragma unroll 1
@@ -87,7 +97,6 @@ class Consumer : public NonFinitePass<kConfig> {
     ptx::fence_proxy_async();
     __syncwarp();
     cuda::sm90::release(shared_.dq_barriers[warpgroup_].full[0]);
-    staged_ = tiles_;
   }
 
   // A tile of queries: Algorithm 2, lines 11 to 16. S has been issued; S of the next tile is issued
@@ -103,9 +112,14 @@ class Consumer : public NonFinitePass<kConfig> {
     ptx::fence_operand(gradients_);
     if (has_previous) cuda::sm90::release(shared_.q_barriers.empty[stage_of(tiles_ - 1).stage]);
     cuda::sm90::wait_full(shared_.dout_barriers, at);
-    issue_dov(at.stage);      // dP = dO V^T
-    compute_probs(at.stage);  // P = exp(S - LSE)
-    pack_visible(q_tile, at.stage, masked, scores_, probs_);
+    if constexpr (kConfig.block_mask) {
+      masked = (shared_.listed.bits_of[at.stage] != tile::kFullTile) | shared_.non_finite_keys;
+      if (shared_.listed.bits_of[at.stage] == tile::kSearchedTile) search_bits(tiles_);
+    }
+    issue_dov(at.stage);  // dP = dO V^T
+    if constexpr (kConfig.block_mask && kConfig.score_mod)
+      q_tile = shared_.listed.order[tiles_ % kListedOrder].q_tile;
+    compute_probs(q_tile, at.stage, masked);        // P = exp(S - LSE)
     multiply(probs_, shared_.dout[at.stage], dv_);  // dV += P^T dO
     ptx::wgmma_commit();
 
@@ -116,7 +130,7 @@ class Consumer : public NonFinitePass<kConfig> {
     if (has_previous) wait_gradients(tiles_ - 1);
     multiply_gradients(tiles_ - 1, dq);  // dQ = dS K; not used if there is no tile before
     ptx::wgmma_commit();
-    pack_visible(q_tile, at.stage, masked, dprobs_, gradients_);
+    pack_gradients(q_tile, at.stage, masked);
     multiply(gradients_, shared_.q[at.stage], dk_);  // dK += dS^T Q
     ptx::wgmma_commit();
     store_scores(gradients_, shared_.gradients[tiles_ % kScoreStages]);
@@ -165,9 +179,6 @@ class Consumer : public NonFinitePass<kConfig> {
         static_cast<std::int32_t>(problem.k_packed ? tile.sequence.k_len : problem.k_rows);
     const std::int32_t rows = math::min(length - tile.first, kKTile);
     const std::int64_t row = tile.sequence.k_start + tile.first;
-    // dQ of the last tile leaves its memory to the rows that are stored.
-    if (staged_ > 0)
-      cuda::sm90::wait_empty(shared_.dq_barriers[warpgroup_], cuda::sm90::state_after<1>(staged_));
     if (problem.dk.present()) {
       store_rows({problem.dk, problem.dk.offset(batch, tile.kv_head, row), rows,
                   static_cast<std::int32_t>(problem.head_dim), static_cast<float>(problem.scale)},
@@ -189,8 +200,6 @@ class Consumer : public NonFinitePass<kConfig> {
                                 staged[threadIdx.x % 128 / 32], values + 32 * panel);
     }
   }
-
-  std::uint32_t staged_ = 0;  // tiles of dQ
 };
 
 }  // namespace tilewise::cuda::backward::sm90

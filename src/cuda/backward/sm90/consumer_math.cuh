@@ -4,13 +4,18 @@
 #pragma once
 
 #include "cuda/backward/query_mask.cuh"
+#include "cuda/backward/sm90/listed_query_tiles.cuh"
 #include "cuda/backward/sm90/query_gradient.cuh"
+#include "cuda/backward/sm90/score_mod.cuh"
 #include "cuda/backward/sm90/shared.cuh"
+#include "cuda/mask/key_bits.cuh"
+#include "cuda/mask/visit_bands.cuh"
 #include "cuda/ptx/arithmetic.cuh"
 #include "cuda/ptx/stmatrix.cuh"
 #include "cuda/sm90/gemm.cuh"
 #include "cuda/tile/fragment.h"
 #include "cuda/tile/mask_bits.h"
+#include "cuda/tile/slow_path.cuh"
 
 namespace tilewise::cuda::backward::sm90 {
 
@@ -95,7 +100,10 @@ class ConsumerMath {
     return *reinterpret_cast<const float2*>(&shared_.statistics[stage][which][8 * i + column]);
   }
 
-  __device__ __forceinline__ void compute_probs(int stage) {
+  // P in 16 bits, 0 for masked pairs. kHidden: of the scores that hidden_scores() names, too.
+  template <bool kHidden = false>
+  __device__ __forceinline__ void compute_probs(std::int32_t q_tile, int stage, bool masked) {
+    if constexpr (kConfig.score_mod) apply_score_mod(q_tile);
 #pragma unroll
     for (int i = 0; i < kScores / 4; ++i) {
       const float2 lse = statistics(stage, 0, i);
@@ -103,9 +111,26 @@ class ConsumerMath {
       for (int r = 4 * i; r < 4 * i + 4; ++r)
         scores_[r] = prob(scores_[r], r % 2 == 0 ? lse.x : lse.y);
     }
+    pack(scores_, probs_);
+    hide_masked<kHidden>(q_tile, stage, masked, probs_);
   }
 
-  // From P in 16 bits, as dV has it: the registers of S are free by then.
+  __device__ __forceinline__ void find_slope(std::int32_t head) {
+    slope_ = tile::slope_of(parameters_.problem, shared_.tile.sequence.batch, head);
+  }
+
+  // The derivatives of the softcap wait for dP in the registers of dS.
+  __device__ __forceinline__ void apply_score_mod(std::int32_t q_tile) {
+    scale_with_derivatives<kConfig.fp16>(parameters_.scaling, scores_, gradients_);
+    const int lane = static_cast<int>(ptx::opaque(threadIdx.x) % 32);
+    const std::int32_t row = q_tile * kConfig.q_tile + tile::lane_column(lane);
+    const std::int32_t key = shared_.tile.first + warp_row() + tile::lane_row(lane, 0);
+    const std::int32_t diagonal = static_cast<std::int32_t>(shared_.tile.sequence.diagonal);
+    tile::add_alibi<TransposedLayout>(slope_, row + diagonal - key, scores_);
+  }
+
+  // dS, with P in 16 bits, as dV has it: the registers of S are free by then. Those of dS hold the
+  // derivatives of the softcap.
   __device__ __forceinline__ void compute_gradients(int stage) {
 #pragma unroll
     for (int i = 0; i < kScores / 4; ++i) {
@@ -114,31 +139,94 @@ class ConsumerMath {
       for (int r = 4 * i; r < 4 * i + 4; ++r) {
         const float p = ptx::unpack<kConfig.fp16>(probs_[r / 2], r % 2);
         dprobs_[r] = p * (dprobs_[r] - (r % 2 == 0 ? delta.x : delta.y));
+        if constexpr (kConfig.score_mod)
+          dprobs_[r] *= ptx::unpack<kConfig.fp16>(gradients_[r / 2], r % 2);
       }
     }
   }
 
-  // Rounds P or dS to 16 bits. That of masked pairs becomes 0, whatever it was.
-  __device__ __forceinline__ void pack_visible(std::int32_t q_tile, int stage, bool masked,
-                                               const float (&from)[kScores],
-                                               std::uint32_t (&to)[kScores / 2]) const {
+  // Rounds P or dS to 16 bits.
+  __device__ __forceinline__ static void pack(const float (&from)[kScores],
+                                              std::uint32_t (&to)[kScores / 2]) {
 #pragma unroll
     for (int i = 0; i < kScores / 2; ++i)
       to[i] = ptx::pack<kConfig.fp16>(from[2 * i], from[2 * i + 1]);
+  }
+
+  // P or dS of masked pairs becomes 0, whatever it was.
+  template <bool kHidden>
+  __device__ __forceinline__ void hide_masked(std::int32_t q_tile, int stage, bool masked,
+                                              std::uint32_t (&to)[kScores / 2]) const {
     if (!masked) return;
     // The bits are found for P, and anew for dS: no registers are left to keep them.
     const int lane = static_cast<int>(ptx::opaque(threadIdx.x) % 32);
     std::uint32_t visible[tile::kRowsPerLane];
-    mask_.query_bits(shared_.tile.first + warp_row() + tile::lane_row(lane, 0), 8,
-                     tile::FragmentColumns{q_tile * kConfig.q_tile, tile::lane_column(lane)},
-                     visible);
+    if constexpr (kConfig.block_mask) {
+      listed_bits(stage, lane, visible);
+    } else {
+      mask_.query_bits(shared_.tile.first + warp_row() + tile::lane_row(lane, 0), 8,
+                       tile::FragmentColumns{q_tile * kConfig.q_tile, tile::lane_column(lane)},
+                       visible);
+    }
     if (shared_.non_finite_keys != 0) hide_non_finite_keys(stage, visible);
+    if constexpr (kHidden) {
+      visible[0] &= ~hidden_scores().bits[0][threadIdx.x % 128];
+      visible[1] &= ~hidden_scores().bits[1][threadIdx.x % 128];
+    }
 #pragma unroll
     for (int i = 0; i < kScores / 2; ++i) {
       // The two lowest bits belong to registers 2 i and 2 i + 1.
       const std::uint32_t bits = visible[i % 2] >> i / 2 * 2;
       to[i] &= ((bits & 1) != 0 ? 0xFFFFu : 0) | ((bits & 2) != 0 ? 0xFFFF0000u : 0);
     }
+  }
+
+  // Looks up the lane's mask bits of a listed tile in the list of slices, where the block mask had
+  // no room for them, and stores them as if it had.
+  __device__ __forceinline__ void search_bits(std::uint32_t tile) const {
+    const ListedTile listed = shared_.listed.order[tile % kListedOrder];
+    const int lane = static_cast<int>(ptx::opaque(threadIdx.x) % 32);
+    if (lane == 0) tile::count_slow_path(tile::SlowPath::kSearchedBands);
+    const Sequence& sequence = shared_.tile.sequence;
+    const std::int32_t key = shared_.tile.first + warp_row() + tile::lane_row(lane, 0);
+    const std::int32_t first = listed.q_tile * kConfig.q_tile;
+    std::uint32_t bits[tile::kRowsPerLane] = {};
+    mask::visit_bands(
+        parameters_.block_mask.bands, static_cast<std::int32_t>(parameters_.problem.slices.count),
+        listed.head, static_cast<std::int32_t>(sequence.k_len), {first, first + kConfig.q_tile},
+        {key, key + tile::lane_row(0, 1) + 1}, [&](const tile::Band& band) {
+#pragma unroll
+          for (int which = 0; which < tile::kRowsPerLane; ++which) {
+            bits[which] |= mask::rows_that_see(band, key + tile::lane_row(0, which),
+                                               static_cast<std::int32_t>(sequence.q_len),
+                                               {first, tile::lane_column(lane)});
+          }
+        });
+#pragma unroll
+    for (int which = 0; which < tile::kRowsPerLane; ++which)
+      own_bits(static_cast<int>(tile % kConfig.stages), lane)[which * kBitsOf8Keys] = bits[which];
+  }
+
+  // The queries of a listed tile that see the lane's keys.
+  __device__ __forceinline__ void listed_bits(int stage, int lane,
+                                              std::uint32_t (&visible)[tile::kRowsPerLane]) const {
+    const bool partial = shared_.listed.bits_of[stage] != tile::kFullTile;
+    const std::uint32_t* const own = own_bits(stage, lane);
+#pragma unroll
+    for (int which = 0; which < tile::kRowsPerLane; ++which)
+      visible[which] = partial ? own[which * kBitsOf8Keys] : ~0u;
+  }
+
+  // The lane's numbers among the mask bits of a stage.
+  static constexpr int kBitsOf8Keys = 8 * tile::kLanesPerRow;
+  __device__ __forceinline__ std::uint32_t* own_bits(int stage, int lane) const {
+    return shared_.listed.bits[stage] + warp_row() * tile::kLanesPerRow + lane;
+  }
+
+  template <bool kHidden = false>
+  __device__ __forceinline__ void pack_gradients(std::int32_t q_tile, int stage, bool masked) {
+    pack(dprobs_, gradients_);
+    hide_masked<kHidden>(q_tile, stage, masked, gradients_);
   }
 
   // Stores the warp's rows of dS^T or P^T (k_tile, q_tile).
@@ -156,6 +244,17 @@ class ConsumerMath {
       ptx::stmatrix_x4(rows + panel * kKTile * tile::kPanelRowBytes + chunk * tile::kChunkBytes,
                        pairs);
     }
+  }
+
+  // The scores of -inf of a lane, in the memory of dQ, which the pass that asks does not compute.
+  struct HiddenScores {
+    std::uint8_t pairs[kScores / 2][128];
+    std::uint32_t bits[tile::kRowsPerLane][128];
+  };
+  static_assert(sizeof(HiddenScores) <= sizeof(Shared<kConfig>::dq) / KernelConfig::kConsumers);
+  __device__ __forceinline__ volatile HiddenScores& hidden_scores() const {
+    const std::uint32_t warpgroup = ptx::opaque(threadIdx.x) / 128 - 1;
+    return *reinterpret_cast<volatile HiddenScores*>(shared_.dq[warpgroup]);
   }
 
   // The warp's first key in the tile of keys.
@@ -185,6 +284,7 @@ class ConsumerMath {
   Shared<kConfig>& shared_;
   Mask mask_;
   int warpgroup_;
+  float slope_ = 0;                                            // of the head
   float scores_[kScores], dprobs_[kScores];                    // S^T and dP^T, then P and dS
   std::uint32_t probs_[kScores / 2], gradients_[kScores / 2];  // P^T and dS^T in 16 bits
   float dk_[kGradients], dv_[kGradients];

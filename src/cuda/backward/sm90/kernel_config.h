@@ -10,6 +10,9 @@ struct KernelConfig {
   int columns;  // D and Dv are padded to it: a multiple of 64
   int q_tile;   // queries of a stage: a multiple of 64
   int stages;   // Q and dO have so many each
+  // Tiles of queries come from a list (tile/block_mask.h): slices and boolean masks.
+  bool block_mask;
+  bool score_mod;  // softcap and ALiBi
 
   // Two consumer warpgroups own 64 keys each. One more warpgroup holds the producer.
   static constexpr int kConsumers = 2;
@@ -29,10 +32,12 @@ struct TileRow {
   int columns;
   int q_tile;
   int stages;
+  bool block_mask;
+  bool score_mod;
   const char* reason;
 
   TILEWISE_INLINE constexpr KernelConfig config(bool fp16) const {
-    return {fp16, columns, q_tile, stages};
+    return {fp16, columns, q_tile, stages, block_mask, score_mod};
   }
 };
 

@@ -1,10 +1,13 @@
 #include "cuda/backward/sm90/launch.h"
 
 #include <array>
+#include <cstddef>
 #include <utility>
 
 #include "cuda/backward/host.h"
 #include "cuda/backward/sm90/kernel.h"
+#include "cuda/host/sequences.cuh"
+#include "cuda/mask/block_mask.h"
 #include "math/integer.h"
 
 namespace tilewise::cuda::backward::sm90 {
@@ -24,6 +27,7 @@ struct Instance {
   Start start_dq;
 
   TileShape shape() const { return {config.q_tile, config.columns}; }
+  mask::Tiling tiling() const { return {mask::Owner::kKeys, KernelConfig::kKTile, config.q_tile}; }
 };
 
 template <std::size_t... kIndex>
@@ -34,17 +38,29 @@ constexpr std::array<Instance, sizeof...(kIndex)> make_instances(std::index_sequ
             BackwardKernel<kIndex / 2, kIndex % 2 != 0>::start_dq}...}};
 }
 
+// Whether scores need more than a scale inside of the exponent.
+bool needs_score_mod(const Problem& problem) {
+  return problem.softcap > 0 || problem.alibi_slopes.present();
+}
+
 const Instance& instance_for(const Problem& problem) {
   static constexpr auto kInstances =
       make_instances(std::make_index_sequence<std::size_t{2} * kKernelRows>());
   const auto row =
-      static_cast<std::size_t>(tile_row(math::max(problem.head_dim, problem.value_dim)));
+      static_cast<std::size_t>(tile_row(math::max(problem.head_dim, problem.value_dim),
+                                        needs_block_mask(problem), needs_score_mod(problem)));
   return kInstances[2 * row + (problem.dtype == TILEWISE_FP16 ? 1 : 0)];
 }
 
-Workspace workspace_for(const Problem& problem) {
-  return Workspace(problem, {instance_for(problem).shape()});
-}
+struct Workspace : backward::Workspace {
+  mask::BlockMaskPlaces block_mask;
+
+  explicit Workspace(const Problem& problem)
+      : backward::Workspace(problem, {instance_for(problem).shape()}) {
+    if (needs_block_mask(problem))
+      block_mask = mask::reserve_block_mask(problem, {instance_for(problem).tiling()}, *this);
+  }
+};
 
 // The tensors that TMA loads.
 struct LoadedRows {
@@ -66,13 +82,14 @@ problem::Status check_options(const Problem& problem) {
   const struct {
     const char* name;
     bool given;
-  } options[] = {
-      {"mask", problem.mask.present()},     {"bias", problem.bias.present()},
-      {"slices", problem.slices.present()}, {"alibi_slopes", problem.alibi_slopes.present()},
-      {"softcap", problem.softcap > 0},     {"dropout_p", problem.dropout_p > 0}};
+  } options[] = {{"bias", problem.bias.present()},
+                 {"dalibi_slopes", problem.dalibi_slopes.present()},
+                 {"dropout_p", problem.dropout_p > 0}};
   for (const auto& [name, given] : options) {
     if (given) return fail(TILEWISE_UNSUPPORTED, "%s is given", name);
   }
+  if (problem.mask.present() && has_table(problem))
+    return fail(TILEWISE_UNSUPPORTED, "mask is given, and cu_seqlens");
   return TILEWISE_OK;
 }
 
@@ -95,6 +112,17 @@ problem::Status make_maps(const Problem& problem, const KernelConfig& config,
   return TILEWISE_OK;
 }
 
+// Starts the kernels that fill the block mask.
+cudaError_t fill_block_mask(const Parameters& parameters, const mask::Tiling& tiling,
+                            cudaStream_t stream) {
+  const tile::BlockMask& block_mask = parameters.block_mask;
+  const cudaError_t error = cudaMemsetAsync(block_mask.used, 0, sizeof(*block_mask.used), stream);
+  if (error != cudaSuccess) return error;
+  return mask::start_block_mask(
+      {parameters.problem, block_mask, parameters.window_left, parameters.window_right}, tiling,
+      stream);
+}
+
 }  // namespace
 
 problem::Status supports(const Problem& problem) {
@@ -115,7 +143,12 @@ problem::Status supports(const Problem& problem) {
       cuda::sm80::check_tile_count(problem, instance_for(problem).config.q_tile);
   if (tiles != TILEWISE_OK) return tiles;
   const problem::Status key_tiles = check_key_tiles(problem, KernelConfig::kKTile);
-  return key_tiles != TILEWISE_OK ? key_tiles : check_strides(problem);
+  if (key_tiles != TILEWISE_OK) return key_tiles;
+  if (needs_block_mask(problem)) {
+    const problem::Status listed = mask::check_block_mask(problem, instance_for(problem).tiling());
+    if (listed != TILEWISE_OK) return listed;
+  }
+  return check_strides(problem);
 }
 
 problem::Status prepare(const Problem& problem) {
@@ -124,20 +157,31 @@ problem::Status prepare(const Problem& problem) {
   if (current.status() != TILEWISE_OK) return current.status();
   const problem::Status loaded = check(instance_for(problem).load(), kWhat);
   if (loaded != TILEWISE_OK) return loaded;
-  const problem::Status common = check(cuda::sm80::load_common_kernels(), kWhat);
-  return common != TILEWISE_OK ? common : check(load_common_kernels(), kWhat);
+  for (const auto& load :
+       {cuda::sm80::load_common_kernels, load_common_kernels, mask::load_block_mask_kernels}) {
+    const problem::Status common = check(load(), kWhat);
+    if (common != TILEWISE_OK) return common;
+  }
+  return TILEWISE_OK;
 }
 
-std::int64_t workspace_bytes(const Problem& problem) { return workspace_for(problem).bytes(); }
+std::int64_t workspace_bytes(const Problem& problem) { return Workspace(problem).bytes(); }
 
 problem::Status run(const Problem& problem, const problem::RunContext& context) {
   const problem::Status strides = check_strides(problem);
   if (strides != TILEWISE_OK) return strides;
   const Instance& instance = instance_for(problem);
   constexpr int kKTile = KernelConfig::kKTile;
+  const Workspace places(problem);
   Parameters parameters = {};
   static_cast<backward::Parameters&>(parameters) = parameters_for(
-      problem, instance.shape(), kKTile, false, workspace_for(problem), context.workspace);
+      problem, instance.shape(), kKTile, instance.config.score_mod, places, context.workspace,
+      needs_block_mask(problem) ? !has_turns(problem) : has_diagonal(problem));
+  if (needs_block_mask(problem)) {
+    parameters.block_mask =
+        mask::block_mask_at(problem, instance.tiling(), places.block_mask,
+                            static_cast<std::byte*>(context.workspace), parameters.bands);
+  }
   const auto is_wide_gradient = [&](const problem::View& view, std::int64_t columns) {
     return view.dtype == problem.dtype && is_wide(view, columns);
   };
@@ -150,6 +194,8 @@ problem::Status run(const Problem& problem, const problem::RunContext& context) 
   if (current.status() != TILEWISE_OK) return current.status();
   const cudaStream_t stream = stream_of(context.executor->stream);
   cudaError_t error = start_preparation(parameters, kKTile, stream);
+  if (error == cudaSuccess && needs_block_mask(problem))
+    error = fill_block_mask(parameters, instance.tiling(), stream);
   const std::int64_t key_tiles = max_key_tiles(problem, kKTile).value;
   if (error == cudaSuccess && key_tiles > 0) error = instance.start(parameters, key_tiles, stream);
   const std::int64_t query_tiles = max_tiles(problem, instance.config.q_tile).value;

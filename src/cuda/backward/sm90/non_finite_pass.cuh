@@ -26,10 +26,10 @@ class NonFinitePass : public ConsumerMath<kConfig> {
 
  protected:
   using Base::compute_gradients;
-  using Base::compute_probs;
   using Base::dk_;
   using Base::dprobs_;
   using Base::dv_;
+  using Base::find_slope;
   using Base::gradients_;
   using Base::issue_dov;
   using Base::issue_qk;
@@ -37,10 +37,10 @@ class NonFinitePass : public ConsumerMath<kConfig> {
   using Base::kKTile;
   using Base::mask_;
   using Base::multiply;
-  using Base::pack_visible;
   using Base::parameters_;
   using Base::probs_;
   using Base::scores_;
+  using Base::search_bits;
   using Base::shared_;
   using Base::stage_of;
   using Base::store_scores;
@@ -98,7 +98,8 @@ class NonFinitePass : public ConsumerMath<kConfig> {
     return again;
   }
 
-  // Whether this thread finds a value that is not finite in a tile of queries that an edge cuts.
+  // Whether this thread finds a value that is not finite in a tile of queries that an edge cuts, or
+  // an infinity in another.
   __device__ __forceinline__ bool hides_non_finite() const {
     const Problem& problem = parameters_.problem;
     const Sequence& sequence = shared_.tile.sequence;
@@ -107,34 +108,61 @@ class NonFinitePass : public ConsumerMath<kConfig> {
     // Rows after the end of the sequence have been loaded as well.
     const std::int64_t rows = problem.q_rows - (problem.q_packed ? sequence.q_start : 0);
     const std::int32_t group = static_cast<std::int32_t>(problem.group);
-    const tile::Range full = mask_.full_tiles();
     bool found = false;
+    const auto look = [&](std::int32_t head, std::int32_t q_tile, bool full) {
+      const tile::Range own = {q_tile * kConfig.q_tile, (q_tile + 1) * kConfig.q_tile};
+      found |= hold_non_finite<kConfig.fp16>(
+          cuda::sm80::rows_of<std::uint16_t>(problem.q, batch, head, sequence.q_start, rows,
+                                             problem.head_dim, true),
+          own, thread, kThreads, full);
+      if (full) return;
+      found |= hold_non_finite<kConfig.fp16>(
+          cuda::sm80::rows_of<std::uint16_t>(problem.dout, batch, head, sequence.q_start, rows,
+                                             problem.value_dim, true),
+          own, thread, kThreads);
+    };
 #pragma unroll 1
     for (std::int32_t i = 0; i < group; ++i) {
       const std::int32_t head = shared_.tile.kv_head * group + i;
+      if constexpr (kConfig.block_mask) {
+        visit_listed(parameters_, shared_.tile, head, [&](std::int32_t q_tile, std::int32_t bits) {
+          look(head, q_tile, bits == tile::kFullTile);
+        });
+      } else {
+        const tile::Range tiles = mask_.tiles();
+        const tile::Range full = mask_.full_tiles();
 #pragma unroll 1
-      for (std::int32_t q_tile = mask_.tiles().begin; q_tile < mask_.tiles().end; ++q_tile) {
-        if (q_tile >= full.begin && q_tile < full.end) continue;
-        const tile::Range own = {q_tile * kConfig.q_tile, (q_tile + 1) * kConfig.q_tile};
-        found |= hold_non_finite<kConfig.fp16>(
-            cuda::sm80::rows_of<std::uint16_t>(problem.q, batch, head, sequence.q_start, rows,
-                                               problem.head_dim, true),
-            own, thread, kThreads);
-        found |= hold_non_finite<kConfig.fp16>(
-            cuda::sm80::rows_of<std::uint16_t>(problem.dout, batch, head, sequence.q_start, rows,
-                                               problem.value_dim, true),
-            own, thread, kThreads);
+        for (std::int32_t q_tile = tiles.begin; q_tile < tiles.end; ++q_tile) {
+          look(head, q_tile, q_tile >= full.begin && q_tile < full.end);
+        }
       }
     }
     return found;
   }
 
-  __device__ __forceinline__ void visit_head_again(std::int32_t head) {
-    const tile::Range tiles = mask_.tiles();
+  // All tiles of queries, once more.
+  __device__ __forceinline__ void visit_again() {
+    if constexpr (kConfig.block_mask) {
+      // As many as before. What is known of each is read where it is needed: few registers are
+      // left.
 #pragma unroll 1
-    for (std::int32_t q_tile = tiles.begin; q_tile < tiles.end; ++q_tile) {
-      step_again(head, q_tile);
-      ++tiles_;
+      for (const std::uint32_t end = 2 * tiles_; tiles_ != end; ++tiles_) {
+        cuda::sm90::wait_full(shared_.q_barriers, stage_of(tiles_));
+        if constexpr (kConfig.score_mod)
+          find_slope(shared_.listed.order[tiles_ % kListedOrder].head);
+        step_again(0, shared_.listed.order[tiles_ % kListedOrder].q_tile);
+      }
+    } else {
+      const std::int32_t group = static_cast<std::int32_t>(parameters_.problem.group);
+      const std::int32_t first_head = shared_.tile.kv_head * group;
+#pragma unroll 1
+      for (std::int32_t head = first_head; head < first_head + group; ++head) {
+        if constexpr (kConfig.score_mod) find_slope(head);
+        const tile::Range tiles = mask_.tiles();
+#pragma unroll 1
+        for (std::int32_t q_tile = tiles.begin; q_tile < tiles.end; ++q_tile, ++tiles_)
+          step_again(head, q_tile);
+      }
     }
   }
 
@@ -142,17 +170,20 @@ class NonFinitePass : public ConsumerMath<kConfig> {
   __device__ __forceinline__ void step_again(std::int32_t head, std::int32_t q_tile) {
     const PipelineState<kConfig.stages> at = stage_of(tiles_);
     cuda::sm90::wait_full(shared_.q_barriers, at);
+    if constexpr (kConfig.block_mask) {
+      if (shared_.listed.bits_of[at.stage] == tile::kSearchedTile) search_bits(tiles_);
+    }
     issue_qk(at.stage);
     ptx::wgmma_wait<0>();
     ptx::fence_operand(scores_);
-    compute_probs(at.stage);
-    pack_visible(q_tile, at.stage, true, scores_, probs_);
+    find_hidden();
+    this->template compute_probs<true>(q_tile, at.stage, true);
     cuda::sm90::wait_full(shared_.dout_barriers, at);
     issue_dov(at.stage);
     ptx::wgmma_wait<0>();
     ptx::fence_operand(dprobs_);
     compute_gradients(at.stage);
-    pack_visible(q_tile, at.stage, true, dprobs_, gradients_);
+    this->template pack_gradients<true>(q_tile, at.stage, true);
     store_scores(probs_, shared_.gradients[0]);
     for (int i = static_cast<int>(threadIdx.x) - kFirstThread; i < kConfig.q_tile; i += kThreads)
       shared_.non_finite_query[i] = 0;
@@ -161,7 +192,13 @@ class NonFinitePass : public ConsumerMath<kConfig> {
     meet_consumers();
 #pragma unroll 1
     for (int row = 0; row < kConfig.q_tile; ++row) {
-      if (shared_.non_finite_query[row] != 0) add_non_finite_row(head, q_tile, row);
+      if (shared_.non_finite_query[row] == 0) continue;
+      if constexpr (kConfig.block_mask) {
+        const ListedTile tile = shared_.listed.order[tiles_ % kListedOrder];
+        add_non_finite_row(tile.head, tile.q_tile, row);
+      } else {
+        add_non_finite_row(head, q_tile, row);
+      }
     }
     meet_consumers();
     zero_non_finite<kConfig.q_tile>(shared_.q[at.stage], shared_.non_finite_query);
@@ -175,6 +212,30 @@ class NonFinitePass : public ConsumerMath<kConfig> {
     ptx::fence_operand(dk_);
     cuda::sm90::release(shared_.q_barriers.empty[at.stage]);
     cuda::sm90::release(shared_.dout_barriers.empty[at.stage]);
+  }
+
+  // A score of -inf masks, even if LSE is NaN. Says which scores of the lane are -inf, as mask bits
+  // in shared memory: there are no registers for them. With a softcap none is.
+  __device__ __forceinline__ void find_hidden() const {
+    const bool capped = kConfig.score_mod && parameters_.scaling.cap > 0;
+    const float hidden = parameters_.problem.scale < 0 ? math::Limits<float>::kInfinity
+                                                       : -math::Limits<float>::kInfinity;
+    volatile typename Base::HiddenScores& own = this->hidden_scores();
+    const std::uint32_t thread = ptx::opaque(threadIdx.x) % 128;
+#pragma unroll
+    for (int i = 0; i < Base::kScores / 2; ++i) {
+      const int low = scores_[2 * i] == hidden ? 1 : 0;
+      const int high = scores_[2 * i + 1] == hidden ? 2 : 0;
+      own.pairs[i][thread] = static_cast<std::uint8_t>(capped ? 0 : low | high);
+    }
+#pragma unroll 1
+    for (int which = 0; which < tile::kRowsPerLane; ++which) {
+      std::uint32_t bits = 0;
+#pragma unroll 1
+      for (int i = which; i < Base::kScores / 2; i += tile::kRowsPerLane)
+        bits |= std::uint32_t{own.pairs[i][thread]} << i / 2 * 2;
+      own.bits[which][thread] = bits;
+    }
   }
 
   // dV += P^T dO, of the elements of a row of dO that are not finite.

@@ -3,6 +3,7 @@
 
 #include "cuda/backward/query_mask.cuh"
 #include "cuda/backward/query_tiles.cuh"
+#include "cuda/backward/sm90/listed_query_tiles.cuh"
 #include "cuda/backward/sm90/shared.cuh"
 #include "cuda/sm90/tma_tile.cuh"
 
@@ -35,6 +36,7 @@ class Producer {
  private:
   // The queries that see the keys, of all query heads of the group.
   __device__ __forceinline__ void load_queries() {
+    if constexpr (kConfig.block_mask) return load_listed_queries();
     const tile::Range tiles = mask_.tiles();
     const std::int32_t group = static_cast<std::int32_t>(parameters_.problem.group);
     const std::int32_t first_head = shared_.tile.kv_head * group;
@@ -47,6 +49,8 @@ class Producer {
           static_cast<std::int32_t>(shared_.tile.sequence.q_start) + tiles.begin * kConfig.q_tile;
 #pragma unroll 1
       for (std::int32_t left = tiles.end - tiles.begin; left > 0; --left) {
+        cuda::sm90::wait_empty(shared_.q_barriers, state_);
+        expect_query_tile(0);
         load_query_tile(head, row, statistics);
         row += kConfig.q_tile;
         statistics += 2 * kConfig.q_tile;
@@ -54,16 +58,53 @@ class Producer {
     }
   }
 
+  __device__ __forceinline__ void load_listed_queries() {
+    const std::int32_t group = static_cast<std::int32_t>(parameters_.problem.group);
+    const std::int32_t first_head = shared_.tile.kv_head * group;
+#pragma unroll 1
+    for (std::int32_t head = first_head; head < first_head + group; ++head) {
+      visit_listed(parameters_, shared_.tile, head, [&](std::int32_t q_tile, std::int32_t bits) {
+        cuda::sm90::wait_empty(shared_.q_barriers, state_);
+        announce(head, q_tile, bits);
+        const std::int32_t batch = static_cast<std::int32_t>(shared_.tile.sequence.batch);
+        const std::int64_t number = first_query_tile(parameters_, batch, head) + q_tile;
+        load_query_tile(
+            head,
+            static_cast<std::int32_t>(shared_.tile.sequence.q_start) + q_tile * kConfig.q_tile,
+            parameters_.statistics + number * 2 * kConfig.q_tile);
+      });
+    }
+  }
+
+  // Says which tile of the list comes, and loads its mask bits. The consumers learn it when the
+  // barrier of Q completes.
+  __device__ __forceinline__ void announce(std::int32_t head, std::int32_t q_tile,
+                                           std::int32_t bits) {
+    shared_.listed.order[state_.phase * kConfig.stages + state_.stage] = {q_tile, head};
+    shared_.listed.bits_of[state_.stage] = bits;
+    constexpr int kBytes = sizeof(shared_.listed.bits[0]);
+    expect_query_tile(bits < 0 ? 0 : kBytes);
+    if (bits < 0) return;
+    ptx::bulk_load(ptx::shared_address(shared_.listed.bits[state_.stage]),
+                   parameters_.block_mask.bits + std::int64_t{bits} * (kBytes / 4), kBytes,
+                   q_full());
+  }
+
+  // A stage has become free: its barrier awaits Q, the statistics and `bytes` more.
+  __device__ __forceinline__ void expect_query_tile(int bytes) const {
+    ptx::mbarrier_arrive_expect_tx(q_full(),
+                                   kConfig.q_bytes() + sizeof(shared_.statistics[0]) + bytes);
+  }
+  __device__ __forceinline__ std::uint32_t q_full() const {
+    return ptx::shared_address(&shared_.q_barriers.full[state_.stage]);
+  }
+
   __device__ __forceinline__ void load_query_tile(std::int32_t head, std::int32_t row,
                                                   const float* statistics) {
-    constexpr int kStatisticsBytes = sizeof(shared_.statistics[0]);
-    cuda::sm90::wait_empty(shared_.q_barriers, state_);
-    std::uint64_t& q_full = shared_.q_barriers.full[state_.stage];
-    ptx::mbarrier_arrive_expect_tx(ptx::shared_address(&q_full),
-                                   kConfig.q_bytes() + kStatisticsBytes);
-    load<kConfig.q_tile>(shared_.q[state_.stage], parameters_.q, row, head, q_full);
+    load<kConfig.q_tile>(shared_.q[state_.stage], parameters_.q, row, head,
+                         shared_.q_barriers.full[state_.stage]);
     ptx::bulk_load(ptx::shared_address(shared_.statistics[state_.stage]), statistics,
-                   kStatisticsBytes, ptx::shared_address(&q_full));
+                   sizeof(shared_.statistics[0]), q_full());
     cuda::sm90::wait_empty(shared_.dout_barriers, state_);
     std::uint64_t& dout_full = shared_.dout_barriers.full[state_.stage];
     ptx::mbarrier_arrive_expect_tx(ptx::shared_address(&dout_full), kConfig.q_bytes());

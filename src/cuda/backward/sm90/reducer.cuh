@@ -1,8 +1,10 @@
-// The reducer: a thread that adds dQ, which the consumers stage, to its sums.
+// The reducer: a thread that adds dQ, which the consumers stage, to its sums. With a block mask its
+// warp helps to count turns.
 #pragma once
 
 #include "cuda/backward/query_mask.cuh"
 #include "cuda/backward/query_tiles.cuh"
+#include "cuda/backward/sm90/listed_query_tiles.cuh"
 #include "cuda/backward/sm90/query_gradient.cuh"
 #include "cuda/backward/sm90/shared.cuh"
 #include "cuda/backward/turns.cuh"
@@ -29,27 +31,78 @@ class Reducer {
           parameters_, static_cast<std::int32_t>(shared_.tile.sequence.batch), head);
 #pragma unroll 1
       for (std::int32_t q_tile = tiles.begin; q_tile < tiles.end; ++q_tile)
-        add(first + q_tile, q_tile);
+        add(first + q_tile, [&] { return mask_.turn(q_tile); });
     }
     ptx::tma_store_wait();
   }
 
+  // A whole warp: the tiles of the list.
+  __device__ __forceinline__ void run_listed() {
+    const std::int32_t group = static_cast<std::int32_t>(parameters_.problem.group);
+    const std::int32_t batch = static_cast<std::int32_t>(shared_.tile.sequence.batch);
+    std::uint32_t tiles = 0;
+#pragma unroll 1
+    for (std::int32_t i = 0; i < group; ++i) {
+      const std::int32_t head = shared_.tile.kv_head * group + i;
+#pragma unroll 1
+      for (std::int32_t left = listed_count(parameters_, shared_.tile, head); left > 0; --left) {
+        // Both warpgroups have staged dQ by then, so that the tile is known.
+        wait_staged(0);
+        wait_staged(1);
+        const std::int32_t q_tile = shared_.listed.order[tiles % kListedOrder].q_tile;
+        const unsigned long long turn = ordered() ? listed_turn(head, q_tile) : 0;
+        if (threadIdx.x % 32 == 0)
+          add(first_query_tile(parameters_, batch, head) + q_tile, [&] { return turn; });
+        __syncwarp();
+        phase_ = ++tiles % 2;
+      }
+    }
+    if (threadIdx.x % 32 == 0) ptx::tma_store_wait();
+  }
+
  private:
-  __device__ __forceinline__ void add(std::int32_t number, std::int32_t q_tile) {
+  __device__ __forceinline__ bool ordered() const { return parameters_.turns != nullptr; }
+
+  // The block's turn to add to dQ of a listed tile of queries: the number of tiles of keys before
+  // this one that the queries see. Whole warps.
+  __device__ __forceinline__ unsigned long long listed_turn(std::int32_t head,
+                                                            std::int32_t q_tile) const {
+    const tile::BlockMask& mask = parameters_.block_mask;
+    const std::int32_t batch = static_cast<std::int32_t>(shared_.tile.sequence.batch);
+    const std::int64_t first = std::int64_t{mask.list_of(batch, head)} * mask.q_tiles;
+    const tile::BlockMaskWord* const words =
+        mask.words + first * mask.word_count + q_tile / tile::kTilesOfWord;
+    const std::int32_t key_tile = shared_.tile.first / KernelConfig::kKTile;
+    unsigned before = 0;
+#pragma unroll 1
+    for (std::int32_t i = static_cast<std::int32_t>(threadIdx.x) % 32; i < key_tile; i += 32) {
+      const std::uint32_t visited = words[std::int64_t{i} * mask.word_count].visited;
+      before += visited >> q_tile % tile::kTilesOfWord & 1;
+    }
+    for (int step = 16; step > 0; step /= 2) before += __shfl_xor_sync(~0u, before, step);
+    return before;
+  }
+
+  // turn(): called twice, since the thread has few registers.
+  template <class Turn>
+  __device__ __forceinline__ void add(std::int32_t number, const Turn& turn) {
     const Turns turns = {parameters_, number};
-    const bool ordered = parameters_.turns != nullptr;
-    if (ordered) turns.wait(mask_.turn(q_tile));
+    if (ordered()) turns.wait(turn());
     add_block(number, 0);
     add_block(number, 1);
     phase_ ^= 1;
-    if (!ordered) return;
+    if (!ordered()) return;
     ptx::tma_store_wait();
-    turns.end(mask_.turn(q_tile));
+    turns.end(turn());
+  }
+
+  __device__ __forceinline__ void wait_staged(int warpgroup) const {
+    ptx::mbarrier_wait(ptx::shared_address(&shared_.dq_barriers[warpgroup].full[0]), phase_);
   }
 
   __device__ __forceinline__ void add_block(std::int32_t number, int warpgroup) const {
     StageBarriers<1>& barriers = shared_.dq_barriers[warpgroup];
-    ptx::mbarrier_wait(ptx::shared_address(&barriers.full[0]), phase_);
+    wait_staged(warpgroup);
     if (parameters_.dq_sums != nullptr) {
       ptx::bulk_reduce_add(block_dq_sums(parameters_, number, warpgroup),
                            ptx::shared_address(shared_.dq[warpgroup]), sizeof(shared_.dq[0]));

@@ -1,11 +1,14 @@
 // The shared memory of a block of the Hopper backward kernel.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/backward/key_tile.cuh"
 #include "cuda/backward/sm90/kernel_config.h"
 #include "cuda/backward/sm90/parameters.h"
 #include "cuda/sm80/shared.cuh"
 #include "cuda/sm90/pipeline.cuh"
+#include "cuda/tile/fragment.h"
 #include "cuda/tile/swizzle.h"
 
 namespace tilewise::cuda::backward::sm90 {
@@ -13,6 +16,25 @@ namespace tilewise::cuda::backward::sm90 {
 using cuda::sm80::MaskTable;
 using cuda::sm90::PipelineState;
 using cuda::sm90::StageBarriers;
+
+// The reducer comes to a tile when up to three others have been loaded after it.
+inline constexpr int kListedOrder = 4;
+
+struct ListedTile {
+  std::int32_t q_tile;
+  std::int32_t head;
+};
+
+// Of kernels with a block mask.
+template <KernelConfig kConfig>
+struct ListedTiles {
+  // Which queries see a key, for each of the four lanes that share it; of partial tiles.
+  static_assert(2 * kConfig.stages == kListedOrder);
+  alignas(16) std::uint32_t bits[kConfig.stages][KernelConfig::kKTile * tile::kLanesPerRow];
+  std::int32_t bits_of[kConfig.stages];  // KeyTile::bits of the tile that is loaded
+  ListedTile order[kListedOrder];        // the tiles, in turns
+};
+struct NoListedTiles {};
 
 inline constexpr int kScoreStages = 2;  // the other warpgroup may still read the last dS
 
@@ -26,6 +48,7 @@ struct Shared {
   unsigned char gradients[kScoreStages][kConfig.score_bytes()];  // dS^T (k_tile, q_tile)
   float statistics[kConfig.stages][2][kConfig.q_tile];           // they arrive with Q
   float dq[KernelConfig::kConsumers][64 * 64];                   // of each warpgroup
+  std::conditional_t<kConfig.block_mask, ListedTiles<kConfig>, NoListedTiles> listed;
   StageBarriers<kConfig.stages> q_barriers, dout_barriers;
   StageBarriers<1> dq_barriers[KernelConfig::kConsumers];
   std::uint64_t gradients_full[kScoreStages];

@@ -7,14 +7,15 @@
 #include <initializer_list>
 #include <utility>
 
-#include "cuda/forward/sm90/block_mask.h"
 #include "cuda/forward/sm90/parameters.h"
 #include "cuda/forward/sm90/select.h"
+#include "cuda/host/bands.h"
 #include "cuda/host/device.h"
 #include "cuda/host/scheduling.h"
 #include "cuda/host/sequences.cuh"
 #include "cuda/host/tensor_map.h"
 #include "cuda/host/traffic.h"
+#include "cuda/mask/block_mask.h"
 #include "cuda/tile/fragment.h"
 #include "math/config.h"
 #include "math/integer.h"
@@ -31,6 +32,10 @@ bool has_vector_out(const Problem& problem) {
                                                             problem.out.dtype == TILEWISE_FP16
                                                       : problem.out.dtype == problem.dtype;
   return is_type && is_wide(problem.out, problem.value_dim);
+}
+
+mask::Tiling tiling_of(const KernelConfig& config) {
+  return {mask::Owner::kQueries, config.q_tile, config.k_tile};
 }
 
 struct Instance {
@@ -122,7 +127,8 @@ struct Workspace : problem::Arena {
   std::int64_t counter = 0;
   std::int64_t links = 0;
   std::int64_t handovers = 0;
-  BlockMaskPlaces block_mask;
+  mask::BlockMaskPlaces block_mask;
+  std::int64_t bands = 0;
 
   explicit Workspace(const Problem& problem) {
     const bool listed = has_kernel_before(problem);
@@ -135,8 +141,11 @@ struct Workspace : problem::Arena {
     links = reserve(most_tiles(problem) * Checked{sizeof(*Parameters::links)}).value;
     handovers = reserve(most_handovers(problem) * Checked{sizeof(Handover)}).value;
     if (!needs_block_mask(problem)) return;
-    block_mask = reserve_block_mask(
-        problem, {instance_for(problem, false).config, instance_for(problem, true).config}, *this);
+    block_mask = mask::reserve_block_mask(problem,
+                                          {tiling_of(instance_for(problem, false).config),
+                                           tiling_of(instance_for(problem, true).config)},
+                                          *this);
+    bands = reserve(Checked{band_table_bytes(problem)}).value;
   }
 };
 
@@ -194,8 +203,8 @@ problem::Status check_sizes(const Problem& problem) {
     return fail(TILEWISE_UNSUPPORTED, "more than %d rows or %lld tiles of queries",
                 tile::kMaxLength, static_cast<long long>(tile::kMaxTiles));
   }
-  return needs_block_mask(problem) ? check_block_mask(problem, instance_for(problem, false).config)
-                                   : TILEWISE_OK;
+  if (!needs_block_mask(problem)) return TILEWISE_OK;
+  return mask::check_block_mask(problem, tiling_of(instance_for(problem, false).config));
 }
 
 problem::Status make_maps(const Problem& problem, const KernelConfig& config,
@@ -271,8 +280,11 @@ void fill_parameters(const Problem& problem, const KernelConfig& config, std::by
   }
   parameters->links = reinterpret_cast<unsigned long long*>(workspace + places.links);
   parameters->handovers = reinterpret_cast<Handover*>(workspace + places.handovers);
-  if (config.block_mask)
-    parameters->block_mask = block_mask_at(problem, config, places.block_mask, workspace);
+  if (config.block_mask) {
+    parameters->block_mask =
+        mask::block_mask_at(problem, tiling_of(config), places.block_mask, workspace,
+                            reinterpret_cast<const tile::Band*>(workspace + places.bands));
+  }
   parameters->scale_log2 = static_cast<float>(scale * math::kLog2E);
   parameters->scaling = tile::score_scaling_of(problem.scale, problem.softcap);
   parameters->ln2 = static_cast<float>(math::kLn2);
@@ -299,7 +311,14 @@ cudaError_t start(const Parameters& parameters, const Instance& instance, int bl
   }
   const KernelConfig& config = instance.config;
   if (config.block_mask) {
-    const cudaError_t error = start_block_mask(parameters, config.q_tile, config.k_tile, stream);
+    const tile::BlockMask& block_mask = parameters.block_mask;
+    const bool counts = !parameters.problem.mask.present();
+    cudaError_t error = start_bands(parameters.problem, block_mask.bands, stream,
+                                    counts ? block_mask.used : nullptr);
+    if (error != cudaSuccess) return error;
+    error = mask::start_block_mask(
+        {parameters.problem, block_mask, scheduler.window_left, scheduler.window_right},
+        tiling_of(config), stream);
     if (error != cudaSuccess) return error;
   }
   return instance.start(parameters, blocks, stream);
@@ -328,7 +347,7 @@ problem::Status prepare(const Problem& problem) {
         check(instance_for(problem, score_mod).load(), "loading cuda_sm90");
     if (loaded != TILEWISE_OK) return loaded;
   }
-  for (const auto& load : {load_sequence_kernels, load_block_mask_kernels, load_support}) {
+  for (const auto& load : {load_sequence_kernels, mask::load_block_mask_kernels, load_support}) {
     const problem::Status loaded = check(load(), "loading cuda_sm90");
     if (loaded != TILEWISE_OK) return loaded;
   }

@@ -2,8 +2,8 @@
 // mod.
 #pragma once
 
-#include "cuda/forward/sm90/block_mask.cuh"
 #include "cuda/forward/sm90/consumer.cuh"
+#include "cuda/mask/visit_bands.cuh"
 #include "cuda/tile/score_mod.cuh"
 #include "cuda/tile/slow_path.cuh"
 
@@ -92,14 +92,14 @@ __device__ __forceinline__ void Consumer<kConfig>::listed_bits(
   if (lane == 0) tile::count_slow_path(tile::SlowPath::kSearchedBands);
   const std::int32_t first = tile_->row + row;
   const tile::FragmentColumns columns = {key_ * kConfig.k_tile, tile::lane_column(lane)};
-  visit_bands(mask.bands, static_cast<std::int32_t>(parameters_.problem.slices.count), tile_->head,
-              tile_->band.key_end, {first, first + tile::lane_row(0, 1) + 1}, columns.range(),
-              [&](const tile::Band& band) {
+  mask::visit_bands(mask.bands, static_cast<std::int32_t>(parameters_.problem.slices.count),
+                    tile_->head, tile_->band.key_end, {first, first + tile::lane_row(0, 1) + 1},
+                    columns.range(), [&](const tile::Band& band) {
 #pragma unroll
-                for (int which = 0; which < tile::kRowsPerLane; ++which)
-                  bits[which] |=
-                      tile::visible_bits(band, first + tile::lane_row(0, which), columns);
-              });
+                      for (int which = 0; which < tile::kRowsPerLane; ++which)
+                        bits[which] |=
+                            tile::visible_bits(band, first + tile::lane_row(0, which), columns);
+                    });
 }
 
 // After the first maxima: rows that have none yet are looked for in each step (apply_lazy_mask()).

@@ -137,9 +137,4 @@ cudaError_t load_support();
 // Fills the workspace's sequences.
 cudaError_t start_prepare(const Parameters& parameters, int q_tile, cudaStream_t stream);
 
-// Makes the block mask of slices or of a boolean mask.
-cudaError_t load_block_mask_kernels();
-cudaError_t start_block_mask(const Parameters& parameters, int q_tile, int k_tile,
-                             cudaStream_t stream);
-
 }  // namespace tilewise::cuda::sm90

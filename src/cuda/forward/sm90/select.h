@@ -43,11 +43,6 @@ inline bool edges_fuse(const problem::Problem& problem, int k_tile) {
          (visible == 0 || visible == 1 || visible == 1 - k_tile);
 }
 
-// Slices and boolean masks: key tiles come from a list.
-inline bool needs_block_mask(const problem::Problem& problem) {
-  return problem.slices.present() || problem.mask.present();
-}
-
 // The first row of the table that serves the problem. score_mod: needs_score_mod(), or what may
 // become of it in a later run of a plan. vector_stores: out has the type of Q and takes 16 bytes at
 // a time. Where rows must not depend on the longest sequence, it is not asked for.

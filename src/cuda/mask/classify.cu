@@ -1,14 +1,15 @@
 // The kernels before a Hopper kernel that make its block mask: one classifies the tiles of scores
-// and stores the bits of partial ones, one puts the query tiles of a list in order.
-#include "cuda/forward/sm90/mask_reader.cuh"
-#include "cuda/forward/sm90/parameters.h"
+// and stores the bits of partial ones, one puts the query tiles of a list in order. In the names
+// here queries own the lists (block_mask.h).
 #include "cuda/host/bands.h"
 #include "cuda/host/launch.cuh"
 #include "cuda/host/load.h"
+#include "cuda/mask/key_mask_reader.cuh"
+#include "cuda/mask/query_mask_reader.cuh"
 #include "cuda/ptx/pdl.cuh"
 #include "math/integer.h"
 
-namespace tilewise::cuda::sm90 {
+namespace tilewise::cuda::mask {
 namespace {
 
 using tile::BlockMask;
@@ -33,7 +34,8 @@ struct ClassifyShared {
 };
 
 // Classifies the words from `first_word` on. Returns how many there are.
-__device__ std::int32_t classify_words(const BlockMask& mask, const MaskReader& reader,
+template <class Reader>
+__device__ std::int32_t classify_words(const BlockMask& mask, const Reader& reader,
                                        std::int32_t first_word, ClassifyShared& shared) {
   const std::int32_t count = math::min(mask.word_count - first_word, kWordsAtOnce);
   const std::int32_t warp = static_cast<std::int32_t>(threadIdx.x) / 32;
@@ -67,9 +69,11 @@ __device__ void find_room(const BlockMask& mask, bool all, std::int64_t tile_num
 
 // Looks at every row of the asked key tiles of a word, and stores their bits as long as there is
 // room. number: of the first such tile in the query tile.
-__device__ void look_at_rows(const BlockMask& mask, const MaskReader& reader, std::int32_t word,
-                             std::int32_t q_tile, std::int32_t k_tile, std::int32_t number,
-                             ClassifyShared& shared, std::int32_t slot) {
+template <class Reader>
+__device__ void look_at_rows(const BlockMask& mask, const Reader& reader, std::int32_t word,
+                             const Tiling& tiling, std::int32_t number, ClassifyShared& shared,
+                             std::int32_t slot) {
+  const std::int32_t q_tile = tiling.own;
   const std::int32_t row = static_cast<std::int32_t>(threadIdx.x) % q_tile;
   const std::int32_t group = static_cast<std::int32_t>(threadIdx.x) / q_tile;
   const std::int32_t groups = static_cast<std::int32_t>(blockDim.x) / q_tile;
@@ -83,7 +87,7 @@ __device__ void look_at_rows(const BlockMask& mask, const MaskReader& reader, st
     const std::uint32_t any = bits.lane[0] | bits.lane[1] | bits.lane[2] | bits.lane[3];
     const std::uint32_t all = bits.lane[0] & bits.lane[1] & bits.lane[2] & bits.lane[3];
     const bool is_visited = __any_sync(~0u, any != 0 && reader.owns(row)) != 0;
-    const bool is_partial = __any_sync(~0u, all != tile::all_columns(k_tile)) != 0;
+    const bool is_partial = __any_sync(~0u, all != tile::all_columns(tiling.other)) != 0;
     if (threadIdx.x % 32 == 0) {
       if (is_visited) atomicOr(&shared.visited[slot], 1u << bit);
       if (is_partial) atomicOr(&shared.partial[slot], 1u << bit);
@@ -95,19 +99,19 @@ __device__ void look_at_rows(const BlockMask& mask, const MaskReader& reader, st
 }
 
 // A block has a query tile.
+template <class Reader>
 __global__ void __launch_bounds__(kMostThreads, 1)
-    classify_kernel(const __grid_constant__ Parameters parameters, std::int32_t q_tile,
-                    std::int32_t k_tile) {
+    classify_kernel(const __grid_constant__ MaskParameters parameters, Tiling tiling) {
   ClassifyShared& shared = *reinterpret_cast<ClassifyShared*>(dynamic_shared());
   ptx::launch_dependents();
   ptx::wait_for_dependency();
-  const BlockMask& mask = parameters.block_mask;
+  const BlockMask& mask = parameters.mask;
   const std::int64_t tile_number = blockIdx.x;
-  MaskReader reader(parameters, static_cast<std::int32_t>(tile_number / mask.q_tiles),
-                    static_cast<std::int32_t>(tile_number % mask.q_tiles) * q_tile, q_tile, k_tile);
+  Reader reader(parameters, static_cast<std::int32_t>(tile_number / mask.q_tiles),
+                static_cast<std::int32_t>(tile_number % mask.q_tiles) * tiling.own, tiling);
   if (threadIdx.x == 0) shared.bands.count = 0;
   __syncthreads();
-  reader.collect_bands(shared.bands);
+  reader.collect_bands(parameters, shared.bands);
   __syncthreads();
   BlockMaskWord* const words = mask.words + tile_number * mask.word_count;
   BlockMaskRow result = {static_cast<std::int32_t>(tile_number % mask.q_tiles), 0, 0, 0, -1, 0, 0};
@@ -121,7 +125,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     __syncthreads();
     std::int32_t next_number = number;
     for (std::int32_t slot = 0; slot < count; ++slot) {
-      look_at_rows(mask, reader, first + slot, q_tile, k_tile, next_number, shared, slot);
+      look_at_rows(mask, reader, first + slot, tiling, next_number, shared, slot);
       next_number += __popc(shared.asked[slot]);
     }
     __syncthreads();
@@ -160,11 +164,11 @@ inline constexpr int kOrderThreads = 1024;
 
 // A block has a list. Query tiles that visit as many key tiles as others follow in their order.
 __global__ void __launch_bounds__(kOrderThreads)
-    order_kernel(const __grid_constant__ Parameters parameters) {
+    order_kernel(const __grid_constant__ MaskParameters parameters) {
   __shared__ std::int32_t counts[kOrderThreads];
   ptx::launch_dependents();
   ptx::wait_for_dependency();
-  const BlockMask& mask = parameters.block_mask;
+  const BlockMask& mask = parameters.mask;
   const std::int64_t list = std::int64_t{blockIdx.x} * mask.q_tiles;
   const std::int32_t thread = static_cast<std::int32_t>(threadIdx.x);
   for (std::int32_t first = 0; first < mask.q_tiles; first += kOrderThreads) {
@@ -190,24 +194,27 @@ __global__ void __launch_bounds__(kOrderThreads)
 }  // namespace
 
 cudaError_t load_block_mask_kernels() {
-  cudaError_t error = load_band_kernel();
-  if (error == cudaSuccess) error = load(classify_kernel);
-  return error == cudaSuccess ? load(order_kernel) : error;
+  for (const auto load_kernel : {load_band_kernel, +[] { return load(order_kernel); },
+                                 +[] { return load(classify_kernel<QueryMaskReader>); },
+                                 +[] { return load(classify_kernel<KeyMaskReader>); }}) {
+    const cudaError_t error = load_kernel();
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
 }
 
-cudaError_t start_block_mask(const Parameters& parameters, int q_tile, int k_tile,
+cudaError_t start_block_mask(const MaskParameters& parameters, const Tiling& tiling,
                              cudaStream_t stream) {
-  const BlockMask& mask = parameters.block_mask;
-  const bool counts = !parameters.problem.mask.present();
-  cudaError_t error =
-      start_bands(parameters.problem, mask.bands, stream, counts ? mask.used : nullptr);
-  if (error != cudaSuccess) return error;
+  const BlockMask& mask = parameters.mask;
   const std::int64_t blocks = std::int64_t{mask.lists} * mask.q_tiles;
-  const int threads = kMostThreads / q_tile * q_tile;
-  error = launch_early(classify_kernel, {blocks, threads, sizeof(ClassifyShared)}, stream,
-                       parameters, q_tile, k_tile);
+  if (blocks == 0) return cudaSuccess;
+  const auto kernel = tiling.owner == Owner::kQueries ? classify_kernel<QueryMaskReader>
+                                                      : classify_kernel<KeyMaskReader>;
+  const int threads = kMostThreads / tiling.own * tiling.own;
+  const cudaError_t error =
+      launch_early(kernel, {blocks, threads, sizeof(ClassifyShared)}, stream, parameters, tiling);
   if (error != cudaSuccess) return error;
   return launch_early(order_kernel, {mask.lists, kOrderThreads}, stream, parameters);
 }
 
-}  // namespace tilewise::cuda::sm90
+}  // namespace tilewise::cuda::mask

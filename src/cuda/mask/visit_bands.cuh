@@ -6,7 +6,7 @@
 #include "cuda/tile/mask_bits.h"
 #include "problem/problem.h"
 
-namespace tilewise::cuda::sm90 {
+namespace tilewise::cuda::mask {
 
 // Calls visit(band) for the slices of a head that may show some of `keys` to some of `rows`. Bands
 // end with the sequence's keys.
@@ -27,4 +27,4 @@ __device__ __forceinline__ void visit_bands(const tile::Band* bands, std::int32_
   }
 }
 
-}  // namespace tilewise::cuda::sm90
+}  // namespace tilewise::cuda::mask

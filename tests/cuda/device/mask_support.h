@@ -1,0 +1,47 @@
+// For the tests of slices and boolean masks in the Hopper kernels.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "cuda/device/support.h"
+#include "registry/support.h"
+#include "verify/judge.h"
+
+namespace tilewise::tests {
+
+inline void expect_masked_pass(const Case& c, const verify::Judge::Edit& edit = {}) {
+  verify::Judge judge(c, edit);
+  const verify::Verdict verdict = judge.judge("cuda_sm90");
+  EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
+}
+
+struct Shape {
+  std::vector<std::int64_t> sizes;  // B, Sq, Sk, H, Hk, D
+  std::int64_t value_dim;
+};
+
+inline void add_random_slices(Case& c, verify::Random& random, std::int64_t count) {
+  for (; count > 0; --count) {
+    const std::int64_t q0 = random.between(0, c.q_len);
+    const std::int64_t k0 = random.between(0, c.k_len);
+    c.slices.push_back({q0, random.between(q0, c.q_len), k0, random.between(k0, c.k_len),
+                        random.between(0, 3), random.between(-1, c.heads - 1)});
+  }
+}
+
+// Sets the mask to what visible(row, key) says.
+template <class Visible>
+verify::Judge::Edit masked_by(const Visible& visible) {
+  return [visible](const tilewise_problem& request) {
+    const std::int64_t keys = request.mask.shape[3];
+    const std::int64_t rows = request.mask.shape[2];
+    verify::for_each_element(request.mask, [&](std::int64_t i, std::int64_t offset) {
+      static_cast<std::uint8_t*>(request.mask.data)[offset] =
+          visible(i / keys % rows, i % keys) ? 1 : 0;
+    });
+  };
+}
+
+}  // namespace tilewise::tests
