@@ -114,7 +114,8 @@ __global__ void __launch_bounds__(kMostThreads, 1)
   reader.collect_bands(parameters, shared.bands);
   __syncthreads();
   BlockMaskWord* const words = mask.words + tile_number * mask.word_count;
-  BlockMaskRow result = {static_cast<std::int32_t>(tile_number % mask.q_tiles), 0, 0, 0, -1, 0, 0};
+  BlockMaskRow result = {
+      static_cast<std::int32_t>(tile_number % mask.q_tiles), 0, 0, 0, -1, 0, 0, 0};
   bool starts_full = false;
   std::int32_t number = 0;  // of asked key tiles
   for (std::int32_t first = 0; first < mask.word_count; first += kWordsAtOnce) {
@@ -135,14 +136,20 @@ __global__ void __launch_bounds__(kMostThreads, 1)
         const unsigned partial = shared.visited[slot] & shared.partial[slot];
         const unsigned full = shared.full[slot] | (shared.visited[slot] & ~partial);
         const unsigned visited = full | partial;
+        const bool forwards = tiling.owner == Owner::kKeys;
         const BlockMaskWord word = {visited,
                                     partial,
                                     asked,
                                     shared.first_bits[slot],
                                     mask.capacity - shared.first_bits[slot],
-                                    result.last_word};
+                                    forwards ? -1 : result.last_word};
         words[first + slot] = word;
         if (visited == 0) continue;
+        if (result.count == 0) {
+          result.first_word = first + slot;
+        } else if (forwards) {
+          words[result.last_word].next = first + slot;
+        }
         result.count += __popc(visited);
         result.last_word = first + slot;
         result.last_visited = visited;

@@ -29,10 +29,11 @@ class KeyMaskReader : public MaskReader {
 
   // Which rows of a tile of queries see a key of the tile. None sees a key after the last one, and
   // none after the last query sees any. Whole warps, of 32 keys.
-  __device__ RowBits bits(std::int32_t number, std::int32_t q_tile, StagedMask&) const {
+  __device__ RowBits bits(std::int32_t number, std::int32_t q_tile, StagedMask& staged) const {
     const std::int32_t key = keys_.begin + number;
     const tile::Range rows = rows_of(q_tile);
     RowBits bits = {};
+    const bool is_staged = problem_.mask.present() && stage_mask(rows, key, staged);
     if (key >= keys_.end) return bits;
     visit({rows.begin, math::min(rows.end, q_len_)}, {key, key + 1}, [&](const tile::Band& band) {
 #pragma unroll
@@ -41,7 +42,11 @@ class KeyMaskReader : public MaskReader {
       }
     });
     for (std::uint32_t& own : bits.lane) own &= tile::all_columns(q_tile_);
-    if (problem_.mask.present()) clear_masked(rows, key, bits);
+    if (is_staged) {
+      clear_masked(staged, bits);
+    } else if (problem_.mask.present()) {
+      clear_masked(rows, key, bits);
+    }
     return bits;
   }
 
@@ -52,8 +57,61 @@ class KeyMaskReader : public MaskReader {
     return {q_tile * q_tile_, (q_tile + 1) * q_tile_};
   }
 
-  // Clears the bits of the rows that the boolean mask forbids to see the key. A warp reads 32 keys
-  // of a row at once.
+  // Reads the boolean mask of a warp's 32 keys into shared memory, 16 bytes of a row at a time, of
+  // which two lanes have one each; false: its rows do not allow that. key: of this lane. Whole
+  // warps.
+  __device__ bool stage_mask(const tile::Range& rows, std::int32_t key, StagedMask& staged) const {
+    const problem::View& view = problem_.mask;
+    const std::int32_t lane = static_cast<std::int32_t>(threadIdx.x) % 32;
+    const auto* const mask = static_cast<const std::uint8_t*>(view.data) +
+                             view.offset(batch_, head_, rows.begin, key - lane + lane % 2 * 16);
+    constexpr std::int64_t kLoadBytes = sizeof(uint4);
+    if (view.column != 1 || view.row % kLoadBytes != 0 || tile_end_ > k_len_ ||
+        reinterpret_cast<std::uintptr_t>(mask) % kLoadBytes != 0)
+      return false;
+    constexpr int kInFlight = 4;
+    __syncwarp();  // the tile before has been read
+#pragma unroll 1
+    for (std::int32_t first = lane / 2; first < q_tile_; first += 16 * kInFlight) {
+      uint4 loaded[kInFlight];
+#pragma unroll
+      for (int i = 0; i < kInFlight; ++i) {
+        const std::int32_t row = math::min(first + 16 * i, q_len_ - 1 - rows.begin);
+        loaded[i] = *reinterpret_cast<const uint4*>(mask + row * view.row);
+      }
+#pragma unroll
+      for (int i = 0; i < kInFlight; ++i)
+        staged.sixteen[lane % 2 * q_tile_ + first + 16 * i] = seen_keys(loaded[i]);
+    }
+    __syncwarp();
+    return true;
+  }
+  // A bit for each of 16 bytes that is not zero.
+  __device__ __forceinline__ static std::uint16_t seen_keys(const uint4& bytes) {
+    const auto four = [](std::uint32_t x) { return non_zero_bytes(x) * 0x01020408u >> 24 & 15u; };
+    return static_cast<std::uint16_t>(four(bytes.x) | four(bytes.y) << 4 | four(bytes.z) << 8 |
+                                      four(bytes.w) << 12);
+  }
+  // Clears the bits of the rows that the staged mask forbids to see the lane's key.
+  __device__ void clear_masked(const StagedMask& staged, RowBits& bits) const {
+    const std::uint32_t lane = threadIdx.x % 32;
+    const std::uint32_t key = lane % 16;
+    const auto* const rows =
+        reinterpret_cast<const uint4*>(staged.sixteen + lane / 16 * static_cast<unsigned>(q_tile_));
+    std::uint32_t seen[kLanesPerRow] = {};
+#pragma unroll 1
+    for (std::int32_t i = 0; i < q_tile_ / 8; ++i) {
+      const uint4 eight = rows[i];  // rows, two for each lane that shares the key
+      const std::uint32_t pairs[kLanesPerRow] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+      for (int pair = 0; pair < kLanesPerRow; ++pair)
+        seen[pair] |= ((pairs[pair] >> key & 1u) | (pairs[pair] >> (15 + key) & 2u)) << 2 * i;
+    }
+#pragma unroll
+    for (int pair = 0; pair < kLanesPerRow; ++pair) bits.lane[pair] &= seen[pair];
+  }
+
+  // The same, row by row. A warp reads 32 keys of a row at once.
   __device__ void clear_masked(const tile::Range& rows, std::int32_t key, RowBits& bits) const {
     const problem::View& view = problem_.mask;
     const auto* const mask =

@@ -20,10 +20,9 @@ struct TileBands {
   tile::Band bands[kMost];
 };
 
-// The boolean mask of 32 rows of a key tile, 16 columns in each number.
-struct StagedMask {
-  static constexpr int kLoads = 8;
-  std::uint16_t of_row[32][kLoads];
+// What a warp has read of the boolean mask, 16 columns in each number.
+struct alignas(16) StagedMask {
+  std::uint16_t sixteen[256];
 };
 
 // What a row of the owner's tile sees of a tile of the other side, or which of its rows see the
@@ -80,6 +79,11 @@ class MaskReader {
   }
 
  protected:
+  // Bit 8 n of the result is set where byte n is not zero.
+  __device__ __forceinline__ static std::uint32_t non_zero_bytes(std::uint32_t x) {
+    return (((x & 0x7F7F7F7Fu) + 0x7F7F7F7Fu) | x) >> 7 & 0x01010101u;
+  }
+
   // The class of a tile as the slices or the window have it: full only where one of them shows all,
   // and not where the boolean mask has still to be asked.
   __device__ tile::TileClass classify(const tile::Range& rows, const tile::Range& keys) const {

@@ -43,7 +43,7 @@ class QueryMaskReader : public MaskReader {
     visit({row, row + 1}, keys, add);
     for (std::uint32_t& own : bits.lane) own &= all;
     if (is_staged) {
-      clear_masked(staged.of_row[threadIdx.x % 32], bits);
+      clear_masked(staged.sixteen + threadIdx.x % 32 * kLoads, bits);
     } else if (problem_.mask.present()) {
       clear_masked(row, keys.begin, bits);
     }
@@ -79,34 +79,29 @@ class QueryMaskReader : public MaskReader {
       }
 #pragma unroll
       for (int i = 0; i < kInFlight; ++i)
-        staged.of_row[first + i * at_once][column] = seen_by_lanes(loaded[i]);
+        staged.sixteen[(first + i * at_once) * kLoads + column] = seen_by_lanes(loaded[i]);
     }
     __syncwarp();
     return true;
   }
   // 16 columns of the mask as four bits for each of four lanes.
   __device__ __forceinline__ static std::uint16_t seen_by_lanes(const uint4& bytes) {
-    // Bit 8 n of the result is set where byte n is not zero.
-    const auto seen = [](std::uint32_t x) {
-      return (((x & 0x7F7F7F7Fu) + 0x7F7F7F7Fu) | x) >> 7 & 0x01010101u;
-    };
     const auto pair = [](std::uint32_t x) { return (x & 1u) | (x >> 7 & 2u); };
-    const std::uint32_t x = seen(bytes.x);
-    const std::uint32_t y = seen(bytes.y);
-    const std::uint32_t z = seen(bytes.z);
-    const std::uint32_t w = seen(bytes.w);
+    const std::uint32_t x = non_zero_bytes(bytes.x);
+    const std::uint32_t y = non_zero_bytes(bytes.y);
+    const std::uint32_t z = non_zero_bytes(bytes.z);
+    const std::uint32_t w = non_zero_bytes(bytes.w);
     return static_cast<std::uint16_t>(pair(x) | pair(z) << 2 | pair(x >> 16) << 4 |
                                       pair(z >> 16) << 6 | pair(y) << 8 | pair(w) << 10 |
                                       pair(y >> 16) << 12 | pair(w >> 16) << 14);
   }
   // Clears the bits of keys that a row of the staged mask masks.
-  __device__ void clear_masked(const std::uint16_t (&seen)[StagedMask::kLoads],
-                               RowBits& bits) const {
+  __device__ void clear_masked(const std::uint16_t* seen, RowBits& bits) const {
 #pragma unroll
     for (int lane = 0; lane < kLanesPerRow; ++lane) {
       std::uint32_t own = 0;
 #pragma unroll
-      for (int i = 0; i < StagedMask::kLoads; ++i) {
+      for (int i = 0; i < kLoads; ++i) {
         if (i < k_tile_ / 16) own |= (std::uint32_t{seen[i]} >> 4 * lane & 15u) << 4 * i;
       }
       bits.lane[lane] &= own;
@@ -127,6 +122,8 @@ class QueryMaskReader : public MaskReader {
         bits.lane[lane] &= lane == column % 8 / 2 ? others : ~0u;
     }
   }
+
+  static constexpr int kLoads = 8;  // of a row of 128 keys
 
   std::int32_t k_tile_;
 };

@@ -19,7 +19,8 @@ struct alignas(16) BlockMaskWord {
   std::uint32_t asked;      // tiles that have bits: the partial ones, and some more
   std::int32_t first_bits;  // number of the bits of the first of these
   std::int32_t room;        // how many of these have bits
-  std::int32_t next;        // the word before this one that has visited tiles, or -1
+  // The word before this one that has visited tiles, or -1; in a backward kernel the one after it.
+  std::int32_t next;
 };
 
 // A query tile: all that it takes to begin with its key tiles, in one piece.
@@ -31,6 +32,7 @@ struct alignas(32) BlockMaskRow {
   std::int32_t last_word;      // the last word that has any,
   std::uint32_t last_visited;  // and those that it has
   std::int32_t cut;            // whether any of them is partial
+  std::int32_t first_word;     // the first word that has any
 };
 
 // What is known of a key tile when it is computed: the number of its bits, or one of these.

@@ -176,7 +176,7 @@ problem::Status run(const Problem& problem, const problem::RunContext& context) 
   Parameters parameters = {};
   static_cast<backward::Parameters&>(parameters) = parameters_for(
       problem, instance.shape(), kKTile, instance.config.score_mod, places, context.workspace,
-      needs_block_mask(problem) ? !has_turns(problem) : has_diagonal(problem));
+      has_diagonal(problem) || needs_block_mask(problem));
   if (needs_block_mask(problem)) {
     parameters.block_mask =
         mask::block_mask_at(problem, instance.tiling(), places.block_mask,

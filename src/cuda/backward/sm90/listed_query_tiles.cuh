@@ -21,21 +21,30 @@ __device__ __forceinline__ std::int32_t listed_count(const Parameters& parameter
   return parameters.block_mask.rows[listed_row(parameters, tile, head)].count;
 }
 
-// Calls visit(number of the tile, KeyTile::bits). The row is read again where it is needed: the
-// producer has few registers.
+// Calls visit(number of the tile, KeyTile::bits) from the first tile to the last one. The row is
+// read again where it is needed: the producer has few registers.
+//
+// The order matters where blocks take turns (turns.cuh): under causal masks and windows, a block
+// comes to a tile of queries after the block of the keys after its own.
 template <class Visit>
 __device__ __forceinline__ void visit_listed(const Parameters& parameters, const KeyTile& tile,
                                              std::int32_t head, const Visit& visit) {
   const std::int32_t number = listed_row(parameters, tile, head);
   const tile::BlockMask& mask = parameters.block_mask;
   const tile::BlockMaskRow& row = mask.rows[number];
-  tile::KeyTileWalk walk;
-  walk.begin(row.start_bits, row.last_word, row.last_visited);
-  std::int32_t q_tile = row.start_key;
+  std::int32_t left = row.count;
+  std::int32_t word = number * mask.word_count + row.first_word;
+  std::uint32_t visited = left > 0 ? mask.words[word].visited : 0;
 #pragma unroll 1
-  for (std::int32_t left = row.count; left > 0;) {
-    visit(q_tile, walk.bits());
-    if (--left > 0) q_tile = walk.next(mask.words + number * mask.word_count, row.start_key);
+  for (; left > 0; --left) {
+    while (visited == 0) {
+      word = number * mask.word_count + mask.words[word].next;
+      visited = mask.words[word].visited;
+    }
+    const std::int32_t bit = __ffs(static_cast<int>(visited)) - 1;
+    visited &= visited - 1;
+    visit((word - number * mask.word_count) * tile::kTilesOfWord + bit,
+          tile::bits_of(mask.words[word], bit));
   }
 }
 

@@ -46,9 +46,7 @@ class Reducer {
       const std::int32_t head = shared_.tile.kv_head * group + i;
 #pragma unroll 1
       for (std::int32_t left = listed_count(parameters_, shared_.tile, head); left > 0; --left) {
-        // Both warpgroups have staged dQ by then, so that the tile is known.
-        wait_staged(0);
-        wait_staged(1);
+        wait_staged(0);  // then the tile is known
         const std::int32_t q_tile = shared_.listed.order[tiles % kListedOrder].q_tile;
         const unsigned long long turn = ordered() ? listed_turn(head, q_tile) : 0;
         if (threadIdx.x % 32 == 0)
@@ -63,7 +61,7 @@ class Reducer {
  private:
   __device__ __forceinline__ bool ordered() const { return parameters_.turns != nullptr; }
 
-  // The block's turn to add to dQ of a listed tile of queries: the number of tiles of keys before
+  // The block's turn to add to dQ of a listed tile of queries: the number of tiles of keys after
   // this one that the queries see. Whole warps.
   __device__ __forceinline__ unsigned long long listed_turn(std::int32_t head,
                                                             std::int32_t q_tile) const {
@@ -73,14 +71,15 @@ class Reducer {
     const tile::BlockMaskWord* const words =
         mask.words + first * mask.word_count + q_tile / tile::kTilesOfWord;
     const std::int32_t key_tile = shared_.tile.first / KernelConfig::kKTile;
-    unsigned before = 0;
+    unsigned turn = 0;
 #pragma unroll 1
-    for (std::int32_t i = static_cast<std::int32_t>(threadIdx.x) % 32; i < key_tile; i += 32) {
+    for (std::int32_t i = key_tile + 1 + static_cast<std::int32_t>(threadIdx.x) % 32;
+         i < mask.q_tiles; i += 32) {
       const std::uint32_t visited = words[std::int64_t{i} * mask.word_count].visited;
-      before += visited >> q_tile % tile::kTilesOfWord & 1;
+      turn += visited >> q_tile % tile::kTilesOfWord & 1;
     }
-    for (int step = 16; step > 0; step /= 2) before += __shfl_xor_sync(~0u, before, step);
-    return before;
+    for (int step = 16; step > 0; step /= 2) turn += __shfl_xor_sync(~0u, turn, step);
+    return turn;
   }
 
   // turn(): called twice, since the thread has few registers.
