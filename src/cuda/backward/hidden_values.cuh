@@ -4,7 +4,9 @@
 // makes such scores. Gradients that are not finite for another reason are right as they are.
 #pragma once
 
+#include "cuda/backward/parameters.h"
 #include "cuda/sm80/shared.cuh"
+#include "cuda/sm80/work_tile.cuh"
 #include "cuda/tile/bands.h"
 #include "cuda/tile/non_finite.cuh"
 
@@ -33,6 +35,33 @@ __device__ __forceinline__ bool hold_non_finite(const cuda::sm80::RowsOf<std::ui
     found |= infinite ? tile::has_infinity<kFp16>(chunk) : tile::zero_non_finite<kFp16>(chunk);
   }
   return found;
+}
+
+// Threads that share work: `count` of them, of which this is number `index`.
+struct ThreadShare {
+  int index;
+  int count;
+};
+
+// Whether this thread finds an element of Q or dO that is not finite in some queries of a head; if
+// the queries see all keys of the block (full): an infinity in Q.
+template <bool kFp16>
+__device__ __forceinline__ bool hide_non_finite(const Problem& problem, const Sequence& sequence,
+                                                std::int32_t head, const tile::Range& queries,
+                                                bool full, const ThreadShare& threads) {
+  const std::int64_t batch = problem.q_packed ? 0 : sequence.batch;
+  // Rows after the end of the sequence have been loaded as well.
+  const std::int64_t rows = problem.q_rows - (problem.q_packed ? sequence.q_start : 0);
+  const bool found = hold_non_finite<kFp16>(
+      cuda::sm80::rows_of<std::uint16_t>(problem.q, batch, head, sequence.q_start, rows,
+                                         problem.head_dim, true),
+      queries, threads.index, threads.count, full);
+  if (full) return found;
+  return hold_non_finite<kFp16>(
+             cuda::sm80::rows_of<std::uint16_t>(problem.dout, batch, head, sequence.q_start, rows,
+                                                problem.value_dim, true),
+             queries, threads.index, threads.count) ||
+         found;
 }
 
 }  // namespace tilewise::cuda::backward

@@ -27,6 +27,16 @@ struct Turns {
   __device__ __forceinline__ void end(unsigned long long turn) const {
     ptx::store_release(parameters.turns + number, turn + 1);
   }
+
+  // The same where `blocks` blocks have each turn together.
+  __device__ __forceinline__ void wait_shared(unsigned long long turn,
+                                              unsigned long long blocks) const {
+    while (ptx::load_acquire(parameters.turns + number) < turn * blocks) {
+    }
+  }
+  __device__ __forceinline__ void end_shared() const {
+    ptx::add_release(parameters.turns + number, 1);
+  }
 };
 
 }  // namespace tilewise::cuda::backward

@@ -14,12 +14,33 @@ struct Grid {
   std::int64_t blocks;
   int threads;
   int shared_bytes = 0;  // of dynamic_shared()
+  int cluster = 1;       // blocks of a cluster (ptx/cluster.cuh)
 };
+
+template <class... Arguments>
+cudaError_t launch_with(cudaLaunchAttribute attribute, void (*kernel)(Arguments...),
+                        const Grid& grid, cudaStream_t stream,
+                        const std::type_identity_t<Arguments>&... arguments) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = static_cast<unsigned>(grid.blocks);
+  config.blockDim = static_cast<unsigned>(grid.threads);
+  config.dynamicSmemBytes = static_cast<std::size_t>(grid.shared_bytes);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
 
 // Starts a kernel on the stream.
 template <class... Arguments>
 cudaError_t launch(void (*kernel)(Arguments...), const Grid& grid, cudaStream_t stream,
                    const std::type_identity_t<Arguments>&... arguments) {
+  if (grid.cluster > 1) {
+    cudaLaunchAttribute cluster = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {static_cast<unsigned>(grid.cluster), 1, 1};
+    return launch_with(cluster, kernel, grid, stream, arguments...);
+  }
   kernel<<<static_cast<unsigned>(grid.blocks), grid.threads, grid.shared_bytes, stream>>>(
       arguments...);
   return cudaGetLastError();
@@ -44,14 +65,7 @@ cudaError_t launch_early(void (*kernel)(Arguments...), const Grid& grid, cudaStr
   cudaLaunchAttribute early = {};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = static_cast<unsigned>(grid.blocks);
-  config.blockDim = static_cast<unsigned>(grid.threads);
-  config.dynamicSmemBytes = static_cast<std::size_t>(grid.shared_bytes);
-  config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel, arguments...);
+  return launch_with(early, kernel, grid, stream, arguments...);
 }
 
 // The Grid::shared_bytes bytes of the block, aligned to 1024 bytes as the swizzle of TMA requires.

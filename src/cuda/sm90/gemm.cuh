@@ -30,17 +30,18 @@ __device__ __forceinline__ void gemm_ss(std::uint32_t a, std::uint32_t b, float 
   }
 }
 
-// d (64, 64) = A^T B, with A (kK, 64) and B (kK, 64) in one panel each, at the shared addresses a
-// and b.
+// d (64, 64) = A^T B, or d += A^T B to accumulate, with A (kK, 64) and B (kK, 64) in one panel each,
+// at the shared addresses a and b.
 template <bool kFp16, int kK>
-__device__ __forceinline__ void gemm_tt(std::uint32_t a, std::uint32_t b, float (&d)[32]) {
+__device__ __forceinline__ void gemm_tt(std::uint32_t a, std::uint32_t b, float (&d)[32],
+                                        bool accumulate = false) {
   const std::uint64_t a_columns = tile::columns_descriptor(a, tile::kPanelRowBytes);
   const std::uint64_t b_columns = tile::columns_descriptor(b, tile::kPanelRowBytes);
   ptx::wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kK / kMmaK; ++step) {
     const std::uint64_t offset = step * kMmaK * tile::kPanelRowBytes / 16;
-    ptx::Wgmma<64>::tt<kFp16>(d, a_columns + offset, b_columns + offset, step > 0);
+    ptx::Wgmma<64>::tt<kFp16>(d, a_columns + offset, b_columns + offset, step > 0 || accumulate);
   }
 }
 

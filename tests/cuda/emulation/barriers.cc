@@ -73,6 +73,15 @@ void Barriers::arrive(std::uint32_t address, std::uint32_t expected_bytes) {
   end_phase(barrier);
 }
 
+void Barriers::arrive_from_cluster(std::uint32_t address) {
+  MBarrier& barrier = at(address, "mbarrier.arrive");
+  if (barrier.pending == 0)
+    fail("mbarrier.arrive: one more than the %u of the phase, address %u", barrier.arrivals,
+         address);
+  --barrier.pending;
+  end_phase(barrier);
+}
+
 void Barriers::wait(std::uint32_t address, std::uint32_t parity) {
   const MBarrier& barrier = at(address, "mbarrier.try_wait");
   while (barrier.parity == (parity & 1)) wait_for(&barrier, "waits for the mbarrier at", address);

@@ -21,6 +21,8 @@ class Barriers {
   void invalidate(std::uint32_t address);
   void fence_init();  // TMA may use the mbarriers initialised so far
   void arrive(std::uint32_t address, std::uint32_t expected_bytes);
+  // By a thread of any block of the cluster. This block is the current one.
+  void arrive_from_cluster(std::uint32_t address);
   void wait(std::uint32_t address, std::uint32_t parity);
   // Checks the mbarrier that a TMA load will complete.
   void check_copy(std::uint32_t address);

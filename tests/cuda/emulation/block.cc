@@ -158,7 +158,7 @@ void begin_block(Block& b, std::int64_t number) {
   b.barriers.begin(m.launch.threads);
   b.tma.begin();
   b.wgmma.begin();
-  b.at_block = 0;
+  b.at_block = b.at_cluster = 0;
   b.any = false;
   for (int& waiting : b.at_warpgroup) waiting = 0;
   for (Warp& warp : b.warps) warp = {};
@@ -175,7 +175,7 @@ void begin_block(Block& b, std::int64_t number) {
 
 Progress run_block(Block& b) {
   Machine& m = machine();
-  m.block = &b;
+  m.block = m.running_block = &b;
   blockIdx = {static_cast<unsigned>(b.number), 0, 0};
   for (int t = 0; t < m.launch.threads; ++t) {
     Thread& own = b.threads[static_cast<std::size_t>(t)];
@@ -200,6 +200,8 @@ Progress run_block(Block& b) {
   if (any(State::kYields)) return Progress::kYields;
   if (all(State::kReturned)) {
     check_end();
+  } else if (b.peer != nullptr) {
+    return Progress::kYields;
   } else {
     report_deadlock();
   }

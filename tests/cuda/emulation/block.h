@@ -67,6 +67,7 @@ struct Launch {
   void (*function)(void* argument);  // that each thread runs
   void* argument;
   bool early = false;  // launched with PDL: may begin before the previous kernel has ended
+  int cluster = 1;     // blocks that run at the same time: 1 or 2
 };
 
 // The number of blocks that run at the same time if they wait for each other: one for each

@@ -31,11 +31,20 @@ class Blocks {
  public:
   std::size_t running() const { return running_.size(); }
 
-  void begin(std::int64_t number) {
-    if (free_.empty()) free_.push_back(std::make_unique<Block>());
-    running_.push_back(std::move(free_.back()));
-    free_.pop_back();
-    begin_block(*running_.back(), number);
+  // Begins the blocks of a cluster.
+  void begin(std::int64_t cluster) {
+    const int blocks = machine().launch.cluster;
+    for (int rank = 0; rank < blocks; ++rank) {
+      if (free_.empty()) free_.push_back(std::make_unique<Block>());
+      running_.push_back(std::move(free_.back()));
+      free_.pop_back();
+      begin_block(*running_.back(), cluster * blocks + rank);
+      running_.back()->peer = nullptr;
+    }
+    if (blocks == 1) return;
+    Block* const pair[] = {running_.back().get(), running_[running_.size() - 2].get()};
+    pair[0]->peer = pair[1];
+    pair[1]->peer = pair[0];
   }
 
   // Runs the next block, or a random one.
@@ -45,6 +54,7 @@ class Blocks {
     std::unique_ptr<Block> own = std::move(running_.front());
     running_.pop_front();
     const Progress progress = run_block(*own);
+    if (progress == Progress::kDone && own->peer != nullptr) own->peer->peer = nullptr;
     (progress == Progress::kYields ? running_ : free_).push_back(std::move(own));
     return progress;
   }
@@ -67,7 +77,8 @@ void run_all(const std::vector<std::int64_t>& order) {
   int idle_runs = 0;
   for (std::size_t next = 0; m.failure.empty() && (next < order.size() || blocks.running() > 0);) {
     const bool may_wait = m.shuffles && blocks.running() > 0 && m.random() % 2 == 0;
-    const bool begins = next < order.size() && blocks.running() < kMultiprocessors && !may_wait;
+    const bool has_room = blocks.running() + static_cast<std::size_t>(m.launch.cluster) <= kMultiprocessors;
+    const bool begins = next < order.size() && has_room && !may_wait;
     if (begins) blocks.begin(order[next++]);
     idle_runs = blocks.run_one() == Progress::kDone ? 0 : idle_runs + 1;
     if (idle_runs > kMaxIdleRuns) record("the blocks wait for each other");
@@ -89,10 +100,10 @@ std::string run(const Launch& launch) {
   m.poison = seed % 2 == 0 ? kGarbage : kNan;
   blockDim = {static_cast<unsigned>(launch.threads), 1, 1};
   gridDim = {static_cast<unsigned>(launch.blocks), 1, 1};
-  std::vector<std::int64_t> blocks(static_cast<std::size_t>(launch.blocks));
-  std::iota(blocks.begin(), blocks.end(), 0);
-  if (m.shuffles) std::shuffle(blocks.begin(), blocks.end(), m.random);
-  run_all(blocks);
+  std::vector<std::int64_t> clusters(static_cast<std::size_t>(launch.blocks / launch.cluster));
+  std::iota(clusters.begin(), clusters.end(), 0);
+  if (m.shuffles) std::shuffle(clusters.begin(), clusters.end(), m.random);
+  run_all(clusters);
   return m.failure;
 }
 

@@ -41,10 +41,12 @@ struct Warp {
 
 struct Block {
   std::int64_t number = 0;
+  Block* peer = nullptr;  // the other block of its cluster, until that one has ended
   std::vector<Thread> threads = std::vector<Thread>(kMaxThreads);
   std::vector<Warp> warps = std::vector<Warp>(kMaxThreads / kWarpThreads);
   int at_warpgroup[kMaxThreads / kGroupThreads] = {};
   int at_block = 0;
+  int at_cluster = 0;  // threads
   bool any = false;
   bool result = false;  // of the last barrier
   SharedMemory shared;
@@ -56,7 +58,8 @@ struct Block {
 
 struct Machine {
   Launch launch = {};
-  Block* block = nullptr;  // the running one
+  Block* block = nullptr;  // that instructions work on
+  Block* running_block = nullptr;  // the same, but within an InBlockOf (cluster.h)
   int running = 0;         // number of the running thread
   std::string failure;
   std::mt19937_64 random;
@@ -68,7 +71,9 @@ inline Machine only_machine;
 
 inline Machine& machine() { return only_machine; }
 inline Block& block() { return *only_machine.block; }
-inline Thread& thread() { return block().threads[static_cast<std::size_t>(only_machine.running)]; }
+inline Thread& thread() {
+  return only_machine.running_block->threads[static_cast<std::size_t>(only_machine.running)];
+}
 
 // Fails the launch. May also be called outside of a fiber.
 void record(const std::string& what);

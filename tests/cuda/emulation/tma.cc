@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cuda/emulation/cluster.h"
 #include "cuda/emulation/device_memory.h"
 #include "cuda/emulation/machine.h"
 
@@ -146,7 +147,38 @@ void Tma::copy(std::uint32_t to, const void* map, const Coordinates& first, std:
   check_box(from, first, to);
   block().barriers.check_copy(barrier);
   block().shared.begin_copy(to, from.box_bytes());
-  copies_.push_back({to, from, first, nullptr, from.box_bytes(), barrier});
+  copies_.push_back({to, from, first, nullptr, from.box_bytes(), barrier, &block()});
+}
+
+void Tma::copy_to_both(std::uint32_t to, const void* map, const Coordinates& first,
+                       std::uint32_t barrier) {
+  Block* const peer = block().peer;
+  if (peer == nullptr) fail("cp.async.bulk.tensor: there is no other block for a multicast");
+  copy(to, map, first, barrier);
+  Copy other = copies_.back();
+  other.target = peer;
+  const InBlockOf current(*peer);
+  peer->barriers.check_copy(barrier);
+  peer->shared.begin_copy(to, other.count);
+  copies_.push_back(other);
+}
+
+void Tma::copy_to_cluster(std::uint32_t to, std::uint32_t from, std::uint32_t bytes,
+                          std::uint32_t barrier) {
+  if (from % kAlignment != 0 || bytes % kAlignment != 0)
+    fail("cp.async.bulk: an address or the number of bytes is no multiple of 16");
+  const auto* const data = reinterpret_cast<const std::byte*>(
+      block().shared.async_at(from, bytes, "cp.async.bulk"));
+  if (!block().shared.is_visible_to_async_proxy(from, bytes))
+    fail("cp.async.bulk: what is to be copied was written without a fence.proxy.async");
+  Copy own = {0, {}, {}, nullptr, bytes, 0, nullptr, from, {data, data + bytes}};
+  const InBlockOf other(to);
+  own.to = other.address();
+  own.target = &block();
+  own.barrier = InBlockOf(barrier).address();
+  block().barriers.check_copy(own.barrier);
+  block().shared.begin_copy(own.to, bytes);
+  copies_.push_back(std::move(own));
 }
 
 void Tma::copy_bytes(std::uint32_t to, const void* from, std::uint32_t bytes,
@@ -155,7 +187,7 @@ void Tma::copy_bytes(std::uint32_t to, const void* from, std::uint32_t bytes,
   check_bytes(from, to, bytes);
   block().barriers.check_copy(barrier);
   block().shared.begin_copy(to, bytes);
-  copies_.push_back({to, {}, {}, static_cast<const std::byte*>(from), bytes, barrier});
+  copies_.push_back({to, {}, {}, static_cast<const std::byte*>(from), bytes, barrier, &block()});
 }
 
 void Tma::store(const void* map, const Coordinates& first, std::uint32_t from) {
@@ -214,9 +246,21 @@ bool Tma::advance_one() {
 void Tma::land(std::size_t which) {
   const Copy copy = copies_[which];
   copies_.erase(copies_.begin() + static_cast<std::ptrdiff_t>(which));
+  if (copy.target != &block() && copy.target != block().peer)
+    return record("the block that a copy by TMA goes to has ended");
+  if (copy.from != 0 &&
+      std::memcmp(block().shared.async_at(copy.from, copy.count, "cp.async.bulk"), copy.own.data(),
+                  copy.count) != 0)
+    record("what a copy to the other block had still to read was written");
+  const InBlockOf current(*copy.target);
+  land_in_target(copy);
+}
+
+void Tma::land_in_target(const Copy& copy) {
   const std::uint32_t bytes = copy.count;
-  if (copy.bytes != nullptr) block().shared.write_async(copy.to, copy.bytes, bytes);
-  for (std::uint32_t row = 0; copy.bytes == nullptr && row < bytes / kSpanBytes; ++row) {
+  const std::byte* const contiguous = copy.from != 0 ? copy.own.data() : copy.bytes;
+  if (contiguous != nullptr) block().shared.write_async(copy.to, contiguous, bytes);
+  for (std::uint32_t row = 0; contiguous == nullptr && row < bytes / kSpanBytes; ++row) {
     std::byte numbers[kSpanBytes] = {};
     const BoxRow own = box_row(copy.map, copy.first, row);
     if (own.bytes > 0) std::memcpy(numbers + own.offset, own.data, own.bytes);

@@ -41,6 +41,8 @@ constexpr std::uint32_t swizzled_address(std::uint32_t address) {
   return address ^ (address >> 3 & 0x70u);
 }
 
+struct Block;
+
 // The loads and stores of a block.
 class Tma {
  public:
@@ -54,6 +56,12 @@ class Tma {
   static void prefetch(const void* map, const Coordinates& first);
   void copy(std::uint32_t to, const void* map, const Coordinates& first, std::uint32_t barrier);
   void copy_bytes(std::uint32_t to, const void* from, std::uint32_t bytes, std::uint32_t barrier);
+  // copy() into both blocks of the cluster.
+  void copy_to_both(std::uint32_t to, const void* map, const Coordinates& first,
+                    std::uint32_t barrier);
+  // From shared memory to the other block's; `to` and `barrier` are addresses of to_cluster().
+  void copy_to_cluster(std::uint32_t to, std::uint32_t from, std::uint32_t bytes,
+                       std::uint32_t barrier);
 
   // The thread's stores: starts one; makes a group of those so far; waits until its groups have
   // read shared memory, or have also written.
@@ -78,6 +86,9 @@ class Tma {
     const std::byte* bytes;  // contiguous ones, without a map; or nullptr
     std::uint32_t count;     // of bytes
     std::uint32_t barrier;
+    Block* target;                   // whose shared memory and barrier these are
+    std::uint32_t from = 0;          // in this block's shared memory, or 0
+    std::vector<std::byte> own = {}; // what lay there when the copy began
   };
   struct Store {
     TensorMap map;
@@ -91,6 +102,7 @@ class Tma {
   };
 
   void land(std::size_t which);
+  static void land_in_target(const Copy& copy);
   void advance(std::size_t which);
   static void write(const Store& store);
 

@@ -5,6 +5,7 @@
 
 #include "cuda/backward/sm90/consumer.cuh"
 #include "cuda/backward/sm90/kernel.h"
+#include "cuda/backward/sm90/pair/backward.cuh"
 #include "cuda/backward/sm90/producer.cuh"
 #include "cuda/backward/sm90/query_gradient.cuh"
 #include "cuda/backward/sm90/reducer.cuh"
@@ -58,28 +59,40 @@ __global__ void __launch_bounds__(KernelConfig::kThreads, 1)
   }
 }
 
+template <int kRow>
+inline constexpr bool kIsPaired = kKernels[kRow].config(false).paired();
+
 template <int kRow, bool kFp16>
 inline constexpr int kSharedBytes = sizeof(Shared<kKernels[kRow].config(kFp16)>);
 
 template <int kRow, bool kFp16>
 cudaError_t BackwardKernel<kRow, kFp16>::load() {
-  static_assert(kSharedBytes<kRow, kFp16> <= 227 * 1024, "A block has 227 KB of shared memory.");
-  const cudaError_t error = cuda::load(backward_kernel<kRow, kFp16>, kSharedBytes<kRow, kFp16>);
+  cudaError_t error = cudaSuccess;
+  if constexpr (kIsPaired<kRow>) {
+    error = pair::load_kernel<kRow, kFp16>();
+  } else {
+    static_assert(kSharedBytes<kRow, kFp16> <= 227 * 1024, "A block has 227 KB of shared memory.");
+    error = cuda::load(backward_kernel<kRow, kFp16>, kSharedBytes<kRow, kFp16>);
+  }
   return error == cudaSuccess ? cuda::load(dq_kernel<kRow, kFp16>) : error;
 }
 
 template <int kRow, bool kFp16>
-cudaError_t BackwardKernel<kRow, kFp16>::start(const Parameters& parameters, std::int64_t blocks,
+cudaError_t BackwardKernel<kRow, kFp16>::start(const Parameters& parameters, std::int64_t tiles,
                                                cudaStream_t stream) {
-  return launch(backward_kernel<kRow, kFp16>,
-                {blocks, KernelConfig::kThreads, kSharedBytes<kRow, kFp16>}, stream, parameters);
+  if constexpr (kIsPaired<kRow>) {
+    return pair::start_kernel<kRow, kFp16>(parameters, tiles, stream);
+  } else {
+    return launch(backward_kernel<kRow, kFp16>,
+                  {tiles, KernelConfig::kThreads, kSharedBytes<kRow, kFp16>}, stream, parameters);
+  }
 }
 
 template <int kRow, bool kFp16>
 cudaError_t BackwardKernel<kRow, kFp16>::start_dq(const Parameters& parameters, std::int64_t blocks,
                                                   cudaStream_t stream) {
-  return launch(dq_kernel<kRow, kFp16>, {blocks, 128 * KernelConfig::kConsumers}, stream,
-                parameters);
+  constexpr int kThreads = 128 * kKernels[kRow].config(kFp16).dq_blocks();
+  return launch(dq_kernel<kRow, kFp16>, {blocks, kThreads}, stream, parameters);
 }
 
 }  // namespace tilewise::cuda::backward::sm90

@@ -14,7 +14,8 @@ struct KernelConfig {
   bool block_mask;
   bool score_mod;  // softcap and ALiBi
 
-  // Two consumer warpgroups own 64 keys each. One more warpgroup holds the producer.
+  // Two consumer warpgroups own 64 keys each, or, in a pair of blocks, all of a block's 64. One
+  // more warpgroup holds the producer.
   static constexpr int kConsumers = 2;
   static constexpr int kKTile = 64 * kConsumers;
   static constexpr int kThreads = 128 * (kConsumers + 1);
@@ -22,6 +23,11 @@ struct KernelConfig {
   static constexpr int kProducerRegisters = 24;
   static constexpr int kConsumerRegisters = 240;
 
+  // Whether two blocks share a tile of keys (pair/backward.cuh).
+  TILEWISE_INLINE constexpr bool paired() const { return columns > 128; }
+  TILEWISE_INLINE constexpr int block_keys() const { return paired() ? kKTile / 2 : kKTile; }
+  // Blocks (64, 64) of dQ of a tile of queries.
+  TILEWISE_INLINE constexpr int dq_blocks() const { return q_tile * columns / (64 * 64); }
   TILEWISE_INLINE constexpr int k_bytes() const { return kKTile * columns * 2; }
   TILEWISE_INLINE constexpr int q_bytes() const { return q_tile * columns * 2; }
   TILEWISE_INLINE constexpr int score_bytes() const { return kKTile * q_tile * 2; }

@@ -19,11 +19,15 @@ inline constexpr TileRow kKernels[] = {
     {128, 64, 2, false, true, "as without"},
     {128, 64, 2, true, false, "as without"},
     {128, 64, 2, true, true, "as without"},
+    {256, 64, 2, false, false,
+     "a pair of blocks: registers are full, 128 for dK or dV; shared memory has one stage of dO"},
 };
 inline constexpr int kKernelRows = static_cast<int>(sizeof(kKernels) / sizeof(kKernels[0]));
-inline constexpr std::int64_t kMaxColumns = 128;
+inline constexpr std::int64_t kMaxColumns = 256;
+inline constexpr std::int64_t kMaxOptionColumns = 128;  // with a block mask or a score mod
 
-// The row of the table for head dimensions up to `columns`, at most kMaxColumns.
+// The row of the table for head dimensions up to `columns`, at most kMaxColumns or
+// kMaxOptionColumns.
 constexpr int tile_row(std::int64_t columns, bool block_mask, bool score_mod) {
   int row = 0;
   while (kKernels[row].columns < columns || kKernels[row].block_mask != block_mask ||

@@ -102,8 +102,8 @@ problem::Status make_maps(const Problem& problem, const KernelConfig& config,
     TensorMap* map;
   } maps[] = {{loaded.q, config.q_tile, &parameters->q},
               {loaded.dout, config.q_tile, &parameters->dout},
-              {loaded.k, KernelConfig::kKTile, &parameters->k},
-              {loaded.v, KernelConfig::kKTile, &parameters->v}};
+              {loaded.k, config.block_keys(), &parameters->k},
+              {loaded.v, config.block_keys(), &parameters->v}};
   for (const auto& [rows, tile_rows, map] : maps) {
     if (rows.rows == 0) continue;  // not loaded
     const problem::Status made = cuda::sm90::make_map(rows, tile_rows, map);
@@ -138,6 +138,14 @@ problem::Status supports(const Problem& problem) {
     return fail(TILEWISE_UNSUPPORTED, "D is %lld and Dv is %lld, must be multiples of 8 up to %lld",
                 static_cast<long long>(problem.head_dim), static_cast<long long>(problem.value_dim),
                 static_cast<long long>(kMaxColumns));
+  }
+  if (math::max(problem.head_dim, problem.value_dim) > kMaxOptionColumns &&
+      (needs_block_mask(problem) || needs_score_mod(problem))) {
+    return fail(
+        TILEWISE_UNSUPPORTED,
+        "D is %lld and Dv is %lld, must be at most %lld with slices, mask, softcap or ALiBi",
+        static_cast<long long>(problem.head_dim), static_cast<long long>(problem.value_dim),
+        static_cast<long long>(kMaxOptionColumns));
   }
   const problem::Status tiles =
       cuda::sm80::check_tile_count(problem, instance_for(problem).config.q_tile);

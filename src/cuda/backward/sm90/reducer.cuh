@@ -103,7 +103,7 @@ class Reducer {
     StageBarriers<1>& barriers = shared_.dq_barriers[warpgroup];
     wait_staged(warpgroup);
     if (parameters_.dq_sums != nullptr) {
-      ptx::bulk_reduce_add(block_dq_sums(parameters_, number, warpgroup),
+      ptx::bulk_reduce_add(block_dq_sums<kConfig>(parameters_, number, warpgroup),
                            ptx::shared_address(shared_.dq[warpgroup]), sizeof(shared_.dq[0]));
       ptx::tma_store_commit();
       ptx::tma_store_wait_read();

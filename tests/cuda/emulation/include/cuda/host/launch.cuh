@@ -15,6 +15,7 @@ struct Grid {
   std::int64_t blocks;
   int threads;
   int shared_bytes = 0;  // of dynamic_shared()
+  int cluster = 1;       // blocks of a cluster (ptx/cluster.cuh)
 };
 
 template <class... Arguments>
@@ -25,7 +26,7 @@ cudaError_t run_kernel(bool early, void (*kernel)(Arguments...), const Grid& gri
   return emulation::launch(
       reinterpret_cast<const void*>(kernel),
       {grid.blocks, grid.threads, static_cast<std::size_t>(grid.shared_bytes), run_function,
-       const_cast<void*>(static_cast<const void*>(&function)), early});
+       const_cast<void*>(static_cast<const void*>(&function)), early, grid.cluster});
 }
 
 template <class... Arguments>

@@ -12,6 +12,10 @@ inline void store_release(unsigned long long* to, unsigned long long x) {
   emulation::meet_blocks();
 }
 
+inline void add_release(unsigned long long* to, unsigned long long x) {
+  store_release(to, *to + x);
+}
+
 inline unsigned long long load_acquire(const unsigned long long* from) {
   emulation::check_waited_for_dependency("ld.acquire");
   emulation::meet_blocks();
