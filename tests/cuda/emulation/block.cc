@@ -159,6 +159,7 @@ void begin_block(Block& b, std::int64_t number) {
   b.tma.begin();
   b.wgmma.begin();
   b.at_block = b.at_cluster = 0;
+  b.knows_peer = false;
   b.any = false;
   for (int& waiting : b.at_warpgroup) waiting = 0;
   for (Warp& warp : b.warps) warp = {};

@@ -21,6 +21,7 @@ void meet_cluster() {
   for (Block* const each : {&own, &peer}) {
     const InBlockOf current(*each);
     each->at_cluster = 0;
+    each->knows_peer = true;
     each->shared.meet();
     each->barriers.meet();
     wake(&each->at_cluster);
@@ -37,6 +38,7 @@ InBlockOf::InBlockOf(std::uint32_t cluster_address) : before_(machine().block) {
     fail("address %u was not made by mapa", cluster_address);
   address_ = cluster_address & ~(kCluster | kRank);
   if (((cluster_address & kRank) != 0 ? 1u : 0u) == rank_of(*before_)) return;
+  if (!before_->knows_peer) fail("the other block of the cluster may not have begun");
   if (before_->peer == nullptr) fail("the other block of the cluster has ended");
   machine().block = before_->peer;
 }

@@ -47,6 +47,7 @@ struct Block {
   int at_warpgroup[kMaxThreads / kGroupThreads] = {};
   int at_block = 0;
   int at_cluster = 0;  // threads
+  bool knows_peer = false;  // has met the other block, which has begun therefore
   bool any = false;
   bool result = false;  // of the last barrier
   SharedMemory shared;

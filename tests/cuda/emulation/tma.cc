@@ -153,7 +153,8 @@ void Tma::copy(std::uint32_t to, const void* map, const Coordinates& first, std:
 void Tma::copy_to_both(std::uint32_t to, const void* map, const Coordinates& first,
                        std::uint32_t barrier) {
   Block* const peer = block().peer;
-  if (peer == nullptr) fail("cp.async.bulk.tensor: there is no other block for a multicast");
+  if (peer == nullptr || !block().knows_peer)
+    fail("cp.async.bulk.tensor: the other block for a multicast may not have begun, or has ended");
   copy(to, map, first, barrier);
   Copy other = copies_.back();
   other.target = peer;

@@ -24,15 +24,18 @@ __global__ void __launch_bounds__(KernelConfig::kThreads, 1)
   const int rank = static_cast<int>(blockIdx.x % kBlocks);
   if (threadIdx.x == 0) {
     shared.found_non_finite = shared.second_pass = shared.non_finite_keys = 0;
+    shared.index = static_cast<std::int32_t>(blockIdx.x / kBlocks);
     init_barriers(shared);
-    if (rank == 0) {
-      const std::int32_t index = static_cast<std::int32_t>(
-          parameters.turns != nullptr ? atomicAdd(parameters.ticket, 1u) : blockIdx.x / kBlocks);
+  }
+  ptx::cluster_sync();  // before it, the other block may not have begun
+  if (parameters.turns != nullptr) {
+    if (threadIdx.x == 0 && rank == 0) {
+      const std::int32_t index = static_cast<std::int32_t>(atomicAdd(parameters.ticket, 1u));
       for (int block = 0; block < kBlocks; ++block)
         ptx::st_cluster(ptx::cluster_address(ptx::shared_address(&shared.index), block), index);
     }
+    ptx::cluster_sync();
   }
-  ptx::cluster_sync();
   // The grid is an upper bound: a packed batch may have fewer tiles.
   const std::int32_t index = shared.index;
   if (parameters.problem.k_packed && index >= parameters.key_packed.count()) return;
