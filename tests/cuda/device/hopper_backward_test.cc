@@ -102,7 +102,6 @@ TEST(Device, HopperBackwardContainsNonFiniteValuesInWideHeads) {
       &tilewise_problem::q, &tilewise_problem::k, &tilewise_problem::v, &tilewise_problem::dout};
   for (const auto tensor : kTensors) {
     for (const double value : {std::nan(""), HUGE_VAL}) {
-      if (tensor == &tilewise_problem::q && value == HUGE_VAL) continue;  // scores of both infinities
       Case c = wide_case(TILEWISE_BF16, {1, 150, 200, 2, 1, 256}, 256);
       c.causal = true;
       c.alignment = TILEWISE_TOP_LEFT;  // no query sees key 170; queries from 70 on see key 70

@@ -34,8 +34,7 @@ std::uint32_t to_cluster(std::uint32_t address, int rank) {
 }
 
 InBlockOf::InBlockOf(std::uint32_t cluster_address) : before_(machine().block) {
-  if ((cluster_address & kCluster) == 0)
-    fail("address %u was not made by mapa", cluster_address);
+  if ((cluster_address & kCluster) == 0) fail("address %u was not made by mapa", cluster_address);
   address_ = cluster_address & ~(kCluster | kRank);
   if (((cluster_address & kRank) != 0 ? 1u : 0u) == rank_of(*before_)) return;
   if (!before_->knows_peer) fail("the other block of the cluster may not have begun");

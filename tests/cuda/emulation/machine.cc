@@ -77,7 +77,8 @@ void run_all(const std::vector<std::int64_t>& order) {
   int idle_runs = 0;
   for (std::size_t next = 0; m.failure.empty() && (next < order.size() || blocks.running() > 0);) {
     const bool may_wait = m.shuffles && blocks.running() > 0 && m.random() % 2 == 0;
-    const bool has_room = blocks.running() + static_cast<std::size_t>(m.launch.cluster) <= kMultiprocessors;
+    const bool has_room =
+        blocks.running() + static_cast<std::size_t>(m.launch.cluster) <= kMultiprocessors;
     const bool begins = next < order.size() && has_room && !may_wait;
     if (begins) blocks.begin(order[next++]);
     idle_runs = blocks.run_one() == Progress::kDone ? 0 : idle_runs + 1;

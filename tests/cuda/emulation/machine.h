@@ -46,7 +46,7 @@ struct Block {
   std::vector<Warp> warps = std::vector<Warp>(kMaxThreads / kWarpThreads);
   int at_warpgroup[kMaxThreads / kGroupThreads] = {};
   int at_block = 0;
-  int at_cluster = 0;  // threads
+  int at_cluster = 0;       // threads
   bool knows_peer = false;  // has met the other block, which has begun therefore
   bool any = false;
   bool result = false;  // of the last barrier
@@ -59,9 +59,9 @@ struct Block {
 
 struct Machine {
   Launch launch = {};
-  Block* block = nullptr;  // that instructions work on
+  Block* block = nullptr;          // that instructions work on
   Block* running_block = nullptr;  // the same, but within an InBlockOf (cluster.h)
-  int running = 0;         // number of the running thread
+  int running = 0;                 // number of the running thread
   std::string failure;
   std::mt19937_64 random;
   bool shuffles = false;

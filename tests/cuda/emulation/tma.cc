@@ -168,8 +168,8 @@ void Tma::copy_to_cluster(std::uint32_t to, std::uint32_t from, std::uint32_t by
                           std::uint32_t barrier) {
   if (from % kAlignment != 0 || bytes % kAlignment != 0)
     fail("cp.async.bulk: an address or the number of bytes is no multiple of 16");
-  const auto* const data = reinterpret_cast<const std::byte*>(
-      block().shared.async_at(from, bytes, "cp.async.bulk"));
+  const auto* const data =
+      reinterpret_cast<const std::byte*>(block().shared.async_at(from, bytes, "cp.async.bulk"));
   if (!block().shared.is_visible_to_async_proxy(from, bytes))
     fail("cp.async.bulk: what is to be copied was written without a fence.proxy.async");
   Copy own = {0, {}, {}, nullptr, bytes, 0, nullptr, from, {data, data + bytes}};
@@ -249,9 +249,8 @@ void Tma::land(std::size_t which) {
   copies_.erase(copies_.begin() + static_cast<std::ptrdiff_t>(which));
   if (copy.target != &block() && copy.target != block().peer)
     return record("the block that a copy by TMA goes to has ended");
-  if (copy.from != 0 &&
-      std::memcmp(block().shared.async_at(copy.from, copy.count, "cp.async.bulk"), copy.own.data(),
-                  copy.count) != 0)
+  if (copy.from != 0 && std::memcmp(block().shared.async_at(copy.from, copy.count, "cp.async.bulk"),
+                                    copy.own.data(), copy.count) != 0)
     record("what a copy to the other block had still to read was written");
   const InBlockOf current(*copy.target);
   land_in_target(copy);

@@ -86,9 +86,9 @@ class Tma {
     const std::byte* bytes;  // contiguous ones, without a map; or nullptr
     std::uint32_t count;     // of bytes
     std::uint32_t barrier;
-    Block* target;                   // whose shared memory and barrier these are
-    std::uint32_t from = 0;          // in this block's shared memory, or 0
-    std::vector<std::byte> own = {}; // what lay there when the copy began
+    Block* target;                    // whose shared memory and barrier these are
+    std::uint32_t from = 0;           // in this block's shared memory, or 0
+    std::vector<std::byte> own = {};  // what lay there when the copy began
   };
   struct Store {
     TensorMap map;

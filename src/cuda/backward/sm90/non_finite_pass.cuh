@@ -62,7 +62,7 @@ class NonFinitePass : public ConsumerMath<kConfig> {
   __device__ __forceinline__ static bool zero_non_finite(unsigned char* panels,
                                                          std::uint8_t* flags) {
     return zero_tile<kConfig.fp16, kRows>(panels, kConfig.columns / tile::kPanelColumns, flags,
-                                          own_share());
+                                          {static_cast<int>(threadIdx.x) - kFirstThread, kThreads});
   }
 
   __device__ __forceinline__ void zero_non_finite_keys() {
