@@ -30,8 +30,8 @@ __device__ __forceinline__ void gemm_ss(std::uint32_t a, std::uint32_t b, float 
   }
 }
 
-// d (64, 64) = A^T B, or d += A^T B to accumulate, with A (kK, 64) and B (kK, 64) in one panel each,
-// at the shared addresses a and b.
+// d (64, 64) = A^T B, or d += A^T B to accumulate, with A (kK, 64) and B (kK, 64) in one panel
+// each, at the shared addresses a and b.
 template <bool kFp16, int kK>
 __device__ __forceinline__ void gemm_tt(std::uint32_t a, std::uint32_t b, float (&d)[32],
                                         bool accumulate = false) {
