@@ -60,11 +60,12 @@ void exchange_kernel(Fault fault, const CUtensorMap* map, Number* to) {
   }
   __syncthreads();
   ptx::mbarrier_wait(ptx::shared_address(&room().other), 0);
-  constexpr unsigned kCount = 3 * kBytes / sizeof(Number);
+  constexpr unsigned kNumbers = kBytes / sizeof(Number);
+  constexpr unsigned kCount = 3 * kNumbers;
   for (unsigned i = threadIdx.x; i < kCount; i += 128) {
-    const unsigned from = i * sizeof(Number) / kBytes;  // boxes 0, 1 and 3
-    to[blockIdx.x * kCount + i] = reinterpret_cast<const Number*>(
-        room().boxes[from == 2 ? 3 : from])[i % (kBytes / sizeof(Number))];
+    const unsigned from = i / kNumbers;  // boxes 0, 1 and 3
+    to[blockIdx.x * kCount + i] =
+        reinterpret_cast<const Number*>(room().boxes[from == 2 ? 3 : from])[i % kNumbers];
   }
   if (fault == Fault::kReachesTooLate) {
     if (rank() == 0) return;
@@ -73,21 +74,21 @@ void exchange_kernel(Fault fault, const CUtensorMap* map, Number* to) {
   ptx::cluster_sync();
 }
 
-struct Run {
+struct Outcome {
   std::string message;
   Numbers<Number> to = Numbers<Number>(6 * 3 * kBytes / sizeof(Number));
 };
-void run(Fault fault, Run* run) {
+void run(Fault fault, Outcome* result) {
   Numbers<Number> data(static_cast<std::size_t>(kTensor.count()));
   for (int i = 0; i < kTensor.count(); ++i)
     data[static_cast<std::size_t>(i)] = static_cast<Number>(i + 1);
   CUtensorMap map;
   ASSERT_EQ(encode(kTensor, data.data(), kBoxRows, &map), CUDA_SUCCESS);
-  run->message = message_of(exchange_kernel, kPairs, fault, &map, run->to.data());
+  result->message = message_of(exchange_kernel, kPairs, fault, &map, result->to.data());
 }
 
 TEST(Cluster, BlocksExchangeWhatTheyLoadAndSend) {
-  Run result;
+  Outcome result;
   run(Fault::kNone, &result);
   ASSERT_EQ(result.message, "");
   constexpr std::size_t kBox = kBytes / sizeof(Number);
@@ -117,7 +118,7 @@ TEST(Cluster, FaultsAreFound) {
                 {Fault::kCopyOverwritten, "had still to read was written"},
                 {Fault::kSyncsAlone, "may not have begun"}};
   for (const auto& [fault, message] : faults) {
-    Run result;
+    Outcome result;
     run(fault, &result);
     EXPECT_NE(result.message.find(message), std::string::npos)
         << static_cast<int>(fault) << ": " << result.message;

@@ -9,11 +9,12 @@
 
 #include "cuda/backward/hidden_values.cuh"
 #include "cuda/backward/sm90/consumer_math.cuh"
-#include "cuda/backward/sm90/non_finite_row.cuh"
 #include "cuda/backward/sm90/zero_tile.cuh"
 #include "cuda/ptx/named_barrier.cuh"
 #include "cuda/ptx/tma.cuh"
+#include "cuda/sm80/work_tile.cuh"
 #include "cuda/sm90/named_barriers.h"
+#include "cuda/tile/non_finite.cuh"
 #include "cuda/tile/slow_path.cuh"
 
 namespace tilewise::cuda::backward::sm90 {
@@ -51,10 +52,6 @@ class NonFinitePass : public ConsumerMath<kConfig> {
   __device__ __forceinline__ void meet_consumers() const {
     ptx::named_barrier_sync(cuda::sm90::barrier_of(cuda::sm90::NamedBarrier::kConsumers, 0),
                             kThreads);
-  }
-
-  __device__ __forceinline__ static ThreadShare own_share() {
-    return {static_cast<int>(ptx::opaque(threadIdx.x)) - kFirstThread, kThreads};
   }
 
   // zero_tile() by all consumers.
@@ -97,12 +94,24 @@ class NonFinitePass : public ConsumerMath<kConfig> {
   // an infinity in another.
   __device__ __forceinline__ bool hides_non_finite() const {
     const Problem& problem = parameters_.problem;
+    const Sequence& sequence = shared_.tile.sequence;
+    const int thread = static_cast<int>(ptx::opaque(threadIdx.x)) - kFirstThread;
+    const std::int64_t batch = problem.q_packed ? 0 : sequence.batch;
+    // Rows after the end of the sequence have been loaded as well.
+    const std::int64_t rows = problem.q_rows - (problem.q_packed ? sequence.q_start : 0);
     const std::int32_t group = static_cast<std::int32_t>(problem.group);
     bool found = false;
     const auto look = [&](std::int32_t head, std::int32_t q_tile, bool full) {
-      found |= hide_non_finite<kConfig.fp16>(
-          problem, shared_.tile.sequence, head,
-          {q_tile * kConfig.q_tile, (q_tile + 1) * kConfig.q_tile}, full, own_share());
+      const tile::Range own = {q_tile * kConfig.q_tile, (q_tile + 1) * kConfig.q_tile};
+      found |= hold_non_finite<kConfig.fp16>(
+          cuda::sm80::rows_of<std::uint16_t>(problem.q, batch, head, sequence.q_start, rows,
+                                             problem.head_dim, true),
+          own, thread, kThreads, full);
+      if (full) return;
+      found |= hold_non_finite<kConfig.fp16>(
+          cuda::sm80::rows_of<std::uint16_t>(problem.dout, batch, head, sequence.q_start, rows,
+                                             problem.value_dim, true),
+          own, thread, kThreads);
     };
 #pragma unroll 1
     for (std::int32_t i = 0; i < group; ++i) {
@@ -178,9 +187,9 @@ class NonFinitePass : public ConsumerMath<kConfig> {
       if (shared_.non_finite_query[row] == 0) continue;
       if constexpr (kConfig.block_mask) {
         const ListedTile tile = shared_.listed.order[tiles_ % kListedOrder];
-        add_row(tile.head, tile.q_tile, row);
+        add_non_finite_row(tile.head, tile.q_tile, row);
       } else {
-        add_row(head, q_tile, row);
+        add_non_finite_row(head, q_tile, row);
       }
     }
     meet_consumers();
@@ -222,12 +231,27 @@ class NonFinitePass : public ConsumerMath<kConfig> {
   }
 
   // dV += P^T dO, of the elements of a row of dO that are not finite.
-  __device__ __forceinline__ void add_row(std::int32_t head, std::int32_t q_tile, int row) {
-    const unsigned char* const panel =
+  __device__ void add_non_finite_row(std::int32_t head, std::int32_t q_tile, int row) {
+    const Problem& problem = parameters_.problem;
+    const Sequence& sequence = shared_.tile.sequence;
+    const std::int64_t at = sequence.q_start + q_tile * kConfig.q_tile + row;
+    const std::uint16_t* const from =
+        static_cast<const std::uint16_t*>(problem.dout.data) +
+        problem.dout.offset(problem.q_packed ? 0 : sequence.batch, head, at);
+    const unsigned char* const probs =
         shared_.gradients[0] + row / tile::kPanelColumns * kKTile * tile::kPanelRowBytes;
-    add_non_finite_row<kConfig.fp16>(
-        dout_row(parameters_.problem, shared_.tile.sequence, head, q_tile * kConfig.q_tile + row),
-        panel, warp_row(), row % tile::kPanelColumns, dv_);
+    const int lane = static_cast<int>(ptx::opaque(threadIdx.x) % 32);
+#pragma unroll
+    for (int r = 0; r < kGradients; ++r) {
+      const int key = warp_row() + tile::lane_row(lane, tile::register_row(r));
+      const int column = tile::register_column(r) + tile::lane_column(lane);
+      const std::uint32_t weight = *reinterpret_cast<const std::uint16_t*>(
+          probs + tile::swizzled(key, row % tile::kPanelColumns * 2));
+      if (weight == 0 || column >= problem.value_dim) continue;
+      const std::uint32_t value = from[column];
+      if (tile::is_non_finite16<kConfig.fp16>(value))
+        dv_[r] += ptx::unpack<kConfig.fp16>(weight, 0) * ptx::unpack<kConfig.fp16>(value, 0);
+    }
   }
 
   std::uint32_t tiles_ = 0;  // tiles of queries that are done
