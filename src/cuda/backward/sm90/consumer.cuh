@@ -38,7 +38,6 @@ class Consumer : public NonFinitePass<kConfig> {
   using Base::dprobs_;
   using Base::dv_;
   using Base::ends_non_finite;
-  using Base::find_slope;
   using Base::gradients_;
   using Base::issue_dov;
   using Base::issue_qk;
@@ -53,6 +52,7 @@ class Consumer : public NonFinitePass<kConfig> {
   using Base::scores_;
   using Base::search_bits;
   using Base::shared_;
+  using Base::slope_;
   using Base::stage_of;
   using Base::store_scores;
   using Base::tiles_;
@@ -74,7 +74,7 @@ class Consumer : public NonFinitePass<kConfig> {
       full_end = cuda::sm90::uniform(shared_.non_finite_keys != 0 ? 0 : mask_.full_tiles().end);
     }
     if (begin >= end) return;
-    if constexpr (kConfig.score_mod) find_slope(head);
+    if constexpr (kConfig.score_mod && !kConfig.block_mask) slope_ = this->slope_of(head);
     cuda::sm90::wait_full(shared_.q_barriers, stage_of(tiles_));
     issue_qk(stage_of(tiles_).stage);
 #pragma unroll 1

@@ -115,10 +115,6 @@ class ConsumerMath {
     hide_masked<kHidden>(q_tile, stage, masked, probs_);
   }
 
-  __device__ __forceinline__ void find_slope(std::int32_t head) {
-    slope_ = tile::slope_of(parameters_.problem, shared_.tile.sequence.batch, head);
-  }
-
   // The derivatives of the softcap wait for dP in the registers of dS.
   __device__ __forceinline__ void apply_score_mod(std::int32_t q_tile) {
     scale_with_derivatives<kConfig.fp16>(parameters_.scaling, scores_, gradients_);
@@ -126,7 +122,17 @@ class ConsumerMath {
     const std::int32_t row = q_tile * kConfig.q_tile + tile::lane_column(lane);
     const std::int32_t key = shared_.tile.first + warp_row() + tile::lane_row(lane, 0);
     const std::int32_t diagonal = static_cast<std::int32_t>(shared_.tile.sequence.diagonal);
-    tile::add_alibi<TransposedLayout>(slope_, row + diagonal - key, scores_);
+    tile::add_alibi<TransposedLayout>(slope(), row + diagonal - key, scores_);
+  }
+
+  // The slope of the head. That of a listed tile is read again: few registers are left.
+  __device__ __forceinline__ float slope() const {
+    if constexpr (kConfig.block_mask)
+      return slope_of(shared_.listed.order[tiles_ % kListedOrder].head);
+    return slope_;
+  }
+  __device__ __forceinline__ float slope_of(std::int32_t head) const {
+    return tile::slope_of(parameters_.problem, shared_.tile.sequence.batch, head);
   }
 
   // dS, with P in 16 bits, as dV has it: the registers of S are free by then. Those of dS hold the
@@ -284,7 +290,8 @@ class ConsumerMath {
   Shared<kConfig>& shared_;
   Mask mask_;
   int warpgroup_;
-  float slope_ = 0;                                            // of the head
+  std::uint32_t tiles_ = 0;                                    // tiles of queries that are done
+  float slope_ = 0;                                            // of the head; not of listed tiles
   float scores_[kScores], dprobs_[kScores];                    // S^T and dP^T, then P and dS
   std::uint32_t probs_[kScores / 2], gradients_[kScores / 2];  // P^T and dS^T in 16 bits
   float dk_[kGradients], dv_[kGradients];

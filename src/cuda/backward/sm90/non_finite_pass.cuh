@@ -30,7 +30,6 @@ class NonFinitePass : public ConsumerMath<kConfig> {
   using Base::dk_;
   using Base::dprobs_;
   using Base::dv_;
-  using Base::find_slope;
   using Base::gradients_;
   using Base::issue_dov;
   using Base::issue_qk;
@@ -43,8 +42,10 @@ class NonFinitePass : public ConsumerMath<kConfig> {
   using Base::scores_;
   using Base::search_bits;
   using Base::shared_;
+  using Base::slope_;
   using Base::stage_of;
   using Base::store_scores;
+  using Base::tiles_;
   using Base::warp_row;
   static constexpr int kFirstThread = 128;  // the first consumer of the block
   static constexpr int kThreads = 128 * KernelConfig::kConsumers;
@@ -58,8 +59,9 @@ class NonFinitePass : public ConsumerMath<kConfig> {
   template <int kRows>
   __device__ __forceinline__ static bool zero_non_finite(unsigned char* panels,
                                                          std::uint8_t* flags) {
-    return zero_tile<kConfig.fp16, kRows>(panels, kConfig.columns / tile::kPanelColumns, flags,
-                                          {static_cast<int>(threadIdx.x) - kFirstThread, kThreads});
+    return zero_tile<kConfig.fp16, kRows>(
+        panels, kConfig.columns / tile::kPanelColumns, flags,
+        {static_cast<int>(ptx::opaque(threadIdx.x)) - kFirstThread, kThreads});
   }
 
   __device__ __forceinline__ void zero_non_finite_keys() {
@@ -140,8 +142,6 @@ class NonFinitePass : public ConsumerMath<kConfig> {
 #pragma unroll 1
       for (const std::uint32_t end = 2 * tiles_; tiles_ != end; ++tiles_) {
         cuda::sm90::wait_full(shared_.q_barriers, stage_of(tiles_));
-        if constexpr (kConfig.score_mod)
-          find_slope(shared_.listed.order[tiles_ % kListedOrder].head);
         step_again(0, shared_.listed.order[tiles_ % kListedOrder].q_tile);
       }
     } else {
@@ -149,7 +149,7 @@ class NonFinitePass : public ConsumerMath<kConfig> {
       const std::int32_t first_head = shared_.tile.kv_head * group;
 #pragma unroll 1
       for (std::int32_t head = first_head; head < first_head + group; ++head) {
-        if constexpr (kConfig.score_mod) find_slope(head);
+        if constexpr (kConfig.score_mod) slope_ = this->slope_of(head);
         const tile::Range tiles = mask_.tiles();
 #pragma unroll 1
         for (std::int32_t q_tile = tiles.begin; q_tile < tiles.end; ++q_tile, ++tiles_)
@@ -177,7 +177,8 @@ class NonFinitePass : public ConsumerMath<kConfig> {
     compute_gradients(at.stage);
     this->template pack_gradients<true>(q_tile, at.stage, true);
     store_scores(probs_, shared_.gradients[0]);
-    for (int i = static_cast<int>(threadIdx.x) - kFirstThread; i < kConfig.q_tile; i += kThreads)
+    for (int i = static_cast<int>(ptx::opaque(threadIdx.x)) - kFirstThread; i < kConfig.q_tile;
+         i += kThreads)
       shared_.non_finite_query[i] = 0;
     meet_consumers();
     zero_non_finite<kConfig.q_tile>(shared_.dout[at.stage], shared_.non_finite_query);
@@ -253,8 +254,6 @@ class NonFinitePass : public ConsumerMath<kConfig> {
         dv_[r] += ptx::unpack<kConfig.fp16>(weight, 0) * ptx::unpack<kConfig.fp16>(value, 0);
     }
   }
-
-  std::uint32_t tiles_ = 0;  // tiles of queries that are done
 };
 
 }  // namespace tilewise::cuda::backward::sm90
