@@ -13,12 +13,18 @@ namespace tilewise::cuda::tile {
 
 inline constexpr float kFp8ProbExponent = 8.0f;
 
-// From this anchor on its rounding, of 2^-14, is avoided: scores are taken less their maximum.
-inline constexpr float kHugeFp8Anchor = 0x1p10f;
+// From this anchor on, its rounding may make probs so large that e4m3 does not hold them: scores
+// are taken less their maximum.
+inline constexpr float kHugeFp8Anchor = 0x1p22f;
 
-// Updates the states by the maxima of a tile of scores. The anchors include kFp8ProbExponent. The
-// factors are those of sums and outputs so far; 0 where the row had seen no key. scale_log2: more
-// than 0.
+// The anchor of a row: its probs, factors and LSE all use these bits, so that they agree.
+__device__ __forceinline__ float fp8_anchor(float max, float scale_log2) {
+  return __fmaf_rn(math::anchor(max), scale_log2, -kFp8ProbExponent);
+}
+
+// Updates the states by the maxima of a tile of scores. The factors are those of sums and outputs
+// so far: exactly 1 where the maximum stays, 0 where the row had seen no key. scale_log2: more than
+// 0.
 __device__ __forceinline__ Anchors update_fp8_max(const RowMax& maxima, RowStates& states,
                                                   float scale_log2) {
   Anchors anchors;
@@ -27,24 +33,34 @@ __device__ __forceinline__ Anchors update_fp8_max(const RowMax& maxima, RowState
     float& max = states.row[which].max;
     const float before = max;
     max = fmaxf(before, maxima.row[which]);
-    anchors.anchor[which] = __fmaf_rn(math::anchor(max), scale_log2, -kFp8ProbExponent);
-    anchors.factor[which] = max == before ? 1.0f : ptx::exp2_approx((before - max) * scale_log2);
+    anchors.anchor[which] = fp8_anchor(max, scale_log2);
+    const float growth = anchors.anchor[which] - fp8_anchor(before, scale_log2);
+    const bool none = before == -math::Limits<float>::kInfinity;
+    anchors.factor[which] = none ? 0.0f : ptx::exp2_approx(-growth);
   }
   return anchors;
 }
 
-// Subtracts the maximum from the scores of huge rows. Other rows keep their bits.
+// Whether a row of the warp has a huge anchor.
+__device__ __forceinline__ bool any_huge_fp8(const Anchors& anchors) {
+  return __any_sync(~0u, is_huge(anchors.anchor[0], kHugeFp8Anchor) ||
+                             is_huge(anchors.anchor[1], kHugeFp8Anchor));
+}
+// Subtracts the maximum from the scores of huge rows, whose factors come from the difference of the
+// maxima. Other rows keep their bits.
 template <int kCount>
-__device__ __forceinline__ void rebase_huge_fp8(float (&scores)[kCount], const RowStates& states,
+__device__ __forceinline__ void rebase_huge_fp8(float (&scores)[kCount], const RowStates& before,
+                                                const RowStates& states, float scale_log2,
                                                 Anchors& anchors) {
-  const bool huge[kRowsPerLane] = {is_huge(anchors.anchor[0], kHugeFp8Anchor),
-                                   is_huge(anchors.anchor[1], kHugeFp8Anchor)};
-  if (!__any_sync(~0u, huge[0] || huge[1])) return;
   float base[kRowsPerLane];
 #pragma unroll
   for (int which = 0; which < kRowsPerLane; ++which) {
-    base[which] = huge[which] ? states.row[which].max : 0.0f;
-    if (huge[which]) anchors.anchor[which] = -kFp8ProbExponent;
+    const bool huge = is_huge(anchors.anchor[which], kHugeFp8Anchor);
+    const float max = states.row[which].max;
+    base[which] = huge ? max : 0.0f;
+    if (!huge) continue;
+    anchors.anchor[which] = -kFp8ProbExponent;
+    anchors.factor[which] = ptx::exp2_approx((before.row[which].max - max) * scale_log2);
   }
 #pragma unroll
   for (int r = 0; r < kCount; ++r) scores[r] -= base[register_row(r)];

@@ -27,20 +27,20 @@ struct KernelConfig {
   int loaded_v_stages = 0;  // V as it is loaded; v_stages: transposed (fp8/transposer.cuh)
 
   TILEWISE_INLINE constexpr int consumers() const { return q_tile / 64; }  // warpgroups
-  // One more warpgroup holds the scheduler, producer and epilogue warps.
-  TILEWISE_INLINE constexpr int threads() const { return 128 * (consumers() + 1); }
+  // One more warpgroup holds the scheduler, producer and epilogue warps; of fp8, another one
+  // transposes V.
+  TILEWISE_INLINE constexpr int threads() const { return 128 * (consumers() + (fp8 ? 2 : 1)); }
   // 65536 registers, in the multiples of 8 that setmaxnreg takes.
   TILEWISE_INLINE constexpr int producer_registers() const {
-    return consumers() == 3 ? 32 : spares_registers() ? 56 : 40;
+    return consumers() == 3 || fp8 ? 32 : spares_registers() ? 56 : 40;
   }
   TILEWISE_INLINE constexpr int consumer_registers() const {
+    if (fp8) return score_mod ? 224 : 216;
     return consumers() == 3 ? 160 : spares_registers() ? 224 : 232;
   }
-  // Small consumers leave registers to the scheduler warp, which reads lists, or to the warps that
-  // transpose V of fp8.
-  TILEWISE_INLINE constexpr bool spares_registers() const {
-    return fp8 ? pv_columns() <= 64 : block_mask && value_dim <= 64;
-  }
+  TILEWISE_INLINE constexpr int transposer_registers() const { return score_mod ? 32 : 48; }
+  // Small consumers leave registers to the scheduler warp, which reads lists.
+  TILEWISE_INLINE constexpr bool spares_registers() const { return block_mask && value_dim <= 64; }
   // The first warpgroup has two warps to spare: with two stages of Q, one for each consumer
   // warpgroup loads Q and stores out.
   TILEWISE_INLINE constexpr bool has_epilogue_warps() const {
@@ -86,9 +86,9 @@ struct KernelConfig {
   // (bench/results/cuda/h200-sm90-cycles.txt).
   TILEWISE_INLINE constexpr int late_pv_steps() const { return value_dim > 64 ? 1 : 4; }
 
-  // Columns of a product P V in fp8 that are computed at once: a score mod leaves no registers for
-  // 128.
-  TILEWISE_INLINE constexpr int pv_columns() const { return score_mod ? 64 : value_dim; }
+  // Columns of a product P V in fp8 that are computed at once. With 128, the maxima of a key tile
+  // had three registers to pass through, and took 650 cycles of a step's 2600.
+  TILEWISE_INLINE constexpr int pv_columns() const { return 64; }
 
   // Rows of Q, K and V lie in panels of 128 bytes (tile/swizzle.h), which 64 numbers of fp8 fill by
   // half.

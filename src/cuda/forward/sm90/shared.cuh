@@ -177,7 +177,7 @@ struct TileScales {
   float scores;  // of Q K^T, in units of log 2
   float values;
 };
-inline constexpr int kTransposers = 2;  // warps that transpose V
+inline constexpr int kTransposers = 4;  // warps that transpose V, one for each scheduler
 
 // With fp8, V lies there twice: as it is loaded, and transposed for wgmma.
 template <KernelConfig kConfig>

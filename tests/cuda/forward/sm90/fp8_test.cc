@@ -34,7 +34,10 @@ TEST(Sm90Fp8, RegistersAndStagesAreThoseOfTheHardware) {
     for (const bool e5m2 : {false, true}) {
       const KernelConfig config = row.config(e5m2);
       EXPECT_EQ(config.e5m2, e5m2);
-      EXPECT_LE(128 * (config.producer_registers() + 2 * config.consumer_registers()), 65536);
+      EXPECT_EQ(config.threads(), 512);
+      EXPECT_LE(128 * (config.producer_registers() + config.transposer_registers() +
+                       2 * config.consumer_registers()),
+                65536);
       EXPECT_LE(config.k_stages, kMaxStages);
       EXPECT_LE(config.v_stages, kMaxStages);
       EXPECT_LE(config.loaded_v_stages, kMaxStages);

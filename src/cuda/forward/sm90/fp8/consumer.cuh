@@ -1,13 +1,15 @@
 // A consumer of fp8: a warpgroup that computes 64 rows of a query tile. FlashAttention-3 (arXiv
-// 2407.08608), Algorithm 2 and section 3.3, with two changes. Every step takes the exact maximum,
-// so that probs use all of e4m3 (tile/fp8_softmax.cuh). And the products P V of a key tile are
-// summed on their own before O takes them in fp32, since the tensor cores would round a long sum in
-// fp8 (ptx/wgmma_fp8.cuh). O is rescaled by the same multiply-add, so that rows that rise cost
-// nothing.
+// 2407.08608), Algorithm 2 and section 3.3, with three changes. Every step takes the exact maximum,
+// so that probs use all of e4m3 (tile/fp8_softmax.cuh). The products P V of a key tile are summed
+// on their own before O takes them in fp32, since the tensor cores would round a long sum in fp8
+// (ptx/wgmma_fp8.cuh). O is rescaled by the same multiply-add, so that rows that rise cost nothing.
+// And warpgroups take turns at the exponentials, not at the products, which take less time.
 #pragma once
 
 #include "cuda/forward/sm90/consumer.cuh"
 #include "cuda/forward/sm90/fp8/fp8_bytes.h"
+#include "cuda/ptx/named_barrier.cuh"
+#include "cuda/ptx/shared_memory.cuh"
 #include "cuda/sm90/gemm_fp8.cuh"
 #include "cuda/tile/fp8_softmax.cuh"
 
@@ -29,6 +31,12 @@ class Fp8Consumer : Consumer<kConfig> {
     first_scores(f);
     for (;;) {
       while (key_ != this->last_key_) {
+        if constexpr (!kConfig.score_mod) {
+          if (next_is_whole()) {
+            whole_steps(f);
+            continue;
+          }
+        }
         --key_;
         step<false>(f);
       }
@@ -42,6 +50,9 @@ class Fp8Consumer : Consumer<kConfig> {
   static constexpr int kScores = kConfig.k_tile / 2;  // registers of a thread
   static constexpr int kOut = kConfig.value_dim / 2;
   static constexpr int kProduct = kConfig.pv_columns() / 2;
+  static constexpr int kParts = kOut / kProduct;
+  static constexpr int kExp2Parts = 8;
+  static constexpr float kMostScore = 448.0f * 448.0f * kConfig.head_dim;  // of e4m3
 
   struct Fragments {
     float scores[kScores];             // S_j, then P_j
@@ -59,17 +70,48 @@ class Fp8Consumer : Consumer<kConfig> {
   };
   using MaskBits = typename Base::MaskBits;
 
+  // Steps of key tiles that all rows see whole, of scores without a factor. What is rare comes
+  // after the loop: ptxas leaves branches in place, and instructions of a longer loop arrive late.
+  __device__ __forceinline__ void whole_steps(Fragments& f) {
+    tile::Anchors anchors;
+    tile::RowSums sums;
+    for (;;) {
+      --key_;
+      k_.wait();
+      issue_qk(f.scores);  // S_j = Q K_j^T
+      v_.wait();
+      issue_pv(0, f);        // P_{j-1} V_{j-1}, its first columns
+      ptx::wgmma_wait<1>();  // S_j has arrived
+      ptx::fence_operand(f.scores);
+      this->release_k();
+      anchors = update_max(f);  // m
+      this->split_basic_block();
+      add_first_parts(f);  // O = O * factor + P_{j-1} V_{j-1}
+      const int markers = shared_.markers[v_.state().stage];
+      sums = exp2_in_turn(anchors, f);  // P_j, during the last columns
+      this->split_basic_block();
+      if (markers != 0) break;
+      add_part(kParts - 1, f);
+      v_.release();
+      end_scores(anchors, sums, {}, f);  // l
+      if (key_ == this->last_key_ || !next_is_whole()) return;
+    }
+    add_last_part<false>(f);
+    end_scores(anchors, sums, {}, f);
+  }
+  __device__ __forceinline__ bool next_is_whole() const {
+    return key_ > this->full_begin_ && key_ <= this->full_end_ && !has_odd_scores_;
+  }
+
   // One key tile: its scores and probs, and the product of the tile before with its values.
   // kNextQuery: that is the last one of another query tile, which ends here.
   template <bool kNextQuery>
   __device__ __forceinline__ void step(Fragments& f) {
     load_key_scale();
     k_.wait();
-    this->order_barrier_wait();
     issue_qk(f.scores);  // S_j = Q K_j^T
     v_.wait();
-    issue_pv(0, f);  // P_{j-1} V_{j-1}
-    this->order_barrier_arrive();
+    issue_pv(0, f);  // P_{j-1} V_{j-1}, its first columns
     const MaskBits mask = this->template early_mask<true>();
     if constexpr (kNextQuery) {
       kept_states() = f.states;
@@ -78,9 +120,12 @@ class Fp8Consumer : Consumer<kConfig> {
     ptx::wgmma_wait<1>();                                          // S_j has arrived
     const tile::Anchors anchors = accept_and_update_max(mask, f);  // m
     this->split_basic_block();
-    add_product<kNextQuery>(f);  // O = O * factor + P_{j-1} V_{j-1}
+    add_first_parts(f);  // O = O * factor + P_{j-1} V_{j-1}
+    if constexpr (kConfig.score_mod) add_last_part<kNextQuery>(f);  // leaves no registers for it
+    const tile::RowSums sums = exp2_in_turn(anchors, f);            // P_j, during the last columns
     const BlockScales values = value_scales();
-    const tile::RowSums sums = exp2_scores(anchors, f);  // P_j
+    this->split_basic_block();
+    if constexpr (!kConfig.score_mod) add_last_part<kNextQuery>(f);
     if constexpr (kNextQuery) end_query_tile(kept_states(), f);
     end_scores(anchors, sums, values, f);  // l
   }
@@ -102,7 +147,8 @@ class Fp8Consumer : Consumer<kConfig> {
   __device__ __forceinline__ void last_product(Fragments& f) {
     v_.wait();
     issue_pv(0, f);
-    add_product<true>(f);
+    add_first_parts(f);
+    add_last_part<true>(f);
     end_query_tile(f.states, f);
   }
 
@@ -114,6 +160,7 @@ class Fp8Consumer : Consumer<kConfig> {
     const bool positive = scale > 0;
     score_factor_ = positive ? 1.0f : scale;
     scale_log2_ = positive ? scale : 1.0f;
+    has_odd_scores_ = !positive || (!kConfig.e5m2 && scale * kMostScore >= tile::kHugeFp8Anchor);
     if constexpr (kConfig.score_mod) load_query_scales();
     return true;
   }
@@ -131,26 +178,31 @@ class Fp8Consumer : Consumer<kConfig> {
     gemm_fp8_rs<kConfig.e5m2, kConfig.pv_columns(), kConfig.k_tile>(f.probs, v, f.product);
     ptx::wgmma_commit();
   }
-  // Waits for the first part of the product and computes the others. add(out): adds what is there
-  // to out, a part of O.
-  template <class Add>
-  __device__ __forceinline__ void complete_pv(Fragments& f, const Add& add) const {
-#pragma unroll
-    for (int part = 0; part < kOut / kProduct; ++part) {
-      if (part > 0) issue_pv(part, f);
-      ptx::wgmma_wait<0>();
-      ptx::fence_operand(f.product);
-      ptx::fence_operand(f.probs);
-      add(f.out + part * kProduct);
-    }
+  // Waits for a part of the product.
+  __device__ __forceinline__ void accept_pv(Fragments& f) const {
+    ptx::wgmma_wait<0>();
+    ptx::fence_operand(f.product);
+    ptx::fence_operand(f.probs);
+  }
+  __device__ __forceinline__ void add_part(int part, Fragments& f) const {
+    accept_pv(f);
+    tile::add_product(f.product, f.factor, f.out + part * kProduct);
   }
 
-  // Waits for the product and adds it. V is free, and so are the markers that may follow it.
-  // kOfLast: of the last key tile of the query tile before slot_.
+  // The first part of the product has been issued. Adds all but the last one, which is issued.
+  __device__ __forceinline__ void add_first_parts(Fragments& f) const {
+#pragma unroll
+    for (int part = 0; part < kParts - 1; ++part) {
+      add_part(part, f);
+      issue_pv(part + 1, f);
+    }
+  }
+  // V is free then, and so are the markers that may follow it. kOfLast: of the last key tile of the
+  // query tile before slot_.
   template <bool kOfLast>
-  __device__ __forceinline__ void add_product(Fragments& f) {
+  __device__ __forceinline__ void add_last_part(Fragments& f) {
     const int stage = v_.state().stage;
-    complete_pv(f, [&](float* out) { tile::add_product(f.product, f.factor, out); });
+    add_part(kParts - 1, f);
     const int markers = shared_.markers[stage];
     v_.release();
     if (markers == 0) return;
@@ -171,14 +223,52 @@ class Fp8Consumer : Consumer<kConfig> {
       for (float& score : f.scores) score *= score_factor_;
     }
     if constexpr (!kConfig.score_mod) Base::apply_mask(mask, f.scores);
+    return update_max<true>(f);
+  }
+  // kAny: the scores may be huge, with any data that a scale lets be.
+  template <bool kAny = kConfig.e5m2>
+  __device__ __forceinline__ tile::Anchors update_max(Fragments& f) const {
+    const tile::RowStates before = f.states;
     tile::Anchors anchors = tile::update_fp8_max(tile::row_max_of(f.scores), f.states, scale_log2_);
-    tile::rebase_huge_fp8(f.scores, f.states, anchors);
+    if (kAny && tile::any_huge_fp8(anchors))
+      tile::rebase_huge_fp8(f.scores, before, f.states, scale_log2_, anchors);
     return anchors;
   }
   // P = exp2(S * scale_log2 - anchor), in the place of S.
   __device__ __forceinline__ tile::RowSums exp2_scores(const tile::Anchors& anchors,
                                                        Fragments& f) const {
     return tile::exp2_scores(f.scores, anchors, scale_log2_);
+  }
+  // The same, one warpgroup after the other: while one computes exponentials, the tensor cores and
+  // all else are for the other. The next one may begin when the last part is left, since its first
+  // exponential takes as long to arrive. Its barrier depends on the sums for ptxas alone.
+  __device__ __forceinline__ tile::RowSums exp2_in_turn(const tile::Anchors& anchors,
+                                                        Fragments& f) const {
+    tile::PartialSums sums;
+    this->order_barrier_wait();
+    // ptxas would move exponentials across the barrier: their anchors depend on what is read here,
+    // a 0.
+    const tile::Anchors own = anchors_after_barrier(anchors);
+#pragma unroll
+    for (int part = 0; part < kExp2Parts; ++part) {
+      if (part == kExp2Parts - 1) pass_turn(sums.row_sums());
+      tile::exp2_scores(f.scores, part, kExp2Parts, own, scale_log2_, sums);
+    }
+    return sums.row_sums();
+  }
+  __device__ __forceinline__ tile::Anchors anchors_after_barrier(
+      const tile::Anchors& anchors) const {
+    const std::uint32_t zero =
+        __float_as_uint(ptx::ld_shared(ptx::shared_address(&shared_.careful.pass)));
+    return {{__uint_as_float(__float_as_uint(anchors.anchor[0]) | zero),
+             __uint_as_float(__float_as_uint(anchors.anchor[1]) | zero)},
+            {anchors.factor[0], anchors.factor[1]}};
+  }
+  __device__ __forceinline__ void pass_turn(const tile::RowSums& sums) const {
+    const int next = (warpgroup_ + 1) % kConfig.consumers();
+    const std::uint32_t bits = __float_as_uint(sums.row[0]) | __float_as_uint(sums.row[1]);
+    ptx::named_barrier_arrive(barrier_of(NamedBarrier::kOrder, next) + (bits & parameters_.zero),
+                              256);
   }
   // The sums, and P as an operand.
   __device__ __forceinline__ void end_scores(const tile::Anchors& anchors,
@@ -225,8 +315,9 @@ class Fp8Consumer : Consumer<kConfig> {
   using Base::tile_;
   using Base::v_;
   using Base::warpgroup_;
-  float score_factor_ = 1;  // of the query tile's scores,
-  float scale_log2_ = 1;    // and what multiplies them in the exponent
+  float score_factor_ = 1;       // of the query tile's scores,
+  float scale_log2_ = 1;         // and what multiplies them in the exponent
+  bool has_odd_scores_ = false;  // they have a factor, or may be huge
   // With scales of blocks, by score_factor_ times the scales of the lane's rows of Q, and that of
   // K.
   float row_scales_[tile::kRowsPerLane] = {1, 1};

@@ -95,11 +95,14 @@ __device__ __forceinline__ void Fp8Consumer<kConfig>::add_non_finite(const WorkT
     v_.wait();
     const float sum = (i == 0 ? 1.0f : -1.0f) * math::Limits<float>::kInfinity;
     const float added = kConfig.e5m2 ? sum : __uint_as_float(0x7fffffffu);
-    issue_pv(0, f);
-    complete_pv(f, [&](float* out) {
 #pragma unroll
-      for (int r = 0; r < kProduct; ++r) out[r] += f.product[r] > 0 ? added : 0.0f;
-    });
+    for (int part = 0; part < kParts; ++part) {
+      issue_pv(part, f);
+      accept_pv(f);
+#pragma unroll
+      for (int r = 0; r < kProduct; ++r)
+        f.out[part * kProduct + r] += f.product[r] > 0 ? added : 0.0f;
+    }
     v_.release();
   }
 }

@@ -1,5 +1,5 @@
 // The Hopper forward kernel for fp8. Its scheduler, producer and masks are those of
-// forward/sm90/forward.cuh; two warps transpose V (transposer.cuh), and consumers store out
+// forward/sm90/forward.cuh; a warpgroup transposes V (transposer.cuh), and consumers store out
 // themselves.
 #pragma once
 
@@ -27,17 +27,23 @@ __device__ __forceinline__ void run_first_warpgroup_fp8(const Parameters& parame
                                                         Shared<kConfig>& shared,
                                                         Scheduler<kConfig>& scheduler_warp) {
   const std::int32_t warp = static_cast<std::int32_t>(threadIdx.x) / 32;
-  if (warp > 1) {
-    Transposer<kConfig>(shared, warp - 2).run();
-    zero_unowned_rows(parameters.problem,
-                      sequences_of(parameters.scheduler, shared.sequences).lengths,
-                      static_cast<std::int32_t>(blockIdx.x) * 2 + warp - 2,
-                      static_cast<std::int32_t>(gridDim.x) * 2);
-  } else if (warp == 1 && threadIdx.x % 32 < tile::kMaxBatchedTiles) {
+  if (warp == 1 && threadIdx.x % 32 < tile::kMaxBatchedTiles) {
     scheduler_warp.run();
   } else if (threadIdx.x == 0) {
     Producer<kConfig>(parameters, shared).run();
   }
+}
+
+// The last warpgroup.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void run_transposers(const Parameters& parameters,
+                                                Shared<kConfig>& shared) {
+  const std::int32_t warp = static_cast<std::int32_t>(threadIdx.x) / 32 % kTransposers;
+  Transposer<kConfig>(shared, warp).run();
+  zero_unowned_rows(parameters.problem,
+                    sequences_of(parameters.scheduler, shared.sequences).lengths,
+                    static_cast<std::int32_t>(blockIdx.x) * kTransposers + warp,
+                    static_cast<std::int32_t>(gridDim.x) * kTransposers);
 }
 
 // The kernel of a row of the table.
@@ -69,6 +75,9 @@ __global__ void __launch_bounds__(kFp8Kernels[kRow].config(kE5M2).threads(), 1)
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<kConfig.producer_registers()>();
     run_first_warpgroup_fp8(parameters, shared, scheduler_warp);
+  } else if (warpgroup > kConfig.consumers()) {
+    ptx::setmaxnreg_dec<kConfig.transposer_registers()>();
+    run_transposers(parameters, shared);
   } else {
     ptx::setmaxnreg_inc<kConfig.consumer_registers()>();
     Fp8Consumer<kConfig> consumer(parameters, shared, warpgroup - 1);

@@ -44,10 +44,10 @@ struct Fp8KernelRow {
 };
 
 inline constexpr Fp8KernelRow kFp8Kernels[] = {
-    {64, 64, 3, 2, 3, false, "half of a row of Q, K and V is zero in shared memory"},
-    {128, 128, 3, 2, 3, false, "208 registers of a consumer hold scores, probs, a product and O"},
-    {64, 64, 3, 2, 3, true, "as the plain kernel"},
-    {128, 128, 3, 2, 3, true, "products of 64 columns: a score mod takes the registers of more"},
+    {64, 64, 3, 3, 4, false, "half of a row of Q, K and V is zero in shared memory"},
+    {128, 128, 3, 3, 4, false, "176 registers of a consumer hold scores, probs, a product and O"},
+    {64, 64, 3, 3, 4, true, "as the plain kernel"},
+    {128, 128, 3, 3, 4, true, "as the plain kernel"},
 };
 inline constexpr int kFp8KernelRows =
     static_cast<int>(sizeof(kFp8Kernels) / sizeof(kFp8Kernels[0]));

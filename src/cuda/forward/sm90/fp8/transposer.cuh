@@ -1,5 +1,5 @@
 // The warps that transpose V of fp8, whose product needs keys contiguous (ptx/wgmma_fp8.cuh), while
-// the consumers compute. A warp takes 64 of the 128 keys of a tile.
+// the consumers compute. A warp takes 32 of the 128 keys of a tile.
 //
 // The order of keys. A lane holds columns 2 t, 2 t + 1 of each 8 columns of P (tile/fragment.h, t:
 // lane % 4), and needs four adjacent bytes of the left operand. So of each 16 keys, V^T has key 8 g
@@ -24,7 +24,7 @@ namespace tilewise::cuda::sm90 {
 template <KernelConfig kConfig>
 class Transposer {
  public:
-  // warp: 0 or 1.
+  // warp: 0 to 3.
   __device__ Transposer(Shared<kConfig>& shared, int warp) : shared_(shared), warp_(warp) {}
 
   // All key tiles of the block, in the producer's order.
@@ -44,7 +44,7 @@ class Transposer {
   static constexpr int kKeys = 32;  // of the 16 columns that one ldmatrix takes
   static constexpr int kKeyBlocks = kConfig.k_tile / kKeys / kTransposers;  // of a warp
   static constexpr int kColumnBlocks = kConfig.value_dim / tile::kChunkBytes;
-  static constexpr int kAtOnce = kConfig.producer_registers() > 40 ? 4 : 2;  // ldmatrix in flight
+  static constexpr int kAtOnce = kConfig.transposer_registers() > 32 ? 4 : 1;  // ldmatrix in flight
   static_assert(kConfig.k_tile == 128, "V^T is one panel.");
 
   enum class Content { kAll, kFinite, kPositive, kNegative };
@@ -169,7 +169,7 @@ class Transposer {
     if (threadIdx.x % 32 == 0) places[warp_] = found;
     __syncwarp();
     ptx::named_barrier_sync(barrier_of(NamedBarrier::kTransposeV, 0), 32 * kTransposers);
-    return places[0] || places[1];
+    return places[0] || places[1] || places[2] || places[3];
   }
 
   Shared<kConfig>& shared_;
