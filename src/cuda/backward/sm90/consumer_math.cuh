@@ -9,7 +9,7 @@
 #include "cuda/backward/sm90/score_mod.cuh"
 #include "cuda/backward/sm90/shared.cuh"
 #include "cuda/mask/key_bits.cuh"
-#include "cuda/mask/visit_bands.cuh"
+#include "cuda/tile/band_reads.cuh"
 #include "cuda/ptx/arithmetic.cuh"
 #include "cuda/ptx/stmatrix.cuh"
 #include "cuda/sm90/gemm.cuh"
@@ -187,30 +187,62 @@ class ConsumerMath {
     }
   }
 
-  // Looks up the lane's mask bits of a listed tile in the list of slices, where the block mask had
-  // no room for them, and stores them as if it had.
+  // Looks up the warp's mask bits of a listed tile in the list of slices, where the block mask had no
+  // room for them, and stores them as if it had. Lanes test 32 bands at once. All branches follow
+  // votes: ptxas then knows that the lanes stay together, and leaves addresses in uniform registers.
   __device__ __forceinline__ void search_bits(std::uint32_t tile) const {
     const ListedTile listed = shared_.listed.order[tile % kListedOrder];
     const int lane = static_cast<int>(ptx::opaque(threadIdx.x) % 32);
     if (lane == 0) tile::count_slow_path(tile::SlowPath::kSearchedBands);
-    const Sequence& sequence = shared_.tile.sequence;
-    const std::int32_t key = shared_.tile.first + warp_row() + tile::lane_row(lane, 0);
+    const std::int32_t slices = static_cast<std::int32_t>(parameters_.problem.slices.count);
+    const tile::BandTable table(parameters_.block_mask.bands, slices);
+    const std::int32_t first_key = shared_.tile.first + warp_row();
+    const tile::Range keys = {first_key, first_key + tile::kWarpRows};
     const std::int32_t first = listed.q_tile * kConfig.q_tile;
+    const tile::Range rows = {first, first + kConfig.q_tile};
+    const auto touches = [&](const tile::BandBox& box) {
+      return __any_sync(~0u, box.touches(listed.head, rows, keys)) != 0;
+    };
     std::uint32_t bits[tile::kRowsPerLane] = {};
-    mask::visit_bands(
-        parameters_.block_mask.bands, static_cast<std::int32_t>(parameters_.problem.slices.count),
-        listed.head, static_cast<std::int32_t>(sequence.k_len), {first, first + kConfig.q_tile},
-        {key, key + tile::lane_row(0, 1) + 1}, [&](const tile::Band& band) {
-#pragma unroll
-          for (int which = 0; which < tile::kRowsPerLane; ++which) {
-            bits[which] |= mask::rows_that_see(band, key + tile::lane_row(0, which),
-                                               static_cast<std::int32_t>(sequence.q_len),
-                                               {first, tile::lane_column(lane)});
-          }
-        });
+#pragma unroll 1
+    for (std::int32_t i = 0; i < slices; i += tile::kBandsOfBox) {
+      constexpr std::int32_t kOuter = tile::kBandsOfBox * tile::kBoxesOfBox;
+      if (i % kOuter == 0 && !touches(table.outer[i / kOuter])) {
+        i += kOuter - tile::kBandsOfBox;
+        continue;
+      }
+      if (!touches(table.boxes[i / tile::kBandsOfBox])) continue;
+      add_bands(table.bands, i, math::min(slices - i, 32), listed.head, rows, keys, bits);
+    }
 #pragma unroll
     for (int which = 0; which < tile::kRowsPerLane; ++which)
       own_bits(static_cast<int>(tile % kConfig.stages), lane)[which * kBitsOf8Keys] = bits[which];
+  }
+
+  // Adds what `count` bands show of the warp's keys to some rows.
+  __device__ __forceinline__ void add_bands(const tile::Band* bands, std::int32_t first,
+                                            std::int32_t count, std::int32_t head,
+                                            const tile::Range& rows, const tile::Range& keys,
+                                            std::uint32_t (&bits)[tile::kRowsPerLane]) const {
+    const int lane = static_cast<int>(ptx::opaque(threadIdx.x) % 32);
+    const std::int32_t own = first + math::min(lane, count - 1);
+    tile::count_band_read();
+    const tile::Band band = bands[own];
+    const bool touched = lane < count && (band.head == -1 || band.head == head) &&
+                         band.row_begin < rows.end && band.row_end > rows.begin &&
+                         band.key_begin < keys.end && band.key_end > keys.begin;
+#pragma unroll 1
+    for (unsigned left = __ballot_sync(~0u, touched); left != 0; left &= left - 1) {
+      tile::Band other = bands[first + __ffs(static_cast<int>(left)) - 1];
+      const Sequence& sequence = shared_.tile.sequence;
+      other.key_end = math::min(other.key_end, static_cast<std::int32_t>(sequence.k_len));
+#pragma unroll
+      for (int which = 0; which < tile::kRowsPerLane; ++which) {
+        bits[which] |= mask::rows_that_see(
+            other, keys.begin + tile::lane_row(lane, which),
+            static_cast<std::int32_t>(sequence.q_len), {rows.begin, tile::lane_column(lane)});
+      }
+    }
   }
 
   // The queries of a listed tile that see the lane's keys.
