@@ -10,13 +10,19 @@ Every contender is a captured graph of calls, each on the next of several caches
 times; the graphs take turns, and the figure is the median time of a call. Read rate: the sum of 2 GiB of fp32 in the same
 turns. Mixed lengths: 1 to 32768 keys in a cache of 32768 (seqused_k, cache_seqlens). Before that, results are compared with
 attention in fp64, and the largest error with that of plain attention in bf16.
+
+Rows with pages (-page16) and with phi (-phi3) have Tilewise alone, beside "plain", the same problem without them. Pages
+lie in a random order. phi 3 serves all splits of such scores, phi 300 none ("fallbacks": of a call). "host": seconds of the
+host for a planned run, the best of 20 times 50 calls from Python, of which a call that does nothing takes "host_nothing".
 """
 import argparse
+import dataclasses
 import fnmatch
 import json
 import pathlib
 import statistics
 import sys
+import time
 
 import torch
 import torch.nn.functional as functional
@@ -35,28 +41,56 @@ MIXED = [1, 7, 64, 200, 512, 900, 1500, 2048, 3000, 4096, 5000, 6500, 8192, 1000
          24000, 26000, 28000, 30000, 31000, 32000, 32768, 100, 2500, 7000, 15000, 32768]
 
 
+@dataclasses.dataclass
+class Row:
+    batch: int
+    keys: int
+    heads: int = 32
+    kv_heads: int = 8
+    dim: int = 128
+    queries: int = 1
+    mixed: bool = False
+    page: int = 0
+    phi: float | None = None
+
+    @property
+    def name(self):
+        name = f"bf16-D{self.dim}-B{self.batch}-H{self.heads}-Hk{self.kv_heads}-L{self.keys}"
+        name += f"-q{self.queries}" if self.queries > 1 else ""
+        name += f"-page{self.page}" if self.page else ""
+        name += "" if self.phi is None else f"-phi{self.phi:g}"
+        return name + ("-mixed" if self.mixed else "")
+
+
 def rows():
-    """Name, batch, keys, heads, kv heads, D, queries, lengths."""
-    def row(batch, keys, heads, kv_heads, dim, queries=1, mixed=False):
-        name = f"bf16-D{dim}-B{batch}-H{heads}-Hk{kv_heads}-L{keys}"
-        name += f"-q{queries}" if queries > 1 else ""
-        return name + ("-mixed" if mixed else ""), batch, keys, heads, kv_heads, dim, queries, mixed
     for keys in (1024, 4096, 8192, 16384, 32768, 65536, 131072):  # 4 to 512 MiB
-        yield row(1, keys, 32, 8, 128)
+        yield Row(1, keys)
     for dim in (64, 256):
         for keys in (4096, 32768, 131072):
-            yield row(1, keys, 32, 8, dim)
-    yield row(4, 4096, 32, 8, 128)
-    yield row(1, 8192, 32, 32, 128)
-    yield row(32, 4096, 32, 8, 128)
-    yield row(128, 4096, 32, 8, 128)
-    yield row(16, 4096, 32, 32, 128)
-    yield row(32, 8192, 32, 8, 64)
-    yield row(32, 4096, 32, 8, 256)
+            yield Row(1, keys, dim=dim)
+    yield Row(4, 4096)
+    yield Row(1, 8192, kv_heads=32)
+    yield Row(32, 4096)
+    yield Row(128, 4096)
+    yield Row(16, 4096, kv_heads=32)
+    yield Row(32, 8192, dim=64)
+    yield Row(32, 4096, dim=256)
     for queries in (2, 4, 8, 16):
-        yield row(1, 131072, 32, 8, 128, queries)
-        yield row(32, 4096, 32, 8, 128, queries)
-    yield row(64, 32768, 32, 8, 128, 1, True)
+        yield Row(1, 131072, queries=queries)
+        yield Row(32, 4096, queries=queries)
+    yield Row(64, 32768, mixed=True)
+    for keys in (128, 300, 512):
+        yield Row(4, keys)
+    for page in (16, 64, 256):
+        yield Row(1, 131072, page=page)
+        yield Row(32, 4096, page=page)
+    yield Row(64, 32768, mixed=True, page=64)
+    for keys in (1024, 4096, 16384, 131072):
+        yield Row(1, keys, phi=3)
+    yield Row(32, 4096, phi=3)
+    yield Row(32, 4096, queries=16, phi=3)
+    yield Row(1, 131072, phi=300)
+    yield Row(1, 4096, phi=300)
 
 
 def graph_of(calls):
@@ -74,15 +108,15 @@ def graph_of(calls):
 class Ours:
     """A plan for one of the caches. It is made on the stream that captures."""
 
-    def __init__(self, library, q, k, v, kernel, used):
-        self._of = (library, q, k, v, kernel, used)
+    def __init__(self, library, q, k, v, kernel, used, others=None):
+        self._of = (library, q, k, v, kernel, used, others)
         self._plans = {}
 
     def __call__(self):
-        library, q, k, v, kernel, used = self._of
+        library, q, k, v, kernel, used, others = self._of
         stream = torch.cuda.current_stream().cuda_stream
         if stream not in self._plans:
-            plan = Tilewise(library, q, k, v, q.shape[1] > 1, kernel, used=used)
+            plan = Tilewise(library, q, k, v, q.shape[1] > 1, kernel, used=used, others=others)
             self._plans[stream] = plan
         self._plans[stream].run()
         return self._plans[stream]
@@ -101,13 +135,53 @@ def cudnn_call(q, k, v):
     return run
 
 
-def contenders(libraries, kernel, q, caches, used):
-    calls = {name: [Ours(library, q, k, v, kernel, used) for k, v in caches] for name, library in libraries.items()}
+def in_pages(cache, page, table):
+    """A cache (B, S, Hk, D) as pages (N, page, Hk, D), which lie where `table` (B, S / page) says."""
+    pages = torch.empty((table.numel(), page, *cache.shape[2:]), dtype=cache.dtype, device=cache.device)
+    pages[table.flatten().long()] = cache.view(table.numel(), page, *cache.shape[2:])
+    return pages
+
+
+def variants(row, caches):
+    """The caches of the row's variant, and the tensors that it adds to a problem."""
+    others = {}
+    if row.page:
+        count = row.batch * row.keys // row.page
+        table = torch.randperm(count, device="cuda").to(torch.int32).view(row.batch, -1)
+        caches = [[in_pages(cache, row.page, table) for cache in pair] for pair in caches]
+        others["page_table"] = table
+    if row.phi is not None:
+        others["phi"] = torch.tensor([row.phi], device="cuda")
+        others["phi_fallbacks"] = torch.zeros(1, dtype=torch.int64, device="cuda")
+    return caches, others
+
+
+def contenders(libraries, kernel, row, q, caches, used):
+    """Calls by contender, and the tensors of the row's variant."""
+    own, others = variants(row, caches)
+    calls = {name: [Ours(library, q, k, v, kernel, used, others) for k, v in own]
+             for name, library in libraries.items()}
+    if others:
+        calls["plain"] = [Ours(libraries["tilewise"], q, k, v, kernel, used) for k, v in caches]
+        return calls, others
     if fa3 is not None:
         calls["fa3"] = [fa3_call(q, k, v, used) for k, v in caches]
     if q.shape[1] == 1 and used is None:
         calls["cudnn"] = [cudnn_call(q, k, v) for k, v in caches]
-    return calls
+    return calls, others
+
+
+def host_seconds(function):
+    """The best of 20 times 50 calls. The device has finished before each 50, and its queue is never full."""
+    times = []
+    for _ in range(20):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(50):
+            function()
+        times.append((time.perf_counter() - begin) / 50)
+    torch.cuda.synchronize()
+    return min(times)
 
 
 def medians(graphs, rounds):
@@ -148,16 +222,27 @@ def check(libraries, kernel):
     return errors
 
 
-def measure(libraries, kernel, rounds, name, batch, keys, heads, kv_heads, dim, queries, mixed):
-    cache_bytes = 2 * batch * keys * kv_heads * dim * 2
+def measure(libraries, kernel, rounds, row):
+    cache_bytes = 2 * row.batch * row.keys * row.kv_heads * row.dim * 2
     count = -(-4 * L2_BYTES // cache_bytes)
-    caches = [[torch.randn(batch, keys, kv_heads, dim, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
-              for _ in range(count)]
-    q = torch.randn(batch, queries, heads, dim, device="cuda", dtype=torch.bfloat16)
-    used = torch.tensor((MIXED * batch)[:batch], dtype=torch.int32, device="cuda") if mixed else None
-    read_bytes = cache_bytes if used is None else cache_bytes * used.sum().item() // (batch * keys)
-    calls = contenders(libraries, kernel, q, caches, used)
-    kernel_name = calls["tilewise"][0]().kernel()
+    caches = [[torch.randn(row.batch, row.keys, row.kv_heads, row.dim, device="cuda", dtype=torch.bfloat16)
+               for _ in range(2)] for _ in range(count)]
+    q = torch.randn(row.batch, row.queries, row.heads, row.dim, device="cuda", dtype=torch.bfloat16)
+    used = torch.tensor((MIXED * row.batch)[:row.batch], dtype=torch.int32, device="cuda") if row.mixed else None
+    read_bytes = cache_bytes if used is None else cache_bytes * used.sum().item() // (row.batch * row.keys)
+    calls, others = contenders(libraries, kernel, row, q, caches, used)
+    plan = calls["tilewise"][0]()
+    result = {"row": row.name, "kernel": plan.kernel(), "host": host_seconds(plan.run), "host_nothing": host_seconds(plan.kernel)}
+    if others:
+        twin = calls["plain"][0]()
+        torch.cuda.synchronize()
+        difference = (plan.out.float() - twin.out.float()).abs().max().item()
+        if not difference <= 0.02 * twin.out.float().abs().max().item():
+            raise SystemExit(f"{row.name}: differs from the plain problem by {difference}")
+    if "phi_fallbacks" in others:
+        others["phi_fallbacks"].zero_()
+        plan.run()
+        result["fallbacks"] = others["phi_fallbacks"].item()
     times = max(1, 24 // count)
     graphs = {who: graph_of(list(own) * times) for who, own in calls.items()}
     block = torch.ones(READ_BYTES // 4, device="cuda")
@@ -165,11 +250,12 @@ def measure(libraries, kernel, rounds, name, batch, keys, heads, kv_heads, dim, 
     seconds = medians(graphs, rounds)
     rate = READ_BYTES / seconds.pop("read")
     seconds = {who: s / (count * times) for who, s in seconds.items()}
-    print(f"{name:<40}{kernel_name:<12}" + "  ".join(
+    print(f"{row.name:<40}{result['kernel']:<12}" + "  ".join(
         f"{who} {s * 1e6:.1f} us {read_bytes / s * 1e-12:.2f} TB/s" for who, s in seconds.items())
-        + f"  read {rate * 1e-12:.2f}  {read_bytes / seconds['tilewise'] / rate:.2f} of it", flush=True)
-    return {"row": name, "kernel": kernel_name, "seconds": seconds, "cache_bytes": cache_bytes, "read_bytes": read_bytes,
-            "caches": count, "read_bytes_per_second": rate}
+        + f"  read {rate * 1e-12:.2f}  {read_bytes / seconds['tilewise'] / rate:.2f} of it, host {result['host'] * 1e6:.1f} us"
+        + (f", {result['fallbacks']} fallbacks" if "fallbacks" in result else ""), flush=True)
+    return result | {"seconds": seconds, "cache_bytes": cache_bytes, "read_bytes": read_bytes, "caches": count,
+                     "read_bytes_per_second": rate}
 
 
 def main():
@@ -188,8 +274,8 @@ def main():
     checks = check(libraries, options.kernel)
     print(f"{len(checks)} comparisons with fp64: all within twice the error of plain attention", flush=True)
     chosen = [row for row in rows()
-              if not options.rows or any(fnmatch.fnmatchcase(row[0], pattern) for pattern in options.rows)]
-    results = [measure(libraries, options.kernel, options.rounds, *row) for row in chosen]
+              if not options.rows or any(fnmatch.fnmatchcase(row.name, pattern) for pattern in options.rows)]
+    results = [measure(libraries, options.kernel, options.rounds, row) for row in chosen]
     if options.out:
         machine = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
                    "cudnn": torch.backends.cudnn.version(), "cuda": torch.version.cuda}

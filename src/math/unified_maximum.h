@@ -13,6 +13,11 @@
 //           largest is at least 2^-60: otherwise products of small probs with small values may have
 //           been denormal. An output of zeros is treated as such.
 //
+// Probs that are rounded to fp16 before they meet the values, as on a GPU, have a narrower range:
+//
+//   sum     At most 2^15, so that no prob overflows. At least 2^-13 n: the rounding error of a
+//           denormal prob is 2^-25 at most, that of n of them then 2^-12 of the sum.
+//
 // A split outside of these bounds is computed again with its own maximum, so that the result is
 // exact for every input; nothing but time depends on phi.
 #pragma once
@@ -31,6 +36,12 @@ TILEWISE_INLINE T unified_prob(T score, T phi, const ScaleLog2<T>& scale_log2 = 
 template <class T>
 TILEWISE_INLINE bool is_safe_sum(T sum) {
   return sum >= T(0x1p-30) && sum <= T(0x1p60);
+}
+
+// The same where probs are rounded to fp16. keys: of the split.
+template <class T>
+TILEWISE_INLINE bool is_safe_sum_of_fp16(T sum, T keys) {
+  return sum >= T(0x1p-13) * keys && sum <= T(0x1p15);
 }
 
 inline constexpr double kSmallestSafeOut = 0x1p-60;

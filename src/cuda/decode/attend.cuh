@@ -2,13 +2,13 @@
 #pragma once
 
 #include "cuda/decode/key_ring.cuh"
+#include "cuda/decode/masked_values.cuh"
 #include "cuda/decode/segment_rows.cuh"
 #include "cuda/ptx/arithmetic.cuh"
 #include "cuda/ptx/ldmatrix.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/shared_memory.cuh"
 #include "cuda/sm80/large_values.cuh"
-#include "cuda/sm80/non_finite.cuh"
 #include "cuda/tile/exact_max.cuh"
 #include "cuda/tile/slow_path.cuh"
 
@@ -48,8 +48,17 @@ class Attend {
   // After start(): computes out and the states of the warp's rows. Q is in shared memory.
   __device__ __forceinline__ void run(const Part& part) {
     shift_ = 0;
+    at_phi_ = kConfig.reads_phi() && parameters_.unified;
     attend(part);
-    reduce_sums();
+    if constexpr (kConfig.reads_phi()) {
+      if (at_phi_) {
+        at_phi_ = !ring_.any_of_group(has_unsafe_row(part));
+        if (at_phi_) return end_at_phi();
+        if (Ring::thread() == 0) count_fallback(parameters_);
+        start(part);
+        attend(part);
+      }
+    }
     if constexpr (!kConfig.fp16) {
       if (!ring_.any_of_group(shift_ == 0 && has_non_finite_out())) return;
       count(tile::SlowPath::kScannedValues);
@@ -58,7 +67,6 @@ class Attend {
       set_shift();
       start(part);
       attend(part);
-      reduce_sums();
     }
   }
 
@@ -69,8 +77,7 @@ class Attend {
   }
   // The factor that makes a number of out one relative to state().
   __device__ __forceinline__ float out_scale(int which) const {
-    return tile::exact_max_rounding_of(states_.row[which].max, parameters_.scale_log2) *
-           math::power_of_two(shift_);
+    return at_phi_ ? out_scale_[which] : scale_at_maxima(which);
   }
   __device__ __forceinline__ const float (&out() const)[kOut] { return out_; }
 
@@ -85,15 +92,24 @@ class Attend {
 
   __device__ __forceinline__ void attend(const Part& part) {
     states_.clear();
+    if (at_phi_) {
+      states_.row[0].max = lane_rows()[0].phi;
+      states_.row[1].max = lane_rows()[8].phi;
+    }
+#pragma unroll
+    for (float& sum : out_scale_) sum = 0;
 #pragma unroll
     for (float& x : out_) x = 0;
 #pragma unroll 1
     for (std::int32_t key_tile = part.begin; key_tile < part.end; ++key_tile)
       step(key_tile, shift_ == 0 && key_tile == part.begin);
     Ring::finish();
+#pragma unroll
+    for (math::SoftmaxState<float>& state : states_.row) state.sum = tile::quad_sum(state.sum);
   }
 
-  // A tile of keys: FlashAttention-2 (arXiv 2307.08691), Algorithm 1, lines 8 to 10.
+  // A tile of keys: FlashAttention-2 (arXiv 2307.08691), Algorithm 1, lines 8 to 10, with a max
+  // that grows or, at phi, with an anchor that is given.
   __device__ __forceinline__ void step(std::int32_t key_tile, bool is_first) {
     const std::int32_t key = first_key(key_tile);
     const bool hides_keys = may_hide_keys(key);
@@ -101,14 +117,20 @@ class Attend {
     multiply_qk(ring_.template next<true>(), scores);
     if (hides_keys || parameters_.has_score_mod)
       apply_score_mod_and_mask(parameters_, shared_.segment, lane_rows(), key, scores);
-    tile::ExactMax update =
-        tile::update_exact_max(tile::row_max_of(scores), states_, parameters_.scale_log2);
+    tile::ExactMax update = {};
+    if (at_phi_) {
+      update.anchors = tile::anchors_of(states_, parameters_.scale_log2);
+    } else {
+      update = tile::update_exact_max(tile::row_max_of(scores), states_, parameters_.scale_log2);
+    }
     const std::uint32_t values = ring_.template next<false>();
-    if (!kConfig.fp16 && is_first && begins_large(values)) set_shift();
-    const bool careful = __any_sync(~0u, shift_ > 0 || update.reaches(tile::kHugeExactAnchor));
-    if (careful || __any_sync(~0u, update.has_grown(states_))) rescale(update);
-    if (careful)
-      tile::rebase_scores(scores, states_, shift_, update.anchors, tile::kHugeExactAnchor);
+    if (!at_phi_) {
+      if (!kConfig.fp16 && is_first && begins_large(values)) set_shift();
+      const bool careful = __any_sync(~0u, shift_ > 0 || update.reaches(tile::kHugeExactAnchor));
+      if (careful || __any_sync(~0u, update.has_grown(states_))) rescale(update);
+      if (careful)
+        tile::rebase_scores(scores, states_, shift_, update.anchors, tile::kHugeExactAnchor);
+    }
     const std::uint32_t visible[tile::kRowsPerLane] = {visible_keys(scores, 0),
                                                        visible_keys(scores, 1)};
     tile::add_sums(tile::exp2_scores(scores, update.anchors, parameters_.scale_log2),
@@ -120,6 +142,7 @@ class Attend {
     } else {
       multiply_pv<false>(values, probs, visible);
     }
+    if (at_phi_) add_rounded_sums(probs);
   }
 
   __device__ __forceinline__ const SegmentRow* lane_rows() const {
@@ -176,59 +199,15 @@ class Attend {
         ptx::ldmatrix_x4_trans(
             b, tile::step_address<kConfig.columns>(first, n) + step * 16 * Layout::kRowBytes);
         if constexpr (kHidesKeys) {
-          if (__any_sync(~0u, has_non_finite(b))) {
-            add_non_finite(visible, step, b, &out_[8 * n]);
-            zero_non_finite(b);
+          if (__any_sync(~0u, has_non_finite<kConfig.fp16>(b))) {
+            add_non_finite<kConfig.fp16>(visible, step, b, &out_[8 * n]);
+            zero_non_finite<kConfig.fp16>(b);
           }
         }
         ptx::mma_m16n8k16<kConfig.fp16>(&out_[8 * n], &probs[4 * step], b[0], b[1]);
         ptx::mma_m16n8k16<kConfig.fp16>(&out_[8 * n + 4], &probs[4 * step], b[2], b[3]);
       }
     }
-  }
-
-  // Adds what the non-finite elements of 16 keys and 16 columns of V contribute to out (8).
-  __device__ __forceinline__ static void add_non_finite(
-      const std::uint32_t (&visible)[tile::kRowsPerLane], int step, const std::uint32_t (&b)[4],
-      float* out) {
-    std::uint32_t rows[4];
-    tile::mark_visible(visible[0], visible[1], step, rows);
-    std::uint32_t markers[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) markers[i] = tile::markers_of<kConfig.fp16, false>(b[i]);
-    sm80::add_marker_products(rows, markers, out);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) markers[i] = tile::markers_of<kConfig.fp16, true>(b[i]);
-    sm80::add_marker_products(rows, markers, out);
-  }
-
-  // 0 * x is NaN where x is not finite, and stays in the sum.
-  __device__ __forceinline__ static bool has_non_finite(const std::uint32_t (&b)[4]) {
-    constexpr std::uint32_t kMagnitudes = 0x7FFF7FFFu;
-    std::uint32_t sum = 0;
-#pragma unroll
-    for (const std::uint32_t pair : b) sum = ptx::fma_x2<kConfig.fp16>(pair, 0, sum);
-    return (sum & kMagnitudes) != 0;
-  }
-  __device__ __forceinline__ static void zero_non_finite(std::uint32_t (&b)[4]) {
-    uint4 chunk = make_uint4(b[0], b[1], b[2], b[3]);
-    tile::zero_non_finite<kConfig.fp16>(chunk);
-    b[0] = chunk.x;
-    b[1] = chunk.y;
-    b[2] = chunk.z;
-    b[3] = chunk.w;
-  }
-
-  // The keys that one of the lane's rows sees: what a score of -infinity hides is masked.
-  __device__ __forceinline__ static std::uint32_t visible_keys(const float (&scores)[kScores],
-                                                               int which) {
-    std::uint32_t bits = 0;
-#pragma unroll
-    for (int r = 0; r < kScores; ++r) {
-      if (tile::register_row(r) == which && scores[r] != -math::Limits<float>::kInfinity)
-        bits |= 1u << tile::FragmentLayout::bit(r);
-    }
-    return bits;
   }
 
   __device__ __forceinline__ void rescale(const tile::ExactMax& update) {
@@ -242,9 +221,62 @@ class Attend {
     tile::scale_rows(out_, factor);
   }
 
-  __device__ __forceinline__ void reduce_sums() {
+  __device__ __forceinline__ float scale_at_maxima(int which) const {
+    return tile::exact_max_rounding_of(states_.row[which].max, parameters_.scale_log2) *
+           math::power_of_two(shift_);
+  }
+
+  // ---- exponents against phi (unified.cuh) ----
+
+  // Adds the probs as the products with V have them. Rounding to 16 bits changes equal probs by the
+  // same factor, which that sum alone contains. (Where the maximum is the anchor, they are 1.)
+  __device__ __forceinline__ void add_rounded_sums(const std::uint32_t (&probs)[kScores / 2]) {
 #pragma unroll
-    for (math::SoftmaxState<float>& state : states_.row) state.sum = tile::quad_sum(state.sum);
+    for (int i = 0; i < kScores / 2; ++i) {
+      out_scale_[tile::register_row(2 * i)] +=
+          ptx::unpack<kConfig.fp16>(probs[i], 0) + ptx::unpack<kConfig.fp16>(probs[i], 1);
+    }
+  }
+
+  // Whether phi has not served one of the lane's rows. Whole warps.
+  __device__ __forceinline__ bool has_unsafe_row(const Part& part) const {
+    float magnitude[tile::kRowsPerLane] = {};
+#pragma unroll
+    for (int r = 0; r < kOut; ++r) magnitude[tile::register_row(r)] += fabsf(out_[r]);
+    bool found = false;
+#pragma unroll
+    for (int which = 0; which < tile::kRowsPerLane; ++which) {
+      const float all = tile::quad_sum(magnitude[which]);
+      const float sum = states_.row[which].sum;
+      const int lane = static_cast<int>(threadIdx.x) % 32;
+      const std::int32_t row = warp_row() + tile::lane_row(lane, which);
+      if (row >= shared_.segment.rows || (sum == 0 && !sees_key(row, part))) continue;
+      found |= !is_safe_row<kConfig.fp16>(sum, all, (part.end - part.begin) * kConfig.keys);
+    }
+    return found;
+  }
+
+  // Whether the bounds of the mask leave a row a key among those that the group has of a part.
+  __device__ __forceinline__ bool sees_key(std::int32_t row, const Part& part) const {
+    const std::int32_t query = shared_.rows[row].query;
+    const std::int32_t begin = shared_.segment.band.begin(query);
+    const std::int32_t end = shared_.segment.band.end(query);
+    for (std::int32_t key_tile = part.begin; key_tile < part.end; ++key_tile) {
+      const std::int32_t key = first_key(key_tile);
+      if (math::max(key, begin) < math::min(key + kConfig.keys, end)) return true;
+    }
+    return false;
+  }
+
+  // A row without a key keeps the empty state.
+  __device__ __forceinline__ void end_at_phi() {
+#pragma unroll
+    for (int which = 0; which < tile::kRowsPerLane; ++which) {
+      math::SoftmaxState<float>& state = states_.row[which];
+      const float rounded = tile::quad_sum(out_scale_[which]);
+      out_scale_[which] = state.sum == 0 ? 0 : state.sum / rounded;
+      if (state.sum == 0) state = math::empty_state<float>();
+    }
   }
 
   // ---- large values (sm80/large_values.cuh) ----
@@ -308,7 +340,9 @@ class Attend {
   Ring ring_;
   float out_[kOut];
   tile::RowStates states_;
-  float shift_ = 0;  // probs are 2^-shift times as large
+  bool at_phi_;                          // the pass takes exponents against phi
+  float shift_ = 0;                      // probs are 2^-shift times as large
+  float out_scale_[tile::kRowsPerLane];  // before the end of a pass at phi: the rounded sums
 };
 
 }  // namespace tilewise::cuda::decode

@@ -14,10 +14,17 @@ constexpr int kWarpsOfBlock = 8;
 constexpr int kThreads = 32 * kWarpsOfBlock;
 constexpr int kMaxChunks = 2;  // of 128 columns
 
+// The sum of the probs of the parts that a warp has of a row, and whether phi has served them all.
+struct SumAtPhi {
+  float sum;
+  bool served;
+};
+
 struct CombineShared {
   Segment segment;
   SearchBuffers<kThreads> search;
   float4 out[kWarpsOfBlock][kMaxChunks][32];
+  SumAtPhi at_phi[kWarpsOfBlock];
 };
 
 // Finds the segment of a candidate; false if it has none that is cut into parts. If all sequences
@@ -97,6 +104,62 @@ struct CombineBlocks {
   std::int32_t row_blocks;  // blocks of a segment and kv head
 };
 
+// The end of a row: the warp's share of its out, normalised.
+struct RowEnd {
+  math::Finalised<float> finalised = {};
+  float4 sum[kMaxChunks] = {};
+};
+
+// FlashDecoding++: merges parts that are all at phi (or empty) by plain sums, without maxima. Else
+// returns false, and the row is to be merged with them. All threads of the block call it; warps
+// without a row (has_row) add nothing.
+__device__ __forceinline__ bool merge_at_phi(const CombinedRow& of, bool has_row, float sink,
+                                             std::int32_t row_warps, CombineShared& shared,
+                                             RowEnd& end) {
+  constexpr float kMost =
+      0x1p120f;  // a part that is not at phi, but has it as its max, may exceed it
+  const Parameters& parameters = of.parameters;
+  const std::int32_t warp = static_cast<std::int32_t>(threadIdx.x) / 32;
+  const std::int32_t first = warp % row_warps;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const std::int32_t head = query_row(parameters, shared.segment, has_row ? of.row : 0).head;
+  const float phi = phi_of_head(parameters, head);
+  RowEnd sums;
+  float sum_of_probs = 0;
+  bool served = true;
+#pragma unroll 4
+  for (std::int32_t part = first; has_row && part < of.parts.count; part += row_warps) {
+    const std::int64_t at = of.state(part);
+    const RowState own = parameters.part_states[at];
+    served &= own.max == phi || own.sum == 0;
+    sum_of_probs += own.sum;
+    const float* const from = parameters.part_out + at * parameters.columns + 4 * lane;
+#pragma unroll
+    for (int chunk = 0; chunk < kMaxChunks; ++chunk) {
+      if (4 * lane + 128 * chunk < parameters.columns)
+        add(sums.sum[chunk], own.sum, *reinterpret_cast<const float4*>(from + 128 * chunk));
+    }
+  }
+#pragma unroll
+  for (const float4& x : sums.sum)
+    served &= fabsf(x.x) + fabsf(x.y) + fabsf(x.z) + fabsf(x.w) <= kMost;
+  served = !__any_sync(~0u, !served);
+  if (lane == 0) shared.at_phi[warp] = {sum_of_probs, served};
+  __syncthreads();
+  sum_of_probs = 0;
+  for (std::int32_t other = warp - first; other < warp - first + row_warps; ++other) {
+    served &= shared.at_phi[other].served;
+    sum_of_probs += shared.at_phi[other].sum;
+  }
+  if (!served) return false;
+  const float max = sum_of_probs == 0 ? -math::Limits<float>::kInfinity : phi;
+  end.finalised = finalise({max, sum_of_probs}, sink, parameters.scale_log2);
+#pragma unroll
+  for (int chunk = 0; chunk < kMaxChunks; ++chunk)
+    add(end.sum[chunk], end.finalised.scale, sums.sum[chunk]);
+  return true;
+}
+
 template <bool kFp16>
 __global__ void __launch_bounds__(kThreads, 4)
     combine_kernel(const __grid_constant__ Parameters parameters, CombineBlocks blocks) {
@@ -118,29 +181,31 @@ __global__ void __launch_bounds__(kThreads, 4)
   const std::int32_t row =
       static_cast<std::int32_t>(blockIdx.x) % blocks.row_blocks * rows + warp / blocks.row_warps;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  math::Finalised<float> finalised = {};
-  float4 sum[kMaxChunks] = {};
-  if (row < segment.rows) {
-    const Parts parts = parts_of(parameters, shares, segment);
-    const CombinedRow own = {parameters, parts, member, row};
+  const bool has_row = row < segment.rows;
+  const CombinedRow own = {parameters, parts_of(parameters, shares, segment), member, row};
+  const float sink =
+      sink_of(parameters.problem, query_row(parameters, segment, has_row ? row : 0).head);
+  RowEnd end;
+  const bool is_merged =
+      parameters.unified && merge_at_phi(own, has_row, sink, blocks.row_warps, shared, end);
+  if (has_row && !is_merged) {
     const RowState all = merge_states(own);
-    const std::int32_t head = query_row(parameters, segment, row).head;
-    finalised = finalise(all, sink_of(parameters.problem, head), parameters.scale_log2);
-    add_parts(own, all.max, finalised.scale, part, blocks.row_warps, sum);
+    end.finalised = finalise(all, sink, parameters.scale_log2);
+    add_parts(own, all.max, end.finalised.scale, part, blocks.row_warps, end.sum);
   }
 #pragma unroll
-  for (int chunk = 0; chunk < kMaxChunks; ++chunk) shared.out[warp][chunk][lane] = sum[chunk];
+  for (int chunk = 0; chunk < kMaxChunks; ++chunk) shared.out[warp][chunk][lane] = end.sum[chunk];
   __syncthreads();
-  if (row >= segment.rows || part != 0) return;
+  if (!has_row || part != 0) return;
   if (lane == 0 && parameters.problem.lse.present())
-    store_lse(parameters, segment, row, finalised.lse);
+    store_lse(parameters, segment, row, end.finalised.lse);
 #pragma unroll
   for (int chunk = 0; chunk < kMaxChunks; ++chunk) {
     for (std::int32_t other = 1; other < blocks.row_warps; ++other)
-      add(sum[chunk], 1.0f, shared.out[warp + other][chunk][lane]);
+      add(end.sum[chunk], 1.0f, shared.out[warp + other][chunk][lane]);
     const int column = 128 * chunk + 4 * lane;
     if (column < parameters.columns)
-      store_result<kFp16>(parameters, segment, row, column, sum[chunk]);
+      store_result<kFp16>(parameters, segment, row, column, end.sum[chunk]);
   }
 }
 

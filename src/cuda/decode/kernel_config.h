@@ -22,6 +22,8 @@ struct KernelConfig {
   TILEWISE_INLINE constexpr int group_threads() const { return 32 * row_warps; }
   TILEWISE_INLINE constexpr int rows() const { return 16 * row_warps; }
   TILEWISE_INLINE constexpr int block_keys() const { return groups() * keys; }
+  // NOTE: with phi, ptxas spilled 4 to 36 bytes of registers for 256 columns.
+  TILEWISE_INLINE constexpr bool reads_phi() const { return columns < 256; }
   TILEWISE_INLINE constexpr int tile_bytes() const { return keys * columns * 2; }
 };
 

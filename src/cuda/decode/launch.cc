@@ -125,9 +125,28 @@ void set_uniform_units(const Problem& problem, Parameters& parameters) {
   parameters.sequence_units = segment.segments * segment.units;
 }
 
+std::int32_t uniform_units(const Parameters& parameters) {
+  return static_cast<std::int32_t>(parameters.problem.batch) * parameters.sequence_units;
+}
+
+// The gangs that have a share. Segments of less than twice the fewest keys are not cut while each
+// can have a gang: then no second kernel has anything to merge.
+void set_uniform_gangs(Parameters& parameters) {
+  const std::int32_t units = uniform_units(parameters);
+  const std::int32_t segments = units / parameters.segment_units;
+  if (!parameters.fixed_parts && parameters.segment_units < 2 * parameters.least_units &&
+      segments <= parameters.gangs) {
+    parameters.least_units = 1;
+    parameters.gangs = segments;
+  }
+  parameters.gangs = math::max(math::min(parameters.gangs, units / parameters.least_units), 1);
+}
+
 Parameters parameters_for(const Problem& problem, const Workspace& workspace) {
   const KernelConfig config = tile_for(problem).config(false);
   Parameters parameters = {};
+  parameters.problem = problem;
+  parameters.fixed_parts = problem.batch_invariant;
   parameters.group = static_cast<std::int32_t>(problem.group);
   parameters.gang = gang_of(problem);
   parameters.head_tiles = static_cast<std::int32_t>(problem.kv_heads) / parameters.gang;
@@ -143,10 +162,9 @@ Parameters parameters_for(const Problem& problem, const Workspace& workspace) {
   parameters.uniform = !has_table(problem) && !problem.varlen_q() && !problem.seqused_k.present();
   if (parameters.uniform) {
     set_uniform_units(problem, parameters);
-    const std::int32_t units = static_cast<std::int32_t>(problem.batch) * parameters.sequence_units;
-    parameters.gangs = math::max(math::min(parameters.gangs, units / parameters.least_units), 1);
+    set_uniform_gangs(parameters);
   }
-  parameters.fixed_parts = problem.batch_invariant;
+  parameters.unified = problem.phi.present() && config.reads_phi();
   parameters.has_score_mod = sm80::needs_score_mod(problem);
   parameters.hides_keys = problem.mask.present() || problem.bias.present();
   parameters.wide_q = is_wide(problem.q, problem.head_dim);
@@ -159,7 +177,6 @@ Parameters parameters_for(const Problem& problem, const Workspace& workspace) {
   if (has_table(problem)) parameters.table = workspace.table;
   parameters.part_out = workspace.part_out;
   parameters.part_states = workspace.part_states;
-  parameters.problem = problem;
   parameters.scaling = tile::score_scaling_of(problem.scale, problem.softcap);
   parameters.pages = tile::pages_of(problem);
   return parameters;
@@ -171,10 +188,11 @@ CombineGrid combine_grid(const Parameters& parameters) {
   const Most most = most_of(problem);
   const std::int64_t rows = math::min(most_rows(problem), std::int64_t{parameters.q_tile});
   std::int64_t segments = math::max(problem.batch * parameters.head_tiles, 1);
+  if (parameters.uniform && !cuts_segments(parameters, uniform_units(parameters))) return {};
   std::int64_t candidates = parameters.gangs - 1;
   if (parameters.fixed_parts) {
     candidates = most.units.value;
-  } else if (parameters.uniform && candidates > 0) {
+  } else if (parameters.uniform) {
     candidates = segments = problem.batch * (parameters.sequence_units / parameters.segment_units);
   }
   // The order of a row's parts depends on it: with fixed parts it is the same for every batch.

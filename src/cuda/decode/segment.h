@@ -98,6 +98,13 @@ class Shares {
   std::int32_t longer_;
 };
 
+// Whether any segment is cut into parts, where all sequences have the same lengths. units: of all.
+TILEWISE_INLINE bool cuts_segments(const Parameters& parameters, std::int32_t units) {
+  if (parameters.fixed_parts || parameters.segment_units == 1) return parameters.segment_units > 1;
+  const Shares shares(parameters, units);
+  return units % (std::int64_t{shares.gangs()} * parameters.segment_units) != 0;
+}
+
 // The parts of a segment of more than one. The states of a part lie in slot (part's number, member
 // of the gang). Without fixed parts a gang has at most two that are not whole segments: it begins
 // with the rest of one segment, 2 n, and ends with the beginning of another, 2 n + 1.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/decode/segment.h"
+#include "cuda/decode/unified.cuh"
 #include "cuda/tile/mask_bits.h"
 #include "cuda/tile/score_mod.cuh"
 
@@ -22,9 +23,10 @@ __device__ __forceinline__ QueryRow query_row(const Parameters& parameters, cons
   return {segment.kv_head * parameters.group + index / q_len, index % q_len};
 }
 
-// A row of a segment, with its slope of ALiBi.
+// A row of a segment, with its slope of ALiBi, and phi in the units of a max.
 struct SegmentRow : QueryRow {
   float slope;
+  float phi;
 };
 
 // `row`: rows after the last one of the segment are copies of it.
@@ -34,7 +36,7 @@ __device__ __forceinline__ SegmentRow segment_row(const Parameters& parameters,
   const float slope = parameters.has_score_mod
                           ? tile::slope_of(parameters.problem, segment.sequence.batch, own.head)
                           : 0;
-  return {own, slope};
+  return {own, slope, parameters.unified ? phi_of_head(parameters, own.head) : 0};
 }
 
 // Scale, softcap, bias, ALiBi and the boolean mask, which clears bits of `visible`. `key`: the

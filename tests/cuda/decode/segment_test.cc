@@ -36,6 +36,27 @@ TEST(Shares, CoverEveryUnitOnceAndDifferByOneUnit) {
   }
 }
 
+TEST(Shares, CutNoSegmentOnlyIfEachOneBeginsAndEndsWithASegment) {
+  for (const std::int32_t gangs : {1, 2, 3, 5, 8, 33}) {
+    for (const std::int32_t segments : {1, 2, 3, 6, 24}) {
+      for (const std::int32_t segment_units : {1, 2, 3, 8}) {
+        for (const bool fixed : {false, true}) {
+          Parameters parameters = parameters_for(gangs, 1);
+          parameters.segment_units = segment_units;
+          parameters.fixed_parts = fixed;
+          const std::int32_t units = segments * segment_units;
+          const Shares shares(parameters, units);
+          bool cuts = fixed && segment_units > 1;
+          for (std::int32_t gang = 0; gang < shares.gangs(); ++gang)
+            cuts |= shares.begin(gang) % segment_units != 0;
+          EXPECT_EQ(cuts_segments(parameters, units), cuts)
+              << gangs << " gangs, " << segments << " segments of " << segment_units;
+        }
+      }
+    }
+  }
+}
+
 // What the blocks store of a segment is what the combine kernel reads, in the order of the keys.
 TEST(Parts, OfASegmentAreThoseThatItsGangsStore) {
   for (const bool fixed : {false, true}) {

@@ -67,6 +67,12 @@ inline unsigned atomicAdd(unsigned* to, unsigned x) {
   *to += x;
   return before;
 }
+inline unsigned long long atomicAdd(unsigned long long* to, unsigned long long x) {
+  tilewise::emulation::meet_blocks();
+  const unsigned long long before = *to;
+  *to += x;
+  return before;
+}
 // Only for shared memory.
 template <class T>
 T atomicExch(T* to, T x) {
