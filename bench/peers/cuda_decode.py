@@ -232,7 +232,8 @@ def measure(libraries, kernel, rounds, row):
     read_bytes = cache_bytes if used is None else cache_bytes * used.sum().item() // (row.batch * row.keys)
     calls, others = contenders(libraries, kernel, row, q, caches, used)
     plan = calls["tilewise"][0]()
-    result = {"row": row.name, "kernel": plan.kernel(), "host": host_seconds(plan.run), "host_nothing": host_seconds(plan.kernel)}
+    result = {"row": row.name, "kernel": plan.kernel(), "host": host_seconds(plan.run),
+              "host_nothing": host_seconds(plan.kernel)}
     if others:
         twin = calls["plain"][0]()
         torch.cuda.synchronize()
@@ -252,7 +253,8 @@ def measure(libraries, kernel, rounds, row):
     seconds = {who: s / (count * times) for who, s in seconds.items()}
     print(f"{row.name:<40}{result['kernel']:<12}" + "  ".join(
         f"{who} {s * 1e6:.1f} us {read_bytes / s * 1e-12:.2f} TB/s" for who, s in seconds.items())
-        + f"  read {rate * 1e-12:.2f}  {read_bytes / seconds['tilewise'] / rate:.2f} of it, host {result['host'] * 1e6:.1f} us"
+        + f"  read {rate * 1e-12:.2f}  {read_bytes / seconds['tilewise'] / rate:.2f} of it"
+        + f", host {result['host'] * 1e6:.1f} us"
         + (f", {result['fallbacks']} fallbacks" if "fallbacks" in result else ""), flush=True)
     return result | {"seconds": seconds, "cache_bytes": cache_bytes, "read_bytes": read_bytes, "caches": count,
                      "read_bytes_per_second": rate}
