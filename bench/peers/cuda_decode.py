@@ -151,7 +151,7 @@ def variants(row, caches):
         caches = [[in_pages(cache, row.page, table) for cache in pair] for pair in caches]
         others["page_table"] = table
     if row.phi is not None:
-        others["phi"] = torch.tensor([row.phi], device="cuda")
+        others["phi"] = torch.tensor([row.phi], dtype=torch.float32, device="cuda")
         others["phi_fallbacks"] = torch.zeros(1, dtype=torch.int64, device="cuda")
     return caches, others
 

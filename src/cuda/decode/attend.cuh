@@ -48,17 +48,17 @@ class Attend {
   // After start(): computes out and the states of the warp's rows. Q is in shared memory.
   __device__ __forceinline__ void run(const Part& part) {
     shift_ = 0;
-    at_phi_ = kConfig.reads_phi() && parameters_.unified;
-    attend(part);
     if constexpr (kConfig.reads_phi()) {
-      if (at_phi_) {
+      if (parameters_.unified) {
+        attend<true>(part);
         at_phi_ = !ring_.any_of_group(has_unsafe_row(part));
         if (at_phi_) return end_at_phi();
         if (Ring::thread() == 0) count_fallback(parameters_);
         start(part);
-        attend(part);
       }
     }
+    at_phi_ = false;
+    attend<false>(part);
     if constexpr (!kConfig.fp16) {
       if (!ring_.any_of_group(shift_ == 0 && has_non_finite_out())) return;
       count(tile::SlowPath::kScannedValues);
@@ -66,7 +66,7 @@ class Attend {
       count(tile::SlowPath::kSecondPass);
       set_shift();
       start(part);
-      attend(part);
+      attend<false>(part);
     }
   }
 
@@ -90,26 +90,23 @@ class Attend {
     return key_tile * kConfig.block_keys() + Ring::group() * kConfig.keys;
   }
 
+  // kAtPhi: exponents are taken against phi, else against the maxima so far.
+  template <bool kAtPhi>
   __device__ __forceinline__ void attend(const Part& part) {
     states_.clear();
-    if (at_phi_) {
-      states_.row[0].max = lane_rows()[0].phi;
-      states_.row[1].max = lane_rows()[8].phi;
-    }
-#pragma unroll
-    for (float& sum : out_scale_) sum = 0;
+    if constexpr (kAtPhi) begin_at_phi();
 #pragma unroll
     for (float& x : out_) x = 0;
 #pragma unroll 1
     for (std::int32_t key_tile = part.begin; key_tile < part.end; ++key_tile)
-      step(key_tile, shift_ == 0 && key_tile == part.begin);
+      step<kAtPhi>(key_tile, shift_ == 0 && key_tile == part.begin);
     Ring::finish();
 #pragma unroll
     for (math::SoftmaxState<float>& state : states_.row) state.sum = tile::quad_sum(state.sum);
   }
 
-  // A tile of keys: FlashAttention-2 (arXiv 2307.08691), Algorithm 1, lines 8 to 10, with a max
-  // that grows or, at phi, with an anchor that is given.
+  // A tile of keys: FlashAttention-2 (arXiv 2307.08691), Algorithm 1, lines 8 to 10.
+  template <bool kAtPhi>
   __device__ __forceinline__ void step(std::int32_t key_tile, bool is_first) {
     const std::int32_t key = first_key(key_tile);
     const bool hides_keys = may_hide_keys(key);
@@ -118,13 +115,13 @@ class Attend {
     if (hides_keys || parameters_.has_score_mod)
       apply_score_mod_and_mask(parameters_, shared_.segment, lane_rows(), key, scores);
     tile::ExactMax update = {};
-    if (at_phi_) {
+    if constexpr (kAtPhi) {
       update.anchors = tile::anchors_of(states_, parameters_.scale_log2);
     } else {
       update = tile::update_exact_max(tile::row_max_of(scores), states_, parameters_.scale_log2);
     }
     const std::uint32_t values = ring_.template next<false>();
-    if (!at_phi_) {
+    if constexpr (!kAtPhi) {
       if (!kConfig.fp16 && is_first && begins_large(values)) set_shift();
       const bool careful = __any_sync(~0u, shift_ > 0 || update.reaches(tile::kHugeExactAnchor));
       if (careful || __any_sync(~0u, update.has_grown(states_))) rescale(update);
@@ -142,7 +139,7 @@ class Attend {
     } else {
       multiply_pv<false>(values, probs, visible);
     }
-    if (at_phi_) add_rounded_sums(probs);
+    if constexpr (kAtPhi) add_rounded_sums(probs);
   }
 
   __device__ __forceinline__ const SegmentRow* lane_rows() const {
@@ -227,6 +224,14 @@ class Attend {
   }
 
   // ---- exponents against phi (unified.cuh) ----
+
+  __device__ __forceinline__ void begin_at_phi() {
+#pragma unroll
+    for (int which = 0; which < tile::kRowsPerLane; ++which) {
+      states_.row[which].max = lane_rows()[8 * which].phi;
+      out_scale_[which] = 0;
+    }
+  }
 
   // Adds the probs as the products with V have them. Rounding to 16 bits changes equal probs by the
   // same factor, which that sum alone contains. (Where the maximum is the anchor, they are 1.)
@@ -340,9 +345,9 @@ class Attend {
   Ring ring_;
   float out_[kOut];
   tile::RowStates states_;
-  bool at_phi_;                          // the pass takes exponents against phi
+  bool at_phi_;                          // the last pass took exponents against phi
   float shift_ = 0;                      // probs are 2^-shift times as large
-  float out_scale_[tile::kRowsPerLane];  // before the end of a pass at phi: the rounded sums
+  float out_scale_[tile::kRowsPerLane];  // at phi; before the end of the pass: the rounded sums
 };
 
 }  // namespace tilewise::cuda::decode

@@ -61,6 +61,7 @@ class KeyRing {
     v_ = source(parameters_.problem.v);
     next_key_ = key + row();
     left_ = 2 * tiles;
+    if (parameters_.pages.present()) place_ = next_place();
     next_slot_ = 0;
     slot_ = kConfig.slots - 1;
 #pragma unroll
@@ -130,10 +131,28 @@ class KeyRing {
         }
       }
       --left_;
-      if (!is_k) next_key_ += kConfig.block_keys();
+      if (!is_k) {
+        next_key_ += kConfig.block_keys();
+        if (parameters_.pages.present() && left_ > 0) place_ = next_place();
+      }
       next_slot_ = next_slot_ + 1 == kConfig.slots ? 0 : next_slot_ + 1;
     }
     ptx::cp_async_commit();
+  }
+
+  // Of the rows that a warp copies of a tile, each lane looks one up.
+  static constexpr int kBases = 32 / kRowThreads;  // first rows of the threads of a warp
+  static_assert(kBases * kConfig.keys / kStep <= 32, "A lane looks up one row at most.");
+
+  // Looks up the place of the lane's row of the next tile. It is read when that tile is started:
+  // the load has the time of a tile.
+  __device__ __forceinline__ std::uint32_t next_place() const {
+    const int lane = thread() % 32;
+    const int row = thread() / 32 * kBases + lane % kBases + lane / kBases * kStep;
+    const tile::Range keys = shared_.segment.keys;
+    const std::int32_t key = next_key_ - thread() / kRowThreads + row;
+    return parameters_.pages.place(shared_.segment.sequence.batch,
+                                   math::max(math::min(key, keys.end - 1), keys.begin));
   }
 
   // The same from the pages of the keys. `to`: the thread's first chunk in the tile
@@ -146,8 +165,10 @@ class KeyRing {
     for (int i = 0; i < kConfig.keys / kStep; ++i) {
       const std::int32_t key = next_key_ + i * kStep;
       const bool visible = inside && key >= keys.begin && key < keys.end;
-      const std::uint16_t* const first = is_k ? k_ : v_;
-      ptx::cp_async_16(row_place(to, i), visible ? first + key_offset(view, key) : first, visible);
+      const std::uint32_t place =
+          __shfl_sync(~0u, place_, thread() % 32 / kRowThreads + i * kBases);
+      const std::uint16_t* const from = (is_k ? k_ : v_) + parameters_.pages.offset(view, place);
+      ptx::cp_async_16(row_place(to, i), from, visible);
     }
   }
   // The place of the thread's i-th row in a tile. Bits of the row that the step does not touch are
@@ -168,6 +189,7 @@ class KeyRing {
   std::int32_t left_;      // tiles that are not started yet
   std::int32_t next_slot_;
   std::int32_t slot_;
+  std::uint32_t place_;  // of the lane's row of the tile that is started next (Pages::place())
 };
 
 }  // namespace tilewise::cuda::decode

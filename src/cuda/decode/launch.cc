@@ -270,6 +270,8 @@ problem::Status supports(const Problem& problem) {
     return fail(TILEWISE_UNSUPPORTED,
                 "rows of k or v are not aligned to 16 bytes or no multiple of 16 bytes");
   }
+  if (problem.page_table.present() && !tile::pages_fit_places(problem.page_table))
+    return fail(TILEWISE_UNSUPPORTED, "pages of more than 2^32 keys");
   if (row_for(problem) < 0) {
     return fail(TILEWISE_UNSUPPORTED,
                 "a block of the device has less than %d bytes of shared memory", kSmall);

@@ -37,8 +37,23 @@ TEST(Pages, KeysLieWhereThePageTableSays) {
       EXPECT_EQ(pages.offset(problem.k, b, static_cast<std::int32_t>(key)),
                 problem.key_offset(problem.k, b, 0, key))
           << page_size << " " << b << " " << key;
+      const std::uint32_t place = pages.place(b, static_cast<std::int32_t>(key));
+      EXPECT_EQ(pages.offset(problem.k, place), problem.key_offset(problem.k, b, 0, key))
+          << page_size << " " << b << " " << key;
     }
   }
+}
+
+TEST(Pages, PlacesHoldUpTo32Bits) {
+  const auto fit = [](std::int64_t pages, std::int64_t page_size) {
+    return cuda::tile::pages_fit_places({nullptr, 0, 0, 1, pages, page_size});
+  };
+  EXPECT_TRUE(fit(std::int64_t{1} << 32, 1));
+  EXPECT_FALSE(fit((std::int64_t{1} << 32) + 1, 1));
+  EXPECT_TRUE(fit(std::int64_t{1} << 24, 256));
+  EXPECT_FALSE(fit((std::int64_t{1} << 24) + 1, 256));
+  EXPECT_FALSE(fit(std::int64_t{1} << 24, 257));
+  EXPECT_TRUE(fit(1, INT32_MAX));
 }
 
 TEST(Pages, ACacheWithoutPagesOrKeysHasNone) {
