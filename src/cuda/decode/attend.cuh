@@ -48,16 +48,13 @@ class Attend {
   // After start(): computes out and the states of the warp's rows. Q is in shared memory.
   __device__ __forceinline__ void run(const Part& part) {
     shift_ = 0;
-    if constexpr (kConfig.reads_phi()) {
-      if (parameters_.unified) {
-        attend<true>(part);
-        at_phi_ = !ring_.any_of_group(has_unsafe_row(part));
-        if (at_phi_) return end_at_phi();
-        if (Ring::thread() == 0) count_fallback(parameters_);
-        start(part);
-      }
+    if constexpr (kConfig.at_phi) {
+      attend<true>(part);
+      served_ = !ring_.any_of_group(has_unsafe_row(part));
+      if (served_) return end_at_phi();
+      if (Ring::thread() == 0) count_fallback(parameters_);
+      start(part);
     }
-    at_phi_ = false;
     attend<false>(part);
     if constexpr (!kConfig.fp16) {
       if (!ring_.any_of_group(shift_ == 0 && has_non_finite_out())) return;
@@ -77,7 +74,7 @@ class Attend {
   }
   // The factor that makes a number of out one relative to state().
   __device__ __forceinline__ float out_scale(int which) const {
-    return at_phi_ ? out_scale_[which] : scale_at_maxima(which);
+    return kConfig.at_phi && served_ ? out_scale_[which] : scale_at_maxima(which);
   }
   __device__ __forceinline__ const float (&out() const)[kOut] { return out_; }
 
@@ -345,7 +342,7 @@ class Attend {
   Ring ring_;
   float out_[kOut];
   tile::RowStates states_;
-  bool at_phi_;                          // the last pass took exponents against phi
+  bool served_;                          // phi has served the part
   float shift_ = 0;                      // probs are 2^-shift times as large
   float out_scale_[tile::kRowsPerLane];  // at phi; before the end of the pass: the rounded sums
 };

@@ -113,7 +113,7 @@ struct RowEnd {
 // FlashDecoding++: merges parts that are all at phi (or empty) by plain sums, without maxima. Else
 // returns false, and the row is to be merged with them. All threads of the block call it; warps
 // without a row (has_row) add nothing.
-__device__ __forceinline__ bool merge_at_phi(const CombinedRow& of, bool has_row, float sink,
+__device__ __forceinline__ bool merge_at_phi(const CombinedRow& of, bool has_row,
                                              std::int32_t row_warps, CombineShared& shared,
                                              RowEnd& end) {
   constexpr float kMost =
@@ -153,14 +153,15 @@ __device__ __forceinline__ bool merge_at_phi(const CombinedRow& of, bool has_row
   }
   if (!served) return false;
   const float max = sum_of_probs == 0 ? -math::Limits<float>::kInfinity : phi;
-  end.finalised = finalise({max, sum_of_probs}, sink, parameters.scale_log2);
+  end.finalised =
+      finalise({max, sum_of_probs}, sink_of(parameters.problem, head), parameters.scale_log2);
 #pragma unroll
   for (int chunk = 0; chunk < kMaxChunks; ++chunk)
     add(end.sum[chunk], end.finalised.scale, sums.sum[chunk]);
   return true;
 }
 
-template <bool kFp16>
+template <bool kFp16, bool kAtPhi>
 __global__ void __launch_bounds__(kThreads, 4)
     combine_kernel(const __grid_constant__ Parameters parameters, CombineBlocks blocks) {
   __shared__ CombineShared shared;
@@ -183,14 +184,13 @@ __global__ void __launch_bounds__(kThreads, 4)
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const bool has_row = row < segment.rows;
   const CombinedRow own = {parameters, parts_of(parameters, shares, segment), member, row};
-  const float sink =
-      sink_of(parameters.problem, query_row(parameters, segment, has_row ? row : 0).head);
   RowEnd end;
-  const bool is_merged =
-      parameters.unified && merge_at_phi(own, has_row, sink, blocks.row_warps, shared, end);
+  bool is_merged = false;
+  if constexpr (kAtPhi) is_merged = merge_at_phi(own, has_row, blocks.row_warps, shared, end);
   if (has_row && !is_merged) {
     const RowState all = merge_states(own);
-    end.finalised = finalise(all, sink, parameters.scale_log2);
+    const std::int32_t head = query_row(parameters, segment, row).head;
+    end.finalised = finalise(all, sink_of(parameters.problem, head), parameters.scale_log2);
     add_parts(own, all.max, end.finalised.scale, part, blocks.row_warps, end.sum);
   }
 #pragma unroll
@@ -212,8 +212,12 @@ __global__ void __launch_bounds__(kThreads, 4)
 }  // namespace
 
 cudaError_t load_combine() {
-  const cudaError_t error = load(combine_kernel<false>);
-  return error == cudaSuccess ? load(combine_kernel<true>) : error;
+  cudaError_t error = cudaSuccess;
+  for (const auto kernel : {combine_kernel<false, false>, combine_kernel<true, false>,
+                            combine_kernel<false, true>, combine_kernel<true, true>}) {
+    if (error == cudaSuccess) error = load(kernel);
+  }
+  return error;
 }
 
 cudaError_t start_combine(const Parameters& parameters, const CombineGrid& grid,
@@ -223,8 +227,10 @@ cudaError_t start_combine(const Parameters& parameters, const CombineGrid& grid,
   while (blocks.row_warps < kWarpsOfBlock && 4 * blocks.row_warps < grid.parts)
     blocks.row_warps *= 2;
   blocks.row_blocks = math::ceil_div(grid.rows * blocks.row_warps, kWarpsOfBlock);
-  const auto kernel =
-      parameters.problem.dtype == TILEWISE_FP16 ? combine_kernel<true> : combine_kernel<false>;
+  const bool fp16 = parameters.problem.dtype == TILEWISE_FP16;
+  const auto kernel = parameters.at_phi
+                          ? (fp16 ? combine_kernel<true, true> : combine_kernel<false, true>)
+                          : (fp16 ? combine_kernel<true, false> : combine_kernel<false, false>);
   const Grid shape = {grid.candidates * parameters.gang * blocks.row_blocks, kThreads};
   return parameters.early ? launch_early(kernel, shape, stream, parameters, blocks)
                           : launch(kernel, shape, stream, parameters, blocks);

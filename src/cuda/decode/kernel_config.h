@@ -16,14 +16,13 @@ struct KernelConfig {
   int keys;       // of a tile of a group
   int slots;      // tiles of K and V in the ring of a group
   int blocks;     // on a multiprocessor
+  bool at_phi;    // exponents are taken against phi (unified.cuh)
 
   TILEWISE_INLINE constexpr int threads() const { return 32 * kWarps; }
   TILEWISE_INLINE constexpr int groups() const { return kWarps / row_warps; }
   TILEWISE_INLINE constexpr int group_threads() const { return 32 * row_warps; }
   TILEWISE_INLINE constexpr int rows() const { return 16 * row_warps; }
   TILEWISE_INLINE constexpr int block_keys() const { return groups() * keys; }
-  // NOTE: with phi, ptxas spilled 4 to 36 bytes of registers for 256 columns.
-  TILEWISE_INLINE constexpr bool reads_phi() const { return columns < 256; }
   TILEWISE_INLINE constexpr int tile_bytes() const { return keys * columns * 2; }
 };
 

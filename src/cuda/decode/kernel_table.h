@@ -16,9 +16,10 @@ struct TileRow {
   int shared_bytes;  // that a block may use, at least
   int blocks;
   const char* reason;
+  bool at_phi = false;
 
   TILEWISE_INLINE constexpr KernelConfig config(bool fp16) const {
-    return {fp16, columns, row_warps, keys, slots, blocks};
+    return {fp16, columns, row_warps, keys, slots, blocks, at_phi};
   }
 };
 
@@ -34,17 +35,28 @@ inline constexpr TileRow kKernels[] = {
     {128, 4, 64, 5, kSmall, 2, "64 rows: all warps share a tile of keys; 64 KB in flight"},
     {256, 2, 16, 4, kSmall, 2, "up to 32 rows: for 16, four groups spilled registers"},
     {256, 4, 16, 8, kSmall, 2, "64 rows: 32 keys take registers that 256 columns of out need"},
+    // NOTE: kernels of their own. With phi as an option of those above, these took 1 to 2 us
+    // longer, and ptxas spilled registers for 256 columns.
+    {64, 1, 32, 6, kSmall, 2, "16 rows at phi", true},
+    {64, 2, 64, 5, kSmall, 2, "32 rows at phi", true},
+    {64, 4, 64, 6, kSmall, 2, "64 rows at phi", true},
+    {128, 1, 16, 5, kSmall, 2, "16 rows at phi", true},
+    {128, 2, 32, 5, kSmall, 2, "32 rows at phi", true},
+    {128, 4, 64, 5, kSmall, 2, "64 rows at phi", true},
 };
 inline constexpr int kKernelRows = static_cast<int>(sizeof(kKernels) / sizeof(kKernels[0]));
 inline constexpr std::int64_t kMaxColumns = 256;
 
 // The row of the table for head dimensions up to `columns` and `rows` rows of queries for each kv
 // head, or -1.
-constexpr int tile_row(std::int64_t columns, std::int64_t rows, std::int64_t shared_bytes) {
+constexpr int tile_row(std::int64_t columns, std::int64_t rows, std::int64_t shared_bytes,
+                       bool at_phi) {
   for (int row = 0; row < kKernelRows; ++row) {
     const TileRow& tile = kKernels[row];
     const bool has_rows = tile.row_warps == kWarps || rows <= tile.config(false).rows();
-    if (tile.columns >= columns && has_rows && tile.shared_bytes <= shared_bytes) return row;
+    if (tile.at_phi == at_phi && tile.columns >= columns && has_rows &&
+        tile.shared_bytes <= shared_bytes)
+      return row;
   }
   return -1;
 }

@@ -24,8 +24,11 @@ using problem::fail;
 std::int64_t most_rows(const Problem& problem) { return problem.group * problem.max_q; }
 
 int row_for(const Problem& problem) {
-  return tile_row(math::max(problem.head_dim, problem.value_dim), most_rows(problem),
-                  sm80::shared_bytes(problem));
+  const std::int64_t columns = math::max(problem.head_dim, problem.value_dim);
+  const std::int64_t bytes = sm80::shared_bytes(problem);
+  const int at_phi =
+      problem.phi.present() ? tile_row(columns, most_rows(problem), bytes, true) : -1;
+  return at_phi >= 0 ? at_phi : tile_row(columns, most_rows(problem), bytes, false);
 }
 
 const TileRow& tile_for(const Problem& problem) { return kKernels[row_for(problem)]; }
@@ -164,7 +167,7 @@ Parameters parameters_for(const Problem& problem, const Workspace& workspace) {
     set_uniform_units(problem, parameters);
     set_uniform_gangs(parameters);
   }
-  parameters.unified = problem.phi.present() && config.reads_phi();
+  parameters.at_phi = config.at_phi;
   parameters.has_score_mod = sm80::needs_score_mod(problem);
   parameters.hides_keys = problem.mask.present() || problem.bias.present();
   parameters.wide_q = is_wide(problem.q, problem.head_dim);

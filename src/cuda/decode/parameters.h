@@ -33,7 +33,6 @@ struct Parameters {
   std::int32_t sequence_units;  // and this many units,
   std::int32_t segment_units;   // of which a segment has so many
   bool fixed_parts;             // every unit is a part (batch_invariant)
-  bool unified;                 // exponents are taken against phi (unified.cuh)
   bool has_score_mod;           // scores need more than a positive scale
   bool hides_keys;              // a boolean mask or a bias may mask any key
   bool wide_q, wide_out;        // can be read or written 16 bytes at a time
@@ -46,6 +45,7 @@ struct Parameters {
   Problem problem;
   tile::ScoreScaling scaling;
   tile::Pages pages;
+  bool at_phi;  // exponents are taken against phi (unified.cuh); for the host
 };
 
 }  // namespace tilewise::cuda::decode

@@ -30,13 +30,14 @@ struct SegmentRow : QueryRow {
 };
 
 // `row`: rows after the last one of the segment are copies of it.
+template <bool kAtPhi>
 __device__ __forceinline__ SegmentRow segment_row(const Parameters& parameters,
                                                   const Segment& segment, std::int32_t row) {
   const QueryRow own = query_row(parameters, segment, math::min(row, segment.rows - 1));
   const float slope = parameters.has_score_mod
                           ? tile::slope_of(parameters.problem, segment.sequence.batch, own.head)
                           : 0;
-  return {own, slope, parameters.unified ? phi_of_head(parameters, own.head) : 0};
+  return {own, slope, kAtPhi ? phi_of_head(parameters, own.head) : 0};
 }
 
 // Scale, softcap, bias, ALiBi and the boolean mask, which clears bits of `visible`. `key`: the

@@ -87,7 +87,8 @@ class SplitKv {
     const problem::View& view = parameters_.problem.q;
     const auto columns = static_cast<std::int32_t>(parameters_.problem.head_dim);
     const int own = static_cast<int>(threadIdx.x);
-    if (own < kConfig.rows()) shared_.rows[own] = segment_row(parameters_, segment, own);
+    if (own < kConfig.rows())
+      shared_.rows[own] = segment_row<kConfig.at_phi>(parameters_, segment, own);
 #pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x); i < kConfig.rows() * kChunks;
          i += kConfig.threads()) {
