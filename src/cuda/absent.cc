@@ -3,6 +3,7 @@
 
 #include "cuda/host/runtime.h"
 #include "cuda/host/streams.h"
+#include "cuda/kv_cache/append.h"
 #include "cuda/rows/rows.h"
 
 namespace tilewise::cuda {
@@ -70,5 +71,6 @@ Status add_rows(std::int32_t, const problem::View&, const problem::View&, const 
                 void*) {
   return refuse();
 }
+Status append(const problem::Append&, void*) { return refuse(); }
 
 }  // namespace tilewise::cuda
