@@ -5,6 +5,7 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <tilewise/tilewise.hpp>
 
+#include "append.h"
 #include "call.h"
 #include "distributed.h"
 #include "errors.h"
@@ -92,5 +93,6 @@ NB_MODULE(_core, module) {
       .def_prop_ro("reason", &Plan::reason)
       .def_prop_ro("workspace_bytes", &Plan::workspace_bytes);
   bind_distributed(module);
+  bind_append(module);
   bind_quantise(module);
 }

@@ -77,5 +77,10 @@ def quantise(
 ) -> None:
     """tensors: input, output, descale, cu_seqlens, saturated."""
 
+def append(tensors: tuple[Any, ...], interleaved: bool, q_at_end: bool, stream: Any, /) -> None:
+    """tensors: k_cache, v_cache, k, v, cu_seqlens_k, cache_seqlens, cache_batch_idx, page_table, rotary_cos, rotary_sin,
+    rotary_seqlens, q, q_rotated, cu_seqlens_q.
+    """
+
 def kernels(operation: int, /) -> list[str]: ...
 def info() -> str: ...

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from tilewise import _core
 from tilewise.compat import _contents, _pages
 from tilewise.compat._call import chunk_size, number
 from tilewise.compat._contents import ArgumentError, Limits
@@ -14,6 +15,8 @@ from tilewise.torch import _chunks, attention
 from tilewise.torch._attention import window_pair
 
 Tensor = torch.Tensor
+
+_APPENDED = (torch.float32, torch.bfloat16, torch.float16)  # dtypes of caches that the library appends to
 
 
 def _same_shape(name: str, tensor: Tensor, shape: tuple[Any, ...]) -> None:
@@ -146,6 +149,12 @@ class Call:
             return
         if self.is_known and self.cu_seqlens_k_new is not None:
             _contents.check(_contents.starts("cu_seqlens_k_new", self.cu_seqlens_k_new, self.k.shape[0]))
+        if self._is_for_library():
+            if self.is_known:
+                self._check_contents(self._position_ends())
+                check_options()
+            self._append()
+            return
         k, sequence, place = tokens_of(self.k.detach(), self.cu_seqlens_k_new)
         v, _, _ = tokens_of(self.v.detach(), self.cu_seqlens_k_new)
         cos, sin = self.rotary
@@ -165,6 +174,55 @@ class Call:
         v = rounded(v, self.v_cache.dtype, self.descales.get("v_descale"), sequence)
         put(self.k_cache, where, k)
         put(self.v_cache, where, v)
+
+    def _is_for_library(self) -> bool:
+        """Returns whether the library can append. Left to PyTorch: float64, float8, mixed dtypes, rows with gaps, tracing."""
+        if torch.compiler.is_compiling() or self.k_cache.dtype not in _APPENDED:
+            return False
+        cos, sin = self.rotary
+        rows = [self.q, self.k_cache, self.v_cache, self.k, self.v]
+        tables = [] if cos is None or sin is None else [cos, sin]
+        return (
+            all(x is not None and x.dtype == self.k_cache.dtype for x in rows)
+            and all(x is not None and (x.stride(-1) == 1 or x.shape[-1] <= 1) for x in rows)
+            and all(x.dtype in (torch.float32, self.k_cache.dtype) and x.device == self.q.device for x in tables)
+        )
+
+    def _position_ends(self) -> list[Tensor]:
+        """The first and the last position of q and of k in each sequence that has one."""
+        if self.rotary[0] is None:
+            return []
+        queries = self.q.shape[1] if self.cu_seqlens_q is None else self.cu_seqlens_q.diff().long()
+        ends = []
+        for lengths in (queries, self._new_lengths()):
+            is_query = lengths is queries and not self.rotates_queries
+            last = self.first + (lengths * 0 if is_query else lengths - 1)
+            both = torch.cat((self.first, last))
+            if isinstance(lengths, torch.Tensor):
+                ends.append(both[(lengths > 0).repeat(2)])
+            else:
+                ends.append(both if lengths > 0 else both[:0])
+        return ends
+
+    def _append(self) -> None:
+        """Everything in one pass, on a GPU in one kernel."""
+        assert self.k is not None and self.v is not None
+        rotates = self.rotary[0] is not None
+        q_rotated = torch.empty_like(self.q, memory_format=torch.contiguous_format) if rotates else None
+        device = self.q.device
+        lists = [self.cu_seqlens_k_new, self.before, self.rows, self.table, self.first, self.cu_seqlens_q]
+        starts_k, before, rows, table, first, starts_q = (
+            x if x is None or x.device == device else x.to(device, non_blocking=True) for x in lists
+        )
+        table = None if table is None else table.to(torch.int32)
+        stream = torch.cuda.current_stream(device).cuda_stream if self.q.is_cuda else None
+        tensors = (
+            self.k_cache, self.v_cache, self.k.detach(), self.v.detach(), starts_k, before, rows, table,
+            *(None if x is None else x.detach() for x in self.rotary),
+            first if rotates else None, self.q if rotates else None, q_rotated, starts_q if rotates else None,
+        )  # fmt: skip
+        _core.append(tensors, self.rotary_interleaved, not self.rotates_queries, stream)
+        self.q = self.q if q_rotated is None else q_rotated
 
     def _check_contents(self, rotated: list[Tensor]) -> None:
         if self.is_known:
