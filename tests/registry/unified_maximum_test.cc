@@ -65,6 +65,27 @@ TEST(UnifiedMaximum, EveryHeadMayHaveItsOwn) {
   }
 }
 
+// Kernels of GPUs differ by the rows of a kv head and by the width.
+TEST(UnifiedMaximum, EveryNumberOfRowsAndWidthKeepsTheAccuracy) {
+  TILEWISE_TRACE_SEED();
+  int number = 0;
+  for (const std::int32_t dtype : {TILEWISE_BF16, TILEWISE_FP16}) {
+    for (const std::int64_t width : {64, 128}) {
+      for (const std::int64_t rows : {8, 24, 50}) {
+        Case c = make_case(Operation::kForward, dtype, {3, rows / 2, kManySplits, 4, 2, width});
+        c.phi = {number % 3 == 2 ? 40.0 : -2.0 + number};
+        c.causal = number % 2 == 0;
+        c.used = {kManySplits, 5, 900};
+        c.batch_invariant = number % 4 == 1;
+        c.page_size = number % 4 == 3 ? 52 : 0;
+        c.softcap = number % 5 == 4 ? 9 : 0;
+        expect_all_pass(c);
+        ++number;
+      }
+    }
+  }
+}
+
 TEST(UnifiedMaximum, EveryKindOfDataKeepsTheAccuracy) {
   TILEWISE_TRACE_SEED();
   for (const char* name :
