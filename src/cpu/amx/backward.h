@@ -74,7 +74,11 @@ TILEWISE_INLINE std::int64_t panels_of_tile(const HeadContext& context, const Ke
         rows_of_keys(tile_context(context, tile, bounds, scratch), bounds.lane0, bounds.lanes);
     bounds.first_group = math::max(own.begin - tile.first, 0) / kBlockQueries;
     bounds.end_group = math::ceil_div(math::min(own.end, tile.end) - tile.first, kBlockQueries);
-    if (own.end > tile.first && bounds.first_group < bounds.end_group) panels[count++] = bounds;
+    if (own.end <= tile.first || bounds.first_group >= bounds.end_group) continue;
+    if (boolean_mask_hides(context, {tile.first, tile.end},
+                           {bounds.lane0, bounds.lane0 + bounds.lanes}))
+      continue;
+    panels[count++] = bounds;
   }
   return count;
 }

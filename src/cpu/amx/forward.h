@@ -251,6 +251,9 @@ TILEWISE_INLINE void amx_visit_keys(const QueryBlock& block, bool slow_path,
   for_each_visible_tile(block, keys, [&](std::int64_t tile) {
     // All keys that any part of the block sees, so that they are packed once.
     const std::int64_t count = math::min(tile + kAmxKeys, block.keys.end) - tile;
+    if (boolean_mask_hides(block.context, {block.first, block.first + block.rows},
+                           {tile, tile + count}))
+      return;
     const std::int64_t slot = pack_tile<kTerms>(block.context, tile, count, slow_path, scratch);
     for (std::int64_t panel = 0; panel * kAmxWidth < block.rows; ++panel) {
       const std::int64_t first = block.first + panel * kAmxWidth;
@@ -259,6 +262,7 @@ TILEWISE_INLINE void amx_visit_keys(const QueryBlock& block, bool slow_path,
           narrowed(block.context, {first, end}, {tile, tile + count}, scratch.base.bands);
       AmxPanelBounds bounds = panel_bounds(block, panel, own, tile, count);
       if (bounds.end <= tile || bounds.blocks <= 0) continue;
+      if (boolean_mask_hides(own, {first, end}, {tile, tile + count})) continue;
       bounds.slot = slot;
       bounds.slow_path = slow_path;
       if (slow_path) bounds.unmasked_end = 0;

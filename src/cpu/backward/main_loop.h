@@ -225,7 +225,7 @@ void visit_query_tile(const HeadContext& context, const KeyBlock& block, math::K
     const std::int64_t t0 = align_to_operand<E>(math::max(own.begin, rows.begin));
     const TileBounds bounds = {lane0, lanes, t0, math::min(own.end, rows.end) - t0};
     if (bounds.t_count <= 0) continue;
-    const TileClass tile_class = classify(own_context, Lanes::kKeys, bounds);
+    const TileClass tile_class = classify_masked(own_context, Lanes::kKeys, bounds);
     if (tile_class == TileClass::kEmpty) continue;
     load_row_statistics(context, {pass.delta, tile.units->v_panel, tile.units->dout_rows},
                         bounds.t0, bounds.t_count, bounds.t_count, scratch.gradient);
@@ -266,7 +266,8 @@ void visit_queries(const RunContext& run, const KeyBlock& block, const KeyPass<S
       const std::int64_t position = g * tiles + seen.begin / kGradientTile;
       if (pass.adds_to_dq()) block.order.wait(position);
       next = next_range(math::round_up(seen.end, kGradientTile));
-      visit_query_tile<E, kColumns>(context, block, own, next, pass, scratch);
+      if (!boolean_mask_hides(context, own, {block.first, block.first + block.keys}))
+        visit_query_tile<E, kColumns>(context, block, own, next, pass, scratch);
       if (pass.adds_to_dq()) block.order.arrive(position);
       count_traffic(run, (seen.end - seen.begin) * (bytes + dq_bytes),
                     (seen.end - seen.begin) * dq_bytes);

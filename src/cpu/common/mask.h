@@ -71,6 +71,40 @@ TILEWISE_INLINE TileClass classify(const HeadContext& context, Lanes lanes,
   return result;
 }
 
+// Whether the boolean mask hides all of the keys from all of the rows. It reads as much as it takes
+// to find a visible pair; a tile that it hides need not be computed.
+inline bool boolean_mask_hides(const HeadContext& context, math::KeyRange rows,
+                               math::KeyRange keys) {
+  const View& mask = context.problem->mask;
+  if (!mask.present()) return false;
+  const std::int64_t count = keys.end - keys.begin;
+  const std::int64_t last = mask.row == 0 ? math::min(rows.end, rows.begin + 1) : rows.end;
+  for (std::int64_t i = rows.begin; i < last; ++i) {
+    const std::uint8_t* const row =
+        static_cast<const std::uint8_t*>(mask.data) +
+        mask.offset(context.sequence.batch, context.head, i, keys.begin);
+    std::int64_t j = 0;
+    for (; mask.column == 1 && j + 8 <= count; j += 8) {
+      std::uint64_t eight;
+      __builtin_memcpy(&eight, row + j, sizeof(eight));
+      if (eight != 0) return false;
+    }
+    for (; j < count; ++j) {
+      if (row[j * mask.column] != 0) return false;
+    }
+  }
+  return true;
+}
+
+// classify(), with the boolean mask: a tile that it hides is empty.
+TILEWISE_INLINE TileClass classify_masked(const HeadContext& context, Lanes lanes,
+                                          const TileBounds& bounds) {
+  const TileClass result = classify(context, lanes, bounds);
+  if (result == TileClass::kEmpty) return result;
+  const bool hidden = boolean_mask_hides(context, rows_of(lanes, bounds), keys_of(lanes, bounds));
+  return hidden ? TileClass::kEmpty : result;
+}
+
 // ---- masked scores ----
 
 template <class T, int kWidth>

@@ -219,7 +219,7 @@ void visit_key_tile(const QueryBlock& block, math::KeyRange keys, KeyTile<E>& ti
     const PanelTile own = panel_tile<E, kWidth>(block, panel, keys, scratch);
     const TileBounds& bounds = own.bounds;
     if (bounds.t_count <= 0) continue;
-    const TileClass tile_class = classify(own.context, Lanes::kQueries, bounds);
+    const TileClass tile_class = classify_masked(own.context, Lanes::kQueries, bounds);
     if (tile_class == TileClass::kEmpty) continue;
     if (tile.last) {  // the outputs are stored next: prefetch their lines
       tile.prefetcher[0] =
@@ -254,6 +254,7 @@ void visit_keys(const RunContext& run, const QueryBlock& block, const ForwardScr
   while (following.begin < following.end) {
     const math::KeyRange range = following;
     following = next_range(math::round_up(range.end, kKeyTile));
+    if (boolean_mask_hides(block.context, {block.first, block.first + block.rows}, range)) continue;
     KeyTile<E> tile = load_key_tile(block.context, range, following, v_unit, scratch);
     tile.run = &run;
     count_traffic(run, (range.end - range.begin) * key_bytes, 0);
