@@ -107,9 +107,9 @@ problem::Status run(const Problem& problem, const problem::RunContext& context) 
   const bool score_mod = cuda::sm80::needs_score_mod(problem);
   const Instance& instance = instance_for(problem, score_mod);
   const int k_tile = instance.config.k_tile;
-  const Parameters parameters = parameters_for(problem, instance.shape(), k_tile, score_mod,
-                                               workspace_for(problem), context.workspace,
-                                               has_diagonal(problem));
+  const Parameters parameters =
+      parameters_for(problem, instance.shape(), k_tile, score_mod, workspace_for(problem),
+                     context.workspace, has_diagonal(problem));
   const CurrentDevice current(problem.device_index);
   if (current.status() != TILEWISE_OK) return current.status();
   const cudaStream_t stream = stream_of(context.executor->stream);

@@ -9,10 +9,10 @@
 #include "cuda/backward/sm90/score_mod.cuh"
 #include "cuda/backward/sm90/shared.cuh"
 #include "cuda/mask/key_bits.cuh"
-#include "cuda/tile/band_reads.cuh"
 #include "cuda/ptx/arithmetic.cuh"
 #include "cuda/ptx/stmatrix.cuh"
 #include "cuda/sm90/gemm.cuh"
+#include "cuda/tile/band_reads.cuh"
 #include "cuda/tile/fragment.h"
 #include "cuda/tile/mask_bits.h"
 #include "cuda/tile/slow_path.cuh"
@@ -187,9 +187,10 @@ class ConsumerMath {
     }
   }
 
-  // Looks up the warp's mask bits of a listed tile in the list of slices, where the block mask had no
-  // room for them, and stores them as if it had. Lanes test 32 bands at once. All branches follow
-  // votes: ptxas then knows that the lanes stay together, and leaves addresses in uniform registers.
+  // Looks up the warp's mask bits of a listed tile in the list of slices, where the block mask had
+  // no room for them, and stores them as if it had. Lanes test 32 bands at once. All branches
+  // follow votes: ptxas then knows that the lanes stay together, and leaves addresses in uniform
+  // registers.
   __device__ __forceinline__ void search_bits(std::uint32_t tile) const {
     const ListedTile listed = shared_.listed.order[tile % kListedOrder];
     const int lane = static_cast<int>(ptx::opaque(threadIdx.x) % 32);
@@ -238,9 +239,9 @@ class ConsumerMath {
       other.key_end = math::min(other.key_end, static_cast<std::int32_t>(sequence.k_len));
 #pragma unroll
       for (int which = 0; which < tile::kRowsPerLane; ++which) {
-        bits[which] |= mask::rows_that_see(
-            other, keys.begin + tile::lane_row(lane, which),
-            static_cast<std::int32_t>(sequence.q_len), {rows.begin, tile::lane_column(lane)});
+        bits[which] |= mask::rows_that_see(other, keys.begin + tile::lane_row(lane, which),
+                                           static_cast<std::int32_t>(sequence.q_len),
+                                           {rows.begin, tile::lane_column(lane)});
       }
     }
   }

@@ -182,9 +182,9 @@ problem::Status run(const Problem& problem, const problem::RunContext& context) 
   constexpr int kKTile = KernelConfig::kKTile;
   const Workspace places(problem);
   Parameters parameters = {};
-  static_cast<backward::Parameters&>(parameters) = parameters_for(
-      problem, instance.shape(), kKTile, instance.config.score_mod, places, context.workspace,
-      has_diagonal(problem) || needs_block_mask(problem));
+  static_cast<backward::Parameters&>(parameters) =
+      parameters_for(problem, instance.shape(), kKTile, instance.config.score_mod, places,
+                     context.workspace, has_diagonal(problem) || needs_block_mask(problem));
   if (needs_block_mask(problem)) {
     parameters.block_mask =
         mask::block_mask_at(problem, instance.tiling(), places.block_mask,
