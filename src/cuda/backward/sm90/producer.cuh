@@ -58,22 +58,29 @@ class Producer {
     }
   }
 
+  // The head is computed again where it is needed: the thread has few registers.
   __device__ __forceinline__ void load_listed_queries() {
-    const std::int32_t group = static_cast<std::int32_t>(parameters_.problem.group);
-    const std::int32_t first_head = shared_.tile.kv_head * group;
 #pragma unroll 1
-    for (std::int32_t head = first_head; head < first_head + group; ++head) {
-      visit_listed(parameters_, shared_.tile, head, [&](std::int32_t q_tile, std::int32_t bits) {
-        cuda::sm90::wait_empty(shared_.q_barriers, state_);
-        announce(head, q_tile, bits);
-        const std::int32_t batch = static_cast<std::int32_t>(shared_.tile.sequence.batch);
-        const std::int64_t number = first_query_tile(parameters_, batch, head) + q_tile;
-        load_query_tile(
-            head,
-            static_cast<std::int32_t>(shared_.tile.sequence.q_start) + q_tile * kConfig.q_tile,
-            parameters_.statistics + number * 2 * kConfig.q_tile);
-      });
+    for (std::int32_t i = 0; i < static_cast<std::int32_t>(parameters_.problem.group); ++i) {
+      visit_listed(parameters_, shared_.tile, head_of_group(i),
+                   [&](std::int32_t q_tile, std::int32_t bits) {
+                     cuda::sm90::wait_empty(shared_.q_barriers, state_);
+                     const std::int32_t head = head_of_group(i);
+                     announce(head, q_tile, bits);
+                     load_listed_tile(head, q_tile);
+                   });
     }
+  }
+  __device__ __forceinline__ std::int32_t head_of_group(std::int32_t i) const {
+    return shared_.tile.kv_head * static_cast<std::int32_t>(parameters_.problem.group) + i;
+  }
+
+  __device__ __forceinline__ void load_listed_tile(std::int32_t head, std::int32_t q_tile) {
+    const Sequence& sequence = shared_.tile.sequence;
+    const std::int64_t number =
+        first_query_tile(parameters_, static_cast<std::int32_t>(sequence.batch), head) + q_tile;
+    load_query_tile(head, static_cast<std::int32_t>(sequence.q_start) + q_tile * kConfig.q_tile,
+                    parameters_.statistics + number * 2 * kConfig.q_tile);
   }
 
   // Says which tile of the list comes, and loads its mask bits. The consumers learn it when the

@@ -66,17 +66,13 @@ class Reducer {
   __device__ __forceinline__ unsigned long long listed_turn(std::int32_t head,
                                                             std::int32_t q_tile) const {
     const tile::BlockMask& mask = parameters_.block_mask;
-    const std::int32_t batch = static_cast<std::int32_t>(shared_.tile.sequence.batch);
-    const std::int64_t first = std::int64_t{mask.list_of(batch, head)} * mask.q_tiles;
-    const tile::BlockMaskWord* const words =
-        mask.words + first * mask.word_count + q_tile / tile::kTilesOfWord;
-    const std::int32_t key_tile = shared_.tile.first / KernelConfig::kKTile;
+    const std::int32_t row = listed_row(parameters_, shared_.tile, head);
+    const std::int32_t after = mask.q_tiles - 1 - shared_.tile.first / KernelConfig::kKTile;
     unsigned turn = 0;
 #pragma unroll 1
-    for (std::int32_t i = key_tile + 1 + static_cast<std::int32_t>(threadIdx.x) % 32;
-         i < mask.q_tiles; i += 32) {
-      const std::uint32_t visited = words[std::int64_t{i} * mask.word_count].visited;
-      turn += visited >> q_tile % tile::kTilesOfWord & 1;
+    for (std::int32_t i = 1 + static_cast<std::int32_t>(threadIdx.x) % 32; i <= after; i += 32) {
+      const std::int32_t word = (row + i) * mask.word_count + q_tile / tile::kTilesOfWord;
+      turn += mask.words[word].visited >> q_tile % tile::kTilesOfWord & 1;
     }
     for (int step = 16; step > 0; step /= 2) turn += __shfl_xor_sync(~0u, turn, step);
     return turn;
