@@ -11,7 +11,7 @@ times; the graphs take turns, and the figure is the median time of a call. Read 
 turns. Mixed lengths: 1 to 32768 keys in a cache of 32768 (seqused_k, cache_seqlens). Before that, results are compared with
 attention in fp64, and the largest error with that of plain attention in bf16.
 
-Rows with pages (-page16) and with phi (-phi3) have Tilewise alone, beside "plain", the same problem without them. Pages
+In rows with pages (-page16) and with phi (-phi3) Tilewise runs alone; "plain" is the same problem without them. Pages
 lie in a random order. phi 3 serves all splits of such scores, phi 300 none ("fallbacks": of a call). "host": seconds of the
 host for a planned run, the best of 20 times 50 calls from Python, of which a call that does nothing takes "host_nothing".
 """

@@ -4,24 +4,18 @@
 Usage: bench/peers/cuda_mask_gradients.py LIBTILEWISE [--out FILE.json] [--rounds N] [--rows PATTERN...]
 Example: bench/peers/cuda_mask_gradients.py libtilewise.so --rows 'bf16-D128-*'
 
-The masks and figures are those of cuda_masks.py, for the backward pass: bf16, B 1, H*D 2048, random normal inputs; medians in turns; TFLOP/s
-count 10 flops for each element of the tiles of 128 x 128 scores that have a visible pair. "deterministic": with that option.
+The masks are those of cuda_masks.py. A row has bf16, B 1, H*D 2048 and random normal inputs; its contenders take turns, and a figure is
+the median. TFLOP/s count 10 flops for each element of the tiles of 128 x 128 scores that have a visible pair. "deterministic": with that option.
 Softcap (30) and ALiBi are compared with the same causal mask without them. Before that, each gradient is compared with that of
 attention in fp64 on 1000 tokens: its largest error, and that of plain attention in bf16.
 """
-import argparse
-import fnmatch
 import functools
-import json
-import pathlib
-import sys
 
 import torch
 
 import cuda_backward as backward
 import cuda_forward as forward
 import cuda_masks as masked
-from cuda_forward import tw
 
 
 def slopes_of(heads):
@@ -119,15 +113,8 @@ def measure_row(libraries, options, dim, s, name, slices=None, make=None):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("library")
-    parser.add_argument("--out")
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--rows", nargs="*", metavar="PATTERN")
-    parser.add_argument("--beside", nargs="*", default=[], metavar="NAME=LIBRARY", help="other builds, in turns")
-    options = parser.parse_args()
-    builds = (pair.split("=", 1) for pair in options.beside)
-    libraries = {"tilewise": tw.Library(options.library)} | {name: tw.Library(path) for name, path in builds}
+    options = masked.parser_of(__doc__, 12).parse_args()
+    libraries = masked.libraries_of(options)
     torch.manual_seed(1)
     dims = (64, 128)
     checks = [{"D": dim, "max_errors": check(libraries["tilewise"], dim)} for dim in dims]
@@ -137,13 +124,9 @@ def main():
         for s in (16384, 32768):
             for name, slices, make in list(masked.masks(s)) + [("softcap", None, None), ("alibi", None, None)]:
                 row = f"bf16-D{dim}-S{s}-{name}"
-                if not options.rows or any(fnmatch.fnmatchcase(row, pattern) for pattern in options.rows):
+                if masked.is_chosen(options, row):
                     results.append(measure_row(libraries, options, dim, s, name, slices, make))
-    if options.out:
-        machine = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda}
-        document = {"version": libraries["tilewise"].version(), "command": " ".join(sys.argv), "machine": machine,
-                    "rounds": options.rounds, "checks": checks, "rows": results}
-        pathlib.Path(options.out).write_text(json.dumps(document, indent=1) + "\n")
+    masked.save(options, libraries, checks, results)
 
 
 if __name__ == "__main__":

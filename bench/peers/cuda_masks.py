@@ -180,17 +180,39 @@ def measure(libraries, options, dim, s, name, slices, make):
             "tflops_of_visited": rate, "of_dense": of_dense}
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser_of(doc, rounds):
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library")
     parser.add_argument("--out")
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--rows", nargs="*", metavar="PATTERN")
-    parser.add_argument("--beside", nargs="*", default=[], metavar="NAME=LIBRARY", help="other builds, in turns")
+    parser.add_argument("--beside", nargs="*", default=[], metavar="NAME=LIBRARY", help="other builds, measured in the same run")
+    return parser
+
+
+def libraries_of(options):
+    builds = (pair.split("=", 1) for pair in options.beside)
+    return {"tilewise": tw.Library(options.library)} | {name: tw.Library(path) for name, path in builds}
+
+
+def is_chosen(options, row):
+    return not options.rows or any(fnmatch.fnmatchcase(row, pattern) for pattern in options.rows)
+
+
+def save(options, libraries, checks, results):
+    if not options.out:
+        return
+    machine = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda}
+    document = {"version": libraries["tilewise"].version(), "command": " ".join(sys.argv), "machine": machine,
+                "rounds": options.rounds, "checks": checks, "rows": results}
+    pathlib.Path(options.out).write_text(json.dumps(document, indent=1) + "\n")
+
+
+def main():
+    parser = parser_of(__doc__, 20)
     parser.add_argument("--flex", action="store_true", help="FlexAttention of PyTorch, too")
     options = parser.parse_args()
-    builds = (pair.split("=", 1) for pair in options.beside)
-    libraries = {"tilewise": tw.Library(options.library)} | {name: tw.Library(path) for name, path in builds}
+    libraries = libraries_of(options)
     torch.manual_seed(1)
     dims = (64, 128, 256)
     checks = [{"D": dim, "max_error": check(libraries["tilewise"], dim)} for dim in dims]
@@ -200,13 +222,9 @@ def main():
         for s in (16384, 32768):
             for name, slices, make in masks(s):
                 row = f"bf16-D{dim}-S{s}-{name}"
-                if not options.rows or any(fnmatch.fnmatchcase(row, pattern) for pattern in options.rows):
+                if is_chosen(options, row):
                     results.append(measure(libraries, options, dim, s, name, slices, make))
-    if options.out:
-        machine = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda}
-        document = {"version": libraries["tilewise"].version(), "command": " ".join(sys.argv), "machine": machine,
-                    "rounds": options.rounds, "checks": checks, "rows": results}
-        pathlib.Path(options.out).write_text(json.dumps(document, indent=1) + "\n")
+    save(options, libraries, checks, results)
 
 
 if __name__ == "__main__":

@@ -26,23 +26,9 @@ TEST(Device, HopperGradientsTakeSlices) {
   for (const Shape& shape : kGradientShapes) {
     for (int step = 0; step < 8; ++step) {
       Case c = gradients_of(shape, step % 2 == 0 ? TILEWISE_BF16 : TILEWISE_FP16);
-      c.slice_heads = random.chance(0.5);
-      c.sink = random.chance(0.5);
       c.dlse = random.chance(0.5);
       c.deterministic = random.chance(0.5);
-      if (random.chance(0.3)) c.softcap = 5;
-      if (step % 4 == 1) {
-        c.q_packed = c.k_packed = true;
-        c.batch = 1;
-      } else if (step % 4 == 2) {
-        c.used = std::vector<std::int64_t>(static_cast<std::size_t>(c.batch), c.k_len - 70);
-        c.used[0] = random.between(0, c.k_len);
-        c.alibi = true;
-      } else if (step % 4 == 3) {
-        c.used_q = std::vector<std::int64_t>(static_cast<std::size_t>(c.batch), c.q_len / 2);
-        c.used_q[0] = random.between(0, c.q_len);
-      }
-      add_random_slices(c, random, random.between(1, step < 4 ? 4 : 60));
+      add_slices_and_options(c, random, step);
       expect_masked_pass(c);
     }
   }

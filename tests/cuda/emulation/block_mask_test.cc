@@ -63,5 +63,26 @@ TEST(BlockMask, KeyTilesAreSearchedOnlyWhereThereIsNoRoom) {
   EXPECT_EQ(cost_of(c).searched, 0);
 }
 
+// The same for gradients, whose lists belong to tiles of 128 keys: of each head 40 tiles of queries
+// are partial, and 16 have room.
+TEST(BlockMask, QueryTilesAreSearchedOnlyWhereThereIsNoRoom) {
+  constexpr std::int64_t kQueryTiles = 40;
+  constexpr std::int64_t kRoom = 16;
+  constexpr std::int64_t kHeads = 2;
+  constexpr std::int64_t kWarps = 8;
+  Case c =
+      make_case(Operation::kBackward, TILEWISE_BF16, {1, kQueryTiles * 64, 80, kHeads, 1, 128});
+  c.slice_heads = true;
+  for (std::int64_t row = 0; row < c.q_len; row += 32)
+    c.slices.push_back({row, row + 1, 0, 80, 0, row % 64 == 0 ? 0 : 1});
+  const std::int64_t searched = cost_of(c).searched;
+  EXPECT_GT(searched, 0);
+  EXPECT_LE(searched, kHeads * (kQueryTiles - kRoom) * kWarps);
+  c.slices.clear();
+  c.slice_heads = false;
+  c.mask = {true, 4, {false, false, true, true}};  // every tile has room
+  EXPECT_EQ(cost_of(c).searched, 0);
+}
+
 }  // namespace
 }  // namespace tilewise::tests
