@@ -172,14 +172,16 @@ void Tma::copy_to_cluster(std::uint32_t to, std::uint32_t from, std::uint32_t by
       reinterpret_cast<const std::byte*>(block().shared.async_at(from, bytes, "cp.async.bulk"));
   if (!block().shared.is_visible_to_async_proxy(from, bytes))
     fail("cp.async.bulk: what is to be copied was written without a fence.proxy.async");
-  Copy own = {0, {}, {}, nullptr, bytes, 0, nullptr, from, {data, data + bytes}};
+  Copy own = {0, {}, {}, nullptr, bytes, 0, nullptr, from, {}};
   const InBlockOf other(to);
   own.to = other.address();
   own.target = &block();
   own.barrier = InBlockOf(barrier).address();
   block().barriers.check_copy(own.barrier);
   block().shared.begin_copy(own.to, bytes);
-  copies_.push_back(std::move(own));
+  // Memory of its own only after all that may fail: a failed fiber is not unwound.
+  copies_.push_back(own);
+  copies_.back().own.assign(data, data + bytes);
 }
 
 void Tma::copy_bytes(std::uint32_t to, const void* from, std::uint32_t bytes,
