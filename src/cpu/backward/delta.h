@@ -8,9 +8,15 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// Computes delta for rows [first, first + count) of a head. For sequences of one key, where O = V,
-// it adds in the order in which Policy adds dP. Then dP - delta is exactly zero, and so is dS,
-// however large the K is that dS is multiplied with.
+// True if every row of the sequence sees one key at most: it has no other, or the window is so
+// narrow.
+inline bool at_most_one_key(const Problem& problem, const Sequence& sequence) {
+  return sequence.k_len == 1 || (problem.window_left == 0 && problem.window_right == 0);
+}
+
+// Computes delta for rows [first, first + count) of a head. For rows of one key, where O = V, it
+// adds in the order in which Policy adds dP. Then dP - delta is exactly zero, and so is dS, however
+// large the K is that dS is multiplied with.
 //
 // delta: the layout of lse
 template <class T, class Policy>
@@ -30,8 +36,9 @@ void compute_delta(const Problem& problem, const HeadContext& context, const Vie
             static_cast<const Dout*>(problem.dout.data) + problem.dout.offset(b, context.head, row);
         prefetch_later_row(out, problem.out.row, problem.value_dim);
         prefetch_later_row(dout, problem.dout.row, problem.value_dim);
-        sum = context.sequence.k_len == 1 ? Policy::inner_product(dout, out, problem.value_dim)
-                                          : inner_product<T>(out, dout, problem.value_dim);
+        sum = at_most_one_key(problem, context.sequence)
+                  ? Policy::inner_product(dout, out, problem.value_dim)
+                  : inner_product<T>(out, dout, problem.value_dim);
       });
     });
     if (problem.dlse.present()) sum -= load_statistic<T>(problem.dlse, b, context.head, row);

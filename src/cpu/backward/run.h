@@ -35,7 +35,7 @@ struct SimdBackward {
   // The inner product of a row of dO and one of O.
   template <class Dout, class Out>
   static SumOf<E> inner_product(const Dout* dout, const Out* out, std::int64_t width) {
-    return cpu::TILEWISE_TARGET::inner_product<SumOf<E>>(out, dout, width);
+    return ordered_inner_product<SumOf<E>>(out, dout, width);
   }
   static void run(const RunContext& context, const KeyBlock& block, const KeyPass<SumOf<E>>& pass,
                   const Packed&, const Scratch& scratch) {

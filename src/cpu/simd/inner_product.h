@@ -61,4 +61,22 @@ TILEWISE_INLINE T inner_product(const A* a, const B* b, std::int64_t count) {
   return sum;
 }
 
+// Sum of a[c] * b[c] in the order of gemm.h, and with its roundings: one multiply-add after
+// another.
+template <class T, class A, class B>
+T ordered_inner_product(const A* a, const B* b, std::int64_t count) {
+  const auto sum_of = [&](T lift) {
+    Vec<T> sum(T(0));
+    for (std::int64_t c = 0; c < count; ++c)
+      sum =
+          multiply_add(Vec<T>(math::load<T>(a[c]) * lift), Vec<T>(math::load<T>(b[c]) * lift), sum);
+    return sum.v[0] / lift / lift;
+  };
+  if (has_denormals<T>(a, count) || has_denormals<T>(b, count)) {
+    const T lifted = sum_of(exact_power<T>(Exponents<T>::kLift));
+    if (math::is_finite(lifted)) return lifted;
+  }
+  return sum_of(T(1));
+}
+
 }  // namespace tilewise::cpu::TILEWISE_TARGET
