@@ -19,6 +19,7 @@ using nlohmann::json;
 constexpr std::int64_t kDefaultTile = 128;
 constexpr std::int64_t kMostTiles = std::int64_t{1} << 28;  // they are counted one by one
 constexpr const char* kTileFlags[] = {"tile", "head", "bare"};
+constexpr const char* kAlgorithmFlags[] = {"op", "sram", "dtype"};  // a mask does not depend on them
 
 Shape shape_of(const Flags& flags) {
   if (!flags.given("shape")) {
@@ -120,6 +121,12 @@ bool is_about_the_mask(const Flags& flags) {
 }
 
 int explain_mask(const Flags& flags) {
+  for (const char* name : kAlgorithmFlags) {
+    if (!flags.given(name)) continue;
+    throw UsageError(fmt::format(
+        "--{}: given where a mask is explained (with --slices, --cu-seqlens-q, --tile or --plot)",
+        name));
+  }
   for (const char* name : {"head", "bare"}) {
     if (flags.given(name) && !flags.given("plot")) {
       throw UsageError(fmt::format("--{}: given without --plot", name));

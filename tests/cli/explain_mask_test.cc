@@ -168,6 +168,9 @@ TEST_F(ExplainMask, BadInputIsRefusedByName) {
   expect_refused(good + "--tile 4,4 --bare", {"--bare", "--plot"});
   expect_refused(good + "--head 0", {"--head", "--plot"});
   expect_refused(good + "--plot nowhere/p.svg", {"nowhere/p.svg"});
+  expect_refused(good + "--tile 4,4 --op backward", {"--op", "--tile"});
+  expect_refused(good + "--plot p.svg --sram 4096", {"--sram", "--plot"});
+  expect_refused(good + "--tile 4,4 --dtype bf16", {"--dtype", "--tile"});
   expect_refused(good + "--ranks 2 --bandwidth 1 --peak 1 --tile 4,4", {"--tile", "--ranks"});
   expect_refused("--shape 1,4096,4096,1,1,8 --causal --slices outside.npy",
                  {"--slices", "--causal"});
