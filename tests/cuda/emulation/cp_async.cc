@@ -5,6 +5,7 @@
 
 #include "cuda/emulation/device_memory.h"
 #include "cuda/emulation/machine.h"
+#include "cuda/emulation/work.h"
 
 namespace tilewise::emulation {
 namespace {
@@ -21,6 +22,7 @@ void begin_copy(std::uint32_t to, const void* from, std::uint32_t bytes) {
   CpAsyncQueue& queue = own_queue();
   unsigned char* const destination = from_shared(to, bytes, "cp.async");
   std::memset(destination, poison(), bytes);
+  if (from != nullptr) work.copied_bytes += bytes;
   queue.copies.push_back({destination, from, bytes, queue.group});
 }
 

@@ -6,6 +6,7 @@
 #include "cuda/emulation/cluster.h"
 #include "cuda/emulation/device_memory.h"
 #include "cuda/emulation/machine.h"
+#include "cuda/emulation/work.h"
 
 namespace tilewise::emulation {
 namespace {
@@ -260,6 +261,7 @@ void Tma::land(std::size_t which) {
 
 void Tma::land_in_target(const Copy& copy) {
   const std::uint32_t bytes = copy.count;
+  work.copied_bytes += bytes;
   const std::byte* const contiguous = copy.from != 0 ? copy.own.data() : copy.bytes;
   if (contiguous != nullptr) block().shared.write_async(copy.to, contiguous, bytes);
   for (std::uint32_t row = 0; contiguous == nullptr && row < bytes / kSpanBytes; ++row) {

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "cuda/emulation/machine.h"
+#include "cuda/emulation/work.h"
 #include "math/integer.h"
 
 namespace tilewise::emulation {
@@ -72,6 +73,8 @@ void WgmmaQueue::fence() { own().lanes[threadIdx.x % kGroupThreads].fenced = tru
 void WgmmaQueue::add(const WgmmaOp& product) {
   Lane& lane = own().lanes[threadIdx.x % kGroupThreads];
   if (!lane.fenced) fail("wgmma.mma_async: no wgmma.fence since the last group");
+  constexpr int kRows = 64;
+  work.multiply_adds += kRows * product.width * depth_of(product.left_type) / kGroupThreads;
   Pending pending = {product, {}};
   if (product.left != nullptr) std::memcpy(pending.left.data(), product.left, sizeof(pending.left));
   lane.pending.push_back(pending);

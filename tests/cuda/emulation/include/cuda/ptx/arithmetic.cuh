@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "cuda/emulation/work.h"
 #include "math/float8.h"
 
 namespace tilewise::cuda::ptx {
@@ -12,7 +13,10 @@ namespace tilewise::cuda::ptx {
 // Flushes numbers below 2^-126 to zero, with their sign.
 inline float flushed(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; }
 
-inline float exp2_approx(float x) { return flushed(std::exp2(flushed(x))); }
+inline float exp2_approx(float x) {
+  ++emulation::work.exponentials;
+  return flushed(std::exp2(flushed(x)));
+}
 
 inline float reciprocal_approx(float x) { return flushed(1 / flushed(x)); }
 inline float min_nan(float a, float b) {

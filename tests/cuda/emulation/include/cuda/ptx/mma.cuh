@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "cuda/emulation/block.h"
+#include "cuda/emulation/work.h"
 #include "math/number.h"
 
 namespace tilewise::cuda::ptx {
@@ -27,6 +28,7 @@ float half(std::uint32_t pair, unsigned which) {
 
 template <bool kFp16>
 void perform_multiply(const emulation::Requests& requests) {
+  emulation::work.multiply_adds += 16 * 8 * 16;
   float a[16][16];  // (row, k)
   float b[16][8];   // (k, column)
   for (unsigned lane = 0; lane < 32; ++lane) {
