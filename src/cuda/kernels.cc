@@ -183,7 +183,7 @@ constinit const Kernel kForwardSm90 = {
     Sm90::prepare,
     nullptr,
     false,
-    true};
+    problem::Fp8Probs::kE4M3};
 
 constinit const Kernel kForwardSm80 = {
     "cuda_sm80",

@@ -38,6 +38,8 @@ struct RunContext {
 
 inline constexpr std::int64_t kDefaultSramBytes = std::int64_t{192} * 1024;
 
+enum class Fp8Probs { kFp32, kFp16, kE4M3 };
+
 struct Kernel {
   const char* name;
   const char* description;
@@ -66,8 +68,8 @@ struct Kernel {
   // True for a rung of the ladder, which is listed after the kernels of its device and serves for
   // comparison.
   bool is_rung = false;
-  // True if probs are rounded to e4m3 where q, k and v are fp8 (docs/semantics.md, "Accuracy").
-  bool fp8_probs = false;
+  // What probs are rounded to where k and v are fp8 (docs/semantics.md, "Accuracy").
+  Fp8Probs fp8_probs = Fp8Probs::kFp32;
 };
 
 // Calls fn(item) for the work items 0..n-1 through the executor.

@@ -101,8 +101,9 @@ Verdict refusal(const char* kernel, problem::Status status) {
 Judge::Judge(const Case& description, const Edit& edit)
     : edit_(edit), instance_(edited(description, edit)), oracle_(instance_.request()) {}
 
-bool Judge::has_fp8_probs(const problem::Kernel& kernel) const {
-  return kernel.fp8_probs && problem::is_fp8(instance_.description().dtype);
+problem::Fp8Probs Judge::fp8_probs(const problem::Kernel& kernel) const {
+  return problem::is_fp8(instance_.description().dtype) ? kernel.fp8_probs
+                                                        : problem::Fp8Probs::kFp32;
 }
 
 void Judge::find_answers(const problem::Kernel& kernel) {
@@ -117,7 +118,7 @@ void Judge::find_answers(const problem::Kernel& kernel) {
   }
   const SumOrder orders = is_small(description) ? kSumOrders : 2;
   for (SumOrder order = 0; order < orders; ++order) {
-    plain.push_back(std::make_unique<Plain>(instance_.request(), order, has_fp8_probs(kernel)));
+    plain.push_back(std::make_unique<Plain>(instance_.request(), order, fp8_probs(kernel)));
   }
   // No order throws: the oracle has accepted the request.
   auto run_order = [&](std::int64_t order) {
@@ -170,7 +171,7 @@ std::vector<TensorReport> Judge::measure_accuracy(const problem::Kernel& kernel)
   AccuracyOptions options;
   options.independent = independent_errors(instance_.description());
   options.other_draws = yardstick_of(kernel).other_draws;
-  options.fp8_products = has_fp8_probs(kernel);
+  options.fp8_products = fp8_probs(kernel) == problem::Fp8Probs::kE4M3;
   const Underflow underflow(instance_.description(), instance_.request(), kernel.flushes_denormals);
   options.underflow = &underflow;
   std::vector<const tilewise_problem*> plain;

@@ -49,9 +49,10 @@ class Judge {
   // Runs the oracle and the plain attention of the kernel, once each. Throws std::runtime_error if
   // the library refuses.
   void find_answers(const problem::Kernel& kernel);
-  bool has_fp8_probs(const problem::Kernel& kernel) const;
+  // What the kernel rounds probs to, if the case is of fp8; kFp32 stands for the case's own dtype.
+  problem::Fp8Probs fp8_probs(const problem::Kernel& kernel) const;
   Yardstick& yardstick_of(const problem::Kernel& kernel) {
-    return yardsticks_[has_fp8_probs(kernel) ? 1 : 0];
+    return yardsticks_[static_cast<int>(fp8_probs(kernel))];
   }
   Verdict judge_draw(const char* kernel, const plan::Options& options);
   Verdict run(const plan::Plan& plan);
@@ -67,7 +68,7 @@ class Judge {
   Instance instance_;
   Oracle oracle_;
   bool has_oracle_ = false;
-  Yardstick yardsticks_[2];  // the second one: with probs of fp8
+  Yardstick yardsticks_[3];  // one for each problem::Fp8Probs
 };
 
 }  // namespace tilewise::verify

@@ -36,7 +36,8 @@ void store_rows(const View& view, std::int64_t batch, std::int64_t head, std::in
 }
 
 template <class T, bool kRounds>
-void run_forward(const Parsed& parsed, SumOrder order, bool fp8_probs = false) {
+void run_forward(const Parsed& parsed, SumOrder order,
+                 problem::Fp8Probs fp8_probs = problem::Fp8Probs::kFp32) {
   const Problem& problem = parsed.problem;
   problem::fill_unowned_rows(problem, parsed.sequences.data());
   std::vector<T> out(static_cast<std::size_t>(problem.value_dim));
@@ -146,7 +147,7 @@ void run_backward(const Parsed& parsed, SumOrder order) {
 
 }  // namespace
 
-Plain::Plain(const tilewise_problem& request, SumOrder order, bool fp8_probs)
+Plain::Plain(const tilewise_problem& request, SumOrder order, problem::Fp8Probs fp8_probs)
     : order_(order),
       fp8_probs_(fp8_probs),
       values_(request, TILEWISE_FP32),

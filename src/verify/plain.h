@@ -6,6 +6,7 @@
 
 #include <vector>
 
+#include "problem/kernel.h"
 #include "problem/problem.h"
 #include "verify/dequantised.h"
 #include "verify/tensor.h"
@@ -31,10 +32,11 @@ inline constexpr SumOrder kUnroundedOrders = 2;  // the last ones
 // thread.
 //
 // fp8_probs: forward rounds 256 exp(score - max) to e4m3, for which a row's largest prob is a
-// number near the end of the range.
+// number near the end of the range, or exp(score - max) to fp16.
 class Plain {
  public:
-  Plain(const tilewise_problem& request, SumOrder order, bool fp8_probs = false);
+  Plain(const tilewise_problem& request, SumOrder order,
+        problem::Fp8Probs fp8_probs = problem::Fp8Probs::kFp32);
 
   // Fills the outputs of the operation in results(). kBackward reads out and lse of the request, as
   // every backward pass does, including their roundings. Throws std::runtime_error if the request
@@ -45,7 +47,7 @@ class Plain {
 
  private:
   SumOrder order_;
-  bool fp8_probs_;
+  problem::Fp8Probs fp8_probs_;
   Dequantised values_;
   TensorOwner owner_;
   tilewise_problem results_;

@@ -45,9 +45,9 @@ inline std::int64_t summand(SumOrder order, std::int64_t i, std::int64_t count) 
 template <class T, bool kRounds>
 class PlainHead {
  public:
-  // fp8_probs: whether forward rounds probs to e4m3 (verify/plain.h).
+  // fp8_probs: what forward rounds probs to beside the inputs' dtype (verify/plain.h).
   PlainHead(const Problem& problem, const Sequence& sequence, std::int64_t head, SumOrder order,
-            bool fp8_probs = false)
+            problem::Fp8Probs fp8_probs = problem::Fp8Probs::kFp32)
       : problem_(problem),
         sequence_(sequence),
         head_(head),
@@ -92,8 +92,7 @@ class PlainHead {
     for (std::int64_t i = 0; i < sequence_.k_len; ++i) {
       const std::int64_t j = summand(order_, i, sequence_.k_len);
       if (!visible_[at(j)]) continue;
-      T prob = round(probs_[at(j)] * dropout_factor(row, j));
-      if (fp8_probs_) prob = to_e4m3(prob * fp8_factor_) / fp8_factor_;
+      const T prob = rounded_for_fp8(round(probs_[at(j)] * dropout_factor(row, j)));
       const T* const value = values_.data() + j * problem_.value_dim;
       for (std::int64_t c = 0; c < problem_.value_dim; ++c) out[c] += prob * value[c];
     }
@@ -319,11 +318,19 @@ class PlainHead {
     const T inverse = T(1) / sum;
     for (T& prob : probs_) prob = order_ % 2 == 0 ? prob / sum : prob * inverse;
     lse_ = sum == T(0) ? -kInfinity : max + std::log(sum);
-    fp8_factor_ = largest == -kInfinity ? T(1) : T(256) * sum / std::exp(largest - max);
+    const T largest_prob = fp8_probs_ == problem::Fp8Probs::kE4M3 ? T(256) : T(1);
+    fp8_factor_ = largest == -kInfinity ? T(1) : largest_prob * sum / std::exp(largest - max);
   }
 
-  static T to_e4m3(T x) {
-    return math::load<T>(math::to_float8<math::Float8E4M3>(static_cast<float>(x)));
+  // Rounds a prob as kernels for fp8 do, which scale it so that the row's largest is a fixed
+  // number.
+  T rounded_for_fp8(T prob) const {
+    if (fp8_probs_ == problem::Fp8Probs::kFp32) return prob;
+    const float scaled = static_cast<float>(prob * fp8_factor_);
+    const T rounded = fp8_probs_ == problem::Fp8Probs::kE4M3
+                          ? math::load<T>(math::to_float8<math::Float8E4M3>(scaled))
+                          : math::load<T>(math::to_float16(scaled));
+    return rounded / fp8_factor_;
   }
 
   T dropout_factor(std::int64_t row, std::int64_t key) const {
@@ -341,7 +348,7 @@ class PlainHead {
   std::int64_t head_;
   std::int64_t kv_head_;
   SumOrder order_;
-  bool fp8_probs_;
+  problem::Fp8Probs fp8_probs_;
   math::DropoutRule dropout_;
   std::vector<math::Band> bands_;
   std::vector<T> keys_;      // (Sk, D)
@@ -356,7 +363,7 @@ class PlainHead {
   std::vector<T> dscores_;  // (Sk), the gradients of the scores
   T sink_ = -kInfinity;
   T lse_ = T(0);
-  T fp8_factor_ = T(1);  // from a prob to 256 exp(score - max)
+  T fp8_factor_ = T(1);  // from a prob to 256 exp(score - max), or to exp(score - max)
   T delta_ = T(0);
 };
 
