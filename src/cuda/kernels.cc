@@ -155,8 +155,9 @@ const char* below_flash2(const Problem&, const Machine&) {
 
 constinit const Kernel kForwardDecode = {
     "cuda_decode",
-    "Flash-Decoding since Ampere: few queries, blocks divide the keys; bf16 and fp16, D up to 256; "
-    "FlashDecoding++ up to D 128, where rows next to one that falls back may round differently",
+    "Flash-Decoding since Ampere: few queries, blocks divide the keys; bf16 and fp16, since Hopper "
+    "caches of fp8, D up to 256; FlashDecoding++ up to D 128, where rows next to one that falls "
+    "back may round differently",
     Decode::supports,
     Decode::workspace_bytes,
     Decode::run,
@@ -166,7 +167,9 @@ constinit const Kernel kForwardDecode = {
     Decode::prepare,
     [](const Problem& problem, const Machine&) {
       return decode::slower(problem, sm90::supports(problem) == TILEWISE_OK);
-    }};
+    },
+    false,
+    problem::Fp8Probs::kFp16};
 
 constinit const Kernel kForwardSm90 = {
     "cuda_sm90",

@@ -1,12 +1,11 @@
 // A part of a segment: a warp attends with its 16 rows to the tiles of keys of its group.
 #pragma once
 
+#include "cuda/decode/fp8/descales.cuh"
+#include "cuda/decode/gemm.cuh"
 #include "cuda/decode/key_ring.cuh"
-#include "cuda/decode/masked_values.cuh"
 #include "cuda/decode/segment_rows.cuh"
 #include "cuda/ptx/arithmetic.cuh"
-#include "cuda/ptx/ldmatrix.cuh"
-#include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/shared_memory.cuh"
 #include "cuda/sm80/large_values.cuh"
 #include "cuda/tile/exact_max.cuh"
@@ -27,13 +26,15 @@ class Attend {
   static constexpr int kOut = kConfig.columns / 2;
   static constexpr int kSteps = kConfig.columns / 16;
   static constexpr int kKeySteps = kConfig.keys / 16;
-  // Operands that are loaded ahead take registers, of which wide rows of out leave few.
-  static constexpr int kUnrolledSteps = kConfig.columns == 256 ? 4 : kSteps;
-  using Layout = tile::LdmatrixTile<kConfig.columns>;
+  using Gemm = decode::Gemm<kConfig>;
   using Ring = KeyRing<kConfig>;
+  using Layout = typename Ring::Layout;
 
   __device__ Attend(const Parameters& parameters, Shared<kConfig>& shared)
-      : parameters_(parameters), shared_(shared), ring_(parameters, shared) {}
+      : parameters_(parameters),
+        shared_(shared),
+        ring_(parameters, shared),
+        descales_(parameters.problem, shared.segment) {}
 
   // The warp's first row in the segment.
   __device__ __forceinline__ static int warp_row() {
@@ -77,6 +78,11 @@ class Attend {
     return kConfig.at_phi && served_ ? out_scale_[which] : scale_at_maxima(which);
   }
   __device__ __forceinline__ const float (&out() const)[kOut] { return out_; }
+  // What out is to be multiplied by after that.
+  __device__ __forceinline__ float value_unit() const {
+    if constexpr (kConfig.fp8) return descales_.value_unit();
+    return 1;
+  }
 
  private:
   __device__ __forceinline__ static void count(tile::SlowPath path) {
@@ -92,6 +98,7 @@ class Attend {
   __device__ __forceinline__ void attend(const Part& part) {
     states_.clear();
     if constexpr (kAtPhi) begin_at_phi();
+    if constexpr (kConfig.fp8) descales_.begin();
 #pragma unroll
     for (float& x : out_) x = 0;
 #pragma unroll 1
@@ -108,7 +115,9 @@ class Attend {
     const std::int32_t key = first_key(key_tile);
     const bool hides_keys = may_hide_keys(key);
     float scores[kScores];
+    if constexpr (kConfig.fp8) descales_.load(key);
     multiply_qk(ring_.template next<true>(), scores);
+    if constexpr (kConfig.fp8) descales_.scale_scores(key, shared_.row_scales + lane_row(), scores);
     if (hides_keys || parameters_.has_score_mod)
       apply_score_mod_and_mask(parameters_, shared_.segment, lane_rows(), key, scores);
     tile::ExactMax update = {};
@@ -129,6 +138,7 @@ class Attend {
                                                        visible_keys(scores, 1)};
     tile::add_sums(tile::exp2_scores(scores, update.anchors, parameters_.scale_log2),
                    update.anchors, states_);
+    if constexpr (kConfig.fp8) descales_.scale_probs(key, scores, out_);
     std::uint32_t probs[kScores / 2];
     tile::pack_probs<kConfig.fp16>(scores, probs);
     if (hides_keys) {
@@ -139,9 +149,13 @@ class Attend {
     if constexpr (kAtPhi) add_rounded_sums(probs);
   }
 
-  __device__ __forceinline__ const SegmentRow* lane_rows() const {
+  // The lane's first row in the segment.
+  __device__ __forceinline__ static int lane_row() {
     const int thread = static_cast<int>(ptx::opaque(threadIdx.x));
-    return &shared_.rows[thread / 32 % kConfig.row_warps * 16 + tile::lane_row(thread % 32, 0)];
+    return thread / 32 % kConfig.row_warps * 16 + tile::lane_row(thread % 32, 0);
+  }
+  __device__ __forceinline__ const SegmentRow* lane_rows() const {
+    return &shared_.rows[lane_row()];
   }
 
   // Whether a row of the segment may see less than the whole tile of keys.
@@ -152,26 +166,18 @@ class Attend {
 
   // S = Q K^T
   __device__ __forceinline__ void multiply_qk(std::uint32_t keys, float (&scores)[kScores]) {
+    using QLayout = tile::LdmatrixTile<kConfig.columns>;
     const int lane = static_cast<int>(ptx::opaque(threadIdx.x)) % 32;
     const std::uint32_t first_q =
         ptx::shared_address(shared_.q) +
-        Layout::place(warp_row() + tile::lane_row_first(lane), tile::lane_chunk_first(lane));
+        QLayout::place(warp_row() + tile::lane_row_first(lane), tile::lane_chunk_first(lane));
     const std::uint32_t first_k =
         keys + Layout::place(tile::lane_row_second(lane), tile::lane_chunk_second(lane));
 #pragma unroll
     for (float& x : scores) x = 0;
-#pragma unroll(kUnrolledSteps)
-    for (int step = 0; step < kSteps; ++step) {
-      std::uint32_t a[4];
-      ptx::ldmatrix_x4(a, tile::step_address<kConfig.columns>(first_q, step));
-#pragma unroll
-      for (int n = 0; n < kKeySteps; ++n) {
-        std::uint32_t b[4];
-        ptx::ldmatrix_x4(
-            b, tile::step_address<kConfig.columns>(first_k, step) + n * 16 * Layout::kRowBytes);
-        ptx::mma_m16n8k16<kConfig.fp16>(&scores[8 * n], a, b[0], b[1]);
-        ptx::mma_m16n8k16<kConfig.fp16>(&scores[8 * n + 4], a, b[2], b[3]);
-      }
+    Gemm::add_qk(first_q, first_k, scores);
+    if constexpr (kConfig.q_parts() == 2) {
+      if (parameters_.q_parts == 2) Gemm::add_qk(first_q + kConfig.q_bytes(), first_k, scores);
     }
   }
 
@@ -185,21 +191,27 @@ class Attend {
     const int lane = static_cast<int>(ptx::opaque(threadIdx.x)) % 32;
     const std::uint32_t first =
         values + Layout::place(tile::lane_row_first(lane), tile::lane_chunk_first(lane));
+    if constexpr (kConfig.fp8) {
+      // The product of a tile is summed on its own: its values have a scale of their own.
 #pragma unroll
-    for (int step = 0; step < kKeySteps; ++step) {
+      for (int load = 0; load < kSteps / Gemm::kLoadSteps; ++load) {
+        float product[8 * Gemm::kLoadSteps] = {};
+        float* const out = &out_[8 * Gemm::kLoadSteps * load];
 #pragma unroll
-      for (int n = 0; n < kSteps; ++n) {
-        std::uint32_t b[4];
-        ptx::ldmatrix_x4_trans(
-            b, tile::step_address<kConfig.columns>(first, n) + step * 16 * Layout::kRowBytes);
-        if constexpr (kHidesKeys) {
-          if (__any_sync(~0u, has_non_finite<kConfig.fp16>(b))) {
-            add_non_finite<kConfig.fp16>(visible, step, b, &out_[8 * n]);
-            zero_non_finite<kConfig.fp16>(b);
-          }
+        for (int step = 0; step < kKeySteps; ++step)
+          Gemm::template add_pv<kHidesKeys>(first, step, load, probs, visible, product, out);
+#pragma unroll
+        for (int r = 0; r < 8 * Gemm::kLoadSteps; ++r)
+          out[r] = __fmaf_rn(product[r], descales_.value_factor(), out[r]);
+      }
+    } else {
+#pragma unroll
+      for (int step = 0; step < kKeySteps; ++step) {
+#pragma unroll
+        for (int n = 0; n < kSteps; ++n) {
+          float* const out = &out_[8 * n];
+          Gemm::template add_pv<kHidesKeys>(first, step, n, probs, visible, out, out);
         }
-        ptx::mma_m16n8k16<kConfig.fp16>(&out_[8 * n], &probs[4 * step], b[0], b[1]);
-        ptx::mma_m16n8k16<kConfig.fp16>(&out_[8 * n + 4], &probs[4 * step], b[2], b[3]);
       }
     }
   }
@@ -345,6 +357,7 @@ class Attend {
   bool served_;                          // phi has served the part
   float shift_ = 0;                      // probs are 2^-shift times as large
   float out_scale_[tile::kRowsPerLane];  // at phi; before the end of the pass: the rounded sums
+  Descales<kConfig> descales_;           // of fp8
 };
 
 }  // namespace tilewise::cuda::decode

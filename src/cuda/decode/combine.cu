@@ -227,7 +227,7 @@ cudaError_t start_combine(const Parameters& parameters, const CombineGrid& grid,
   while (blocks.row_warps < kWarpsOfBlock && 4 * blocks.row_warps < grid.parts)
     blocks.row_warps *= 2;
   blocks.row_blocks = math::ceil_div(grid.rows * blocks.row_warps, kWarpsOfBlock);
-  const bool fp16 = parameters.problem.dtype == TILEWISE_FP16;
+  const bool fp16 = parameters.problem.out.dtype == TILEWISE_FP16;
   const auto kernel = parameters.at_phi
                           ? (fp16 ? combine_kernel<true, true> : combine_kernel<false, true>)
                           : (fp16 ? combine_kernel<true, false> : combine_kernel<false, false>);

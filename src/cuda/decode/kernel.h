@@ -15,6 +15,13 @@ struct SplitKvKernel {
   static cudaError_t start(const Parameters& parameters, cudaStream_t stream);
 };
 
+// The same for K and V of e4m3 or e5m2, given by a row of kFp8Kernels.
+template <int kRow, bool kE5M2>
+struct Fp8SplitKvKernel {
+  static cudaError_t load();
+  static cudaError_t start(const Parameters& parameters, cudaStream_t stream);
+};
+
 // Merges the parts of the segments that several gangs have computed.
 cudaError_t load_combine();
 struct CombineGrid {

@@ -1,5 +1,5 @@
-// The compiled decode kernels. Each row is compiled for bf16 and for fp16; CMakeLists.txt generates
-// a source file for every few rows.
+// The compiled decode kernels. Each row is compiled for bf16 and for fp16, or for e4m3 and for
+// e5m2; CMakeLists.txt generates a source file for every few rows.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,10 @@ struct TileRow {
   bool at_phi = false;
 
   TILEWISE_INLINE constexpr KernelConfig config(bool fp16) const {
-    return {fp16, columns, row_warps, keys, slots, blocks, at_phi};
+    return {fp16, columns, row_warps, keys, slots, blocks, at_phi, false, false};
+  }
+  TILEWISE_INLINE constexpr KernelConfig fp8_config(bool e5m2) const {
+    return {true, columns, row_warps, keys, slots, blocks, false, true, e5m2};
   }
 };
 
@@ -45,15 +48,31 @@ inline constexpr TileRow kKernels[] = {
     {128, 4, 64, 5, kSmall, 2, "64 rows at phi", true},
 };
 inline constexpr int kKernelRows = static_cast<int>(sizeof(kKernels) / sizeof(kKernels[0]));
+
+// The kernels for K and V of fp8. About as many bytes as above are in flight, of twice the keys:
+// Q has two parts of 16 bits, and the rows of out of all groups must fit the ring.
+inline constexpr TileRow kFp8Kernels[] = {
+    {64, 1, 32, 10, kSmall, 2, "a lane looks up one row of a tile, so that it has 32 keys"},
+    {64, 2, 64, 9, kSmall, 2, "32 rows"},
+    {64, 4, 64, 12, kSmall, 2, "64 rows"},
+    {128, 1, 32, 5, kSmall, 2, "16 rows; 16 KB of K and V in flight for each of four groups"},
+    {128, 2, 64, 5, kSmall, 2, "32 rows"},
+    {128, 4, 64, 8, kSmall, 2, "64 rows"},
+    {256, 2, 16, 8, kSmall, 2, "for 64 rows, Q and their out would leave no ring"},
+};
+inline constexpr int kFp8KernelRows =
+    static_cast<int>(sizeof(kFp8Kernels) / sizeof(kFp8Kernels[0]));
 inline constexpr std::int64_t kMaxColumns = 256;
 
-// The row of the table for head dimensions up to `columns` and `rows` rows of queries for each kv
-// head, or -1.
-constexpr int tile_row(std::int64_t columns, std::int64_t rows, std::int64_t shared_bytes,
-                       bool at_phi) {
-  for (int row = 0; row < kKernelRows; ++row) {
-    const TileRow& tile = kKernels[row];
-    const bool has_rows = tile.row_warps == kWarps || rows <= tile.config(false).rows();
+// The row of a table for head dimensions up to `columns` and `rows` rows of queries for each kv
+// head, or -1. The last row of a number of columns takes any number of rows.
+template <int kCount>
+constexpr int tile_row(const TileRow (&table)[kCount], std::int64_t columns, std::int64_t rows,
+                       std::int64_t shared_bytes, bool at_phi) {
+  for (int row = 0; row < kCount; ++row) {
+    const TileRow& tile = table[row];
+    const bool is_last = row + 1 == kCount || table[row + 1].columns != tile.columns;
+    const bool has_rows = is_last || rows <= tile.config(false).rows();
     if (tile.at_phi == at_phi && tile.columns >= columns && has_rows &&
         tile.shared_bytes <= shared_bytes)
       return row;

@@ -2,6 +2,8 @@
 // number 2 n is K of the group's n-th tile of keys, 2 n + 1 is V.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/decode/shared.cuh"
 #include "cuda/ptx/address.cuh"
 #include "cuda/ptx/cp_async.cuh"
@@ -13,10 +15,12 @@ namespace tilewise::cuda::decode {
 template <KernelConfig kConfig>
 class KeyRing {
  public:
-  using Layout = tile::LdmatrixTile<kConfig.columns>;
-  static constexpr int kRowThreads = kConfig.columns / 8;  // a thread copies 16 bytes at a time
+  using Layout = tile::LdmatrixTile<kConfig.row_bytes() / 2>;
+  using Element = std::conditional_t<kConfig.fp8, std::uint8_t, std::uint16_t>;
+  static constexpr int kRowThreads = Layout::kChunks;  // a thread copies 16 bytes at a time
   static constexpr int kStep = kConfig.group_threads() / kRowThreads;  // rows
   static_assert(kConfig.keys % kStep == 0, "Every thread copies the same number of chunks.");
+  static_assert(Layout::kGroup == 8 || kStep % 8 == 0, "row_place() knows the swizzle.");
 
   // Copies whose addresses are in registers at a time: wide rows of out leave room for few.
   static constexpr int kUnrolled = kConfig.columns == 256 ? 2 : 16;
@@ -37,11 +41,11 @@ class KeyRing {
 
   // Key 0 of the segment's sequence in K or V, at the thread's first column. In a paged cache it is
   // that of page 0.
-  __device__ __forceinline__ const std::uint16_t* source(const problem::View& view) const {
+  __device__ __forceinline__ const Element* source(const problem::View& view) const {
     const Segment& segment = shared_.segment;
     const bool no_batch = parameters_.problem.k_packed || parameters_.pages.present();
     const std::int64_t batch = no_batch ? 0 : segment.sequence.batch;
-    return static_cast<const std::uint16_t*>(view.data) +
+    return static_cast<const Element*>(view.data) +
            view.offset(batch, segment.kv_head, segment.sequence.k_start) + column();
   }
   // How far a key of the sequence lies from there.
@@ -52,7 +56,9 @@ class KeyRing {
   }
   // The thread's first row of a tile, and its column.
   __device__ __forceinline__ static int row() { return thread() / kRowThreads; }
-  __device__ __forceinline__ static int column() { return thread() % kRowThreads * 8; }
+  __device__ __forceinline__ static int column() {
+    return thread() % kRowThreads * (16 / kConfig.element_bytes());
+  }
 
   // Starts with the first tiles. Keys that no row of the segment sees count as zeros and are not
   // read. `key`: the first of the group's first tile.
@@ -118,7 +124,7 @@ class KeyRing {
       const std::int64_t stride = is_k ? problem.k.row : problem.v.row;
       const bool inside = column() < (is_k ? problem.head_dim : problem.value_dim);
       const tile::Range keys = shared_.segment.keys;
-      const std::uint16_t* from = (is_k ? k_ : v_) + next_key_ * stride;
+      const Element* from = (is_k ? k_ : v_) + next_key_ * stride;
       const std::uint32_t to = chunk_ + next_slot_ * kConfig.tile_bytes();
       if (parameters_.pages.present()) {
         fetch_pages(is_k, to);
@@ -167,7 +173,7 @@ class KeyRing {
       const bool visible = inside && key >= keys.begin && key < keys.end;
       const std::uint32_t place =
           __shfl_sync(~0u, place_, thread() % 32 / kRowThreads + i * kBases);
-      const std::uint16_t* const from = (is_k ? k_ : v_) + parameters_.pages.offset(view, place);
+      const Element* const from = (is_k ? k_ : v_) + parameters_.pages.offset(view, place);
       ptx::cp_async_16(row_place(to, i), from, visible);
     }
   }
@@ -183,8 +189,8 @@ class KeyRing {
   Shared<kConfig>& shared_;
   std::uint32_t first_;  // address of the ring
   std::uint32_t chunk_;  // of the thread's first chunk in it
-  const std::uint16_t* k_;
-  const std::uint16_t* v_;
+  const Element* k_;
+  const Element* v_;
   std::int32_t next_key_;  // the thread's first key of the next tile that is started
   std::int32_t left_;      // tiles that are not started yet
   std::int32_t next_slot_;

@@ -23,32 +23,42 @@ using problem::fail;
 // Rows of queries of a kv head, of the longest sequence.
 std::int64_t most_rows(const Problem& problem) { return problem.group * problem.max_q; }
 
+bool has_fp8(const Problem& problem) { return problem::is_fp8(problem.dtype); }
+
 int row_for(const Problem& problem) {
   const std::int64_t columns = math::max(problem.head_dim, problem.value_dim);
   const std::int64_t bytes = sm80::shared_bytes(problem);
+  if (has_fp8(problem)) return tile_row(kFp8Kernels, columns, most_rows(problem), bytes, false);
   const int at_phi =
-      problem.phi.present() ? tile_row(columns, most_rows(problem), bytes, true) : -1;
-  return at_phi >= 0 ? at_phi : tile_row(columns, most_rows(problem), bytes, false);
+      problem.phi.present() ? tile_row(kKernels, columns, most_rows(problem), bytes, true) : -1;
+  return at_phi >= 0 ? at_phi : tile_row(kKernels, columns, most_rows(problem), bytes, false);
 }
 
-const TileRow& tile_for(const Problem& problem) { return kKernels[row_for(problem)]; }
+// The configuration but for the types, which change neither tiles nor blocks.
+KernelConfig config_for(const Problem& problem) {
+  const int row = row_for(problem);
+  return has_fp8(problem) ? kFp8Kernels[row].fp8_config(false) : kKernels[row].config(false);
+}
 
 struct Instance {
   cudaError_t (*load)();
   cudaError_t (*start)(const Parameters& parameters, cudaStream_t stream);
 };
 
-template <std::size_t... kIndex>
+template <template <int, bool> class Kernel, std::size_t... kIndex>
 constexpr std::array<Instance, sizeof...(kIndex)> make_instances(std::index_sequence<kIndex...>) {
-  return {{{SplitKvKernel<kIndex / 2, kIndex % 2 != 0>::load,
-            SplitKvKernel<kIndex / 2, kIndex % 2 != 0>::start}...}};
+  return {
+      {{Kernel<kIndex / 2, kIndex % 2 != 0>::load, Kernel<kIndex / 2, kIndex % 2 != 0>::start}...}};
 }
 
 const Instance& instance_for(const Problem& problem) {
   static constexpr auto kInstances =
-      make_instances(std::make_index_sequence<std::size_t{2} * kKernelRows>());
-  return kInstances[2 * static_cast<std::size_t>(row_for(problem)) +
-                    (problem.dtype == TILEWISE_FP16 ? 1 : 0)];
+      make_instances<SplitKvKernel>(std::make_index_sequence<std::size_t{2} * kKernelRows>());
+  static constexpr auto kFp8Instances =
+      make_instances<Fp8SplitKvKernel>(std::make_index_sequence<std::size_t{2} * kFp8KernelRows>());
+  const std::size_t index = 2 * static_cast<std::size_t>(row_for(problem));
+  if (has_fp8(problem)) return kFp8Instances[index + (problem.dtype == TILEWISE_E5M2 ? 1 : 0)];
+  return kInstances[index + (problem.dtype == TILEWISE_FP16 ? 1 : 0)];
 }
 
 // Without fixed parts, a unit is a tile of keys, and a block has at least kLeastKeys: at D 128 and
@@ -60,8 +70,9 @@ std::int32_t unit_tiles(const Problem& problem, int block_keys) {
   return problem.batch_invariant ? kPartKeys / block_keys : 1;
 }
 
-// The code for earlier devices does not wait for the kernel before it.
-bool may_launch_early(const Problem& problem) {
+// From 9.0 on, kernels are launched early, and those for fp8 run. The code for earlier devices does
+// not wait for the kernel before it.
+bool is_since_hopper(const Problem& problem) {
   constexpr std::int32_t kFirstMajor = 9;
   DeviceInfo device = {};
   return find_device(problem.device_index, &device) == TILEWISE_OK && device.major >= kFirstMajor;
@@ -86,7 +97,7 @@ struct Most {
 };
 
 Most most_of(const Problem& problem) {
-  const KernelConfig config = tile_for(problem).config(false);
+  const KernelConfig config = config_for(problem);
   const std::int32_t gang = gang_of(problem);
   const std::int64_t row_tiles = math::ceil_div(most_rows(problem), config.rows());
   const std::int64_t tiles = math::max(math::ceil_div(problem.max_k, config.block_keys()) + 1, 1);
@@ -108,7 +119,7 @@ struct Workspace {
   RowState* part_states = nullptr;
 
   Workspace(const Problem& problem, problem::Arena& arena) {
-    const KernelConfig config = tile_for(problem).config(false);
+    const KernelConfig config = config_for(problem);
     const Checked rows =
         Checked{most_of(problem).parts} * Checked{gang_of(problem)} * Checked{config.rows()};
     table = arena.take<Sequence>(has_table(problem) ? problem.batch : 0);
@@ -146,7 +157,7 @@ void set_uniform_gangs(Parameters& parameters) {
 }
 
 Parameters parameters_for(const Problem& problem, const Workspace& workspace) {
-  const KernelConfig config = tile_for(problem).config(false);
+  const KernelConfig config = config_for(problem);
   Parameters parameters = {};
   parameters.problem = problem;
   parameters.fixed_parts = problem.batch_invariant;
@@ -172,8 +183,8 @@ Parameters parameters_for(const Problem& problem, const Workspace& workspace) {
   parameters.hides_keys = problem.mask.present() || problem.bias.present();
   parameters.wide_q = is_wide(problem.q, problem.head_dim);
   parameters.wide_out =
-      problem.out.dtype == problem.dtype && is_wide(problem.out, problem.value_dim);
-  parameters.early = may_launch_early(problem);
+      problem.out.dtype != TILEWISE_FP32 && is_wide(problem.out, problem.value_dim);
+  parameters.early = is_since_hopper(problem);
   parameters.columns = config.columns;
   parameters.scale_log2 =
       static_cast<float>((parameters.has_score_mod ? 1.0 : problem.scale) * math::kLog2E);
@@ -182,6 +193,7 @@ Parameters parameters_for(const Problem& problem, const Workspace& workspace) {
   parameters.part_states = workspace.part_states;
   parameters.scaling = tile::score_scaling_of(problem.scale, problem.softcap);
   parameters.pages = tile::pages_of(problem);
+  parameters.q_parts = problem.q.dtype == TILEWISE_FP32 ? 2 : 1;
   return parameters;
 }
 
@@ -232,10 +244,11 @@ Times estimate(const Problem& problem, double multiprocessors, bool beside_sm90)
   const auto keys = static_cast<double>(problem.max_k);
   const auto columns = static_cast<double>(problem.head_dim + problem.value_dim);
   const auto segments = static_cast<double>(problem.batch * problem.kv_heads);
-  const double reading = segments * keys * columns * 2 / kBytes;
+  const auto bytes = static_cast<double>(problem::dtype_size(problem.dtype));
+  const double reading = segments * keys * columns * bytes / kBytes;
 
   // A block spends some time on the end of each of its parts, and more with more rows.
-  const KernelConfig config = tile_for(problem).config(false);
+  const KernelConfig config = config_for(problem);
   const double row_tiles = static_cast<double>(math::ceil_div(most_rows(problem), config.rows()));
   const double parts = segments * row_tiles / (multiprocessors * config.blocks);
   const double end_of_part = 3.5 + 0.3 * rows / row_tiles;
@@ -258,8 +271,10 @@ Times estimate(const Problem& problem, double multiprocessors, bool beside_sm90)
 problem::Status supports(const Problem& problem) {
   const problem::Status device = check_device(problem);
   if (device != TILEWISE_OK) return device;
-  if (problem.dtype != TILEWISE_BF16 && problem.dtype != TILEWISE_FP16)
-    return fail(TILEWISE_UNSUPPORTED, "q, k and v are not bf16 or fp16");
+  if (has_fp8(problem) && !is_since_hopper(problem))
+    return fail(TILEWISE_UNSUPPORTED, "k and v of fp8 need compute capability 9.0");
+  if (!has_fp8(problem) && problem.dtype != TILEWISE_BF16 && problem.dtype != TILEWISE_FP16)
+    return fail(TILEWISE_UNSUPPORTED, "k and v are not bf16, fp16 or fp8");
   if (problem.slices.present()) return fail(TILEWISE_UNSUPPORTED, "slices");
   if (problem.dropout_p > 0) return fail(TILEWISE_UNSUPPORTED, "dropout");
   if (problem.q_packed && problem.batch_invariant)
@@ -292,6 +307,7 @@ problem::Status supports(const Problem& problem) {
 const char* slower(const Problem& problem, bool beside_sm90) {
   constexpr const char* kReason = "a block for each query head is estimated to be faster";
   if (supports(problem) != TILEWISE_OK) return nullptr;  // supports() says why
+  if (has_fp8(problem) && !beside_sm90) return nullptr;  // only cuda_reference comes after it
   const std::int64_t rows = most_rows(problem);
   if (problem.batch_invariant) {
     // The other sequences of the batch have no say.

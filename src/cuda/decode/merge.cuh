@@ -12,6 +12,7 @@ template <KernelConfig kConfig>
 class Merge {
  public:
   static constexpr int kGroups = kConfig.groups();
+  using Operands = KeyOperands<kConfig>;
 
   __device__ Merge(const Parameters& parameters, Shared<kConfig>& shared)
       : parameters_(parameters), shared_(shared) {}
@@ -76,13 +77,18 @@ class Merge {
                      attend.out_scale(which);
     }
     const std::uint32_t first = rows_address() + KeyRing<kConfig>::group() * kGroupBytes;
+    // Places that are computed before the loop over keys would take registers there.
+    const int own_lane = kConfig.fp8 ? static_cast<int>(ptx::opaque(threadIdx.x)) % 32 : lane();
 #pragma unroll
     for (int pair = 0; pair < kConfig.columns / 4; ++pair) {
       const int which = pair % 2;
-      const int row = Attend<kConfig>::warp_row() + tile::lane_row(lane(), which);
-      const int column = pair / 2 * 8 + tile::lane_column(lane());
-      const float* const own = &attend.out()[2 * pair];
-      ptx::st_shared_v2(first + place(row, column), own[0] * scale[which], own[1] * scale[which]);
+      const int row = Attend<kConfig>::warp_row() + tile::lane_row(own_lane, which);
+      const int column = Operands::out_column(pair, own_lane);
+      const auto number = [&](int i) {
+        const float own = attend.out()[Operands::out_register(pair, i)] * scale[which];
+        return kConfig.fp8 ? own * attend.value_unit() : own;
+      };
+      ptx::st_shared_v2(first + place(row, column), number(0), number(1));
     }
   }
 
@@ -104,11 +110,20 @@ class Merge {
                         __uint_as_float(own.w)));
       }
       if (state < 0) {
-        store_result<kConfig.fp16>(parameters_, shared_.segment, row, column, sum);
+        store_result(row, column, sum);
       } else {
         const std::int64_t at = (state + row) * parameters_.columns + column;
         ptx::st_global_v4(parameters_.part_out + at, sum);
       }
+    }
+  }
+
+  __device__ __forceinline__ void store_result(int row, int column, const float4& numbers) {
+    const bool fp16 = kConfig.fp8 ? parameters_.problem.out.dtype == TILEWISE_FP16 : kConfig.fp16;
+    if (fp16) {
+      decode::store_result<true>(parameters_, shared_.segment, row, column, numbers);
+    } else {
+      decode::store_result<false>(parameters_, shared_.segment, row, column, numbers);
     }
   }
 

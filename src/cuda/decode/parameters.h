@@ -45,7 +45,8 @@ struct Parameters {
   Problem problem;
   tile::ScoreScaling scaling;
   tile::Pages pages;
-  bool at_phi;  // exponents are taken against phi (unified.cuh); for the host
+  bool at_phi;           // exponents are taken against phi (unified.cuh); for the host
+  std::int32_t q_parts;  // of fp8: 2 if fp16 does not hold Q exactly (fp8/queries.cuh)
 };
 
 }  // namespace tilewise::cuda::decode

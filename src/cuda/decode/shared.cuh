@@ -9,7 +9,7 @@ namespace tilewise::cuda::decode {
 
 template <KernelConfig kConfig>
 struct Shared {
-  unsigned char q[kConfig.rows() * kConfig.columns * 2];
+  unsigned char q[kConfig.q_parts()][kConfig.q_bytes()];
   // The tiles of K and V of each group. Later the rows of out of each group (merge.cuh).
   unsigned char ring[kConfig.groups()][kConfig.slots][kConfig.tile_bytes()];
   RowState states[kConfig.groups()][kConfig.rows()];
@@ -17,6 +17,7 @@ struct Shared {
   std::int32_t end_unit;  // of the block's share
   Segment segment;
   SegmentRow rows[kConfig.rows()];
+  float row_scales[kConfig.fp8 ? kConfig.rows() : 1];  // of the products of a row of Q
   SearchBuffers<kConfig.threads()> search;
 
   static constexpr int kOutBytes = kConfig.groups() * kConfig.rows() * kConfig.columns * 4;

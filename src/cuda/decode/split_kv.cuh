@@ -3,6 +3,7 @@
 // they have computed of one segment (combine.cu).
 #pragma once
 
+#include "cuda/decode/fp8/queries.cuh"
 #include "cuda/decode/kernel.h"
 #include "cuda/decode/kernel_table.h"
 #include "cuda/decode/merge.cuh"
@@ -82,13 +83,23 @@ class SplitKv {
 
   // Describes the segment's rows and loads their Q. Rows and columns that do not exist become zero.
   __device__ __forceinline__ void load_q() {
+    const Segment& segment = shared_.segment;
+    const int own = static_cast<int>(threadIdx.x);
+    if (own < kConfig.rows())
+      shared_.rows[own] = segment_row<kConfig.at_phi>(parameters_, segment, own);
+    if constexpr (kConfig.fp8) {
+      load_fp8_queries(parameters_, shared_);
+    } else {
+      load_16_bit_queries();
+    }
+    __syncthreads();
+  }
+
+  __device__ __forceinline__ void load_16_bit_queries() {
     constexpr int kChunks = kConfig.columns / 8;
     const Segment& segment = shared_.segment;
     const problem::View& view = parameters_.problem.q;
     const auto columns = static_cast<std::int32_t>(parameters_.problem.head_dim);
-    const int own = static_cast<int>(threadIdx.x);
-    if (own < kConfig.rows())
-      shared_.rows[own] = segment_row<kConfig.at_phi>(parameters_, segment, own);
 #pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x); i < kConfig.rows() * kChunks;
          i += kConfig.threads()) {
@@ -102,9 +113,8 @@ class SplitKv {
                                    : sm80::load_elements(from, columns - column);
       }
       using Layout = tile::LdmatrixTile<kConfig.columns>;
-      *reinterpret_cast<uint4*>(shared_.q + Layout::place(row, column / 8)) = chunk;
+      *reinterpret_cast<uint4*>(shared_.q[0] + Layout::place(row, column / 8)) = chunk;
     }
-    __syncthreads();
   }
 
   const Parameters& parameters_;

@@ -117,4 +117,16 @@ __device__ __forceinline__ std::uint32_t pack_e4m3(float first, float second, fl
   return result;
 }
 
+// cvt.rn.f16x2.e4m3x2 (9.7.9.22), twice, sm_89 and later: four numbers of e4m3 as fp16, exactly,
+// those of the lower two bytes in `low`. NaN stays NaN.
+__device__ __forceinline__ void e4m3_to_fp16(std::uint32_t numbers, std::uint32_t& low,
+                                             std::uint32_t& high) {
+  asm("{\n.reg .b16 first, second;\n"
+      "mov.b32 {first, second}, %2;\n"
+      "cvt.rn.f16x2.e4m3x2 %0, first;\n"
+      "cvt.rn.f16x2.e4m3x2 %1, second;\n}"
+      : "=r"(low), "=r"(high)
+      : "r"(numbers));
+}
+
 }  // namespace tilewise::cuda::ptx

@@ -80,4 +80,13 @@ inline std::uint32_t pack_e4m3(float first, float second, float third, float fou
   return code(first) | code(second) << 8 | code(third) << 16 | code(fourth) << 24;
 }
 
+inline void e4m3_to_fp16(std::uint32_t numbers, std::uint32_t& low, std::uint32_t& high) {
+  const auto number = [numbers](unsigned byte) {
+    const auto bits = static_cast<std::uint8_t>(numbers >> 8 * byte);
+    return math::to_float(math::Float8E4M3{bits});
+  };
+  low = pack<true>(number(0), number(1));
+  high = pack<true>(number(2), number(3));
+}
+
 }  // namespace tilewise::cuda::ptx
