@@ -122,9 +122,10 @@ def flash_attn_with_kvcache(
     cache_batch_idx (B): which row of the cache; cache_leftpad (B): where its keys start. num_splits is a hint to
     flash-attn's kernels and changes nothing.
 
-    Not in flash-attn 2: a cache of float8, on the CPU. kv_cache_dtype "fp8" or "fp8_e4m3", "fp8_e5m2", as in vLLM, says
-    what a cache of uint8 holds. k_descale and v_descale, float32 (1) or (B, Hk), are what its numbers are multiplied by;
-    new keys are rounded with them. q has any dtype but float64, or that of the cache, with q_descale.
+    Not in flash-attn 2: a cache of float8. kv_cache_dtype "fp8" or "fp8_e4m3", "fp8_e5m2", as in vLLM, says what a cache
+    of uint8 holds. k_descale and v_descale, float32 (1) or (B, Hk), are what its numbers are multiplied by; new keys of
+    a wider dtype are rounded with them, on the CPU only. q has any dtype but float64, or that of the cache, with
+    q_descale.
     """
     k_cache, v_cache = (
         as_stored(name, cache, kv_cache_dtype) for name, cache in (("k_cache", k_cache), ("v_cache", v_cache))
