@@ -184,6 +184,18 @@ TEST(Device, DecodeFp8TakesOptionsOfTheScore) {
   }
 }
 
+// Calls on parts of the keys, each of which adds to the results of those before.
+TEST(Device, DecodeFp8AddsParts) {
+  if (!decodes_fp8()) GTEST_SKIP() << "no device since Hopper";
+  for (const std::int32_t dtype : kCacheFormats) {
+    Case c = decode_case(dtype, {2, 3, 500, 4, 2, 64});
+    c.output_dtype = TILEWISE_FP32;
+    c.k_cuts = {130, 300};
+    c.causal = c.sink = true;
+    expect_decodes(c);
+  }
+}
+
 TEST(Device, DecodeFp8IsAccurateOnAnyData) {
   if (!decodes_fp8()) GTEST_SKIP() << "no device since Hopper";
   const char* const kinds[] = {"scaled:64",  "scaled:3000", "outliers",   "outlier-elements",
