@@ -19,8 +19,8 @@ extern "C" {
 #endif
 
 /* Start from tilewise_quantisation_init(): it sets struct_size, every tensor absent and every
- * option off. All tensors are in CPU memory. Strides are arbitrary; the innermost one of input and
- * output is 1. */
+ * option off. All tensors are in memory of the CPU, or of one CUDA device from compute capability
+ * 9.0 on. Strides are arbitrary; the innermost one of input and output is 1. */
 typedef struct tilewise_quantisation {
   size_t struct_size;
 
@@ -52,7 +52,11 @@ TILEWISE_API void tilewise_quantisation_init(tilewise_quantisation* quantisation
  * changes no bit of the result. Scales of blocks of 128 rows and fixed ones take one pass over the
  * input, others two. Allocates less than 2 MiB per thread while (H / Hk) * D is at most 2048, and 4
  * bytes per scale of two passes, and 8 per sequence. Contents of cu_seqlens, and of fixed scales
- * (2^-126 to 2^126), are checked. On failure nothing is written. */
+ * (2^-126 to 2^126), are checked. On failure nothing is written.
+ *
+ * On a device it starts kernels on the stream of `executor` (NULL: the default stream), waits for
+ * nothing and allocates nothing. Contents are not checked: rows of any cu_seqlens and scales of any
+ * value stay within the tensors. D is at most 2047 with incoherent. */
 TILEWISE_API tilewise_status tilewise_quantise(const tilewise_quantisation* quantisation,
                                                const tilewise_executor* executor);
 

@@ -72,7 +72,7 @@ def quantise(
     """Stores rows in float8, rounded to nearest even, with the scales that k_descale and the others take.
 
     input: (B, S, H, D), or (B, H, S, D) with layout "bhsd", or packed (T, H, D); float32, bfloat16 or float16, on the
-    CPU; any strides but the innermost, which is 1.
+    CPU, or on a CUDA device from 9.0 on, on its default stream; any strides but the innermost, which is 1.
     dtype: "float8_e4m3fn" or "float8_e5m2", or the framework's own dtype of that name.
 
     scales: what shares one: "tensor" (1), "head" (B, Hk), a sequence and a head, or "block" (B, Hk, ceil(S / 128)), 128

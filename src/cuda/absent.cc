@@ -1,6 +1,7 @@
 // The CUDA runtime of a build without CUDA: there is no device, and every call says so.
 #include <cmath>
 
+#include "cuda/fp8/quantise.h"
 #include "cuda/host/runtime.h"
 #include "cuda/host/streams.h"
 #include "cuda/kv_cache/append.h"
@@ -72,5 +73,6 @@ Status add_rows(std::int32_t, const problem::View&, const problem::View&, const 
   return refuse();
 }
 Status append(const problem::Append&, void*) { return refuse(); }
+Status quantise(const problem::Quantisation&, void*) { return refuse(); }
 
 }  // namespace tilewise::cuda

@@ -74,6 +74,16 @@ TILEWISE_INLINE Format to_float8(float x) {
   return {static_cast<std::uint8_t>(sign | code)};
 }
 
+// The bits of the least magnitude that rounds to more than the largest number, were there more
+// exponents: half a step above it, from where the even neighbour is taken.
+template <class Format>
+TILEWISE_INLINE std::uint32_t first_saturated() {
+  using Layout = Float8Layout<Format>;
+  constexpr std::uint32_t kHalfStep = 1u << (22 - Layout::kMantissa);
+  constexpr bool kTieStays = (Layout::kLargest & 1u) == 0;
+  return bits_of(Layout::kLargestNumber) + kHalfStep + (kTieStays ? 1u : 0u);
+}
+
 template <class T>
 TILEWISE_INLINE T load(Float8E4M3 x) {
   return static_cast<T>(to_float(x));

@@ -3,6 +3,7 @@
 #include <cstdlib>
 
 #include "cpu/quantise.h"
+#include "cuda/fp8/quantise.h"
 #include "math/integer.h"
 #include "plan/plan.h"
 #include "plan/pool.h"
@@ -16,6 +17,8 @@ problem::Status quantise(const tilewise_quantisation& request, const tilewise_ex
   if (executor != nullptr) TILEWISE_RETURN_IF_ERROR(check_executor(*executor));
   problem::Quantisation task;
   TILEWISE_RETURN_IF_ERROR(problem::make_quantisation(request, &task));
+  if (task.device == TILEWISE_CUDA)
+    return cuda::quantise(task, executor != nullptr ? executor->stream : nullptr);
   Options options;
   options.max_concurrency = executor != nullptr ? executor->max_concurrency : 0;
   problem::Machine machine;

@@ -21,11 +21,16 @@ Status check_options(const tilewise_quantisation& request) {
   return fail(TILEWISE_INVALID_ARGUMENT, "reserved: is %d, must be 0", request.reserved);
 }
 
-Status check_on_cpu(const char* name, const tilewise_tensor& tensor) {
+Status check_device_of_input(const tilewise_quantisation& request, const char* name,
+                             const tilewise_tensor& tensor) {
   TILEWISE_RETURN_IF_ERROR(check_tensor(name, tensor));
-  if (!present(tensor) || tensor.device == TILEWISE_CPU) return TILEWISE_OK;
-  return fail(TILEWISE_UNSUPPORTED, "%s: is on %s, quantisation works on the cpu", name,
-              device_text(tensor.device, tensor.device_index).text);
+  const tilewise_tensor& input = request.input;
+  if (!present(tensor) ||
+      (tensor.device == input.device && tensor.device_index == input.device_index))
+    return TILEWISE_OK;
+  return fail(TILEWISE_INVALID_ARGUMENT, "%s: device is %s, must be that of input: %s", name,
+              device_text(tensor.device, tensor.device_index).text,
+              device_text(input.device, input.device_index).text);
 }
 
 bool is_16_or_32_bits(std::int32_t dtype) {
@@ -192,11 +197,13 @@ Status check_scales(const tilewise_quantisation& request, const Quantisation& ta
 Status make_quantisation(const tilewise_quantisation& request, Quantisation* task) {
   *task = Quantisation{};
   TILEWISE_RETURN_IF_ERROR(check_options(request));
-  TILEWISE_RETURN_IF_ERROR(check_on_cpu("input", request.input));
-  TILEWISE_RETURN_IF_ERROR(check_on_cpu("output", request.output));
-  TILEWISE_RETURN_IF_ERROR(check_on_cpu("descale", request.descale));
-  TILEWISE_RETURN_IF_ERROR(check_on_cpu("cu_seqlens", request.cu_seqlens));
-  TILEWISE_RETURN_IF_ERROR(check_on_cpu("saturated", request.saturated));
+  TILEWISE_RETURN_IF_ERROR(check_device_of_input(request, "input", request.input));
+  TILEWISE_RETURN_IF_ERROR(check_device_of_input(request, "output", request.output));
+  TILEWISE_RETURN_IF_ERROR(check_device_of_input(request, "descale", request.descale));
+  TILEWISE_RETURN_IF_ERROR(check_device_of_input(request, "cu_seqlens", request.cu_seqlens));
+  TILEWISE_RETURN_IF_ERROR(check_device_of_input(request, "saturated", request.saturated));
+  task->device = request.input.device;
+  task->device_index = request.input.device_index;
   task->fixed_scales = request.fixed_scales != 0;
   task->incoherent = request.incoherent != 0;
   task->seed = request.seed;
@@ -207,6 +214,7 @@ Status make_quantisation(const tilewise_quantisation& request, Quantisation* tas
   TILEWISE_RETURN_IF_ERROR(read_scales(request, task));
   TILEWISE_RETURN_IF_ERROR(read_counter(request, task));
   TILEWISE_RETURN_IF_ERROR(check_request_memory(request));
+  if (task->device != TILEWISE_CPU) return TILEWISE_OK;
   TILEWISE_RETURN_IF_ERROR(check_starts(*task));
   return check_scales(request, *task);
 }

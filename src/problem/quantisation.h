@@ -1,9 +1,10 @@
-// A quantisation in the one form that the code of every instruction set reads, and its validation
+// A quantisation in the one form that the code of every device reads, and its validation
 // (docs/semantics.md, "Quantisation").
 #pragma once
 
 #include <tilewise/tilewise_quantise.h>
 
+#include "math/float8.h"
 #include "problem/problem.h"
 #include "problem/status.h"
 
@@ -30,11 +31,23 @@ struct Quantisation {
   bool fixed_scales = false;
   bool incoherent = false;
   std::uint64_t seed = 0;
+  std::int32_t device = TILEWISE_CPU;
+  std::int32_t device_index = 0;
 
   TILEWISE_INLINE bool computes_scales() const {
     return shared != Shared::kNothing && !fixed_scales;
   }
   TILEWISE_INLINE std::int64_t group() const { return kv_heads == 0 ? 1 : heads / kv_heads; }
+
+  // The scale of numbers whose largest finite magnitude has the bits `largest`.
+  TILEWISE_INLINE float scale_of(std::uint32_t largest) const {
+    if (largest == 0) return 1;
+    const float most = output.dtype == TILEWISE_E4M3
+                           ? math::Float8Layout<math::Float8E4M3>::kLargestNumber
+                           : math::Float8Layout<math::Float8E5M2>::kLargestNumber;
+    const float scale = math::float_of(largest) / most;
+    return scale > kSmallestScale ? scale : kSmallestScale;
+  }
 };
 
 // The rows of a sequence, in the batch index `batch` of the views.
@@ -49,7 +62,8 @@ TILEWISE_INLINE SequenceRows rows_of(const Quantisation& task, std::int64_t sequ
   return {0, first, task.cu_seqlens.at(sequence + 1) - first};
 }
 
-// Checks a request and fills `task`. Reads the contents of cu_seqlens and of fixed scales.
+// Checks a request and fills `task`. Reads the contents of cu_seqlens and of fixed scales if they
+// are in memory of the CPU.
 Status make_quantisation(const tilewise_quantisation& request, Quantisation* task);
 
 }  // namespace tilewise::problem

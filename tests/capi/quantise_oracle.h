@@ -13,6 +13,7 @@
 
 #include "math/float8.h"
 #include "math/philox.h"
+#include "problem/problem.h"
 #include "verify/random.h"
 #include "verify/tensor.h"
 
@@ -85,6 +86,7 @@ class QuantiseTask {
   }
   const std::vector<std::uint8_t>& output_bytes() const { return output_; }
   std::vector<std::uint8_t>& output_bytes() { return output_; }
+  std::vector<std::uint8_t>& input_bytes() { return input_; }
 
   tilewise_quantisation request;
   std::vector<float> scales;

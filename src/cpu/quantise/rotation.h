@@ -6,24 +6,9 @@
 
 #include "cpu/quantise/rounding.h"
 #include "cpu/simd/conversion.h"
-#include "math/philox.h"
+#include "math/incoherent.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
-
-// The width of the block of columns that begins where `left` columns are left: the largest power of
-// two within them.
-TILEWISE_INLINE std::int64_t block_width(std::int64_t left) {
-  std::int64_t width = 1;
-  while (2 * width <= left) width *= 2;
-  return width;
-}
-
-// 1 / sqrt(n), correctly rounded, for a power of two.
-inline float reciprocal_root(std::int64_t n) {
-  float root = 1;
-  for (; n >= 4; n /= 4) root /= 2;
-  return n == 2 ? root * 0x1.6a09e6p-1f : root;
-}
 
 // Fills in what every column is multiplied by: its random sign over the root of its block's width.
 inline void fill_factors(std::int64_t width, std::uint64_t seed, float* factors) {
@@ -31,11 +16,10 @@ inline void fill_factors(std::int64_t width, std::uint64_t seed, float* factors)
   float root = 1;
   math::Philox4 words = {};
   for (std::int64_t c = 0; c < width; ++c) {
-    if (c % 128 == 0)
-      words = math::philox_4x32_10({{static_cast<std::uint32_t>(c / 128), 0, 0, 0}}, seed);
+    if (c % 128 == 0) words = math::column_signs(c / 128, seed);
     if (c == end) {
-      const std::int64_t block = block_width(width - c);
-      root = reciprocal_root(block);
+      const std::int64_t block = math::hadamard_block(width - c);
+      root = math::reciprocal_root(block);
       end += block;
     }
     const bool negative = (words.word[c / 32 % 4] >> (c % 32) & 1u) != 0;
@@ -122,7 +106,7 @@ TILEWISE_INLINE void rotate_row(const S* from, std::int64_t width, const float* 
     (load_converted<float>(from + c) * Vec<float>::load(factors + c)).store(to + c);
   for (; c < width; ++c) to[c] = math::load<float>(from[c]) * factors[c];
   for (std::int64_t begin = 0; begin < width;) {
-    const std::int64_t block = block_width(width - begin);
+    const std::int64_t block = math::hadamard_block(width - begin);
     transform_block(to + begin, block);
     begin += block;
   }

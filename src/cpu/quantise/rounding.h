@@ -11,17 +11,6 @@ using LaneBits = Registers<float>::Bits;
 
 TILEWISE_INLINE LaneBits magnitude_bits(Vec<float> x) { return LaneBits(x.v) & 0x7fffffff; }
 
-// The least magnitude that rounds to more than the largest number, were there more exponents: half
-// a step above it, from where the even neighbour is taken.
-template <class Format>
-TILEWISE_INLINE std::int32_t first_saturated() {
-  using Layout = math::Float8Layout<Format>;
-  const std::uint32_t half_step = 1u << (22 - Layout::kMantissa);
-  const bool tie_stays = (Layout::kLargest & 1u) == 0;
-  return static_cast<std::int32_t>(math::bits_of(Layout::kLargestNumber) + half_step +
-                                   (tie_stays ? 1u : 0u));
-}
-
 // Returns the codes of numbers that round to at most the largest one, each in the low byte of its
 // lane; what the other bytes hold is undefined.
 //

@@ -94,7 +94,7 @@ TILEWISE_INLINE void quantise_row(const S* row, std::int64_t width, float invers
                                   LaneBits& saturated) {
   constexpr std::int64_t kLanes = Vec<float>::kLanes;
   const Vec<float> factor(inverse);
-  const std::int32_t first = first_saturated<Format>();
+  const auto first = static_cast<std::int32_t>(math::first_saturated<Format>());
   const auto codes = [&](Vec<float> x) {
     const Vec<float> scaled = x * factor;
     if constexpr (kRange == Range::kSmall) return codes_of_small<Format>(scaled);

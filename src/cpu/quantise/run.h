@@ -49,7 +49,7 @@ class Quantiser {
                                                      : Range::kAny;
     for (std::int64_t h = 0; h < item.heads && task_.shared != Shared::kNothing; ++h) {
       float* const scale = scale_at(item.sequence, item.head + h, item.block);
-      if (computes) *scale = scale_of(largest_of_head(memory, h));
+      if (computes) *scale = task_.scale_of(largest_of_head(memory, h));
       memory.inverse[h] = 1.0f / *scale;
     }
     LaneBits saturated = {};
@@ -65,19 +65,11 @@ class Quantiser {
   void write_scales() const {
     for (std::int64_t i = 0; i < scale_count(task_); ++i) {
       const std::int64_t sequence = i / math::max(task_.kv_heads, 1);
-      *scale_at(sequence, i % math::max(task_.kv_heads, 1), 0) = scale_of(shared_.largest[i]);
+      *scale_at(sequence, i % math::max(task_.kv_heads, 1), 0) = task_.scale_of(shared_.largest[i]);
     }
   }
 
  private:
-  float scale_of(std::uint32_t largest) const {
-    if (largest == 0) return 1;
-    const float most = task_.output.dtype == TILEWISE_E4M3
-                           ? math::Float8Layout<math::Float8E4M3>::kLargestNumber
-                           : math::Float8Layout<math::Float8E5M2>::kLargestNumber;
-    const float scale = math::float_of(largest) / most;
-    return scale > problem::kSmallestScale ? scale : problem::kSmallestScale;
-  }
   float* scale_at(std::int64_t sequence, std::int64_t head, std::int64_t block) const {
     return static_cast<float*>(task_.descale.data) + task_.descale.offset(sequence, head, block);
   }

@@ -117,6 +117,19 @@ __device__ __forceinline__ std::uint32_t pack_e4m3(float first, float second, fl
   return result;
 }
 
+// The same for e5m2, whose largest number is 57344.
+__device__ __forceinline__ std::uint32_t pack_e5m2(float first, float second, float third,
+                                                   float fourth) {
+  std::uint32_t result;
+  asm("{\n.reg .b16 low, high;\n"
+      "cvt.rn.satfinite.e5m2x2.f32 low, %2, %1;\n"
+      "cvt.rn.satfinite.e5m2x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, {low, high};\n}"
+      : "=r"(result)
+      : "f"(first), "f"(second), "f"(third), "f"(fourth));
+  return result;
+}
+
 // cvt.rn.f16x2.e4m3x2 (9.7.9.22), twice, sm_89 and later: four numbers of e4m3 as fp16, exactly,
 // those of the lower two bytes in `low`. NaN stays NaN.
 __device__ __forceinline__ void e4m3_to_fp16(std::uint32_t numbers, std::uint32_t& low,

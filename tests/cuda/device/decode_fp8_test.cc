@@ -285,6 +285,30 @@ TEST(Device, DecodeFp8IgnoresKeysAfterTheEnd) {
   }
 }
 
+// Tiles after the end of a packed sequence lie in blocks of others, whose scales affect nothing.
+TEST(Device, DecodeFp8IgnoresScalesOfOtherSequences) {
+  if (!decodes_fp8()) GTEST_SKIP() << "no device since Hopper";
+  for (const std::int64_t dim : {64, 128, 256}) {
+    Case c = decode_case(TILEWISE_E4M3, {3, 0, 0, 1, 1, dim}, kScalesOfBlocks);
+    c.q_packed = c.k_packed = true;
+    c.q_lengths = {1, 1, 1};
+    c.k_lengths = {200, 10, 190};  // of which only the last one has keys in blocks 2 and 3
+    Instance clean(c);
+    Instance poisoned(c);
+    const tilewise_problem& request = poisoned.request();
+    for (const tilewise_tensor& scales : {request.k_descale, request.v_descale}) {
+      for (const std::int64_t block : {2, 3})
+        verify::write_element(scales, block, std::numeric_limits<float>::quiet_NaN());
+    }
+    run_for_bits("cuda_decode", clean);
+    run_for_bits("cuda_decode", poisoned);
+    const std::vector<double> expected = verify::numbers_of(clean.request().out);
+    const std::vector<double> out = verify::numbers_of(request.out);
+    for (std::size_t i = 0; i < static_cast<std::size_t>(2 * dim); ++i)
+      ASSERT_EQ(out[i], expected[i]) << i;
+  }
+}
+
 TEST(Device, DecodeFp8NamesWhatItLeavesOut) {
   if (!decodes_fp8()) GTEST_SKIP() << "no device since Hopper";
   const auto message = [](const Case& c) {

@@ -73,6 +73,12 @@ inline unsigned long long atomicAdd(unsigned long long* to, unsigned long long x
   *to += x;
   return before;
 }
+inline unsigned atomicMax(unsigned* to, unsigned x) {
+  tilewise::emulation::meet_blocks();
+  const unsigned before = *to;
+  if (x > before) *to = x;
+  return before;
+}
 // Only for shared memory.
 template <class T>
 T atomicExch(T* to, T x) {

@@ -73,11 +73,16 @@ inline std::uint32_t permute_bytes(std::uint32_t low, std::uint32_t high, std::u
   return result;
 }
 
-inline std::uint32_t pack_e4m3(float first, float second, float third, float fourth) {
-  const auto code = [](float x) -> std::uint32_t {
-    return math::to_float8<math::Float8E4M3>(x).bits;
-  };
+template <class Format>
+std::uint32_t pack_fp8(float first, float second, float third, float fourth) {
+  const auto code = [](float x) -> std::uint32_t { return math::to_float8<Format>(x).bits; };
   return code(first) | code(second) << 8 | code(third) << 16 | code(fourth) << 24;
+}
+inline std::uint32_t pack_e4m3(float first, float second, float third, float fourth) {
+  return pack_fp8<math::Float8E4M3>(first, second, third, fourth);
+}
+inline std::uint32_t pack_e5m2(float first, float second, float third, float fourth) {
+  return pack_fp8<math::Float8E5M2>(first, second, third, fourth);
 }
 
 inline void e4m3_to_fp16(std::uint32_t numbers, std::uint32_t& low, std::uint32_t& high) {
