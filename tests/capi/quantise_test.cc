@@ -12,8 +12,6 @@
 namespace tilewise::tests {
 namespace {
 
-using verify::Random;
-
 // Runs on each instruction set of this machine, or on the one that the environment forces.
 template <class Function>
 void on_every_target(Function function) {
