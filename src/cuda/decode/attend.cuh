@@ -1,6 +1,7 @@
 // A part of a segment: a warp attends with its 16 rows to the tiles of keys of its group.
 #pragma once
 
+#include "cuda/decode/fp32/gemm.cuh"
 #include "cuda/decode/fp8/descales.cuh"
 #include "cuda/decode/gemm.cuh"
 #include "cuda/decode/key_ring.cuh"
@@ -29,6 +30,7 @@ class Attend {
   using Gemm = decode::Gemm<kConfig>;
   using Ring = KeyRing<kConfig>;
   using Layout = typename Ring::Layout;
+  using Element = typename Ring::Element;
 
   __device__ Attend(const Parameters& parameters, Shared<kConfig>& shared)
       : parameters_(parameters),
@@ -138,15 +140,23 @@ class Attend {
                                                        visible_keys(scores, 1)};
     tile::add_sums(tile::exp2_scores(scores, update.anchors, parameters_.scale_log2),
                    update.anchors, states_);
-    if constexpr (kConfig.fp8) descales_.scale_probs(key, scores, out_);
-    std::uint32_t probs[kScores / 2];
-    tile::pack_probs<kConfig.fp16>(scores, probs);
-    if (hides_keys) {
-      multiply_pv<true>(values, probs, visible);
+    if constexpr (kConfig.fp32) {
+      if (hides_keys) {
+        Fp32Gemm<kConfig>::template add_pv<true>(values, visible, scores, out_);
+      } else {
+        Fp32Gemm<kConfig>::template add_pv<false>(values, visible, scores, out_);
+      }
     } else {
-      multiply_pv<false>(values, probs, visible);
+      if constexpr (kConfig.fp8) descales_.scale_probs(key, scores, out_);
+      std::uint32_t probs[kScores / 2];
+      tile::pack_probs<kConfig.fp16>(scores, probs);
+      if (hides_keys) {
+        multiply_pv<true>(values, probs, visible);
+      } else {
+        multiply_pv<false>(values, probs, visible);
+      }
+      if constexpr (kAtPhi) add_rounded_sums(probs);
     }
-    if constexpr (kAtPhi) add_rounded_sums(probs);
   }
 
   // The lane's first row in the segment.
@@ -166,6 +176,14 @@ class Attend {
 
   // S = Q K^T
   __device__ __forceinline__ void multiply_qk(std::uint32_t keys, float (&scores)[kScores]) {
+    if constexpr (kConfig.fp32) {
+      return Fp32Gemm<kConfig>::multiply_qk(
+          ptx::shared_address(shared_.q) + warp_row() * kConfig.row_bytes(), keys, scores);
+    } else {
+      multiply_16_bit_qk(keys, scores);
+    }
+  }
+  __device__ __forceinline__ void multiply_16_bit_qk(std::uint32_t keys, float (&scores)[kScores]) {
     using QLayout = tile::LdmatrixTile<kConfig.columns>;
     const int lane = static_cast<int>(ptx::opaque(threadIdx.x)) % 32;
     const std::uint32_t first_q =
@@ -304,8 +322,7 @@ class Attend {
     const int lane = static_cast<int>(ptx::opaque(threadIdx.x)) % 32;
     bool large = false;
     if (lane < Layout::kChunks)
-      large =
-          sm80::holds_large(ptx::ld_shared_v4(values + Layout::place(0, lane)), std::uint16_t{});
+      large = sm80::holds_large(ptx::ld_shared_v4(values + Layout::place(0, lane)), Element{});
     return __any_sync(~0u, large);
   }
 
@@ -327,7 +344,7 @@ class Attend {
     constexpr int kOfTile = kConfig.keys / Ring::kStep;
     constexpr int kLoads = kConfig.columns == 256 ? 4 : 16;
     const problem::View& view = parameters_.problem.v;
-    const std::uint16_t* const values = ring_.source(view);
+    const Element* const values = ring_.source(view);
     const tile::Range keys = shared_.segment.keys;
     if (Ring::column() >= parameters_.problem.value_dim) return false;
     const std::int32_t count = (part.end - part.begin) * kOfTile;
@@ -344,7 +361,7 @@ class Attend {
         chunks[i] = *reinterpret_cast<const uint4*>(values + ring_.key_offset(view, inside));
       }
 #pragma unroll
-      for (const uint4& chunk : chunks) large |= sm80::holds_large(chunk, std::uint16_t{});
+      for (const uint4& chunk : chunks) large |= sm80::holds_large(chunk, Element{});
     }
     return large;
   }

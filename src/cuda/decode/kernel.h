@@ -22,6 +22,13 @@ struct Fp8SplitKvKernel {
   static cudaError_t start(const Parameters& parameters, cudaStream_t stream);
 };
 
+// The same for fp32, given by a row of kFp32Kernels.
+template <int kRow>
+struct Fp32SplitKvKernel {
+  static cudaError_t load();
+  static cudaError_t start(const Parameters& parameters, cudaStream_t stream);
+};
+
 // Merges the parts of the segments that several gangs have computed.
 cudaError_t load_combine();
 struct CombineGrid {

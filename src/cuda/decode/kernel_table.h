@@ -1,5 +1,5 @@
-// The compiled decode kernels. Each row is compiled for bf16 and for fp16, or for e4m3 and for
-// e5m2; CMakeLists.txt generates a source file for every few rows.
+// The compiled decode kernels. Each row is compiled for bf16 and for fp16, for e4m3 and for e5m2,
+// or for fp32; CMakeLists.txt generates a source file for every few rows.
 #pragma once
 
 #include <cstdint>
@@ -19,10 +19,13 @@ struct TileRow {
   bool at_phi = false;
 
   TILEWISE_INLINE constexpr KernelConfig config(bool fp16) const {
-    return {fp16, columns, row_warps, keys, slots, blocks, at_phi, false, false};
+    return {fp16, columns, row_warps, keys, slots, blocks, at_phi, false, false, false};
   }
   TILEWISE_INLINE constexpr KernelConfig fp8_config(bool e5m2) const {
-    return {true, columns, row_warps, keys, slots, blocks, false, true, e5m2};
+    return {true, columns, row_warps, keys, slots, blocks, false, true, e5m2, false};
+  }
+  TILEWISE_INLINE constexpr KernelConfig fp32_config() const {
+    return {false, columns, row_warps, keys, slots, blocks, false, false, false, true};
   }
 };
 
@@ -62,7 +65,21 @@ inline constexpr TileRow kFp8Kernels[] = {
 };
 inline constexpr int kFp8KernelRows =
     static_cast<int>(sizeof(kFp8Kernels) / sizeof(kFp8Kernels[0]));
-inline constexpr std::int64_t kMaxColumns = 256;
+
+// The kernels for fp32. They were chosen by the bytes in flight and by the registers that ptxas
+// needs, and are not timed yet. Each thread copies 16 bytes of a row, so that 256 columns would
+// need two warps for each.
+inline constexpr TileRow kFp32Kernels[] = {
+    {64, 1, 16, 5, kSmall, 2, "16 rows; 16 KB of K and V in flight for each of four groups"},
+    {64, 4, 32, 8, kSmall, 2, "64 rows: all warps share a tile of keys; 56 KB in flight"},
+    {128, 1, 16, 2, kSmall, 2, "16 rows; 8 KB in flight for each of four groups, of two blocks"},
+    {128, 4, 16, 6, kSmall, 2, "64 rows: all warps share a tile of keys; 40 KB in flight"},
+};
+inline constexpr int kFp32KernelRows =
+    static_cast<int>(sizeof(kFp32Kernels) / sizeof(kFp32Kernels[0]));
+
+// D and Dv are at most that.
+constexpr std::int64_t most_columns(bool fp32) { return fp32 ? 128 : 256; }
 
 // The row of a table for head dimensions up to `columns` and `rows` rows of queries for each kv
 // head, or -1. The last row of a number of columns takes any number of rows.

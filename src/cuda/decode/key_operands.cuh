@@ -9,7 +9,8 @@
 //      (fp8/queries.cuh): a sum over columns does not depend on their order.
 //   V: ldmatrix.trans gives a lane columns 2 c and 2 c + 1 (c: lane / 4) of two keys in a register.
 //      Two operands are made of it, one with all even columns and one with all odd ones. So a lane
-//      ends with columns 4 t to 4 t + 3 of each 16 columns of out.
+//      ends with columns 4 t to 4 t + 3 of each 16 columns of out, as it does in fp32
+//      (fp32/gemm.cuh).
 #pragma once
 
 #include "cuda/decode/kernel_config.h"
@@ -62,7 +63,7 @@ struct KeyOperands {
   // Pair `pair` of a lane's numbers of out belongs to its row pair % 2. The first of the pair's two
   // columns, and the registers of both.
   __device__ __forceinline__ static int out_column(int pair, int lane) {
-    if constexpr (!kConfig.fp8) return pair / 2 * 8 + tile::lane_column(lane);
+    if constexpr (!kConfig.fp8 && !kConfig.fp32) return pair / 2 * 8 + tile::lane_column(lane);
     return pair / 4 * 16 + lane % tile::kLanesPerRow * 4 + pair / 2 % 2 * 2;
   }
   __device__ __forceinline__ static constexpr int out_register(int pair, int i) {

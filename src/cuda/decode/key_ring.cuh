@@ -16,7 +16,8 @@ template <KernelConfig kConfig>
 class KeyRing {
  public:
   using Layout = tile::LdmatrixTile<kConfig.row_bytes() / 2>;
-  using Element = std::conditional_t<kConfig.fp8, std::uint8_t, std::uint16_t>;
+  using Element = std::conditional_t<kConfig.fp8, std::uint8_t,
+                                     std::conditional_t<kConfig.fp32, float, std::uint16_t>>;
   static constexpr int kRowThreads = Layout::kChunks;  // a thread copies 16 bytes at a time
   static constexpr int kStep = kConfig.group_threads() / kRowThreads;  // rows
   static_assert(kConfig.keys % kStep == 0, "Every thread copies the same number of chunks.");

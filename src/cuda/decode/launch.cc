@@ -24,19 +24,22 @@ using problem::fail;
 std::int64_t most_rows(const Problem& problem) { return problem.group * problem.max_q; }
 
 bool has_fp8(const Problem& problem) { return problem::is_fp8(problem.dtype); }
+bool is_fp32(const Problem& problem) { return problem.dtype == TILEWISE_FP32; }
 
 int row_for(const Problem& problem) {
   const std::int64_t columns = math::max(problem.head_dim, problem.value_dim);
   const std::int64_t bytes = sm80::shared_bytes(problem);
   if (has_fp8(problem)) return tile_row(kFp8Kernels, columns, most_rows(problem), bytes, false);
+  if (is_fp32(problem)) return tile_row(kFp32Kernels, columns, most_rows(problem), bytes, false);
   const int at_phi =
       problem.phi.present() ? tile_row(kKernels, columns, most_rows(problem), bytes, true) : -1;
   return at_phi >= 0 ? at_phi : tile_row(kKernels, columns, most_rows(problem), bytes, false);
 }
 
-// The configuration but for the types, which change neither tiles nor blocks.
+// The configuration but for bf16 or fp16, and e4m3 or e5m2, which change neither tiles nor blocks.
 KernelConfig config_for(const Problem& problem) {
   const int row = row_for(problem);
+  if (is_fp32(problem)) return kFp32Kernels[row].fp32_config();
   return has_fp8(problem) ? kFp8Kernels[row].fp8_config(false) : kKernels[row].config(false);
 }
 
@@ -51,11 +54,20 @@ constexpr std::array<Instance, sizeof...(kIndex)> make_instances(std::index_sequ
       {{Kernel<kIndex / 2, kIndex % 2 != 0>::load, Kernel<kIndex / 2, kIndex % 2 != 0>::start}...}};
 }
 
+template <std::size_t... kIndex>
+constexpr std::array<Instance, sizeof...(kIndex)> make_fp32_instances(
+    std::index_sequence<kIndex...>) {
+  return {{{Fp32SplitKvKernel<kIndex>::load, Fp32SplitKvKernel<kIndex>::start}...}};
+}
+
 const Instance& instance_for(const Problem& problem) {
   static constexpr auto kInstances =
       make_instances<SplitKvKernel>(std::make_index_sequence<std::size_t{2} * kKernelRows>());
   static constexpr auto kFp8Instances =
       make_instances<Fp8SplitKvKernel>(std::make_index_sequence<std::size_t{2} * kFp8KernelRows>());
+  static constexpr auto kFp32Instances =
+      make_fp32_instances(std::make_index_sequence<kFp32KernelRows>());
+  if (is_fp32(problem)) return kFp32Instances[static_cast<std::size_t>(row_for(problem))];
   const std::size_t index = 2 * static_cast<std::size_t>(row_for(problem));
   if (has_fp8(problem)) return kFp8Instances[index + (problem.dtype == TILEWISE_E5M2 ? 1 : 0)];
   return kInstances[index + (problem.dtype == TILEWISE_FP16 ? 1 : 0)];
@@ -236,7 +248,7 @@ struct Times {
 
 // A model of what was measured on an H100 (bench/results/cuda/h100-decode-choice.txt). Of
 // cuda_decode and cuda_sm90 it takes the slower one in two of the 18 rows, by 0.1 us and by a
-// quarter.
+// quarter. For fp32 it has the rate of cuda_fp32 on large problems, and no decode was timed.
 Times estimate(const Problem& problem, double multiprocessors, bool beside_sm90) {
   constexpr double kStart = 5;
   constexpr double kBytes = 3.1e6;  // read from memory in a microsecond
@@ -256,7 +268,8 @@ Times estimate(const Problem& problem, double multiprocessors, bool beside_sm90)
   times.own = kStart + reading * row_tiles + end_of_part * (parts > 1 ? parts : 1);
 
   // A block for each head and tile of queries, which takes a time for each key.
-  const double key_time = (beside_sm90 ? 8.3e-3 : 27e-3) * columns / 256;
+  const double row_time = is_fp32(problem) ? 110e-3 : 27e-3;
+  const double key_time = (beside_sm90 ? 8.3e-3 : row_time) * columns / 256;
   const double resident = multiprocessors * (beside_sm90 ? 1 : 2);
   const std::int64_t q_tiles = math::ceil_div(problem.max_q, beside_sm90 ? 128 : 64);
   const double tiles = static_cast<double>(problem.batch * problem.heads * q_tiles) / resident;
@@ -273,16 +286,17 @@ problem::Status supports(const Problem& problem) {
   if (device != TILEWISE_OK) return device;
   if (has_fp8(problem) && !is_since_hopper(problem))
     return fail(TILEWISE_UNSUPPORTED, "k and v of fp8 need compute capability 9.0");
-  if (!has_fp8(problem) && problem.dtype != TILEWISE_BF16 && problem.dtype != TILEWISE_FP16)
-    return fail(TILEWISE_UNSUPPORTED, "k and v are not bf16, fp16 or fp8");
+  if (problem.dtype == TILEWISE_FP64)
+    return fail(TILEWISE_UNSUPPORTED, "k and v are fp64, must be fp32, bf16, fp16 or fp8");
   if (problem.slices.present()) return fail(TILEWISE_UNSUPPORTED, "slices");
   if (problem.dropout_p > 0) return fail(TILEWISE_UNSUPPORTED, "dropout");
   if (problem.q_packed && problem.batch_invariant)
     return fail(TILEWISE_UNSUPPORTED, "batch_invariant with packed queries");
-  if (math::max(problem.head_dim, problem.value_dim) > kMaxColumns) {
+  const std::int64_t most = most_columns(is_fp32(problem));
+  if (math::max(problem.head_dim, problem.value_dim) > most) {
     return fail(TILEWISE_UNSUPPORTED, "D is %lld and Dv is %lld, must be at most %lld",
                 static_cast<long long>(problem.head_dim), static_cast<long long>(problem.value_dim),
-                static_cast<long long>(kMaxColumns));
+                static_cast<long long>(most));
   }
   if (!is_wide(problem.k, problem.head_dim) || !is_wide(problem.v, problem.value_dim)) {
     return fail(TILEWISE_UNSUPPORTED,
@@ -307,7 +321,9 @@ problem::Status supports(const Problem& problem) {
 const char* slower(const Problem& problem, bool beside_sm90) {
   constexpr const char* kReason = "a block for each query head is estimated to be faster";
   if (supports(problem) != TILEWISE_OK) return nullptr;  // supports() says why
-  if (has_fp8(problem) && !beside_sm90) return nullptr;  // only cuda_reference comes after it
+  // Only cuda_reference comes after it.
+  if (has_fp8(problem) && !beside_sm90) return nullptr;
+  if (is_fp32(problem) && problem.page_table.present()) return nullptr;
   const std::int64_t rows = most_rows(problem);
   if (problem.batch_invariant) {
     // The other sequences of the batch have no say.

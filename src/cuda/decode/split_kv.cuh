@@ -89,32 +89,50 @@ class SplitKv {
       shared_.rows[own] = segment_row<kConfig.at_phi>(parameters_, segment, own);
     if constexpr (kConfig.fp8) {
       load_fp8_queries(parameters_, shared_);
+    } else if constexpr (kConfig.fp32) {
+      load_queries<float>();
     } else {
-      load_16_bit_queries();
+      load_queries<std::uint16_t>();
     }
     __syncthreads();
   }
 
-  __device__ __forceinline__ void load_16_bit_queries() {
-    constexpr int kChunks = kConfig.columns / 8;
+  template <class Element>
+  __device__ __forceinline__ void load_queries() {
+    using Layout = tile::LdmatrixTile<kConfig.columns* static_cast<int>(sizeof(Element)) / 2>;
+    constexpr int kNumbers = 16 / sizeof(Element);  // of a chunk
     const Segment& segment = shared_.segment;
     const problem::View& view = parameters_.problem.q;
     const auto columns = static_cast<std::int32_t>(parameters_.problem.head_dim);
 #pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x); i < kConfig.rows() * kChunks;
+    for (int i = static_cast<int>(threadIdx.x); i < kConfig.rows() * Layout::kChunks;
          i += kConfig.threads()) {
-      const int row = i / kChunks;
-      const int column = i % kChunks * 8;
+      const int row = i / Layout::kChunks;
+      const int column = i % Layout::kChunks * kNumbers;
       uint4 chunk = make_uint4(0, 0, 0, 0);
       if (row < segment.rows && column < columns) {
-        const std::uint16_t* const from = static_cast<const std::uint16_t*>(view.data) +
-                                          result_offset(parameters_, segment, view, row) + column;
+        const Element* const from = static_cast<const Element*>(view.data) +
+                                    result_offset(parameters_, segment, view, row) + column;
         chunk = parameters_.wide_q ? *reinterpret_cast<const uint4*>(from)
-                                   : sm80::load_elements(from, columns - column);
+                                   : load_elements(from, columns - column);
       }
-      using Layout = tile::LdmatrixTile<kConfig.columns>;
-      *reinterpret_cast<uint4*>(shared_.q[0] + Layout::place(row, column / 8)) = chunk;
+      *reinterpret_cast<uint4*>(shared_.q[0] + Layout::place(row, column / kNumbers)) = chunk;
     }
+  }
+
+  // 16 bytes of the first `count` numbers from there on, and zeros.
+  __device__ __forceinline__ static uint4 load_elements(const std::uint16_t* from,
+                                                        std::int32_t count) {
+    return sm80::load_elements(from, count);
+  }
+  __device__ __forceinline__ static uint4 load_elements(const float* from, std::int32_t count) {
+    uint4 chunk = make_uint4(0, 0, 0, 0);
+    std::uint32_t* const words = reinterpret_cast<std::uint32_t*>(&chunk);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i < count) words[i] = __float_as_uint(from[i]);
+    }
+    return chunk;
   }
 
   const Parameters& parameters_;

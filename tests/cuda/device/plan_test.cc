@@ -29,7 +29,10 @@ TEST(Device, FewQueriesOnManyKeysAreDivided) {
   };
   EXPECT_EQ(chosen({1, 1, 50000, 4, 2, 128}, TILEWISE_BF16), "cuda_decode");
   EXPECT_EQ(chosen({2, 4, 20000, 8, 2, 64}, TILEWISE_FP16), "cuda_decode");
+  EXPECT_EQ(chosen({1, 1, 50000, 4, 2, 128}, TILEWISE_FP32), "cuda_decode");
   EXPECT_NE(chosen({1, 500, 500, 2, 2, 128}, TILEWISE_BF16), "cuda_decode");
+  EXPECT_NE(chosen({1, 500, 500, 2, 2, 128}, TILEWISE_FP32), "cuda_decode");
+  EXPECT_NE(chosen({1, 1, 50000, 4, 2, 256}, TILEWISE_FP32), "cuda_decode");
   EXPECT_NE(chosen({1, 1, 50, 2, 2, 300}, TILEWISE_BF16), "cuda_decode");
   EXPECT_NE(chosen({1, 1, 50, 2, 2, 64}, TILEWISE_FP64), "cuda_decode");
 }
