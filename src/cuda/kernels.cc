@@ -156,8 +156,8 @@ const char* below_flash2(const Problem&, const Machine&) {
 constinit const Kernel kForwardDecode = {
     "cuda_decode",
     "Flash-Decoding since Ampere: few queries, blocks divide the keys; bf16 and fp16, since Hopper "
-    "caches of fp8, D up to 256; fp32 and FlashDecoding++ up to D 128, where rows next to one that "
-    "falls back may round differently",
+    "caches of fp8, D up to 256, fp32 up to D 128; FlashDecoding++ in 16 bits up to D 128, "
+    "where rows next to one that falls back may round differently",
     Decode::supports,
     Decode::workspace_bytes,
     Decode::run,

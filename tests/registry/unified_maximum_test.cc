@@ -29,7 +29,8 @@ std::vector<const Kernel*> unified_kernels(const Instance& instance) {
   std::vector<const Kernel*> kernels;
   for (const Kernel* const kernel : kernels_for(instance)) {
     const std::string name = kernel->name;
-    if (name.starts_with("cpu_") || name == "flash_decoding_pp" || name == "cuda_decode")
+    const bool on_gpu = name == "cuda_decode" && instance.description().dtype != TILEWISE_FP32;
+    if (name.starts_with("cpu_") || name == "flash_decoding_pp" || on_gpu)
       kernels.push_back(kernel);
   }
   return kernels;

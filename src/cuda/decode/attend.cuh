@@ -31,6 +31,7 @@ class Attend {
   using Ring = KeyRing<kConfig>;
   using Layout = typename Ring::Layout;
   using Element = typename Ring::Element;
+  using Cap = std::conditional_t<kConfig.fp32, tile::ExactSoftcap, tile::Softcap>;
 
   __device__ Attend(const Parameters& parameters, Shared<kConfig>& shared)
       : parameters_(parameters),
@@ -121,7 +122,7 @@ class Attend {
     multiply_qk(ring_.template next<true>(), scores);
     if constexpr (kConfig.fp8) descales_.scale_scores(key, shared_.row_scales + lane_row(), scores);
     if (hides_keys || parameters_.has_score_mod)
-      apply_score_mod_and_mask(parameters_, shared_.segment, lane_rows(), key, scores);
+      apply_score_mod_and_mask<Cap>(parameters_, shared_.segment, lane_rows(), key, scores);
     tile::ExactMax update = {};
     if constexpr (kAtPhi) {
       update.anchors = tile::anchors_of(states_, parameters_.scale_log2);
@@ -245,9 +246,11 @@ class Attend {
     tile::scale_rows(out_, factor);
   }
 
+  // In 16 bits, rounding removes from the probs what the sum has of a rounded anchor.
   __device__ __forceinline__ float scale_at_maxima(int which) const {
-    return tile::exact_max_rounding_of(states_.row[which].max, parameters_.scale_log2) *
-           math::power_of_two(shift_);
+    const float shift = math::power_of_two(shift_);
+    if constexpr (kConfig.fp32) return shift;
+    return tile::exact_max_rounding_of(states_.row[which].max, parameters_.scale_log2) * shift;
   }
 
   // ---- exponents against phi (unified.cuh) ----
@@ -342,7 +345,7 @@ class Attend {
   // Many loads are in flight at a time.
   __device__ __forceinline__ bool hold_large(const Part& part) const {
     constexpr int kOfTile = kConfig.keys / Ring::kStep;
-    constexpr int kLoads = kConfig.columns == 256 ? 4 : 16;
+    constexpr int kLoads = kConfig.columns == 256 || kConfig.fp32 ? 4 : 16;
     const problem::View& view = parameters_.problem.v;
     const Element* const values = ring_.source(view);
     const tile::Range keys = shared_.segment.keys;

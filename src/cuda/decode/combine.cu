@@ -153,8 +153,8 @@ __device__ __forceinline__ bool merge_at_phi(const CombinedRow& of, bool has_row
   }
   if (!served) return false;
   const float max = sum_of_probs == 0 ? -math::Limits<float>::kInfinity : phi;
-  end.finalised =
-      finalise({max, sum_of_probs}, sink_of(parameters.problem, head), parameters.scale_log2);
+  end.finalised = finalise({max, sum_of_probs}, sink_of(parameters.problem, head),
+                           parameters.scale_log2, false);
 #pragma unroll
   for (int chunk = 0; chunk < kMaxChunks; ++chunk)
     add(end.sum[chunk], end.finalised.scale, sums.sum[chunk]);
@@ -190,7 +190,8 @@ __global__ void __launch_bounds__(kThreads, 4)
   if (has_row && !is_merged) {
     const RowState all = merge_states(own);
     const std::int32_t head = query_row(parameters, segment, row).head;
-    end.finalised = finalise(all, sink_of(parameters.problem, head), parameters.scale_log2);
+    end.finalised = finalise(all, sink_of(parameters.problem, head), parameters.scale_log2,
+                             parameters.problem.dtype == TILEWISE_FP32);
     add_parts(own, all.max, end.finalised.scale, part, blocks.row_warps, end.sum);
   }
 #pragma unroll

@@ -59,6 +59,10 @@ class Merge {
     return {all.max, sum};
   }
 
+  __device__ __forceinline__ math::Finalised<float> finalised(const RowState& state,
+                                                              float sink) const {
+    return finalise(state, sink, parameters_.scale_log2, kConfig.fp32);
+  }
   __device__ __forceinline__ float sink_of(int row) const {
     return decode::sink_of(parameters_.problem, query_row(parameters_, shared_.segment, row).head);
   }
@@ -72,13 +76,14 @@ class Merge {
                                 shared_.segment.rows - 1);
       const RowState all = merged(row);
       const float none = -math::Limits<float>::kInfinity;
-      scale[which] = finalise(all, is_whole ? sink_of(row) : none, parameters_.scale_log2).scale *
+      scale[which] = finalised(all, is_whole ? sink_of(row) : none).scale *
                      merge_factor(attend.state(which).max, all.max, parameters_.scale_log2) *
                      attend.out_scale(which);
     }
     const std::uint32_t first = rows_address() + KeyRing<kConfig>::group() * kGroupBytes;
     // Places that are computed before the loop over keys would take registers there.
-    const int own_lane = kConfig.fp8 ? static_cast<int>(ptx::opaque(threadIdx.x)) % 32 : lane();
+    const int own_lane =
+        kConfig.fp8 || kConfig.fp32 ? static_cast<int>(ptx::opaque(threadIdx.x)) % 32 : lane();
 #pragma unroll
     for (int pair = 0; pair < kConfig.columns / 4; ++pair) {
       const int which = pair % 2;
@@ -130,8 +135,7 @@ class Merge {
   __device__ __forceinline__ void store_lse() {
     const int row = static_cast<int>(threadIdx.x);
     if (row >= shared_.segment.rows || !parameters_.problem.lse.present()) return;
-    decode::store_lse(parameters_, shared_.segment, row,
-                      finalise(merged(row), sink_of(row), parameters_.scale_log2).lse);
+    decode::store_lse(parameters_, shared_.segment, row, finalised(merged(row), sink_of(row)).lse);
   }
   __device__ __forceinline__ void store_states(std::int64_t state) {
     const int row = static_cast<int>(threadIdx.x);

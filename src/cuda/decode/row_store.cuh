@@ -19,10 +19,15 @@ __device__ __forceinline__ float merge_factor(float max, float all, float scale_
 }
 
 // A row without a visible key gets scale 0. A row whose scores are all NaN has no max; its sum
-// makes it NaN.
+// makes it NaN. in_double: for results in fp32, whose every element has the error of the scale.
 __device__ __forceinline__ math::Finalised<float> finalise(const RowState& state, float sink,
-                                                           float scale_log2) {
-  return tile::finalise_row({state.sum == state.sum ? state.max * scale_log2 : 0, state.sum}, sink);
+                                                           float scale_log2, bool in_double) {
+  const float max = state.sum == state.sum ? __fmul_rn(state.max, scale_log2) : 0;
+  if (!in_double) return tile::finalise_row({max, state.sum}, sink);
+  const math::Finalised<double> result = math::finalise<double>(
+      {static_cast<double>(max) * math::kLn2, static_cast<double>(state.sum)},
+      static_cast<double>(sink));
+  return {static_cast<float>(result.scale), static_cast<float>(result.lse)};
 }
 
 // sum += factor * numbers

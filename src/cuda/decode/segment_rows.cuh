@@ -42,14 +42,14 @@ __device__ __forceinline__ SegmentRow segment_row(const Parameters& parameters,
 
 // Scale, softcap, bias, ALiBi and the boolean mask, which clears bits of `visible`. `key`: the
 // lane's first.
-template <int kCount>
+template <class Cap, int kCount>
 __device__ __forceinline__ void apply_score_mod(const Parameters& parameters,
                                                 const Segment& segment, const SegmentRow* rows,
                                                 std::int32_t key,
                                                 std::uint32_t (&visible)[tile::kRowsPerLane],
                                                 float (&scores)[kCount]) {
   const problem::Problem& problem = parameters.problem;
-  tile::scale_products<tile::Softcap, kCount>(parameters.scaling, scores);
+  tile::scale_products<Cap, kCount>(parameters.scaling, scores);
   const std::int64_t batch = segment.sequence.batch;
   const auto diagonal = static_cast<std::int32_t>(segment.sequence.diagonal);
 #pragma unroll
@@ -74,7 +74,7 @@ __device__ __forceinline__ void apply_score_mod(const Parameters& parameters,
 // Turns the products of a lane into scores, and those of masked keys into -infinity.
 //   rows: the lane's first row; its other one is 8 rows further on
 //   key: the first of the tile
-template <int kCount>
+template <class Cap, int kCount>
 __device__ __forceinline__ void apply_score_mod_and_mask(const Parameters& parameters,
                                                          const Segment& segment,
                                                          const SegmentRow* rows, std::int32_t key,
@@ -88,7 +88,8 @@ __device__ __forceinline__ void apply_score_mod_and_mask(const Parameters& param
     visible[which] = tile::low_bits(columns(segment.band.end(query))) &
                      ~tile::low_bits(columns(segment.band.begin(query)));
   }
-  if (parameters.has_score_mod) apply_score_mod(parameters, segment, rows, first, visible, scores);
+  if (parameters.has_score_mod)
+    apply_score_mod<Cap>(parameters, segment, rows, first, visible, scores);
   tile::apply_mask_bits<tile::FragmentLayout>(scores, visible);
 }
 

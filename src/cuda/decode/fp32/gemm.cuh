@@ -5,7 +5,8 @@
 //
 //   S: the lane's two rows of Q times two of each 8 keys
 //   O: columns 4 t to 4 t + 3 of each 16 (t: lane % 4) of the lane's two rows. The lanes of a quad
-//      exchange their probs.
+//      exchange their probs. The product of 8 keys is summed on its own: one by one, probs far
+//      below the sum would be lost, always in the same direction.
 #pragma once
 
 #include "cuda/decode/kernel_config.h"
@@ -23,6 +24,7 @@ struct Fp32Gemm {
   static_assert(Layout::kGroup == 8, "Chunk c of row r lies at chunk c ^ r % 8.");
   static constexpr int kScores = kConfig.keys / 2;
   static constexpr int kOut = kConfig.columns / 2;
+  static constexpr int kTogether = 8;  // keys
 
   // scores = Q K^T. `queries`: the warp's first row of Q, a multiple of 8
   __device__ __forceinline__ static void multiply_qk(std::uint32_t queries, std::uint32_t keys,
@@ -58,25 +60,31 @@ struct Fp32Gemm {
                                                 const std::uint32_t (&visible)[tile::kRowsPerLane],
                                                 float (&probs)[kScores], float (&out)[kOut]) {
     if constexpr (kHidesKeys) mark_hidden(visible, probs);
-    const int column = lane() % tile::kLanesPerRow;
+    // Chunk 4 n + column of row `key` lies at chunk 4 n ^ (key & 4) plus column ^ (key & 3). One of
+    // the four addresses below plus a constant is what a load needs.
+    std::uint32_t columns[4];
 #pragma unroll
-    for (int r = 0; r < kScores / 2; ++r) {  // two keys of each 8 in each lane of a quad
-      const int first = r / 2 * 4 + r % 2;   // the register of the first row
+    for (int i = 0; i < 4; ++i)
+      columns[i] = values + static_cast<std::uint32_t>(lane() % tile::kLanesPerRow ^ i) * 16;
 #pragma unroll
-      for (int owner = 0; owner < tile::kLanesPerRow; ++owner) {
-        const int key = r / 2 * 8 + owner * 2 + r % 2;
-        const float of_rows[] = {__shfl_sync(~0u, probs[first], owner, tile::kLanesPerRow),
-                                 __shfl_sync(~0u, probs[first + 2], owner, tile::kLanesPerRow)};
-        const std::uint32_t row = values + key * Layout::kRowBytes;
+    for (int first = 0; first < kConfig.keys; first += kTogether) {
+      float of_keys[kTogether][tile::kRowsPerLane];
+      exchange(probs, first, of_keys);
 #pragma unroll
-        for (int n = 0; n < kConfig.columns / 16; ++n) {
-          const float4 numbers = load(row + ((4 * n + column) ^ key % 8) * 16);
+      for (int n = 0; n < kConfig.columns / 16; ++n) {
+        float sums[8] = {};
+#pragma unroll
+        for (int key = 0; key < kTogether; ++key) {
+          const float4 numbers =
+              load(columns[key % 4] + (first + key) * Layout::kRowBytes + (4 * n ^ (key & 4)) * 16);
 #pragma unroll
           for (int which = 0; which < tile::kRowsPerLane; ++which) {
-            if (!kHidesKeys || !(of_rows[which] < 0))
-              add_multiple(of_rows[which], numbers, &out[8 * n + 2 * which]);
+            const float prob = of_keys[key][which];
+            if (!kHidesKeys || !(prob < 0)) add_multiple(prob, numbers, &sums[2 * which]);
           }
         }
+#pragma unroll
+        for (int r = 0; r < 8; ++r) out[8 * n + r] += sums[r];
       }
     }
   }
@@ -104,6 +112,21 @@ struct Fp32Gemm {
     out[1] = __fmaf_rn(prob, numbers.y, out[1]);
     out[4] = __fmaf_rn(prob, numbers.z, out[4]);
     out[5] = __fmaf_rn(prob, numbers.w, out[5]);
+  }
+
+  // The probs of kTogether keys from `first` on, of the lane's two rows. A quad has them in two
+  // registers.
+  __device__ __forceinline__ static void exchange(const float (&probs)[kScores], int first,
+                                                  float (&of_keys)[kTogether][tile::kRowsPerLane]) {
+    const int quad = lane() / tile::kLanesPerRow * tile::kLanesPerRow;
+#pragma unroll
+    for (int key = 0; key < kTogether; ++key) {
+#pragma unroll
+      for (int which = 0; which < tile::kRowsPerLane; ++which) {
+        const float own = probs[first / 8 * 4 + which * 2 + key % 2];
+        of_keys[key][which] = __shfl_sync(~0u, own, quad + key / 2);
+      }
+    }
   }
 
   // No prob is negative, but those of masked keys.
