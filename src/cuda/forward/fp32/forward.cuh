@@ -4,7 +4,7 @@
 
 #include "cuda/forward/fp32/epilogue.cuh"
 #include "cuda/forward/fp32/gemm.cuh"
-#include "cuda/forward/fp32/loader.cuh"
+#include "cuda/fp32/tile.cuh"
 #include "cuda/host/launch.cuh"
 #include "cuda/host/load.h"
 #include "cuda/sm80/large_values.cuh"

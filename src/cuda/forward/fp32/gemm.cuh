@@ -6,27 +6,11 @@
 
 #include "cuda/forward/fp32/layout.h"
 #include "cuda/forward/fp32/shared.cuh"
-#include "math/softmax_state.h"
+#include "cuda/fp32/vector.cuh"
 
 namespace tilewise::cuda::fp32 {
 
 __device__ __forceinline__ int warp_row() { return static_cast<int>(threadIdx.x) / 32 * kWarpRows; }
-
-__device__ __forceinline__ float4 load_vector(const float* from) {
-  return *reinterpret_cast<const float4*>(from);
-}
-__device__ __forceinline__ void add_product(const float4& a, const float4& b, float& sum) {
-  sum = math::multiply_add(a.x, b.x, sum);
-  sum = math::multiply_add(a.y, b.y, sum);
-  sum = math::multiply_add(a.z, b.z, sum);
-  sum = math::multiply_add(a.w, b.w, sum);
-}
-__device__ __forceinline__ void add_vector(float prob, const float4& value, float* sum) {
-  sum[0] = math::multiply_add(prob, value.x, sum[0]);
-  sum[1] = math::multiply_add(prob, value.y, sum[1]);
-  sum[2] = math::multiply_add(prob, value.z, sum[2]);
-  sum[3] = math::multiply_add(prob, value.w, sum[3]);
-}
 
 // Adds the non-finite elements of a vector of V, if the row sees the key (visible is not 0).
 __device__ __forceinline__ void add_non_finite(float visible, const float4& value, float* sum) {

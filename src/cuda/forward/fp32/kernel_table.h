@@ -1,16 +1,14 @@
 // The compiled fp32 kernels: their configurations, and the table that selects one.
 #pragma once
 
+#include "cuda/fp32/layout.h"
 #include "math/config.h"
 
 namespace tilewise::cuda::fp32 {
 
 inline constexpr int kWarpRows = 16;    // of queries
 inline constexpr int kThreadRows = 8;   // of them in a thread's registers
-inline constexpr int kAcross = 16;      // threads that share rows
-inline constexpr int kPad = 4;          // floats after each row in shared memory (layout.h)
 inline constexpr int kMaxSumKeys = 32;  // whose products are summed before out adds them (gemm.cuh)
-inline constexpr int kVector = 4;       // floats of a load
 
 struct KernelConfig {
   bool score_mod;  // scores need more than a positive scale, or probs are dropped

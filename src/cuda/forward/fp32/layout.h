@@ -30,10 +30,6 @@ TILEWISE_INLINE constexpr int lane_run(int lane, int m) {
   return lane_across(lane) * kVector + m * kAcross * kVector;
 }
 
-// The row in which the tile of K stores key `key`, for n keys a thread; and the key of a row.
-TILEWISE_INLINE constexpr int key_row(int key, int n) { return key % n * kAcross + key / n; }
-TILEWISE_INLINE constexpr int key_at(int row, int n) { return row % kAcross * n + row / kAcross; }
-
 // The layout of a lane's scores for score mods (cuda/tile/score_mod.cuh): register
 // r = row * kKeys + key.
 template <int kKeys>

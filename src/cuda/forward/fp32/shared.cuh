@@ -7,7 +7,6 @@
 
 namespace tilewise::cuda::fp32 {
 
-using Rows = sm80::RowsOf<float>;
 using WorkTile = sm80::WorkTileOf<float>;
 
 // The keys of a tile that a thread's rows see, in place of probs: 1 for a visible key, else 0.

@@ -1,12 +1,15 @@
-// Copies tiles of Q, K and V from global to shared memory with cp.async.
+// Tiles of rows in shared memory: copies from global memory with cp.async, and their elements that
+// are not finite.
 #pragma once
 
-#include "cuda/forward/fp32/layout.h"
-#include "cuda/forward/fp32/shared.cuh"
+#include "cuda/fp32/layout.h"
 #include "cuda/ptx/address.cuh"
 #include "cuda/ptx/cp_async.cuh"
+#include "cuda/sm80/shared.cuh"
 
 namespace tilewise::cuda::fp32 {
+
+using Rows = sm80::RowsOf<float>;
 
 // A tile in shared memory, (rows, stride), which all threads of the block load. Columns up to
 // `columns` are loaded; row r of the tile is row key_at(r, run) of the tensor's rows.
