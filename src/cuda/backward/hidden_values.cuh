@@ -1,10 +1,11 @@
 // Whether a non-finite element of Q or dO may have reached a gradient that must not see it. A
 // masked pair has P = 0 and dS = 0, but 0 * NaN is NaN: only tiles of queries that an edge cuts
 // have such pairs. A score of -inf masks too, even if the LSE of its row is NaN: an infinity in Q
-// makes such scores. Gradients that are not finite for another reason are right as they are.
+// makes such scores. Gradients that are not finite for another reason are right as
+// they are.
 #pragma once
 
-#include "cuda/backward/parameters.h"
+#include "cuda/backward/key_tile.cuh"
 #include "cuda/sm80/shared.cuh"
 #include "cuda/sm80/work_tile.cuh"
 #include "cuda/tile/bands.h"
@@ -35,6 +36,25 @@ __device__ __forceinline__ bool hold_non_finite(const cuda::sm80::RowsOf<std::ui
     found |= infinite ? tile::has_infinity<kFp16>(chunk) : tile::zero_non_finite<kFp16>(chunk);
   }
   return found;
+}
+
+// Calls visit(q_tile, full) for the tiles of queries that see a tile of keys, of all query heads of
+// the group. The first warp calls begin_head(head), which sets the rows and the mask of a head. All
+// threads.
+template <class Mask, class BeginHead, class Visit>
+__device__ __forceinline__ void for_each_query_tile(const Problem& problem, const KeyTile& keys,
+                                                    const Mask& mask, const BeginHead& begin_head,
+                                                    const Visit& visit) {
+  const std::int32_t group = static_cast<std::int32_t>(problem.group);
+#pragma unroll 1
+  for (std::int32_t i = 0; i < group; ++i) {
+    __syncthreads();  // no warp reads the last head's rows or table any more
+    if (threadIdx.x < 32) begin_head(keys.kv_head * group + i);
+    __syncthreads();
+#pragma unroll 1
+    for (std::int32_t q_tile = mask.first_tile(); q_tile >= 0; q_tile = mask.next_tile(q_tile))
+      visit(q_tile, mask.tile_class(q_tile) == tile::kFull);
+  }
 }
 
 // Threads that share work: `count` of them, of which this is number `index`.

@@ -19,6 +19,26 @@ problem::Status check_key_tiles(const Problem& problem, std::int64_t k_tile) {
               static_cast<long long>(tile::kMaxTiles));
 }
 
+namespace {
+
+// The tiles of the bias. A broadcast dimension has one.
+Checked bias_tiles(const Problem& problem, const KernelSet& kernels) {
+  const std::int64_t* const shape = problem.bias_shape;
+  return Checked{shape[0]} * Checked{shape[1]} *
+         Checked{math::ceil_div(shape[2], kernels.shape.q_tile)} *
+         Checked{math::ceil_div(shape[3], kernels.k_tile)};
+}
+
+}  // namespace
+
+problem::Status check_bias_tiles(const Problem& problem, const KernelSet& kernels) {
+  if (!problem.dbias.present()) return TILEWISE_OK;
+  const Checked tiles = bias_tiles(problem, kernels);
+  if (tiles.valid && tiles.value <= tile::kMaxTiles) return TILEWISE_OK;
+  return fail(TILEWISE_UNSUPPORTED, "more than %lld tiles of the bias",
+              static_cast<long long>(tile::kMaxTiles));
+}
+
 Workspace::Workspace(const Problem& problem, std::initializer_list<TileShape> shapes)
     : cuda::sm80::Workspace(problem) {
   constexpr std::int64_t kFloat = sizeof(float);
@@ -73,6 +93,27 @@ cudaError_t start_preparation(const Parameters& parameters, int k_tile, cudaStre
     error = start_preprocess(parameters, max_tiles(problem, parameters.shape.q_tile).value, stream);
   }
   return error;
+}
+
+problem::Status run_kernels(const Problem& problem, const problem::RunContext& context,
+                            const KernelSet& kernels, bool score_mod, const Workspace& offsets,
+                            const char* what) {
+  const int k_tile = kernels.k_tile;
+  const Parameters parameters = parameters_for(problem, kernels.shape, k_tile, score_mod, offsets,
+                                               context.workspace, has_diagonal(problem));
+  const CurrentDevice current(problem.device_index);
+  if (current.status() != TILEWISE_OK) return current.status();
+  const cudaStream_t stream = stream_of(context.executor->stream);
+  cudaError_t error = start_preparation(parameters, k_tile, stream);
+  const std::int64_t key_tiles = max_key_tiles(problem, k_tile).value;
+  if (error == cudaSuccess && key_tiles > 0) error = kernels.start(parameters, key_tiles, stream);
+  const std::int64_t query_tiles = max_tiles(problem, kernels.shape.q_tile).value;
+  if (error == cudaSuccess && problem.dq.present() && query_tiles > 0)
+    error = kernels.start_dq(parameters, query_tiles, stream);
+  const std::int64_t of_bias = problem.dbias.present() ? bias_tiles(problem, kernels).value : 0;
+  if (error == cudaSuccess && of_bias > 0) error = kernels.start_dbias(parameters, of_bias, stream);
+  if (error == cudaSuccess) error = start_sink_gradient(parameters, stream);
+  return check(error, what);
 }
 
 }  // namespace tilewise::cuda::backward

@@ -9,6 +9,7 @@
 #include "cuda/host/device.h"
 #include "cuda/host/scheduling.h"
 #include "cuda/sm80/host.h"
+#include "problem/kernel.h"
 
 namespace tilewise::cuda::backward {
 
@@ -39,5 +40,26 @@ Parameters parameters_for(const Problem& problem, const TileShape& shape, int k_
 
 // Starts the kernels that come before the main kernel.
 cudaError_t start_preparation(const Parameters& parameters, int k_tile, cudaStream_t stream);
+
+// The kernels of a configuration whose blocks add to dQ, with a kernel for dBias. Each start() gets
+// the number of blocks: of tiles of keys, of queries and of the bias.
+using Start = cudaError_t (*)(const Parameters& parameters, std::int64_t blocks,
+                              cudaStream_t stream);
+struct KernelSet {
+  TileShape shape;
+  int k_tile;
+  cudaError_t (*load)();
+  Start start;
+  Start start_dq;
+  Start start_dbias;
+};
+
+// Checks that the tiles of the bias can be numbered, if dBias is asked for.
+problem::Status check_bias_tiles(const Problem& problem, const KernelSet& kernels);
+
+// Runs the kernels of a configuration. `what` begins the message of an error.
+problem::Status run_kernels(const Problem& problem, const problem::RunContext& context,
+                            const KernelSet& kernels, bool score_mod, const Workspace& offsets,
+                            const char* what);
 
 }  // namespace tilewise::cuda::backward

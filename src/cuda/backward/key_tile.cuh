@@ -1,7 +1,8 @@
-// Finds the tile of keys of a block.
+// Finds the tile of keys of a block, and where its gradients go.
 #pragma once
 
 #include "cuda/backward/parameters.h"
+#include "cuda/backward/store.cuh"
 #include "cuda/host/sequences.cuh"
 #include "cuda/sm80/shared.cuh"
 #include "math/integer.h"
@@ -40,6 +41,22 @@ __device__ __forceinline__ void load_key_tile(const Parameters& parameters, std:
   tile.kv_head = work.head;
   tile.first = key_tile * k_tile;
   tile.sequence = sequence;
+}
+
+// Where the rows of dK or dV (columns) of a tile of keys go. Keys of a dense tensor after the
+// sequence's end (seqused_k) have gradients of 0.
+__device__ __forceinline__ Destination key_destination(const Parameters& parameters,
+                                                       const KeyTile& tile, int k_tile,
+                                                       const problem::View& view,
+                                                       std::int64_t columns, double scale) {
+  const Problem& problem = parameters.problem;
+  const Sequence& sequence = tile.sequence;
+  const std::int64_t batch = problem.k_packed ? 0 : sequence.batch;
+  const std::int32_t length =
+      static_cast<std::int32_t>(problem.k_packed ? sequence.k_len : problem.k_rows);
+  return {view, view.offset(batch, tile.kv_head, sequence.k_start + tile.first),
+          math::min(length - tile.first, k_tile), static_cast<std::int32_t>(columns),
+          static_cast<float>(scale)};
 }
 
 }  // namespace tilewise::cuda::backward

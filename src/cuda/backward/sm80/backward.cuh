@@ -2,10 +2,9 @@
 // block owns one tile of keys and visits the queries that see it, of all query heads of the group.
 #pragma once
 
+#include "cuda/backward/block_turns.cuh"
 #include "cuda/backward/hidden_values.cuh"
-#include "cuda/backward/query_tiles.cuh"
 #include "cuda/backward/sm80/bias_gradient.cuh"
-#include "cuda/backward/sm80/block_turns.cuh"
 #include "cuda/backward/sm80/kernel.h"
 #include "cuda/backward/sm80/query_gradient.cuh"
 #include "cuda/backward/sm80/score_gradient.cuh"
@@ -14,7 +13,6 @@
 #include "cuda/host/load.h"
 #include "cuda/ptx/reduction.cuh"
 #include "cuda/sm80/cp_async_tile.cuh"
-#include "cuda/sm80/work_tile.cuh"
 #include "cuda/tile/non_finite.cuh"
 #include "cuda/tile/slow_path.cuh"
 
@@ -269,22 +267,15 @@ class Backward : public ScoreGradient<kConfig> {
       if (problem.mask.present() || problem.bias.present() || problem.dropout_p > 0) return true;
     }
     const int thread = static_cast<int>(ptx::opaque(threadIdx.x));
-    const std::int32_t group = static_cast<std::int32_t>(problem.group);
     bool found = false;
-#pragma unroll 1
-    for (std::int32_t i = 0; i < group; ++i) {
-      __syncthreads();  // no warp reads the last head's rows or table any more
-      if (threadIdx.x < 32) this->begin_head(tile_.kv_head * group + i);
-      __syncthreads();
-#pragma unroll 1
-      for (std::int32_t q_tile = mask_.first_tile(); q_tile >= 0;
-           q_tile = mask_.next_tile(q_tile)) {
-        if (mask_.tile_class(q_tile) == tile::kFull) continue;
-        const tile::Range own = {q_tile * kConfig.q_tile, (q_tile + 1) * kConfig.q_tile};
-        found |= hold_non_finite<kConfig.fp16>(tile_.q, own, thread, kThreads);
-        found |= hold_non_finite<kConfig.fp16>(tile_.dout, own, thread, kThreads);
-      }
-    }
+    for_each_query_tile(
+        problem, tile_, mask_, [&](std::int32_t head) { this->begin_head(head); },
+        [&](std::int32_t q_tile, bool full) {
+          const tile::Range own = {q_tile * kConfig.q_tile, (q_tile + 1) * kConfig.q_tile};
+          if (full) return;
+          found |= hold_non_finite<kConfig.fp16>(tile_.q, own, thread, kThreads);
+          found |= hold_non_finite<kConfig.fp16>(tile_.dout, own, thread, kThreads);
+        });
     return __syncthreads_or(found);
   }
 
@@ -292,23 +283,16 @@ class Backward : public ScoreGradient<kConfig> {
 
   __device__ __forceinline__ void store() const {
     const Problem& problem = parameters_.problem;
-    const Sequence& sequence = tile_.sequence;
-    const std::int64_t batch = problem.k_packed ? 0 : sequence.batch;
-    // Keys of a dense tensor after the sequence's end (seqused_k) have gradients of 0.
-    const std::int32_t length =
-        static_cast<std::int32_t>(problem.k_packed ? sequence.k_len : problem.k_rows);
-    const std::int32_t rows = math::min(length - tile_.first, kConfig.k_tile);
-    const std::int64_t row = sequence.k_start + tile_.first;
     if (problem.dk.present()) {
-      const Destination to = {problem.dk, problem.dk.offset(batch, tile_.kv_head, row), rows,
-                              static_cast<std::int32_t>(problem.head_dim),
-                              static_cast<float>(problem.scale)};
-      store_fragments<KeyGradient, kConfig.fp16>(to, dk_);
+      store_fragments<KeyGradient, kConfig.fp16>(
+          key_destination(parameters_, tile_, kConfig.k_tile, problem.dk, problem.head_dim,
+                          problem.scale),
+          dk_);
     }
     if (problem.dv.present()) {
-      const Destination to = {problem.dv, problem.dv.offset(batch, tile_.kv_head, row), rows,
-                              static_cast<std::int32_t>(problem.value_dim), 1};
-      store_fragments<KeyGradient, kConfig.fp16>(to, dv_);
+      store_fragments<KeyGradient, kConfig.fp16>(
+          key_destination(parameters_, tile_, kConfig.k_tile, problem.dv, problem.value_dim, 1),
+          dv_);
     }
   }
 
@@ -323,19 +307,7 @@ __global__ void __launch_bounds__(kKernels[kRow].config(kFp16).threads(),
     backward_kernel(const __grid_constant__ Parameters parameters) {
   constexpr KernelConfig kConfig = kKernels[kRow].config(kFp16);
   Shared<kConfig>& shared = *reinterpret_cast<Shared<kConfig>*>(dynamic_shared());
-  if (threadIdx.x == 0) {
-    shared.tile.index = static_cast<std::int32_t>(
-        parameters.turns != nullptr ? atomicAdd(parameters.ticket, 1u) : blockIdx.x);
-  }
-  __syncthreads();
-  // The grid is an upper bound: a packed batch may have fewer tiles.
-  const std::int32_t index = shared.tile.index;
-  if (parameters.problem.k_packed && index >= parameters.key_packed.count()) return;
-  if (threadIdx.x == 0) {
-    load_key_tile(parameters, index, kConfig.k_tile, shared.tile);
-    set_key_rows(parameters, shared.tile);
-  }
-  __syncthreads();
+  if (!begin_key_tile(parameters, kConfig.k_tile, shared.tile)) return;
   Backward<kConfig>(parameters, shared).run();
 }
 

@@ -4,12 +4,10 @@
 #pragma once
 
 #include "cuda/backward/query_mask.cuh"
-#include "cuda/backward/query_tiles.cuh"
 #include "cuda/backward/sm80/gemm.cuh"
 #include "cuda/backward/sm80/shared.cuh"
 #include "cuda/ptx/arithmetic.cuh"
 #include "cuda/sm80/cp_async_tile.cuh"
-#include "cuda/sm80/work_tile.cuh"
 #include "cuda/tile/dropout.cuh"
 #include "cuda/tile/score_mod.cuh"
 
@@ -57,20 +55,7 @@ class ScoreGradient {
 
   // The first warp: finds the rows of a query head, and its mask.
   __device__ __forceinline__ void begin_head(std::int32_t head) {
-    const Problem& problem = parameters_.problem;
-    const Sequence& sequence = tile_.sequence;
-    if (threadIdx.x == 0) {
-      const std::int64_t batch = problem.q_packed ? 0 : sequence.batch;
-      tile_.head = head;
-      tile_.first_query_tile =
-          first_query_tile(parameters_, static_cast<std::int32_t>(sequence.batch), head);
-      tile_.q = cuda::sm80::rows_of<std::uint16_t>(problem.q, batch, head, sequence.q_start,
-                                                   sequence.q_len, problem.head_dim,
-                                                   parameters_.aligned16.q);
-      tile_.dout = cuda::sm80::rows_of<std::uint16_t>(problem.dout, batch, head, sequence.q_start,
-                                                      sequence.q_len, problem.value_dim,
-                                                      parameters_.aligned16_dout);
-    }
+    if (threadIdx.x == 0) set_query_rows(parameters_, head, tile_);
     __syncwarp();
     mask_.build_by_warp();
   }
@@ -294,7 +279,7 @@ class ScoreGradient {
  protected:
   const Parameters& parameters_;
   Shared<kConfig>& shared_;
-  LoadedKeyTile& tile_;
+  LoadedKeyTile<std::uint16_t>& tile_;
   QueryMask<kConfig.q_tile, kConfig.k_tile> mask_;
   Offsets score_offsets_;
   // K has elements that are not finite, or this is the non-finite pass: no tile takes the short

@@ -5,7 +5,7 @@
 #include "cuda/backward/query_mask.cuh"
 #include "cuda/backward/turns.cuh"
 
-namespace tilewise::cuda::backward::sm80 {
+namespace tilewise::cuda::backward {
 
 template <int kQTile, int kKTile>
 struct BlockTurns {
@@ -51,4 +51,4 @@ struct BlockTurns {
   }
 };
 
-}  // namespace tilewise::cuda::backward::sm80
+}  // namespace tilewise::cuda::backward
