@@ -284,15 +284,17 @@ TEST(NonFinite, InfiniteQueryThatSeesNothingHasTheLseOfTheSink) {
   for (const Operation operation : kOperations) {
     for (const std::int32_t dtype : kDtypes) {
       for (const bool sink : {false, true}) {
-        Case c = make_case(operation, dtype, {1, 64, 96, 2, 2, 32});
-        c.sink = sink;
-        expect_all_pass(c, [&](const tilewise_problem& request) {
-          verify::write_element(request.q, 37 * request.q.strides[1] + 3, kInfinite);
-          for (std::int64_t j = 0; j < 96; ++j) {
-            verify::write_element(request.k, j * request.k.strides[1] + 3,
-                                  -1 - static_cast<double>(j % 7) / 8);
-          }
-        });
+        for (const std::int64_t keys : {96, 128}) {  // tiles that are seen in part, and whole
+          Case c = make_case(operation, dtype, {1, keys == 96 ? 64 : 128, keys, 2, 2, 32});
+          c.sink = sink;
+          expect_all_pass(c, [&](const tilewise_problem& request) {
+            verify::write_element(request.q, 37 * request.q.strides[1] + 3, kInfinite);
+            for (std::int64_t j = 0; j < keys; ++j) {
+              verify::write_element(request.k, j * request.k.strides[1] + 3,
+                                    -1 - static_cast<double>(j % 7) / 8);
+            }
+          });
+        }
       }
     }
   }

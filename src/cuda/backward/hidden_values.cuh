@@ -1,7 +1,7 @@
 // Whether a non-finite element of Q or dO may have reached a gradient that must not see it. A
 // masked pair has P = 0 and dS = 0, but 0 * NaN is NaN: only tiles of queries that an edge cuts
 // have such pairs. A score of -inf masks too, even if the LSE of its row is NaN: an infinity in Q
-// makes such scores. Gradients that are not finite for another reason are right as
+// makes such scores, in any tile. Gradients that are not finite for another reason are right as
 // they are.
 #pragma once
 

@@ -272,9 +272,8 @@ class Backward : public ScoreGradient<kConfig> {
         problem, tile_, mask_, [&](std::int32_t head) { this->begin_head(head); },
         [&](std::int32_t q_tile, bool full) {
           const tile::Range own = {q_tile * kConfig.q_tile, (q_tile + 1) * kConfig.q_tile};
-          if (full) return;
-          found |= hold_non_finite<kConfig.fp16>(tile_.q, own, thread, kThreads);
-          found |= hold_non_finite<kConfig.fp16>(tile_.dout, own, thread, kThreads);
+          found |= hold_non_finite<kConfig.fp16>(tile_.q, own, thread, kThreads, full);
+          if (!full) found |= hold_non_finite<kConfig.fp16>(tile_.dout, own, thread, kThreads);
         });
     return __syncthreads_or(found);
   }
