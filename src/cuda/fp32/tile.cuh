@@ -6,6 +6,7 @@
 #include "cuda/ptx/address.cuh"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/sm80/shared.cuh"
+#include "cuda/tile/non_finite.cuh"
 
 namespace tilewise::cuda::fp32 {
 
@@ -97,16 +98,14 @@ class TileLoader {
   std::int32_t tiles_inside_;  // of the tensor
 };
 
-__device__ __forceinline__ bool is_non_finite(float x) { return !(x - x == 0); }
-
-// Calls function(four adjacent elements) for this thread's share of a loaded tile.
+// Calls function(four adjacent elements, their row) for this thread's share of a loaded tile.
 template <TileShape kShape, class Function>
 __device__ __forceinline__ void for_each_vector(float* tile, const Function& function) {
   constexpr int kVectors = kShape.columns / kVector;  // of a row
 #pragma unroll 2
   for (int i = threadIdx.x; i < kShape.rows * kVectors; i += kShape.threads) {
-    function(
-        *reinterpret_cast<float4*>(tile + i / kVectors * kShape.stride + i % kVectors * kVector));
+    const int row = i / kVectors;
+    function(*reinterpret_cast<float4*>(tile + row * kShape.stride + i % kVectors * kVector), row);
   }
 }
 
@@ -115,20 +114,23 @@ __device__ __forceinline__ void for_each_vector(float* tile, const Function& fun
 template <TileShape kShape>
 __device__ __forceinline__ bool holds_non_finite(float* tile) {
   float sum = 0;
-  for_each_vector<kShape>(tile, [&](const float4& x) {
+  for_each_vector<kShape>(tile, [&](const float4& x, int) {
     sum = __fmaf_rn(x.x, 0.0f, __fmaf_rn(x.y, 0.0f, sum));
     sum = __fmaf_rn(x.z, 0.0f, __fmaf_rn(x.w, 0.0f, sum));
   });
   return sum != sum;
 }
 
-// Replaces the non-finite elements of a loaded tile by zero. All threads call it, between two
-// barriers.
-template <TileShape kShape>
-__device__ __forceinline__ void zero_non_finite(float* tile) {
-  const auto finite = [](float x) { return is_non_finite(x) ? 0 : x; };
-  for_each_vector<kShape>(tile, [&](float4& x) {
-    x = make_float4(finite(x.x), finite(x.y), finite(x.z), finite(x.w));
+// Replaces the non-finite elements of a loaded tile by zero, and calls found(row) for the rows
+// where this thread has seen one. All threads call it, between two barriers.
+template <TileShape kShape, class Found>
+__device__ __forceinline__ void zero_non_finite(float* tile, const Found& found) {
+  for_each_vector<kShape>(tile, [&](float4& x, int row) {
+    for (float* const own : {&x.x, &x.y, &x.z, &x.w}) {
+      if (!tile::is_non_finite(*own)) continue;
+      *own = 0;
+      found(row);
+    }
   });
 }
 

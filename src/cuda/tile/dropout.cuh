@@ -1,4 +1,4 @@
-// Dropout on the probs of a fragment, by the Philox words of math/philox.h.
+// Dropout of the probs of a thread, by the Philox words of math/philox.h.
 #pragma once
 
 #include "cuda/tile/fragment.h"
@@ -32,6 +32,30 @@ __device__ __forceinline__ void dropout(const math::DropoutRule& rule, std::int6
       if (chosen[i] < rule.threshold) probs[block * 4 + i] = 0;
     }
   }
+}
+
+// The word of a column. Indexing by a variable would put the words into local memory.
+__device__ __forceinline__ std::uint32_t word_of(const math::Philox4& words, std::int32_t column) {
+  const std::uint32_t low = column % 2 == 0 ? words.word[0] : words.word[1];
+  const std::uint32_t high = column % 2 == 0 ? words.word[2] : words.word[3];
+  return column / 2 % 2 == 0 ? low : high;
+}
+
+// Which of kCount adjacent columns of a row are kept: bit n stands for column + n. `column` is a
+// multiple of kCount, so that one draw, which has the words of 4 columns, includes all of them.
+template <int kCount>
+__device__ __forceinline__ std::uint32_t kept_bits(const math::DropoutRule& rule,
+                                                   std::int64_t head_index, std::int32_t row,
+                                                   std::int32_t column) {
+  static_assert(kCount == 1 || kCount == 2 || kCount == 4);
+  const math::Philox4 words = math::dropout_words(rule, head_index, row, column / 4);
+  std::uint32_t kept = 0;
+#pragma unroll
+  for (int n = 0; n < kCount; ++n) {
+    const std::uint32_t word = kCount == 4 ? words.word[n] : word_of(words, column + n);
+    if (word >= rule.threshold) kept |= 1u << n;
+  }
+  return kept;
 }
 
 }  // namespace tilewise::cuda::tile

@@ -1,4 +1,4 @@
-// Elements that are not finite, as 16-bit numbers.
+// Elements that are not finite, most of them as 16-bit numbers.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,8 @@
 #include "math/config.h"
 
 namespace tilewise::cuda::tile {
+
+__device__ __forceinline__ bool is_non_finite(float x) { return !(x - x == 0); }
 
 // Infinity and NaN have all bits of the exponent set.
 template <bool kFp16>

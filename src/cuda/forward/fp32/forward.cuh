@@ -10,10 +10,10 @@
 #include "cuda/sm80/large_values.cuh"
 #include "cuda/sm80/mask_table.cuh"
 #include "cuda/sm80/work_tile.cuh"
+#include "cuda/tile/dropout.cuh"
 #include "cuda/tile/exact_max.cuh"
 #include "cuda/tile/score_mod.cuh"
 #include "cuda/tile/slow_path.cuh"
-#include "math/philox.h"
 
 namespace tilewise::cuda::fp32 {
 
@@ -128,7 +128,7 @@ class Forward {
     const VisibleKeys<kScores> visible = shared_.visible[ptx::opaque(threadIdx.x)];
     Product::multiply_pv(shared_, visible, out_);
     __syncthreads();
-    zero_non_finite<kValueShape>(shared_.v);
+    zero_non_finite<kValueShape>(shared_.v, [](int) {});
     __syncthreads();
   }
 
@@ -262,24 +262,14 @@ class Forward {
     const std::int32_t own_key = first_key(key_tile);
 #pragma unroll
     for (int i = 0; i < kThreadRows; ++i) {
-      // One draw has the words of 4 columns, which include the thread's.
-      const math::Philox4 words = math::dropout_words(
-          rule, head, first_row() + Scores::row_offset(i * kKeys), own_key / kVector);
+      const std::uint32_t kept =
+          tile::kept_bits<kKeys>(rule, head, first_row() + Scores::row_offset(i * kKeys), own_key);
 #pragma unroll
       for (int n = 0; n < kKeys; ++n) {
-        const std::uint32_t word = kKeys == kVector ? words.word[n] : word_of(words, own_key + n);
         float& prob = probs[i * kKeys + n];
-        prob = word < rule.threshold ? 0 : prob * keep_scale;
+        prob = (kept >> n & 1) != 0 ? prob * keep_scale : 0;
       }
     }
-  }
-
-  // The word of a column. Indexing by a variable would put the words into local memory.
-  __device__ __forceinline__ static std::uint32_t word_of(const math::Philox4& words,
-                                                          std::int32_t column) {
-    const std::uint32_t low = column % 2 == 0 ? words.word[0] : words.word[1];
-    const std::uint32_t high = column % 2 == 0 ? words.word[2] : words.word[3];
-    return column / 2 % 2 == 0 ? low : high;
   }
 
   const Parameters& parameters_;

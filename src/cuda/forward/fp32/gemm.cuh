@@ -7,6 +7,7 @@
 #include "cuda/forward/fp32/layout.h"
 #include "cuda/forward/fp32/shared.cuh"
 #include "cuda/fp32/vector.cuh"
+#include "cuda/tile/non_finite.cuh"
 
 namespace tilewise::cuda::fp32 {
 
@@ -15,7 +16,7 @@ __device__ __forceinline__ int warp_row() { return static_cast<int>(threadIdx.x)
 // Adds the non-finite elements of a vector of V, if the row sees the key (visible is not 0).
 __device__ __forceinline__ void add_non_finite(float visible, const float4& value, float* sum) {
   const auto add = [visible](float x, float& to) {
-    if (visible != 0 && !(x - x == 0)) to += x;
+    if (visible != 0 && tile::is_non_finite(x)) to += x;
   };
   add(value.x, sum[0]);
   add(value.y, sum[1]);
