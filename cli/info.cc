@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
+#include "cuda/backward/fp32/kernel_table.h"
 #include "cuda/backward/sm80/kernel_table.h"
 #include "cuda/forward/fp32/kernel_table.h"
 #include "cuda/forward/sm80/kernel_table.h"
@@ -100,6 +101,15 @@ json list_tiles() {
          {"k_tile", row.k_tile},
          {"stages", row.stages},
          {"reason", row.reason}});
+  }
+  for (const cuda::backward::fp32::TileRow& row : cuda::backward::fp32::kKernels) {
+    rows.push_back({{"kernel", "cuda_fp32 backward"},
+                    {"head_dim", row.columns},
+                    {"shared_bytes", row.shared_bytes},
+                    {"q_tile", row.q_tile},
+                    {"k_tile", row.k_tile},
+                    {"stages", 1},
+                    {"reason", row.reason}});
   }
   for (const cuda::sm80::TileRow& row : cuda::ladder::kFlash1Kernels)
     rows.push_back(tile_json("cuda_flash1", row));

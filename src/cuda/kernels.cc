@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "cuda/backward/fp32/launch.h"
 #include "cuda/backward/sm80/launch.h"
 #include "cuda/backward/sm90/launch.h"
 #include "cuda/decode/launch.h"
@@ -138,6 +139,9 @@ using GradientSm90 =
 using GradientSm80 =
     Functions<supports_parts<backward::sm80::supports>, backward::sm80::workspace_bytes,
               backward::sm80::prepare, backward::sm80::run>;
+using GradientFp32 =
+    Functions<supports_parts<backward::fp32::supports>, backward::fp32::workspace_bytes,
+              backward::fp32::prepare, backward::fp32::run>;
 using GradientReference = Functions<check_device, gradient_workspace_bytes,
                                     prepare_reference_gradient, run_reference_gradient_kernel>;
 
@@ -239,6 +243,18 @@ constinit const Kernel kForwardFp32 = {
     false,
     TILEWISE_CUDA,
     Fp32::prepare};
+
+constinit const Kernel kBackwardFp32 = {
+    "cuda_fp32",
+    "FlashAttention-2 since Ampere in multiply-adds: fp32, D up to 256, every option; dQ has the "
+    "same bits from run to run if deterministic",
+    GradientFp32::supports,
+    GradientFp32::workspace_bytes,
+    GradientFp32::run,
+    no_prediction,
+    true,  // sums of dQ are added by red.global.add.f32
+    TILEWISE_CUDA,
+    GradientFp32::prepare};
 
 constinit const Kernel kForwardFlash1 = {
     "cuda_flash1",

@@ -16,6 +16,7 @@ extern const problem::Kernel kForwardReference;
 
 extern const problem::Kernel kBackwardSm90;
 extern const problem::Kernel kBackwardSm80;
+extern const problem::Kernel kBackwardFp32;
 extern const problem::Kernel kBackwardReference;
 #endif
 

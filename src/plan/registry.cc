@@ -44,6 +44,7 @@ const Kernel* const kBackwardKernels[] = {
 #if defined(TILEWISE_HAS_CUDA)
     &cuda::kBackwardSm90,
     &cuda::kBackwardSm80,
+    &cuda::kBackwardFp32,
     &cuda::kBackwardReference,
 #endif
 #if defined(__x86_64__)

@@ -36,17 +36,21 @@ bool is_too_wide(const Kernel& kernel, const Case& description) {
          std::max(description.head_dim, description.value_dim) > kMost;
 }
 
-// True for dropout of cases of several calls, which fast kernels of a device leave to the
-// reference.
-bool lacks_dropout_of_parts(const Kernel& kernel, const Case& description) {
+// True for dropout of cases of several calls, and for windows as long as any sequence, which fast
+// kernels of a device leave to the reference.
+bool lacks_parts(const Kernel& kernel, const Case& description) {
+  const bool wide = description.dropout_p > 0 ||
+                    std::max(description.window_left, description.window_right) == INT64_MAX;
   return kernel.device == TILEWISE_CUDA && !is_cuda_reference(kernel) && description.is_cut() &&
-         description.dropout_p > 0;
+         wide;
 }
 
 // True for gradients that the kernel leaves to the reference.
 bool lacks_gradient(const Kernel& kernel, const Case& description) {
-  return std::string(kernel.name) == "cuda_sm80" && description.operation == Operation::kBackward &&
-         description.alibi && (description.gradients & verify::kDAlibiSlopes) != 0;
+  const std::string name = kernel.name;
+  return (name == "cuda_sm80" || name == "cuda_fp32") &&
+         description.operation == Operation::kBackward && description.alibi &&
+         (description.gradients & verify::kDAlibiSlopes) != 0;
 }
 
 // True for a paged cache of fp32, which a device leaves to the reference.
@@ -64,7 +68,7 @@ bool lacks_score_function(const Kernel& kernel, const Case& description) {
 bool leaves(const Kernel& kernel, const Case& description) {
   return is_too_wide(kernel, description) || lacks_gradient(kernel, description) ||
          lacks_pages(kernel, description) || lacks_score_function(kernel, description) ||
-         lacks_dropout_of_parts(kernel, description);
+         lacks_parts(kernel, description);
 }
 
 // Returns whether a kernel of a device supports the dtype.

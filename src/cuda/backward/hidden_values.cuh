@@ -38,6 +38,20 @@ __device__ __forceinline__ bool hold_non_finite(const cuda::sm80::RowsOf<std::ui
   return found;
 }
 
+// The same for elements of fp32.
+__device__ __forceinline__ bool hold_non_finite(const cuda::sm80::RowsOf<float>& rows,
+                                                const tile::Range& range, int thread, int threads,
+                                                bool infinite = false) {
+  const std::int32_t count = (math::min(range.end, rows.count) - range.begin) * rows.columns;
+  bool found = false;
+#pragma unroll 1
+  for (std::int32_t i = thread; i < count; i += threads) {
+    const float x = rows.first[(range.begin + i / rows.columns) * rows.stride + i % rows.columns];
+    found |= infinite ? fabsf(x) == HUGE_VALF : tile::is_non_finite(x);
+  }
+  return found;
+}
+
 // Calls visit(q_tile, full) for the tiles of queries that see a tile of keys, of all query heads of
 // the group. The first warp calls begin_head(head), which sets the rows and the mask of a head. All
 // threads.

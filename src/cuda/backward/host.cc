@@ -72,6 +72,7 @@ Parameters parameters_for(const Problem& problem, const TileShape& shape, int k_
                            static_cast<std::int32_t>(problem.kv_heads),
                            static_cast<std::int32_t>(problem.batch), longest_first};
   parameters.shape = shape;
+  parameters.score_mod = score_mod;
   parameters.statistics = reinterpret_cast<float*>(bytes + offsets.statistics);
   if (problem.dq.present()) parameters.dq_sums = reinterpret_cast<float*>(bytes + offsets.dq_sums);
   if (has_turns(problem)) {

@@ -22,6 +22,7 @@ struct Parameters : cuda::sm80::Parameters {  // schedule and packed number the 
   tile::Schedule key_schedule;                // the tiles of keys of the kv heads
   tile::PackedSchedule key_packed;
   TileShape shape;
+  bool score_mod;  // scores need more than a positive scale, or probs are dropped
   // The row statistics (query tiles, 2, q_tile): LSE * log2(e), then delta. A row without keys, or
   // beyond the end of its sequence, has an LSE of infinity, so that its probs are 0.
   float* statistics;

@@ -43,6 +43,28 @@ __device__ __forceinline__ float sum_chunks(const Problem& problem, const Statis
   return sum;
 }
 
+// The same for fp32: a chunk is two vectors, of which the last chunk may have one.
+__device__ __forceinline__ float sum_fp32_chunks(const Problem& problem, const StatisticsRow& at) {
+  const auto* const out =
+      static_cast<const float*>(problem.out.data) + problem.out.offset(at.batch, at.head, at.row);
+  const auto* const dout =
+      static_cast<const float*>(problem.dout.data) + problem.dout.offset(at.batch, at.head, at.row);
+  float sum = 0;
+  for (std::int64_t first = threadIdx.x % kRowLanes * 8; first < problem.value_dim;
+       first += kRowLanes * 8) {
+    const std::int64_t end = math::min(first + 8, problem.value_dim);
+    for (std::int64_t c = first; c < end; c += 4) {
+      const float4 a = *reinterpret_cast<const float4*>(out + c);
+      const float4 b = *reinterpret_cast<const float4*>(dout + c);
+      sum += a.x * b.x;
+      sum += a.y * b.y;
+      sum += a.z * b.z;
+      sum += a.w * b.w;
+    }
+  }
+  return sum;
+}
+
 // The same, in the same order, for any types and strides.
 __device__ __forceinline__ float sum_elements(const Problem& problem, const StatisticsRow& at) {
   const std::int64_t out = problem.out.offset(at.batch, at.head, at.row);
@@ -64,6 +86,8 @@ __device__ __forceinline__ float delta_of(const Parameters& parameters, const St
   float sum = 0;
   if (!(parameters.aligned16.out && parameters.aligned16_dout)) {
     sum = sum_elements(problem, at);
+  } else if (problem.dtype == TILEWISE_FP32) {
+    sum = sum_fp32_chunks(problem, at);
   } else if (problem.dtype == TILEWISE_BF16) {
     sum = sum_chunks<math::BFloat16>(problem, at);
   } else {

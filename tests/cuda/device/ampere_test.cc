@@ -32,6 +32,26 @@ TEST(Device, AmpereKernelsTakeEveryHeadDimension) {
   }
 }
 
+// Likewise gradients, of tiles that more than one head of a group visits.
+TEST(Device, AmpereGradientsTakeEveryHeadDimension) {
+  if (!has_device()) GTEST_SKIP() << "no device";
+  for (const std::int32_t dtype : {TILEWISE_BF16, TILEWISE_FP32}) {
+    for (const std::int64_t dim : {1, 33, 64, 100, 128, 130, 256}) {
+      for (const bool score_mod : {false, true}) {
+        Case c = make_case(Operation::kBackward, dtype, {1, 90, 140, 2, 1, dim});
+        c.causal = dim % 3 != 0;
+        c.value_dim = dim % 5 == 0 ? 256 - dim + 1 : dim;
+        c.dropout_p = score_mod ? 0.2 : 0;
+        c.softcap = score_mod ? 4 : 0;
+        c.deterministic = score_mod;
+        verify::Judge judge(c);
+        const verify::Verdict verdict = judge.judge(ampere_kernel(dtype));
+        EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
+      }
+    }
+  }
+}
+
 // Kernels with tiles for long sequences only.
 TEST(Device, AmpereKernelsTakeLongSequences) {
   if (!has_device()) GTEST_SKIP() << "no device";

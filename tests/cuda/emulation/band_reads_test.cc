@@ -36,7 +36,8 @@ struct Kind {
 };
 constexpr Kind kKinds[] = {{"cuda_sm80", Operation::kForward},
                            {"cuda_fp32", Operation::kForward},
-                           {"cuda_sm80", Operation::kBackward}};
+                           {"cuda_sm80", Operation::kBackward},
+                           {"cuda_fp32", Operation::kBackward}};
 
 Case square_case(const Kind& kind, std::int64_t rows, std::int64_t heads) {
   const bool fp32 = std::string(kind.kernel) == "cuda_fp32";
