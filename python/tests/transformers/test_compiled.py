@@ -5,8 +5,10 @@ import copy
 import pytest
 import tilewise.transformers
 import torch
+import transformers
 from small_models import CONFIGS, padded, pair
 from tilewise.transformers import attention_forward, attention_mask_for
+from torch._dynamo.testing import CompileCounter
 from transformers import masking_utils
 
 tilewise.transformers.register()
@@ -51,3 +53,19 @@ def test_a_compiled_function_follows_its_mask() -> None:
     for function in functions:
         mask = attention_mask_for(2, 20, 20, mask_function=function)
         torch.testing.assert_close(compiled(mask), attention_forward(layer, q, q, q, mask.whole())[0], **CLOSE)
+
+
+@torch.no_grad()
+def test_compiled_layers_follow_a_static_cache() -> None:
+    """Layer by layer, a graph serves all steps of decoding after the first few."""
+    ours = pair("Llama")[1]
+    compiled, counter = copy.deepcopy(ours), CompileCounter()
+    for i, layer in enumerate(compiled.model.layers):
+        compiled.model.layers[i] = torch.compile(layer, backend=counter)
+    ids, graphs = torch.randint(3, 97, (2, 20)), []
+    caches = [transformers.StaticCache(config=ours.config, max_cache_len=32) for _ in range(2)]
+    for step in (slice(0, 6), *(slice(n, n + 1) for n in range(6, 20))):
+        found, wanted = (m(ids[:, step], past_key_values=c).logits for m, c in zip((compiled, ours), caches, strict=True))
+        torch.testing.assert_close(found, wanted, **CLOSE)
+        graphs.append(counter.frame_count)
+    assert graphs[-1] == graphs[4] > 0

@@ -78,6 +78,15 @@ def test_generation_is_token_for_token(name: str, cache: str) -> None:
     assert_same_tokens(found, wanted, prompt=20)
 
 
+@pytest.mark.parametrize("side", ["none", "left"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_static_cache_needs_no_mask_of_all_pairs(name: str, side: str, no_large_masks: None) -> None:
+    ids, mask = padded("left") if side == "left" else (torch.randint(3, 97, (2, 20)), None)
+    pair(name)[1].generate(
+        ids, attention_mask=mask, max_new_tokens=3, do_sample=False, cache_implementation="static"
+    )
+
+
 def test_prefill_in_pieces() -> None:
     for name in CONFIGS:
         for model in pair(name)[1:]:

@@ -139,8 +139,30 @@ def test_pattern_with_a_cache(pattern: str, padding: str, rows: int) -> None:
         }  # fmt: skip
         q, k, v = qkv(rows)
         wanted, seen = eager(q, k, v, masking_utils.sdpa_mask(**request, allow_is_causal_skip=False))
-        found, _ = attention_forward(Layer(), q, k, v, attention_mask_for(**request))
-        torch.testing.assert_close(found[seen].double(), wanted[seen], **CLOSE)
+        where = torch.tensor(q_offset)  # as a static cache says it, which counts on before the mask is used
+        masks = [attention_mask_for(**request), attention_mask_for(**{**request, "q_offset": where})]
+        where += rows
+        for mask in masks:
+            for same in (mask, mask & True):  # the second is a tensor with the mask's contents
+                found, _ = attention_forward(Layer(), q, k, v, same)
+                torch.testing.assert_close(found[seen].double(), wanted[seen], **CLOSE)
+
+
+def test_keys_of_a_static_cache_that_are_not_filled_yet_are_never_read() -> None:
+    """Neither with a bias of the model's own, nor where cu_seq_lens divides the batch, is the mask another one."""
+    mask = attention_mask_for(BATCH, 3, LENGTH, q_offset=torch.tensor(5))
+    shown = torch.ones(3, LENGTH, dtype=torch.bool).tril(5)
+    q, k, v = qkv(3)
+    bias = torch.randn(1, HEADS, 3, LENGTH)
+    bias = bias.masked_fill(~shown, 0)
+    wanted = attention_forward(Layer(), q, k, v, torch.where(shown, bias, -torch.inf))[0]
+    whole = {"cu_seq_lens_q": torch.tensor([0, 3, 6]), "cu_seq_lens_k": torch.tensor([0, LENGTH, 2 * LENGTH])}
+    plain = attention_forward(Layer(), q, k, v, shown[None, None])[0]
+    torch.testing.assert_close(attention_forward(Layer(), q, k, v, mask, **whole)[0], plain, **CLOSE)
+    for t in (k, v):
+        t[:, :, 8:] = torch.nan
+    torch.testing.assert_close(attention_forward(Layer(), q, k, v, mask, position_bias=bias)[0], wanted, **CLOSE)
+    torch.testing.assert_close(attention_forward(Layer(), q, k, v, mask)[0], plain, **CLOSE)
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -61,8 +61,11 @@ def attention_forward(
     if structure is not None and structure.starts is not None:
         starts = _united(attention_mask, structure.starts, starts)
     if starts is None:
+        if structure is not None and structure.used is not None:
+            key, value = key[:, :, : structure.used], value[:, :, : structure.used]
+            position_bias = None if position_bias is None else position_bias[..., : structure.used]
         visible = _visible(structure, attention_mask, query, key)
-    elif structure is None or structure.padding is not None or structure.chunk is not None or position_bias is not None:
+    elif position_bias is not None or structure is None or structure.needs_mask_in_sequences():
         visible = _visible_in_sequences(structure, attention_mask, starts, query, key)
     else:
         options |= {"causal": structure.causal, "window_size": structure.window}

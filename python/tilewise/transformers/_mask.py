@@ -29,6 +29,11 @@ class Structure(NamedTuple):
     first: int = 0  # the position of key 0, from which chunks are counted
     padding: Tensor | None = None  # (B, Sk) bool: True is a token; None where all keys are
     starts: Tensor | None = None  # (N + 1) int64: of packed sequences in the flattened batch, and the end
+    used: int | None = None  # the first keys, of which the last row stands at the last; None where all keys are in use
+
+    def needs_mask_in_sequences(self) -> bool:
+        """Whether no option says which keys are visible where the batch is divided in sequences."""
+        return self.padding is not None or self.chunk is not None or self.used is not None
 
 
 class Mask(Tensor):
@@ -60,6 +65,10 @@ class Mask(Tensor):
         if func in _METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
+        if func is torch.Tensor.contiguous and args[0].is_cpu:
+            # generate() asks for it with a static cache. On a GPU it compiles decoding, for which the contents have one
+            # shape in all steps, as the number of keys in use has not.
+            return args[0]
         args, kwargs = torch.utils._pytree.tree_map_only(Mask, Mask.whole, (args, kwargs or {}))
         return func(*args, **kwargs)
 
@@ -102,21 +111,37 @@ def attention_mask_for(
     """
     for name in ("allow_is_causal_skip", "allow_is_bidirectional_skip"):
         kwargs.pop(name, None)
+    tracing = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
+    if isinstance(q_offset, Tensor) and not tracing and not (q_offset.is_cuda and torch.cuda.is_current_stream_capturing()):
+        q_offset = int(q_offset)  # of a static cache, which changes this tensor before the mask's contents may be needed
     request = {
         "batch_size": batch_size, "q_length": q_length, "kv_length": kv_length, "q_offset": q_offset,
         "kv_offset": kv_offset, "mask_function": mask_function, "attention_mask": attention_mask, **kwargs,
     }  # fmt: skip
     # A trace does not know what attention_mask contains.
-    tracing = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
     structure = None if tracing else _structure_of(mask_function)
     if structure is None:
         return _whole(request)
-    is_aligned = isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length
-    is_relative = structure.causal or structure.window != (-1, -1)
-    if is_relative and not is_aligned:  # the last row is not the last key's, as in a static cache
+    used = _keys_in_use(structure, q_offset, q_length, kv_offset, kv_length)
+    if used is None:
         return _whole(request)
-    padding = _padding(attention_mask, kv_length, kv_offset)
-    return Mask.of(structure._replace(padding=padding, first=kv_offset), request)
+    padding = _padding(attention_mask, used, kv_offset)
+    structure = structure._replace(padding=padding, first=kv_offset, used=None if used == kv_length else used)
+    return Mask.of(structure, request)
+
+
+def _keys_in_use(
+    structure: Structure, q_offset: int | Tensor, q_length: int, kv_offset: int, kv_length: int
+) -> int | None:
+    """The first keys, where the last row stands at the last of them and no row sees any other. None: it does not."""
+    is_relative = structure.causal or structure.window != (-1, -1)
+    if not is_relative:
+        return kv_length
+    if not isinstance(q_offset, int):
+        return None
+    used = q_offset + q_length - kv_offset
+    # A static cache has room behind them, which causal rows do not see.
+    return used if used == kv_length or (structure.causal and 0 < used < kv_length) else None
 
 
 def _padding(attention_mask: Tensor | None, kv_length: int, kv_offset: int) -> Tensor | None:
