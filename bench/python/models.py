@@ -187,19 +187,17 @@ PARTS = {
 }
 
 
-def main() -> None:
-    """Measures, prints, and writes the file if one is named."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of generation.py, too."""
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--only", choices=PARTS, action="append", help="a part; the file keeps the others")
     parser.add_argument("result", nargs="?", type=Path)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    tilewise.transformers.register()
+
+
+def about() -> dict[str, Any]:
+    """The machine and the software, for a file of results."""
     cpu = next(line for line in tilewise.info().splitlines() if line.startswith("cpu ")).removeprefix("cpu").strip()
-    known = json.loads(arguments.result.read_text()) if arguments.result and arguments.result.exists() else {}
-    result = known | {
+    return {
         "cpu": cpu,
         "threads": torch.get_num_threads(),
         "clock": "CPU time" if torch.get_num_threads() == 1 else "time that passes",
@@ -209,6 +207,18 @@ def main() -> None:
             "transformers": transformers.__version__,
         },
     }  # fmt: skip
+
+
+def main() -> None:
+    """Measures, prints, and writes the file if one is named."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_arguments(parser)
+    parser.add_argument("--only", choices=PARTS, action="append", help="a part; the file keeps the others")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    tilewise.transformers.register()
+    known = json.loads(arguments.result.read_text()) if arguments.result and arguments.result.exists() else {}
+    result = known | about()
     for part in arguments.only or PARTS:
         result |= PARTS[part](arguments.rounds)
         result["rounds"] = result.get("rounds", {}) | {part: arguments.rounds * (100 if part == "calls" else 1)}

@@ -6,7 +6,7 @@
 
 Padding on either side, packed position ids, cu_seq_lens, sliding and local windows, chunks, sinks, softcap, grouped
 heads and generation with a cache, on the CPU and on CUDA. A mask of Sq x Sk is only made where a model composes one of
-its own or a static cache asks for it.
+its own, and on CUDA for a static cache.
 """
 
 import tilewise.torch  # noqa: F401  (first: it says what to do where PyTorch is missing)
