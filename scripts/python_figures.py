@@ -52,3 +52,18 @@ def generation_table(path: pathlib.Path) -> str:
                          f"{ours / sdpa:.2f}"]
                 lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def training_table(path: pathlib.Path) -> str:
+    """One of the examples that train twice."""
+    content = json.loads(path.read_text())
+    about = f"{content['steps']} steps of {content['batch']} x {content['length']} bytes in {content['dtype']}"
+    difference = f"largest difference between the losses of a step {content['largest_difference']:.1e}"
+    lines = source(path, content)
+    lines[1] = lines[1].replace(" (", f": {about}, {difference} (", 1)
+    lines += ["| attention | tokens/s | memory | first loss | last loss |", "|---|---|---|---|---|"]
+    for name, one in content["results"].items():
+        cells = [name, f"{one['tokens_per_second']:.0f}", f"{one['peak_bytes'] / 2**20:.0f} MiB",
+                 f"{one['losses'][0]:.3f}", f"{one['losses'][-1]:.3f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
