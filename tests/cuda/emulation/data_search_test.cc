@@ -234,7 +234,8 @@ std::vector<Search> searches(bool finite) {
           {"cuda_sm80", kForward, TILEWISE_FP16, 0, finite},
           {"cuda_sm80", kBackward, TILEWISE_BF16, 0, finite},
           {"cuda_decode", kForward, TILEWISE_BF16, 4, finite},
-          {"cuda_fp32", kForward, TILEWISE_FP32, 0, finite}};
+          {"cuda_fp32", kForward, TILEWISE_FP32, 0, finite},
+          {"cuda_fp32", kBackward, TILEWISE_FP32, 0, finite}};
 }
 
 // A careful pass of cuda_sm90 computes a tile again and reads its V once more. One in which
