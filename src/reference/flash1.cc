@@ -44,6 +44,8 @@ struct Flash1Forward {
 
     for_each_tile(group.k_len(), sizes.k_rows, [&](KeyRange keys) {
       load_key_tile(group, keys, b.tiles);
+      *b.tiles.unit = group.unit_of_sums(
+          largest_finite(b.tiles.value_tile, extent(keys) * problem.value_dim), extent(keys));
       for (std::int64_t g = 0; g < group.size(); ++g) {
         const auto head = group.head(g);
         for_each_tile(group.q_len(), sizes.q_rows, [&](KeyRange queries) {
@@ -87,10 +89,10 @@ struct Flash1Forward {
     tile.sum = exponentiate(b.scores, keys, tile.max, b.probs);
     const auto merged = math::merge(*state, tile);
     if (merged.state.sum == T(0)) return;  // no key seen so far
-    probs_times_values<T>(head, {tile_row.row, tile_row.keys, b.scores, b.probs}, b.value_tile,
-                          head.value_dim(), b.part, b.partial_out);
-    blend(merged.factor_a * state->sum / merged.state.sum, merged.factor_b / merged.state.sum,
-          b.partial_out, head.value_dim(), out);
+    probs_times_values<T>(head, {tile_row.row, tile_row.keys, b.scores, b.probs, *b.unit},
+                          b.value_tile, head.value_dim(), b.part, b.partial_out);
+    blend(merged.factor_a * state->sum / merged.state.sum,
+          merged.factor_b / merged.state.sum / *b.unit, b.partial_out, head.value_dim(), out);
     *state = merged.state;
   }
 

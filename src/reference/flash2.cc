@@ -46,10 +46,11 @@ struct Flash2Forward {
           b.tiles.states[r] =
               group.first_state(g, queries.begin + r, b.tiles.out_tile + r * problem.value_dim);
         }
+        start_unit(group, rows.count, b.tiles);
 
         for_each_tile(group.k_len(), sizes.k_rows, [&](KeyRange keys) {
           if (head.skips(queries, keys)) return;
-          load_key_tile(group, keys, b.tiles);
+          load_key_tile_of_sums(group, keys, rows.count, b.tiles);
           for (std::int64_t r = 0; r < rows.count; ++r) {
             add_row(head, {queries.begin + r, r, keys}, b.tiles, &b.tiles.states[r]);
           }
@@ -60,6 +61,16 @@ struct Flash2Forward {
   }
 
  private:
+  // The earlier result of `accumulate` is the first term of the sums.
+  template <class T, class Counter>
+  static void start_unit(const Group<T, Counter>& group, std::int64_t q_rows,
+                         const TileBuffers<T>& b) {
+    const std::int64_t count = q_rows * group.problem.value_dim;
+    *b.unit = T(1);
+    if (!group.problem.accumulate) return;
+    lower_unit(group.unit_of_sums(largest_finite(b.out_tile, count), 2), count, b);
+  }
+
   // O <- out / l, LSE <- m + log l, with the sink in both (lines 12 to 15).
   template <class T, class Counter>
   static void finish_tile(const Group<T, Counter>& group, std::int64_t g, KeyRange queries,
@@ -68,7 +79,7 @@ struct Flash2Forward {
     const T sink = group.head(g).sink();
     for (std::int64_t r = 0; r < extent(queries); ++r) {
       const auto finalised = math::finalise(b.states[r], sink);
-      scale_row(finalised.scale, problem.value_dim, b.out_tile + r * problem.value_dim);
+      scale_row(finalised.scale / *b.unit, problem.value_dim, b.out_tile + r * problem.value_dim);
       group.store_lse(g, queries.begin + r, finalised.lse);
     }
     group.memory.store(problem.out, group.query_rows(g, queries.begin, extent(queries)),

@@ -18,6 +18,7 @@ struct SplitBuffers {
   TileBuffers<T> tiles;
   T* outs;                        // (splits, Br, Dv), unnormalised, in slow memory
   math::SoftmaxState<T>* states;  // (splits, Br)
+  T* units;                       // (splits), of outs
   std::uint8_t* at_phi;           // (Br): whether a row's exponents are taken against phi
 
   static SplitBuffers carve(const Problem& problem, Arena& arena) {
@@ -33,6 +34,7 @@ struct SplitBuffers {
     buffers.widest = buffers.tiles.widest;
     buffers.outs = arena.take<T>(Checked{kMostSplits} * q_rows * Checked{problem.value_dim});
     buffers.states = arena.take<math::SoftmaxState<T>>(Checked{kMostSplits} * q_rows);
+    buffers.units = arena.take<T>(Checked{kMostSplits});
     buffers.at_phi = arena.take<std::uint8_t>(q_rows);
     return buffers;
   }
@@ -78,7 +80,7 @@ void add_row_at_phi(const Head<T, Counter>& head, const TileRow& row, const Tile
   }
   if (sees_a_key) state->max = head.phi();
   state->sum += sum(b.probs, keys);
-  probs_times_values<T>(head, {row.row, row.keys, b.scores, b.probs}, b.value_tile,
+  probs_times_values<T>(head, {row.row, row.keys, b.scores, b.probs, *b.unit}, b.value_tile,
                         head.value_dim(), b.part, b.partial_out);
   blend(T(1), T(1), b.partial_out, head.value_dim(), out);
 }
@@ -123,13 +125,14 @@ struct FlashDecodingForward {
   static bool add_keys(const PackedRows<T, Counter>& rows, KeyRange keys, std::int64_t tile_size,
                        const Buffers<T>& b) {
     bool visited = false;
+    *b.tiles.unit = T(1);
     set_zero(b.tiles.out_tile, rows.count() * rows.group.problem.value_dim);
     for (std::int64_t r = 0; r < rows.count(); ++r) b.tiles.states[r] = math::empty_state<T>();
     for_each_tile(extent(keys), tile_size, [&](KeyRange part) {
       const KeyRange tile = {keys.begin + part.begin, keys.begin + part.end};
       if (rows.skips(tile)) return;
       visited = true;
-      load_key_tile(rows.group, tile, b.tiles);
+      load_key_tile_of_sums(rows.group, tile, rows.count(), b.tiles);
       for (std::int64_t r = 0; r < rows.count(); ++r) {
         const auto head = rows.group.head(rows.head(r));
         const TileRow row = {rows.query(r), r, tile};
@@ -177,6 +180,7 @@ struct FlashDecodingForward {
   static void store_split(const PackedRows<T, Counter>& rows, std::int64_t split,
                           const Buffers<T>& b) {
     const std::int64_t width = rows.group.problem.value_dim;
+    b.units[split] = *b.tiles.unit;
     for (std::int64_t r = 0; r < rows.count(); ++r) {
       const std::int64_t slot = split * rows.count() + r;
       b.states[slot] = b.tiles.states[r];
@@ -185,12 +189,16 @@ struct FlashDecodingForward {
     }
   }
 
-  // The second step: states merge in the order of the splits. Those with the anchor phi merge by
-  // plain sums, because their factors are 1.
+  // The second step: states merge in the order of the splits, with the least of their units. Those
+  // with the anchor phi merge by plain sums, because their factors are 1.
   template <class T, class Counter>
   static void merge_splits(const PackedRows<T, Counter>& rows, const bool* visited,
                            std::int64_t splits, const Buffers<T>& b) {
     const std::int64_t width = rows.group.problem.value_dim;
+    *b.tiles.unit = T(1);
+    for (std::int64_t s = 0; s < splits; ++s) {
+      if (visited[s]) *b.tiles.unit = math::minimum(*b.tiles.unit, b.units[s]);
+    }
     for (std::int64_t r = 0; r < rows.count(); ++r) {
       T* const out = b.tiles.out_tile + r * width;
       math::SoftmaxState<T> state = math::empty_state<T>();
@@ -199,6 +207,7 @@ struct FlashDecodingForward {
         if (!visited[s]) continue;
         const std::int64_t slot = s * rows.count() + r;
         rows.group.memory.load_array(b.outs + slot * width, width, sizeof(T), b.tiles.partial_out);
+        scale_row(*b.tiles.unit / b.units[s], width, b.tiles.partial_out);
         state = merge_row(state, out, b.states[slot], b.tiles.partial_out, width);
       }
       b.tiles.states[r] = state;
@@ -217,14 +226,19 @@ struct FlashDecodingForward {
     return merged.state;
   }
 
-  // Merges the result of earlier calls into a row. A NaN in it is kept, however small its factor.
+  // Merges the result of earlier calls into a row, whose unit it may lower. A NaN in it is kept,
+  // however small its factor.
   template <class T, class Counter>
   static math::SoftmaxState<T> merge_earlier(const PackedRows<T, Counter>& rows, std::int64_t r,
-                                             math::SoftmaxState<T> state, const Buffers<T>& b) {
+                                             math::SoftmaxState<T> state, T* unit,
+                                             const Buffers<T>& b) {
     const std::int64_t width = rows.group.problem.value_dim;
     const auto earlier = rows.group.first_state(rows.head(r), rows.query(r), b.tiles.partial_out);
     const auto merged = math::merge(state, earlier);
-    blend(merged.factor_a, merged.factor_b, b.tiles.partial_out, width,
+    const T before = *unit;
+    const T largest = largest_finite(b.tiles.partial_out, width);
+    *unit = math::minimum(before, rows.group.unit_of_sums(largest, 2));
+    blend(merged.factor_a * (*unit / before), merged.factor_b * *unit, b.tiles.partial_out, width,
           b.tiles.out_tile + r * width);
     return merged.state;
   }
@@ -237,9 +251,10 @@ struct FlashDecodingForward {
     for (std::int64_t r = 0; r < rows.count(); ++r) {
       T* const out = b.tiles.out_tile + r * width;
       math::SoftmaxState<T> state = b.tiles.states[r];
-      if (problem.accumulate) state = merge_earlier(rows, r, state, b);
+      T unit = *b.tiles.unit;
+      if (problem.accumulate) state = merge_earlier(rows, r, state, &unit, b);
       const auto finalised = math::finalise(state, rows.group.head(rows.head(r)).sink());
-      scale_row(finalised.scale, width, out);
+      scale_row(finalised.scale / unit, width, out);
       rows.group.store_lse(rows.head(r), rows.query(r), finalised.lse);
       rows.group.memory.store(problem.out, rows.in_memory(r), width, b.tiles.out_tile + r * width);
     }

@@ -88,6 +88,16 @@ struct Group {
     return math::state_of_result(lse);
   }
 
+  // Returns the unit of sums of P V over `keys` values up to `largest`: the power of two, at most
+  // 1, with which they are finite before they are normalised.
+  T unit_of_sums(T largest, std::int64_t keys) const {
+    constexpr int kMost = sizeof(T) == 8 ? 1023 : 127;
+    const auto exponent_above = [](double x) { return x == 0 ? 0 : __builtin_ilogb(x) + 1; };
+    const double probs = static_cast<double>(keys) / (1 - problem.dropout_p);
+    const int room = kMost - exponent_above(static_cast<double>(largest)) - exponent_above(probs);
+    return static_cast<T>(math::exp2(static_cast<double>(math::min(room, 0))));
+  }
+
   // Stores rows of a gradient, or adds them with `accumulate`. An absent gradient is left out.
   void store_gradient(const problem::View& view, const Rows& rows, std::int64_t width,
                       const T* gradient) const {
@@ -157,14 +167,15 @@ struct ProbRow {
   KeyRange keys;
   const T* scores;  // (keys)
   const T* probs;   // (keys)
+  T unit = T(1);    // of the sum: see Group::unit_of_sums()
 };
 
 // Products P V that are added up before they are added to others. Small terms lose digits beside a
 // large sum, and where all values are positive, each of them in the same direction.
 inline constexpr std::int64_t kKeysPerSum = 64;
 
-// sum (width) = sum over keys of dropout * prob * tile row (keys, width). Masked keys are not
-// touched. `part` (width) is overwritten.
+// sum (width) = sum over keys of unit * dropout * prob * tile row (keys, width). Masked keys are
+// not touched. `part` (width) is overwritten.
 template <class T, class Counter>
 void probs_times_values(const Head<T, Counter>& head, const ProbRow<T>& row, const T* tile,
                         std::int64_t width, T* part, T* sum) {
@@ -173,7 +184,7 @@ void probs_times_values(const Head<T, Counter>& head, const ProbRow<T>& row, con
     set_zero(part, width);
     for (std::int64_t j = keys.begin; j < keys.end; ++j) {
       if (row.scores[j] == kMaskedScore<T>) continue;
-      const T factor = row.probs[j] * head.dropout_factor(row.row, row.keys.begin + j);
+      const T factor = row.probs[j] * head.dropout_factor(row.row, row.keys.begin + j) * row.unit;
       add_scaled(factor, tile + j * width, width, part);
     }
     add_scaled(T(1), part, width, sum);

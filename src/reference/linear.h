@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "math/scalar.h"
+
 namespace tilewise::reference {
 
 // A pack is sixteen bytes of numbers. Every target adds one pack at a time, so that sums have the
@@ -75,6 +77,16 @@ void blend(T a, T b, const T* x, std::int64_t count, T* y) {
 template <class T>
 void scale_row(T factor, std::int64_t count, T* y) {
   for (std::int64_t i = 0; i < count; ++i) y[i] *= factor;
+}
+
+// The largest finite |x[i]|
+template <class T>
+T largest_finite(const T* x, std::int64_t count) {
+  T largest = T(0);
+  for (std::int64_t i = 0; i < count; ++i) {
+    if (math::is_finite(x[i])) largest = math::maximum(largest, math::absolute(x[i]));
+  }
+  return largest;
 }
 
 template <class T>

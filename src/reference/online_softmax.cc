@@ -88,15 +88,15 @@ struct OnlineSoftmaxForward {
 
         // The total is in double as well: without tiles, a thousand terms and more are added one by
         // one. So are its probs, since those of the sum are: an error of T's exp would not cancel.
-        const double kept = math::prob<double>(first.max, math::anchor(sums.max));
+        // They are normalised first: no sum of them overflows.
+        const double kept = math::prob<double>(first.max, math::anchor(sums.max)) * finalised.scale;
         for (std::int64_t c = 0; c < problem.value_dim; ++c) b.total[c] = kept * b.out[c];
         for_each_score(group, head, i, b, [&](std::int64_t j, T score, T) {
-          const double prob = math::prob<double>(score, math::anchor(sums.max));
+          const double prob = math::prob<double>(score, math::anchor(sums.max)) * finalised.scale;
           group.load_keys(problem.v, j, 1, problem.value_dim, b.value);
           add_scaled(prob * head.dropout_factor(i, j), b.value, problem.value_dim, b.total);
         });
-        for (std::int64_t c = 0; c < problem.value_dim; ++c)
-          b.out[c] = static_cast<T>(b.total[c] * finalised.scale);
+        for (std::int64_t c = 0; c < problem.value_dim; ++c) b.out[c] = static_cast<T>(b.total[c]);
         group.memory.store(problem.out, group.query_rows(g, i, 1), problem.value_dim, b.out);
         group.store_lse(g, i, static_cast<T>(finalised.lse));
       }

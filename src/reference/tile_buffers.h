@@ -20,6 +20,7 @@ struct TileBuffers {
   T* partial_out;                 // (Dv), one row of P V
   T* part;                        // (Dv), of its sum
   math::SoftmaxState<T>* states;  // (Br), of the rows of the q tile
+  T* unit;                        // (1), of the rows of out_tile
   // Used by the backward pass only:
   T* dout_tile;    // (Br, Dv)
   T* dquery_tile;  // (Br, D)
@@ -47,6 +48,7 @@ struct TileBuffers {
     buffers.partial_out = arena.take<T>(value_dim);
     buffers.part = arena.take<T>(value_dim);
     buffers.states = arena.take<math::SoftmaxState<T>>(q_rows);
+    buffers.unit = arena.take<T>(Checked{1});
     buffers.dout_tile = arena.take<T>(backward_q * value_dim);
     buffers.dquery_tile = arena.take<T>(backward_q * head_dim);
     buffers.dkey_tile = arena.take<T>(backward_k * head_dim);

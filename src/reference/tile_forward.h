@@ -20,6 +20,24 @@ void load_key_tile(const Group<T, Counter>& group, KeyRange keys, const TileBuff
   group.load_keys(problem.v, keys.begin, extent(keys), problem.value_dim, b.value_tile);
 }
 
+// Lowers the unit of the q tile's sums to that of values up to `largest`.
+template <class T>
+void lower_unit(T unit, std::int64_t count, const TileBuffers<T>& b) {
+  if (unit >= *b.unit) return;
+  scale_row(unit / *b.unit, count, b.out_tile);
+  *b.unit = unit;
+}
+
+// Loads K_j and V_j, and lowers the unit where V_j is so large that sums of P V might overflow.
+template <class T, class Counter>
+void load_key_tile_of_sums(const Group<T, Counter>& group, KeyRange keys, std::int64_t q_rows,
+                           const TileBuffers<T>& b) {
+  load_key_tile(group, keys, b);
+  const std::int64_t width = group.problem.value_dim;
+  const T largest = largest_finite(b.value_tile, extent(keys) * width);
+  lower_unit(group.unit_of_sums(largest, group.k_len()), q_rows * width, b);
+}
+
 // m <- max(m_old, rowmax S); l <- e^(m_old - m) l + rowsum P; out <- e^(m_old - m) out + P V, with
 // P = e^(S - m)
 template <class T, class Counter>
@@ -33,8 +51,8 @@ void add_row(const Head<T, Counter>& head, const TileRow& tile_row, const TileBu
   const T factor = math::prob(state->max, math::anchor(max));
   const T sum = exponentiate(b.scores, keys, max, b.probs);
   *state = {max, factor * state->sum + sum};
-  probs_times_values<T>(head, {tile_row.row, tile_row.keys, b.scores, b.probs}, b.value_tile,
-                        head.value_dim(), b.part, b.partial_out);
+  probs_times_values<T>(head, {tile_row.row, tile_row.keys, b.scores, b.probs, *b.unit},
+                        b.value_tile, head.value_dim(), b.part, b.partial_out);
   blend(factor, T(1), b.partial_out, head.value_dim(), out);
 }
 

@@ -9,12 +9,13 @@ SCORES = "src/cpu/common/score_mod.h"
 FUNCTION = "src/cpu/common/score_function.h"
 SCHEDULE = "src/cpu/common/schedule.h"
 ROW_END = "src/cpu/common/row_end.h"
+FORWARD = "src/cpu/forward/main_loop.h"
 FINALISE = "src/cpu/forward/finalise.h"
 SPLIT = "src/cpu/forward/split_kv.h"
 RUN = "src/cpu/forward/run.h"
 DECODE = "src/cpu/decode/plan.h"
 CACHE = "src/cpu/decode/cache_rows.h"
-SPLIT_KV = "src/cpu/decode/split_kv.h"
+AGAIN = "src/cpu/decode/recompute.h"
 MERGE = "src/cpu/decode/merge.h"
 SOFTMAX = "src/cpu/decode/softmax.h"
 STEP = "src/cpu/decode/step.h"
@@ -58,17 +59,23 @@ FAULTS = [
     Fault("an earlier result is overwritten", ROW_END, "if (problem.accumulate) {", "if (false) {"),
     Fault("an empty earlier row is read", FINALISE, "reads[lane] = end.has_earlier;", "reads[lane] = true;"),
     Fault("the last split is not merged", SPLIT, "slot < first + splits; ++slot", "slot < first + splits - 1; ++slot"),
-    Fault("the units of a split are forgotten", SPLIT, "unit != T(0) && unit != T(1) && i < size", "false && i < size"),
+    Fault("the units of a split are forgotten", SPLIT, "unit > T(1) && i < size", "false && i < size"),
+    Fault("splits of two units are merged as they are", SPLIT, "if (units[s] == least) continue;", "continue;"),
+    Fault("large values have no unit in products of pairs", FORWARD, "v_unit = lowered_unit(v_unit, largest(), room);", ""),
+    Fault("a decoded split that has overflowed is kept", AGAIN, "while (lower_prob_units(range, scratch) || falls_back) {",
+          "while (falls_back) {"),
+    Fault("decoded splits of two units are merged as they are", MERGE,
+          "if (states.prob_unit[to] != states.prob_unit[from]) {", "if (false) {"),
     Fault("the first rows of a block are left out", RUN, "at >= 0; at -= rows", "at > 0; at -= rows"),
     Fault("decoding without the sink", MERGE, "state, sink_of<T>(problem, head))", "state, -math::Limits<T>::kInfinity)"),
-    Fault("phi is trusted", SPLIT_KV, "if (is_safe_row(scratch.sum[r], scratch.out + r * size, size)) continue;",
+    Fault("phi is trusted", AGAIN, "if (is_safe_row(scratch.sum[r], scratch.out + r * size, size)) continue;",
           "if (scratch.sum[r] >= T(0) || is_safe_row(scratch.sum[r], scratch.out + r * size, size)) continue;"),
-    Fault("all rows fall back", SPLIT_KV, "scratch.at_phi[r] = 0; all = false;",
+    Fault("all rows fall back", AGAIN, "scratch.at_phi[r] = 0; all = false;",
           "for (std::int64_t n = 0; n < range.rows(); ++n) scratch.at_phi[n] = 0; all = false;"),
     Fault("a page is looked up for the first key of a block", CACHE, "address[j] = cache_row<S>(view, range, kv_number, block.first + j);",
           "address[j] = cache_row<S>(view, range, kv_number, block.first) + j * view.row;"),
     Fault("a tree of splits merges in one direction", MERGE,
-          "math::combine(Vec<T>(merged.factor_b), Vec<T>::load(more + c))", "math::combine(Vec<T>(merged.factor_a), Vec<T>::load(more + c))"),
+          "math::combine(Vec<T>(factor_from), Vec<T>::load(more + c))", "math::combine(Vec<T>(factor_to), Vec<T>::load(more + c))"),
     Fault("decoding does not rescale its sum", SOFTMAX, "multiply_add(Vec<T>(*sum), rescale, sum_of_lanes(total)).v[0]",
           "(Vec<T>(*sum) + sum_of_lanes(total)).v[0]"),
     Fault("decoding sees no masked key", SOFTMAX, "seen[j] = scores[j] == -math::Limits<T>::kInfinity ? 0 : 1;", "seen[j] = 1;"),

@@ -79,7 +79,8 @@ TEST(SlowPath, FiniteInputsNeverTakeIt) {
           fill_normal(instance.request().v, kind.v, 3);
           give_forward_results(instance);
           for (const Kernel* kernel : cpu_kernels(operation, dtype)) {
-            if (is_amx(*kernel) && kind.v > 1) continue;  // its sums overflow
+            const bool sums_of_gradients = operation == Operation::kBackward && kind.v > 1;
+            if (is_amx(*kernel) && sums_of_gradients) continue;  // they overflow
             EXPECT_EQ(contained_steps(*kernel, instance), 0)
                 << kernel->name << ", " << kind.name << ": " << verify::describe(c);
           }

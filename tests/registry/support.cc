@@ -243,6 +243,7 @@ problem::Status run_kernel(const char* kernel, Operation operation, const tilewi
   run.workspace = workspace.data();
   run.workspace_bytes = workspace.bytes();
   run.executor = setup.executor;
+  run.traffic = setup.traffic;
   return plan::run_plan(plan, request, run);
 }
 

@@ -87,6 +87,7 @@ struct RunSetup {
   const tilewise_executor* executor = nullptr;  // nullptr: the default pool
   std::int32_t concurrency = 0;                 // as planned; 0: the executor's, or the pool's
   int fill = 0xFF;                              // the byte that the workspace is filled with
+  problem::Traffic* traffic = nullptr;          // if given, bytes that a CPU kernel moves
 };
 
 // Plans and runs the named kernel on the request as it is (on a copy, for a device's kernel).

@@ -6,7 +6,7 @@
 // ports work at the same time.
 #pragma once
 
-#include "cpu/amx/forward_block.h"
+#include "cpu/amx/forward_pass.h"
 #include "cpu/amx/fp16_terms.h"
 #include "cpu/forward/run.h"
 #include "math/integer.h"
@@ -38,7 +38,7 @@ TILEWISE_INLINE void add_non_finite_values(const HeadContext& context, const Amx
       };
       const float prob = kTerms == 2 ? term(0) + term(1) : term(0);
       for (std::int64_t c = 0; c < problem.value_dim; ++c)
-        out[c * kAmxWidth + lane] += math::load<float>(value[c]) * prob;
+        out[c * kAmxWidth + lane] += math::load<float>(value[c]) * bounds.pass.value_unit * prob;
     }
   }
 }
@@ -154,7 +154,7 @@ __attribute__((noinline)) void amx_forward_tile(const HeadContext& context,
     end_probs(context, bounds, last, nullptr, scratch, slices);
   }
   output_blocks(context, bounds, pending, scratch, slices);
-  if (bounds.slow_path)
+  if (bounds.pass.slow_path)
     add_non_finite_values<kTerms>(context, bounds, panel_state(bounds.panel, scratch).out, scratch);
 }
 
@@ -163,14 +163,14 @@ __attribute__((noinline)) void amx_forward_tile(const HeadContext& context,
 // Packs keys [first, first + count) of K and V, unless they are packed already. Returns their slot.
 template <int kTerms>
 TILEWISE_INLINE std::int64_t pack_tile(const HeadContext& context, std::int64_t first,
-                                       std::int64_t count, bool slow_path,
+                                       std::int64_t count, const AmxPass& pass,
                                        const AmxForwardScratch& scratch) {
   const Problem& problem = *context.problem;
   const std::int64_t slot = first / kAmxKeys % scratch.slots;
   PackedTile& held = scratch.packed[slot];
-  const PackedTile wanted = {context.sequence.batch, context.kv_head(), first, count, slow_path};
+  const PackedTile wanted = {context.sequence.batch, context.kv_head(), first, count, pass};
   if (held.batch == wanted.batch && held.kv_head == wanted.kv_head && held.first == first &&
-      held.count >= count && held.slow_path == slow_path)
+      held.count >= count && held.pass == pass)
     return slot;
   held = wanted;
   const std::int64_t row = context.sequence.k_start + first;
@@ -180,15 +180,17 @@ TILEWISE_INLINE std::int64_t pack_tile(const HeadContext& context, std::int64_t 
   const RowBlock v = {&problem.v, wanted.batch,      wanted.kv_head, row,
                       count,      problem.value_dim, pages};
   std::uint8_t* const non_finite_values = scratch.non_finite_values + slot * kAmxKeys;
-  if (slow_path) flag_non_finite_rows<kTerms>(v, non_finite_values);
+  if (pass.slow_path) flag_non_finite_rows<kTerms>(v, non_finite_values);
   const std::int64_t of_k = kAmxKeys * scratch.head_dim;
   const std::int64_t of_v = kAmxKeys * scratch.value_dim;
   for_each_term<kTerms>([&](auto term, int number) {
     constexpr Term kTerm = decltype(term)::value;
     pack_row_tiles<kTerm>(k, scratch.k_tiles + (slot * kTerms + number) * of_k);
-    pack_column_tiles<kTerm>(v, kAmxKeys / kTileDepth, slow_path ? non_finite_values : nullptr,
+    pack_column_tiles<kTerm>(v, kAmxKeys / kTileDepth, pass.slow_path ? non_finite_values : nullptr,
                              scratch.v_tiles + (slot * kTerms + number) * of_v);
   });
+  if (kTerms == 1 && pass.value_unit != 1.0f)  // sums of fp16 are far from overflow
+    scale_column_tiles(pass.value_unit, count, scratch.value_dim, scratch.v_tiles + slot * of_v);
   return slot;
 }
 
@@ -238,7 +240,7 @@ TILEWISE_INLINE void for_each_visible_tile(const QueryBlock& block, math::KeyRan
 }
 
 template <int kTerms>
-TILEWISE_INLINE void amx_visit_keys(const QueryBlock& block, bool slow_path,
+TILEWISE_INLINE void amx_visit_keys(const QueryBlock& block, const AmxPass& pass,
                                     const AmxForwardScratch& scratch) {
   const math::KeyRange keys = keys_of_block(block);
   const Problem& problem = *block.context.problem;
@@ -254,7 +256,7 @@ TILEWISE_INLINE void amx_visit_keys(const QueryBlock& block, bool slow_path,
     if (boolean_mask_hides(block.context, {block.first, block.first + block.rows},
                            {tile, tile + count}))
       return;
-    const std::int64_t slot = pack_tile<kTerms>(block.context, tile, count, slow_path, scratch);
+    const std::int64_t slot = pack_tile<kTerms>(block.context, tile, count, pass, scratch);
     for (std::int64_t panel = 0; panel * kAmxWidth < block.rows; ++panel) {
       const std::int64_t first = block.first + panel * kAmxWidth;
       const std::int64_t end = math::min(first + kAmxWidth, block.first + block.rows);
@@ -264,8 +266,8 @@ TILEWISE_INLINE void amx_visit_keys(const QueryBlock& block, bool slow_path,
       if (bounds.end <= tile || bounds.blocks <= 0) continue;
       if (boolean_mask_hides(own, {first, end}, {tile, tile + count})) continue;
       bounds.slot = slot;
-      bounds.slow_path = slow_path;
-      if (slow_path) bounds.unmasked_end = 0;
+      bounds.pass = pass;
+      if (pass.slow_path) bounds.unmasked_end = 0;
       bounds.first_visit = (begun >> panel & 1) == 0;
       begun |= std::uint64_t{1} << panel;
       visit(own, bounds, scratch);
@@ -320,16 +322,19 @@ TILEWISE_INLINE void amx_forward_block(const RunContext& run, const QueryBlock& 
   // ten times as slow, so that they are flushed too. The mode of the thread is restored before the
   // outputs are stored.
   const unsigned mode = _mm_getcsr();
-  for (bool slow_path = false;; slow_path = true) {
+  AmxPass pass = first_pass(block);
+  for (;; pass = next_pass(block, pass)) {
     amx_load_queries<kTerms>(block, scratch);
     _mm_setcsr(mode | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
     configure_tiles();
-    if (slow_path) count_contained_step(run);
-    amx_visit_keys<kTerms>(block, slow_path, scratch);
+    if (pass.slow_path) count_contained_step(run);
+    amx_visit_keys<kTerms>(block, pass, scratch);
     release_tiles();
     _mm_setcsr(mode);
-    if (slow_path || amx_block_is_finite(block, scratch.base)) break;
+    if (pass.slow_path || amx_block_is_finite(block, scratch.base)) break;
   }
+  for (std::int64_t panel = 0; panel * kAmxWidth < block.rows; ++panel)
+    scratch.base.out_unit[panel] = pass.value_unit;
 }
 
 // K and V are counted for every block, even if it reads their packed copy.

@@ -27,13 +27,21 @@ inline constexpr std::int64_t kFewAmxPanels = 16;
 inline constexpr std::int64_t kMostAmxPanels = 48;
 inline constexpr std::int64_t kFewestAmxPanels = 4;
 
+// How the keys of a block are visited.
+struct AmxPass {
+  bool slow_path = false;   // rows of V that are not finite enter the products as zeros
+  float value_unit = 1.0f;  // the power of two, at most 1, by which V is multiplied
+
+  friend bool operator==(const AmxPass&, const AmxPass&) = default;
+};
+
 // The keys that are packed in a slot.
 struct PackedTile {
   std::int64_t batch;  // -1: none
   std::int64_t kv_head;
   std::int64_t first;
   std::int64_t count;
-  bool slow_path;
+  AmxPass pass;
 };
 
 struct AmxForwardScratch {
@@ -101,7 +109,7 @@ struct AmxPanelBounds {
   std::int64_t first_block;
   std::int64_t blocks;
   std::int64_t end;  // of the keys that the panel sees in the tile
-  bool slow_path;
+  AmxPass pass;
   bool first_visit;  // the output of the panel has no sums yet: its memory is garbage
   // The blocks in which every row sees every key, and whose products are the scores.
   std::int64_t unmasked_begin;
@@ -148,14 +156,14 @@ __attribute__((noinline)) inline bool apply_block_score_mod(const HeadContext& c
       __builtin_memset(block_pairs(number, scratch) + term * kLowProbs, 0,
                        kBlockKeys / 2 * kAmxWidth * 4);
     }
-    if (bounds.slow_path) __builtin_memset(seen, 0, kBlockKeys * kAmxWidth);
+    if (bounds.pass.slow_path) __builtin_memset(seen, 0, kBlockKeys * kAmxWidth);
     return false;
   }
   apply_score_mod<float, Lanes::kQueries, kAmxWidth>(context, block, tile_class, scratch.base.mask,
                                                      scores, {});
   for (std::int64_t i = block.t_count * kAmxWidth; i < kBlockKeys * kAmxWidth; ++i)
     scores[i] = -math::Limits<float>::kInfinity;
-  if (bounds.slow_path) amx_record_seen(scores, seen);
+  if (bounds.pass.slow_path) amx_record_seen(scores, seen);
   return true;
 }
 
@@ -188,7 +196,7 @@ TILEWISE_INLINE void begin_probs(const HeadContext& context, const AmxPanelBound
                                  std::int64_t number, const AmxForwardScratch& scratch,
                                  Slices& slices) {
   constexpr int kTerms = Slices::kSlices.terms;
-  if (kTerms > 1 && bounds.slow_path)
+  if (kTerms > 1 && bounds.pass.slow_path)
     recompute_non_finite_scores<Lanes::kQueries>(context, block_bounds(bounds, number),
                                                  block_scores(number, scratch));
   const bool unmasked = number >= bounds.unmasked_begin && number < bounds.unmasked_end;

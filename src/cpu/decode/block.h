@@ -21,6 +21,8 @@ struct DecodeScratch {
   T* rescale;            // (rows): the factor of the output so far, of one block
   T* query_unit;         // (rows): the power of two by which the queries are multiplied
   T* out_unit;           // (kv heads): the power of two by which V and the outputs are multiplied
+  T* prob_unit;          // (rows): the power of two, at most 1, of the probs that meet V
+  bool* has_prob_units;  // (1): whether some of them are below 1
   T* scores;             // (rows, kDecodeKeys)
   T* keep;               // (queries, kDecodeKeys), with dropout
   T* staged;             // (kDecodeKeys, the larger padded width)

@@ -2,26 +2,29 @@
 #pragma once
 
 #include "cpu/common/row_end.h"
-#include "cpu/decode/split_kv.h"
+#include "cpu/decode/recompute.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
 // Normalises a row, adds the sink to its denominator, merges it into the earlier result with
 // `accumulate`, and stores O and LSE.
+//
+// prob_unit: that of the row
 template <class T>
 void store_decoded_row(const DecodeRange& range, std::int64_t r, const math::SoftmaxState<T>& state,
-                       const T* out) {
+                       T prob_unit, const T* out) {
   const Problem& problem = *range.context.problem;
   const Sequence& sequence = range.context.sequence;
   const std::int64_t head = range.context.head + r / sequence.q_len;
   const std::int64_t i = sequence.q_start + r % sequence.q_len;
   const math::Continued<T> end = end_row(range.context, head, i, state, sink_of<T>(problem, head));
+  const T scale = end.scale / prob_unit;
   const Padded<T> row = padded<T>(problem.value_dim);
   with_storage(problem.out.dtype, [&](auto storage) {
     using S = decltype(storage);
     S* const to = static_cast<S*>(problem.out.data) + problem.out.offset(sequence.batch, head, i);
     for (std::int64_t c = 0; c < problem.value_dim; ++c) {
-      const T x = out[c < row.whole() ? c : c + row.size() - row.width] * end.scale;
+      const T x = out[c < row.whole() ? c : c + row.size() - row.width] * scale;
       math::store(end.has_earlier ? math::load<T>(to[c]) * end.kept + x : x, to + c);
     }
   });
@@ -32,6 +35,7 @@ template <class T>
 struct SplitStates {
   T* max;
   T* sum;
+  T* prob_unit;
   T* out;
   std::int64_t size;    // of a row of out
   std::int64_t stride;  // in rows
@@ -45,7 +49,23 @@ SplitStates<T> split_states(const DecodeRange& range, const DecodeShared<T>& sha
   const std::int64_t size = padded<T>(range.context.problem->value_dim).size();
   const std::int64_t stride = range.context.problem->heads * q_len;
   const std::int64_t row = shared.states_before[item.batch] + range.context.head * q_len;
-  return {shared.max + row, shared.sum + row, shared.out + row * size, size, stride};
+  return {shared.max + row,
+          shared.sum + row,
+          shared.prob_unit + row,
+          shared.out + row * size,
+          size,
+          stride};
+}
+
+template <class T>
+SplitStates<T> states_of_split(const SplitStates<T>& states, std::int64_t split) {
+  const std::int64_t first = split * states.stride;
+  return {states.max + first,
+          states.sum + first,
+          states.prob_unit + first,
+          states.out + first * states.size,
+          states.size,
+          states.stride};
 }
 
 // Merges the states of split `right` into those of split `left`, which comes before it.
@@ -61,13 +81,21 @@ void merge_states(const DecodeRange& range, const SplitStates<T>& states, std::i
     const math::Merged<T> merged =
         math::merge(math::SoftmaxState<T>{states.max[to], states.sum[to]},
                     math::SoftmaxState<T>{states.max[from], states.sum[from]}, scale_log2);
+    T factor_to = merged.factor_a;
+    T factor_from = merged.factor_b;
+    if (states.prob_unit[to] != states.prob_unit[from]) {
+      const T unit = math::minimum(states.prob_unit[to], states.prob_unit[from]);
+      factor_to *= unit / states.prob_unit[to];
+      factor_from *= unit / states.prob_unit[from];
+      states.prob_unit[to] = unit;
+    }
     states.max[to] = merged.state.max;
     states.sum[to] = merged.state.sum;
     T* const out = states.out + to * states.size;
     const T* const more = states.out + from * states.size;
     for (std::int64_t c = 0; c < states.size; c += kLanes) {
-      (math::combine(Vec<T>(merged.factor_a), Vec<T>::load(out + c)) +
-       math::combine(Vec<T>(merged.factor_b), Vec<T>::load(more + c)))
+      (math::combine(Vec<T>(factor_to), Vec<T>::load(out + c)) +
+       math::combine(Vec<T>(factor_from), Vec<T>::load(more + c)))
           .store(out + c);
     }
   }

@@ -182,6 +182,7 @@ struct DecodeShared {
   std::uint8_t* arrived;        // (items): see merge_in_tree()
   T* max;                       // (states)
   T* sum;                       // (states)
+  T* prob_unit;                 // (states): see DecodeScratch
   T* out;                       // (states, padded Dv)
 };
 
@@ -199,6 +200,7 @@ DecodeShared<T> take_decode_shared(const Problem& problem, Arena& arena) {
   shared.arrived = arena.take<std::uint8_t>(most < 0 ? INT64_MAX : most);
   shared.max = arena.take<T>(states < 0 ? INT64_MAX : states);
   shared.sum = arena.take<T>(states < 0 ? INT64_MAX : states);
+  shared.prob_unit = arena.take<T>(states < 0 ? INT64_MAX : states);
   shared.out = arena.take<T>(size < 0 ? INT64_MAX : size);
   return shared;
 }

@@ -49,10 +49,10 @@ void count_decode_traffic(const RunContext& run, const DecodeRange& range, std::
 }
 
 template <class T>
-void store_decoded_rows(const DecodeRange& range, const T* max, const T* sum, const T* out) {
-  const std::int64_t size = padded<T>(range.context.problem->value_dim).size();
+void store_decoded_rows(const DecodeRange& range, const SplitStates<T>& states) {
   for (std::int64_t r = 0; r < range.rows(); ++r)
-    store_decoded_row(range, r, math::SoftmaxState<T>{max[r], sum[r]}, out + r * size);
+    store_decoded_row(range, r, math::SoftmaxState<T>{states.max[r], states.sum[r]},
+                      states.prob_unit[r], states.out + r * states.size);
 }
 
 // Computes the work item `number`, and stores the results of its heads if it completes them.
@@ -77,22 +77,23 @@ void decode_item(const Problem& problem, const RunContext& run, const BlockSched
   own.loaded = heads;
   const SplitStates<T> states = split_states(range, shared, item);
   if (item.split_count > 1) {  // the split computes its states in their final place
-    const std::int64_t first = item.split * states.stride;
-    scratch.max = states.max + first;
-    scratch.sum = states.sum + first;
-    scratch.out = states.out + first * states.size;
+    const SplitStates<T> final_place = states_of_split(states, item.split);
+    scratch.max = final_place.max;
+    scratch.sum = final_place.sum;
+    scratch.prob_unit = final_place.prob_unit;
+    scratch.out = final_place.out;
   }
   const std::int64_t visited = decode_split(run, range, scratch);
   if (item.split_count == 1) {
-    store_decoded_rows(range, scratch.max, scratch.sum, scratch.out);
+    store_decoded_rows<T>(range, {scratch.max, scratch.sum, scratch.prob_unit, scratch.out,
+                                  states.size, states.stride});
     return count_decode_traffic<T>(run, range, visited, 0, true, 1);
   }
   const std::int64_t merged =
       merge_in_tree(range, states, item.split, item.splits, shared.arrived + item.first);
   if (merged >= 0) {
-    const std::int64_t first = item.splits.first_of({0, kMostSplits}) * states.stride;
-    store_decoded_rows(range, states.max + first, states.sum + first,
-                       states.out + first * states.size);
+    const std::int64_t first = item.splits.first_of({0, kMostSplits});
+    store_decoded_rows(range, states_of_split(states, first));
   }
   count_decode_traffic<T>(run, range, visited, merged < 0 ? -1 - merged : merged, merged >= 0,
                           item.split_count);

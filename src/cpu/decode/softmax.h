@@ -77,6 +77,13 @@ TILEWISE_INLINE bool record_seen_keys(std::int64_t keys, const T* scores, std::u
   return whole;
 }
 
+// Multiplies the probs of a block, which its sum already has, by a unit.
+template <class T>
+TILEWISE_INLINE void lower_probs(T unit, T* probs) {
+  for (int lane = 0; lane < kDecodeKeys; lane += Vec<T>::kLanes)
+    (Vec<T>::load(probs + lane) * Vec<T>(unit)).store(probs + lane);
+}
+
 // From products to probabilities, for the rows of one kv head. Returns true if all rows see all
 // keys of the block. first_row: the first of them in the work item
 template <class T, class Prefetch>
@@ -122,6 +129,10 @@ bool softmax_rows(const DecodeBlock& block, std::int64_t first_row, const Decode
           scores[i * kDecodeKeys + j] *= scratch.keep[i * kDecodeKeys + j];
       }
     }
+  }
+  if (__builtin_expect(*scratch.has_prob_units, 0)) {
+    for (std::int64_t r = first_row; r < first_row + block.rows(); ++r)
+      lower_probs(scratch.prob_unit[r], scratch.scores + r * kDecodeKeys);
   }
   return seen_whole;
 }

@@ -1,6 +1,7 @@
 // One split of the keys of some heads of a sequence: from the queries to unnormalised states.
 #pragma once
 
+#include "cpu/common/value_unit.h"
 #include "cpu/decode/cache_rows.h"
 #include "cpu/decode/fp8.h"
 #include "cpu/decode/step.h"
@@ -30,6 +31,8 @@ DecodeScratch<T> take_decode_scratch(const Problem& problem, Arena& arena) {
   scratch.rescale = arena.take<T>(rows);
   scratch.query_unit = arena.take<T>(rows);
   scratch.out_unit = arena.take<T>(heads);
+  scratch.prob_unit = arena.take<T>(rows);
+  scratch.has_prob_units = arena.take<bool>(1);
   scratch.scores = arena.take<T>(scores);
   scratch.keep = arena.take<T>(problem.dropout_p > 0 ? queries * kDecodeKeys : 0);
   scratch.staged = arena.take<T>(kDecodeKeys * math::max(d_size, v_size));
@@ -197,6 +200,28 @@ bool decode_scores(const DecodeRange& range, const DecodeBlock& block, const Hea
   return softmax_rows(block, head.first_row, scratch, prefetcher);
 }
 
+// Returns true if a block of V starts with a number of at least 2^least.
+template <class T, class Source>
+TILEWISE_INLINE bool starts_large(Source rows, std::int64_t width, int least) {
+  const Vec<T> first =
+      width < Vec<T>::kLanes ? Vec<T>(math::load<T>(rows[0][0])) : load_converted<T>(rows[0]);
+  const Vec<T> size = absolute(first);
+  const Vec<T> infinity(math::Limits<T>::kInfinity);
+  return any_lane((Vec<T>(exact_power<T>(least)) <= size) & (size < infinity));
+}
+
+// Gives a unit to the probs of a kv head in the first block of a split (see recompute.h).
+template <class T>
+void start_prob_units(const DecodeBlock& block, std::int64_t first_row, T unit,
+                      const DecodeScratch<T>& scratch) {
+  for (std::int64_t r = first_row; r < first_row + block.rows(); ++r) {
+    if (scratch.prob_unit[r] != T(1)) continue;
+    scratch.prob_unit[r] = unit;
+    lower_probs(unit, scratch.scores + r * kDecodeKeys);
+  }
+  *scratch.has_prob_units = true;
+}
+
 // How V of a block is read. The unit of a kv head's outputs is that of the first block of the
 // split, and is lowered where values are too large for it.
 template <class T, class S, bool kPaged>
@@ -212,7 +237,13 @@ BlockForm<T> value_form(const DecodeRange& range, const DecodeBlock& block,
   } else {
     const auto v =
         cache_rows<S, kPaged>(range.context.problem->v, range, block, head.number, scratch);
+    const auto room = [&] {
+      return value_room<T>(*range.context.problem, block.context.sequence.k_len);
+    };
     if (unit == T(0)) {
+      if (starts_large<T>(v, head.v.width, Exponents<T>::kLarge) &&
+          starts_large<T>(v, head.v.width, room()))
+        start_prob_units(block, head.first_row, least_unit<T>(room()), scratch);
       unit = starts_small<T>(v, head.v.width, Exponents<T>::kSmall)
                  ? unit_of_rows(measure_rows<T>(head.v), head.v.width)
                  : T(1);
@@ -221,9 +252,8 @@ BlockForm<T> value_form(const DecodeRange& range, const DecodeBlock& block,
     form.finite_only = !seen_whole && hides_non_finite_values<T>(v, block, head.first_row, scratch);
     if (unit == T(1)) return form;
     const T largest = largest_finite<T>(head.v);
-    const int room = Exponents<T>::kMost - exponent_above(block.context.sequence.k_len) -
-                     exponent_above(largest);
-    form.unit = room >= exponent_above(unit) ? unit : math::maximum(exact_power<T>(room), T(1));
+    const int most = room() - exponent_above(largest);
+    form.unit = most >= exponent_above(unit) ? unit : math::maximum(exact_power<T>(most), T(1));
     for (std::int64_t r = 0; form.unit != unit && r < block.rows(); ++r)
       scratch.rescale[head.first_row + r] *= form.unit / unit;
     unit = form.unit;
@@ -357,39 +387,6 @@ std::int64_t decode_split_once(const RunContext& run, const DecodeRange& range,
   });
   divide_decoded(range, scratch);
   return visited;
-}
-
-// Returns whether phi has served all rows of a split, and marks those that it has not: they alone
-// fall back to their maxima, so that no row's bits depend on another. Rows that see no key of the
-// split get the empty state.
-template <class T>
-bool rows_are_safe(const DecodeRange& range, const DecodeScratch<T>& scratch) {
-  const std::int64_t size = padded<T>(range.context.problem->value_dim).size();
-  bool all = true;
-  for (std::int64_t r = 0; r < range.rows(); ++r) {
-    if (is_safe_row(scratch.sum[r], scratch.out + r * size, size)) continue;
-    const math::KeyRange seen = keys_of_rows(range.context, r % range.context.sequence.q_len, 1);
-    scratch.max[r] = math::empty_state<T>().max;
-    if (seen.begin >= range.keys.end || seen.end <= range.keys.begin) continue;
-    scratch.at_phi[r] = 0;
-    all = false;
-  }
-  return all;
-}
-
-// FlashDecoding++ if the problem gives phi: a split that phi does not serve is computed again.
-template <class T>
-std::int64_t decode_split(const RunContext& run, const DecodeRange& range,
-                          const DecodeScratch<T>& scratch) {
-  const Problem& problem = *range.context.problem;
-  const bool unified = problem.phi.present();
-  for (std::int64_t r = 0; r < range.rows(); ++r) scratch.at_phi[r] = unified ? 1 : 0;
-  const std::int64_t visited = decode_split_once(run, range, scratch);
-  if (!unified || rows_are_safe(range, scratch)) return visited;
-  if (problem.phi_fallbacks.present()) {
-    __atomic_fetch_add(static_cast<std::int64_t*>(problem.phi_fallbacks.data), 1, __ATOMIC_RELAXED);
-  }
-  return visited + decode_split_once(run, range, scratch);
 }
 
 }  // namespace tilewise::cpu::TILEWISE_TARGET

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "cpu/common/dropout.h"
+#include "cpu/common/value_unit.h"
 #include "cpu/forward/block.h"
 #include "cpu/forward/finalise.h"
 #include "cpu/forward/softmax.h"
@@ -12,22 +13,6 @@
 #include "math/integer.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
-
-// The power of two by which V of the first tile of a block is multiplied, so that neither it nor
-// its products are denormal: then a multiply-add would take a hundred cycles. Later tiles keep it,
-// except that it falls where the sum over all keys might otherwise not be finite. Outputs are
-// divided by it when they are normalised.
-template <class T>
-TILEWISE_INLINE T value_unit(T before, T largest, std::int64_t keys) {
-  constexpr int kMost = Exponents<T>::kMost;
-  const int above = exponent_above(largest);
-  const int lift = largest != T(0) && above < Exponents<T>::kSmall ? Exponents<T>::kLift - above
-                                                                   : Exponents<T>::kLift;
-  const int room = math::min(kMost - kDivisionRoom, kMost - exponent_above(keys) - above);
-  const T most = exact_power<T>(room);
-  if (before != T(0)) return most < before ? most : before;
-  return exact_power<T>(math::min(lift, room));
-}
 
 // The rows of K and V of a tile of keys.
 struct TileRows {
@@ -51,7 +36,7 @@ struct KeyTile {
   Rows<E> k;                 // (keys, D)
   SumOf<E> k_unit;           // the power of two by which K is multiplied
   PackedColumns<E> v;        // (keys, Dv)
-  SumOf<E> v_unit;           // the power of two by which V is multiplied
+  SumOf<E> v_unit;           // the power of two by which V is multiplied; for pairs, its probs are
   Prefetcher prefetcher[2];  // K and V of the next tile, if there is one
   bool last;
   const RunContext* run;
@@ -63,13 +48,18 @@ struct KeyTile {
 template <class E>
 void load_values(const HeadContext& context, const RowBlock& values, SumOf<E>& v_unit,
                  const ForwardScratch<E>& scratch, KeyTile<E>& tile) {
-  if constexpr (Operand<E>::kNumbers > 1) {  // these products flush denormals in any case
-    tile.v = pack_columns<E>(values, v_unit, scratch.v_packed);
+  using T = SumOf<E>;
+  const int room = value_room<T>(*context.problem, context.sequence.k_len);
+  const auto largest = [&] {
+    return tile.v.all_finite() ? tile.v.largest : largest_finite<T>(values);
+  };
+  if constexpr (Operand<E>::kNumbers > 1) {
+    tile.v = pack_columns<E>(values, T(1), scratch.v_packed);
+    v_unit = lowered_unit(v_unit, largest(), room);
   } else {
-    const E guess = v_unit != E(0) ? v_unit : exact_power<E>(Exponents<E>::kLift);
+    const T guess = v_unit != T(0) ? v_unit : exact_power<T>(Exponents<T>::kLift);
     tile.v = pack_columns<E>(values, guess, scratch.v_packed);
-    const E largest = tile.v.all_finite() ? tile.v.largest : largest_finite<E>(values);
-    v_unit = value_unit(v_unit, largest, context.sequence.k_len);
+    v_unit = value_unit(v_unit, largest(), room);
     if (v_unit != guess) tile.v = pack_columns<E>(values, v_unit, scratch.v_packed);
   }
   tile.v_unit = v_unit;
@@ -142,6 +132,18 @@ void change_out_unit(T unit, T* out_unit, Vec<T>* rescale) {
   *out_unit = unit;
 }
 
+// Multiplies the probs of a tile by a unit below 1.
+template <class T, int kColumns, int kWidth>
+void lower_probs(std::int64_t t_count, T unit, T* probs) {
+  if (unit == T(1)) return;
+  for (std::int64_t t = 0; t < t_count; ++t) {
+    for (int n = 0; n < kColumns; ++n) {
+      T* const at = probs + t * kWidth + n * Vec<T>::kLanes;
+      (Vec<T>::load(at) * Vec<T>(unit)).store(at);
+    }
+  }
+}
+
 // One step of the main loop: a panel of queries and a tile of keys. Scores, mask, softmax, output.
 // Registers that hold no query of the panel are left out of the products.
 template <class E, int kMost, int kColumns>
@@ -180,6 +182,8 @@ void forward_tile(const HeadContext& context, const TileBounds& bounds, TileClas
         context, bounds, kRoundsProbs<E> ? T(1) : dropout_scale<T>(problem), scratch.keep);
     apply_dropout<T, kWidth>(bounds, scratch.keep, scratch.scores);
   }
+  if constexpr (Operand<E>::kNumbers > 1)
+    lower_probs<T, kColumns, kWidth>(bounds.t_count, tile.v_unit, scratch.scores);
   accumulate<E, kColumns, kWidth>(tile.v, skipped, bounds.t_count, active,
                                   as_operands<E, kColumns, kWidth>(bounds.t_count, scratch.scores),
                                   rescale, sight, scratch.out_panels + panel * scratch.out_panel,

@@ -59,6 +59,7 @@ struct SplitShared {
   T* max;                 // (B, H, panels, splits, kWidth)
   T* sum;                 // the shape of max
   T* out;                 // (B, H, panels, splits, rows of values, kWidth)
+  T* out_unit;            // (B, H, panels, splits): at most 1; see ForwardScratch
   std::int64_t blocks;    // of one head
   std::int64_t panels;    // of one head
   std::int64_t splits;    // at most, of one sequence
@@ -77,6 +78,7 @@ auto take_split_shared(const Problem& problem, const Policy& policy, Arena& aren
   shared.max = arena.take<T>(panels * Policy::kWidth);
   shared.sum = arena.take<T>(panels * Policy::kWidth);
   shared.out = arena.take<T>(panels * policy.state().out_panel);
+  shared.out_unit = arena.take<T>(panels);
   return shared;
 }
 
@@ -113,8 +115,8 @@ bool store_split_state(const QueryBlock& block, std::int64_t split, std::int64_t
     __builtin_memcpy(shared.out + slot * size, scratch.out_panels + panel * size,
                      static_cast<std::size_t>(size) * sizeof(T));
     const T unit = scratch.out_unit[panel];
-    for (std::int64_t i = 0; unit != T(0) && unit != T(1) && i < size; ++i)
-      shared.out[slot * size + i] /= unit;
+    for (std::int64_t i = 0; unit > T(1) && i < size; ++i) shared.out[slot * size + i] /= unit;
+    shared.out_unit[slot] = unit == T(0) ? T(1) : math::minimum(unit, T(1));
   }
   const HeadContext& context = block.context;
   const std::int64_t head = context.sequence.batch * context.problem->heads + context.head;
@@ -139,6 +141,21 @@ TILEWISE_INLINE void merge_lanes(const math::ScaleLog2<Vec<T>>& scale_log2, std:
   }
 }
 
+// Brings the outputs of a panel's splits to the least of their units. Returns it.
+template <class T>
+T make_units_equal(std::int64_t first, std::int64_t splits, std::int64_t size,
+                   const SplitShared<T>& shared) {
+  const T* const units = shared.out_unit + first;
+  T least = T(1);
+  for (std::int64_t s = 0; s < splits; ++s) least = math::minimum(least, units[s]);
+  for (std::int64_t s = 0; s < splits; ++s) {
+    if (units[s] == least) continue;
+    T* const out = shared.out + (first + s) * size;
+    for (std::int64_t i = 0; i < size; ++i) out[i] *= least / units[s];
+  }
+  return least;
+}
+
 // Merges the splits of a block, in their order, into the scratch.
 template <class E, int kWidth>
 void merge_splits(const QueryBlock& block, std::int64_t splits, const ForwardScratch<E>& scratch,
@@ -152,7 +169,7 @@ void merge_splits(const QueryBlock& block, std::int64_t splits, const ForwardScr
     T* const sum = scratch.sum + panel * kWidth;
     T* const out = scratch.out_panels + panel * size;
     const std::int64_t first = split_slot<T, kWidth>(block, panel, 0, shared);
-    scratch.out_unit[panel] = T(1);
+    scratch.out_unit[panel] = make_units_equal(first, splits, size, shared);
     __builtin_memcpy(max, shared.max + first * kWidth, kWidth * sizeof(T));
     __builtin_memcpy(sum, shared.sum + first * kWidth, kWidth * sizeof(T));
     __builtin_memcpy(out, shared.out + first * size, static_cast<std::size_t>(size) * sizeof(T));

@@ -10,12 +10,14 @@
 namespace tilewise::cpu::TILEWISE_TARGET {
 
 // Exponents of T. Operands whose largest number is below 2^kSmall are raised; 2^kLift makes
-// every denormal number normal; sums must stay below 2^kMost.
+// every denormal number normal; sums must stay below 2^kMost, as those of numbers below 2^kLarge
+// do.
 template <class T>
 struct Exponents {
   static constexpr int kSmall = sizeof(T) == 8 ? -400 : -40;
   static constexpr int kLift = sizeof(T) == 8 ? 53 : 24;
   static constexpr int kMost = sizeof(T) == 8 ? 1022 : 126;
+  static constexpr int kLarge = sizeof(T) == 8 ? 500 : 60;
 };
 
 // A unit of at most 2^(kMost - kDivisionRoom) leaves room for another division, by a sum of probs.
@@ -37,6 +39,9 @@ class Largest {
   TILEWISE_INLINE void add(Vec<T> x) {
     const Bits absolute = Bits(x.v) & BitsOf<T>::kAbsolute;
     lanes_ = absolute > lanes_ ? absolute : lanes_;
+  }
+  TILEWISE_INLINE bool exceeds(T limit) const {
+    return any_lane(Mask<T>{lanes_ > __builtin_bit_cast(Word, limit)});
   }
   TILEWISE_INLINE T value() const {
     Word largest = 0;
