@@ -70,6 +70,8 @@ FAULTS = [
     Fault("decoding without the sink", MERGE, "state, sink_of<T>(problem, head))", "state, -math::Limits<T>::kInfinity)"),
     Fault("phi is trusted", AGAIN, "if (is_safe_row(scratch.sum[r], scratch.out + r * size, size)) continue;",
           "if (scratch.sum[r] >= T(0) || is_safe_row(scratch.sum[r], scratch.out + r * size, size)) continue;"),
+    Fault("rows that see no key of a split stay at phi", AGAIN,
+          "if (!sees_split(range, r)) scratch.max[r] = math::empty_state<T>().max;", ""),
     Fault("all rows fall back", AGAIN, "scratch.at_phi[r] = 0; all = false;",
           "for (std::int64_t n = 0; n < range.rows(); ++n) scratch.at_phi[n] = 0; all = false;"),
     Fault("a page is looked up for the first key of a block", CACHE, "address[j] = cache_row<S>(view, range, kv_number, block.first + j);",

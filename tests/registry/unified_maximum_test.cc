@@ -66,6 +66,18 @@ TEST(UnifiedMaximum, EveryHeadMayHaveItsOwn) {
   }
 }
 
+// The last split has two keys, which only the last two of 16 queries see. The others must not take
+// phi for their maximum when these fall back.
+TEST(UnifiedMaximum, RowsThatSeeNoKeyOfASplitKeepTheAccuracy) {
+  TILEWISE_TRACE_SEED();
+  for (const std::int32_t dtype : kDtypes) {
+    Case c = make_case(Operation::kForward, dtype, {1, 16, 1026, 2, 1, 24});
+    c.causal = true;
+    c.phi = {600};
+    expect_all_pass(c);
+  }
+}
+
 // Kernels of GPUs differ by the rows of a kv head and by the width.
 TEST(UnifiedMaximum, EveryNumberOfRowsAndWidthKeepsTheAccuracy) {
   TILEWISE_TRACE_SEED();

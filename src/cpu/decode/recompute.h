@@ -8,18 +8,21 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
+// Whether a row may see a key of the split.
+TILEWISE_INLINE bool sees_split(const DecodeRange& range, std::int64_t r) {
+  const math::KeyRange seen = keys_of_rows(range.context, r % range.context.sequence.q_len, 1);
+  return seen.begin < range.keys.end && seen.end > range.keys.begin;
+}
+
 // Returns whether phi has served all rows of a split, and marks those that it has not: they alone
-// fall back to their maxima, so that no row's bits depend on another. Rows that see no key of the
-// split get the empty state.
+// fall back to their maxima, so that no row's bits depend on another.
 template <class T>
 bool rows_are_safe(const DecodeRange& range, const DecodeScratch<T>& scratch) {
   const std::int64_t size = padded<T>(range.context.problem->value_dim).size();
   bool all = true;
   for (std::int64_t r = 0; r < range.rows(); ++r) {
     if (is_safe_row(scratch.sum[r], scratch.out + r * size, size)) continue;
-    const math::KeyRange seen = keys_of_rows(range.context, r % range.context.sequence.q_len, 1);
-    scratch.max[r] = math::empty_state<T>().max;
-    if (seen.begin >= range.keys.end || seen.end <= range.keys.begin) continue;
+    if (!sees_split(range, r)) continue;
     scratch.at_phi[r] = 0;
     all = false;
   }
@@ -132,6 +135,9 @@ std::int64_t decode_split(const RunContext& run, const DecodeRange& range,
   while (lower_prob_units(range, scratch) || falls_back) {
     falls_back = false;
     visited += decode_split_once(run, range, scratch);
+  }
+  for (std::int64_t r = 0; unified && r < range.rows(); ++r) {
+    if (!sees_split(range, r)) scratch.max[r] = math::empty_state<T>().max;
   }
   return visited;
 }
