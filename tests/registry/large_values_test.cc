@@ -232,6 +232,48 @@ TEST(LargeValues, OtherColumnsKeepTheirBits) {
   }
 }
 
+// The CPU kernels whose gradients have units for the inputs.
+bool has_gradient_units(const Kernel& kernel, std::int32_t dtype) {
+  const std::string name = kernel.name;
+  if (name.rfind("cpu_", 0) != 0 || name == "cpu_amx") return false;
+  return name != "cpu_avx512_bf16" || dtype != TILEWISE_BF16;
+}
+
+// dQ, dK and dSink are proportional to V. Here dP and delta overflow, and the gradients do not.
+// They are compared with those of values that are smaller by a power of two; there nothing
+// overflows.
+TEST(LargeValues, GradientsAreProportionalToThem) {
+  TILEWISE_TRACE_SEED();
+  for (const std::int32_t dtype : {TILEWISE_FP64, TILEWISE_FP32, TILEWISE_BF16}) {
+    Case c = make_case(Operation::kBackward, dtype, {1, 70, 90, 2, 1, 24});
+    c.sink = dtype != TILEWISE_FP64;  // dSink is fp32
+    Instance large(c);
+    Instance small(c);
+    make_large(Large::kBothSigns, large.request().v);
+    const std::vector<double> values = verify::numbers_of(large.request().v);
+    set_elements(small.request().v,
+                 [&](std::int64_t i) { return values[static_cast<std::size_t>(i)] * 0x1p-30; });
+    give_forward_results(large);
+    give_forward_results(small);
+    for (const Kernel* const kernel : runnable_kernels(c)) {
+      if (!has_gradient_units(*kernel, dtype)) continue;
+      run_for_bits(kernel->name, large);
+      run_for_bits(kernel->name, small);
+      for (const auto member :
+           {&tilewise_problem::dq, &tilewise_problem::dk, &tilewise_problem::dsink}) {
+        const std::vector<double> expected = verify::numbers_of(small.request().*member);
+        const std::vector<double> gradients = verify::numbers_of(large.request().*member);
+        double most = 0;
+        for (const double x : expected) most = std::fmax(most, std::abs(x));
+        const double tolerance = most * (dtype == TILEWISE_BF16 ? 0x1p-7 : 1e-5);
+        for (std::size_t i = 0; i < expected.size(); ++i)
+          ASSERT_NEAR(gradients[i] * 0x1p-30, expected[i], tolerance)
+              << kernel->name << ", " << i << ": " << verify::describe(c);
+      }
+    }
+  }
+}
+
 std::int64_t bytes_read(const Kernel& kernel, Instance& instance) {
   problem::Traffic traffic;
   RunSetup setup;

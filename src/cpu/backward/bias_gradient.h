@@ -104,7 +104,7 @@ void visit_bias_tile(const HeadContext& context, const BiasHead<T>& head, math::
   const Rows<T> v = stage_scaled_rows<T>({&problem.v, context.sequence.batch, context.kv_head(),
                                           row, bounds.t_count, problem.value_dim},
                                          head.v_rows(), scratch.gradient.stage_b);
-  load_row_statistics<T>(context, {head.delta, head.units.v_panel, head.units.dout_rows},
+  load_row_statistics<T>(context, {head.delta, head.units.v_of_delta(), head.units.dout_rows},
                          rows.begin, bounds.lane_count, kWidth, scratch.gradient);
   recompute_tile<T, Lanes::kQueries, kColumns, kWidth>(
       context, bounds, tile_class, all_active<kColumns>(bounds.t_count),
@@ -257,18 +257,23 @@ void bias_item(const Problem& problem, const BlockSchedule& shared, const View& 
 
 // dSink = -sum over rows of exp(sink - LSE) * delta. It is summed up in double, in the order of the
 // rows.
+//
+// units: (B, kv heads)
 template <class T>
 void sink_gradient(const Problem& problem, const BlockSchedule& shared, const View& delta,
-                   std::int64_t head) {
+                   const GradientUnits<T>* units, std::int64_t head) {
   const double sink = static_cast<const float*>(problem.sink.data)[problem.sink.offset(0, head, 0)];
   double sum = 0;
   for (std::int64_t b = 0; b < problem.batch; ++b) {
     const Sequence& sequence = shared.sequences[b];
+    const double unit =
+        static_cast<double>(units[b * problem.kv_heads + head / problem.group].delta);
     for (std::int64_t i = 0; i < sequence.q_len; ++i) {
       const std::int64_t row = sequence.q_start + i;
       const double lse = load_statistic<double>(problem.lse, b, head, row);
       if (sink == -math::Limits<double>::kInfinity) continue;
-      sum += math::exp2((sink - lse) * math::kLog2E) * load_statistic<double>(delta, b, head, row);
+      const double of_row = load_statistic<double>(delta, b, head, row);
+      sum += math::exp2((sink - lse) * math::kLog2E) * of_row / unit;
     }
   }
   store_sum(problem.dsink, problem.dsink.offset(0, head, 0), problem.accumulate, -sum);

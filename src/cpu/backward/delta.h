@@ -46,4 +46,29 @@ void compute_delta(const Problem& problem, const HeadContext& context, const Vie
   }
 }
 
+// Computes delta of a head again, multiplied by a power of two, where rowsum(O * dO) has
+// overflowed.
+template <class T>
+void compute_delta_in_unit(const Problem& problem, const Sequence& sequence, std::int64_t head,
+                           T unit, const View& delta) {
+  const std::int64_t b = sequence.batch;
+  for (std::int64_t row = sequence.q_start; row < sequence.q_start + sequence.q_len; ++row) {
+    T sum = T(0);
+    with_storage(problem.out.dtype, [&](auto out_storage) {
+      with_storage(problem.dout.dtype, [&](auto dout_storage) {
+        using Out = decltype(out_storage);
+        using Dout = decltype(dout_storage);
+        const Out* const out =
+            static_cast<const Out*>(problem.out.data) + problem.out.offset(b, head, row);
+        const Dout* const dout =
+            static_cast<const Dout*>(problem.dout.data) + problem.dout.offset(b, head, row);
+        for (std::int64_t c = 0; c < problem.value_dim; ++c)
+          sum += math::load<T>(out[c]) * unit * math::load<T>(dout[c]);
+      });
+    });
+    if (problem.dlse.present()) sum -= load_statistic<T>(problem.dlse, b, head, row) * unit;
+    store_statistic(delta, b, head, row, sum);
+  }
+}
+
 }  // namespace tilewise::cpu::TILEWISE_TARGET

@@ -227,7 +227,7 @@ void visit_query_tile(const HeadContext& context, const KeyBlock& block, math::K
     if (bounds.t_count <= 0) continue;
     const TileClass tile_class = classify_masked(own_context, Lanes::kKeys, bounds);
     if (tile_class == TileClass::kEmpty) continue;
-    load_row_statistics(context, {pass.delta, tile.units->v_panel, tile.units->dout_rows},
+    load_row_statistics(context, {pass.delta, tile.units->v_of_delta(), tile.units->dout_rows},
                         bounds.t0, bounds.t_count, bounds.t_count, scratch.gradient);
     with_columns<E, kColumns>(lanes, [&](auto columns) {
       key_tile<E, kColumns, decltype(columns)::kCount>(own_context, bounds, tile_class, tile, rows,

@@ -276,7 +276,8 @@ Status run_backward(const Problem& problem, const RunContext& run) {
   if (problem.dalibi_slopes.present()) sweep_slopes<T, kColumns>(problem, run, workspace);
   if (problem.dsink.present()) {
     auto run_item = [&](std::int64_t, std::int64_t head) {
-      sink_gradient<T>(problem, workspace.shared, workspace.delta, head);
+      sink_gradient<T>(problem, workspace.shared, workspace.delta, workspace.query_gradient.units,
+                       head);
     };
     run_items(run, workspace.shared.next, problem.heads, run_item);
   }

@@ -4,6 +4,7 @@
 // when they are stored.
 #pragma once
 
+#include "cpu/backward/delta.h"
 #include "cpu/common/dropout.h"
 #include "cpu/common/schedule.h"
 #include "cpu/common/score_mod.h"
@@ -22,6 +23,10 @@ struct GradientUnits {
   T dout_columns = T(1);  // dO in dV
   T q_columns = T(1);     // Q in dK
   T k_rows = T(1);        // K in dQ
+  T delta = T(1);         // delta as it is stored; at most 1
+
+  // What delta is multiplied by, besides dout_rows, to be in the units of dP.
+  TILEWISE_INLINE T v_of_delta() const { return v_panel / delta; }
 };
 
 // The factor that takes a sum in some units to a gradient, in two steps, because T may not hold it.
@@ -64,8 +69,44 @@ TILEWISE_INLINE void merge_magnitude(const Magnitude<T>& more, Magnitude<T>& all
 template <class T>
 struct HeadMagnitudes {
   Magnitude<T> q, k, v, dout;
-  T delta;
+  T delta;       // the largest |delta| that is finite
+  T delta_unit;  // by which it is multiplied
 };
+
+// Measures delta of a kv head's rows. Returns whether all of it is finite.
+template <class T>
+bool measure_delta(const Problem& problem, const Sequence& sequence, std::int64_t kv_head,
+                   const View& delta, HeadMagnitudes<T>& head) {
+  bool finite = true;
+  for (std::int64_t h = kv_head * problem.group; h < (kv_head + 1) * problem.group; ++h) {
+    for (std::int64_t i = 0; i < sequence.q_len; ++i) {
+      const T x = math::absolute(load_statistic<T>(delta, sequence.batch, h, sequence.q_start + i));
+      if (math::is_finite(x)) head.delta = math::maximum(x, head.delta);
+      finite = finite && math::is_finite(x);
+    }
+  }
+  return finite;
+}
+
+// Gives a unit to delta of a kv head if finite O and dO are so large that it may have overflowed.
+template <class T>
+void lower_delta_unit(const Problem& problem, const Sequence& sequence, std::int64_t kv_head,
+                      const View& delta, HeadMagnitudes<T>& head) {
+  Magnitude<T> out = {};
+  for (std::int64_t h = kv_head * problem.group; h < (kv_head + 1) * problem.group; ++h) {
+    merge_magnitude(measure_finite<T>({&problem.out, sequence.batch, h, sequence.q_start,
+                                       sequence.q_len, problem.value_dim}),
+                    out);
+  }
+  const int reach = exponent_above(out.largest) + exponent_above(head.dout.largest) +
+                    exponent_above(problem.value_dim);
+  if (reach <= Exponents<T>::kMost) return;
+  head.delta_unit = exact_power<T>(Exponents<T>::kMost - reach);
+  for (std::int64_t h = kv_head * problem.group; h < (kv_head + 1) * problem.group; ++h)
+    compute_delta_in_unit(problem, sequence, h, head.delta_unit, delta);
+  head.delta = T(0);
+  measure_delta(problem, sequence, kv_head, delta, head);
+}
 
 template <class T>
 HeadMagnitudes<T> measure_head(const Problem& problem, const Sequence& sequence,
@@ -83,11 +124,10 @@ HeadMagnitudes<T> measure_head(const Problem& problem, const Sequence& sequence,
     merge_magnitude(measure_finite<T>({&problem.dout, batch, h, sequence.q_start, sequence.q_len,
                                        problem.value_dim}),
                     head.dout);
-    for (std::int64_t i = 0; i < sequence.q_len; ++i) {
-      const T x = math::absolute(load_statistic<T>(delta, batch, h, sequence.q_start + i));
-      if (math::is_finite(x)) head.delta = math::maximum(x, head.delta);
-    }
   }
+  head.delta_unit = T(1);
+  if (!measure_delta(problem, sequence, kv_head, delta, head))
+    lower_delta_unit(problem, sequence, kv_head, delta, head);
   return head;
 }
 
@@ -118,11 +158,12 @@ GradientUnits<T> choose_units(const Problem& problem, const Sequence& sequence,
   const int dout = raise(head.dout, head.v, 0);
   const int reach =
       math::max(exponent_above(head.dout.largest) + dout + exponent_above(head.v.largest) + depth,
-                exponent_above(head.delta) + dout);
+                exponent_above(head.delta) - exponent_above(head.delta_unit) + 1 + dout);
   const int factor = math::max(
       math::max(exponent_above(head.q.largest) + q, exponent_above(head.k.largest) + k), 0);
   const int room = kMost - 2 - terms - keep - factor - reach + exponent_above(head.v.largest);
   GradientUnits<T> units;
+  units.delta = head.delta_unit;
   units.q_rows = units.q_columns = exact_power<T>(q);
   units.k_panel = units.k_rows = exact_power<T>(k);
   units.dout_rows = exact_power<T>(dout);
