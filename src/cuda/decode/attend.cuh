@@ -31,6 +31,7 @@ class Attend {
   using Ring = KeyRing<kConfig>;
   using Layout = typename Ring::Layout;
   using Element = typename Ring::Element;
+  using Large = std::conditional_t<kConfig.fp32, float, std::uint16_t>;  // no fp8 is large
   using Cap = std::conditional_t<kConfig.fp32, tile::ExactSoftcap, tile::Softcap>;
 
   __device__ Attend(const Parameters& parameters, Shared<kConfig>& shared)
@@ -325,7 +326,7 @@ class Attend {
     const int lane = static_cast<int>(ptx::opaque(threadIdx.x)) % 32;
     bool large = false;
     if (lane < Layout::kChunks)
-      large = sm80::holds_large(ptx::ld_shared_v4(values + Layout::place(0, lane)), Element{});
+      large = sm80::holds_large(ptx::ld_shared_v4(values + Layout::place(0, lane)), Large{});
     return __any_sync(~0u, large);
   }
 
@@ -364,7 +365,7 @@ class Attend {
         chunks[i] = *reinterpret_cast<const uint4*>(values + ring_.key_offset(view, inside));
       }
 #pragma unroll
-      for (const uint4& chunk : chunks) large |= sm80::holds_large(chunk, Element{});
+      for (const uint4& chunk : chunks) large |= sm80::holds_large(chunk, Large{});
     }
     return large;
   }
