@@ -19,7 +19,8 @@ using nlohmann::json;
 constexpr std::int64_t kDefaultTile = 128;
 constexpr std::int64_t kMostTiles = std::int64_t{1} << 28;  // they are counted one by one
 constexpr const char* kTileFlags[] = {"tile", "head", "bare"};
-constexpr const char* kAlgorithmFlags[] = {"op", "sram", "dtype"};  // a mask does not depend on them
+constexpr const char* kAlgorithmFlags[] = {"op", "sram",
+                                           "dtype"};  // a mask does not depend on them
 
 Shape shape_of(const Flags& flags) {
   if (!flags.given("shape")) {
