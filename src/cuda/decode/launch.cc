@@ -325,6 +325,9 @@ const char* slower(const Problem& problem, bool beside_sm90) {
   if (has_fp8(problem) && !beside_sm90) return nullptr;
   if (is_fp32(problem) && problem.page_table.present()) return nullptr;
   const std::int64_t rows = most_rows(problem);
+  // Multiply-adds are the limit beyond one tile of rows, and cuda_fp32 has as many.
+  constexpr std::int64_t kTileRows = 64;
+  if (is_fp32(problem) && rows > kTileRows) return kReason;
   if (problem.batch_invariant) {
     // The other sequences of the batch have no say.
     constexpr std::int64_t kLongKeys = 4096;
