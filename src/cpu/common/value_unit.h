@@ -39,7 +39,8 @@ TILEWISE_INLINE T value_unit(T before, T largest, int room) {
   return exact_power<T>(math::min(lift, highest));
 }
 
-// The same for products that flush denormals in any case: it only falls.
+// The unit of products that flush denormals in any case. It is `before`, or less where a sum might
+// not be finite.
 template <class T>
 TILEWISE_INLINE T lowered_unit(T before, T largest, int room) {
   const int highest = room - exponent_above(largest);
