@@ -27,10 +27,13 @@ TILEWISE_INLINE float add_tile_products(__m512i left, __m512i right, float sum) 
   return sum + (even + odd);
 }
 
-// Sum of a[c] * b[c], in the order of steps and terms in which dP adds them (fp16_terms.h).
+// Sum of a[c] * b[c], in the order of steps and terms in which dP adds them (fp16_terms.h). Tile
+// products take denormals for zeros, and so does this sum.
 template <int kTerms>
 TILEWISE_INLINE float amx_inner_product(const std::uint16_t* a, const std::uint16_t* b,
                                         std::int64_t width) {
+  const unsigned mode = _mm_getcsr();
+  _mm_setcsr(mode | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
   float sum = 0;
   for (std::int64_t c = 0; c < width; c += kTileDepth) {
     if constexpr (kTerms == 1) {
@@ -46,6 +49,7 @@ TILEWISE_INLINE float amx_inner_product(const std::uint16_t* a, const std::uint1
       sum = add_tile_products(low_left, right, sum);
     }
   }
+  _mm_setcsr(mode);
   return sum;
 }
 
