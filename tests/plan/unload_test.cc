@@ -10,7 +10,9 @@
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -31,6 +33,28 @@ std::int64_t threads_of_process() {
 // A thread that was joined may be listed for a moment longer.
 bool threads_become(std::int64_t expected) {
   for (int waited = 0; threads_of_process() != expected; ++waited) {
+    if (waited == 1000) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
+
+// Returns whether every thread but the calling one sleeps. A thread that starts does not: it may
+// hold a lock of the address sanitizer, which a child of fork() would wait for.
+bool other_threads_sleep() {
+  const std::string caller = std::to_string(gettid());
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::ifstream file(task.path() / "stat");
+    std::string number, name;
+    char state = 0;
+    file >> number >> name >> state;
+    if (number != caller && state != 'S') return false;
+  }
+  return true;
+}
+
+bool other_threads_fall_asleep() {
+  for (int waited = 0; !other_threads_sleep(); ++waited) {
     if (waited == 1000) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
@@ -200,6 +224,7 @@ TEST(Fork, AChildThatUnloadsOrExitsDoesNotWaitForThreadsItLacks) {
               several_threads();
               Library library;
               if (!forward_is_right(library, nullptr)) return false;
+              if (!other_threads_fall_asleep()) return false;
               const bool exits = status_of_child([] { return threads_become(1); }) == 0;
               const bool unloads = status_of_child([&] {
                                      library.close();
