@@ -140,13 +140,12 @@ constexpr Kernel backward_kernel(const char* name, const char* description,
 
 #if defined(__x86_64__)
 constinit const Kernel kForwardAmx = forward_kernel<amx::kKernels>(
-    "cpu_amx",
-    "FlashAttention-2 tiles, bf16 products on the matrix scale_log2, fp16 as sums of two bf16",
+    "cpu_amx", "FlashAttention-2 tiles, bf16 products on the matrix unit, fp16 as sums of two bf16",
     supports_amx, true);
 constinit const Kernel kBackwardAmx = backward_kernel<amx::kKernels>(
     "cpu_amx",
     "FlashAttention-2 recomputation, key blocks outside, dQ added in their order, bf16 products on "
-    "the matrix scale_log2, fp16 as sums of two bf16",
+    "the matrix unit, fp16 as sums of two bf16",
     supports_amx, true, slower_fp16_terms);
 constinit const Kernel kForwardAvx512Bf16 = forward_kernel<avx512_bf16::kKernels>(
     "cpu_avx512_bf16", "FlashAttention-2 tiles, products of bf16 pairs in 512-bit registers",

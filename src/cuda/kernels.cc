@@ -207,9 +207,8 @@ constinit const Kernel kForwardSm80 = {
 
 constinit const Kernel kBackwardSm90 = {
     "cuda_sm90",
-    "FlashAttention-3 on Hopper: TMA, wgmma, warp specialisation; bf16 and fp16, D up to 128; dQ "
-    "has "
-    "the same bits from run to run if deterministic",
+    "FlashAttention-3 on Hopper: TMA, wgmma, warp specialisation; bf16 and fp16, D up to 256; dQ "
+    "has the same bits from run to run if deterministic",
     GradientSm90::supports,
     GradientSm90::workspace_bytes,
     GradientSm90::run,
@@ -227,7 +226,6 @@ constinit const Kernel kBackwardSm80 = {
     GradientSm80::run,
     no_prediction,
     true,  // sums of dQ are added by red.global.add.f32
-
     TILEWISE_CUDA,
     GradientSm80::prepare};
 
@@ -302,8 +300,7 @@ constinit const Kernel kForwardReference = {
 constinit const Kernel kBackwardReference = {
     "cuda_reference",
     "a block for each row of queries and of keys, fp64 arithmetic, every option: the slow oracle "
-    "of "
-    "the GPU",
+    "of the GPU",
     GradientReference::supports,
     GradientReference::workspace_bytes,
     GradientReference::run,
