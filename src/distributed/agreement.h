@@ -12,8 +12,8 @@ namespace tilewise::distributed {
 // thread's message remains. Returns that status.
 Status refuse(const tilewise_communicator& communicator, double timeout_seconds, Status status);
 
-// What the ranks have agreed upon in an earlier run of a plan for tensors of a device. There a
-// comparison waits for the messages before it, so that it is made only if something has changed.
+// The agreement of the ranks in an earlier run of a plan for tensors of a device. There a
+// comparison waits for the messages before it, so it is made only if something has changed.
 class Agreement {
  public:
   // Compares the problems of the ranks, as compare_problems() does, unless the last comparison of

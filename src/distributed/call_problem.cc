@@ -23,7 +23,8 @@ tilewise_tensor contiguous(void* data, std::int32_t dtype, int rank, const std::
   return tensor;
 }
 
-// Returns the sum that a tensor of the request stands for: itself if it has the dtype of sums.
+// Returns the sum of which a tensor of the request is the result: the tensor itself if it has the
+// dtype of sums.
 tilewise_tensor sum_of(const RingPlan& plan, const tilewise_tensor& tensor, void* data) {
   const std::int32_t dtype = plan.local.statistics;
   if (!present(tensor) || tensor.dtype == dtype) return tensor;

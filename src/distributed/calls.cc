@@ -45,13 +45,13 @@ class Calls {
             range.begin + piece.rows.end * range.stride, range.stride};
   }
 
-  // A call for each range of queries and each piece of keys.
+  // Adds a call for each range of queries and each piece of keys.
   void add_pairs(std::int32_t step, const Step& made) {
     const Shard keys = plan_.ring().keys(made.owner);
     for (std::int32_t q = 0; q < plan_.queries.count; ++q) {
       for (std::int32_t p = 0; p < made.pieces.count; ++p) {
         const Piece& piece = made.pieces.pieces[static_cast<std::size_t>(p)];
-        // One call of each range of queries passes the sink, whether or not a key is visible.
+        // One call of each range of queries passes the sink, even if no key is visible.
         add_pair(q, p, tokens_of(keys, piece), step == 0 && q == p);
       }
     }
@@ -84,8 +84,8 @@ class Calls {
     return parts;
   }
 
-  // One call for the step, if its masks are one band for each sequence. After step 0 a range of
-  // queries that sees no key is left out.
+  // Adds one call for the step, if its masks are one band for each sequence. After step 0 a range
+  // of queries that sees no key is left out.
   bool add_joined(std::int32_t step, const Step& made) {
     if (!may_join(made)) return false;
     Call call;
@@ -195,9 +195,9 @@ class Calls {
     if (!entries_.empty()) add_windows(call, with_sink, q_rows, k_rows);
   }
 
-  // A call has one window. Stripes of a two-sided window differ by 1 between sequences, so that
-  // there may be several calls, each with its own sequences. The first one takes those that see no
-  // key, for the sake of the sink.
+  // A call has one window. Stripes of a two-sided window differ by 1 between sequences, so there
+  // may be several calls, each with its own sequences. The first call takes the sequences that see
+  // no key, because their rows need the sink.
   void add_windows(Call call, bool with_sink, std::int64_t q_rows, std::int64_t k_rows) {
     std::vector<Window> windows;
     for (const Entry& entry : entries_) {
@@ -238,8 +238,8 @@ class Calls {
                         [&](const Call& other) { return other.has_range(call.query_range); });
   }
 
-  // Whether the kernel must know where the parts lie in the whole. A device spares the kernel that
-  // reads it.
+  // Whether the kernel needs the places of the parts in the whole. On a device, a call without them
+  // saves the kernel that reads them.
   bool needs_parts(const Window& window) const {
     if (!plan_.on_device() || problem_.dropout_p > 0 || problem_.alibi_slopes.present())
       return true;

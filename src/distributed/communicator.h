@@ -18,11 +18,12 @@ Status check_communicator(const tilewise_communicator* communicator);
 Status check_messages(const tilewise_exchange& request, std::int32_t size);
 
 // Exchanges messages; nothing is called if there are none. A failure's message names the rank that
-// caused it, and what was going on: "ring attention, step 2 of 8".
+// caused it, and the activity: "ring attention, step 2 of 8".
 Status exchange(const tilewise_communicator& communicator, const tilewise_exchange& request,
                 const char* activity);
 
-// The same in device memory, in the order of a stream: start() and finish() of the communicator.
+// Exchanges messages in device memory, in the order of a stream: start() and finish() of the
+// communicator.
 Status start_exchange(const tilewise_communicator& communicator, const tilewise_exchange& request,
                       void* stream, const char* activity);
 Status finish_exchange(const tilewise_communicator& communicator, const tilewise_exchange& request,

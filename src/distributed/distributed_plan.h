@@ -27,7 +27,7 @@ Status make_distributed_plan(problem::Operation operation, const tilewise_proble
 
 void describe_distributed_plan(const DistributedPlan& plan, tilewise_distributed_info* info);
 
-// As run_ring() and magi::run_attention().
+// Runs the plan, by run_ring() or magi::run_attention().
 Status run_distributed_plan(const DistributedPlan& plan, const tilewise_communicator& communicator,
                             const tilewise_problem& request, const RingRunOptions& options);
 

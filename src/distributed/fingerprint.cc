@@ -59,7 +59,7 @@ constexpr FieldText kFields[] = {{"status", Kind::kInteger},
 static_assert(std::size(kFields) == static_cast<std::size_t>(Field::kCount),
               "Every field has a name.");
 
-// The hashes below are 0 for what is absent.
+// The hashes below are 0 for absent tensors.
 std::uint64_t hash_list(const IndexView& list) {
   if (!list.present()) return 0;
   Hash hash;
@@ -147,7 +147,7 @@ Status verdict(const Fingerprint* all, const tilewise_communicator& communicator
   return TILEWISE_OK;
 }
 
-// Contents of a device are not read: there it is their presence that has to be equal.
+// Contents in device memory are not read: only their presence has to be equal.
 void set_contents(const Problem& local, Fingerprint* print) {
   if (local.device != TILEWISE_CPU) {
     (*print)[Field::kAlibiSlopes] = local.alibi_slopes.present();

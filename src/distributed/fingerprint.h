@@ -10,7 +10,7 @@
 
 namespace tilewise::distributed {
 
-// What has to be equal on all ranks.
+// The properties that have to be equal on all ranks.
 enum class Field : std::size_t {
   kStatus,  // TILEWISE_OK, or why the rank has refused its problem
   kOperation,

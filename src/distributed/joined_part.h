@@ -23,7 +23,7 @@ struct JoinedPart {
   bool is_full() const { return reach >= keys(); }
 };
 
-// All ranges are ascending, have the stride 1 and no tokens in common; the whole has no left
+// The ranges are ascending, have the stride 1 and no tokens in common; the whole has no left
 // window.
 JoinedPart join_parts(const Whole& whole, const problem::Sequence& sequence,
                       std::span<const TokenRange> queries, std::span<const TokenRange> keys);

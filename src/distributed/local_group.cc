@@ -153,9 +153,9 @@ void LocalGroup::wait(Rank& rank, double timeout_seconds, std::unique_lock<std::
   rank.changed.wait_until(lock, std::chrono::steady_clock::now() + limit, ended);
 }
 
-// Returns the rank that the others wait for in the end: one that is in no exchange, of those that
-// `waiting` waits for, or that these wait for, and so on. If all of them are in one, they wait for
-// each other's messages, and the first is as good as any.
+// Returns the rank at the end of the chain of waiting ranks: one that is in no exchange, among
+// those that `waiting` waits for, those that these wait for, and so on. If all of them are in an
+// exchange, they wait for each other's messages, and the first is as good as any.
 std::int32_t LocalGroup::silent_rank(const Rank& waiting) const {
   std::vector<std::int32_t> reached = {waiting.number};
   std::vector<bool> known(ranks_.size(), false);
@@ -241,8 +241,8 @@ Status LocalGroup::start(std::int32_t number, const tilewise_exchange& request, 
   return TILEWISE_OK;
 }
 
-// The later work of the stream waits for what the rank receives, and for those who copy what it
-// sends. A copy that was started before a failure is waited for all the same.
+// The later work of the stream waits for the messages that the rank receives, and for the copies of
+// those that it sends. It waits even for copies that were started before a failure.
 Status LocalGroup::finish(std::int32_t number, void* stream, std::int32_t* failed_rank) {
   Rank& rank = ranks_[index_of(number)];
   const tilewise_exchange& request = *rank.started;

@@ -33,7 +33,7 @@ class LocalGroup {
   Status exchange(std::int32_t number, const tilewise_exchange& request, std::int32_t* failed_rank);
   void abort(std::int32_t number);
 
-  // An exchange in device memory. finish() meets the other ranks.
+  // An exchange in device memory. finish() waits for the other ranks.
   Status start(std::int32_t number, const tilewise_exchange& request, void* stream,
                std::int32_t* failed_rank);
   Status finish(std::int32_t number, void* stream, std::int32_t* failed_rank);

@@ -35,7 +35,7 @@ Status check_rows(const char* name, std::int64_t rows, const Shard& shard, std::
               schedule_name(plan.options.schedule));
 }
 
-// What a schedule, and several ranks, exclude.
+// Refuses the options that a schedule, or several ranks, exclude.
 Status check_options_of_ranks(const RingPlan& plan) {
   const problem::Problem& local = plan.local;
   if (plan.options.schedule == Schedule::kStriped) {
@@ -220,7 +220,7 @@ class Reservation {
   }
   std::int64_t take(std::int64_t count, std::int64_t bytes) { return take(Checked{count}, bytes); }
 
-  // The sum that an output of another dtype is rounded from; -1 if it needs none.
+  // Reserves the sum from which an output of another dtype is rounded; -1 if it needs none.
   std::int64_t take_sum(const problem::View& output, bool query_side, std::int64_t width) {
     if (!output.present() || output.dtype == local_.statistics) return -1;
     return take(heads_of(query_side), width * element());

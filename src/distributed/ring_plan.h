@@ -34,8 +34,8 @@ struct Call {
   std::int64_t sequences = 0;
   std::int64_t window_left = -1;
   std::int64_t window_right = -1;
-  // Where its lists begin in RingPlan::lists; -1 for those that it does not need. Without `parts`
-  // the diagonal of every sequence begins at its first row and key, or there is none.
+  // The begin of each of its lists in RingPlan::lists; -1 for those that it does not need. Without
+  // `parts` the diagonal of every sequence begins at its first row and key, or there is none.
   std::int64_t parts = -1;
   std::int64_t cu_seqlens_q = -1;
   std::int64_t cu_seqlens_k = -1;
@@ -79,13 +79,13 @@ struct Transfer {
   std::int32_t tag = 0;
 };
 
-// What happens at one time: the exchange, and the step with the same number if there is one.
+// The exchange and the step that overlap: the step has the same number, if there is one.
 struct Stage {
   Span sends;
   Span receives;
 };
 
-// Offsets into the workspace; -1 for what is not needed.
+// Offsets into the workspace; -1 for arrays that are not needed.
 struct RingMemory {
   std::int64_t comparison = -1;
   std::int64_t own_keys = -1;
@@ -134,8 +134,8 @@ struct RingPlan {
   bool on_device() const { return local.device == TILEWISE_CUDA; }
   bool key_gradients() const { return local.dk.present() || local.dv.present(); }
 
-  // A row of keys is a record: K of every batch and head, then V. Rows of gradients likewise, of
-  // those of dK and dV that are asked for, in fp32 (fp64).
+  // A row of keys is a record: K of every batch and head, then V. A row of gradients has dK, then
+  // dV, in fp32 (fp64), without those that are absent.
   std::int64_t key_batch() const { return local.k_packed ? 1 : local.batch; }
   std::int64_t key_columns() const;
   std::int64_t value_columns() const;
@@ -153,7 +153,7 @@ Status make_ring_plan(problem::Operation operation, const tilewise_problem& requ
                       const RingOptions& options, std::int32_t rank, std::int32_t size,
                       RingPlan* plan);
 
-// Sets `info` to what the plan does; info->struct_size stays.
+// Describes the plan in `info`; info->struct_size stays.
 void describe_ring_plan(const RingPlan& plan, tilewise_distributed_info* info);
 
 // The steps of making a plan, in files of their own.

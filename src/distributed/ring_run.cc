@@ -337,7 +337,7 @@ bool same_shape(const tilewise_tensor& a, const tilewise_tensor& b) {
          std::equal(a.shape, a.shape + (a.rank > 0 ? a.rank : 0), b.shape);
 }
 
-// Checks that the request is what the plan was made for, and its memory.
+// Checks that the plan was made for such a request, and its memory.
 Status check_run(const RingPlan& plan, const tilewise_problem& request,
                  const RingRunOptions& options, problem::Problem* local) {
   if (options.executor != nullptr)

@@ -47,13 +47,14 @@ struct Pieces {
   const Piece* covering(const Piece& other) const;
 };
 
-// Returns what `reader` reads of the keys of `owner`: of each range, from the first to the last row
+// Returns the keys of `owner` that `reader` reads: of each range, from the first to the last row
 // that any of its queries sees.
 Pieces pieces_read(const Ring& ring, std::int32_t reader, std::int32_t owner);
 
 // True if `reader` gets a piece of `owner` from the rank before it in the ring, which read all of
-// it one step earlier; otherwise it gets it from the owner. Gradients go the same way on: true if
-// the reader passes those of the piece on to the rank after it; otherwise it sends them home.
+// it one step earlier; otherwise it gets it from the owner. Gradients travel on in the same
+// direction: true if the reader passes those of the piece to the rank after it; otherwise it sends
+// them home.
 bool comes_from_neighbour(const Ring& ring, std::int32_t reader, std::int32_t owner,
                           const Piece& piece);
 bool goes_to_neighbour(const Ring& ring, std::int32_t reader, std::int32_t owner,

@@ -14,8 +14,8 @@ struct Extents {
   std::int64_t width;
 };
 
-// Who computes: the threads of an executor or, for tensors of a device, its kernels, which are
-// started on the executor's stream. After an error nothing more is started.
+// The means of computing: the threads of an executor or, for tensors of a device, its kernels,
+// which are started on the executor's stream. After an error nothing more is started.
 class Worker {
  public:
   Worker(const problem::Problem& problem, const tilewise_executor& executor)

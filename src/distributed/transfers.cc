@@ -55,7 +55,7 @@ class Transfers {
     }
   }
 
-  // Sends what the next rank reads of the keys that this rank has received for the step before.
+  // Sends those keys that this rank has received for the step before and the next rank reads.
   void send_received_keys(std::int32_t step) {
     const std::int32_t next = after(rank_, 1);
     const std::int32_t owner = after(next, -step);

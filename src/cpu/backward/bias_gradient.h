@@ -58,8 +58,8 @@ TILEWISE_INLINE math::KeyRange broadcast_range(std::int64_t extent, std::int64_t
   return {index * step, math::min(index * step + step, full)};
 }
 
-// What the tiles of a head share: delta, and the units of its operands. V is read in place where it
-// is of ordinary size; dO then has its unit.
+// The data that the tiles of a head share: delta, and the units of its operands. V is read in place
+// where it is of ordinary size; dO then has its unit.
 template <class T>
 struct BiasHead {
   View delta;

@@ -8,8 +8,8 @@
 
 namespace tilewise::cpu::TILEWISE_TARGET {
 
-// True if every row of the sequence sees one key at most: it has no other, or the window is so
-// narrow.
+// True if every row of the sequence sees at most one key: the sequence has no other, or the window
+// is that narrow.
 inline bool at_most_one_key(const Problem& problem, const Sequence& sequence) {
   return sequence.k_len == 1 || (problem.window_left == 0 && problem.window_right == 0);
 }

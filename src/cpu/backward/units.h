@@ -25,7 +25,7 @@ struct GradientUnits {
   T k_rows = T(1);        // K in dQ
   T delta = T(1);         // delta as it is stored; at most 1
 
-  // What delta is multiplied by, besides dout_rows, to be in the units of dP.
+  // The factor of delta, besides dout_rows, that brings it to the units of dP.
   TILEWISE_INLINE T v_of_delta() const { return v_panel / delta; }
 };
 
@@ -38,7 +38,7 @@ struct GradientFactor {
 
   TILEWISE_INLINE GradientFactor(double scale, T unit) : GradientFactor(scale, {}, unit) {}
 
-  // For sums of dS, and of what it is multiplied by in `unit`.
+  // The factor of sums of dS times an operand that has the unit `unit`.
   TILEWISE_INLINE GradientFactor(double scale, const GradientUnits<T>& dscore, T unit) {
     const double least = math::exp2(-static_cast<double>(Exponents<T>::kMost));
     const double a = static_cast<double>(dscore.dout_rows);
@@ -131,8 +131,8 @@ HeadMagnitudes<T> measure_head(const Problem& problem, const Sequence& sequence,
   return head;
 }
 
-// The exponent that lifts operands to 2^kLift or, where they are of ordinary size, by 2^kLift; at
-// most `room` afterwards.
+// The exponent that lifts operands to 2^kLift or, where they are of ordinary size, by 2^kLift. They
+// are at most `room` afterwards.
 template <class T>
 TILEWISE_INLINE int lifting_exponent(T largest, int room) {
   constexpr int kLift = Exponents<T>::kLift;

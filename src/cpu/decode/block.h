@@ -27,7 +27,7 @@ struct DecodeScratch {
   T* keep;               // (queries, kDecodeKeys), with dropout
   T* staged;             // (kDecodeKeys, the larger padded width)
   void* addresses;       // (kDecodeKeys) pointers to the rows of a block, in a paged cache
-  std::uint8_t* at_phi;  // (rows): whether exponents are taken against phi, the row's "max"
+  std::uint8_t* at_phi;  // (rows): whether the anchor of the row is phi, in the place of its max
   MaskScratch<T> mask;
   std::uint8_t* seen;  // (rows, kDecodeKeys): see record_seen_keys()
   Band* bands;

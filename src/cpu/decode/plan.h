@@ -20,8 +20,8 @@ inline constexpr std::int64_t kMostDecodeQueries = 16;
 // for 16 threads and one head.
 inline constexpr std::int64_t kLeastSplit = 512;
 inline constexpr std::int64_t kMostSplits = 128;
-// Heads that are neighbours in a token's row are read together, up to a page of it, so that pages
-// of memory are read in order.
+// Heads that are neighbours in a token's row are read together, up to a page of memory, so that
+// pages are read in order.
 inline constexpr std::int64_t kTogetherBytes = 4096;
 
 TILEWISE_INLINE bool is_decoded(const Sequence& sequence) {
@@ -62,7 +62,7 @@ struct DecodeHeads {
   std::int64_t items;  // for each split of a sequence
 };
 
-// Slices that name heads give every query head keys of its own; such heads are decoded one by one.
+// If slices name heads, the query heads see different keys and are decoded one by one.
 TILEWISE_INLINE bool heads_see_different_keys(const Problem& problem) {
   return problem.slices.present() && problem.slices.columns == 6;
 }

@@ -1,5 +1,5 @@
-// Splits that are computed again: where phi does not serve them (FlashDecoding++), and where sums
-// of P V overflow although V is finite. Their probs then have a unit.
+// Splits that are computed again, because phi does not serve them (FlashDecoding++), or because
+// sums of P V overflow although V is finite. In the second case their probs have a unit.
 #pragma once
 
 #include "cpu/common/value_unit.h"
@@ -14,8 +14,8 @@ TILEWISE_INLINE bool sees_split(const DecodeRange& range, std::int64_t r) {
   return seen.begin < range.keys.end && seen.end > range.keys.begin;
 }
 
-// Returns whether phi has served all rows of a split, and marks those that it has not: they alone
-// fall back to their maxima, so that no row's bits depend on another.
+// Returns whether phi has served all rows of a split, and marks the others. Only these fall back to
+// their maxima, so that no row's bits depend on another.
 template <class T>
 bool rows_are_safe(const DecodeRange& range, const DecodeScratch<T>& scratch) {
   const std::int64_t size = padded<T>(range.context.problem->value_dim).size();

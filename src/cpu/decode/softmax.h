@@ -16,7 +16,7 @@ namespace tilewise::cpu::TILEWISE_TARGET {
 // lines.
 inline constexpr int kSoftmaxSteps = 8;
 
-// Adds the probs of a block to the sum of a row whose exponents are taken against phi, its "max"
+// Adds the probs of a block to the sum of a row whose anchor is phi, in the place of its max
 // (math/unified_maximum.h). No maximum is formed, and the output so far needs no factor.
 template <class T>
 TILEWISE_INLINE T unified_softmax_row(T* scores, const math::ScaleLog2<Vec<T>>& scale_log2, T phi,

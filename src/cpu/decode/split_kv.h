@@ -222,8 +222,8 @@ void start_prob_units(const DecodeBlock& block, std::int64_t first_row, T unit,
   *scratch.has_prob_units = true;
 }
 
-// How V of a block is read. The unit of a kv head's outputs is that of the first block of the
-// split, and is lowered where values are too large for it.
+// Returns the way in which V of a block is read. The unit of a kv head's outputs is that of the
+// first block of the split, and is lowered where values are too large for it.
 template <class T, class S, bool kPaged>
 BlockForm<T> value_form(const DecodeRange& range, const DecodeBlock& block,
                         const HeadBlock<T>& head, bool seen_whole,

@@ -12,7 +12,7 @@ namespace tilewise::cpu::TILEWISE_TARGET {
 
 // ---- operands ----
 
-// How a block of K or V is read.
+// The way in which a block of K or V is read.
 template <class T>
 struct BlockForm {
   T unit = T(1);             // the power of two by which it is multiplied

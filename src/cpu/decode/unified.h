@@ -1,4 +1,4 @@
-// FlashDecoding++: exponents of a split that are taken against phi (math/unified_maximum.h).
+// FlashDecoding++: splits whose anchor is phi (math/unified_maximum.h).
 #pragma once
 
 #include "cpu/common/score_mod.h"

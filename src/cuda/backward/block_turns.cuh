@@ -21,14 +21,14 @@ struct BlockTurns {
     if (ordered && threadIdx.x == 0) end_before(q_tile);
   }
 
-  // After the last tile of a head and a barrier of the block.
+  // Ends the turn at the last tile of a head, after a barrier of the block.
   __device__ __forceinline__ void end_all() const {
     if (!ordered || threadIdx.x != 0) return;
     end_before(math::ceil_div(static_cast<std::int32_t>(tile.sequence.q_len), kQTile));
     pending = -1;
   }
 
-  // Whole warps: waits until all blocks before this one have added to a tile.
+  // Waits until all blocks before this one have added to a tile. Whole warps call it.
   __device__ __forceinline__ void wait(std::int32_t q_tile) const {
     if (!ordered) return;
     if (threadIdx.x % 32 == 0) turns(q_tile).wait(mask.turn(q_tile));

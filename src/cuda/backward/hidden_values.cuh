@@ -1,8 +1,7 @@
-// Whether a non-finite element of Q or dO may have reached a gradient that must not see it. A
-// masked pair has P = 0 and dS = 0, but 0 * NaN is NaN: only tiles of queries that an edge cuts
-// have such pairs. A score of -inf masks too, even if the LSE of its row is NaN: an infinity in Q
-// makes such scores, in any tile. Gradients that are not finite for another reason are right as
-// they are.
+// Finds out whether a non-finite element of Q or dO may have reached a gradient that must not see
+// it. A masked pair has P = 0 and dS = 0, but 0 * NaN is NaN: only tiles of queries that an edge
+// cuts have such pairs. A score of -inf masks too, even if the LSE of its row is NaN: an infinity
+// in Q makes such scores, in any tile. Gradients that are not finite for another reason are right.
 #pragma once
 
 #include "cuda/backward/key_tile.cuh"
@@ -13,8 +12,8 @@
 
 namespace tilewise::cuda::backward {
 
-// Says whether this thread, of `threads` that share the work, has found an element that is not
-// finite in the rows of a range; infinite: an infinity.
+// Returns whether this thread, of `threads` that share the work, has found a non-finite element in
+// the rows of a range; with `infinite`, an infinity.
 template <bool kFp16>
 __device__ __forceinline__ bool hold_non_finite(const cuda::sm80::RowsOf<std::uint16_t>& rows,
                                                 const tile::Range& range, int thread, int threads,
@@ -38,7 +37,7 @@ __device__ __forceinline__ bool hold_non_finite(const cuda::sm80::RowsOf<std::ui
   return found;
 }
 
-// The same for elements of fp32.
+// As above, for elements of fp32.
 __device__ __forceinline__ bool hold_non_finite(const cuda::sm80::RowsOf<float>& rows,
                                                 const tile::Range& range, int thread, int threads,
                                                 bool infinite = false) {
@@ -77,8 +76,8 @@ struct ThreadShare {
   int count;
 };
 
-// Whether this thread finds an element of Q or dO that is not finite in some queries of a head; if
-// the queries see all keys of the block (full): an infinity in Q.
+// Returns whether this thread finds a non-finite element of Q or dO in some queries of a head or,
+// if the queries see all keys of the block (full), an infinity in Q.
 template <bool kFp16>
 __device__ __forceinline__ bool hide_non_finite(const Problem& problem, const Sequence& sequence,
                                                 std::int32_t head, const tile::Range& queries,

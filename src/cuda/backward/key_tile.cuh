@@ -43,8 +43,8 @@ __device__ __forceinline__ void load_key_tile(const Parameters& parameters, std:
   tile.sequence = sequence;
 }
 
-// Where the rows of dK or dV (columns) of a tile of keys go. Keys of a dense tensor after the
-// sequence's end (seqused_k) have gradients of 0.
+// The destination of the rows of dK or dV (columns) of a tile of keys. Keys of a dense tensor after
+// the sequence's end (seqused_k) have gradients of 0.
 __device__ __forceinline__ Destination key_destination(const Parameters& parameters,
                                                        const KeyTile& tile, int k_tile,
                                                        const problem::View& view,

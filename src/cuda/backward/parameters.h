@@ -12,7 +12,7 @@ namespace tilewise::cuda::backward {
 using problem::Problem;
 using problem::Sequence;
 
-// How the arrays of the workspace are cut.
+// The tiles into which the arrays of the workspace are cut.
 struct TileShape {
   int q_tile;
   int columns;  // of a row of dQ

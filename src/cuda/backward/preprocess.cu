@@ -43,7 +43,8 @@ __device__ __forceinline__ float sum_chunks(const Problem& problem, const Statis
   return sum;
 }
 
-// The same for fp32: a chunk is two vectors, of which the last chunk may have one.
+// The lane's part of rowsum(O * dO) in fp32. A chunk is two vectors, of which the last chunk may
+// have one.
 __device__ __forceinline__ float sum_fp32_chunks(const Problem& problem, const StatisticsRow& at) {
   const auto* const out =
       static_cast<const float*>(problem.out.data) + problem.out.offset(at.batch, at.head, at.row);
@@ -65,7 +66,7 @@ __device__ __forceinline__ float sum_fp32_chunks(const Problem& problem, const S
   return sum;
 }
 
-// The same, in the same order, for any types and strides.
+// The lane's part of rowsum(O * dO) for any types and strides, in the same order.
 __device__ __forceinline__ float sum_elements(const Problem& problem, const StatisticsRow& at) {
   const std::int64_t out = problem.out.offset(at.batch, at.head, at.row);
   const std::int64_t dout = problem.dout.offset(at.batch, at.head, at.row);

@@ -1,4 +1,4 @@
-// dQ: where its sums lie in memory, and where its rows go.
+// The places of the sums of dQ in memory, and of its rows.
 #pragma once
 
 #include "cuda/backward/query_tiles.cuh"
@@ -8,9 +8,9 @@
 
 namespace tilewise::cuda::backward {
 
-// Where a thread's first number of a part of dQ of a tile lies in dq_sums, if each thread of kWarps
-// warps has kCount numbers of a part. The next one lies 32 further, so that the lanes of a warp add
-// to neighbouring numbers.
+// The index in dq_sums of a thread's first number of a part of dQ of a tile, if each thread of
+// kWarps warps has kCount numbers of a part. The next number lies 32 further, so that the lanes of
+// a warp add to neighbouring numbers.
 template <int kCount, int kParts, int kWarps>
 __device__ __forceinline__ float* thread_dq_sums(const Parameters& parameters, std::int32_t number,
                                                  int part) {
@@ -25,7 +25,7 @@ __device__ __forceinline__ std::int32_t query_tile_number(const Parameters& para
   return first_query_tile(parameters, coord.batch, coord.head) + coord.q_tile;
 }
 
-// Where the columns of dQ from `column` on of a tile of queries go.
+// The destination of the columns of dQ from `column` on of a tile of queries.
 __device__ __forceinline__ Destination dq_destination(const Parameters& parameters,
                                                       const tile::TileCoord& coord, int column) {
   const Problem& problem = parameters.problem;

@@ -5,8 +5,8 @@
 
 namespace tilewise::cuda::backward {
 
-// Whether a block searches the list of slices. The kernel of D 128 that has tiles of 64 x 128 would
-// spill registers for it.
+// Whether a block searches the list of slices. The kernel of D 128 with tiles of 64 x 128 would
+// spill registers for the search.
 constexpr bool searches_slices(int q_tile, int k_tile) { return q_tile != 64 || k_tile != 128; }
 
 // The table's tiles are tiles of queries here.
@@ -71,7 +71,7 @@ class QueryMask : public cuda::sm80::BandList<searches_slices(kQTile, kKTile)> {
 
   // The block's turn to add to dQ of a tile of queries (turns.cuh): the number of tiles of keys
   // that come before this one and that the queries see. With slices all tiles before this one
-  // count: only their own blocks know which of them are empty.
+  // count, because only their own blocks find out which of them are empty.
   __device__ __forceinline__ unsigned long long turn(std::int32_t q_tile) const {
     const std::int32_t key_tile = tile_.first / kKTile;
     if (parameters_.problem.slices.present()) return key_tile;

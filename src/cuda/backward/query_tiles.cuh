@@ -5,7 +5,8 @@
 
 namespace tilewise::cuda::backward {
 
-// The number of tiles of queries; batches of different lengths know it on the device alone.
+// The number of tiles of queries. For sequences of different lengths it is computed on the device
+// only.
 __device__ __forceinline__ std::int32_t query_tiles(const Parameters& parameters) {
   return parameters.problem.varlen_q() ? parameters.packed.count() : parameters.schedule.count();
 }

@@ -7,7 +7,7 @@
 
 namespace tilewise::cuda::backward {
 
-// Where the rows of a tile of a gradient go.
+// The destination of the rows of a tile of a gradient.
 struct Destination {
   const problem::View& view;
   std::int64_t offset;   // of the tile's first row

@@ -28,7 +28,7 @@ struct Turns {
     ptx::store_release(parameters.turns + number, turn + 1);
   }
 
-  // The same where `blocks` blocks have each turn together.
+  // wait() where `blocks` blocks have each turn together.
   __device__ __forceinline__ void wait_shared(unsigned long long turn,
                                               unsigned long long blocks) const {
     while (ptx::load_acquire(parameters.turns + number) < turn * blocks) {

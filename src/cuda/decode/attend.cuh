@@ -82,7 +82,7 @@ class Attend {
     return kConfig.at_phi && served_ ? out_scale_[which] : scale_at_maxima(which);
   }
   __device__ __forceinline__ const float (&out() const)[kOut] { return out_; }
-  // What out is to be multiplied by after that.
+  // The factor of all numbers of out after out_scale(): the largest scale of V in fp8.
   __device__ __forceinline__ float value_unit() const {
     if constexpr (kConfig.fp8) return descales_.value_unit();
     return 1;
@@ -97,7 +97,7 @@ class Attend {
     return key_tile * kConfig.block_keys() + Ring::group() * kConfig.keys;
   }
 
-  // kAtPhi: exponents are taken against phi, else against the maxima so far.
+  // kAtPhi: the anchor of every row is phi; otherwise it is the maximum so far.
   template <bool kAtPhi>
   __device__ __forceinline__ void attend(const Part& part) {
     states_.clear();
@@ -247,14 +247,14 @@ class Attend {
     tile::scale_rows(out_, factor);
   }
 
-  // In 16 bits, rounding removes from the probs what the sum has of a rounded anchor.
+  // The sum contains the rounding error of the anchor. In 16 bits, the rounded probs do not.
   __device__ __forceinline__ float scale_at_maxima(int which) const {
     const float shift = math::power_of_two(shift_);
     if constexpr (kConfig.fp32) return shift;
     return tile::exact_max_rounding_of(states_.row[which].max, parameters_.scale_log2) * shift;
   }
 
-  // ---- exponents against phi (unified.cuh) ----
+  // ---- phi as the anchor (unified.cuh) ----
 
   __device__ __forceinline__ void begin_at_phi() {
 #pragma unroll
@@ -264,8 +264,9 @@ class Attend {
     }
   }
 
-  // Adds the probs as the products with V have them. Rounding to 16 bits changes equal probs by the
-  // same factor, which that sum alone contains. (Where the maximum is the anchor, they are 1.)
+  // Adds up the rounded probs, which the products with V take. Rounding to 16 bits changes equal
+  // probs by the same factor, which only this sum contains. Where the maximum is the anchor, the
+  // largest probs are 1, and exact.
   __device__ __forceinline__ void add_rounded_sums(const std::uint32_t (&probs)[kScores / 2]) {
 #pragma unroll
     for (int i = 0; i < kScores / 2; ++i) {

@@ -14,7 +14,7 @@ constexpr int kWarpsOfBlock = 8;
 constexpr int kThreads = 32 * kWarpsOfBlock;
 constexpr int kMaxChunks = 2;  // of 128 columns
 
-// The sum of the probs of the parts that a warp has of a row, and whether phi has served them all.
+// A warp's parts of a row: the sum of their probs, and whether phi has served all of them.
 struct SumAtPhi {
   float sum;
   bool served;
@@ -98,7 +98,7 @@ __device__ __forceinline__ void add_parts(const CombinedRow& of, float max, floa
   }
 }
 
-// What a block merges.
+// The rows that a block merges.
 struct CombineBlocks {
   std::int32_t row_warps;   // warps of a row
   std::int32_t row_blocks;  // blocks of a segment and kv head
@@ -165,8 +165,9 @@ template <bool kFp16, bool kAtPhi>
 __global__ void __launch_bounds__(kThreads, 4)
     combine_kernel(const __grid_constant__ Parameters parameters, CombineBlocks blocks) {
   __shared__ CombineShared shared;
-  // NOTE: it lets no kernel begin early. A decode kernel that did took 3 % longer (32 sequences).
-  // The kernel before has waited for those before it: the lengths of the sequences are there.
+  // NOTE: this kernel does not let the next one begin early. A decode kernel that began early took
+  // 3 % longer (32 sequences). The lengths of the sequences are there: the kernel before has waited
+  // for the kernels before it.
   WorkList<kThreads> work(parameters, shared.search);
   const Shares shares(parameters, work.units());
   const std::int32_t pair = static_cast<std::int32_t>(blockIdx.x) / blocks.row_blocks;

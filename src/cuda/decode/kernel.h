@@ -15,14 +15,14 @@ struct SplitKvKernel {
   static cudaError_t start(const Parameters& parameters, cudaStream_t stream);
 };
 
-// The same for K and V of e4m3 or e5m2, given by a row of kFp8Kernels.
+// A compiled kernel for K and V of e4m3 or e5m2, given by a row of kFp8Kernels.
 template <int kRow, bool kE5M2>
 struct Fp8SplitKvKernel {
   static cudaError_t load();
   static cudaError_t start(const Parameters& parameters, cudaStream_t stream);
 };
 
-// The same for fp32, given by a row of kFp32Kernels.
+// A compiled kernel for fp32, given by a row of kFp32Kernels.
 template <int kRow>
 struct Fp32SplitKvKernel {
   static cudaError_t load();

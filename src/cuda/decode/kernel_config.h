@@ -16,7 +16,7 @@ struct KernelConfig {
   int keys;       // of a tile of a group
   int slots;      // tiles of K and V in the ring of a group
   int blocks;     // on a multiprocessor
-  bool at_phi;    // exponents are taken against phi (unified.cuh)
+  bool at_phi;    // phi is the anchor of all rows (unified.cuh)
   bool fp8;       // K and V in memory, e5m2 or else e4m3
   bool e5m2;
   bool fp32;  // Q, K and V, and their products
@@ -31,7 +31,8 @@ struct KernelConfig {
   }
   TILEWISE_INLINE constexpr int row_bytes() const { return columns * element_bytes(); }
   TILEWISE_INLINE constexpr int tile_bytes() const { return keys * row_bytes(); }
-  // What Q is stored as: with fp8 also what its first part has rounded off (fp8/queries.cuh).
+  // The parts of Q in shared memory. With fp8 a second one has the digits that the first has
+  // rounded off (fp8/queries.cuh).
   TILEWISE_INLINE constexpr int q_parts() const { return fp8 ? 2 : 1; }
   TILEWISE_INLINE constexpr int q_bytes() const {  // of a part
     return rows() * columns * (fp32 ? 4 : 2);

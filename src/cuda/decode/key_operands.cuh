@@ -43,7 +43,7 @@ struct KeyOperands {
     }
   }
 
-  // The same of V.
+  // 16 keys of load number `load` of V. `first`: the lane's address for its load 0
   __device__ __forceinline__ static void load_v(std::uint32_t first, int load,
                                                 std::uint32_t (&b)[kSteps][4]) {
     const std::uint32_t address = tile::step_address<kTileColumns>(first, load);
@@ -72,7 +72,7 @@ struct KeyOperands {
   }
 
  private:
-  // Which numbers of a word become pairs: 0, 1 and 2, 3, or 0, 2 and 1, 3.
+  // The pairs that the four numbers of a word form: (0, 1) and (2, 3), or (0, 2) and (1, 3).
   enum Order { kNeighbours, kAlternating };
 
   // Converts four numbers of fp8 to two pairs of fp16.

@@ -49,7 +49,7 @@ class KeyRing {
     return static_cast<const Element*>(view.data) +
            view.offset(batch, segment.kv_head, segment.sequence.k_start) + column();
   }
-  // How far a key of the sequence lies from there.
+  // The offset of a key of the sequence from source().
   __device__ __forceinline__ std::int64_t key_offset(const problem::View& view,
                                                      std::int32_t key) const {
     if (!parameters_.pages.present()) return key * view.row;
@@ -99,7 +99,7 @@ class KeyRing {
       ptx::named_barrier_sync(static_cast<std::uint32_t>(1 + group()), kConfig.group_threads());
     }
   }
-  // Returns whether any thread of the group says so. All of them call it.
+  // Returns whether `own` is true in any thread of the group. All of them call it.
   __device__ __forceinline__ bool any_of_group(bool own) const {
     const bool any = __any_sync(~0u, own);
     if constexpr (kConfig.row_warps == 1) return any;
@@ -147,12 +147,12 @@ class KeyRing {
     ptx::cp_async_commit();
   }
 
-  // Of the rows that a warp copies of a tile, each lane looks one up.
+  // Each lane of a warp looks up one of the rows of a tile that the warp copies.
   static constexpr int kBases = 32 / kRowThreads;  // first rows of the threads of a warp
   static_assert(kBases * kConfig.keys / kStep <= 32, "A lane looks up one row at most.");
 
-  // Looks up the place of the lane's row of the next tile. It is read when that tile is started:
-  // the load has the time of a tile.
+  // Looks up the place of the lane's row of the next tile. It is needed when that tile is started,
+  // so the load may take as long as a tile.
   __device__ __forceinline__ std::uint32_t next_place() const {
     const int lane = thread() % 32;
     const int row = thread() / 32 * kBases + lane % kBases + lane / kBases * kStep;
@@ -162,7 +162,8 @@ class KeyRing {
                                    math::max(math::min(key, keys.end - 1), keys.begin));
   }
 
-  // The same from the pages of the keys. `to`: the thread's first chunk in the tile
+  // Starts the copy of the next tile from the pages of its keys. `to`: the thread's first chunk in
+  // the tile
   __device__ __forceinline__ void fetch_pages(bool is_k, std::uint32_t to) {
     const Problem& problem = parameters_.problem;
     const problem::View& view = is_k ? problem.k : problem.v;

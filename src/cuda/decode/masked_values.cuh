@@ -1,5 +1,6 @@
-// What V of masked keys must not do to out: 0 * NaN is NaN. The elements of V that are not finite
-// are taken out of the product of a tile with masked keys, and reach the rows that see them.
+// V of masked keys must not reach out, even where it is NaN: 0 * NaN is NaN. The non-finite
+// elements of V are taken out of the product of a tile with masked keys, and added to the rows that
+// see them.
 #pragma once
 
 #include "cuda/ptx/arithmetic.cuh"
@@ -42,7 +43,7 @@ __device__ __forceinline__ void zero_non_finite(std::uint32_t (&b)[4]) {
   b[3] = chunk.w;
 }
 
-// The keys that one of the lane's rows sees: what a score of -infinity hides is masked.
+// The keys that one of the lane's rows sees. A key with a score of -infinity is masked.
 template <int kScores>
 __device__ __forceinline__ std::uint32_t visible_keys(const float (&scores)[kScores], int which) {
   std::uint32_t bits = 0;

@@ -18,7 +18,8 @@ struct RowState {
 };
 
 struct Parameters {
-  // Side by side: a line of constants comes from memory when it is first read.
+  // These members lie side by side, because a line of constants comes from memory when it is first
+  // read.
   std::int32_t group;  // query heads of a kv head
   std::int32_t gang;   // blocks that share the units of a segment: one for each of its kv heads
   std::int32_t head_tiles;   // kv heads / gang
@@ -45,8 +46,8 @@ struct Parameters {
   Problem problem;
   tile::ScoreScaling scaling;
   tile::Pages pages;
-  bool at_phi;           // exponents are taken against phi (unified.cuh); for the host
-  std::int32_t q_parts;  // of fp8: 2 if fp16 does not hold Q exactly (fp8/queries.cuh)
+  bool at_phi;           // phi is the anchor of all rows (unified.cuh); for the host
+  std::int32_t q_parts;  // with fp8: 2 if fp16 does not hold Q exactly (fp8/queries.cuh)
 };
 
 }  // namespace tilewise::cuda::decode

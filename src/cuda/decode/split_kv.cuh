@@ -43,7 +43,7 @@ class SplitKv {
           parameters_.fixed_parts ? unit + 1 : math::min(segment_end, end);
       compute(unit, part_end, has_q);
       unit = part_end;
-      end = shared_.end_unit;  // again: the loops over keys have no register for it
+      end = shared_.end_unit;  // read again: the loops over keys have no register for it
       has_q = unit < segment_end;
       __syncthreads();  // no thread reads the segment, its Q and its rows of out any more
       if (has_q || unit == end) continue;

@@ -1,7 +1,7 @@
-// FlashDecoding++ (math/unified_maximum.h): exponents of a part are taken against phi, in place of
-// the rows' maxima. All parts of a row then have the same anchor, so that they merge by plain sums.
-// The keys that a group of warps has of a part are a split: where phi does not serve one of its
-// rows, the group computes it again with maxima, alone.
+// FlashDecoding++ (math/unified_maximum.h): the anchor of a part is phi, not the maximum of each
+// row. All parts of a row then have the same anchor, so that they merge by plain sums. A split is
+// the keys of a part that one group of warps has. If phi does not serve one of its rows, only that
+// group computes again, with maxima.
 #pragma once
 
 #include "cuda/decode/parameters.h"

@@ -22,7 +22,7 @@ __device__ __forceinline__ void advance(const Parameters& parameters, std::int32
   set_segment(parameters, index, member, first_unit, segment);
 }
 
-// What the threads of a block exchange while they look for a segment.
+// The memory in which the threads of a block exchange numbers while they look for a segment.
 template <int kThreads>
 struct SearchBuffers {
   std::int64_t warps[kThreads / 32];

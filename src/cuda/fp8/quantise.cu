@@ -190,7 +190,7 @@ class Quantiser {
   SharedState& shared_;
 };
 
-// Largest magnitudes of heads or of the tensor, in the place of their scales.
+// Writes the largest magnitudes of heads or of the tensor in the place of their scales.
 template <class S>
 __global__ void __launch_bounds__(kThreads) measure_kernel(const __grid_constant__ Launch launch) {
   __shared__ SharedState shared;
@@ -209,7 +209,8 @@ __global__ void __launch_bounds__(kThreads) write_kernel(const __grid_constant__
   quantiser.for_each_item([&](const Item& item) { quantiser.write(item); });
 }
 
-// The scales of the tensor or of heads: zeros before they are measured, then what was measured.
+// Sets the scales of the tensor or of heads to zero before they are measured, and then turns the
+// measured magnitudes into scales.
 __global__ void __launch_bounds__(kThreads)
     scale_kernel(const __grid_constant__ Launch launch, bool measured) {
   const Quantisation& task = launch.task;

@@ -5,7 +5,7 @@
 
 namespace tilewise::cuda {
 
-// Starts the kernels on the stream. They have the bits of the CPU.
+// Starts the kernels on the stream. The results have the bits of the CPU.
 problem::Status quantise(const problem::Quantisation& task, void* stream);
 
 }  // namespace tilewise::cuda

@@ -168,7 +168,7 @@ __device__ __forceinline__ std::uint32_t codes_of(const float (&x)[4]) {
   return codes;
 }
 
-// Stores the codes of x * inverse. Adds to `saturated` how many were too large.
+// Stores the codes of x * inverse. Adds the number of those that were too large to `saturated`.
 template <class Format, int kCount>
 __device__ __forceinline__ void store_codes(const float (&x)[kCount], float inverse,
                                             std::uint8_t* row, const Part& part, bool aligned,

@@ -58,7 +58,7 @@ Most most_of(const Attention& attention) {
   return most;
 }
 
-// Whether the result of this dtype needs a sum elsewhere: only a sum of several stages does.
+// Whether a result of this dtype needs a sum elsewhere: only several stages need one.
 bool needs_sum(const Attention& attention, std::int32_t dtype) {
   return attention.last_stage() > 0 && dtype != 0 && dtype != attention.local.statistics;
 }

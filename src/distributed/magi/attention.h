@@ -31,7 +31,7 @@ struct StageCall {
   plan::Plan kernel;
 };
 
-// Offsets into the workspace; -1 for what is not needed.
+// Offsets into the workspace; -1 for arrays that are not needed.
 struct AttentionMemory {
   std::int64_t comparison = -1;
   std::int64_t messages = -1;
@@ -82,15 +82,15 @@ struct Attention {
   std::int64_t gradient_row_bytes() const;
 };
 
-// Makes the plan of a rank. `request` is what packed_request() (request.h) accepts: q, out, lse,
-// dout, dlse, dq with the rows plan.queries[rank], and k, v, dk, dv with the rows plan.keys[rank],
-// in the order of the ranges. The sink is the same on all ranks, and dsink gets the gradient of the
-// whole on each. Does not communicate; keeps no reference.
+// Makes the plan of a rank. `request` comes from packed_request() (request.h): q, out, lse, dout,
+// dlse, dq with the rows plan.queries[rank], and k, v, dk, dv with the rows plan.keys[rank], in the
+// order of the ranges. The sink is the same on all ranks, and dsink gets the gradient of the whole
+// on each. Does not communicate; keeps no reference.
 problem::Status make_attention(problem::Operation operation, const tilewise_problem& request,
                                const Plan& plan, std::int32_t rank, const AttentionOptions& options,
                                Attention* attention);
 
-// Sets `info` to what the plan does; info->struct_size stays.
+// Describes the plan in `info`; info->struct_size stays.
 void describe_attention(const Attention& attention, tilewise_distributed_info* info);
 
 struct AttentionRun {

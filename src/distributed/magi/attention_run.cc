@@ -118,8 +118,8 @@ class Run {
     return TILEWISE_OK;
   }
 
-  // Packs what is sent. The keys of one stage and the gradients of another travel together; -1:
-  // none.
+  // Packs the rows that are sent. The keys of one stage and the gradients of another travel
+  // together; -1: none.
   tilewise_exchange messages_of(std::int64_t keys, std::int64_t gradients) {
     tilewise_message* next = messages_;
     const auto add = [&](const std::vector<Message>& list, std::int64_t offset,
@@ -187,7 +187,7 @@ class Run {
     });
   }
 
-  // Adds what each rank has sent, in the order of the ranks.
+  // Adds the gradients that each rank has sent, in the order of the ranks.
   void add_received_gradients(const Stage& stage) {
     void* const array = at(attention_.memory.gradients_received);
     for_each_range(stage.sends, [&](std::int64_t row, const Range& range) {
@@ -269,8 +269,8 @@ class Run {
   Worker worker_;
 };
 
-// Checks that the request is what the plan was made for, and its memory. Sets `local` to the
-// problem with this rank's own keys.
+// Checks that the plan was made for such a request, and its memory. Sets `local` to the problem
+// with this rank's own keys.
 Status check_run(const Attention& attention, const tilewise_communicator& communicator,
                  const tilewise_problem& request, const AttentionRun& run,
                  problem::Problem* local) {

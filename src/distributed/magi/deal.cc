@@ -38,7 +38,8 @@ class Capacity {
   std::vector<std::int64_t> counts_;
 };
 
-// Sets of chunks of keys as bits: what each chunk sees, and what each rank has or needs so far.
+// Sets of chunks of keys as bits: those that each chunk sees, and those that each rank has or needs
+// so far.
 class Affinity {
  public:
   Affinity(const ChunkNeeds& needs, std::int64_t ranks)

@@ -42,9 +42,9 @@ bool trim(math::Band& band);
 // Returns the part of the band in [rows) x [keys), not trimmed.
 math::Band crop(const math::Band& band, const Range& rows, const Range& keys);
 
-// Appends the slices that show what a trimmed band shows, at most three, each moved by the shifts:
-// where the rectangle's sides cut an edge, the rows above and below the cut are slices of their
-// own.
+// Appends the slices that show the pairs of a trimmed band, at most three, each moved by the
+// shifts: where the rectangle's sides cut an edge, the rows above and below the cut are slices of
+// their own.
 void append_slices(const MaskBand& entry, std::int64_t q_shift, std::int64_t k_shift,
                    std::vector<Slice>& slices);
 
@@ -53,7 +53,7 @@ void append_slices(const MaskBand& entry, std::int64_t q_shift, std::int64_t k_s
 problem::Status mask_of_slices(std::span<const Slice> slices, std::int64_t q_len,
                                std::int64_t k_len, std::int64_t heads, Mask* mask);
 
-// Options of attention without slices: what every document (or the only sequence) sees.
+// Options of attention without slices: the window of every document, or of the only sequence.
 struct WindowOptions {
   std::int64_t left = -1;  // as in problem::Problem: causal is right = 0
   std::int64_t right = -1;

@@ -20,7 +20,7 @@ constexpr std::int64_t kLeastStageRows = 512;
 constexpr std::int64_t kLeastPiece = 64;  // rows of a stage that lie together
 // Deals with affinity compare bits of chunks: no more than this many words of them.
 constexpr std::int64_t kMostAffinityWords = std::int64_t{1} << 21;
-// What each rank sends is counted if ranks times chunks are at most this.
+// The rows that each rank sends are counted if ranks times chunks are at most this.
 constexpr std::int64_t kMostCounted = std::int64_t{1} << 24;
 // A deal is good enough to be chosen for its communication if its largest area is that close to the
 // best deal's.
@@ -166,7 +166,7 @@ class Planner {
     return true;
   }
 
-  // What the chunks see, if comparing it with what the ranks have takes few steps.
+  // The keys that the chunks see, if comparing them with those of the ranks takes few steps.
   ChunkNeeds affordable_needs() const {
     ChunkNeeds needs(seen_.size());
     std::int64_t words = 0;

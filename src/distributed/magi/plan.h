@@ -1,6 +1,6 @@
-// The plan of a mask over ranks, after MagiAttention (docs/distributed-magi.md): who has which
-// queries and keys, and which keys everyone needs from others. It is made once for a mask, on every
-// rank alike, and depends on nothing but its arguments.
+// The plan of a mask over ranks, after MagiAttention (docs/distributed-magi.md): which rank has
+// which queries and keys, and which keys each rank needs from others. It is made once for a mask,
+// on every rank alike, and depends on its arguments only.
 #pragma once
 
 #include "distributed/magi/deal.h"
@@ -49,7 +49,7 @@ struct Plan {
   // The keys of a rank's stage, ascending: stage 0 are its own; the others have equal parts of
   // remote_keys. A part is four pieces in a zigzag order (S stages: of 4 S pieces, s, 2 S - 1 - s,
   // 2 S + s and 4 S - 1 - s), so that the parts have about the same area too, for example under a
-  // causal mask. Rank r begins with part r mod S, so that not all ranks ask the same owners at a
+  // causal mask. Rank r begins with part r mod S, so that not all ranks need the same owners at a
   // time.
   Ranges stage_keys(std::int64_t rank, std::int64_t stage) const;
 };

@@ -1,6 +1,6 @@
-// What one rank does in each stage of a plan: whom it sends which rows of its keys and values,
-// whose rows it receives, and which slices its queries see of them. The backward pass sends dK and
-// dV of the received rows back by the same lists.
+// The stages of a plan on one rank: the rows of its keys and values that it sends to each rank, the
+// rows that it receives, and the slices of them that its queries see. The backward pass sends dK
+// and dV of the received rows back by the same lists.
 #pragma once
 
 #include <algorithm>
@@ -32,8 +32,8 @@ struct RankPlan {
 
 RankPlan make_rank_plan(const Plan& plan, std::int64_t rank);
 
-// Returns what the mask shows of `keys` to `queries` as slices of local rows: row n is the n-th of
-// the ranges. Pairs that slices of the mask show together may be shown by several slices here.
+// Returns the part of the mask in `queries` and `keys` as slices of local rows: row n is the n-th
+// of the ranges. A pair that several slices of the mask show may be shown by several slices here.
 std::vector<Slice> local_slices(const Mask& mask, const Ranges& queries, const Ranges& keys);
 
 // Returns the keys' owners: f(rank, begin, end) is called for each run of keys that one rank has.

@@ -5,8 +5,8 @@
 
 namespace tilewise::distributed::magi {
 
-// Writes the numbers of a shard's rows in the whole, in the order of the shard: what RoPE rotates
-// by.
+// Writes the numbers of a shard's rows in the whole, in the order of the shard: the positions for
+// RoPE.
 void write_positions(const Ranges& shard, std::int64_t* positions);
 std::vector<std::int64_t> positions(const Ranges& shard);
 

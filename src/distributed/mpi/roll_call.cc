@@ -71,7 +71,7 @@ std::int32_t RollCall::answer(const std::vector<std::int32_t>& awaited) {
   return failed;
 }
 
-// Goes from those that this rank waits for to those that these wait for, and so on.
+// Follows the chain from the ranks that this rank waits for to those that they wait for, and so on.
 std::int32_t RollCall::culprit(const std::vector<std::int32_t>& awaited) const {
   std::vector<std::int32_t> reached = awaited;
   for (std::size_t next = 0; next < reached.size(); ++next) {

@@ -1,5 +1,5 @@
-// Control messages between the ranks of an MPI communicator: who waits for whom, and that a rank
-// has failed. Ranks look for them while they wait in an exchange.
+// Control messages between the ranks of an MPI communicator: which rank waits for which, and that a
+// rank has failed. Ranks look for them while they wait in an exchange.
 #pragma once
 
 #include <tilewise/tilewise_mpi.h>
@@ -18,14 +18,15 @@ class RollCall {
       : comm_(comm), rank_(rank), size_(size) {}
 
   // Reads the control messages that have arrived, and answers questions: this rank waits for
-  // `awaited`. Returns the rank that has failed, by what others say, or -1.
+  // `awaited`. Returns the rank that has failed according to the others, or -1.
   std::int32_t answer(const std::vector<std::int32_t>& awaited);
 
-  // Asks all ranks for whom they wait, for at most `seconds`, and returns the rank that all of this
-  // waiting is for: one that does not answer. Returns the failed rank if others have found it.
+  // Sends a question to all ranks, for which ranks they wait, and collects answers for at most
+  // `seconds`. Returns the rank at the end of the chain of waiting ranks: one that does not answer.
+  // Returns the failed rank if others have found it.
   std::int32_t silent_rank(const std::vector<std::int32_t>& awaited, double seconds);
 
-  // Tells all other ranks that a rank has failed.
+  // Reports to all other ranks that a rank has failed.
   void report(std::int32_t failed_rank);
 
  private:

@@ -152,7 +152,7 @@ void Communicator::abort() {
   fail_all(TILEWISE_REMOTE_ERROR, rank_, lock);
 }
 
-// Looks at the exchanges that are under way. Returns whether there are any. With the lock.
+// Looks at the exchanges that are under way, with the lock. Returns whether there are any.
 bool Communicator::look(std::unique_lock<std::mutex>& lock) {
   const Time now = std::chrono::steady_clock::now();
   while (count_ > 0) {

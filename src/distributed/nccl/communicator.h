@@ -43,8 +43,8 @@ class Communicator {
  private:
   using Time = std::chrono::steady_clock::time_point;
 
-  // An exchange that is under way. The clock runs from when its messages can be sent: its call has
-  // begun, and the work before it is done.
+  // An exchange that is under way. Its time limit counts from when its messages can be sent: its
+  // call has begun, and the work before it is done.
   struct Pending {
     double limit;  // seconds
     std::int32_t peer;

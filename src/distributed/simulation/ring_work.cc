@@ -48,7 +48,8 @@ std::int64_t rank_of_piece(std::int64_t piece, std::int64_t pieces, std::int64_t
   return pieces == ranks || piece < ranks ? piece : pieces - 1 - piece;
 }
 
-// Areas by rank of the queries and rank of the keys, and what else a ring of shards needs.
+// Areas by rank of the queries and rank of the keys, and the other numbers that a ring of shards
+// needs.
 struct Pairs {
   std::int64_t ranks;
   std::vector<std::int64_t> areas;   // (ranks, ranks)

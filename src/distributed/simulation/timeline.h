@@ -1,4 +1,4 @@
-// When the ranks of a schedule compute and send: a simulation of the overlap of both.
+// A simulation of the overlap of computing and sending on the ranks of a schedule.
 #pragma once
 
 #include "distributed/simulation/work.h"

@@ -1,5 +1,4 @@
-// What the ranks of a schedule compute and send, step by step, as numbers: the input of the
-// timeline.
+// The pairs, rows and messages of the ranks of a schedule, step by step: the input of the timeline.
 #pragma once
 
 #include "distributed/magi/plan.h"

@@ -141,7 +141,7 @@ class Backward : public ScoreGradient<kConfig> {
   using Gradients = float[Gradient::kRows][Gradient::kColumns];
 
   __device__ __forceinline__ void add_gradient(const float* rows, Gradients& to) const {
-    // More sums of products than these leave no registers for the loads.
+    // With more sums at a time there would be no registers for the loads.
     constexpr int kSumRuns =
         Gradient::kColumnRuns > 1 && Gradient::kRows > 4 ? 1 : Gradient::kColumnRuns;
     add_transposed<Gradient, kScoreRow, kRow, kQTile, kSumRuns>(shared_.scores, rows, to);
@@ -163,10 +163,10 @@ class Backward : public ScoreGradient<kConfig> {
 
   // ---- non-finite values ----
 
-  // A masked pair has P = 0 and dS = 0, but 0 * NaN is NaN. K is zero there from the start. If dK
-  // or dV ends with a value that is not finite, and Q or dO hides one, a second pass computes both
-  // again, with zeros in the place of the elements of Q and dO that are not finite. A visible one
-  // of Q has made P NaN; what a visible one of dO contributes to dV is added here.
+  // A masked pair has P = 0 and dS = 0, but 0 * NaN is NaN. Non-finite elements of K are zero from
+  // the start. If dK or dV ends with a non-finite value, and Q or dO hides one, a second pass
+  // computes both again, with zeros in the place of the non-finite elements of Q and dO. A visible
+  // one of Q has made P NaN; the contribution of a visible one of dO to dV is added here.
   __device__ __forceinline__ void separate_non_finite_dout() {
     const int thread = static_cast<int>(ptx::opaque(threadIdx.x));
 #pragma unroll 1

@@ -54,14 +54,14 @@ inline constexpr int kHuge = 227 * 1024;   // compute capability 9.0, 10.0
 inline constexpr int kLarge = 163 * 1024;  // 8.0, 8.7
 inline constexpr int kSmall = 99 * 1024;   // 8.6, 8.9, 12.0
 
-// Why these shapes. A thread has r rows and c columns of a product: four steps of the summed
-// dimension take r + c loads of 16 bytes for 4 r c multiply-adds. The reasons give r x c of S and
-// dP, then of dV and dK. No row has been timed yet. Score mods and dropout are branches at run
-// time: a thread has at most 32 scores, so that registers are left for them.
+// A thread has r rows and c columns of a product: four steps of the summed dimension take r + c
+// loads of 16 bytes for 4 r c multiply-adds. The reasons of the rows give r x c of S and dP, then
+// of dV and dK. No row has been timed yet. Score mods and dropout are branches at run time: a
+// thread has at most 32 scores, so that registers are left for them.
 //
 // dQ is added to fp32 sums in memory, as in cuda_sm80. A second pass over tiles of queries would
-// compute S and dP again: 7 products instead of 5. At D 64 a thread has 2048 multiply-adds of each
-// for a tile, and the additions to memory are 32 instructions.
+// compute S and dP again: 7 products instead of 5. At D 64 a product takes 2048 multiply-adds of a
+// thread for a tile, and the additions to memory 32 instructions.
 inline constexpr TileRow kKernels[] = {
     {64, kSmall, 4, 64, 64, 2, 2, 2, "8 x 4, 8 x 4; 88 KB, two blocks in 227 KB; not timed yet"},
     {128, kLarge, 8, 64, 64, 2, 2, 1, "4 x 4, 8 x 4; 152 KB; not timed yet"},

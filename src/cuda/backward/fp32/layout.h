@@ -1,5 +1,5 @@
-// Which rows and columns of a product a thread has, and how that avoids bank conflicts. Plain
-// functions of host and device.
+// The rows and columns of a product that a thread has, chosen without bank conflicts. The functions
+// run on host and device.
 //
 // The lanes of a warp are a grid of 4 rows and 8 columns. Bit 0 of a lane's number counts rows and
 // bits 1 to 3 count columns: neighbours 1 apart load the same columns, neighbours 2 apart the same

@@ -43,8 +43,8 @@ class ScoreGradient {
  protected:
   // ---- loads ----
 
-  // Starts the copy of tile `number` of the rows. Nothing is kept for it: the main loop has no
-  // registers for the places of the threads.
+  // Starts the copy of tile `number` of the rows. The threads' places are computed each time: the
+  // main loop has no registers for them.
   template <TileShape kShape>
   __device__ __forceinline__ static void fetch(const Rows& rows, std::int32_t number, float* to) {
     using Loader = TileLoader<kShape>;
@@ -58,7 +58,7 @@ class ScoreGradient {
     ptx::cp_async_commit();
   }
 
-  // The first warp: finds the rows of a query head, and its mask.
+  // Finds the rows of a query head, and its mask. The first warp calls it.
   __device__ __forceinline__ void begin_head(std::int32_t head) {
     if (threadIdx.x == 0) set_query_rows(parameters_, head, tile_);
     __syncwarp();
@@ -94,9 +94,9 @@ class ScoreGradient {
     multiply_rows<Scores, kRow>(shared_.dout, shared_.v, tile_.v.columns, dprobs);
   }
 
-  // P = exp(S - LSE), in place of S = Q K^T, times the derivative of the softcap, by which dS has
-  // to be multiplied. P itself goes to shared memory, after dropout, unless dV is not computed.
-  // Returns the probs that dropout keeps: a bit for each.
+  // Replaces S = Q K^T by P = exp(S - LSE), times the derivative of the softcap, which dS needs as
+  // a factor. P itself goes to shared memory, after dropout, unless dV is not computed. Returns the
+  // probs that dropout keeps: a bit for each.
   __device__ __forceinline__ std::uint32_t probs(std::int32_t q_tile, tile::TileClass tile_class,
                                                  float (&scores)[kScores]) const {
     const bool has_derivative = !kOfBias && parameters_.scaling.cap > 0;
@@ -231,7 +231,7 @@ class ScoreGradient {
     return kept;
   }
 
-  // Sets what dropout drops to 0, and scales the rest.
+  // Sets dropped probs to 0, and scales the others.
   __device__ __forceinline__ void drop(std::uint32_t kept, float (&values)[kScores]) const {
     const auto keep_scale = static_cast<float>(1.0 / (1.0 - parameters_.problem.dropout_p));
 #pragma unroll

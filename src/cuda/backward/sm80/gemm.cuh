@@ -8,7 +8,7 @@
 
 namespace tilewise::cuda::backward::sm80 {
 
-// How a tile of shared memory becomes an operand.
+// The way in which a tile of shared memory becomes an operand.
 enum class Use { kAsStored, kTransposed };
 
 // The left operand A (rows, summed). As stored, a row of the tile is a row of A; transposed, it is

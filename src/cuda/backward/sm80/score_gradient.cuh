@@ -53,7 +53,7 @@ class ScoreGradient {
     ptx::cp_async_commit();
   }
 
-  // The first warp: finds the rows of a query head, and its mask.
+  // Finds the rows of a query head, and its mask. The first warp calls it.
   __device__ __forceinline__ void begin_head(std::int32_t head) {
     if (threadIdx.x == 0) set_query_rows(parameters_, head, tile_);
     __syncwarp();
@@ -95,7 +95,7 @@ class ScoreGradient {
     add_products(shared_.dout[stage], shared_.v, dprobs);
   }
 
-  // The factors of a score's gradient that the score mod leaves: of dP, which is 0 where dropout
+  // The factors that the score mod gives to a score's gradient: of dP, which is 0 where dropout
   // drops the prob, and of dS, the derivative of the softcap.
   struct Factors {
     float keep[kRowBlocks][kCount];

@@ -61,8 +61,8 @@ class Consumer : public NonFinitePass<kConfig> {
   using Base::warpgroup_;
   using Base::zero_non_finite_keys;
 
-  // The tiles of queries of one head. Bounds and counts are the same in all lanes, as ptxas knows
-  // by the shuffle: what depends on them stays in uniform registers.
+  // The tiles of queries of one head. A shuffle shows ptxas that bounds and counts are the same in
+  // all lanes, so that numbers that depend on them stay in uniform registers.
   __device__ __forceinline__ void visit_head(std::int32_t head) {
     std::int32_t begin = 0, end, full_begin = 0, full_end = 0;
     if constexpr (kConfig.block_mask) {
@@ -101,8 +101,8 @@ class Consumer : public NonFinitePass<kConfig> {
 
   // A tile of queries: Algorithm 2, lines 11 to 16. S has been issued; S of the next tile is issued
   // here. dQ is that of the tile before, so that the warpgroups need not be at the same point.
-  // Products are issued as early as registers allow: dK before dS is stored, for instance, which
-  // only dQ waits for.
+  // Products are issued as early as registers allow: dK, for instance, before dS is stored, which
+  // only dQ needs.
   __device__ __forceinline__ void step(std::int32_t q_tile, bool masked, bool has_previous,
                                        bool has_next) {
     const PipelineState<kConfig.stages> at = stage_of(tiles_);
@@ -151,7 +151,7 @@ class Consumer : public NonFinitePass<kConfig> {
     }
   }
 
-  // Until both warpgroups have stored dS of a tile.
+  // Waits until both warpgroups have stored dS of a tile.
   __device__ __forceinline__ void wait_gradients(std::uint32_t tile) const {
     const PipelineState<kScoreStages> at = cuda::sm90::state_after<kScoreStages>(tile);
     ptx::mbarrier_wait(ptx::shared_address(&shared_.gradients_full[at.stage]), at.phase);

@@ -1,6 +1,6 @@
-// What the passes of a consumer warpgroup share: its 64 keys' products, and P and dS from them. S^T
-// and dP^T lie in registers, so that P^T and dS^T are the left operands of the products that give
-// dV and dK (FlashAttention-3, arXiv 2407.08608, appendix B).
+// The code that the passes of a consumer warpgroup share: the products of its 64 keys, and P and dS
+// from them. S^T and dP^T lie in registers, so that P^T and dS^T are the left operands of the
+// products that give dV and dK (FlashAttention-3, arXiv 2407.08608, appendix B).
 #pragma once
 
 #include "cuda/backward/query_mask.cuh"
@@ -189,7 +189,7 @@ class ConsumerMath {
 
   // Looks up the warp's mask bits of a listed tile in the list of slices, where the block mask had
   // no room for them, and stores them as if it had. Lanes test 32 bands at once. All branches
-  // follow votes: ptxas then knows that the lanes stay together, and leaves addresses in uniform
+  // follow votes, which show ptxas that the lanes stay together, so that addresses stay in uniform
   // registers.
   __device__ __forceinline__ void search_bits(std::uint32_t tile) const {
     const ListedTile listed = shared_.listed.order[tile % kListedOrder];
@@ -220,7 +220,7 @@ class ConsumerMath {
       own_bits(static_cast<int>(tile % kConfig.stages), lane)[which * kBitsOf8Keys] = bits[which];
   }
 
-  // Adds what `count` bands show of the warp's keys to some rows.
+  // Adds the warp's keys that `count` bands show to some rows.
   __device__ __forceinline__ void add_bands(const tile::Band* bands, std::int32_t first,
                                             std::int32_t count, std::int32_t head,
                                             const tile::Range& rows, const tile::Range& keys,
@@ -285,7 +285,7 @@ class ConsumerMath {
     }
   }
 
-  // The scores of -inf of a lane, in the memory of dQ, which the pass that asks does not compute.
+  // The scores of -inf of a lane, in the memory of dQ, which the non-finite pass does not compute.
   struct HiddenScores {
     std::uint8_t pairs[kScores / 2][128];
     std::uint32_t bits[tile::kRowsPerLane][128];

@@ -7,7 +7,7 @@
 
 namespace tilewise::cuda::backward::sm90 {
 
-// The number of the row of the block mask that a head has for the block's keys.
+// The number of the row of the block mask for a head and the block's keys.
 __device__ __forceinline__ std::int32_t listed_row(const Parameters& parameters,
                                                    const KeyTile& tile, std::int32_t head) {
   const tile::BlockMask& mask = parameters.block_mask;
@@ -15,7 +15,7 @@ __device__ __forceinline__ std::int32_t listed_row(const Parameters& parameters,
   return mask.list_of(batch, head) * mask.q_tiles + tile.first / KernelConfig::kKTile;
 }
 
-// How many tiles there are.
+// The number of tiles.
 __device__ __forceinline__ std::int32_t listed_count(const Parameters& parameters,
                                                      const KeyTile& tile, std::int32_t head) {
   return parameters.block_mask.rows[listed_row(parameters, tile, head)].count;
@@ -25,7 +25,7 @@ __device__ __forceinline__ std::int32_t listed_count(const Parameters& parameter
 // read again where it is needed: the producer has few registers.
 //
 // The order matters where blocks take turns (turns.cuh): under causal masks and windows, a block
-// comes to a tile of queries after the block of the keys after its own.
+// reaches a tile of queries later than the block of the next keys.
 template <class Visit>
 __device__ __forceinline__ void visit_listed(const Parameters& parameters, const KeyTile& tile,
                                              std::int32_t head, const Visit& visit) {

@@ -1,10 +1,10 @@
-// Values that are not finite, in the Hopper backward kernel.
+// The pass for non-finite values in the Hopper backward kernel.
 //
-// A masked pair has P = 0 and dS = 0, but 0 * NaN is NaN. Elements of K that are not finite are
-// zero from the start. If dK or dV ends with a value that is not finite, and Q or dO hides one
-// (hidden_values.cuh), a second pass computes both again, with zeros in the place of the elements
-// of Q and dO that are not finite. A visible one of Q has made P NaN; what a visible one of dO
-// contributes to dV is added by itself.
+// A masked pair has P = 0 and dS = 0, but 0 * NaN is NaN. Non-finite elements of K are zero from
+// the start. If dK or dV ends with a non-finite value, and Q or dO hides one (hidden_values.cuh), a
+// second pass computes both again, with zeros in the place of the non-finite elements of Q and dO.
+// A visible one of Q has made P NaN; the contribution of a visible one of dO to dV is added by
+// itself.
 #pragma once
 
 #include "cuda/backward/hidden_values.cuh"
@@ -55,7 +55,7 @@ class NonFinitePass : public ConsumerMath<kConfig> {
                             kThreads);
   }
 
-  // zero_tile() by all consumers.
+  // Calls zero_tile() with all consumers.
   template <int kRows>
   __device__ __forceinline__ static bool zero_non_finite(unsigned char* panels,
                                                          std::uint8_t* flags) {
@@ -70,7 +70,7 @@ class NonFinitePass : public ConsumerMath<kConfig> {
     meet_consumers();
   }
 
-  // All consumers, and the producer, which may have to load again (producer.cuh).
+  // All consumers call it, and the producer, which may have to load again (producer.cuh).
   __device__ __forceinline__ bool ends_non_finite() const {
     float total = 0;  // 0 * x is NaN for what is not finite, and stays in the sum
 #pragma unroll
@@ -134,11 +134,11 @@ class NonFinitePass : public ConsumerMath<kConfig> {
     return found;
   }
 
-  // All tiles of queries, once more.
+  // Visits all tiles of queries once more.
   __device__ __forceinline__ void visit_again() {
     if constexpr (kConfig.block_mask) {
-      // As many as before. What is known of each is read where it is needed: few registers are
-      // left.
+      // There are as many tiles as before. The description of each is read where it is needed: few
+      // registers are left.
 #pragma unroll 1
       for (const std::uint32_t end = 2 * tiles_; tiles_ != end; ++tiles_) {
         cuda::sm90::wait_full(shared_.q_barriers, stage_of(tiles_));
@@ -207,8 +207,8 @@ class NonFinitePass : public ConsumerMath<kConfig> {
     cuda::sm90::release(shared_.dout_barriers.empty[at.stage]);
   }
 
-  // A score of -inf masks, even if LSE is NaN. Says which scores of the lane are -inf, as mask bits
-  // in shared memory: there are no registers for them. With a softcap none is.
+  // A score of -inf masks, even if LSE is NaN. Stores which scores of the lane are -inf, as mask
+  // bits in shared memory: there are no registers for them. With a softcap no score is.
   __device__ __forceinline__ void find_hidden() const {
     const bool capped = kConfig.score_mod && parameters_.scaling.cap > 0;
     const float hidden = parameters_.problem.scale < 0 ? math::Limits<float>::kInfinity
@@ -231,7 +231,7 @@ class NonFinitePass : public ConsumerMath<kConfig> {
     }
   }
 
-  // dV += P^T dO, of the elements of a row of dO that are not finite.
+  // Adds P^T dO to dV for the non-finite elements of a row of dO.
   __device__ void add_non_finite_row(std::int32_t head, std::int32_t q_tile, int row) {
     const Problem& problem = parameters_.problem;
     const Sequence& sequence = shared_.tile.sequence;

@@ -1,4 +1,4 @@
-// What the elements of dO that are not finite contribute to dV, row by row.
+// The contribution of the non-finite elements of dO to dV, row by row.
 #pragma once
 
 #include "cuda/backward/parameters.h"
@@ -25,8 +25,9 @@ __device__ __forceinline__ DoutRow dout_row(const Problem& problem, const Sequen
           problem.value_dim};
 }
 
-// dv += P^T dO, of the elements of the row that are not finite. P^T lies in shared memory in panels
-// of 64 queries; `panel` is the one with the row's column. Warp row: of the warp's 16 keys there.
+// Adds P^T dO to dv for the non-finite elements of the row. P^T lies in shared memory in panels of
+// 64 queries; `panel` is the one with the row's column. warp_row: the first of the warp's 16 keys
+// there
 template <bool kFp16, int kCount>
 __device__ void add_non_finite_row(const DoutRow& dout, const unsigned char* panel, int warp_row,
                                    int column_of_panel, float (&dv)[kCount]) {

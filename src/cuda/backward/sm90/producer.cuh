@@ -83,7 +83,7 @@ class Producer {
                     parameters_.statistics + number * 2 * kConfig.q_tile);
   }
 
-  // Says which tile of the list comes, and loads its mask bits. The consumers learn it when the
+  // Announces the next tile of the list, and loads its mask bits. The consumers read both when the
   // barrier of Q completes.
   __device__ __forceinline__ void announce(std::int32_t head, std::int32_t q_tile,
                                            std::int32_t bits) {
@@ -97,7 +97,7 @@ class Producer {
                    q_full());
   }
 
-  // A stage has become free: its barrier awaits Q, the statistics and `bytes` more.
+  // Makes the barrier of a free stage expect Q, the statistics and `bytes` more.
   __device__ __forceinline__ void expect_query_tile(int bytes) const {
     ptx::mbarrier_arrive_expect_tx(q_full(),
                                    kConfig.q_bytes() + sizeof(shared_.statistics[0]) + bytes);

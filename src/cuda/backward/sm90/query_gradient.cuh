@@ -1,4 +1,4 @@
-// dQ: where its sums lie in memory, and the kernel that reads them at the end.
+// The places of the sums of dQ in memory, and the kernel that reads them at the end.
 #pragma once
 
 #include "cuda/backward/query_tiles.cuh"

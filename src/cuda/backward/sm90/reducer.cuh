@@ -36,7 +36,7 @@ class Reducer {
     ptx::tma_store_wait();
   }
 
-  // A whole warp: the tiles of the list.
+  // Adds dQ of the tiles of the list. A whole warp calls it.
   __device__ __forceinline__ void run_listed() {
     const std::int32_t group = static_cast<std::int32_t>(parameters_.problem.group);
     const std::int32_t batch = static_cast<std::int32_t>(shared_.tile.sequence.batch);

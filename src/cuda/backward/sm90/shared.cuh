@@ -17,7 +17,7 @@ using cuda::sm80::MaskTable;
 using cuda::sm90::PipelineState;
 using cuda::sm90::StageBarriers;
 
-// The reducer comes to a tile when up to three others have been loaded after it.
+// Up to three further tiles have been loaded when the reducer reaches a tile.
 inline constexpr int kListedOrder = 4;
 
 struct ListedTile {
@@ -25,11 +25,11 @@ struct ListedTile {
   std::int32_t head;
 };
 
-// Of kernels with a block mask.
+// The loaded tiles of a kernel with a block mask.
 template <KernelConfig kConfig>
 struct ListedTiles {
-  // Which queries see a key, for each of the four lanes that share it; of partial tiles.
   static_assert(2 * kConfig.stages == kListedOrder);
+  // The queries of a partial tile that see a key, for each of the four lanes that share the key.
   alignas(16) std::uint32_t bits[kConfig.stages][KernelConfig::kKTile * tile::kLanesPerRow];
   std::int32_t bits_of[kConfig.stages];  // KeyTile::bits of the tile that is loaded
   ListedTile order[kListedOrder];        // the tiles, in turns
@@ -55,11 +55,11 @@ struct Shared {
   std::uint64_t keys_full;
   KeyTile tile;
   MaskTable mask;
-  std::uint64_t pass_end;         // all consumers know whether dK and dV are finite
+  std::uint64_t pass_end;         // all consumers have checked whether dK and dV are finite
   std::int32_t found_non_finite;  // they are not
   std::int32_t non_finite_keys;   // K has an element that is not finite
   std::uint8_t non_finite_key[KernelConfig::kKTile];  // there
-  std::uint8_t non_finite_query[kConfig.q_tile];      // likewise dO; only in the non-finite pass
+  std::uint8_t non_finite_query[kConfig.q_tile];  // dO has one there; only in the non-finite pass
 };
 
 template <KernelConfig kConfig>

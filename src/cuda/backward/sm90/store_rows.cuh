@@ -7,7 +7,7 @@
 
 namespace tilewise::cuda::backward::sm90 {
 
-// What a warp stages: 16 rows of 64 columns of 16-bit numbers.
+// The memory in which a warp stages 16 rows of 64 columns of 16-bit numbers.
 struct StagedPanel {
   unsigned char bytes[tile::kWarpRows * tile::kPanelRowBytes];
 };

@@ -8,7 +8,7 @@
 namespace tilewise::cuda::backward::sm90 {
 
 // Replaces the non-finite elements of a loaded tile of `panels` panels of kRows rows by zero. Flags
-// their rows, unless `flags` is nullptr. Says whether this thread has found one.
+// their rows, unless `flags` is nullptr. Returns whether this thread has found one.
 template <bool kFp16, int kRows>
 __device__ __forceinline__ bool zero_tile(unsigned char* tile, int panels, std::uint8_t* flags,
                                           const ThreadShare& threads) {

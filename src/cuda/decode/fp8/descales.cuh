@@ -75,8 +75,8 @@ class Descales {
     return kBlock - (start + key) % kBlock;
   }
 
-  // Keys that no row sees count for nothing: what lies before or after the others has the scale of
-  // the nearest one of them.
+  // A key that no row sees, before or after the others, gets the scale of the nearest key that is
+  // seen.
   __device__ __forceinline__ float scale(const problem::View& view, std::int32_t key) const {
     const std::int64_t last = problem_.k_rows - 1;  // an empty sequence may begin after it
     if (last < 0) return 1;

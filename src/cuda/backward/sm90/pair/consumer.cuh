@@ -1,4 +1,5 @@
-// What both consumer warpgroups of a block of a pair do: products, dQ, and the end of the block.
+// The code that both consumer warpgroups of a block of a pair share: products, dQ, and the end of
+// the block.
 #pragma once
 
 #include "cuda/backward/sm90/pair/shared.cuh"
@@ -49,8 +50,8 @@ class Consumer
     }
   };
 
-  // Bounds and counts are the same in all lanes, as ptxas knows by the shuffle: what depends on
-  // them stays in uniform registers.
+  // A shuffle shows ptxas that bounds and counts are the same in all lanes, so that numbers that
+  // depend on them stay in uniform registers.
   __device__ __forceinline__ Tiles tiles() const {
     const tile::Range range = mask_.tiles();
     const tile::Range full = mask_.full_tiles();
@@ -72,15 +73,15 @@ class Consumer
     ptx::mbarrier_wait(ptx::shared_address(&barrier), phase_of(tile).phase);
   }
 
-  // This warp has read what the barrier guards, of both blocks: the first two lanes arrive at one
-  // each. Whole warps.
+  // Arrives at the barrier in both blocks, after this warp has read the memory that it guards: the
+  // first two lanes arrive at one each. Whole warps call it.
   __device__ __forceinline__ void release_both(std::uint64_t& empty) const {
     const std::uint32_t offset = ptx::shared_address(&empty) - ptx::shared_address(&shared_);
     if (threadIdx.x % 32 < kBlocks) ptx::mbarrier_arrive_cluster(lanes_block_ + offset);
   }
 
-  // 0. ptxas does not know, so that it cannot keep descriptors of operands, for which there are no
-  // registers, from one tile of queries to another.
+  // Returns 0 in a way that is hidden from ptxas. So ptxas does not keep descriptors of operands
+  // from one tile of queries to the next, for which there are no registers.
   __device__ __forceinline__ static std::uint32_t hidden_zero(std::uint32_t tile) {
     return tile >> 31 << 10;
   }
@@ -129,7 +130,8 @@ class Consumer
     ptx::wgmma_commit();
   }
 
-  // dQ of a tile is there: gives its operands back, and hands it to the reducer (reducer.cuh).
+  // Releases the operands of dQ of a tile, which has been computed, and hands it to the reducer
+  // (reducer.cuh).
   __device__ __forceinline__ void finish_dq(std::uint32_t tile,
                                             const float (&dq)[kBlockRegisters]) {
     release_both(shared_.gradients_empty);
@@ -147,7 +149,7 @@ class Consumer
 
   // ---- the end of the block ----
 
-  // Until dQ of all tiles has left its memory.
+  // Waits until dQ of all tiles has left its memory.
   __device__ __forceinline__ void wait_for_dq(std::uint32_t tiles) const {
     for (int warpgroup = 0; tiles > 0 && warpgroup < KernelConfig::kConsumers; ++warpgroup)
       cuda::sm90::wait_empty(shared_.dq_barriers[warpgroup], phase_of(tiles));

@@ -1,5 +1,5 @@
-// Values that are not finite, in a pair of blocks: as sm90/non_finite_pass.cuh says. The second
-// pass loads for both blocks again, so that they agree on it.
+// The pass for non-finite values in a pair of blocks; sm90/non_finite_pass.cuh explains it. The
+// second pass loads for both blocks again, so the blocks agree on it.
 #pragma once
 
 #include "cuda/backward/hidden_values.cuh"
@@ -37,7 +37,8 @@ class NonFinitePass : public Consumer<kConfig> {
     meet_consumers();
   }
 
-  // All threads of both blocks meet here, in cluster_sync(). Says whether they compute again.
+  // Returns whether the blocks compute again. All threads of both blocks meet here, in
+  // cluster_sync().
   __device__ __forceinline__ bool ends_non_finite() const {
     float total = 0;  // 0 * x is NaN for what is not finite, and stays in the sum
 #pragma unroll
@@ -88,8 +89,8 @@ class NonFinitePass : public Consumer<kConfig> {
     hidden_bits(1) = bits[1];
   }
 
-  // Replaces what is not finite in dO by zero and flags its rows, before use_flags(); then likewise
-  // in Q. Both warpgroups have read them.
+  // Replaces non-finite elements of dO by zero and flags their rows, before use_flags(); then does
+  // the same for Q. Both warpgroups have read them.
   template <class UseFlags>
   __device__ __forceinline__ void zero_queries(int stage, const UseFlags& use_flags) const {
     const ThreadShare threads = own_share();
@@ -105,7 +106,7 @@ class NonFinitePass : public Consumer<kConfig> {
     meet_consumers();
   }
 
-  // dV += P^T dO, of the elements of dO that are not finite. P^T lies in shared memory.
+  // Adds P^T dO to dV for the non-finite elements of dO. P^T lies in shared memory.
   __device__ __forceinline__ void add_non_finite_rows(std::int32_t head, std::int32_t q_tile) {
 #pragma unroll 1
     for (int row = 0; row < kConfig.q_tile; ++row) {

@@ -52,7 +52,7 @@ struct Shared {
   std::int32_t second_pass;                       // both blocks compute again
   std::int32_t non_finite_keys;                   // K has an element that is not finite
   std::uint8_t non_finite_key[kKeys];             // there
-  std::uint8_t non_finite_query[kConfig.q_tile];  // likewise dO; only in the non-finite pass
+  std::uint8_t non_finite_query[kConfig.q_tile];  // dO has one there; only in the non-finite pass
 };
 
 template <KernelConfig kConfig>
