@@ -21,10 +21,9 @@ struct Shared {
   float statistics[kConfig.stages][2][kConfig.q_tile];
   LoadedKeyTile<std::uint16_t> tile;
   MaskTable mask;
-  std::int32_t pending_turn;                    // block_turns.cuh
-  std::uint8_t non_finite_key[kConfig.k_tile];  // K has an element there that is not finite
-  std::uint8_t
-      non_finite_query[kConfig.q_tile];  // Q or dO has one there; only in the non-finite pass
+  std::int32_t pending_turn;                      // block_turns.cuh
+  std::uint8_t non_finite_key[kConfig.k_tile];    // K has an element there that is not finite
+  std::uint8_t non_finite_query[kConfig.q_tile];  // Q or dO has one; only in the non-finite pass
 };
 
 }  // namespace tilewise::cuda::backward::sm80
