@@ -170,7 +170,7 @@ std::vector<Made> make_all(Random& random) {
   return made;
 }
 
-TEST(Masks, ConstructorsShowWhatTheySayNoPairTwiceAndNoRowNothing) {
+TEST(Masks, ConstructorsShowTheirMaskAndNoPairTwice) {
   TILEWISE_TRACE_SEED();
   Random random;
   for (int round = 0; round < 200; ++round) {

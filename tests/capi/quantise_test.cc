@@ -101,7 +101,7 @@ TEST(Quantise, ZerosAndRowsWithoutFiniteNumbersHaveTheScaleOne) {
 }
 
 // Every code times a scale, and the numbers next to each boundary of rounding.
-TEST(Quantise, EveryCodeAndEveryBoundaryOfRounding) {
+TEST(Quantise, EveryCodeAndEveryBoundaryOfRoundingIsExact) {
   for (const std::int32_t format : {TILEWISE_E4M3, TILEWISE_E5M2}) {
     QuantiseCase c;
     c.batch = c.heads = c.kv_heads = 1;
@@ -137,7 +137,7 @@ TEST(Quantise, EveryCodeAndEveryBoundaryOfRounding) {
   }
 }
 
-TEST(Quantise, CountsWhatSaturates) {
+TEST(Quantise, CountsSaturatedNumbers) {
   QuantiseCase c;
   c.scales = 2;
   c.fixed = true;

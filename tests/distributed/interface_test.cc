@@ -99,7 +99,7 @@ struct FailingEngine {
 };
 
 // The address sanitizer tells whether the memory is there.
-TEST(DistributedInterface, WhatAnEngineMayReadAfterAFailureRemains) {
+TEST(DistributedInterface, MessagesOfAFailedEngineRemainReadable) {
   const tilewise::LocalGroup group(3);
   std::vector<std::thread> ranks;
   for (std::int32_t rank = 0; rank < 3; ++rank) {

@@ -1,7 +1,7 @@
 // Communicators over MPI: mpirun starts this program 2 to 4 times, and every rank checks its own
 // part. A rank prints what is wrong and ends with status 1.
 //
-// Usage: mpirun -np N mpi_test messages | results | silent | problem | abort
+// Usage: mpirun -np N mpi_test TEST, where TEST is one of the tests below
 #include <tilewise/tilewise_mpi.h>
 
 #include <chrono>
@@ -42,7 +42,7 @@ class World {
   tilewise_communicator communicator_;
 };
 
-TEST(Mpi, messages) {
+TEST(Mpi, EveryMessageArrives) {
   const World world;
   verify::Random random(7);  // the same numbers on every rank
   for (int round = 0; round < 100; ++round) {
@@ -74,7 +74,7 @@ TEST(Mpi, messages) {
   }
 }
 
-TEST(Mpi, results) {
+TEST(Mpi, RanksComputeTheResultsOfOneDevice) {
   const World world;
   verify::Random random(run_seed());
   for (int round = 0; round < 15; ++round) {
@@ -100,7 +100,7 @@ void sleep_seconds(double seconds) {
 }
 
 // The last rank does not call; each of the others waits for the next one.
-TEST(Mpi, silent) {
+TEST(Mpi, ASilentRankIsNamed) {
   const World world;
   const std::int32_t silent = world.size() - 1;
   if (world.rank() == silent) {
@@ -122,7 +122,7 @@ TEST(Mpi, silent) {
 }
 
 // A rank passes another problem; all others name it, and the communicator works afterwards.
-TEST(Mpi, problem) {
+TEST(Mpi, ADifferentProblemIsNamed) {
   const World world;
   Case c = make_case(Operation::kForward, TILEWISE_FP32, {1, 24, 24, 2, 1, 8});
   const Instance instance(c);
@@ -138,7 +138,7 @@ TEST(Mpi, problem) {
   EXPECT_EQ(ranks.run_one(world.rank(), Operation::kForward, world.get()).status, TILEWISE_OK);
 }
 
-TEST(Mpi, abort) {
+TEST(Mpi, AbortEndsTheWaitOfAllOthers) {
   const World world;
   if (world.rank() == 0) {
     world.get().abort(world.get().self);

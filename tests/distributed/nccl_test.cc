@@ -281,7 +281,7 @@ TEST_F(NcclRanks, ComputeInOneCall) {
   });
 }
 
-TEST_F(NcclRanks, RefuseWhatIsNoCommunicator) {
+TEST_F(NcclRanks, RefuseBadArguments) {
   tilewise_nccl_communicator* nccl = nullptr;
   char id[TILEWISE_NCCL_ID_BYTES] = {};
   EXPECT_EQ(tilewise_nccl_unique_id(nullptr), TILEWISE_INVALID_ARGUMENT);

@@ -95,7 +95,7 @@ TEST(Npy, FortranOrderBecomesCOrder) {
   EXPECT_EQ(std::memcmp(array.bytes.data(), expected, sizeof(expected)), 0);
 }
 
-TEST(Npy, FortranOrderOfEveryElementSize) {
+TEST(Npy, FortranOrderOfEveryElementSizeIsRead) {
   for (const ElementType type : kElementTypes) {
     std::string header = npy_preamble(pattern_array(type, {2, 3}));
     header.replace(header.find("False"), 5, "True ");
@@ -123,7 +123,7 @@ TEST(Npy, WritingAnArrayThatContradictsItselfIsRefused) {
   EXPECT_TRUE(folder.names().empty());
 }
 
-TEST(Npy, WhatIsNotAFileIsRefusedWithoutWaiting) {
+TEST(Npy, PathsThatAreNoRegularFilesAreRefusedAtOnce) {
   const TemporaryFolder folder;
   EXPECT_NE(file_error([&] { read_npy(folder / "absent"); }).find("No such file"),
             std::string::npos);

@@ -80,7 +80,7 @@ TEST(Npz, AnArrayOutlivesItsFile) {
   EXPECT_TRUE(same_array(array, original));
 }
 
-TEST(Npz, WhatCannotBeWrittenIsRefused) {
+TEST(Npz, TensorsThatCannotBeWrittenAreRefused) {
   const TemporaryFolder folder;
   TensorFile file;
   file.metadata = {{"a", "b"}};

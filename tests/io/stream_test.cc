@@ -66,7 +66,7 @@ TEST(Stream, TensorsArriveWhole) {
     EXPECT_TRUE(same_array(*back.find(tensor.name), tensor.array));
 }
 
-TEST(Stream, WhatIsCutOrLongerIsRefused) {
+TEST(Stream, CutAndOverlongStreamsAreRefused) {
   for (const std::int64_t size : {10, 300000}) {
     const std::string whole = npy_of(size);
     for (const std::string& bytes : {whole.substr(0, whole.size() - 1), whole + "x"}) {

@@ -50,7 +50,7 @@ TEST(BlockSparseMasks, AreExact) {
 }
 
 // Keys and values that no row sees, and queries that see nothing, may be anything.
-TEST(BlockSparseMasks, HideWhatIsNotFinite) {
+TEST(BlockSparseMasks, HideNonFiniteNumbers) {
   for (const Operation operation : kOperations) {
     for (const std::int32_t dtype : {TILEWISE_FP32, TILEWISE_BF16}) {
       Case c = make_case(operation, dtype, {1, 400, 900, 2, 1, 32});

@@ -285,7 +285,7 @@ std::int64_t bytes_read(const Kernel& kernel, Instance& instance) {
 
 // Decoding reads the keys of a split twice where its sums overflow, and once where an output that
 // is not finite has another reason.
-TEST(LargeValues, DecodingComputesAgainOnlyWhatOverflows) {
+TEST(LargeValues, DecodingComputesOnlyOverflowedSplitsAgain) {
   TILEWISE_TRACE_SEED();
   for (const std::int32_t dtype : {TILEWISE_FP64, TILEWISE_FP32, TILEWISE_BF16}) {
     Instance instance(make_case(Operation::kForward, dtype, {1, 2, 1400, 2, 1, 40}));

@@ -207,7 +207,7 @@ Case backward_case(std::int32_t dtype) {
   return c;
 }
 
-TEST(Accuracy, WhatIsLostBelowTheNormalNumbersIsNothingBesideOne) {
+TEST(Accuracy, LossesBelowTheNormalNumbersAreNothingBesideOne) {
   for (const std::int32_t dtype : {TILEWISE_FP64, TILEWISE_FP32}) {
     const Instance instance(backward_case(dtype));
     for (const bool flushes : {false, true}) {
@@ -223,7 +223,7 @@ TEST(Accuracy, WhatIsLostBelowTheNormalNumbersIsNothingBesideOne) {
 }
 
 // A kernel that keeps denormals may not lose gradients that consist of them.
-TEST(Accuracy, DenormalGradientsExceedWhatIsLost) {
+TEST(Accuracy, DenormalGradientsExceedTheLosses) {
   Case c = backward_case(TILEWISE_FP32);
   c.distribution = Distribution::kSubnormal;
   Instance instance(c);

@@ -52,7 +52,7 @@ TEST(Device, AppendHasTheBitsOfTheCpu) {
 }
 
 // Tokens whose place is not in the cache are left out; the others are written.
-TEST(Device, AppendSkipsWhatTheCacheLacks) {
+TEST(Device, AppendSkipsTokensThatTheCacheLacks) {
   if (!has_device()) GTEST_SKIP() << "no device";
   AppendCase c;
   c.own_positions = true;

@@ -309,7 +309,7 @@ TEST(Device, DecodeFp8IgnoresScalesOfOtherSequences) {
   }
 }
 
-TEST(Device, DecodeFp8NamesWhatItLeavesOut) {
+TEST(Device, DecodeFp8NamesTheOptionsThatItRefuses) {
   if (!decodes_fp8()) GTEST_SKIP() << "no device since Hopper";
   const auto message = [](const Case& c) {
     plan::Plan plan;

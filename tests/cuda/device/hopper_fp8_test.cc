@@ -335,7 +335,7 @@ TEST(Device, HopperFp8ReadsEveryFiniteCodeOfAKeyAndAQuery) {
 }
 
 // Other kernels of the device refuse fp8, and this one what it leaves out, by name.
-TEST(Device, HopperFp8NamesWhatItLeavesOut) {
+TEST(Device, HopperFp8NamesTheOptionsThatItRefuses) {
   if (!has_hopper()) GTEST_SKIP() << "no Hopper device";
   const auto message = [](const Case& c, const char* kernel) {
     plan::Plan plan;

@@ -119,7 +119,7 @@ TEST(Device, QuantiseStaysInsideWhateverStartsHold) {
   }
 }
 
-TEST(Device, QuantiseNamesWhatItRefuses) {
+TEST(Device, QuantiseNamesTheArgumentsThatItRefuses) {
   if (!quantises()) GTEST_SKIP() << "no device since Hopper";
   QuantiseCase c;
   c.width = 2048;

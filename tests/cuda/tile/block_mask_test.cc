@@ -82,7 +82,7 @@ TEST(BlockMask, EveryVisitedTileComesOnce) {
   }
 }
 
-TEST(BlockMask, AllColumnsOfALane) {
+TEST(BlockMask, AllColumnsOfALaneHaveABitEach) {
   EXPECT_EQ(all_columns(128), ~0u);
   EXPECT_EQ(all_columns(64), 0xFFFFu);
 }

@@ -45,7 +45,7 @@ class MagiFaults : public ::testing::Test {
   std::unique_ptr<RankTensors> ranks;
 };
 
-TEST_F(MagiFaults, WhatAPlanDoesNotSupportIsRefusedByName) {
+TEST_F(MagiFaults, UnsupportedOptionsAreRefusedByName) {
   tilewise_problem problem = ranks->problem;
   problem.dropout_p = 0.5;
   expect_refused(problem, {"dropout_p"});

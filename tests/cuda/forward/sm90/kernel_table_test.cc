@@ -180,7 +180,7 @@ TEST(Sm90KernelTable, BatchInvariantPackedBatchesTakeOneKernel) {
   }
 }
 
-TEST(Sm90KernelTable, EdgesFuseInEveryTileThatMayWhereTheKernelForThemIsTaken) {
+TEST(Sm90KernelTable, TheKernelForFusedEdgesFusesEveryTileThatMay) {
   std::mt19937 random(static_cast<std::uint32_t>(tests::run_seed()));
   const auto draw = [&random](int most) {
     return static_cast<std::int64_t>(random() % static_cast<std::uint32_t>(most + 1));
