@@ -152,7 +152,7 @@ typedef struct tilewise_score_function {
  *   lse, dlse  (B, H, Sq) or (H, T): fp32, fp64 for fp64 inputs
  *
  * q, k, v, dout have one dtype; out, dq, dk, dv have it too or are fp32. The innermost stride (D,
- * Dv) is 1. Forward on the CPU, k and v may both be TILEWISE_E4M3, or both TILEWISE_E5M2: then q
+ * Dv) is 1. In the forward pass k and v may both be TILEWISE_E4M3, or both TILEWISE_E5M2: then q
  * has their dtype or is bf16, fp16 or fp32, and out is bf16, fp16 or fp32. */
 typedef struct tilewise_problem {
   size_t struct_size;
@@ -216,8 +216,8 @@ typedef struct tilewise_problem {
    * effect. Mask and bias are views cut to the part. Not with slices. */
   tilewise_tensor parts;
 
-  tilewise_tensor phi; /* forward: fp32 (1) or (H), a guess of the largest score of a row, against
-                          which FlashDecoding++ takes exponents; it changes time, never a result
+  tilewise_tensor phi; /* forward: fp32 (1) or (H), a guess of the largest score of a row, which
+                          FlashDecoding++ subtracts from all scores; it changes time, never a result
                           beyond rounding, and other kernels ignore it */
   tilewise_tensor phi_fallbacks; /* forward: int64 (1), on the device of q. A kernel that reads phi
                                     adds how often it had to compute with the rows' own maxima */
@@ -227,7 +227,7 @@ typedef struct tilewise_problem {
                                  page_table[b][j / page size]. Sk = pages * page size; seqused_k
                                  says how many of these keys a sequence has. */
 
-  /* What the stored numbers of q, k and v of fp8 are multiplied by; fp32, positive, absent is 1.
+  /* The factors of the stored numbers of q, k and v of fp8; fp32, positive; absent: 1.
    * (1) for the whole tensor, (B, Hk), or (B, Hk, ceil(S / 128)) with a number for each 128 rows; B
    * is 1 in the last one for packed tensors, whose blocks are those of the token axis, S = T. Query
    * head h has the number of key/value head h / G. */

@@ -10,7 +10,7 @@
  *   step.q = ...; step.q_rotated = step.q;     in place
  *   if (tilewise_append_run(&step, NULL) != TILEWISE_OK) puts(tilewise_last_error());
  *
- * What follows is tilewise_forward() with seqused_k = cache_seqlens + new.
+ * Then call tilewise_forward() with seqused_k = cache_seqlens + new.
  */
 #ifndef TILEWISE_TILEWISE_APPEND_H_
 #define TILEWISE_TILEWISE_APPEND_H_

@@ -143,13 +143,13 @@ TILEWISE_API void tilewise_nccl_communicator_destroy(tilewise_nccl_communicator*
  * the caller's stream has been waited for, this says whether its results are valid. */
 TILEWISE_API tilewise_status tilewise_nccl_communicator_status(tilewise_nccl_communicator* nccl);
 
-/* Sets `communicator` to what the functions below take. It is valid while `nccl` lives. */
+/* Sets `communicator` to one for the functions below. It is valid while `nccl` lives. */
 TILEWISE_API tilewise_status tilewise_nccl_communicator_get(tilewise_nccl_communicator* nccl,
                                                             tilewise_communicator* communicator);
 
 /* ---- schedules -------------------------------------------------------------------------- */
 
-/* Which tokens a rank holds, of a whole axis of any length. */
+/* The tokens that a rank holds, of a whole axis of any length. */
 enum {
   /* Contiguous, or zigzag if the rank with the most work then has at least 5 % less. */
   TILEWISE_SCHEDULE_AUTOMATIC = 0,
@@ -160,7 +160,7 @@ enum {
   TILEWISE_SCHEDULE_ZIGZAG = 2,
   /* Rank r holds the tokens r, r + size, r + 2 * size, ... Not with ALiBi or dropout. */
   TILEWISE_SCHEDULE_STRIPED = 3,
-  /* The schedule of MagiAttention, for any mask: what a token plan says. */
+  /* The schedule of MagiAttention, for any mask, by a token plan. */
   TILEWISE_SCHEDULE_BALANCED = 4
 };
 
@@ -256,8 +256,8 @@ TILEWISE_API tilewise_status tilewise_token_plan_ranges(const tilewise_token_pla
                                                         const tilewise_token_range** ranges,
                                                         int64_t* count);
 
-/* Writes the position in the whole of each of the rank's rows (q_rows or k_rows of them): what
- * position embeddings such as RoPE need. */
+/* Writes the position in the whole of each of the rank's rows (q_rows or k_rows of them), for
+ * position embeddings such as RoPE. */
 TILEWISE_API tilewise_status tilewise_token_plan_positions(const tilewise_token_plan* plan,
                                                            int32_t side, int32_t rank,
                                                            int64_t* positions);
@@ -298,7 +298,7 @@ TILEWISE_API tilewise_status tilewise_distributed_schedule(
     const tilewise_problem* problem, const tilewise_distributed_options* options, int32_t size,
     int32_t* schedule);
 
-/* What a plan does on this rank. */
+/* The work and the messages of a plan on this rank. */
 typedef struct tilewise_distributed_info {
   size_t struct_size;
   int32_t schedule;      /* never automatic */

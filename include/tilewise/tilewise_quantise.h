@@ -35,7 +35,7 @@ typedef struct tilewise_quantisation {
   tilewise_tensor output; /* shape of input: e4m3 or e5m2; incoherent also fp32, bf16 or fp16, which
                              are rotated and have no scale */
 
-  /* fp32, what the stored numbers must be multiplied by: (1), (B, Hk) or (B, Hk, ceil(S / 128)), or
+  /* fp32, the factors of the stored numbers: (1), (B, Hk) or (B, Hk, ceil(S / 128)), or
    * (1, Hk, ceil(T / 128)) of a packed tensor, as tilewise_problem has them. H is a multiple of Hk,
    * and head h has the scale of h / (H / Hk). */
   tilewise_tensor descale;
