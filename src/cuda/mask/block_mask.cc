@@ -15,7 +15,7 @@ namespace {
 // the list of slices.
 constexpr std::int64_t kPartialTiles = 16;
 
-// How many lists there are, and of what size.
+// The number of lists, and their size.
 struct Extent {
   bool by_batch;
   bool by_head;

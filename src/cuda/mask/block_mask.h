@@ -49,7 +49,7 @@ tile::BlockMask block_mask_at(const problem::Problem& problem, const Tiling& til
                               const BlockMaskPlaces& places, std::byte* workspace,
                               const tile::Band* bands);
 
-// What the kernels below read.
+// The parameters of the kernels below.
 struct MaskParameters {
   problem::Problem problem;
   tile::BlockMask mask;

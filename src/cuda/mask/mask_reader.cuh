@@ -1,5 +1,5 @@
-// What the readers of the masks of queries and of keys share: the sequence of a list, and the bands
-// that touch a tile of the owner.
+// The code that the readers of the masks of queries and of keys share: the sequence of a list, and
+// the bands that touch a tile of the owner.
 #pragma once
 
 #include "cuda/host/sequences.cuh"
@@ -20,13 +20,13 @@ struct TileBands {
   tile::Band bands[kMost];
 };
 
-// What a warp has read of the boolean mask, 16 columns in each number.
+// The part of the boolean mask that a warp has read, 16 columns in each number.
 struct alignas(16) StagedMask {
   std::uint16_t sixteen[256];
 };
 
-// What a row of the owner's tile sees of a tile of the other side, or which of its rows see the
-// key, for each of the four lanes that share it.
+// The columns of a tile of the other side that a row of the owner's tile sees, or the rows that see
+// the key, for each of the four lanes that share it.
 struct RowBits {
   std::uint32_t lane[kLanesPerRow];
 };

@@ -1,5 +1,5 @@
-// What the rows of a tile of queries see of key tiles, through slices or a window and a boolean
-// mask, for the kernel that classifies them (classify.cu).
+// Reads the keys that the rows of a tile of queries see, through slices or a window and a boolean
+// mask, for the kernel that classifies key tiles (classify.cu).
 #pragma once
 
 #include "cuda/mask/mask_reader.cuh"
@@ -22,8 +22,8 @@ class QueryMaskReader : public MaskReader {
     return MaskReader::classify(rows_, keys);
   }
 
-  // What a row of the query tile sees of a key tile. Of a row after the last one, all bits are set.
-  // Whole warps, of 32 rows.
+  // The columns of a key tile that a row of the query tile sees. For a row after the last one, all
+  // bits are set. Whole warps, of 32 rows.
   __device__ RowBits bits(std::int32_t number, std::int32_t key, StagedMask& staged) const {
     const std::int32_t row = rows_.begin + number;
     const std::uint32_t all = tile::all_columns(k_tile_);

@@ -1,4 +1,4 @@
-// What rows see through slices, looked up in the table of bands (tile/bands.h).
+// Looks up the keys that rows see through slices in the table of bands (tile/bands.h).
 #pragma once
 
 #include "cuda/tile/band_reads.cuh"

@@ -1,5 +1,5 @@
-// Calls on parts (docs/semantics.md) for kernels that know only whole problems: a kernel writes its
-// results to the workspace, in the dtype of sums, and a kernel after it merges them into the
+// Calls on parts (docs/semantics.md) for kernels that compute whole problems only: a kernel writes
+// its results to the workspace, in the dtype of sums, and a kernel after it merges them into the
 // caller's.
 #pragma once
 

@@ -13,8 +13,8 @@ struct StageBarriers {
   std::uint64_t empty[kMaxStages];
 };
 
-// The same number in all lanes, which ptxas then knows: loops that it bounds keep stages and
-// addresses in uniform registers.
+// Returns the same number in all lanes, in a way that ptxas sees: loops that it bounds keep stages
+// and addresses in uniform registers.
 __device__ __forceinline__ std::int32_t uniform(std::int32_t x) { return __shfl_sync(~0u, x, 0); }
 
 // A stage of a ring, and the parity of the phase that its barriers are in.

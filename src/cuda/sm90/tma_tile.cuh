@@ -20,7 +20,7 @@ struct TmaSource {
 };
 
 // Loads a tile (kRows, kColumns) into its panels, which are as wide as the boxes of the map. One
-// thread, which also tells `full` how many bytes will come, before or after.
+// thread calls it, and makes `full` expect the bytes, before or after.
 template <int kRows, int kColumns, int kPanelColumns = tile::kPanelColumns>
 __device__ __forceinline__ void tma_load_tile(unsigned char* to, const TmaSource& from,
                                               std::uint64_t& full, ptx::L2Hint hint) {

@@ -35,7 +35,7 @@ struct alignas(32) BlockMaskRow {
   std::int32_t first_word;     // the first word that has any
 };
 
-// What is known of a key tile when it is computed: the number of its bits, or one of these.
+// The mask of a key tile when it is computed: the number of its bits, or one of these.
 inline constexpr std::int32_t kFullTile = -1;      // every row sees every key
 inline constexpr std::int32_t kHiddenTile = -2;    // no row sees a key
 inline constexpr std::int32_t kSearchedTile = -3;  // there was no room for its bits

@@ -15,8 +15,8 @@ __device__ __forceinline__ bool is_huge_exact(float anchor) {
   return is_huge(anchor, kHugeExactAnchor);
 }
 
-// What an update of the maxima leaves for a lane's two rows. `factor` of the anchors is 1: rows are
-// rescaled by exact_max_factor() where has_grown() says so.
+// The result of an update of the maxima for a lane's two rows. `factor` of the anchors is 1: rows
+// are rescaled by exact_max_factor() where has_grown() is true.
 struct ExactMax {
   Anchors anchors;
   float before[kRowsPerLane];  // the maxima before the update

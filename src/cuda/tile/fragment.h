@@ -1,5 +1,5 @@
-// Where the elements of a warpgroup's tile lie in its registers. These are plain functions of host
-// and device, so that tests can check them without a GPU.
+// The places of the elements of a warpgroup's tile in its registers. The functions run on host and
+// device, so that tests can check them without a GPU.
 //
 // The result of wgmma has 64 rows and N columns. Warp w of the warpgroup holds rows 16 w to
 // 16 w + 15. Of each 8 columns, lane l holds two of row l / 4 and two of row l / 4 + 8:

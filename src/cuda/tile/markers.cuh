@@ -1,5 +1,5 @@
-// What non-finite elements of V add to rows of out, as a product of markers: where a tile of keys
-// has masked ones, the product P V finds zeros in the place of such elements.
+// Adds the contribution of non-finite elements of V to rows of out, as a product of markers. In a
+// tile with masked keys, the product P V finds zeros in the place of such elements.
 #pragma once
 
 #include <cstdint>
@@ -24,9 +24,9 @@ __device__ __forceinline__ std::uint32_t markers_of(std::uint32_t pair) {
   return marker(pair & 0xFFFFu) | marker(pair >> 16) << 16;
 }
 
-// What visible non-finite elements of V contribute to O: M N and M (-N'). M is 2^100 for a visible
-// key, else 0; N is 2^100 for +infinity and NaN, N' for -infinity and NaN. 2^200 overflows to
-// infinity, and infinity - infinity is NaN.
+// Visible non-finite elements of V contribute M N and M (-N') to O. M is 2^100 for a visible key,
+// else 0; N is 2^100 for +infinity and NaN, N' for -infinity and NaN. 2^200 overflows to infinity,
+// and infinity - infinity is NaN.
 
 // Fills in M, the operand for the 16 keys number `step` of a tile, from the keys that the lane's
 // two rows see: bit n stands for the n-th of the lane's columns.

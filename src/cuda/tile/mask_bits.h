@@ -1,5 +1,5 @@
-// What a lane's rows see of a key tile, as bits: bit n of a row stands for the n-th column that the
-// lane holds of the tile. Plain functions of host and device.
+// The columns of a key tile that a lane's rows see, as bits: bit n of a row stands for the n-th
+// column that the lane holds of the tile. The functions run on host and device.
 #pragma once
 
 #include "cuda/tile/bands.h"

@@ -24,12 +24,12 @@ struct Pages {
     return static_cast<std::uint32_t>(page) << row_bits |
            static_cast<std::uint32_t>(key - number * size.value());
   }
-  // How far the row of a place lies from row 0 of page 0 in `view`, which is k or v.
+  // The offset of the row of a place from row 0 of page 0 in `view`, which is k or v.
   TILEWISE_INLINE std::int64_t offset(const problem::View& view, std::uint32_t place) const {
     return (place >> row_bits) * view.batch + (place & ((1u << row_bits) - 1)) * view.row;
   }
 
-  // The same of a key's row, for any number of pages.
+  // The offset of a key's row, for any number of pages.
   TILEWISE_INLINE std::int64_t offset(const problem::View& view, std::int64_t b,
                                       std::int32_t key) const {
     const std::int32_t number = key / size;

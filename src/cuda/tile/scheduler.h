@@ -126,8 +126,8 @@ TILEWISE_INLINE std::int32_t static_tile(std::int32_t block, std::int32_t blocks
 inline constexpr std::int32_t kMaxBatchedTiles = 4;
 inline constexpr std::int32_t kMinBatchedKeyTiles = 4;
 
-// How many rounds of the blocks are scheduled statically (static_tile()). In the rounds after them
-// a block asks a counter for its next tile.
+// The number of rounds of the blocks that are scheduled statically (static_tile()). In the rounds
+// after them a block takes its next tile from a counter.
 struct StaticRounds {
   std::int32_t count = 2;    // static rounds; 2 is the least
   std::int32_t batched = 0;  // the first of them, whose tiles may be published at once

@@ -23,7 +23,7 @@ __device__ __forceinline__ float slope_of(const problem::Problem& problem, std::
   return static_cast<const float*>(problem.alibi_slopes.data)[offset];
 }
 
-// What the score mod needs to know of a head of a sequence.
+// The numbers of a head of a sequence that the score mod needs.
 struct Head {
   std::int64_t batch;  // the sequence's number
   std::int64_t head;

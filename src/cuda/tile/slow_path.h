@@ -1,4 +1,4 @@
-// What a block does beyond the steps that finite inputs of ordinary size take.
+// The slow paths of a block: steps that finite inputs of ordinary size do not take.
 #pragma once
 
 namespace tilewise::cuda::tile {

@@ -179,9 +179,9 @@ __device__ __forceinline__ void scale_sums(const Anchors& anchors, RowStates& st
   for (int which = 0; which < kRowsPerLane; ++which) states.row[which].sum *= anchors.factor[which];
 }
 
-// How large a lane's sum of probs may become where the anchor is not the maximum of the row. bf16
-// has the exponent range of fp32, and exp2 of such a large exponent is still accurate enough for a
-// prob of 16 bits; fp16 ends at 2^16.
+// The largest sum of probs that a lane may have where the anchor is not the maximum of the row.
+// bf16 has the exponent range of fp32, and exp2 of such a large exponent is still accurate enough
+// for a prob of 16 bits; fp16 ends at 2^16.
 template <bool kFp16>
 inline constexpr float kOverflowLimit = kFp16 ? 0x1p15f : 0x1p60f;
 
@@ -200,9 +200,9 @@ __device__ __forceinline__ OverflowedRows overflowed_rows(const RowSums& sums) {
            quad_max(sums.row[1]) > kOverflowLimit<kFp16>}};
 }
 
-// How far the maximum of a tile may exceed the anchor of its row, in log 2, before a lazy max is
-// taken again. A prob that far above 1 makes its lane's sum overflow, so that any_overflowed()
-// finds every such row; the fraction covers the rounding of the prob.
+// The distance, in log 2, by which the maximum of a tile may exceed the anchor of its row before a
+// lazy max is taken again. A prob that far above 1 makes its lane's sum overflow, so that
+// any_overflowed() finds every such row; the fraction covers the rounding of the prob.
 template <bool kFp16>
 inline constexpr float kLazyRescaleThreshold = kFp16 ? 15.0625f : 60.0625f;
 

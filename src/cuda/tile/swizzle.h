@@ -1,5 +1,5 @@
-// The 128-byte swizzle of tiles in shared memory, and the descriptors that tell it to wgmma (PTX
-// ISA 9.7.15.5.1).
+// The 128-byte swizzle of tiles in shared memory, and the descriptors of it for wgmma (PTX ISA
+// 9.7.15.5.1).
 //
 // A tile of R rows and C columns of 16-bit numbers is C / 64 panels of (R, 64), one after the
 // other. A row of a panel is 128 bytes, the largest width that TMA can swizzle. In each 1024 bytes

@@ -16,7 +16,7 @@ struct VisibleKeys {
   static_assert(kScores <= 32);
 
   VisibleKeys() = default;
-  // What a score of -inf hides is masked.
+  // A key with a score of -inf is masked.
   __device__ __forceinline__ explicit VisibleKeys(const float (&scores)[kScores]) : bits(0) {
 #pragma unroll
     for (int r = 0; r < kScores; ++r)

@@ -56,10 +56,10 @@ struct KernelConfig {
     return lazy_max && value_dim > 64 && !block_mask;
   }
 
-  // What the fast steps cannot compute is computed by careful passes (careful_steps.cuh). D 192 and
-  // 256 have no registers for both: with spills D 256 was 4 to 18 % slower. Their careful passes
-  // are a kernel of their own, which starts when the fast one has ended (forward.cuh). Where one
-  // kernel does both, a block that needs them does not wait for the others.
+  // Careful passes (careful_steps.cuh) compute the tiles that the fast steps cannot. D 192 and 256
+  // have no registers for both: with spills D 256 was 4 to 18 % slower. Their careful passes are a
+  // kernel of their own, which starts when the fast one has ended (forward.cuh). Where one kernel
+  // does both, a block that needs them does not wait for the others.
   TILEWISE_INLINE constexpr bool has_careful_kernel() const { return q_stages == 1; }
 
   // The order of operations in a step, and the measured reason.

@@ -15,8 +15,8 @@
 
 namespace tilewise::cuda::sm90 {
 
-// What a lane adds to a tile's addresses on the way out, the same in every query tile. Rows pass
-// through a panel of shared memory (tile/swizzle.h), 64 columns at a time.
+// The offsets that a lane adds to a tile's addresses to store out, the same in every query tile.
+// Rows pass through a panel of shared memory (tile/swizzle.h), 64 columns at a time.
 struct LaneOffsets {
   std::int32_t row;   // the warp's first row of a tile
   std::int64_t lse;   // bytes from a tile's first lse to that of the lane's first row

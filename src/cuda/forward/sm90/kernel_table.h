@@ -6,8 +6,8 @@
 
 namespace tilewise::cuda::sm90 {
 
-// What a kernel can do beyond the plain one: out of the type of Q in 16-byte pieces, and scores
-// that need only a positive scale.
+// The abilities of a kernel. The plain one stores out in the type of Q in 16-byte pieces, and takes
+// scores that need only a positive scale.
 enum class Variant {
   kPlain,
   kScalarStores,       // any type and alignment of out, in a kernel whose epilogue warps store else

@@ -177,7 +177,7 @@ problem::Status check_options(const Problem& problem) {
   return TILEWISE_OK;
 }
 
-// What the kernels for fp8 leave out.
+// Refuses the options that the kernels for fp8 lack.
 problem::Status check_fp8_options(const Problem& problem) {
   if (problem.q.dtype != problem.dtype)
     return fail(TILEWISE_UNSUPPORTED, "q is not of fp8, k and v are");

@@ -1,5 +1,5 @@
-// What a consumer's rows see of a key tile: the causal mask and the window as bits, and the score
-// mod.
+// The mask of a consumer's rows on a key tile: the causal mask and the window as bits, and the
+// score mod.
 #pragma once
 
 #include "cuda/forward/sm90/consumer.cuh"

@@ -45,8 +45,9 @@ struct TileCounter {
   unsigned taken;
 };
 
-// What it takes to find a query tile and to load its Q and K. Side by side: a line of constants
-// comes from memory when it is first read, and the first tile of a block waits for each.
+// The parameters for finding a query tile and loading its Q and K. They lie side by side, because a
+// line of constants comes from memory when it is first read, and the first tile of a block waits
+// for each.
 struct alignas(64) SchedulerParams {
   bool varlen_q;  // of the problem: the tiles are those of `packed`
   bool top_left;
@@ -85,9 +86,9 @@ struct alignas(64) SchedulerParams {
   }
 };
 
-// What a block of a fast kernel leaves to the block of the careful kernel after it
-// (forward.cuh): the head of its list of tiles (listed_tiles.cuh), 0 if it is empty, and the
-// first round that is left, or -1.
+// The work that a block of a fast kernel leaves to the block of the careful kernel after it
+// (forward.cuh): the head of its list of tiles (listed_tiles.cuh), 0 if it is empty, and the first
+// round that is left, or -1.
 struct Handover {
   unsigned long long listed;
   std::int32_t next_round;

@@ -1,8 +1,8 @@
-// What lies between the passes of a block. Its fast pass ends with the last query tile, or early
-// (scheduler_warp.cuh); a careful pass (careful_steps.cuh) then computes what is listed or left, in
-// the same kernel or in one of its own (forward.cuh).
-// Where V has made a result infinite or NaN, that is mostly right: V is read again, which takes
-// much less time than the tile, and only tiles with a reason are computed again.
+// The end of a block's fast pass and the begin of its careful one. The fast pass ends with the last
+// query tile, or early (scheduler_warp.cuh); a careful pass (careful_steps.cuh) then computes the
+// tiles that are listed or left, in the same kernel or in one of its own (forward.cuh). Where V has
+// made a result infinite or NaN, that is mostly right: V is read again, which takes much less time
+// than the tile, and only tiles with a reason are computed again.
 #pragma once
 
 #include "cuda/forward/sm90/listed_tiles.cuh"

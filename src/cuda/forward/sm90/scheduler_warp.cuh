@@ -1,9 +1,9 @@
-// The scheduler warp: a thread that finds the query tiles of a block and publishes what the
-// producer and the consumers need to know of each, while the tiles before it are loaded and
-// computed. That takes a microsecond or two, for divisions and the counter's answer, in which the
-// producer would refill no stage; and some 500 cycles that the consumers would spend, with which it
-// overlaps (D 128). Where the next tiles are known in advance, four lanes publish four of them at
-// once, for the cycles of one.
+// The scheduler warp: a thread that finds the query tiles of a block and publishes a description of
+// each for the producer and the consumers, while the tiles before it are loaded and computed. That
+// takes a microsecond or two, for divisions and for reading the counter, in which the producer
+// would refill no stage; and some 500 cycles that the consumers would spend, with which it overlaps
+// (D 128). Where the next tiles are known in advance, four lanes publish four of them at once, for
+// the cycles of one.
 #pragma once
 
 #include "cuda/forward/sm90/listed_tiles.cuh"
@@ -19,8 +19,8 @@ namespace tilewise::cuda::sm90 {
 
 // The work queue of a block. The query tiles of the first rounds, two at least, are scheduled
 // statically; those after come from a counter in memory, which the first block has opened by then.
-// Each block asks the counter until no tile is left: together as often as there are tiles after the
-// last round but one of the static ones.
+// Each block increments the counter until no tile is left: all blocks together as often as there
+// are tiles after the last round but one of the static ones.
 class WorkQueue {
  public:
   // count: tiles of the launch. Once, before anything else.

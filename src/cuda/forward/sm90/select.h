@@ -1,4 +1,5 @@
-// Which row of the kernel table a problem takes. Without CUDA's headers: a test asks without a GPU.
+// Selects the row of the kernel table for a problem. It needs no header of CUDA, so that tests run
+// without a GPU.
 #pragma once
 
 #include "cuda/forward/sm90/fp8/kernel_table.h"

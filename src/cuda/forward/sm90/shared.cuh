@@ -99,7 +99,7 @@ struct Barriers {
   std::uint64_t always_complete;  // a wait for phase 1 never waits
 };
 
-// What a consumer warpgroup hands to its epilogue warp together with the rows of out.
+// The data that a consumer warpgroup hands to its epilogue warp together with the rows of out.
 struct StagedOutput {
   RowSum rows[tile::kRows];
   bool non_finite[tile::kRows / tile::kWarpRows];  // whether a result of a warp is not
@@ -125,7 +125,7 @@ using OutStages =
 template <KernelConfig kConfig>
 using StagedOutputs = StagedOutput[kConfig.has_epilogue_warps() ? kConfig.consumers() : 1];
 
-// What a block knows of query tiles that the fast steps cannot compute (listed_tiles.cuh).
+// A block's record of query tiles that the fast steps cannot compute (listed_tiles.cuh).
 template <KernelConfig kConfig>
 struct CarefulState {
   int pass;          // 0: the fast one
@@ -149,7 +149,7 @@ __device__ void init_careful_state(CarefulState<kConfig>& careful) {
   careful.selected = 0;
 }
 
-// What the producer writes of the key tile in each stage of K.
+// The description of the key tile in each stage of K, which the producer writes.
 struct NoKeyTiles {};
 struct StagedKeyTiles {
   tile::KeyTile of_stage[kMaxStages];

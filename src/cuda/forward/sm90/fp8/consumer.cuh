@@ -292,8 +292,8 @@ class Fp8Consumer : Consumer<kConfig> {
 
   // consumer_epilogue.cuh
   __device__ static void clear_out(Fragments& f);
-  // Where the states of a query tile that ends wait, since no registers are left: in the place of
-  // the warp's rows of out.
+  // The states of a query tile that ends wait in the place of the warp's rows of out, since no
+  // registers are left.
   __device__ __forceinline__ tile::RowStates& kept_states() const {
     const int thread = static_cast<int>(ptx::opaque(threadIdx.x)) % 128;
     unsigned char* const stage = shared_.out.of_warp[warpgroup_ * 4 + thread / 32];
