@@ -29,7 +29,7 @@ using PassOperation = problem::Operation;
 constexpr const char* kAutomatic = "automatic";
 constexpr std::int64_t kMostRanks = 256;
 
-// What a rank tells of a pass; ranks of MPI send it as it is.
+// A rank's report on a pass; ranks of MPI send it as it is.
 struct RankReport {
   double seconds;
   tilewise_distributed_info info;

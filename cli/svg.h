@@ -1,4 +1,4 @@
-// What charts share: colors of text, and text as SVG.
+// The code that charts share: colors of text, and text as SVG.
 #pragma once
 
 #include <string>

@@ -59,7 +59,7 @@ std::string bar(const TimeAxis& axis, const Span& span, double top, double heigh
       left, top, width, height, color, escaped(text));
 }
 
-// What a lane is drawn from: its spans, what it looks like, and the text of a step.
+// The data of a lane: its spans, its look, and the text of a step.
 struct Lane {
   const std::vector<Span>& spans;
   const char* const (&colors)[2];

@@ -1,5 +1,6 @@
-// What target.cc defines for each instruction set. This header includes no library headers: a file
-// that is compiled for more than the baseline must not emit one of their inline functions.
+// The functions that target.cc defines for each instruction set. This header includes no library
+// headers: a file that is compiled for more than the baseline must not emit one of their inline
+// functions.
 #pragma once
 
 #include <cstdint>

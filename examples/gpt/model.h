@@ -17,7 +17,7 @@
 
 namespace gpt {
 
-// What the forward pass of one layer saves for the backward pass. n = B S tokens.
+// The activations of one layer that the forward pass saves for the backward pass. n = B S tokens.
 template <class T>
 struct LayerActivations {
   std::vector<T> input;             // (n, C): the residual stream before the layer

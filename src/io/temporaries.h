@@ -6,7 +6,7 @@
 
 namespace tilewise::io {
 
-// How many output files may be open at once, and how long a temporary's path may be.
+// The most output files that may be open at once, and the longest path of a temporary.
 inline constexpr int kMaxTemporaries = 64;
 inline constexpr int kMaxTemporaryPath = 4096;
 

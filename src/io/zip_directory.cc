@@ -234,7 +234,7 @@ void append(std::string& text, std::uint64_t value, int width) {
 
 std::uint64_t narrow(std::uint64_t value) { return std::min(value, kNarrow32); }
 
-// What a header and an entry of the directory have in common.
+// The fields that a header and an entry of the directory have in common.
 void append_common(std::string& text, const ZipMember& member, bool wide, std::size_t extra) {
   append(text, kWideVersion, 2);
   append(text, kUtf8Names, 2);

@@ -54,7 +54,7 @@ std::vector<Listed> listed_targets() {
   return rows;
 }
 
-// An empty problem of the dtype that all kernels have tells whether the machine can run a kernel at
+// An empty problem of the dtype that all kernels have shows whether the machine can run a kernel at
 // all.
 std::vector<Listed> listed_kernels(problem::Operation operation) {
   problem::Machine machine = {nullptr, 1};

@@ -60,7 +60,7 @@ problem::Status run_plan(const Plan& plan, const tilewise_problem& request,
 problem::Status run_once(problem::Operation operation, const tilewise_problem& request,
                          const tilewise_executor* executor);
 
-// Fills in what the kernels of an instruction set need to know of the machine. Also used by
+// Fills in the properties of the machine that the kernels of an instruction set need. Also used by
 // tilewise_kernel_supports().
 problem::Status resolve_machine(const Options& options, problem::Machine* machine);
 

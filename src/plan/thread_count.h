@@ -1,4 +1,4 @@
-// How many threads the default pool has: what the environment says, else one per usable CPU.
+// The number of threads of the default pool: that of the environment, else one per usable CPU.
 #pragma once
 
 #include <cstdint>

@@ -68,7 +68,7 @@ struct Kernel {
   // True for a rung of the ladder, which is listed after the kernels of its device and serves for
   // comparison.
   bool is_rung = false;
-  // What probs are rounded to where k and v are fp8 (docs/semantics.md, "Accuracy").
+  // The type to which probs are rounded where k and v are fp8 (docs/semantics.md, "Accuracy").
   Fp8Probs fp8_probs = Fp8Probs::kFp32;
 };
 

@@ -8,8 +8,8 @@
 namespace tilewise::problem {
 namespace {
 
-// What the kernels compute with: double for fp64 tensors, otherwise float. Options are doubles, so
-// they are limited to what the kernels can hold.
+// The arithmetic of the kernels: double for fp64 tensors, otherwise float. Options are doubles, so
+// they are limited to numbers that the kernels can hold.
 struct Arithmetic {
   double most_scale;     // times log2(e) or a gradient of a score it is finite
   double least_softcap;  // a normal number

@@ -10,7 +10,7 @@
 
 namespace tilewise::problem {
 
-// What shares a scale.
+// The part of a tensor that shares a scale.
 enum class Shared { kNothing, kTensor, kHead, kBlock };  // kNothing: rows have no scales
 
 // The scales that have a reciprocal in the normal range.

@@ -48,8 +48,8 @@ TILEWISE_INLINE std::int64_t diagonal_of(const Part& part) {
   return part.row + part.diagonal - part.key;
 }
 
-// Where dropout counts the rows and keys of a head of a sequence: its counters (math/philox.h) are
-// those of the whole.
+// The first counters of dropout for a head of a sequence: rows and keys are counted in the whole
+// (math/philox.h).
 struct DropoutOrigin {
   std::int64_t head_index;  // number of the whole * H + head; only its low 32 bits matter
   std::int64_t row;

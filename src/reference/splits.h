@@ -1,4 +1,4 @@
-// How Flash-Decoding cuts the keys of a sequence.
+// The splits into which Flash-Decoding cuts the keys of a sequence.
 #pragma once
 
 #include "math/integer.h"

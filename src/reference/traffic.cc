@@ -144,8 +144,8 @@ void flash2_forward(Account a, const TileVisits& visited) {
   a.tensor("out", 0, a.per_head * a.q_rows * a.value_dim);
 }
 
-// What the tiles of packed rows and splits visit, for one kv head: rows of K, and rows of partial
-// results.
+// The rows of K and of partial results that the tiles of packed rows and splits visit, for one kv
+// head.
 struct SplitVisits {
   double keys = 0;
   double partial_rows = 0;

@@ -40,7 +40,7 @@ struct AccuracyOptions {
   // to the mean error of plain attention. If only rows are, both begin at 2500 rows.
   enum class Independent { kNothing, kRows, kElements };
   Independent independent = Independent::kNothing;
-  // What the results may lose below the normal numbers; null: nothing.
+  // The error that results may have below the normal numbers; null: none.
   const Underflow* underflow = nullptr;
   // One draw of inputs can be lucky for plain attention, so its error is the largest over all
   // draws. Those of lse are lse_error() of plain attention that does not round its scores.

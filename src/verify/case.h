@@ -30,7 +30,7 @@ struct ScoreTensor {
   std::array<bool, 4> full = {true, true, true, true};  // false: the size of that dimension is 1
 };
 
-// What shares a scale of a tensor of fp8.
+// The part of a tensor of fp8 that shares a scale.
 enum class Descale { kAbsent, kTensor, kHeads, kBlocks };
 
 // The gradients to compute.

@@ -40,7 +40,7 @@ class Judge {
   const Instance& instance() const { return instance_; }
 
  private:
-  // What the results of a kernel are compared with besides the oracle.
+  // The results with which those of a kernel are compared, besides the oracle's.
   struct Yardstick {
     std::vector<std::unique_ptr<Plain>> plain;  // one for each order of sums
     std::vector<PlainError> other_draws;        // empty until a kernel is over the limit
@@ -49,7 +49,8 @@ class Judge {
   // Runs the oracle and the plain attention of the kernel, once each. Throws std::runtime_error if
   // the library refuses.
   void find_answers(const problem::Kernel& kernel);
-  // What the kernel rounds probs to, if the case is of fp8; kFp32 stands for the case's own dtype.
+  // The type to which the kernel rounds probs, if the case is of fp8; kFp32 stands for the case's
+  // own dtype.
   problem::Fp8Probs fp8_probs(const problem::Kernel& kernel) const;
   Yardstick& yardstick_of(const problem::Kernel& kernel) {
     return yardsticks_[static_cast<int>(fp8_probs(kernel))];

@@ -1,4 +1,4 @@
-// What a result may lose because numbers are smaller than the normal ones.
+// The error that a result may have because numbers are smaller than the normal ones.
 #pragma once
 
 #include <tilewise/tilewise.h>

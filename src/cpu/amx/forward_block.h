@@ -27,7 +27,7 @@ inline constexpr std::int64_t kFewAmxPanels = 16;
 inline constexpr std::int64_t kMostAmxPanels = 48;
 inline constexpr std::int64_t kFewestAmxPanels = 4;
 
-// How the keys of a block are visited.
+// The way in which the keys of a block are visited.
 struct AmxPass {
   bool slow_path = false;   // rows of V that are not finite enter the products as zeros
   float value_unit = 1.0f;  // the power of two, at most 1, by which V is multiplied
@@ -60,7 +60,7 @@ struct AmxForwardScratch {
   std::int64_t value_dim;  // padded
 };
 
-// How the L2 is divided between keys and queries.
+// The division of the L2 between keys and queries.
 struct AmxBlocking {
   std::int64_t tiles;  // packed tiles of K and V
   PanelLimits panels;  // of a block

@@ -196,7 +196,7 @@ TILEWISE_INLINE Anchored anchor_block(Vec<float> scale_log2, const float* scores
   return {scores, low, high};
 }
 
-// What has to be rescaled, besides the sums, if an anchor moves.
+// The data, besides the sums, that are rescaled if an anchor moves.
 struct AnchorMove {
   std::int64_t value_rows;
   std::int64_t pair_rows;  // pairs of keys of the tile so far

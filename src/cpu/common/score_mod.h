@@ -55,9 +55,9 @@ void add_alibi(const HeadContext& context, const TileBounds& bounds, T* scores) 
   }
 }
 
-// How scores are represented. Without score modifications they stay unscaled, as the products are:
-// the operands then need no rounding for the scale, which goes into the exponential as scale_log2.
-// That factor must be positive, so that the packed operand carries the sign. With score
+// The representation of scores. Without score modifications they stay unscaled, as the products
+// are: the operands then need no rounding for the scale, which goes into the exponential as
+// scale_log2. That factor must be positive, so that the packed operand carries the sign. With score
 // modifications, or with a scale that scale_log2 cannot hold (0, or near the ends of the range),
 // scores are in natural units, after the modifications.
 template <class T>
@@ -86,7 +86,7 @@ TILEWISE_INLINE bool scores_have_units(const Problem& problem) {
   return __builtin_fabs(problem.scale) < 0x1p60;
 }
 
-// What the backward pass needs to know of the scores of a tile, (t_count, kWidth) each, or nullptr.
+// The numbers of a tile's scores that the backward pass needs, (t_count, kWidth) each, or nullptr.
 template <class T>
 struct ScoreRecord {
   T* derivative = nullptr;  // of the softcap

@@ -84,8 +84,8 @@ TILEWISE_INLINE bool has_non_finite(const float* row, std::int64_t width) {
   return any_set(largest >= kInfinityBits);
 }
 
-// What a row may hold: numbers that round to at most the largest of the format, or any; and whether
-// those that saturate are counted.
+// The numbers that a row may hold: those that round to at most the largest of the format, or any;
+// and whether those that saturate are counted.
 enum class Range { kSmall, kAny, kCounted };
 
 // Writes the codes of row * inverse. Adds to each lane of `saturated` how many of its numbers did.
@@ -122,7 +122,7 @@ TILEWISE_INLINE void convert_row(const float* row, std::int64_t width, S* to) {
   for (; c < width; ++c) math::store(row[c], to + c);
 }
 
-// What writes rows: fp8 of a format, or a wider dtype, which takes rotated rows only.
+// Writes rows: fp8 of a format, or a wider dtype, which takes rotated rows only.
 template <class Format, Range kRange>
 struct Coder {
   static constexpr std::int64_t kSize = 1;

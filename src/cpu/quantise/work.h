@@ -63,7 +63,7 @@ struct Item {
   std::int64_t head;
   std::int64_t heads;
 };
-// What all workers share.
+// The memory that all workers share.
 struct SharedMemory {
   std::int64_t* blocks_before;  // (sequences + 1): blocks in the sequences before
   float* factors;               // (D), of the rotation

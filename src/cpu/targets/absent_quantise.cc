@@ -1,5 +1,6 @@
-// As absent.cc, for quantisation, which chooses another instruction set. An object of its own:
-// tests that emulate an instruction set replace its kernels only.
+// The quantisation of an instruction set that is not compiled: it chooses another one (see
+// absent.cc). It is an object of its own, because tests that emulate an instruction set replace its
+// kernels only.
 #include "cpu/quantise.h"
 
 namespace tilewise::cpu::TILEWISE_TARGET {
