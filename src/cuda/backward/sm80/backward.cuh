@@ -65,8 +65,8 @@ class Backward : public ScoreGradient<kConfig> {
     contains_non_finite_ = __syncthreads_or(found);
   }
 
-  // Replaces the non-finite elements of a loaded tile by zero, and flags their rows. Returns
-  // whether this thread has found one.
+  // Replaces the non-finite elements of a loaded tile by zero, and flags their rows. Says whether
+  // this thread has found one.
   template <int kRows>
   __device__ __forceinline__ static bool zero_non_finite(unsigned char* tile, std::uint8_t* flags) {
     using Layout = tile::LdmatrixTile<kConfig.columns>;
@@ -201,10 +201,10 @@ class Backward : public ScoreGradient<kConfig> {
 
   // ---- non-finite values ----
 
-  // A masked pair has P = 0 and dS = 0, but 0 * NaN is NaN. Non-finite elements of K are zero from
-  // the start. If dK or dV ends with a non-finite value, and Q or dO hides one, a second pass
-  // computes both again, with zeros in the place of the non-finite elements of Q and dO. A visible
-  // one of Q has made P NaN; the contribution of a visible one of dO to dV is added here.
+  // A masked pair has P = 0 and dS = 0, but 0 * NaN is NaN. K is zero there from the start. If dK
+  // or dV ends with a value that is not finite, and Q or dO hides one, a second pass computes both
+  // again, with zeros in the place of the elements of Q and dO that are not finite. A visible one
+  // of Q has made P NaN; what a visible one of dO contributes to dV is added here.
   __device__ void zero_non_finite_queries(std::int32_t q_tile, int stage) {
     for (int i = threadIdx.x; i < kConfig.q_tile; i += kThreads) shared_.non_finite_query[i] = 0;
     __syncthreads();
@@ -218,7 +218,7 @@ class Backward : public ScoreGradient<kConfig> {
     __syncthreads();
   }
 
-  // Adds P^T dO to dV for the non-finite elements of a row of dO.
+  // dV += P^T dO, of the elements of a row of dO that are not finite.
   __device__ void add_non_finite_row(std::int32_t q_tile, int row) {
     using Layout = tile::LdmatrixTile<kConfig.k_tile>;
     const std::uint32_t thread = ptx::opaque(threadIdx.x);  // nothing is computed ahead of the loop

@@ -1,5 +1,5 @@
-// A thread's part of S^T or dP^T, 64 keys by q_tile queries: P and dS are computed from them,
-// masked, rounded to 16 bits, and stored in shared memory.
+// What a thread does with its part of S^T or dP^T, 64 keys by q_tile queries: P and dS from them,
+// masked and rounded to 16 bits, and their way to shared memory.
 #pragma once
 
 #include "cuda/backward/query_mask.cuh"
@@ -43,7 +43,7 @@ class ScoreTile {
     return *reinterpret_cast<const float2*>(&shared_.statistics[stage][which][8 * i + column]);
   }
 
-  // Turns S into P.
+  // S becomes P.
   __device__ __forceinline__ void compute_probs(int stage, float (&scores)[kScores]) const {
 #pragma unroll
     for (int i = 0; i < kScores / 4; ++i) {
@@ -54,7 +54,7 @@ class ScoreTile {
     }
   }
 
-  // Turns dP into dS = P (dP - delta), with P in 16 bits, as in the product for dV.
+  // dP becomes dS = P (dP - delta), with P in 16 bits, as dV has it.
   __device__ __forceinline__ void compute_gradients(int stage,
                                                     const std::uint32_t (&probs)[kScores / 2],
                                                     float (&dprobs)[kScores]) const {
@@ -69,7 +69,7 @@ class ScoreTile {
     }
   }
 
-  // Rounds P or dS to 16 bits. Masked pairs become 0, whatever they held.
+  // Rounds P or dS to 16 bits. That of masked pairs becomes 0, whatever it was.
   __device__ __forceinline__ void pack_visible(std::int32_t q_tile, int stage, bool masked,
                                                const float (&from)[kScores],
                                                std::uint32_t (&to)[kScores / 2]) const {
