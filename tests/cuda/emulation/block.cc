@@ -46,15 +46,39 @@ void complete(int first, std::uint32_t mask, Perform perform) {
   }
 }
 
+void set_running(int number) {
+  machine().running = number;
+  threadIdx = {static_cast<unsigned>(number), 0, 0};
+}
+
+// Suspends the running thread. The next thread of its warp that is ready runs at once, if threads
+// run in the order of their numbers.
+void suspend() {
+  Machine& m = machine();
+  Fiber& fiber = *thread().fiber;
+  if (m.shuffles || !m.failure.empty()) return fiber.suspend();
+  const int end =
+      std::min(m.running / kWarpThreads * kWarpThreads + kWarpThreads, m.launch.threads);
+  for (int t = m.running + 1; t < end; ++t) {
+    Thread& next = m.running_block->threads[static_cast<std::size_t>(t)];
+    if (next.state != State::kReady) continue;
+    set_running(t);
+    return fiber.suspend_for(*next.fiber);
+  }
+  fiber.suspend();
+}
+
+// Runs a thread, and those of its warp that it is suspended for.
 void resume(int number) {
   Machine& m = machine();
   Block& b = block();
-  m.running = number;
-  threadIdx = {static_cast<unsigned>(number), 0, 0};
-  Thread& own = thread();
-  if (!own.fiber->resume()) return;
-  own.state = State::kReturned;
-  if (!own.dependency_done && m.failure.empty())
+  set_running(number);
+  thread().fiber->resume();
+  Thread& last = thread();
+  if (!last.fiber->finished()) return;
+  number = m.running;
+  last.state = State::kReturned;
+  if (!last.dependency_done && m.failure.empty())
     record("thread " + std::to_string(number) + " ended without griddepcontrol.wait");
   // The other lanes of its warp may have waited only for this one: one of them checks again.
   const int first = number / kWarpThreads * kWarpThreads;
@@ -101,6 +125,7 @@ bool run_warp(int first) {
   for (int i = 0; i < count && m.failure.empty(); ++i) {
     if (block().threads[static_cast<std::size_t>(order[i])].state != State::kReady) continue;
     resume(order[i]);
+    if (!m.shuffles) i = m.running - first;  // it may have run later lanes
     ran = true;
   }
   return ran;
@@ -141,7 +166,7 @@ void wait_for(const void* object, const char* waits, std::uint32_t number) {
   own.object = object;
   own.waits = waits;
   own.number = number;
-  own.fiber->suspend();
+  suspend();
 }
 
 void wake(const void* object) {
@@ -222,7 +247,7 @@ void meet_warp(std::uint32_t mask, Perform perform, void* request) {
   while (true) {
     complete(number - lane, mask, perform);
     if (own.state == State::kReady) return;
-    own.fiber->suspend();
+    suspend();
     if (own.state == State::kReady) return;
   }
 }
@@ -234,7 +259,7 @@ void meet_warpgroup(PerformGroup perform, void* request) {
   own.state = State::kAtWarpgroup;
   own.perform_group = perform;
   own.request = request;
-  if (++b.at_warpgroup[group] < kGroupThreads) return own.fiber->suspend();
+  if (++b.at_warpgroup[group] < kGroupThreads) return suspend();
   Thread* const threads = &b.threads[static_cast<std::size_t>(group * kGroupThreads)];
   GroupRequests requests;
   for (std::size_t t = 0; t < kGroupThreads; ++t) {
@@ -253,7 +278,7 @@ bool meet_block(bool value) {
   b.any |= value;
   own.state = State::kAtBlock;
   if (++b.at_block < machine().launch.threads) {
-    own.fiber->suspend();
+    suspend();
     return b.result;
   }
   b.result = b.any;

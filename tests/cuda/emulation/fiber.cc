@@ -49,10 +49,20 @@ void arrive_from(Stack* stack) {
 void leave_for(const Stack&) {}
 void arrive_from(Stack*) {}
 #endif
-Stack outside;  // of the caller of resume()
+Stack outside;              // of the caller of resume()
+bool left_outside = false;  // the last switch left that stack
+void* caller[5];            // where resume() goes on
+
+// Arrives in a fiber.
+void arrive_inside() {
+  Stack left;
+  arrive_from(&left);
+  if (left_outside) outside = left;
+  left_outside = false;
+}
 
 // __builtin_longjmp may not return to a function that contains it.
-TILEWISE_SWITCHES void jump(void** to) { __builtin_longjmp(to, 1); }
+[[noreturn]] TILEWISE_SWITCHES void jump(void** to) { __builtin_longjmp(to, 1); }
 
 }  // namespace
 
@@ -81,34 +91,44 @@ void Fiber::begin(Function function, void* argument) {
   finished_ = false;
 }
 
-TILEWISE_SWITCHES bool Fiber::resume() {
-  if (__builtin_setjmp(outside_) == 0) {
-    leave_for({stack_, kStackBytes});
-    if (entered_) jump(inside_);
-    ucontext_t context;
-    getcontext(&context);
-    context.uc_stack.ss_sp = stack_;
-    context.uc_stack.ss_size = kStackBytes - number_ % kColours * kColourBytes;
-    makecontext(&context, enter, 0);
-    entered_ = true;
-    entering = this;
-    setcontext(&context);
+TILEWISE_SWITCHES void Fiber::go_on() {
+  leave_for({stack_, kStackBytes});
+  if (entered_) jump(inside_);
+  ucontext_t context;
+  getcontext(&context);
+  context.uc_stack.ss_sp = stack_;
+  context.uc_stack.ss_size = kStackBytes - number_ % kColours * kColourBytes;
+  makecontext(&context, enter, 0);
+  entered_ = true;
+  entering = this;
+  setcontext(&context);
+  __builtin_unreachable();
+}
+
+TILEWISE_SWITCHES void Fiber::resume() {
+  if (__builtin_setjmp(caller) == 0) {
+    left_outside = true;
+    go_on();
   }
   Stack fiber;
   arrive_from(&fiber);
-  return finished_;
 }
 
 TILEWISE_SWITCHES void Fiber::suspend() {
   if (__builtin_setjmp(inside_) == 0) {
     leave_for(outside);
-    jump(outside_);
+    jump(caller);
   }
-  arrive_from(&outside);
+  arrive_inside();
+}
+
+TILEWISE_SWITCHES void Fiber::suspend_for(Fiber& next) {
+  if (__builtin_setjmp(inside_) == 0) next.go_on();
+  arrive_inside();
 }
 
 TILEWISE_SWITCHES void Fiber::enter() {
-  arrive_from(&outside);
+  arrive_inside();
   Fiber* const self = entering;
   while (true) {
     self->function_(self->argument_);

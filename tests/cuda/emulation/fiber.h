@@ -1,6 +1,6 @@
 // A fiber is a function on a stack of its own. It runs until it suspends itself, and goes on from
 // there when it is resumed. Switching needs no system call: a collective of a warp suspends 32 of
-// them.
+// them. Fibers of one thread run at a time.
 #pragma once
 
 #include <cstddef>
@@ -22,14 +22,22 @@ class Fiber {
   // variables are never destroyed.
   void begin(Function function, void* argument);
 
-  // Runs the fiber until it suspends itself (false) or its function returns (true). Not called from
-  // a fiber.
-  bool resume();
+  // Runs the fiber, and those that follow by suspend_for(), until one suspends itself or its
+  // function returns. Not called from a fiber.
+  void resume();
+
+  // Whether the function has returned.
+  bool finished() const { return finished_; }
 
   // Returns to resume(). Called from inside of the fiber.
   void suspend();
 
+  // Suspends this fiber and runs `next`, without the way through resume(). Called from inside of
+  // this fiber.
+  void suspend_for(Fiber& next);
+
  private:
+  [[noreturn]] void go_on();
   static void enter();
   void forget();
 
@@ -37,9 +45,8 @@ class Fiber {
   std::byte* stack_;
   Function function_ = nullptr;
   void* argument_ = nullptr;
-  void* inside_[5] = {};   // where the fiber suspended itself
-  void* outside_[5] = {};  // where it was resumed
-  bool entered_ = false;   // its stack has a frame of enter()
+  void* inside_[5] = {};  // where the fiber suspended itself
+  bool entered_ = false;  // its stack has a frame of enter()
   bool finished_ = true;
 };
 
