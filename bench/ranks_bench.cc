@@ -7,20 +7,19 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <optional>
 #include <thread>
 #include <tilewise/masks.hpp>
 #include <tilewise/tilewise_distributed.hpp>
 #include <vector>
 
+#include "ranks.h"
+
 namespace {
 
 using tilewise::DistributedOptions;
-using tilewise::Operation;
 using tilewise::Problem;
 using tilewise::Schedule;
-using tilewise::Side;
-using tilewise::TokenPlan;
+using tilewise::bench::Division;
 using tilewise::masks::Slices;
 
 constexpr std::int64_t kHeads = 8, kKvHeads = 2, kDim = 128;
@@ -41,15 +40,9 @@ Slices slices_of(Mask mask, std::int64_t length) {
 }
 
 double visible_pairs(Mask mask, std::int64_t length) {
-  const auto triangle = [](std::int64_t rows) {
-    return static_cast<double>(rows) * static_cast<double>(rows + 1) / 2;
-  };
   if (mask == Mask::kFull) return static_cast<double>(length) * static_cast<double>(length);
-  if (mask == Mask::kCausal) return triangle(length);
-  double pairs = 0;
-  const std::vector<std::int64_t> starts = document_starts(length);
-  for (std::size_t i = 1; i < starts.size(); ++i) pairs += triangle(starts[i] - starts[i - 1]);
-  return pairs;
+  if (mask == Mask::kCausal) return tilewise::bench::causal_pairs({0, length});
+  return tilewise::bench::causal_pairs(document_starts(length));
 }
 
 // The tensors of `rows` tokens: fp32 numbers, or the first half of their bits, which are bf16.
@@ -57,20 +50,12 @@ class Shard {
  public:
   Shard(std::int32_t dtype, std::int64_t rows, Mask mask, const Slices& slices) {
     const std::int64_t size = dtype == TILEWISE_FP32 ? 4 : 2;
-    const auto rows_of = [&](std::int64_t heads) {
+    tilewise::bench::set_rows(problem, kHeads, kKvHeads, [&](std::int64_t heads) {
       storage_.emplace_back(static_cast<std::size_t>(rows * heads * kDim * size));
       fill(dtype, &storage_.back());
       const std::int64_t shape[] = {1, rows, heads, kDim};
       return tilewise_contiguous(storage_.back().data(), dtype, 4, shape);
-    };
-    problem.q = rows_of(kHeads);
-    problem.k = rows_of(kKvHeads);
-    problem.v = rows_of(kKvHeads);
-    problem.out = rows_of(kHeads);
-    problem.dout = rows_of(kHeads);
-    problem.dq = rows_of(kHeads);
-    problem.dk = rows_of(kKvHeads);
-    problem.dv = rows_of(kKvHeads);
+    });
     lse_.resize(static_cast<std::size_t>(rows * kHeads));
     problem.lse = tilewise::tensor(std::span(lse_), {1, kHeads, rows});
     problem.causal = mask == Mask::kCausal ? 1 : 0;
@@ -120,29 +105,20 @@ void one_device(benchmark::State& state, std::int32_t dtype, Mask mask, std::int
   set_rate(state, mask, length);
 }
 
+Division division_of(Mask mask, std::int64_t length, std::int32_t size) {
+  if (mask == Mask::kDocuments) return {Schedule::kBalanced, document_starts(length), size};
+  return {mask == Mask::kCausal ? Schedule::kZigzag : Schedule::kContiguous, {0, length}, size};
+}
+
 void ranks(benchmark::State& state, std::int32_t dtype, Mask mask, std::int64_t length) {
   const auto size = static_cast<std::int32_t>(state.range(0));
   if (size == 0) return one_device(state, dtype, mask, length);
-  const Slices slices = slices_of(mask, length);
-  std::optional<TokenPlan> plan;
-  DistributedOptions options;
-  options.q_len = options.k_len = length;
+  const Division division = division_of(mask, length, size);
+  DistributedOptions options = division.options();
   options.kernels.max_concurrency = 1;
-  options.schedule = mask == Mask::kCausal ? Schedule::kZigzag : Schedule::kContiguous;
-  if (mask == Mask::kDocuments) {
-    Problem described;
-    described.slices = tilewise::masks::tensor(slices);
-    plan.emplace(described, tilewise::TokenPlanOptions{length, length, size, 0, 0});
-    options.token_plan = &*plan;
-    options.schedule = Schedule::kBalanced;
-  }
   std::vector<Shard> shards;
-  for (std::int32_t rank = 0; rank < size; ++rank) {
-    const std::size_t rows = plan
-                                 ? plan->tokens_of(Side::kQueries, rank).size()
-                                 : tilewise::tokens_of(options.schedule, length, size, rank).size();
-    shards.emplace_back(dtype, static_cast<std::int64_t>(rows), mask, Slices());
-  }
+  for (std::int32_t rank = 0; rank < size; ++rank)
+    shards.emplace_back(dtype, division.rows(rank), mask, Slices());
   const tilewise::LocalGroup group(size);
   const tilewise::Pool single(1);  // a rank computes on its own thread
   for (auto _ : state) {

@@ -12,23 +12,21 @@
 #include <cstdlib>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <thread>
-#include <tilewise/masks.hpp>
 #include <tilewise/tilewise_distributed.hpp>
 #include <vector>
 
 #include "cuda/host/runtime.h"
 #include "cuda/host/streams.h"
 #include "math/number.h"
+#include "ranks.h"
 
 namespace {
 
 using tilewise::Operation;
 using tilewise::Problem;
 using tilewise::Schedule;
-using tilewise::Side;
 namespace cuda = tilewise::cuda;
 
 constexpr std::int64_t kHeads = 32, kKvHeads = 8, kDim = 128;
@@ -85,14 +83,8 @@ class Shard {
   Shard(std::int32_t device, std::int64_t rows, bool packed)
       : stream(device), device_(device), rows_(rows), packed_(packed) {
     check(stream.status());
-    problem.q = rows_of(kHeads);
-    problem.k = rows_of(kKvHeads);
-    problem.v = rows_of(kKvHeads);
-    problem.out = rows_of(kHeads);
-    problem.dout = rows_of(kHeads);
-    problem.dq = rows_of(kHeads);
-    problem.dk = rows_of(kKvHeads);
-    problem.dv = rows_of(kKvHeads);
+    tilewise::bench::set_rows(problem, kHeads, kKvHeads,
+                              [&](std::int64_t heads) { return rows_of(heads); });
     const std::int64_t shape[] = {1, kHeads, rows};
     void* const lse = take(rows * kHeads * 4);
     problem.lse = on_device(lse, TILEWISE_FP32, packed ? 2 : 3, packed ? shape + 1 : shape);
@@ -150,12 +142,7 @@ struct Row {
   std::int64_t length() const { return starts.back(); }
   bool packed() const { return starts.size() > 2; }
   double forward_flops() const {
-    double pairs = 0;
-    for (std::size_t i = 1; i < starts.size(); ++i) {
-      const auto rows = static_cast<double>(starts[i] - starts[i - 1]);
-      pairs += rows * (rows + 1) / 2;
-    }
-    return 4 * pairs * static_cast<double>(kHeads * kDim);
+    return 4 * tilewise::bench::causal_pairs(starts) * static_cast<double>(kHeads * kDim);
   }
 };
 
@@ -204,31 +191,16 @@ Participant one_device(const Row& row) {
 }
 
 Participant one_rank(const Row& row, std::int32_t rank, const tilewise_communicator& communicator) {
-  tilewise::DistributedOptions options;
-  options.q_len = options.k_len = row.length();
-  options.schedule = row.schedule;
-  std::optional<tilewise::TokenPlan> tokens;
-  std::int64_t count = 0;
-  if (row.schedule == Schedule::kBalanced) {
-    Problem mask;
-    const tilewise::masks::Slices slices = tilewise::masks::documents(row.starts, {.causal = true});
-    mask.slices = tilewise::masks::tensor(slices);
-    tokens.emplace(mask, tilewise::TokenPlanOptions{row.length(), row.length(), kRanks, 0, 0});
-    options.token_plan = &*tokens;
-    count = tokens->info_of(rank).q_rows;
-  } else {
-    count = static_cast<std::int64_t>(
-        tilewise::tokens_of(row.schedule, row.length(), kRanks, rank).size());
-  }
+  const tilewise::bench::Division division(row.schedule, row.starts, kRanks);
   Participant made;
-  made.shard = std::make_unique<Shard>(rank, count, row.packed());
+  made.shard = std::make_unique<Shard>(rank, division.rows(rank), row.packed());
   Shard& shard = *made.shard;
   if (row.schedule != Schedule::kBalanced) {
     shard.problem.causal = 1;
     if (row.packed())
       shard.problem.cu_seqlens_q = shard.problem.cu_seqlens_k = shard.list(row.starts);
   }
-  const tilewise_distributed_options raw_options = tilewise::raw_options(options);
+  const tilewise_distributed_options raw_options = tilewise::raw_options(division.options());
   const auto start_of = [&](Operation operation) {
     tilewise_distributed_plan* raw = nullptr;
     check(tilewise_distributed_plan_create(static_cast<std::int32_t>(operation), &shard.problem,
