@@ -6,16 +6,15 @@
 #include "distributed/ranked_run.h"
 #include "distributed/ring_plan.h"
 #include "registry/support.h"
-#include "verify/accuracy.h"
 #include "verify/device_copy.h"
-#include "verify/oracle.h"
-#include "verify/plain.h"
 
 namespace tilewise::tests {
 namespace {
 
 constexpr std::int32_t kAllSchedules[] = {TILEWISE_SCHEDULE_CONTIGUOUS, TILEWISE_SCHEDULE_ZIGZAG,
                                           TILEWISE_SCHEDULE_STRIPED, TILEWISE_SCHEDULE_BALANCED};
+
+constexpr int kSums = 2;  // of plain attention, for the accuracy rule
 
 // Ranks share the devices that there are.
 RankedSetup setup_of(std::int32_t size, std::int32_t schedule) {
@@ -34,38 +33,13 @@ class DeviceRanks : public testing::Test {
   }
 };
 
-// Runs both operations; backward reads the results of forward.
-bool run_both(RankedRun& ranks, const std::string& what) {
-  for (const Operation operation : kOperations) {
-    for (const Outcome& outcome : ranks.run(operation)) {
-      EXPECT_EQ(outcome.status, TILEWISE_OK) << outcome.message << what;
-      if (outcome.status != TILEWISE_OK) return false;
-    }
-  }
-  return true;
-}
-
-// In fp64 every option and mask is exact.
-void expect_exact(Case c, std::int32_t size, std::int32_t schedule) {
-  c.operation = Operation::kBackward;
-  Instance instance(c);
-  verify::Oracle oracle(instance.request());
-  oracle.run(c.operation);
-  RankedRun ranks(instance.request(), setup_of(size, schedule));
-  const std::string what =
-      describe(c) + ", " + std::to_string(size) + " ranks, schedule " + std::to_string(schedule);
-  if (!run_both(ranks, what)) return;
-  for (const Operation operation : kOperations)
-    expect_equal_results(operation, ranks.results(), oracle.results(), 1e-12, what);
-}
-
 TEST_F(DeviceRanks, EqualOneDeviceInFp64) {
   TILEWISE_TRACE_SEED();
   Random random(run_seed());
   for (int round = 0; round < 4; ++round) {
     for (const std::int32_t schedule : kAllSchedules) {
       for (const std::int32_t size : {1, 2, 3, 5}) {
-        expect_exact(random_ranked_case(TILEWISE_FP64, schedule, random), size, schedule);
+        expect_exact(random_ranked_case(TILEWISE_FP64, schedule, random), setup_of(size, schedule));
         if (HasFailure()) return;
       }
     }
@@ -83,7 +57,7 @@ TEST_F(DeviceRanks, EqualOneDeviceWhereRangesAreJoined) {
     c.window_left = -1;
     c.dropout_p = 0;
     c.alibi = c.bias.present = c.mask.present = false;
-    expect_exact(c, static_cast<std::int32_t>(random.between(2, 5)), schedule);
+    expect_exact(c, setup_of(static_cast<std::int32_t>(random.between(2, 5)), schedule));
     if (HasFailure()) return;
   }
 }
@@ -113,29 +87,6 @@ TEST_F(DeviceRanks, ComputeAStepOfACausalZigzagInOneCall) {
   }
 }
 
-// The accuracy rule of one device, for one operation.
-void expect_accurate(Case c, Operation operation, const RankedSetup& setup) {
-  c.operation = operation;
-  Instance instance(c);
-  verify::Oracle oracle(instance.request());
-  oracle.run(operation);
-  instance.set_forward_results(oracle.results());
-  std::vector<std::unique_ptr<verify::Plain>> plain;
-  std::vector<const tilewise_problem*> results;
-  for (verify::SumOrder order = 0; order < 2; ++order) {
-    plain.push_back(std::make_unique<verify::Plain>(instance.request(), order));
-    plain.back()->run(operation);
-    results.push_back(&plain.back()->results());
-  }
-  RankedRun ranks(instance.request(), setup);
-  ranks.set_forward_results(instance.request());
-  for (const Outcome& outcome : ranks.run(operation))
-    ASSERT_EQ(outcome.status, TILEWISE_OK) << outcome.message << describe(c);
-  for (const verify::TensorReport& report :
-       verify::check_accuracy(operation, ranks.results(), oracle.results(), results, {}))
-    EXPECT_TRUE(report.passed) << report.reason << ", " << setup.size << " ranks: " << describe(c);
-}
-
 // Tiles of the fast kernels: causal with GQA, lengths that ranks do not divide, windows, documents
 // and slices.
 std::vector<std::pair<Case, std::int32_t>> tiled_cases(std::int32_t dtype) {
@@ -163,7 +114,7 @@ TEST_F(DeviceRanks, FollowTheAccuracyRule) {
   for (const std::int32_t dtype : {TILEWISE_FP32, TILEWISE_BF16}) {
     for (const auto& [c, schedule] : tiled_cases(dtype)) {
       for (const Operation operation : kOperations)
-        expect_accurate(c, operation, setup_of(2, schedule));
+        expect_accurate(c, operation, setup_of(2, schedule), kSums);
     }
   }
 }
@@ -175,7 +126,7 @@ TEST_F(DeviceRanks, MayBeEmpty) {
     Case c = make_case(Operation::kForward, TILEWISE_BF16, {1, 3, 5, 2, 1, 16});
     c.causal = true;
     for (const Operation operation : kOperations)
-      expect_accurate(c, operation, setup_of(8, schedule));
+      expect_accurate(c, operation, setup_of(8, schedule), kSums);
   }
 }
 

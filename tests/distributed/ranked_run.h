@@ -109,6 +109,15 @@ double largest_difference(const tilewise_tensor& a, const tilewise_tensor& b);
 void expect_equal_results(Operation operation, const tilewise_problem& got,
                           const tilewise_problem& expected, double limit, const std::string& what);
 
+// Runs both operations on all ranks; backward reads the results of forward. False if a rank fails.
+bool run_both(RankedRun& ranks, const std::string& what);
+
+// Expects the results of the oracle from both operations of an fp64 case: every option is exact.
+void expect_exact(verify::Case c, const RankedSetup& setup);
+
+// Expects the accuracy rule of one device. `orders`: how many sums of plain attention it reads.
+void expect_accurate(verify::Case c, Operation operation, const RankedSetup& setup, int orders);
+
 // Returns a small random case that a ring supports: any mask but slices, any option.
 verify::Case random_ring_case(std::int32_t dtype, std::int32_t schedule, verify::Random& random);
 

@@ -11,27 +11,6 @@
 namespace tilewise::tests {
 namespace {
 
-struct Answers {
-  explicit Answers(const tilewise_problem& request) : oracle(request) {}
-  verify::Oracle oracle;
-  std::vector<std::unique_ptr<verify::Plain>> plain;
-  std::vector<const tilewise_problem*> results;
-};
-
-// Runs the oracle and plain attention, and sets out and lse of the instance to the oracle's.
-std::unique_ptr<Answers> answers_of(Instance& instance) {
-  const Operation operation = instance.description().operation;
-  auto answers = std::make_unique<Answers>(instance.request());
-  answers->oracle.run(operation);
-  instance.set_forward_results(answers->oracle.results());
-  for (verify::SumOrder order = 0; order < verify::kSumOrders; ++order) {
-    answers->plain.push_back(std::make_unique<verify::Plain>(instance.request(), order));
-    answers->plain.back()->run(operation);
-    answers->results.push_back(&answers->plain.back()->results());
-  }
-  return answers;
-}
-
 TEST(RingAccuracy, TheAccuracyRuleHolds) {
   TILEWISE_TRACE_SEED();
   Random random(run_seed());
@@ -42,18 +21,9 @@ TEST(RingAccuracy, TheAccuracyRuleHolds) {
                               random);
     c.output_dtype = random.chance(0.3) ? TILEWISE_FP32 : 0;
     c.gradients &= ~static_cast<unsigned>(verify::kDBias);  // its dtype is another one on ranks
-    for (const Operation operation : kOperations) {
-      c.operation = operation;
-      Instance instance(c);
-      const auto answers = answers_of(instance);
-      RankedRun ranks(instance.request(), {size, schedule});
-      ranks.set_forward_results(instance.request());
-      for (const Outcome& outcome : ranks.run(operation))
-        ASSERT_EQ(outcome.status, TILEWISE_OK) << outcome.message << describe(c);
-      for (const verify::TensorReport& report : verify::check_accuracy(
-               operation, ranks.results(), answers->oracle.results(), answers->results, {}))
-        EXPECT_TRUE(report.passed) << report.reason << ", " << size << " ranks: " << describe(c);
-    }
+    for (const Operation operation : kOperations)
+      expect_accurate(c, operation, {size, schedule}, verify::kSumOrders);
+    if (HasFailure()) return;
   }
 }
 
@@ -64,10 +34,7 @@ struct Errors {
 Errors errors_on(std::int32_t size, const Case& c, const verify::Oracle& oracle,
                  const tilewise_problem& request) {
   RankedRun ranks(request, {size, TILEWISE_SCHEDULE_ZIGZAG});
-  for (const Operation operation : kOperations) {
-    for (const Outcome& outcome : ranks.run(operation))
-      EXPECT_EQ(outcome.status, TILEWISE_OK) << outcome.message << describe(c);
-  }
+  EXPECT_TRUE(run_both(ranks, describe(c)));
   const auto rms = [&](tilewise_tensor tilewise_problem::*member) {
     return verify::error_norms(ranks.results().*member, oracle.results().*member).rms;
   };

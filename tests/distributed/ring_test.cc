@@ -13,19 +13,8 @@ constexpr std::int32_t kSizes[] = {1, 2, 3, 4, 5, 7, 8, 11};
 constexpr std::int32_t kSchedules[] = {TILEWISE_SCHEDULE_CONTIGUOUS, TILEWISE_SCHEDULE_ZIGZAG,
                                        TILEWISE_SCHEDULE_STRIPED, TILEWISE_SCHEDULE_AUTOMATIC};
 
-// Runs both passes on all ranks; returns false if a rank failed.
-bool run_both(RankedRun& ranks, const std::string& what) {
-  for (const Operation operation : kOperations) {
-    for (const Outcome& outcome : ranks.run(operation)) {
-      EXPECT_EQ(outcome.status, TILEWISE_OK) << outcome.message << "\n" << what;
-      if (outcome.status != TILEWISE_OK) return false;
-    }
-  }
-  return true;
-}
-
 // Compares both passes in fp64 with the dense oracle and with one device.
-void expect_exact(const Case& c, const RankedSetup& setup) {
+void expect_as_one_device(const Case& c, const RankedSetup& setup) {
   const std::string what = "schedule " + std::to_string(setup.schedule) + " on " +
                            std::to_string(setup.size) + " ranks: " + describe(c);
   Case backward = c;
@@ -51,7 +40,7 @@ TEST(Ring, EqualsOneDeviceForEveryNumberOfRanks) {
   for (int round = 0; round < 12; ++round) {
     for (const std::int32_t schedule : kSchedules) {
       for (const std::int32_t size : kSizes) {
-        expect_exact(random_ring_case(TILEWISE_FP64, schedule, random), {size, schedule});
+        expect_as_one_device(random_ring_case(TILEWISE_FP64, schedule, random), {size, schedule});
         if (HasFailure()) return;
       }
     }
@@ -66,7 +55,7 @@ TEST(Balanced, EqualsOneDeviceForEveryNumberOfRanks) {
       RankedSetup setup = {size, TILEWISE_SCHEDULE_BALANCED};
       setup.chunk_rows = random.between(0, 6);
       setup.stages = random.between(0, 4);
-      expect_exact(random_balanced_case(TILEWISE_FP64, random), setup);
+      expect_as_one_device(random_balanced_case(TILEWISE_FP64, random), setup);
       if (HasFailure()) return;
     }
   }
@@ -168,7 +157,7 @@ TEST(Ring, DocumentsMayBeShorterThanTheNumberOfRanks) {
       c.q_lengths.clear();
       for (std::int64_t b = 0; b < c.batch; ++b) c.q_lengths.push_back(random.between(0, 5));
       c.k_lengths = c.q_lengths;
-      expect_exact(c, {8, schedule});
+      expect_as_one_device(c, {8, schedule});
     }
   }
 }
