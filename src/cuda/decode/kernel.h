@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "cuda/decode/kernel_table.h"
 #include "cuda/decode/parameters.h"
 
 namespace tilewise::cuda::decode {
@@ -11,6 +12,8 @@ namespace tilewise::cuda::decode {
 // files that instantiate them.
 template <int kRow, bool kFp16>
 struct SplitKvKernel {
+  static constexpr TileRow kTile = kKernels[kRow];
+  static constexpr KernelConfig kConfig = kTile.config(kFp16);
   static cudaError_t load();
   static cudaError_t start(const Parameters& parameters, cudaStream_t stream);
 };
@@ -18,6 +21,8 @@ struct SplitKvKernel {
 // A compiled kernel for K and V of e4m3 or e5m2, given by a row of kFp8Kernels.
 template <int kRow, bool kE5M2>
 struct Fp8SplitKvKernel {
+  static constexpr TileRow kTile = kFp8Kernels[kRow];
+  static constexpr KernelConfig kConfig = kTile.fp8_config(kE5M2);
   static cudaError_t load();
   static cudaError_t start(const Parameters& parameters, cudaStream_t stream);
 };
@@ -25,6 +30,8 @@ struct Fp8SplitKvKernel {
 // A compiled kernel for fp32, given by a row of kFp32Kernels.
 template <int kRow>
 struct Fp32SplitKvKernel {
+  static constexpr TileRow kTile = kFp32Kernels[kRow];
+  static constexpr KernelConfig kConfig = kTile.fp32_config();
   static cudaError_t load();
   static cudaError_t start(const Parameters& parameters, cudaStream_t stream);
 };

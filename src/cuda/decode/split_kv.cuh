@@ -5,7 +5,6 @@
 
 #include "cuda/decode/fp8/queries.cuh"
 #include "cuda/decode/kernel.h"
-#include "cuda/decode/kernel_table.h"
 #include "cuda/decode/merge.cuh"
 #include "cuda/host/launch.cuh"
 #include "cuda/host/load.h"
@@ -140,33 +139,40 @@ class SplitKv {
   Attend<kConfig> attend_;
 };
 
-// The template parameter is the row of the table, not the KernelConfig: nvcc 13 gives a kernel
-// whose template parameter is a struct a name that does not compile.
-template <int kRow, bool kFp16>
-__global__ void __launch_bounds__(kKernels[kRow].config(kFp16).threads(),
-                                  kKernels[kRow].config(kFp16).blocks)
+// Kernel: one of kernel.h. The template parameter is not its KernelConfig: nvcc 13 gives a kernel
+// whose template parameter is a value of a struct a name that does not compile.
+template <class Kernel>
+__global__ void __launch_bounds__(Kernel::kConfig.threads(), Kernel::kConfig.blocks)
     split_kv_kernel(const __grid_constant__ Parameters parameters) {
-  constexpr KernelConfig kConfig = kKernels[kRow].config(kFp16);
+  constexpr KernelConfig kConfig = Kernel::kConfig;
   SplitKv<kConfig>(parameters, *reinterpret_cast<Shared<kConfig>*>(dynamic_shared())).run();
 }
 
-template <int kRow, bool kFp16>
-inline constexpr int kSharedBytes = sizeof(Shared<kKernels[kRow].config(kFp16)>);
+template <class Kernel>
+inline constexpr int kSharedBytes = sizeof(Shared<Kernel::kConfig>);
 
-template <int kRow, bool kFp16>
-cudaError_t SplitKvKernel<kRow, kFp16>::load() {
-  static_assert(kSharedBytes<kRow, kFp16> <= kKernels[kRow].shared_bytes,
+template <class Kernel>
+cudaError_t load_split_kv() {
+  static_assert(kSharedBytes<Kernel> <= Kernel::kTile.shared_bytes,
                 "A row of the table fits the shared memory that it is for.");
-  return cuda::load(split_kv_kernel<kRow, kFp16>, kSharedBytes<kRow, kFp16>);
+  return cuda::load(split_kv_kernel<Kernel>, kSharedBytes<Kernel>);
+}
+
+template <class Kernel>
+cudaError_t start_split_kv(const Parameters& parameters, cudaStream_t stream) {
+  const Grid grid = {std::int64_t{parameters.gangs} * parameters.gang, Kernel::kConfig.threads(),
+                     kSharedBytes<Kernel>};
+  return parameters.early ? launch_early(split_kv_kernel<Kernel>, grid, stream, parameters)
+                          : launch(split_kv_kernel<Kernel>, grid, stream, parameters);
 }
 
 template <int kRow, bool kFp16>
+cudaError_t SplitKvKernel<kRow, kFp16>::load() {
+  return load_split_kv<SplitKvKernel>();
+}
+template <int kRow, bool kFp16>
 cudaError_t SplitKvKernel<kRow, kFp16>::start(const Parameters& parameters, cudaStream_t stream) {
-  constexpr int kThreads = kKernels[kRow].config(kFp16).threads();
-  const Grid grid = {std::int64_t{parameters.gangs} * parameters.gang, kThreads,
-                     kSharedBytes<kRow, kFp16>};
-  return parameters.early ? launch_early(split_kv_kernel<kRow, kFp16>, grid, stream, parameters)
-                          : launch(split_kv_kernel<kRow, kFp16>, grid, stream, parameters);
+  return start_split_kv<SplitKvKernel>(parameters, stream);
 }
 
 }  // namespace tilewise::cuda::decode
