@@ -6,6 +6,7 @@
 #include "cuda/backward/query_mask.cuh"
 #include "cuda/backward/sm90/listed_query_tiles.cuh"
 #include "cuda/backward/sm90/query_gradient.cuh"
+#include "cuda/backward/sm90/score_math.cuh"
 #include "cuda/backward/sm90/score_mod.cuh"
 #include "cuda/backward/sm90/shared.cuh"
 #include "cuda/mask/key_bits.cuh"
@@ -88,30 +89,12 @@ class ConsumerMath {
 
   // ---- from products to gradients ----
 
-  // P = exp(S - LSE), at most 1: at large scores the rounding of LSE would make it infinite. NaN
-  // stays NaN.
-  __device__ __forceinline__ float prob(float score, float lse_log2) const {
-    return ptx::exp2_approx(ptx::min_nan(__fmaf_rn(score, parameters_.scale_log2, -lse_log2), 0));
-  }
-
-  // A row statistic of two neighbouring queries of the lane, those of registers 4 i to 4 i + 3.
-  __device__ __forceinline__ float2 statistics(int stage, int which, int i) const {
-    const int column = tile::lane_column(static_cast<int>(threadIdx.x % 32));
-    return *reinterpret_cast<const float2*>(&shared_.statistics[stage][which][8 * i + column]);
-  }
-
   // P in 16 bits, 0 for masked pairs. kHidden: of the scores that hidden_scores() names, too.
   template <bool kHidden = false>
   __device__ __forceinline__ void compute_probs(std::int32_t q_tile, int stage, bool masked) {
     if constexpr (kConfig.score_mod) apply_score_mod(q_tile);
-#pragma unroll
-    for (int i = 0; i < kScores / 4; ++i) {
-      const float2 lse = statistics(stage, 0, i);
-#pragma unroll
-      for (int r = 4 * i; r < 4 * i + 4; ++r)
-        scores_[r] = prob(scores_[r], r % 2 == 0 ? lse.x : lse.y);
-    }
-    pack(scores_, probs_);
+    sm90::compute_probs(shared_, parameters_.scale_log2, stage, scores_);
+    pack_scores<kConfig.fp16>(scores_, probs_);
     hide_masked<kHidden>(q_tile, stage, masked, probs_);
   }
 
@@ -135,28 +118,14 @@ class ConsumerMath {
     return tile::slope_of(parameters_.problem, shared_.tile.sequence.batch, head);
   }
 
-  // dS, with P in 16 bits, as dV has it: the registers of S are free by then. Those of dS hold the
-  // derivatives of the softcap.
+  // dS. The registers of S are free by then; those of dS hold the derivatives of the softcap.
   __device__ __forceinline__ void compute_gradients(int stage) {
-#pragma unroll
-    for (int i = 0; i < kScores / 4; ++i) {
-      const float2 delta = statistics(stage, 1, i);
-#pragma unroll
-      for (int r = 4 * i; r < 4 * i + 4; ++r) {
-        const float p = ptx::unpack<kConfig.fp16>(probs_[r / 2], r % 2);
-        dprobs_[r] = p * (dprobs_[r] - (r % 2 == 0 ? delta.x : delta.y));
-        if constexpr (kConfig.score_mod)
-          dprobs_[r] *= ptx::unpack<kConfig.fp16>(gradients_[r / 2], r % 2);
-      }
-    }
-  }
-
-  // Rounds P or dS to 16 bits.
-  __device__ __forceinline__ static void pack(const float (&from)[kScores],
-                                              std::uint32_t (&to)[kScores / 2]) {
-#pragma unroll
-    for (int i = 0; i < kScores / 2; ++i)
-      to[i] = ptx::pack<kConfig.fp16>(from[2 * i], from[2 * i + 1]);
+    sm90::compute_gradients<kConfig.fp16>(
+        shared_, stage, probs_, dprobs_, [&](int r, float gradient) {
+          if constexpr (kConfig.score_mod)
+            gradient *= ptx::unpack<kConfig.fp16>(gradients_[r / 2], r % 2);
+          return gradient;
+        });
   }
 
   // P or dS of masked pairs becomes 0, whatever it was.
@@ -174,17 +143,13 @@ class ConsumerMath {
                        tile::FragmentColumns{q_tile * kConfig.q_tile, tile::lane_column(lane)},
                        visible);
     }
-    if (shared_.non_finite_keys != 0) hide_non_finite_keys(stage, visible);
+    if (shared_.non_finite_keys != 0)
+      hide_non_finite_keys<kScores>(shared_, stage, warpgroup_ * tile::kRows, visible);
     if constexpr (kHidden) {
       visible[0] &= ~hidden_scores().bits[0][threadIdx.x % 128];
       visible[1] &= ~hidden_scores().bits[1][threadIdx.x % 128];
     }
-#pragma unroll
-    for (int i = 0; i < kScores / 2; ++i) {
-      // The two lowest bits belong to registers 2 i and 2 i + 1.
-      const std::uint32_t bits = visible[i % 2] >> i / 2 * 2;
-      to[i] &= ((bits & 1) != 0 ? 0xFFFFu : 0) | ((bits & 2) != 0 ? 0xFFFF0000u : 0);
-    }
+    keep_visible(visible, to);
   }
 
   // Looks up the warp's mask bits of a listed tile in the list of slices, where the block mask had
@@ -264,7 +229,7 @@ class ConsumerMath {
 
   template <bool kHidden = false>
   __device__ __forceinline__ void pack_gradients(std::int32_t q_tile, int stage, bool masked) {
-    pack(dprobs_, gradients_);
+    pack_scores<kConfig.fp16>(dprobs_, gradients_);
     hide_masked<kHidden>(q_tile, stage, masked, gradients_);
   }
 
@@ -299,24 +264,6 @@ class ConsumerMath {
   // The warp's first key in the tile of keys.
   __device__ __forceinline__ int warp_row() const {
     return warpgroup_ * tile::kRows + static_cast<int>(threadIdx.x % 128 / 32) * tile::kWarpRows;
-  }
-
-  // A key with an element that is not finite has only scores that are not finite either: a row that
-  // sees it has an LSE of NaN, and in all other rows its score is -inf, which is masked.
-  __device__ void hide_non_finite_keys(int stage,
-                                       std::uint32_t (&visible)[tile::kRowsPerLane]) const {
-    std::uint32_t nan_rows = 0;
-#pragma unroll 1
-    for (int i = 0; i < kScores / 4; ++i) {
-      const float2 lse = statistics(stage, 0, i);
-      if (lse.x != lse.x) nan_rows |= 1u << 2 * i;
-      if (lse.y != lse.y) nan_rows |= 2u << 2 * i;
-    }
-    const int row = warp_row() + tile::lane_row(static_cast<int>(threadIdx.x % 32), 0);
-#pragma unroll
-    for (int which = 0; which < tile::kRowsPerLane; ++which) {
-      if (shared_.non_finite_key[row + 8 * which] != 0) visible[which] &= nan_rows;
-    }
   }
 
   const Parameters& parameters_;

@@ -2,38 +2,26 @@
 // warp helps to count turns.
 #pragma once
 
-#include "cuda/backward/query_mask.cuh"
-#include "cuda/backward/query_tiles.cuh"
 #include "cuda/backward/sm90/listed_query_tiles.cuh"
-#include "cuda/backward/sm90/query_gradient.cuh"
 #include "cuda/backward/sm90/shared.cuh"
+#include "cuda/backward/sm90/staged_gradient.cuh"
 #include "cuda/backward/turns.cuh"
-#include "cuda/ptx/tma.cuh"
 
 namespace tilewise::cuda::backward::sm90 {
 
 template <KernelConfig kConfig>
-class Reducer {
+class Reducer : public StagedGradient<kConfig, Shared<kConfig>> {
  public:
-  using Mask = QueryMask<kConfig.q_tile, KernelConfig::kKTile>;
+  using Base = StagedGradient<kConfig, Shared<kConfig>>;
 
   __device__ Reducer(const Parameters& parameters, Shared<kConfig>& shared)
-      : parameters_(parameters), shared_(shared), mask_(parameters, shared.tile, shared.mask) {}
+      : Base(parameters, shared) {}
 
   // One thread.
   __device__ __forceinline__ void run() {
-    const tile::Range tiles = mask_.tiles();
-    const std::int32_t group = static_cast<std::int32_t>(parameters_.problem.group);
-    const std::int32_t first_head = shared_.tile.kv_head * group;
-#pragma unroll 1
-    for (std::int32_t head = first_head; head < first_head + group; ++head) {
-      const std::int32_t first = first_query_tile(
-          parameters_, static_cast<std::int32_t>(shared_.tile.sequence.batch), head);
-#pragma unroll 1
-      for (std::int32_t q_tile = tiles.begin; q_tile < tiles.end; ++q_tile)
-        add(first + q_tile, [&] { return mask_.turn(q_tile); });
-    }
-    ptx::tma_store_wait();
+    Base::for_tiles([&](std::int32_t number, std::int32_t q_tile) {
+      add(number, [&] { return mask_.turn(q_tile); });
+    });
   }
 
   // Adds dQ of the tiles of the list. A whole warp calls it.
@@ -46,7 +34,7 @@ class Reducer {
       const std::int32_t head = shared_.tile.kv_head * group + i;
 #pragma unroll 1
       for (std::int32_t left = listed_count(parameters_, shared_.tile, head); left > 0; --left) {
-        wait_staged(0);  // then the tile is known
+        Base::wait_staged(0);  // then the tile is known
         const std::int32_t q_tile = shared_.listed.order[tiles % kListedOrder].q_tile;
         const unsigned long long turn = ordered() ? listed_turn(head, q_tile) : 0;
         if (threadIdx.x % 32 == 0)
@@ -59,7 +47,11 @@ class Reducer {
   }
 
  private:
-  __device__ __forceinline__ bool ordered() const { return parameters_.turns != nullptr; }
+  using Base::mask_;
+  using Base::ordered;
+  using Base::parameters_;
+  using Base::phase_;
+  using Base::shared_;
 
   // The block's turn to add to dQ of a listed tile of queries: the number of tiles of keys after
   // this one that the queries see. Whole warps.
@@ -83,34 +75,11 @@ class Reducer {
   __device__ __forceinline__ void add(std::int32_t number, const Turn& turn) {
     const Turns turns = {parameters_, number};
     if (ordered()) turns.wait(turn());
-    add_block(number, 0);
-    add_block(number, 1);
-    phase_ ^= 1;
+    Base::add_blocks(number, 0);
     if (!ordered()) return;
     ptx::tma_store_wait();
     turns.end(turn());
   }
-
-  __device__ __forceinline__ void wait_staged(int warpgroup) const {
-    ptx::mbarrier_wait(ptx::shared_address(&shared_.dq_barriers[warpgroup].full[0]), phase_);
-  }
-
-  __device__ __forceinline__ void add_block(std::int32_t number, int warpgroup) const {
-    StageBarriers<1>& barriers = shared_.dq_barriers[warpgroup];
-    wait_staged(warpgroup);
-    if (parameters_.dq_sums != nullptr) {
-      ptx::bulk_reduce_add(block_dq_sums<kConfig>(parameters_, number, warpgroup),
-                           ptx::shared_address(shared_.dq[warpgroup]), sizeof(shared_.dq[0]));
-      ptx::tma_store_commit();
-      ptx::tma_store_wait_read();
-    }
-    ptx::mbarrier_arrive(ptx::shared_address(&barriers.empty[0]));
-  }
-
-  const Parameters& parameters_;
-  Shared<kConfig>& shared_;
-  Mask mask_;
-  std::uint32_t phase_ = 0;  // the parity that the barriers of dQ are in
 };
 
 }  // namespace tilewise::cuda::backward::sm90

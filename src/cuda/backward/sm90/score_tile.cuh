@@ -4,8 +4,8 @@
 
 #include "cuda/backward/query_mask.cuh"
 #include "cuda/backward/sm90/parameters.h"
+#include "cuda/backward/sm90/score_math.cuh"
 #include "cuda/ptx/address.cuh"
-#include "cuda/ptx/arithmetic.cuh"
 #include "cuda/ptx/stmatrix.cuh"
 #include "cuda/tile/fragment.h"
 #include "cuda/tile/mask_bits.h"
@@ -31,56 +31,25 @@ class ScoreTile {
   using Mask = QueryMask<kQTile, kKTile>;
   static constexpr int kScores = kQTile / 2;  // registers of S^T (64, q_tile)
 
-  // P = exp(S - LSE), at most 1: at large scores the rounding of LSE would make it infinite. NaN
-  // stays NaN.
-  __device__ __forceinline__ float prob(float score, float lse_log2) const {
-    return ptx::exp2_approx(ptx::min_nan(__fmaf_rn(score, parameters_.scale_log2, -lse_log2), 0));
-  }
-
-  // A row statistic of two neighbouring queries of the lane, those of registers 4 i to 4 i + 3.
-  __device__ __forceinline__ float2 statistics(int stage, int which, int i) const {
-    const int column = tile::lane_column(static_cast<int>(threadIdx.x % 32));
-    return *reinterpret_cast<const float2*>(&shared_.statistics[stage][which][8 * i + column]);
-  }
-
   // S becomes P.
   __device__ __forceinline__ void compute_probs(int stage, float (&scores)[kScores]) const {
-#pragma unroll
-    for (int i = 0; i < kScores / 4; ++i) {
-      const float2 lse = statistics(stage, 0, i);
-#pragma unroll
-      for (int r = 4 * i; r < 4 * i + 4; ++r)
-        scores[r] = prob(scores[r], r % 2 == 0 ? lse.x : lse.y);
-    }
+    sm90::compute_probs(shared_, parameters_.scale_log2, stage, scores);
   }
 
-  // dP becomes dS = P (dP - delta), with P in 16 bits, as dV has it.
+  // dP becomes dS.
   __device__ __forceinline__ void compute_gradients(int stage,
                                                     const std::uint32_t (&probs)[kScores / 2],
                                                     float (&dprobs)[kScores]) const {
-#pragma unroll
-    for (int i = 0; i < kScores / 4; ++i) {
-      const float2 delta = statistics(stage, 1, i);
-#pragma unroll
-      for (int r = 4 * i; r < 4 * i + 4; ++r) {
-        const float p = ptx::unpack<kFp16>(probs[r / 2], r % 2);
-        dprobs[r] = p * (dprobs[r] - (r % 2 == 0 ? delta.x : delta.y));
-      }
-    }
+    sm90::compute_gradients<kFp16>(shared_, stage, probs, dprobs,
+                                   [](int, float gradient) { return gradient; });
   }
 
   // Rounds P or dS to 16 bits. That of masked pairs becomes 0, whatever it was.
   __device__ __forceinline__ void pack_visible(std::int32_t q_tile, int stage, bool masked,
                                                const float (&from)[kScores],
                                                std::uint32_t (&to)[kScores / 2]) const {
-    pack(from, to);
+    pack_scores<kFp16>(from, to);
     if (masked) hide_masked(q_tile, stage, {}, to);
-  }
-
-  __device__ __forceinline__ static void pack(const float (&from)[kScores],
-                                              std::uint32_t (&to)[kScores / 2]) {
-#pragma unroll
-    for (int i = 0; i < kScores / 2; ++i) to[i] = ptx::pack<kFp16>(from[2 * i], from[2 * i + 1]);
   }
 
   // hidden: bits of other pairs that are masked.
@@ -91,15 +60,11 @@ class ScoreTile {
     std::uint32_t visible[tile::kRowsPerLane];
     mask_.query_bits(first_key_ + warp_row() + tile::lane_row(lane, 0), 8,
                      tile::FragmentColumns{q_tile * kQTile, tile::lane_column(lane)}, visible);
-    if (shared_.non_finite_keys != 0) hide_non_finite_keys(stage, visible);
+    if (shared_.non_finite_keys != 0)
+      hide_non_finite_keys<kScores>(shared_, stage, first_row_, visible);
     visible[0] &= ~hidden[0];
     visible[1] &= ~hidden[1];
-#pragma unroll
-    for (int i = 0; i < kScores / 2; ++i) {
-      // The two lowest bits belong to registers 2 i and 2 i + 1.
-      const std::uint32_t bits = visible[i % 2] >> i / 2 * 2;
-      to[i] &= ((bits & 1) != 0 ? 0xFFFFu : 0) | ((bits & 2) != 0 ? 0xFFFF0000u : 0);
-    }
+    keep_visible(visible, to);
   }
 
   // The address of the lane's 16 bytes of a step of 16 queries in a tile of kRows keys, as
@@ -137,24 +102,6 @@ class ScoreTile {
   Mask mask_;
 
  private:
-  // A key with an element that is not finite has only scores that are not finite either: a row that
-  // sees it has an LSE of NaN, and in all other rows its score is -inf, which is masked.
-  __device__ void hide_non_finite_keys(int stage,
-                                       std::uint32_t (&visible)[tile::kRowsPerLane]) const {
-    std::uint32_t nan_rows = 0;
-#pragma unroll 1
-    for (int i = 0; i < kScores / 4; ++i) {
-      const float2 lse = statistics(stage, 0, i);
-      if (lse.x != lse.x) nan_rows |= 1u << 2 * i;
-      if (lse.y != lse.y) nan_rows |= 2u << 2 * i;
-    }
-    const int row = first_row_ + warp_row() + tile::lane_row(static_cast<int>(threadIdx.x % 32), 0);
-#pragma unroll
-    for (int which = 0; which < tile::kRowsPerLane; ++which) {
-      if (shared_.non_finite_key[row + 8 * which] != 0) visible[which] &= nan_rows;
-    }
-  }
-
   int first_row_;
   std::int32_t first_key_;
 };

@@ -121,7 +121,7 @@ class KeyConsumer : public NonFinitePass<kConfig> {
       std::uint32_t probs[kScores / 2];
       load_probs(probs);
       Base::compute_gradients(at.stage, probs, scores_);
-      Base::pack(scores_, packed_);
+      pack_scores<kConfig.fp16>(scores_, packed_);
       const typename Base::HiddenBits hidden = {Base::hidden_bits(0), Base::hidden_bits(1)};
       Base::hide_masked(q_tile, at.stage, hidden, packed_);
     });

@@ -102,7 +102,7 @@ class ValueConsumer : public NonFinitePass<kConfig> {
     typename Base::HiddenBits hidden;
     Base::find_hidden(scores_, hidden);
     Base::compute_probs(at.stage, scores_);
-    Base::pack(scores_, packed_);
+    pack_scores<kConfig.fp16>(scores_, packed_);
     Base::hide_masked(q_tile, at.stage, hidden, packed_);
     Base::template store_scores<kKeys>(packed_, shared_.gradients);
     cuda::sm90::wait_full(shared_.dout_barriers, Base::phase_of(number));
