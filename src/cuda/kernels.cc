@@ -25,9 +25,7 @@ using problem::Problem;
 using problem::RunContext;
 
 Status prepare_reference(const Problem& problem) {
-  const CurrentDevice current(problem.device_index);
-  if (current.status() != TILEWISE_OK) return current.status();
-  return check(load_reference(), "loading cuda_reference");
+  return load_kernels(problem.device_index, {load_reference}, "loading cuda_reference");
 }
 
 Status run_reference_kernel(const Problem& problem, const RunContext& context) {
@@ -58,9 +56,7 @@ std::int64_t gradient_workspace_bytes(const Problem& problem) {
 }
 
 Status prepare_reference_gradient(const Problem& problem) {
-  const CurrentDevice current(problem.device_index);
-  if (current.status() != TILEWISE_OK) return current.status();
-  return check(load_reference_gradient(), "loading cuda_reference");
+  return load_kernels(problem.device_index, {load_reference_gradient}, "loading cuda_reference");
 }
 
 Status run_reference_gradient_kernel(const Problem& problem, const RunContext& context) {
@@ -91,9 +87,8 @@ struct Functions {
 
   static Status prepare(const Problem& problem) {
     if (problem.accumulate) {
-      const CurrentDevice current(problem.device_index);
-      if (current.status() != TILEWISE_OK) return current.status();
-      const Status loaded = check(parts::load_merge(), "loading the kernels that merge parts");
+      const Status loaded = load_kernels(problem.device_index, {parts::load_merge},
+                                         "loading the kernels that merge parts");
       if (loaded != TILEWISE_OK) return loaded;
     }
     return kPrepare(parts::Results(problem).part());

@@ -48,11 +48,18 @@ using Start = cudaError_t (*)(const Parameters& parameters, std::int64_t blocks,
 struct KernelSet {
   TileShape shape;
   int k_tile;
-  cudaError_t (*load)();
+  Load load;
   Start start;
   Start start_dq;
   Start start_dbias;
 };
+
+// The compiled kernels of a row of a table of kernels.
+template <class Kernel, class TileRow>
+constexpr KernelSet kernel_set(const TileRow& row) {
+  return {{row.q_tile, row.columns}, row.k_tile,         Kernel::load, Kernel::start,
+          Kernel::start_dq,          Kernel::start_dbias};
+}
 
 // Checks that the tiles of the bias can be numbered, if dBias is asked for.
 problem::Status check_bias_tiles(const Problem& problem, const KernelSet& kernels);

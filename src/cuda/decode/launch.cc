@@ -1,13 +1,11 @@
 #include "cuda/decode/launch.h"
 
-#include <array>
 #include <cstddef>
-#include <utility>
 
 #include "cuda/decode/kernel.h"
-#include "cuda/decode/kernel_table.h"
 #include "cuda/decode/segment.h"
 #include "cuda/host/device.h"
+#include "cuda/host/instances.h"
 #include "cuda/host/scheduling.h"
 #include "cuda/host/sequences.cuh"
 #include "cuda/sm80/host.h"
@@ -44,33 +42,26 @@ KernelConfig config_for(const Problem& problem) {
 }
 
 struct Instance {
-  cudaError_t (*load)();
+  Load load;
   cudaError_t (*start)(const Parameters& parameters, cudaStream_t stream);
 };
 
-template <template <int, bool> class Kernel, std::size_t... kIndex>
-constexpr std::array<Instance, sizeof...(kIndex)> make_instances(std::index_sequence<kIndex...>) {
-  return {
-      {{Kernel<kIndex / 2, kIndex % 2 != 0>::load, Kernel<kIndex / 2, kIndex % 2 != 0>::start}...}};
-}
-
-template <std::size_t... kIndex>
-constexpr std::array<Instance, sizeof...(kIndex)> make_fp32_instances(
-    std::index_sequence<kIndex...>) {
-  return {{{Fp32SplitKvKernel<kIndex>::load, Fp32SplitKvKernel<kIndex>::start}...}};
+template <class Kernel>
+constexpr Instance instance_of() {
+  return {Kernel::load, Kernel::start};
 }
 
 const Instance& instance_for(const Problem& problem) {
-  static constexpr auto kInstances =
-      make_instances<SplitKvKernel>(std::make_index_sequence<std::size_t{2} * kKernelRows>());
-  static constexpr auto kFp8Instances =
-      make_instances<Fp8SplitKvKernel>(std::make_index_sequence<std::size_t{2} * kFp8KernelRows>());
-  static constexpr auto kFp32Instances =
-      make_fp32_instances(std::make_index_sequence<kFp32KernelRows>());
-  if (is_fp32(problem)) return kFp32Instances[static_cast<std::size_t>(row_for(problem))];
-  const std::size_t index = 2 * static_cast<std::size_t>(row_for(problem));
-  if (has_fp8(problem)) return kFp8Instances[index + (problem.dtype == TILEWISE_E5M2 ? 1 : 0)];
-  return kInstances[index + (problem.dtype == TILEWISE_FP16 ? 1 : 0)];
+  static constexpr auto kInstances = typed_instances_of<kKernelRows>(
+      []<int kRow, bool kFp16>() { return instance_of<SplitKvKernel<kRow, kFp16>>(); });
+  static constexpr auto kFp8Instances = typed_instances_of<kFp8KernelRows>(
+      []<int kRow, bool kE5M2>() { return instance_of<Fp8SplitKvKernel<kRow, kE5M2>>(); });
+  static constexpr auto kFp32Instances = instances_of<kFp32KernelRows>(
+      []<int kRow>() { return instance_of<Fp32SplitKvKernel<kRow>>(); });
+  const auto row = static_cast<std::size_t>(row_for(problem));
+  if (is_fp32(problem)) return kFp32Instances[row];
+  if (has_fp8(problem)) return kFp8Instances[row][problem.dtype == TILEWISE_E5M2 ? 1 : 0];
+  return kInstances[row][problem.dtype == TILEWISE_FP16 ? 1 : 0];
 }
 
 // Without fixed parts, a unit is a tile of keys, and a block has at least kLeastKeys: at D 128 and
@@ -341,12 +332,9 @@ const char* slower(const Problem& problem, bool beside_sm90) {
 }
 
 problem::Status prepare(const Problem& problem) {
-  const CurrentDevice current(problem.device_index);
-  if (current.status() != TILEWISE_OK) return current.status();
-  cudaError_t error = instance_for(problem).load();
-  if (error == cudaSuccess) error = load_combine();
-  if (error == cudaSuccess) error = load_sequence_kernels();
-  return check(error, "loading cuda_decode");
+  return load_kernels(problem.device_index,
+                      {instance_for(problem).load, load_combine, load_sequence_kernels},
+                      "loading cuda_decode");
 }
 
 std::int64_t workspace_bytes(const Problem& problem) {

@@ -72,6 +72,16 @@ CurrentDevice::~CurrentDevice() {
   if (previous_ >= 0 && previous_ != device_) static_cast<void>(cudaSetDevice(previous_));
 }
 
+Status load_kernels(std::int32_t device, std::initializer_list<Load> loads, const char* what) {
+  const CurrentDevice current(device);
+  if (current.status() != TILEWISE_OK) return current.status();
+  for (const Load load : loads) {
+    const Status loaded = check(load(), what);
+    if (loaded != TILEWISE_OK) return loaded;
+  }
+  return TILEWISE_OK;
+}
+
 std::int32_t device_count() { return devices().count; }
 
 Status find_device(std::int32_t index, DeviceInfo* info) {

@@ -3,6 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <initializer_list>
+
 #include "cuda/host/runtime.h"
 
 namespace tilewise::cuda {
@@ -25,6 +27,10 @@ class CurrentDevice {
   int device_;
   Status status_;
 };
+
+// Loads kernels on a device, before they are started for the first time. `what` is that of check().
+using Load = cudaError_t (*)();
+Status load_kernels(std::int32_t device, std::initializer_list<Load> loads, const char* what);
 
 inline cudaStream_t stream_of(void* stream) { return static_cast<cudaStream_t>(stream); }
 

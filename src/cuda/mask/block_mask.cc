@@ -1,5 +1,6 @@
 #include "cuda/mask/block_mask.h"
 
+#include "cuda/host/sequences.cuh"
 #include "math/integer.h"
 
 namespace tilewise::cuda::mask {
@@ -42,6 +43,15 @@ struct Extent {
 };
 
 }  // namespace
+
+problem::Status check_options(const Problem& problem, std::initializer_list<Option> options) {
+  for (const Option& option : options) {
+    if (option.given) return fail(TILEWISE_UNSUPPORTED, "%s is given", option.name);
+  }
+  if (problem.mask.present() && has_table(problem))
+    return fail(TILEWISE_UNSUPPORTED, "mask is given, and cu_seqlens");
+  return TILEWISE_OK;
+}
 
 problem::Status check_block_mask(const Problem& problem, const Tiling& tiling) {
   constexpr std::int64_t kMost = std::int64_t{1} << 30;

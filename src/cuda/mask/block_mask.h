@@ -37,6 +37,14 @@ struct BlockMaskPlaces {
   std::int64_t used = 0;
 };
 
+// Refuses the options that are given, by name, and a boolean mask beside cu_seqlens.
+struct Option {
+  const char* name;
+  bool given;
+};
+problem::Status check_options(const problem::Problem& problem,
+                              std::initializer_list<Option> options);
+
 // Refuses masks whose tiles cannot be numbered.
 problem::Status check_block_mask(const problem::Problem& problem, const Tiling& tiling);
 

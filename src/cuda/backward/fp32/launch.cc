@@ -1,10 +1,10 @@
 #include "cuda/backward/fp32/launch.h"
 
-#include <array>
-#include <utility>
+#include <cstddef>
 
 #include "cuda/backward/fp32/kernel.h"
 #include "cuda/backward/host.h"
+#include "cuda/host/instances.h"
 #include "math/integer.h"
 
 namespace tilewise::cuda::backward::fp32 {
@@ -12,24 +12,6 @@ namespace tilewise::cuda::backward::fp32 {
 namespace {
 
 using problem::fail;
-
-template <int kRow>
-constexpr KernelSet kernel_set() {
-  using Kernel = BackwardKernel<kRow>;
-  constexpr TileRow kTile = kKernels[kRow];
-  return {{kTile.q_tile, kTile.columns},
-          kTile.k_tile,
-          Kernel::load,
-          Kernel::start,
-          Kernel::start_dq,
-          Kernel::start_dbias};
-}
-
-template <int... kRow>
-constexpr std::array<KernelSet, sizeof...(kRow)> make_kernel_sets(
-    std::integer_sequence<int, kRow...>) {
-  return {{kernel_set<kRow>()...}};
-}
 
 // One kernel has all score mods.
 int row_for(const Problem& problem, bool) {
@@ -42,7 +24,8 @@ int q_tile_for(const Problem& problem, bool score_mod) {
 }
 
 const KernelSet& kernels_for(const Problem& problem) {
-  static constexpr auto kSets = make_kernel_sets(std::make_integer_sequence<int, kKernelRows>());
+  static constexpr auto kSets = instances_of<kKernelRows>(
+      []<int kRow>() { return kernel_set<BackwardKernel<kRow>>(kKernels[kRow]); });
   return kSets[static_cast<std::size_t>(row_for(problem, true))];
 }
 
@@ -65,14 +48,10 @@ problem::Status supports(const Problem& problem) {
 }
 
 problem::Status prepare(const Problem& problem) {
-  const CurrentDevice current(problem.device_index);
-  if (current.status() != TILEWISE_OK) return current.status();
-  for (const auto load :
-       {kernels_for(problem).load, cuda::sm80::load_common_kernels, load_common_kernels}) {
-    const problem::Status loaded = check(load(), "loading cuda_fp32");
-    if (loaded != TILEWISE_OK) return loaded;
-  }
-  return TILEWISE_OK;
+  return load_kernels(
+      problem.device_index,
+      {kernels_for(problem).load, cuda::sm80::load_common_kernels, load_common_kernels},
+      "loading cuda_fp32");
 }
 
 std::int64_t workspace_bytes(const Problem& problem) { return workspace_for(problem).bytes(); }

@@ -1,10 +1,10 @@
 #include "cuda/backward/sm80/launch.h"
 
-#include <array>
-#include <utility>
+#include <cstddef>
 
 #include "cuda/backward/host.h"
 #include "cuda/backward/sm80/kernel.h"
+#include "cuda/host/instances.h"
 #include "math/integer.h"
 
 namespace tilewise::cuda::backward::sm80 {
@@ -13,35 +13,17 @@ namespace {
 
 using problem::fail;
 
-template <std::size_t kIndex>
-constexpr KernelSet kernel_set() {
-  constexpr int kRow = static_cast<int>(kIndex / 2);
-  using Kernel = BackwardKernel<kRow, kIndex % 2 != 0>;
-  constexpr TileRow kTile = kKernels[kRow];
-  return {{kTile.q_tile, kTile.columns},
-          kTile.k_tile,
-          Kernel::load,
-          Kernel::start,
-          Kernel::start_dq,
-          Kernel::start_dbias};
-}
-
-template <std::size_t... kIndex>
-constexpr std::array<KernelSet, sizeof...(kIndex)> make_kernel_sets(
-    std::index_sequence<kIndex...>) {
-  return {{kernel_set<kIndex>()...}};
-}
-
 int row_for(const Problem& problem, bool score_mod) {
   return tile_row(math::max(problem.head_dim, problem.value_dim), score_mod,
                   cuda::sm80::shared_bytes(problem));
 }
 
 const KernelSet& kernels_for(const Problem& problem, bool score_mod) {
-  static constexpr auto kSets =
-      make_kernel_sets(std::make_index_sequence<std::size_t{2} * kKernelRows>());
+  static constexpr auto kSets = typed_instances_of<kKernelRows>([]<int kRow, bool kFp16>() {
+    return kernel_set<BackwardKernel<kRow, kFp16>>(kKernels[kRow]);
+  });
   const auto row = static_cast<std::size_t>(row_for(problem, score_mod));
-  return kSets[2 * row + (problem.dtype == TILEWISE_FP16 ? 1 : 0)];
+  return kSets[row][problem.dtype == TILEWISE_FP16 ? 1 : 0];
 }
 
 int q_tile_for(const Problem& problem, bool score_mod) {
@@ -71,15 +53,10 @@ problem::Status supports(const Problem& problem) {
 }
 
 problem::Status prepare(const Problem& problem) {
-  const CurrentDevice current(problem.device_index);
-  if (current.status() != TILEWISE_OK) return current.status();
-  for (const bool score_mod : {false, true}) {
-    const problem::Status loaded =
-        check(kernels_for(problem, score_mod).load(), "loading cuda_sm80");
-    if (loaded != TILEWISE_OK) return loaded;
-  }
-  const problem::Status common = check(cuda::sm80::load_common_kernels(), "loading cuda_sm80");
-  return common != TILEWISE_OK ? common : check(load_common_kernels(), "loading cuda_sm80");
+  return load_kernels(problem.device_index,
+                      {kernels_for(problem, false).load, kernels_for(problem, true).load,
+                       cuda::sm80::load_common_kernels, load_common_kernels},
+                      "loading cuda_sm80");
 }
 
 std::int64_t workspace_bytes(const Problem& problem) { return workspace_for(problem).bytes(); }

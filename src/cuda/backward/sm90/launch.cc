@@ -1,11 +1,10 @@
 #include "cuda/backward/sm90/launch.h"
 
-#include <array>
 #include <cstddef>
-#include <utility>
 
 #include "cuda/backward/host.h"
 #include "cuda/backward/sm90/kernel.h"
+#include "cuda/host/instances.h"
 #include "cuda/host/sequences.cuh"
 #include "cuda/mask/block_mask.h"
 #include "math/integer.h"
@@ -22,7 +21,7 @@ using Start = cudaError_t (*)(const Parameters& parameters, std::int64_t blocks,
 
 struct Instance {
   KernelConfig config;
-  cudaError_t (*load)();
+  Load load;
   Start start;
   Start start_dq;
 
@@ -30,26 +29,20 @@ struct Instance {
   mask::Tiling tiling() const { return {mask::Owner::kKeys, KernelConfig::kKTile, config.q_tile}; }
 };
 
-template <std::size_t... kIndex>
-constexpr std::array<Instance, sizeof...(kIndex)> make_instances(std::index_sequence<kIndex...>) {
-  return {{{kKernels[kIndex / 2].config(kIndex % 2 != 0),
-            BackwardKernel<kIndex / 2, kIndex % 2 != 0>::load,
-            BackwardKernel<kIndex / 2, kIndex % 2 != 0>::start,
-            BackwardKernel<kIndex / 2, kIndex % 2 != 0>::start_dq}...}};
-}
-
 // Whether scores need more than a scale inside of the exponent.
 bool needs_score_mod(const Problem& problem) {
   return problem.softcap > 0 || problem.alibi_slopes.present();
 }
 
 const Instance& instance_for(const Problem& problem) {
-  static constexpr auto kInstances =
-      make_instances(std::make_index_sequence<std::size_t{2} * kKernelRows>());
+  static constexpr auto kInstances = typed_instances_of<kKernelRows>([]<int kRow, bool kFp16>() {
+    using Kernel = BackwardKernel<kRow, kFp16>;
+    return Instance{kKernels[kRow].config(kFp16), Kernel::load, Kernel::start, Kernel::start_dq};
+  });
   const auto row =
       static_cast<std::size_t>(tile_row(math::max(problem.head_dim, problem.value_dim),
                                         needs_block_mask(problem), needs_score_mod(problem)));
-  return kInstances[2 * row + (problem.dtype == TILEWISE_FP16 ? 1 : 0)];
+  return kInstances[row][problem.dtype == TILEWISE_FP16 ? 1 : 0];
 }
 
 struct Workspace : backward::Workspace {
@@ -79,18 +72,9 @@ problem::Status check_strides(const Problem& problem) {
 }
 
 problem::Status check_options(const Problem& problem) {
-  const struct {
-    const char* name;
-    bool given;
-  } options[] = {{"bias", problem.bias.present()},
-                 {"dalibi_slopes", problem.dalibi_slopes.present()},
-                 {"dropout_p", problem.dropout_p > 0}};
-  for (const auto& [name, given] : options) {
-    if (given) return fail(TILEWISE_UNSUPPORTED, "%s is given", name);
-  }
-  if (problem.mask.present() && has_table(problem))
-    return fail(TILEWISE_UNSUPPORTED, "mask is given, and cu_seqlens");
-  return TILEWISE_OK;
+  return mask::check_options(problem, {{"bias", problem.bias.present()},
+                                       {"dalibi_slopes", problem.dalibi_slopes.present()},
+                                       {"dropout_p", problem.dropout_p > 0}});
 }
 
 problem::Status make_maps(const Problem& problem, const KernelConfig& config,
@@ -160,17 +144,10 @@ problem::Status supports(const Problem& problem) {
 }
 
 problem::Status prepare(const Problem& problem) {
-  constexpr const char* kWhat = "loading cuda_sm90";
-  const CurrentDevice current(problem.device_index);
-  if (current.status() != TILEWISE_OK) return current.status();
-  const problem::Status loaded = check(instance_for(problem).load(), kWhat);
-  if (loaded != TILEWISE_OK) return loaded;
-  for (const auto& load :
-       {cuda::sm80::load_common_kernels, load_common_kernels, mask::load_block_mask_kernels}) {
-    const problem::Status common = check(load(), kWhat);
-    if (common != TILEWISE_OK) return common;
-  }
-  return TILEWISE_OK;
+  return load_kernels(problem.device_index,
+                      {instance_for(problem).load, cuda::sm80::load_common_kernels,
+                       load_common_kernels, mask::load_block_mask_kernels},
+                      "loading cuda_sm90");
 }
 
 std::int64_t workspace_bytes(const Problem& problem) { return Workspace(problem).bytes(); }

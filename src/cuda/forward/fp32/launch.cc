@@ -1,10 +1,10 @@
 #include "cuda/forward/fp32/launch.h"
 
-#include <array>
-#include <utility>
+#include <cstddef>
 
 #include "cuda/forward/fp32/kernel_table.h"
 #include "cuda/forward/fp32/parameters.h"
+#include "cuda/host/instances.h"
 #include "cuda/host/traffic.h"
 #include "cuda/sm80/host.h"
 #include "math/integer.h"
@@ -21,18 +21,14 @@ int row_for(const Problem& problem, bool score_mod) {
 }
 
 struct Instance {
-  sm80::Load load;
+  Load load;
   sm80::Start start;
 };
 
-template <int... kRow>
-constexpr std::array<Instance, sizeof...(kRow)> make_instances(
-    std::integer_sequence<int, kRow...>) {
-  return {{{ForwardKernel<kRow>::load, ForwardKernel<kRow>::start}...}};
-}
-
 const Instance& instance_for(const Problem& problem, bool score_mod) {
-  static constexpr auto kInstances = make_instances(std::make_integer_sequence<int, kKernelRows>());
+  static constexpr auto kInstances = instances_of<kKernelRows>([]<int kRow>() {
+    return Instance{ForwardKernel<kRow>::load, ForwardKernel<kRow>::start};
+  });
   return kInstances[static_cast<std::size_t>(row_for(problem, score_mod))];
 }
 
@@ -56,14 +52,10 @@ problem::Status supports(const Problem& problem) {
 }
 
 problem::Status prepare(const Problem& problem) {
-  const CurrentDevice current(problem.device_index);
-  if (current.status() != TILEWISE_OK) return current.status();
-  for (const bool score_mod : {false, true}) {
-    const problem::Status loaded =
-        check(instance_for(problem, score_mod).load(), "loading cuda_fp32");
-    if (loaded != TILEWISE_OK) return loaded;
-  }
-  return check(sm80::load_common_kernels(), "loading cuda_fp32");
+  return load_kernels(problem.device_index,
+                      {instance_for(problem, false).load, instance_for(problem, true).load,
+                       sm80::load_common_kernels},
+                      "loading cuda_fp32");
 }
 
 std::int64_t workspace_bytes(const Problem& problem) { return sm80::Workspace(problem).bytes(); }

@@ -1,9 +1,9 @@
 #include "cuda/forward/sm80/launch.h"
 
-#include <array>
-#include <utility>
+#include <cstddef>
 
 #include "cuda/forward/sm80/kernel_table.h"
+#include "cuda/host/instances.h"
 #include "cuda/host/traffic.h"
 #include "cuda/sm80/host.h"
 #include "math/integer.h"
@@ -26,18 +26,13 @@ struct Instance {
   Start start;
 };
 
-template <std::size_t... kIndex>
-constexpr std::array<Instance, sizeof...(kIndex)> make_instances(std::index_sequence<kIndex...>) {
-  return {{{kKernels[kIndex / 2].config(kIndex % 2 != 0),
-            ForwardKernel<kIndex / 2, kIndex % 2 != 0>::load,
-            ForwardKernel<kIndex / 2, kIndex % 2 != 0>::start}...}};
-}
-
 const Instance& instance_for(const Problem& problem, bool score_mod) {
-  static constexpr auto kInstances =
-      make_instances(std::make_index_sequence<std::size_t{2} * kKernelRows>());
-  const int row = row_for(problem, score_mod);
-  return kInstances[2 * static_cast<std::size_t>(row) + (problem.dtype == TILEWISE_FP16 ? 1 : 0)];
+  static constexpr auto kInstances = typed_instances_of<kKernelRows>([]<int kRow, bool kFp16>() {
+    using Kernel = ForwardKernel<kRow, kFp16>;
+    return Instance{kKernels[kRow].config(kFp16), Kernel::load, Kernel::start};
+  });
+  const auto row = static_cast<std::size_t>(row_for(problem, score_mod));
+  return kInstances[row][problem.dtype == TILEWISE_FP16 ? 1 : 0];
 }
 
 int q_tile_for(const Problem& problem, bool score_mod) {
@@ -59,14 +54,10 @@ problem::Status supports(const Problem& problem) {
 }
 
 problem::Status prepare(const Problem& problem) {
-  const CurrentDevice current(problem.device_index);
-  if (current.status() != TILEWISE_OK) return current.status();
-  for (const bool score_mod : {false, true}) {
-    const problem::Status loaded =
-        check(instance_for(problem, score_mod).load(), "loading cuda_sm80");
-    if (loaded != TILEWISE_OK) return loaded;
-  }
-  return check(load_common_kernels(), "loading cuda_sm80");
+  return load_kernels(
+      problem.device_index,
+      {instance_for(problem, false).load, instance_for(problem, true).load, load_common_kernels},
+      "loading cuda_sm80");
 }
 
 std::int64_t workspace_bytes(const Problem& problem) { return Workspace(problem).bytes(); }

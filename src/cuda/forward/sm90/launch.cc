@@ -1,16 +1,15 @@
 #include "cuda/forward/sm90/launch.h"
 
-#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <initializer_list>
-#include <utility>
 
 #include "cuda/forward/sm90/parameters.h"
 #include "cuda/forward/sm90/select.h"
 #include "cuda/host/bands.h"
 #include "cuda/host/device.h"
+#include "cuda/host/instances.h"
 #include "cuda/host/scheduling.h"
 #include "cuda/host/sequences.cuh"
 #include "cuda/host/tensor_map.h"
@@ -40,38 +39,28 @@ mask::Tiling tiling_of(const KernelConfig& config) {
 
 struct Instance {
   KernelConfig config;
-  cudaError_t (*load)();
+  Load load;
   cudaError_t (*start)(const Parameters& parameters, int blocks, cudaStream_t stream);
 };
 
-template <std::size_t... kIndex>
-constexpr std::array<Instance, sizeof...(kIndex)> make_instances(std::index_sequence<kIndex...>) {
-  return {{{kKernels[kIndex / 2].config(kIndex % 2 != 0),
-            ForwardKernel<kIndex / 2, kIndex % 2 != 0>::load,
-            ForwardKernel<kIndex / 2, kIndex % 2 != 0>::start}...}};
-}
-
-template <std::size_t... kIndex>
-constexpr std::array<Instance, sizeof...(kIndex)> make_fp8_instances(
-    std::index_sequence<kIndex...>) {
-  return {{{kFp8Kernels[kIndex / 2].config(kIndex % 2 != 0),
-            Fp8ForwardKernel<kIndex / 2, kIndex % 2 != 0>::load,
-            Fp8ForwardKernel<kIndex / 2, kIndex % 2 != 0>::start}...}};
-}
-
 const Instance& fp8_instance_for(const Problem& problem) {
-  static constexpr auto kInstances =
-      make_fp8_instances(std::make_index_sequence<std::size_t{2} * kFp8KernelRows>());
+  static constexpr auto kInstances = typed_instances_of<kFp8KernelRows>([]<int kRow, bool kE5M2>() {
+    using Kernel = Fp8ForwardKernel<kRow, kE5M2>;
+    return Instance{kFp8Kernels[kRow].config(kE5M2), Kernel::load, Kernel::start};
+  });
   const auto row = static_cast<std::size_t>(select_fp8_kernel(problem));
-  return kInstances[2 * row + (problem.dtype == TILEWISE_E5M2 ? 1 : 0)];
+  return kInstances[row][problem.dtype == TILEWISE_E5M2 ? 1 : 0];
 }
 
 const Instance& instance_for(const Problem& problem, bool score_mod) {
   if (problem::is_fp8(problem.dtype)) return fp8_instance_for(problem);
-  static constexpr auto kInstances =
-      make_instances(std::make_index_sequence<std::size_t{2} * kKernelRows>());
-  const int row = select_kernel(problem, score_mod, has_vector_out(problem));
-  return kInstances[2 * static_cast<std::size_t>(row) + (problem.dtype == TILEWISE_FP16 ? 1 : 0)];
+  static constexpr auto kInstances = typed_instances_of<kKernelRows>([]<int kRow, bool kFp16>() {
+    using Kernel = ForwardKernel<kRow, kFp16>;
+    return Instance{kKernels[kRow].config(kFp16), Kernel::load, Kernel::start};
+  });
+  const auto row =
+      static_cast<std::size_t>(select_kernel(problem, score_mod, has_vector_out(problem)));
+  return kInstances[row][problem.dtype == TILEWISE_FP16 ? 1 : 0];
 }
 
 // The most query tiles of a launch. The scale, and with it the kernel, may change from run to run
@@ -163,18 +152,9 @@ problem::Status check_strides(const Problem& problem) {
 }
 
 problem::Status check_options(const Problem& problem) {
-  const struct {
-    const char* name;
-    bool given;
-  } options[] = {{"bias", problem.bias.present()},
-                 {"page_table", problem.page_table.present()},
-                 {"dropout_p", problem.dropout_p > 0}};
-  for (const auto& [name, given] : options) {
-    if (given) return fail(TILEWISE_UNSUPPORTED, "%s is given", name);
-  }
-  if (problem.mask.present() && has_table(problem))
-    return fail(TILEWISE_UNSUPPORTED, "mask is given, and cu_seqlens");
-  return TILEWISE_OK;
+  return mask::check_options(problem, {{"bias", problem.bias.present()},
+                                       {"page_table", problem.page_table.present()},
+                                       {"dropout_p", problem.dropout_p > 0}});
 }
 
 // Refuses the options that the kernels for fp8 lack.
@@ -340,18 +320,10 @@ problem::Status supports(const Problem& problem) {
 }
 
 problem::Status prepare(const Problem& problem) {
-  const CurrentDevice current(problem.device_index);
-  if (current.status() != TILEWISE_OK) return current.status();
-  for (const bool score_mod : {false, true}) {
-    const problem::Status loaded =
-        check(instance_for(problem, score_mod).load(), "loading cuda_sm90");
-    if (loaded != TILEWISE_OK) return loaded;
-  }
-  for (const auto& load : {load_sequence_kernels, mask::load_block_mask_kernels, load_support}) {
-    const problem::Status loaded = check(load(), "loading cuda_sm90");
-    if (loaded != TILEWISE_OK) return loaded;
-  }
-  return TILEWISE_OK;
+  return load_kernels(problem.device_index,
+                      {instance_for(problem, false).load, instance_for(problem, true).load,
+                       load_sequence_kernels, mask::load_block_mask_kernels, load_support},
+                      "loading cuda_sm90");
 }
 
 std::int64_t workspace_bytes(const Problem& problem) { return Workspace(problem).bytes(); }
