@@ -1,8 +1,8 @@
 #include "cuda/ladder/launch.h"
 
-#include <array>
-#include <utility>
+#include <cstddef>
 
+#include "cuda/host/instances.h"
 #include "cuda/host/traffic.h"
 #include "cuda/ladder/kernel_table.h"
 #include "cuda/ladder/parameters.h"
@@ -29,36 +29,34 @@ const TileRow& standard_tile(const Problem& problem) {
 using Start = cudaError_t (*)(const Parameters& parameters, std::int64_t blocks,
                               cudaStream_t stream);
 struct Flash1Instance {
-  sm80::Load load;
+  Load load;
   Start start;
 };
 struct StandardInstance {
-  sm80::Load load;
+  Load load;
   Start start_scores;
   Start start_values;
 };
 
-std::size_t instance_index(const Problem& problem) {
-  return 2 * static_cast<std::size_t>(row_for(problem, false)) +
-         (problem.dtype == TILEWISE_FP16 ? 1 : 0);
+// The instance of a table for the problem.
+template <class Instances>
+const auto& of_problem(const Instances& instances, const Problem& problem) {
+  const auto row = static_cast<std::size_t>(row_for(problem, false));
+  return instances[row][problem.dtype == TILEWISE_FP16 ? 1 : 0];
 }
 const Flash1Instance& flash1_instance(const Problem& problem) {
-  static constexpr auto kInstances = []<std::size_t... kIndex>(std::index_sequence<kIndex...>) {
-    return std::array{Flash1Instance{Flash1Kernel<kIndex / 2, kIndex % 2 != 0>::load,
-                                     Flash1Kernel<kIndex / 2, kIndex % 2 != 0>::start}...};
-  }
-  (std::make_index_sequence<std::size_t{2} * kKernelRows>());
-  return kInstances[instance_index(problem)];
+  static constexpr auto kInstances = typed_instances_of<kKernelRows>([]<int kRow, bool kFp16>() {
+    using Kernel = Flash1Kernel<kRow, kFp16>;
+    return Flash1Instance{Kernel::load, Kernel::start};
+  });
+  return of_problem(kInstances, problem);
 }
 const StandardInstance& standard_instance(const Problem& problem) {
-  static constexpr auto kInstances = []<std::size_t... kIndex>(std::index_sequence<kIndex...>) {
-    return std::array{
-        StandardInstance{StandardKernel<kIndex / 2, kIndex % 2 != 0>::load,
-                         StandardKernel<kIndex / 2, kIndex % 2 != 0>::start_scores,
-                         StandardKernel<kIndex / 2, kIndex % 2 != 0>::start_values}...};
-  }
-  (std::make_index_sequence<std::size_t{2} * kKernelRows>());
-  return kInstances[instance_index(problem)];
+  static constexpr auto kInstances = typed_instances_of<kKernelRows>([]<int kRow, bool kFp16>() {
+    using Kernel = StandardKernel<kRow, kFp16>;
+    return StandardInstance{Kernel::load, Kernel::start_scores, Kernel::start_values};
+  });
+  return of_problem(kInstances, problem);
 }
 int flash1_q_tile(const Problem& problem, bool) {
   return flash1_tile(problem).config(false).q_tile();
@@ -76,14 +74,6 @@ problem::Status check_problem(const Problem& problem, int (*q_tile_for)(const Pr
   const problem::Status pages = check_no_pages(problem);
   if (pages != TILEWISE_OK) return pages;
   return sm80::check_tiles(problem, kMaxColumns, sm80::kSmall, row_for, q_tile_for);
-}
-
-// Loads the kernel by `load`, then the kernels that run before it.
-problem::Status prepare(const Problem& problem, sm80::Load load, const char* what) {
-  const CurrentDevice current(problem.device_index);
-  if (current.status() != TILEWISE_OK) return current.status();
-  const problem::Status loaded = check(load(), what);
-  return loaded == TILEWISE_OK ? check(sm80::load_common_kernels(), what) : loaded;
 }
 
 // The number of rows of lse: (B, H, Sq), packed (H, T).
@@ -131,7 +121,9 @@ problem::Status supports_flash1(const Problem& problem) {
 }
 
 problem::Status prepare_flash1(const Problem& problem) {
-  return prepare(problem, flash1_instance(problem).load, "loading cuda_flash1");
+  return load_kernels(problem.device_index,
+                      {flash1_instance(problem).load, sm80::load_common_kernels},
+                      "loading cuda_flash1");
 }
 
 std::int64_t workspace_of_flash1(const Problem& problem) {
@@ -176,11 +168,9 @@ problem::Status supports_standard(const Problem& problem) {
 }
 
 problem::Status prepare_standard(const Problem& problem) {
-  const problem::Status loaded =
-      prepare(problem, standard_instance(problem).load, "loading cuda_standard");
-  if (loaded != TILEWISE_OK) return loaded;
-  const CurrentDevice current(problem.device_index);
-  return check(load_softmax(), "loading cuda_standard");
+  return load_kernels(problem.device_index,
+                      {standard_instance(problem).load, sm80::load_common_kernels, load_softmax},
+                      "loading cuda_standard");
 }
 
 std::int64_t workspace_of_standard(const Problem& problem) {

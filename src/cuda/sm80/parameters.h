@@ -47,7 +47,6 @@ struct Parameters {
 
 using Start = cudaError_t (*)(const Parameters& parameters, std::int64_t blocks,
                               cudaStream_t stream);
-using Load = cudaError_t (*)();
 
 // A compiled forward kernel, given by a row of the table and a type. CMakeLists.txt generates the
 // source files that instantiate them.
