@@ -10,7 +10,6 @@
 namespace tilewise::tests {
 namespace {
 
-constexpr std::int32_t kFormats[] = {TILEWISE_E4M3, TILEWISE_E5M2};
 constexpr float kScale = 0.3f;
 
 TEST(Fp8, EveryKernelPassesTheCaseTable) {
@@ -61,7 +60,7 @@ float scaled(double stored) { return static_cast<float>(stored) * kScale; }
 
 // A single key has the prob 1, so that O is its value.
 TEST(Fp8, EveryCodeOfAValueReachesTheOutput) {
-  for (const std::int32_t dtype : kFormats) {
+  for (const std::int32_t dtype : kFp8Dtypes) {
     for (const std::int64_t queries : {1, 50}) {
       const Case c = one_head(dtype, queries, 16, 256);
       for (const Kernel* kernel : kernels_for(Instance(c))) {
@@ -88,7 +87,7 @@ TEST(Fp8, EveryCodeOfAValueReachesTheOutput) {
 
 // The scores of unit vectors are the numbers of the key; with one key they are the LSE.
 TEST(Fp8, EveryFiniteCodeOfAKeyReachesTheScores) {
-  for (const std::int32_t dtype : kFormats) {
+  for (const std::int32_t dtype : kFp8Dtypes) {
     Case c = one_head(dtype, 256, 256, 16);
     c.q_dtype = TILEWISE_FP32;
     for (const Kernel* kernel : kernels_for(Instance(c))) {
@@ -110,7 +109,7 @@ TEST(Fp8, EveryFiniteCodeOfAKeyReachesTheScores) {
 }
 
 TEST(Fp8, EveryFiniteCodeOfAQueryReachesTheScores) {
-  for (const std::int32_t dtype : kFormats) {
+  for (const std::int32_t dtype : kFp8Dtypes) {
     const Case c = one_head(dtype, 256, 256, 16);
     for (const Kernel* kernel : kernels_for(Instance(c))) {
       SCOPED_TRACE(kernel->name);

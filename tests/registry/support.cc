@@ -171,6 +171,13 @@ std::vector<const Kernel*> kernels_for(const Instance& instance) {
   return with_partial_kernels(runnable_kernels(c), c.operation, instance.request());
 }
 
+void expect_passes(const char* kernel, const Case& description, const verify::Judge::Edit& edit) {
+  verify::Judge judge(description, edit);
+  const verify::Verdict verdict = judge.judge(kernel);
+  EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << kernel << ": " << verdict.text << "\n"
+                                                      << describe(description);
+}
+
 void expect_all_pass(const Case& description, const verify::Judge::Edit& edit) {
   verify::Judge judge(description, edit);
   for (const Kernel* kernel : plan::kernels(description.operation)) {

@@ -28,6 +28,7 @@ using verify::Random;
 inline constexpr Operation kOperations[] = {Operation::kForward, Operation::kBackward};
 inline constexpr std::int32_t kDtypes[] = {TILEWISE_FP64, TILEWISE_FP32, TILEWISE_BF16,
                                            TILEWISE_FP16};
+inline constexpr std::int32_t kFp8Dtypes[] = {TILEWISE_E4M3, TILEWISE_E5M2};
 
 // Combinations for tests of properties in which kernels of 16-bit inputs differ from the others.
 struct Work {
@@ -73,6 +74,10 @@ std::vector<const Kernel*> host_kernels(Operation operation);
 std::vector<const Kernel*> kernels_for(Operation operation, std::int32_t dtype,
                                        const tilewise_problem& request);
 std::vector<const Kernel*> kernels_for(const Instance& instance);
+
+// Expects that a kernel passes the judge.
+void expect_passes(const char* kernel, const Case& description,
+                   const verify::Judge::Edit& edit = {});
 
 // Expects that every kernel of the case's operation passes the judge.
 void expect_all_pass(const Case& description, const verify::Judge::Edit& edit = {});

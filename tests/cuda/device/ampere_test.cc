@@ -24,9 +24,7 @@ TEST(Device, AmpereKernelsTakeEveryHeadDimension) {
         c.dropout_p = score_mod ? 0.2 : 0;
         c.softcap = score_mod ? 4 : 0;
         c.output_dtype = dim % 2 == 0 ? TILEWISE_FP32 : 0;
-        verify::Judge judge(c);
-        const verify::Verdict verdict = judge.judge(ampere_kernel(dtype));
-        EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
+        expect_passes(ampere_kernel(dtype), c);
       }
     }
   }
@@ -44,9 +42,7 @@ TEST(Device, AmpereGradientsTakeEveryHeadDimension) {
         c.dropout_p = score_mod ? 0.2 : 0;
         c.softcap = score_mod ? 4 : 0;
         c.deterministic = score_mod;
-        verify::Judge judge(c);
-        const verify::Verdict verdict = judge.judge(ampere_kernel(dtype));
-        EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
+        expect_passes(ampere_kernel(dtype), c);
       }
     }
   }
@@ -59,9 +55,7 @@ TEST(Device, AmpereKernelsTakeLongSequences) {
     Case c = make_case(Operation::kForward, TILEWISE_BF16, {1, 150, 2100, 2, 1, dim});
     c.value_dim = dim == 192 ? 128 : 256;
     c.causal = dim == 256;
-    verify::Judge judge(c);
-    const verify::Verdict verdict = judge.judge("cuda_sm80");
-    EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
+    expect_passes("cuda_sm80", c);
   }
 }
 
@@ -95,9 +89,7 @@ TEST(Device, AmpereKernelsTakeWideHeads) {
         c.q_len = 140, c.k_len = 2100, c.heads = 1, c.causal = true;
         c.distribution = verify::Distribution::kOutlierElements;
       }
-      verify::Judge judge(c);
-      const verify::Verdict verdict = judge.judge("cuda_sm80");
-      EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
+      expect_passes("cuda_sm80", c);
     }
   }
 }
@@ -113,9 +105,7 @@ TEST(Device, AmpereKernelsTakeManySlices) {
         c.slices.push_back(
             {s % 50, 200 + s % 60, k, k + 1 + s % 20, s % 4, s % 3 == 0 ? s % 4 : -1});
       }
-      verify::Judge judge(c);
-      const verify::Verdict verdict = judge.judge(ampere_kernel(dtype));
-      EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
+      expect_passes(ampere_kernel(dtype), c);
     }
   }
 }

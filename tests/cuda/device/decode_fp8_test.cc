@@ -10,12 +10,11 @@
 #include <string>
 #include <vector>
 
-#include "cuda/device/support.h"
+#include "cuda/device/fp8_support.h"
 
 namespace tilewise::tests {
 namespace {
 
-constexpr std::int32_t kCacheFormats[] = {TILEWISE_E4M3, TILEWISE_E5M2};
 constexpr verify::Descale kScalesOfBlocks = verify::Descale::kBlocks;
 
 bool decodes_fp8() {
@@ -32,16 +31,14 @@ Case decode_case(std::int32_t dtype, const std::vector<std::int64_t>& sizes,
   return c;
 }
 
-void expect_decodes(const Case& c) {
-  verify::Judge judge(c);
-  const verify::Verdict verdict = judge.judge("cuda_decode");
-  EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
+void expect_decodes(const Case& c, const verify::Judge::Edit& edit = {}) {
+  expect_passes("cuda_decode", c, edit);
 }
 
 // Rows: those of one warp, of two and of four, and more than a segment has.
 TEST(Device, DecodeFp8CoversHeadDimensionsAndRows) {
   if (!decodes_fp8()) GTEST_SKIP() << "no device since Hopper";
-  for (const std::int32_t dtype : kCacheFormats) {
+  for (const std::int32_t dtype : kFp8Dtypes) {
     for (const std::int64_t dim : {16, 64, 80, 128, 256}) {
       for (const std::int64_t queries : {1, 9, 20, 40}) {
         Case c = decode_case(dtype, {2, queries, 400, 2, 1, dim});
@@ -61,7 +58,7 @@ TEST(Device, DecodeFp8CoversHeadDimensionsAndRows) {
 
 TEST(Device, DecodeFp8TakesEveryTypeOfQueriesAndOutputs) {
   if (!decodes_fp8()) GTEST_SKIP() << "no device since Hopper";
-  for (const std::int32_t dtype : kCacheFormats) {
+  for (const std::int32_t dtype : kFp8Dtypes) {
     for (const std::int32_t q : {dtype, std::int32_t{TILEWISE_BF16}, std::int32_t{TILEWISE_FP16},
                                  std::int32_t{TILEWISE_FP32}}) {
       for (const std::int32_t out : {TILEWISE_FP32, TILEWISE_BF16, TILEWISE_FP16}) {
@@ -84,14 +81,12 @@ TEST(Device, DecodeFp8ScalesRowsOfQueries) {
     for (const float size : {1e-28f, 1e-9f, 1.0f, 1e8f, 1e30f}) {
       Case c = decode_case(TILEWISE_E4M3, {1, 3, 200, 2, 1, 64}, verify::Descale::kHeads, q_dtype);
       c.scale = 0.125 / size;
-      verify::Judge judge(c, [&](const tilewise_problem& request) {
+      expect_decodes(c, [&](const tilewise_problem& request) {
         verify::for_each_element(request.q, [&](std::int64_t i, std::int64_t offset) {
           const double x = verify::read_element(request.q, offset);
           verify::write_element(request.q, offset, x * size * (i % 7 == 0 ? 1e-5 : 1));
         });
       });
-      const verify::Verdict verdict = judge.judge("cuda_decode");
-      EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << size << ": " << verdict.text;
     }
   }
 }
@@ -149,18 +144,16 @@ TEST(Device, DecodeFp8TakesScalesOfAnySize) {
   for (const auto& values : scales) {
     Case c = decode_case(TILEWISE_E4M3, {1, 2, 384, 1, 1, 64}, kScalesOfBlocks);
     c.output_dtype = TILEWISE_FP32;
-    verify::Judge judge(c, [&](const tilewise_problem& request) {
+    expect_decodes(c, [&](const tilewise_problem& request) {
       for (std::int64_t block = 0; block < 3; ++block)
         verify::write_element(request.v_descale, block, values[block]);
     });
-    const verify::Verdict verdict = judge.judge("cuda_decode");
-    EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
   }
 }
 
 TEST(Device, DecodeFp8TakesOptionsOfTheScore) {
   if (!decodes_fp8()) GTEST_SKIP() << "no device since Hopper";
-  for (const std::int32_t dtype : kCacheFormats) {
+  for (const std::int32_t dtype : kFp8Dtypes) {
     Case c = decode_case(dtype, {2, 6, 500, 4, 2, 128}, kScalesOfBlocks, TILEWISE_FP16);
     c.softcap = 5;
     expect_decodes(c);
@@ -187,7 +180,7 @@ TEST(Device, DecodeFp8TakesOptionsOfTheScore) {
 // Calls on parts of the keys, each of which adds to the results of those before.
 TEST(Device, DecodeFp8AddsParts) {
   if (!decodes_fp8()) GTEST_SKIP() << "no device since Hopper";
-  for (const std::int32_t dtype : kCacheFormats) {
+  for (const std::int32_t dtype : kFp8Dtypes) {
     Case c = decode_case(dtype, {2, 3, 500, 4, 2, 64});
     c.output_dtype = TILEWISE_FP32;
     c.k_cuts = {130, 300};
@@ -198,28 +191,15 @@ TEST(Device, DecodeFp8AddsParts) {
 
 TEST(Device, DecodeFp8IsAccurateOnAnyData) {
   if (!decodes_fp8()) GTEST_SKIP() << "no device since Hopper";
-  const char* const kinds[] = {"scaled:64",  "scaled:3000", "outliers",   "outlier-elements",
-                               "rising",     "falling",     "sawtooth",   "alternating",
-                               "equal-keys", "one-hot",     "huge-v",     "positive-v",
-                               "offset",     "tiny-qk",     "denormal-v", "zero-v",
-                               "nan-q",      "nan-k",       "nan-v",      "nan-v:0.01",
-                               "inf-q",      "inf-k",       "inf-v"};
-  for (const char* const kind : kinds) {
+  for (const verify::Data& data : data_of_fp8()) {
     for (const bool causal : {false, true}) {
       Case c = decode_case(causal ? TILEWISE_E5M2 : TILEWISE_E4M3, {1, 12, 600, 2, 1, 64},
                            verify::Descale::kAbsent, causal ? TILEWISE_BF16 : TILEWISE_FP32);
       c.causal = causal;
-      std::string error;
-      const auto data = verify::parse_data(kind, &error);
-      ASSERT_TRUE(data.has_value()) << error;
-      c.distribution = *data;
+      c.distribution = data;
       expect_decodes(c);
     }
   }
-}
-
-std::uint8_t& cache_code(const tilewise_tensor& tensor, std::int64_t offset) {
-  return static_cast<std::uint8_t*>(tensor.data)[offset];
 }
 
 // Elements of V that are not finite reach the rows that see them, in their column. All other
@@ -228,9 +208,8 @@ TEST(Device, DecodeFp8KeepsBitsNextToNonFiniteValues) {
   if (!decodes_fp8()) GTEST_SKIP() << "no device since Hopper";
   constexpr std::int64_t kRows = 30;
   constexpr std::int64_t kKeys = 300;
-  const std::uint8_t poisons[2][3] = {{0x7f, 0xff, 0x7f}, {0x7e, 0x7c, 0xfc}};
   for (const std::int64_t dim : {64, 128, 256}) {
-    for (const std::int32_t dtype : kCacheFormats) {
+    for (const std::int32_t dtype : kFp8Dtypes) {
       Case c = decode_case(dtype, {1, kRows, kKeys, 1, 1, dim}, kScalesOfBlocks);
       c.causal = true;
       Instance clean(c);
@@ -239,22 +218,16 @@ TEST(Device, DecodeFp8KeepsBitsNextToNonFiniteValues) {
       for (std::int64_t key = kKeys - kRows + 2; key < kKeys; key += 5) {
         keys.push_back(key);
         const tilewise_tensor& v = poisoned.request().v;
-        cache_code(v, key * v.strides[1] + key % dim) =
-            poisons[dtype == TILEWISE_E5M2 ? 1 : 0][key % 3];
+        code_at(v, key * v.strides[1] + key % dim) = poison_code(dtype, key);
       }
       run_for_bits("cuda_decode", clean);
       run_for_bits("cuda_decode", poisoned);
-      const std::vector<double> expected = verify::numbers_of(clean.request().out);
-      const std::vector<double> out = verify::numbers_of(poisoned.request().out);
-      for (std::size_t i = 0; i < out.size(); ++i) {
-        const std::int64_t row = static_cast<std::int64_t>(i) / dim;
-        const std::int64_t column = static_cast<std::int64_t>(i) % dim;
-        const bool sees = std::any_of(keys.begin(), keys.end(), [&](std::int64_t key) {
+      expect_poison_where(clean, poisoned, [&](std::int64_t row, std::int64_t column) {
+        return std::any_of(keys.begin(), keys.end(), [&](std::int64_t key) {
           return key % dim == column && key <= row + kKeys - kRows;
         });
-        ASSERT_TRUE(sees ? !std::isfinite(out[i]) : out[i] == expected[i])
-            << "row " << row << ", column " << column << ": " << describe(c);
-      }
+      });
+      if (HasFatalFailure()) return;
     }
   }
 }
@@ -263,7 +236,7 @@ TEST(Device, DecodeFp8KeepsBitsNextToNonFiniteValues) {
 // of blocks without a key in use.
 TEST(Device, DecodeFp8IgnoresKeysAfterTheEnd) {
   if (!decodes_fp8()) GTEST_SKIP() << "no device since Hopper";
-  for (const std::int32_t dtype : kCacheFormats) {
+  for (const std::int32_t dtype : kFp8Dtypes) {
     for (const std::int64_t rows : {1, 30, 50}) {
       Case c = decode_case(dtype, {2, rows, 384, 1, 1, 128}, kScalesOfBlocks);
       c.used = {200, 0};
@@ -271,11 +244,8 @@ TEST(Device, DecodeFp8IgnoresKeysAfterTheEnd) {
       Instance poisoned(c);
       const tilewise_problem& request = poisoned.request();
       for (const tilewise_tensor& tensor : {request.k, request.v}) {
-        for (std::int64_t b = 0; b < 2; ++b) {
-          for (std::int64_t row = b == 0 ? 200 : 0; row < 384; ++row)
-            std::memset(&cache_code(tensor, b * tensor.strides[0] + row * tensor.strides[1]), 0x7f,
-                        128);
-        }
+        for (std::int64_t b = 0; b < 2; ++b)
+          poison_rows(tensor, b, c.used[static_cast<std::size_t>(b)]);
       }
       for (const tilewise_tensor& scales : {request.k_descale, request.v_descale})
         verify::write_element(scales, 2 * scales.strides[2],
@@ -311,11 +281,7 @@ TEST(Device, DecodeFp8IgnoresScalesOfOtherSequences) {
 
 TEST(Device, DecodeFp8NamesTheOptionsThatItRefuses) {
   if (!decodes_fp8()) GTEST_SKIP() << "no device since Hopper";
-  const auto message = [](const Case& c) {
-    plan::Plan plan;
-    EXPECT_EQ(plan_on_cuda(c, "cuda_decode", &plan), TILEWISE_UNSUPPORTED);
-    return std::string(problem::message());
-  };
+  const auto message = [](const Case& c) { return refusal(c, "cuda_decode"); };
   Case c = decode_case(TILEWISE_E4M3, {1, 1, 130, 1, 1, 40}, verify::Descale::kAbsent);
   EXPECT_NE(message(c).find("no multiple of 16 bytes"), std::string::npos);
   c.head_dim = c.value_dim = 272;

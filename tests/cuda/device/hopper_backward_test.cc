@@ -13,12 +13,6 @@ namespace {
 
 constexpr const char* kBackwardKernel = "cuda_sm90";
 
-void expect_gradients_pass(const Case& c, const verify::Judge::Edit& edit = {}) {
-  verify::Judge judge(c, edit);
-  const verify::Verdict verdict = judge.judge(kBackwardKernel);
-  EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << describe(c) << ": " << verdict.text;
-}
-
 Case wide_case(std::int32_t dtype, const std::vector<std::int64_t>& sizes, std::int64_t value_dim) {
   Case c = make_case(Operation::kBackward, dtype, sizes);
   c.value_dim = value_dim;
@@ -76,7 +70,7 @@ TEST(Device, HopperBackwardTakesWideHeads) {
     one.gradients = gradients;
     cases.push_back(one);
   }
-  for (const Case& c : cases) expect_gradients_pass(c);
+  for (const Case& c : cases) expect_passes(kBackwardKernel, c);
 }
 
 // In a fixed order, whichever blocks run first.
@@ -91,7 +85,7 @@ TEST(Device, HopperBackwardRepeatsTheBitsOfWideHeads) {
     give_forward_results(instance);
     const std::vector<std::uint64_t> bits = run_for_bits(kBackwardKernel, instance);
     for (int run = 0; run < kRuns; ++run) EXPECT_EQ(run_for_bits(kBackwardKernel, instance), bits);
-    expect_gradients_pass(c);
+    expect_passes(kBackwardKernel, c);
   }
 }
 
@@ -106,7 +100,7 @@ TEST(Device, HopperBackwardContainsNonFiniteValuesInWideHeads) {
       c.causal = true;
       c.alignment = TILEWISE_TOP_LEFT;  // no query sees key 170; queries from 70 on see key 70
       if (value == HUGE_VAL) c.window_left = 30;
-      expect_gradients_pass(c, [&](const tilewise_problem& request) {
+      expect_passes(kBackwardKernel, c, [&](const tilewise_problem& request) {
         const tilewise_tensor& poisoned = request.*tensor;
         const bool of_queries = poisoned.shape[1] == 150;
         for (const std::int64_t row : {70, of_queries ? 3 : 170})

@@ -8,12 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "cuda/device/support.h"
+#include "cuda/device/fp8_support.h"
 
 namespace tilewise::tests {
 namespace {
-
-constexpr std::int32_t kFormats[] = {TILEWISE_E4M3, TILEWISE_E5M2};
 
 Case fp8_case(std::int32_t dtype, const std::vector<std::int64_t>& sizes,
               verify::Descale descale = verify::Descale::kHeads) {
@@ -22,22 +20,18 @@ Case fp8_case(std::int32_t dtype, const std::vector<std::int64_t>& sizes,
   return c;
 }
 
-void expect_passes(const Case& c) {
-  verify::Judge judge(c);
-  const verify::Verdict verdict = judge.judge("cuda_sm90");
-  EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
-}
+void expect_computes(const Case& c) { expect_passes("cuda_sm90", c); }
 
 TEST(Device, HopperFp8CoversItsHeadDimensions) {
   if (!has_hopper()) GTEST_SKIP() << "no Hopper device";
-  for (const std::int32_t dtype : kFormats) {
+  for (const std::int32_t dtype : kFp8Dtypes) {
     for (const std::int64_t dim : {16, 48, 64, 80, 128}) {
       Case c = fp8_case(dtype, {2, 70, 200, 2, 1, dim});
       for (const bool causal : {false, true}) {
         c.causal = c.sink = causal;
         c.output_dtype = causal ? TILEWISE_FP16 : TILEWISE_BF16;
         c.used = causal ? std::vector<std::int64_t>{200, 77} : std::vector<std::int64_t>{};
-        expect_passes(c);
+        expect_computes(c);
       }
     }
   }
@@ -47,19 +41,19 @@ TEST(Device, HopperFp8CoversItsHeadDimensions) {
 // stages: lengths that are no multiples of a tile, packed sequences, windows, both alignments.
 TEST(Device, HopperFp8ComputesManyTiles) {
   if (!has_hopper()) GTEST_SKIP() << "no Hopper device";
-  expect_passes(fp8_case(TILEWISE_E4M3, {1, 300, 700, 4, 2, 64}));
-  expect_passes(fp8_case(TILEWISE_E4M3, {1, 128, 1024, 2, 1, 128}, verify::Descale::kTensor));
+  expect_computes(fp8_case(TILEWISE_E4M3, {1, 300, 700, 4, 2, 64}));
+  expect_computes(fp8_case(TILEWISE_E4M3, {1, 128, 1024, 2, 1, 128}, verify::Descale::kTensor));
   Case c = fp8_case(TILEWISE_E4M3, {1, 600, 400, 2, 1, 128});
   c.causal = true;
-  expect_passes(c);
+  expect_computes(c);
   c.alignment = TILEWISE_TOP_LEFT;
   c.dtype = TILEWISE_E5M2;
-  expect_passes(c);
+  expect_computes(c);
   c.causal = false;
   c.window_left = 130;
   c.window_right = 20;
   c.layout = TILEWISE_BHSD;
-  expect_passes(c);
+  expect_computes(c);
   for (const bool causal : {false, true}) {
     Case packed = fp8_case(causal ? TILEWISE_E5M2 : TILEWISE_E4M3, {3, 0, 0, 4, 2, 96});
     packed.value_dim = 48;
@@ -69,7 +63,7 @@ TEST(Device, HopperFp8ComputesManyTiles) {
     packed.unowned = 5;
     packed.causal = causal;
     packed.sink = causal;
-    expect_passes(packed);
+    expect_computes(packed);
   }
   Case many = fp8_case(TILEWISE_E4M3, {30, 0, 0, 2, 1, 64});  // more than a block lists itself
   many.q_packed = many.k_packed = true;
@@ -77,11 +71,11 @@ TEST(Device, HopperFp8ComputesManyTiles) {
     many.q_lengths.push_back(b % 5 * 9);
     many.k_lengths.push_back(b % 7 * 11);
   }
-  expect_passes(many);
+  expect_computes(many);
   Case used = fp8_case(TILEWISE_E5M2, {2, 140, 300, 2, 2, 64});
   used.used = {257, 0};
   used.used_q = {99, 140};
-  expect_passes(used);
+  expect_computes(used);
 }
 
 TEST(Device, HopperFp8StoresEveryTypeAndAlignment) {
@@ -89,10 +83,10 @@ TEST(Device, HopperFp8StoresEveryTypeAndAlignment) {
   for (const std::int32_t out : {TILEWISE_FP32, TILEWISE_BF16, TILEWISE_FP16}) {
     Case c = fp8_case(TILEWISE_E4M3, {1, 140, 200, 2, 1, 128}, verify::Descale::kAbsent);
     c.output_dtype = out;
-    expect_passes(c);
+    expect_computes(c);
     c.value_dim = 48;
     c.lse = false;
-    expect_passes(c);
+    expect_computes(c);
   }
 }
 
@@ -102,29 +96,29 @@ TEST(Device, HopperFp8TakesScalesOfBlocks) {
   if (!has_hopper()) GTEST_SKIP() << "no Hopper device";
   constexpr verify::Descale kBlocks = verify::Descale::kBlocks;
   Case dense = fp8_case(TILEWISE_E4M3, {2, 140, 300, 2, 1, 128}, kBlocks);
-  expect_passes(dense);
+  expect_computes(dense);
   dense.causal = dense.sink = true;
   dense.used = {300, 131};
   dense.scale = -0.1;
-  expect_passes(dense);
+  expect_computes(dense);
   for (const std::int64_t dim : {64, 128}) {
     Case packed = fp8_case(TILEWISE_E5M2, {4, 0, 0, 2, 1, dim}, kBlocks);
     packed.q_packed = packed.k_packed = packed.causal = true;
     packed.q_lengths = {100, 0, 150, 1};
     packed.k_lengths = {200, 30, 280, 77};
     packed.unowned = 5;
-    expect_passes(packed);
+    expect_computes(packed);
     packed.causal = false;
     packed.dtype = TILEWISE_E4M3;
     packed.output_dtype = TILEWISE_FP32;
-    expect_passes(packed);
+    expect_computes(packed);
   }
   for (const verify::Distribution poison :
        {verify::Distribution::kNanV, verify::Distribution::kNanK, verify::Distribution::kInfV}) {
     Case c = fp8_case(TILEWISE_E5M2, {1, 200, 300, 1, 1, 128}, kBlocks);
     c.causal = true;
     c.distribution = poison;
-    expect_passes(c);
+    expect_computes(c);
   }
 }
 
@@ -134,15 +128,15 @@ TEST(Device, HopperFp8TakesSoftcapAndAlibi) {
   for (const std::int64_t dim : {64, 128}) {
     Case c = fp8_case(TILEWISE_E4M3, {1, 140, 300, 2, 1, dim});
     c.softcap = 5;
-    expect_passes(c);
+    expect_computes(c);
     c.softcap = 0.01;  // too small for the short form
     c.alibi = c.causal = true;
-    expect_passes(c);
+    expect_computes(c);
     c.dtype = TILEWISE_E5M2;
     c.descale = verify::Descale::kBlocks;
     c.softcap = 0;
     c.scale = -0.3;
-    expect_passes(c);
+    expect_computes(c);
   }
 }
 
@@ -153,35 +147,22 @@ TEST(Device, HopperFp8TakesAnyScale) {
     Case c = fp8_case(TILEWISE_E4M3, {1, 140, 300, 2, 1, 64});
     c.scale = scale;
     c.causal = scale < 0;
-    expect_passes(c);
+    expect_computes(c);
   }
 }
 
 TEST(Device, HopperFp8IsAccurateOnAnyData) {
   if (!has_hopper()) GTEST_SKIP() << "no Hopper device";
-  const char* const kinds[] = {"scaled:64",  "scaled:3000", "outliers",   "outlier-elements",
-                               "rising",     "falling",     "sawtooth",   "alternating",
-                               "equal-keys", "one-hot",     "huge-v",     "positive-v",
-                               "offset",     "tiny-qk",     "denormal-v", "zero-v",
-                               "nan-q",      "nan-k",       "nan-v",      "nan-v:0.01",
-                               "inf-q",      "inf-k",       "inf-v"};
-  for (const char* const kind : kinds) {
+  for (const verify::Data& data : data_of_fp8()) {
     for (const bool causal : {false, true}) {
       Case c = fp8_case(causal ? TILEWISE_E5M2 : TILEWISE_E4M3, {1, 150, 400, 1, 1, 64},
                         verify::Descale::kAbsent);
       if (causal) c.head_dim = c.value_dim = 128;
       c.causal = causal;
-      std::string error;
-      const auto data = verify::parse_data(kind, &error);
-      ASSERT_TRUE(data.has_value()) << error;
-      c.distribution = *data;
-      expect_passes(c);
+      c.distribution = data;
+      expect_computes(c);
     }
   }
-}
-
-std::uint8_t& code_at(const tilewise_tensor& tensor, std::int64_t offset) {
-  return static_cast<std::uint8_t*>(tensor.data)[offset];
 }
 
 // Elements of V that are not finite reach the rows that see them, in their column; NaN in K reaches
@@ -189,14 +170,13 @@ std::uint8_t& code_at(const tilewise_tensor& tensor, std::int64_t offset) {
 // beside such rows and in cut key tiles.
 TEST(Device, HopperFp8KeepsBitsNextToNonFiniteNumbers) {
   if (!has_hopper()) GTEST_SKIP() << "no Hopper device";
-  const std::uint8_t poisons[2][3] = {{0x7f, 0xff, 0x7f}, {0x7e, 0x7c, 0xfc}};
   const struct {
     std::int64_t rows, dim, value_dim, window;
     bool in_keys;
   } shapes[] = {{300, 64, 64, -1, false},   {500, 64, 64, 200, false}, {300, 128, 128, -1, false},
                 {400, 128, 96, 127, false}, {300, 64, 128, -1, true},  {300, 128, 64, 90, true}};
   for (const auto& shape : shapes) {
-    for (const std::int32_t dtype : kFormats) {
+    for (const std::int32_t dtype : kFp8Dtypes) {
       Case c = fp8_case(dtype, {1, shape.rows, shape.rows, 1, 1, shape.dim});
       c.value_dim = shape.value_dim;
       c.causal = true;
@@ -208,25 +188,23 @@ TEST(Device, HopperFp8KeepsBitsNextToNonFiniteNumbers) {
         keys.push_back(key);
         const tilewise_tensor& to = shape.in_keys ? poisoned.request().k : poisoned.request().v;
         code_at(to, key * to.strides[1] + key % to.shape[3]) =
-            poisons[dtype == TILEWISE_E5M2 ? 1 : 0][shape.in_keys ? 0 : key % 3];
+            poison_code(dtype, shape.in_keys ? 0 : key);
       }
       run_for_bits("cuda_sm90", clean);
       run_for_bits("cuda_sm90", poisoned);
-      const std::vector<double> expected = verify::numbers_of(clean.request().out);
-      const std::vector<double> out = verify::numbers_of(poisoned.request().out);
-      const std::vector<double> expected_lse = verify::numbers_of(clean.request().lse);
-      const std::vector<double> lse = verify::numbers_of(poisoned.request().lse);
-      for (std::size_t i = 0; i < out.size(); ++i) {
-        const std::int64_t row = static_cast<std::int64_t>(i) / shape.value_dim;
-        const std::int64_t column = static_cast<std::int64_t>(i) % shape.value_dim;
-        const bool sees = std::any_of(keys.begin(), keys.end(), [&](std::int64_t key) {
+      const auto sees = [&](std::int64_t row, std::int64_t column) {
+        return std::any_of(keys.begin(), keys.end(), [&](std::int64_t key) {
           return (shape.in_keys || key % shape.value_dim == column) && key <= row &&
                  (shape.window < 0 || key >= row - shape.window);
         });
-        ASSERT_TRUE(sees ? !std::isfinite(out[i]) : out[i] == expected[i])
-            << "row " << row << ", column " << column << ": " << describe(c);
-        const std::size_t r = static_cast<std::size_t>(row);
-        ASSERT_TRUE(sees && shape.in_keys ? std::isnan(lse[r]) : lse[r] == expected_lse[r])
+      };
+      expect_poison_where(clean, poisoned, sees);
+      if (HasFatalFailure()) return;
+      const std::vector<double> expected_lse = verify::numbers_of(clean.request().lse);
+      const std::vector<double> lse = verify::numbers_of(poisoned.request().lse);
+      for (std::size_t row = 0; row < lse.size(); ++row) {
+        const bool is_nan = shape.in_keys && sees(static_cast<std::int64_t>(row), 0);
+        ASSERT_TRUE(is_nan ? std::isnan(lse[row]) : lse[row] == expected_lse[row])
             << "row " << row << ": " << describe(c);
       }
     }
@@ -236,16 +214,14 @@ TEST(Device, HopperFp8KeepsBitsNextToNonFiniteNumbers) {
 // What lies after the keys in use, and what belongs to other sequences, affects nothing.
 TEST(Device, HopperFp8IgnoresKeysAfterTheEnd) {
   if (!has_hopper()) GTEST_SKIP() << "no Hopper device";
-  for (const std::int32_t dtype : kFormats) {
+  for (const std::int32_t dtype : kFp8Dtypes) {
     Case c = fp8_case(dtype, {2, 130, 300, 1, 1, 64});
     c.used = {200, 0};
     Instance clean(c);
     Instance poisoned(c);
     for (const tilewise_tensor& tensor : {poisoned.request().k, poisoned.request().v}) {
-      for (std::int64_t b = 0; b < 2; ++b) {
-        for (std::int64_t row = b == 0 ? 200 : 0; row < 300; ++row)
-          std::memset(&code_at(tensor, b * tensor.strides[0] + row * tensor.strides[1]), 0x7f, 64);
-      }
+      for (std::int64_t b = 0; b < 2; ++b)
+        poison_rows(tensor, b, c.used[static_cast<std::size_t>(b)]);
     }
     EXPECT_EQ(run_for_bits("cuda_sm90", clean), run_for_bits("cuda_sm90", poisoned));
   }
@@ -281,7 +257,7 @@ bool is_finite_code(std::int32_t dtype, int code) {
 
 TEST(Device, HopperFp8ReadsEveryCodeOfAValue) {
   if (!has_hopper()) GTEST_SKIP() << "no Hopper device";
-  for (const std::int32_t dtype : kFormats) {
+  for (const std::int32_t dtype : kFp8Dtypes) {
     Instance instance(code_case(dtype, 70, 2, 16, 128));
     clear_codes(instance.request().k);
     for (int code = 0; code < 256; ++code)
@@ -299,7 +275,7 @@ TEST(Device, HopperFp8ReadsEveryCodeOfAValue) {
 
 TEST(Device, HopperFp8ReadsEveryFiniteCodeOfAKeyAndAQuery) {
   if (!has_hopper()) GTEST_SKIP() << "no Hopper device";
-  for (const std::int32_t dtype : kFormats) {
+  for (const std::int32_t dtype : kFp8Dtypes) {
     for (const bool of_keys : {true, false}) {
       Instance instance(code_case(dtype, 128, 2, 128, 16));
       const tilewise_problem& request = instance.request();
@@ -337,23 +313,18 @@ TEST(Device, HopperFp8ReadsEveryFiniteCodeOfAKeyAndAQuery) {
 // Other kernels of the device refuse fp8, and this one what it leaves out, by name.
 TEST(Device, HopperFp8NamesTheOptionsThatItRefuses) {
   if (!has_hopper()) GTEST_SKIP() << "no Hopper device";
-  const auto message = [](const Case& c, const char* kernel) {
-    plan::Plan plan;
-    EXPECT_EQ(plan_on_cuda(c, kernel, &plan), TILEWISE_UNSUPPORTED);
-    return std::string(problem::message());
-  };
   const Case plain = fp8_case(TILEWISE_E4M3, {1, 130, 130, 1, 1, 64}, verify::Descale::kAbsent);
   for (const char* const kernel : {"cuda_sm80", "cuda_fp32", "cuda_flash1", "cuda_standard"})
-    EXPECT_NE(message(plain, kernel), "") << kernel;
+    EXPECT_NE(refusal(plain, kernel), "") << kernel;
   Case c = plain;
   c.q_dtype = TILEWISE_BF16;
-  EXPECT_NE(message(c, "cuda_sm90").find("q is not of fp8"), std::string::npos);
+  EXPECT_NE(refusal(c, "cuda_sm90").find("q is not of fp8"), std::string::npos);
   c = plain;
   c.head_dim = 40;
-  EXPECT_NE(message(c, "cuda_sm90").find("multiples of 16 up to 128"), std::string::npos);
+  EXPECT_NE(refusal(c, "cuda_sm90").find("multiples of 16 up to 128"), std::string::npos);
   c = plain;
   c.dropout_p = 0.1;
-  EXPECT_NE(message(c, "cuda_sm90").find("dropout_p is given"), std::string::npos);
+  EXPECT_NE(refusal(c, "cuda_sm90").find("dropout_p is given"), std::string::npos);
 }
 
 }  // namespace

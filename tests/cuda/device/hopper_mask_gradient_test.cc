@@ -29,7 +29,7 @@ TEST(Device, HopperGradientsTakeSlices) {
       c.dlse = random.chance(0.5);
       c.deterministic = random.chance(0.5);
       add_slices_and_options(c, random, step);
-      expect_masked_pass(c);
+      expect_passes("cuda_sm90", c);
     }
   }
 }
@@ -51,7 +51,7 @@ TEST(Device, HopperGradientsTakeBooleanMasks) {
       if (step == 4) c.mask = {true, 4, {true, true, false, true}};
       if (step == 5) c.mask = {true, 4, {false, true, true, false}};
       if (random.chance(0.3)) c.softcap = 5;
-      expect_masked_pass(c);
+      expect_passes("cuda_sm90", c);
     }
   }
 }
@@ -63,13 +63,13 @@ TEST(Device, HopperGradientsSkipEmptyTiles) {
     Case c = make_case(Operation::kBackward, TILEWISE_BF16,
                        {1, dim == 64 ? 8400 : 4500, 200, 1, 1, dim});
     c.mask = {true, 4, {false, false, true, true}};
-    expect_masked_pass(c, masked_by([](std::int64_t row, std::int64_t key) {
-                         return row / 128 % 9 == 2 || (key % 7 == 3 && row == 4400) ||
-                                (key > 140 && row < 10);
-                       }));
+    expect_passes("cuda_sm90", c, masked_by([](std::int64_t row, std::int64_t key) {
+                    return row / 128 % 9 == 2 || (key % 7 == 3 && row == 4400) ||
+                           (key > 140 && row < 10);
+                  }));
     c.mask.present = false;
     c.slices = {{300, 301, 0, 70, 0, -1}, {4100, 4300, 20, 170, 3, -1}, {2048, 2176, 3, 9, 0, -1}};
-    expect_masked_pass(c);
+    expect_passes("cuda_sm90", c);
   }
 }
 
@@ -84,7 +84,7 @@ TEST(Device, HopperGradientsLookUpManyPartialTiles) {
       c.slices.push_back({row, row + 1 + row % 7, 0, 80, 0, row % 4 == 0 ? -1 : 1});
     for (const double softcap : {0.0, 5.0}) {
       c.softcap = softcap;
-      expect_masked_pass(c);
+      expect_passes("cuda_sm90", c);
     }
   }
 }
@@ -104,7 +104,7 @@ TEST(Device, HopperGradientsContainNonFiniteValuesUnderMasks) {
         if (mask == 1)
           c.slices = {{0, 140, 0, 256, 1, -1}, {30, 300, 200, 290, 3, -1}, {5, 6, 90, 95, 0, -1}};
         if (mask == 2) c.mask = {true, 4, {false, true, true, true}};
-        expect_masked_pass(c, [&](const tilewise_problem& request) {
+        expect_passes("cuda_sm90", c, [&](const tilewise_problem& request) {
           const std::vector<double> numbers = verify::numbers_of(request.*member);
           set_elements(request.*member, [&](std::int64_t i) {
             const RowIndex at = row_index(request.*member, TILEWISE_BSHD, i);
@@ -136,7 +136,7 @@ TEST(Device, HopperGradientsTakeScoreMods) {
           c.batch = 3;
         }
         c.deterministic = step == 2;
-        expect_masked_pass(c);
+        expect_passes("cuda_sm90", c);
       }
     }
   }

@@ -24,7 +24,7 @@ TEST(Device, HopperKernelTakesSlices) {
                          shape.sizes);
       c.value_dim = shape.value_dim;
       add_slices_and_options(c, random, step);
-      expect_masked_pass(c);
+      expect_passes("cuda_sm90", c);
     }
   }
 }
@@ -47,7 +47,7 @@ TEST(Device, HopperKernelTakesBooleanMasks) {
       if (step == 4) c.mask = {true, 4, {true, true, false, true}};
       if (step == 5) c.mask = {true, 4, {false, true, true, false}};
       if (random.chance(0.3)) c.softcap = 5;
-      expect_masked_pass(c);
+      expect_passes("cuda_sm90", c);
     }
   }
 }
@@ -60,13 +60,13 @@ TEST(Device, HopperKernelSkipsEmptyTiles) {
     Case c =
         make_case(Operation::kForward, TILEWISE_BF16, {1, 70, dim == 64 ? 8400 : 4500, 1, 1, dim});
     c.mask = {true, 4, {false, false, true, true}};
-    expect_masked_pass(c, masked_by([](std::int64_t row, std::int64_t key) {
-                         return key / 128 % 9 == 2 || (row % 7 == 3 && key == 4400) ||
-                                (row > 40 && key < 10);
-                       }));
+    expect_passes("cuda_sm90", c, masked_by([](std::int64_t row, std::int64_t key) {
+                    return key / 128 % 9 == 2 || (row % 7 == 3 && key == 4400) ||
+                           (row > 40 && key < 10);
+                  }));
     c.mask.present = false;
     c.slices = {{0, 70, 300, 301, 0, -1}, {20, 70, 4100, 4300, 3, -1}, {3, 9, 2048, 2176, 0, -1}};
-    expect_masked_pass(c);
+    expect_passes("cuda_sm90", c);
   }
 }
 
@@ -81,7 +81,7 @@ TEST(Device, HopperKernelLooksUpManyPartialTiles) {
       c.slices.push_back({0, 80, key, key + 1 + key % 7, 0, key % 4 == 0 ? -1 : 1});
     for (const double softcap : {0.0, 5.0}) {
       c.softcap = softcap;
-      expect_masked_pass(c);
+      expect_passes("cuda_sm90", c);
     }
   }
 }
@@ -100,7 +100,7 @@ TEST(Device, HopperKernelContainsNonFiniteValuesUnderMasks) {
         } else {
           c.mask = {true, 4, {false, true, true, true}};
         }
-        expect_masked_pass(c, [&](const tilewise_problem& request) {
+        expect_passes("cuda_sm90", c, [&](const tilewise_problem& request) {
           const std::vector<double> v = verify::numbers_of(request.v);
           constexpr double kSpecial[] = {NAN, INFINITY, -INFINITY};
           set_elements(request.v, [&](std::int64_t i) {

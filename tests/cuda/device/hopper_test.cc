@@ -28,9 +28,7 @@ TEST(Device, HopperKernelCoversItsHeadDimensions) {
         c.sink = c.alibi = causal;
         c.softcap = causal ? 5 : 0;
         c.used = causal ? std::vector<std::int64_t>{500, 77} : std::vector<std::int64_t>{};
-        verify::Judge judge(c);
-        const verify::Verdict verdict = judge.judge("cuda_sm90");
-        EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
+        expect_passes("cuda_sm90", c);
       }
     }
   }
@@ -63,9 +61,7 @@ TEST(Device, HopperKernelComputesManyTiles) {
         c.k_lengths = {290, 30, 170};
         c.unowned = 5;
       }
-      verify::Judge judge(c);
-      const verify::Verdict verdict = judge.judge("cuda_sm90");
-      EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
+      expect_passes("cuda_sm90", c);
     }
   }
 }
@@ -81,9 +77,7 @@ TEST(Device, HopperKernelStoresAnotherTypeThanQ) {
       Case c = make_case(Operation::kForward, dtype, sizes);
       c.causal = dtype == TILEWISE_BF16;
       c.output_dtype = TILEWISE_FP32;
-      verify::Judge judge(c);
-      const verify::Verdict verdict = judge.judge("cuda_sm90");
-      EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
+      expect_passes("cuda_sm90", c);
     }
   }
 }
@@ -109,9 +103,7 @@ TEST(Device, HopperKernelSchedulesTilesInBatches) {
     Case c = make_case(Operation::kForward, TILEWISE_BF16, {1, rows, keys, heads, 1, dim});
     c.causal = window >= 0;
     c.window_left = window;
-    verify::Judge judge(c);
-    const verify::Verdict verdict = judge.judge("cuda_sm90");
-    EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
+    expect_passes("cuda_sm90", c);
   }
 }
 
@@ -140,9 +132,7 @@ TEST(Device, HopperKernelListsSequences) {
         c.used = lengths(batch, 150);
         if (batch % 4 < 2) c.used_q = lengths(batch, 50);
       }
-      verify::Judge judge(c);
-      const verify::Verdict verdict = judge.judge("cuda_sm90");
-      EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
+      expect_passes("cuda_sm90", c);
     }
   }
 }
@@ -166,9 +156,7 @@ TEST(Device, HopperKernelTakesWindows) {
       c.value_dim = dim == 64 ? 64 : 128;
       c.window_left = left;
       c.window_right = right;
-      verify::Judge judge(c);
-      const verify::Verdict verdict = judge.judge("cuda_sm90");
-      EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
+      expect_passes("cuda_sm90", c);
       const Instance instance(c);
       const std::int64_t written = kCounterBytes + (dim > 128 ? 6 * kHandoverBytes : 0);
       EXPECT_LE(written_workspace("cuda_sm90", instance.request()), written)
@@ -230,9 +218,7 @@ TEST(Device, HopperKernelFusesWindowEdges) {
       c.window_left = left;
       c.window_right = right;
       c.alignment = alignment;
-      verify::Judge judge(c);
-      const verify::Verdict verdict = judge.judge("cuda_sm90");
-      EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
+      expect_passes("cuda_sm90", c);
     }
   }
   Case c = make_case(Operation::kForward, TILEWISE_BF16, {4, 900, 900, 2, 2, 128});
@@ -241,9 +227,7 @@ TEST(Device, HopperKernelFusesWindowEdges) {
   c.q_packed = c.k_packed = true;
   c.q_lengths = {700, 1, 515, 640};
   c.k_lengths = {700, 129, 900, 640};
-  verify::Judge judge(c);
-  const verify::Verdict verdict = judge.judge("cuda_sm90");
-  EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
+  expect_passes("cuda_sm90", c);
 }
 
 // Some keys have scores so much larger than the others that their probs overflow, in each part of a

@@ -7,15 +7,8 @@
 
 #include "cuda/device/support.h"
 #include "registry/support.h"
-#include "verify/judge.h"
 
 namespace tilewise::tests {
-
-inline void expect_masked_pass(const Case& c, const verify::Judge::Edit& edit = {}) {
-  verify::Judge judge(c, edit);
-  const verify::Verdict verdict = judge.judge("cuda_sm90");
-  EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
-}
 
 struct Shape {
   std::vector<std::int64_t> sizes;  // B, Sq, Sk, H, Hk, D

@@ -36,6 +36,13 @@ inline problem::Status plan_on_cuda(const Case& description, const char* kernel,
   return plan::make_plan(Operation::kForward, on_cuda(instance.request()), options, plan);
 }
 
+// The message of a kernel that refuses a case.
+inline std::string refusal(const Case& c, const char* kernel) {
+  plan::Plan plan;
+  EXPECT_EQ(plan_on_cuda(c, kernel, &plan), TILEWISE_UNSUPPORTED);
+  return problem::message();
+}
+
 // The bytes of a workspace that a launch has written if it flags no row.
 inline constexpr std::int64_t kCounterBytes = 16;
 // Those that each block writes besides, beyond D 128: what it leaves to the careful kernel.
@@ -57,6 +64,22 @@ inline std::int64_t written_workspace(const char* kernel, const tilewise_problem
   EXPECT_EQ(cuda::copy(0, bytes.data(), workspace.data(), plan.workspace_bytes, nullptr),
             TILEWISE_OK);
   return std::count_if(bytes.begin(), bytes.end(), [](unsigned char b) { return b != 0xFF; });
+}
+
+// Expects that out of one head is not finite where sees_poison(row, column), and has the bits of
+// `clean` elsewhere.
+template <class SeesPoison>
+void expect_poison_where(const Instance& clean, const Instance& poisoned,
+                         const SeesPoison& sees_poison) {
+  const std::int64_t columns = clean.request().out.shape[3];
+  const std::vector<double> expected = verify::numbers_of(clean.request().out);
+  const std::vector<double> out = verify::numbers_of(poisoned.request().out);
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const std::int64_t row = static_cast<std::int64_t>(i) / columns;
+    const std::int64_t column = static_cast<std::int64_t>(i) % columns;
+    ASSERT_TRUE(sees_poison(row, column) ? !std::isfinite(out[i]) : out[i] == expected[i])
+        << "row " << row << ", column " << column << ": " << describe(clean.description());
+  }
 }
 
 // Runs the kernel on the contents of an instance, which are not random numbers, and compares it
