@@ -1,5 +1,5 @@
-// Tables of what host code knows of compiled kernels, which are templates of a row of a table and,
-// most of them, of one of two types.
+// Tables of compiled kernels for host code. A kernel is a template of a row of its table of
+// configurations and, in most of them, of one of two types.
 #pragma once
 
 #include <array>

@@ -1,5 +1,5 @@
-// P and dS of a thread's part of S^T or dP^T, 64 keys by q_tile queries, and their rounding to 16
-// bits.
+// The functions that make P and dS of a thread's part of S^T or dP^T, 64 keys by q_tile queries,
+// and round them to 16 bits.
 //
 // SharedMemory has statistics[stage][2][q_tile] and non_finite_key[], whose rows are those of the
 // block. kScores: registers of S^T (64, q_tile).

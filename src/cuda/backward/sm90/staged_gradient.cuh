@@ -1,4 +1,4 @@
-// The way of dQ from shared memory, where two consumer warpgroups stage it, to its sums.
+// Adds dQ, which two consumer warpgroups stage in shared memory, to its sums in memory.
 #pragma once
 
 #include "cuda/backward/query_mask.cuh"
