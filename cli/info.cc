@@ -59,6 +59,12 @@ json tile_json(const char* kernel, const cuda::sm80::TileRow& row) {
           {"reason", row.reason}};
 }
 
+json gradient_tile_json(const char* kernel, const cuda::backward::sm80::TileRow& row) {
+  return {{"kernel", kernel},     {"head_dim", row.columns}, {"shared_bytes", row.shared_bytes},
+          {"q_tile", row.q_tile}, {"k_tile", row.k_tile},    {"stages", row.stages},
+          {"reason", row.reason}};
+}
+
 // Returns the tables that choose tiles, with the reason for each row.
 json list_tiles() {
   json rows = json::array();
@@ -93,14 +99,8 @@ json list_tiles() {
                     {"reason", row.reason}});
   }
   for (const cuda::backward::sm80::TileRow& row : cuda::backward::sm80::kKernels) {
-    rows.push_back(
-        {{"kernel", row.score_mod ? "cuda_sm80 backward, any score" : "cuda_sm80 backward"},
-         {"head_dim", row.columns},
-         {"shared_bytes", row.shared_bytes},
-         {"q_tile", row.q_tile},
-         {"k_tile", row.k_tile},
-         {"stages", row.stages},
-         {"reason", row.reason}});
+    rows.push_back(gradient_tile_json(
+        row.score_mod ? "cuda_sm80 backward, any score" : "cuda_sm80 backward", row));
   }
   for (const cuda::backward::fp32::TileRow& row : cuda::backward::fp32::kKernels) {
     rows.push_back({{"kernel", "cuda_fp32 backward"},
@@ -111,6 +111,8 @@ json list_tiles() {
                     {"stages", 1},
                     {"reason", row.reason}});
   }
+  for (const cuda::backward::sm80::TileRow& row : cuda::ladder::kFlash1Gradients)
+    rows.push_back(gradient_tile_json("cuda_flash1 backward", row));
   for (const cuda::sm80::TileRow& row : cuda::ladder::kFlash1Kernels)
     rows.push_back(tile_json("cuda_flash1", row));
   for (const cuda::sm80::TileRow& row : cuda::ladder::kStandardKernels)

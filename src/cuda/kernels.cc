@@ -12,6 +12,7 @@
 #include "cuda/host/device.h"
 #include "cuda/host/scheduling.h"
 #include "cuda/host/sequences.cuh"
+#include "cuda/ladder/backward_launch.h"
 #include "cuda/ladder/launch.h"
 #include "cuda/oracle/reference.cuh"
 #include "cuda/parts/results.h"
@@ -137,6 +138,13 @@ using GradientSm80 =
 using GradientFp32 =
     Functions<supports_parts<backward::fp32::supports>, backward::fp32::workspace_bytes,
               backward::fp32::prepare, backward::fp32::run>;
+using GradientFlash1 = Functions<supports_parts<ladder::supports_flash1_gradient>,
+                                 ladder::workspace_of_flash1_gradient,
+                                 ladder::prepare_flash1_gradient, ladder::run_flash1_gradient>;
+using GradientStandard =
+    Functions<supports_parts<ladder::supports_standard_gradient>,
+              ladder::workspace_of_standard_gradient, ladder::prepare_standard_gradient,
+              ladder::run_standard_gradient>;
 using GradientReference = Functions<check_device, gradient_workspace_bytes,
                                     prepare_reference_gradient, run_reference_gradient_kernel>;
 
@@ -207,7 +215,9 @@ constinit const Kernel kBackwardSm90 = {
     GradientSm90::supports,
     GradientSm90::workspace_bytes,
     GradientSm90::run,
-    no_prediction,
+    [](const Problem& problem, std::int64_t, std::int64_t) {
+      return backward::sm90::predicted_traffic(problem);
+    },
     true,  // sums of dQ are added by red.global.add.v4.f32
     TILEWISE_CUDA,
     GradientSm90::prepare};
@@ -219,7 +229,9 @@ constinit const Kernel kBackwardSm80 = {
     GradientSm80::supports,
     GradientSm80::workspace_bytes,
     GradientSm80::run,
-    no_prediction,
+    [](const Problem& problem, std::int64_t, std::int64_t) {
+      return backward::sm80::predicted_traffic(problem);
+    },
     true,  // sums of dQ are added by red.global.add.f32
     TILEWISE_CUDA,
     GradientSm80::prepare};
@@ -244,7 +256,9 @@ constinit const Kernel kBackwardFp32 = {
     GradientFp32::supports,
     GradientFp32::workspace_bytes,
     GradientFp32::run,
-    no_prediction,
+    [](const Problem& problem, std::int64_t, std::int64_t) {
+      return backward::fp32::predicted_traffic(problem);
+    },
     true,  // sums of dQ are added by red.global.add.f32
     TILEWISE_CUDA,
     GradientFp32::prepare};
@@ -278,6 +292,37 @@ constinit const Kernel kForwardStandard = {
     false,
     TILEWISE_CUDA,
     Standard::prepare,
+    below_flash2,
+    true};
+
+constinit const Kernel kBackwardFlash1 = {
+    "cuda_flash1",
+    "FlashAttention-1: a block for each kv head, dQ added to in memory; bf16 and fp16, D up to 128",
+    GradientFlash1::supports,
+    GradientFlash1::workspace_bytes,
+    GradientFlash1::run,
+    [](const Problem& problem, std::int64_t, std::int64_t) {
+      return ladder::predicted_traffic_of_flash1_gradient(problem);
+    },
+    false,
+    TILEWISE_CUDA,
+    GradientFlash1::prepare,
+    below_flash2,
+    true};
+
+constinit const Kernel kBackwardStandard = {
+    "cuda_standard",
+    "S, P, dP and dS in memory, a kernel for each product: gradients as in the formula; bf16 and "
+    "fp16, D up to 128, no dBias",
+    GradientStandard::supports,
+    GradientStandard::workspace_bytes,
+    GradientStandard::run,
+    [](const Problem& problem, std::int64_t, std::int64_t) {
+      return ladder::predicted_traffic_of_standard_gradient(problem);
+    },
+    false,
+    TILEWISE_CUDA,
+    GradientStandard::prepare,
     below_flash2,
     true};
 

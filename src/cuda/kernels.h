@@ -17,6 +17,8 @@ extern const problem::Kernel kForwardReference;
 extern const problem::Kernel kBackwardSm90;
 extern const problem::Kernel kBackwardSm80;
 extern const problem::Kernel kBackwardFp32;
+extern const problem::Kernel kBackwardFlash1;
+extern const problem::Kernel kBackwardStandard;
 extern const problem::Kernel kBackwardReference;
 #endif
 

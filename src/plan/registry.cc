@@ -45,6 +45,8 @@ const Kernel* const kBackwardKernels[] = {
     &cuda::kBackwardSm90,
     &cuda::kBackwardSm80,
     &cuda::kBackwardFp32,
+    &cuda::kBackwardFlash1,
+    &cuda::kBackwardStandard,
     &cuda::kBackwardReference,
 #endif
 #if defined(__x86_64__)

@@ -102,6 +102,7 @@ problem::Status run_kernels(const Problem& problem, const problem::RunContext& c
   const int k_tile = kernels.k_tile;
   const Parameters parameters = parameters_for(problem, kernels.shape, k_tile, score_mod, offsets,
                                                context.workspace, has_diagonal(problem));
+  count_gradient_traffic(problem, gradient_tiles(kernels.shape, k_tile), context.traffic);
   const CurrentDevice current(problem.device_index);
   if (current.status() != TILEWISE_OK) return current.status();
   const cudaStream_t stream = stream_of(context.executor->stream);

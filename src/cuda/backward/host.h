@@ -8,6 +8,7 @@
 #include "cuda/backward/parameters.h"
 #include "cuda/host/device.h"
 #include "cuda/host/scheduling.h"
+#include "cuda/host/traffic.h"
 #include "cuda/sm80/host.h"
 #include "problem/kernel.h"
 
@@ -59,6 +60,11 @@ template <class Kernel, class TileRow>
 constexpr KernelSet kernel_set(const TileRow& row) {
   return {{row.q_tile, row.columns}, row.k_tile,         Kernel::load, Kernel::start,
           Kernel::start_dq,          Kernel::start_dbias};
+}
+
+// The tiles of kernels whose blocks compute a tile of keys each, as traffic depends on them.
+inline GradientTiles gradient_tiles(const TileShape& shape, int k_tile) {
+  return {{shape.q_tile, k_tile}, shape.columns, false};
 }
 
 // Checks that the tiles of the bias can be numbered, if dBias is asked for.

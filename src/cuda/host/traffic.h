@@ -1,4 +1,4 @@
-// Traffic between global memory and the tiles of the forward kernels, in bytes. count_*() add up
+// Traffic between global memory and the tiles of the kernels, in bytes. count_*() add up
 // what a launch moves, tile by tile, in the order in which the device computes them; predicted_*()
 // are the closed forms. Loads that hit L2 count, too. Row statistics do not, as in the papers.
 #pragma once
@@ -38,5 +38,29 @@ std::int64_t value_stride(const problem::Problem& problem);
 void count_standard_traffic(const problem::Problem& problem, TileSizes tiles,
                             problem::Traffic* traffic);
 double predicted_standard_traffic(const problem::Problem& problem, TileSizes tiles);
+
+// A backward kernel whose blocks compute a tile of keys, or one after the other, and add to sums of
+// dQ in fp32.
+struct GradientTiles {
+  TileSizes sizes;
+  int columns;      // of a row of the sums
+  bool loads_sums;  // FlashAttention-1 loads the sums that it adds to; atomic additions do not
+};
+
+// The traffic of FlashAttention-1 and -2, backward: for one head, 4 Sk D (K, V, dK, dV), 2 Tc Sq D
+// (Q and dO), 2 Sq D (O and dO, for delta) and Sq D (dQ) elements, and Tc + 2 times Sq columns of
+// fp32 (sums of dQ); FlashAttention-1 2 Tc + 2 times.
+void count_gradient_traffic(const problem::Problem& problem, GradientTiles tiles,
+                            problem::Traffic* traffic);
+double predicted_gradient_traffic(const problem::Problem& problem, GradientTiles tiles);
+
+// The traffic of standard attention, backward (ladder/standard_backward.cuh), with all gradients:
+// 2 Sq D + 2 Tr Sk D (for S and dP), 2 Sq D (for delta), 2 Tc Sq D + Tr Sk D (for dV, dK and dQ)
+// and Sq D + 2 Sk D (stored) elements, and 26 bytes for each of Sq Sk scores: S and dP are written
+// and read in fp32, P and dS written in 16 bits, P read once and dS twice. A softcap adds 8 bytes,
+// since Q K^T is written and read.
+void count_standard_gradient_traffic(const problem::Problem& problem, TileSizes tiles,
+                                     problem::Traffic* traffic);
+double predicted_standard_gradient_traffic(const problem::Problem& problem, TileSizes tiles);
 
 }  // namespace tilewise::cuda

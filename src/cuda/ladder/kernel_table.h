@@ -2,6 +2,7 @@
 // Small and large devices run the same kernels.
 #pragma once
 
+#include "cuda/backward/sm80/kernel_config.h"
 #include "cuda/sm80/kernel_config.h"
 
 namespace tilewise::cuda::ladder {
@@ -20,11 +21,17 @@ inline constexpr TileRow kStandardKernels[] = {
     {128, true, sm80::kSmall, 8, 1, 64, 2, false, 2,
      "several blocks wait for memory; not measured"},
 };
+// Backward. FlashAttention-1: a block computes a kv head. Standard attention has the tiles of its
+// forward kernels.
+inline constexpr backward::sm80::TileRow kFlash1Gradients[] = {
+    {64, false, sm80::kSmall, 8, 64, 128, 2, 4, 2, 1, 1, "many keys: dQ passes once; not measured"},
+    {128, false, sm80::kSmall, 8, 64, 64, 2, 2, 2, 1, 1, "in 99 KB; not measured"},
+};
 inline constexpr std::int64_t kMaxColumns = 128;
 
 inline constexpr int kKernelRows = 2;  // of each table
 
-// The row of either table for head dimensions up to `columns`, or -1.
+// The row of any table for head dimensions up to `columns`, or -1.
 constexpr int tile_row(std::int64_t columns, std::int64_t shared_bytes) {
   if (columns > kMaxColumns || shared_bytes < sm80::kSmall) return -1;
   return columns <= kFlash1Kernels[0].columns ? 0 : 1;

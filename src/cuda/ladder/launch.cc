@@ -1,12 +1,6 @@
 #include "cuda/ladder/launch.h"
 
-#include <cstddef>
-
-#include "cuda/host/instances.h"
-#include "cuda/host/traffic.h"
-#include "cuda/ladder/kernel_table.h"
-#include "cuda/ladder/parameters.h"
-#include "cuda/sm80/host.h"
+#include "cuda/ladder/host.h"
 #include "math/integer.h"
 
 namespace tilewise::cuda::ladder {
@@ -16,34 +10,13 @@ namespace {
 using problem::Checked;
 using problem::fail;
 
-int row_for(const Problem& problem, bool) {
-  return tile_row(math::max(problem.head_dim, problem.value_dim), sm80::shared_bytes(problem));
-}
-
 const TileRow& flash1_tile(const Problem& problem) {
   return kFlash1Kernels[row_for(problem, false)];
 }
-const TileRow& standard_tile(const Problem& problem) {
-  return kStandardKernels[row_for(problem, false)];
-}
-using Start = cudaError_t (*)(const Parameters& parameters, std::int64_t blocks,
-                              cudaStream_t stream);
 struct Flash1Instance {
   Load load;
   Start start;
 };
-struct StandardInstance {
-  Load load;
-  Start start_scores;
-  Start start_values;
-};
-
-// The instance of a table for the problem.
-template <class Instances>
-const auto& of_problem(const Instances& instances, const Problem& problem) {
-  const auto row = static_cast<std::size_t>(row_for(problem, false));
-  return instances[row][problem.dtype == TILEWISE_FP16 ? 1 : 0];
-}
 const Flash1Instance& flash1_instance(const Problem& problem) {
   static constexpr auto kInstances = typed_instances_of<kKernelRows>([]<int kRow, bool kFp16>() {
     using Kernel = Flash1Kernel<kRow, kFp16>;
@@ -51,41 +24,9 @@ const Flash1Instance& flash1_instance(const Problem& problem) {
   });
   return of_problem(kInstances, problem);
 }
-const StandardInstance& standard_instance(const Problem& problem) {
-  static constexpr auto kInstances = typed_instances_of<kKernelRows>([]<int kRow, bool kFp16>() {
-    using Kernel = StandardKernel<kRow, kFp16>;
-    return StandardInstance{Kernel::load, Kernel::start_scores, Kernel::start_values};
-  });
-  return of_problem(kInstances, problem);
-}
 int flash1_q_tile(const Problem& problem, bool) {
   return flash1_tile(problem).config(false).q_tile();
 }
-int standard_q_tile(const Problem& problem, bool) {
-  return standard_tile(problem).config(false).q_tile();
-}
-TileSizes tiles_of(const TileRow& row) { return {row.config(false).q_tile(), row.k_tile}; }
-
-problem::Status check_problem(const Problem& problem, int (*q_tile_for)(const Problem&, bool)) {
-  const problem::Status device = check_device(problem);
-  if (device != TILEWISE_OK) return device;
-  if (problem.dtype != TILEWISE_BF16 && problem.dtype != TILEWISE_FP16)
-    return fail(TILEWISE_UNSUPPORTED, "q, k and v are not bf16 or fp16");
-  const problem::Status pages = check_no_pages(problem);
-  if (pages != TILEWISE_OK) return pages;
-  return sm80::check_tiles(problem, kMaxColumns, sm80::kSmall, row_for, q_tile_for);
-}
-
-// The number of rows of lse: (B, H, Sq), packed (H, T).
-Checked rows_of(const Problem& problem) {
-  return Checked{problem.q_packed ? 1 : problem.batch} * Checked{problem.heads} *
-         Checked{problem.q_rows};
-}
-std::int64_t score_stride(const Problem& problem) {
-  const std::int64_t k_tile = standard_tile(problem).k_tile;
-  return math::ceil_div(problem.max_k, k_tile) * k_tile;
-}
-
 struct Flash1Workspace : sm80::Workspace {
   explicit Flash1Workspace(const Problem& problem)
       : Workspace(problem),
@@ -104,11 +45,6 @@ struct StandardWorkspace : sm80::Workspace {
   std::int64_t scores;
   std::int64_t probs;
 };
-
-template <class T>
-T* at(void* workspace, std::int64_t byte) {
-  return reinterpret_cast<T*>(static_cast<std::byte*>(workspace) + byte);
-}
 
 }  // namespace
 
@@ -155,16 +91,13 @@ problem::Status run_flash1(const Problem& problem, const problem::RunContext& co
 }
 
 problem::Status supports_standard(const Problem& problem) {
-  const problem::Status status = check_problem(problem, standard_q_tile);
+  const problem::Status status = check_standard(problem);
   if (status != TILEWISE_OK) return status;
   if (!may_ask_for_longest(problem)) {
     return fail(TILEWISE_UNSUPPORTED,
                 "batch_invariant of a packed batch: rows of S are as long as the longest sequence");
   }
-  const Checked rows = rows_of(problem);
-  if (rows.valid && rows.value <= kMaxScoreRows) return TILEWISE_OK;
-  return fail(TILEWISE_UNSUPPORTED, "S has more than %lld rows",
-              static_cast<long long>(kMaxScoreRows));
+  return TILEWISE_OK;
 }
 
 problem::Status prepare_standard(const Problem& problem) {

@@ -9,21 +9,26 @@ namespace tilewise::cuda::ladder {
 using problem::Problem;
 using problem::Sequence;
 
-// Rows are numbered like those of lse: (B, H, Sq), packed (H, T).
+// The number of a sequence's first row. Rows are numbered like those of lse: (B, H, Sq), packed
+// (H, T).
+TILEWISE_INLINE std::int64_t first_row(const Problem& problem, const Sequence& sequence,
+                                       std::int64_t head) {
+  if (problem.q_packed) return head * problem.q_rows + sequence.q_start;
+  return (sequence.batch * problem.heads + head) * problem.q_rows;
+}
+
 struct Parameters {
   sm80::Parameters tiles;
   float* out;            // flash1: (rows, value_stride), normalised for the keys so far
   float* states;         // flash1: (rows, 2), maximum and sum
   float* scores;         // standard: (rows, score_stride)
+  float* products;       // standard: (rows, score_stride), Q K^T; nullptr if nobody reads it
   std::uint16_t* probs;  // standard: (rows, score_stride), in the inputs' type
   std::int64_t value_stride;
   std::int64_t score_stride;
 
-  // The number of a sequence's first row.
   TILEWISE_INLINE std::int64_t first_row(const Sequence& sequence, std::int64_t head) const {
-    const Problem& problem = tiles.problem;
-    if (problem.q_packed) return head * problem.q_rows + sequence.q_start;
-    return (sequence.batch * problem.heads + head) * problem.q_rows;
+    return ladder::first_row(tiles.problem, sequence, head);
   }
 };
 

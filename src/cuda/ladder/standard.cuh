@@ -39,9 +39,10 @@ class Scores : public sm80::SoftmaxStep<kConfig> {
       ptx::cp_async_commit();
       float scores[1][kScores];
       this->multiply_qk(stage, scores);
+      if (ladder_.products != nullptr) store(key_tile, scores[0], ladder_.products);
       this->apply_score_mod_and_mask(key_tile, mask_.tile_class(shared_.mask.tiles, key_tile),
                                      scores);
-      store(key_tile, scores[0]);
+      store(key_tile, scores[0], ladder_.scores);
     }
   }
 
@@ -51,12 +52,12 @@ class Scores : public sm80::SoftmaxStep<kConfig> {
   using Step::shared_;
   using Step::tile_;
 
-  __device__ __forceinline__ void store(std::int32_t key_tile, const float (&scores)[kScores]) {
+  __device__ __forceinline__ void store(std::int32_t key_tile, const float (&scores)[kScores],
+                                        float* to) {
     const int lane = threadIdx.x % 32;
     const std::int32_t row = sm80::lane_row<kConfig>(tile_, 0);
     float* const first =
-        ladder_.scores +
-        (ladder_.first_row(tile_.sequence, tile_.head) + row) * ladder_.score_stride +
+        to + (ladder_.first_row(tile_.sequence, tile_.head) + row) * ladder_.score_stride +
         key_tile * kConfig.k_tile + tile::lane_column(lane);
 #pragma unroll
     for (int r = 0; r < kScores; r += 2) {

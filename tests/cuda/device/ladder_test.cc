@@ -2,6 +2,7 @@
 // refuse, and that no plan chooses them.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <string>
 
 #include "cuda/device/support.h"
@@ -107,6 +108,86 @@ TEST(Device, StandardRefusesMoreRowsThanItNumbers) {
     EXPECT_EQ(status, batch == 4 ? TILEWISE_OK : TILEWISE_UNSUPPORTED) << problem::message();
     const bool says_why = std::string(problem::message()).find("rows") != std::string::npos;
     EXPECT_EQ(says_why, batch == 5) << problem::message();
+  }
+}
+
+// dLSE, sinks and any subset of the gradients, with masks of one band and negative scales.
+TEST(Device, LadderTakesGradientsOfEveryMaskOfOneBand) {
+  if (!has_device()) GTEST_SKIP() << "no device";
+  for (const std::int64_t dim : {33, 72, 128}) {
+    for (int mask = 0; mask < 4; ++mask) {
+      const std::int32_t dtype = (dim + mask) % 2 == 0 ? TILEWISE_BF16 : TILEWISE_FP16;
+      Case c = make_case(Operation::kBackward, dtype, {mask == 3 ? 2 : 1, 150, 170, 4, 2, dim});
+      c.value_dim = mask % 2 == 0 ? dim : 129 - dim;
+      c.causal = mask == 1;
+      if (mask == 2) c.window_left = 70, c.window_right = 9;
+      if (mask == 3) c.used = {170, 0};
+      if (mask == 3) c.scale = -0.3;
+      if (mask == 1) c.gradients = dim == 33 ? verify::kDQ : verify::kDK | verify::kDV;
+      c.sink = mask != 1;
+      c.dlse = mask != 2;
+      c.output_dtype = dim % 3 == 0 ? TILEWISE_FP32 : 0;
+      verify::Judge judge(c);
+      for (const char* kernel : kLadder) {
+        const verify::Verdict verdict = judge.judge(kernel);
+        EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
+      }
+    }
+  }
+}
+
+TEST(Device, LadderTakesGradientsOfPackedSequences) {
+  if (!has_device()) GTEST_SKIP() << "no device";
+  Case c = make_case(Operation::kBackward, TILEWISE_BF16, {5, 0, 0, 4, 2, 40});
+  c.q_packed = c.k_packed = true;
+  c.q_lengths = {3, 140, 0, 70, 20};
+  c.k_lengths = {80, 150, 30, 0, 20};
+  c.unowned = 5;
+  c.causal = true;
+  verify::Judge judge(c);
+  for (const char* kernel : kLadder) {
+    const verify::Verdict verdict = judge.judge(kernel);
+    EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
+  }
+}
+
+TEST(Device, StandardTakesGradientsOfEveryOption) {
+  if (!has_device()) GTEST_SKIP() << "no device";
+  Case c = make_case(Operation::kBackward, TILEWISE_BF16, {2, 70, 130, 4, 2, 72});
+  c.softcap = 4;
+  c.alibi = true;
+  c.dropout_p = 0.2;
+  c.bias = {true, 4, {true, true, true, true}};
+  c.mask = {true, 4, {true, true, true, true}};
+  c.slices = {{0, 50, 3, 45, 1, -1}, {25, 70, 30, 130, 0, 2}, {10, 70, 0, 35, 3, -1}};
+  c.gradients = verify::kDQ | verify::kDK | verify::kDV;
+  verify::Judge judge(c);
+  const verify::Verdict verdict = judge.judge("cuda_standard");
+  EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
+  c.gradients |= verify::kDBias;
+  verify::Judge biased(c);
+  const verify::Verdict refused = biased.judge("cuda_standard");
+  EXPECT_EQ(refused.result, verify::Verdict::kUnsupported);
+  EXPECT_NE(refused.text.find("dbias"), std::string::npos) << refused.text;
+}
+
+// Elements that are not finite reach the gradients of the rows and keys that see them, and no
+// other: here a query sees the keys up to its own, and row 60 and key 60 have them.
+TEST(Device, LadderKeepsNonFiniteElementsFromWhatTheMaskHides) {
+  if (!has_device()) GTEST_SKIP() << "no device";
+  Case c = make_case(Operation::kBackward, TILEWISE_BF16, {1, 100, 100, 2, 1, 64});
+  c.causal = true;
+  for (const auto tensor : {&tilewise_problem::q, &tilewise_problem::k, &tilewise_problem::v,
+                            &tilewise_problem::dout}) {
+    for (const double with : {std::nan(""), HUGE_VAL}) {
+      verify::Judge judge(c, [&](const tilewise_problem& request) {
+        verify::write_element(request.*tensor, 60 * (request.*tensor).strides[1] + 5, with);
+      });
+      for (const char* kernel : kLadder) {
+        const verify::Verdict verdict = judge.judge(kernel);
+        EXPECT_EQ(verdict.result, verify::Verdict::kPassed) << verdict.text;
+      }
+    }
   }
 }
 

@@ -56,6 +56,11 @@ problem::Status prepare(const Problem& problem) {
 
 std::int64_t workspace_bytes(const Problem& problem) { return workspace_for(problem).bytes(); }
 
+double predicted_traffic(const Problem& problem) {
+  const KernelSet& kernels = kernels_for(problem);
+  return predicted_gradient_traffic(problem, gradient_tiles(kernels.shape, kernels.k_tile));
+}
+
 problem::Status run(const Problem& problem, const problem::RunContext& context) {
   return run_kernels(problem, context, kernels_for(problem), cuda::sm80::needs_score_mod(problem),
                      workspace_for(problem), "starting cuda_fp32");

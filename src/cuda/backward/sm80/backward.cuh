@@ -6,6 +6,7 @@
 #include "cuda/backward/hidden_values.cuh"
 #include "cuda/backward/sm80/bias_gradient.cuh"
 #include "cuda/backward/sm80/kernel.h"
+#include "cuda/backward/sm80/non_finite_rows.cuh"
 #include "cuda/backward/sm80/query_gradient.cuh"
 #include "cuda/backward/sm80/score_gradient.cuh"
 #include "cuda/backward/sm80/store_fragments.cuh"
@@ -13,7 +14,6 @@
 #include "cuda/host/load.h"
 #include "cuda/ptx/reduction.cuh"
 #include "cuda/sm80/cp_async_tile.cuh"
-#include "cuda/tile/non_finite.cuh"
 #include "cuda/tile/slow_path.cuh"
 
 namespace tilewise::cuda::backward::sm80 {
@@ -50,6 +50,7 @@ class Backward : public ScoreGradient<kConfig> {
   using Base::parameters_;
   using Base::shared_;
   using Base::tile_;
+  using NonFinite = NonFiniteRows<kConfig.columns, kConfig.fp16, kThreads>;
   using Right = RightOperand<kConfig.columns, Use::kAsStored>;
   template <Use kUse>
   using ScoresOf = LeftOperand<kConfig.k_tile, kUse>;
@@ -61,26 +62,8 @@ class Backward : public ScoreGradient<kConfig> {
     for (int i = threadIdx.x; i < kConfig.k_tile; i += kThreads) shared_.non_finite_key[i] = 0;
     ptx::cp_async_wait<0>();
     __syncthreads();
-    const bool found = zero_non_finite<kConfig.k_tile>(shared_.k, shared_.non_finite_key);
+    const bool found = NonFinite::template zero<kConfig.k_tile>(shared_.k, shared_.non_finite_key);
     contains_non_finite_ = __syncthreads_or(found);
-  }
-
-  // Replaces the non-finite elements of a loaded tile by zero, and flags their rows. Says whether
-  // this thread has found one.
-  template <int kRows>
-  __device__ __forceinline__ static bool zero_non_finite(unsigned char* tile, std::uint8_t* flags) {
-    using Layout = tile::LdmatrixTile<kConfig.columns>;
-    bool found = false;
-#pragma unroll 1
-    for (int i = static_cast<int>(ptx::opaque(threadIdx.x)); i < kRows * Layout::kChunks;
-         i += kThreads) {
-      const int row = i / Layout::kChunks;
-      uint4& chunk = *reinterpret_cast<uint4*>(tile + Layout::place(row, i % Layout::kChunks));
-      if (!tile::zero_non_finite<kConfig.fp16>(chunk)) continue;
-      flags[row] = 1;
-      found = true;
-    }
-    return found;
   }
 
   // Computes dK and dV, and adds to dQ unless this is the non-finite pass, which comes second.
@@ -144,8 +127,8 @@ class Backward : public ScoreGradient<kConfig> {
     this->probs(q_tile, stage, tile_class, probs, factors);         // P = exp(S - LSE)
     this->gradients(stage, tile_class, probs, factors, gradients);  // dS = P (dP - delta)
     this->drop(factors, probs);
-    store_scores(probs, shared_.probs);
-    store_scores(gradients, shared_.gradients);
+    stage_fragments<Scores, kConfig.k_tile, kConfig.fp16>(probs, shared_.probs);
+    stage_fragments<Scores, kConfig.k_tile, kConfig.fp16>(gradients, shared_.gradients);
     __syncthreads();
     if (non_finite_pass_) zero_non_finite_queries(q_tile, stage);
     turns.wait(q_tile);
@@ -159,27 +142,6 @@ class Backward : public ScoreGradient<kConfig> {
                                                     typename KeyGradient::Fragments& to) const {
     KeyGradient::template multiply<ScoresOf<Use::kTransposed>, Right, kConfig.q_tile, kConfig.fp16,
                                    kConfig.keeps_offsets()>(left, right, gradient_offsets_, to);
-  }
-
-  // Writes a warp's part of P or dS to shared memory, in 16 bits.
-  __device__ __forceinline__ static void store_scores(const typename Scores::Fragments& values,
-                                                      unsigned char* to) {
-    using Layout = tile::LdmatrixTile<kConfig.k_tile>;
-    const std::uint32_t thread = ptx::opaque(threadIdx.x);
-    const int lane = static_cast<int>(thread % 32);
-    const std::uint32_t start =
-        Layout::place(Scores::row(thread) + lane / 4, Scores::column(thread) / 8);
-#pragma unroll
-    for (int row_block = 0; row_block < Scores::kRowBlocks; ++row_block) {
-#pragma unroll
-      for (int r = 0; r < Scores::kCount; r += 2) {
-        const int row = 16 * row_block + 8 * tile::register_row(r);
-        unsigned char* const at = to + tile::chunk_address<kConfig.k_tile>(start, r / 4) +
-                                  row * Layout::kRowBytes + lane % 4 * 4;
-        *reinterpret_cast<std::uint32_t*>(at) =
-            ptx::pack<kConfig.fp16>(values[row_block][r], values[row_block][r + 1]);
-      }
-    }
   }
 
   __device__ __forceinline__ void add_dq(std::int32_t q_tile) const {
@@ -208,44 +170,16 @@ class Backward : public ScoreGradient<kConfig> {
   __device__ void zero_non_finite_queries(std::int32_t q_tile, int stage) {
     for (int i = threadIdx.x; i < kConfig.q_tile; i += kThreads) shared_.non_finite_query[i] = 0;
     __syncthreads();
-    zero_non_finite<kConfig.q_tile>(shared_.dout[stage], shared_.non_finite_query);
+    NonFinite::template zero<kConfig.q_tile>(shared_.dout[stage], shared_.non_finite_query);
     __syncthreads();
 #pragma unroll 1
     for (int row = 0; row < kConfig.q_tile; ++row) {
-      if (shared_.non_finite_query[row] != 0) add_non_finite_row(q_tile, row);
+      if (shared_.non_finite_query[row] == 0) continue;
+      NonFinite::template add_row<KeyGradient, kConfig.k_tile>(shared_.probs, row, tile_.dout,
+                                                               q_tile * kConfig.q_tile + row, dv_);
     }
-    zero_non_finite<kConfig.q_tile>(shared_.q[stage], shared_.non_finite_query);
+    NonFinite::template zero<kConfig.q_tile>(shared_.q[stage], shared_.non_finite_query);
     __syncthreads();
-  }
-
-  // dV += P^T dO, of the elements of a row of dO that are not finite.
-  __device__ void add_non_finite_row(std::int32_t q_tile, int row) {
-    using Layout = tile::LdmatrixTile<kConfig.k_tile>;
-    const std::uint32_t thread = ptx::opaque(threadIdx.x);  // nothing is computed ahead of the loop
-    const int lane = static_cast<int>(thread % 32);
-    const Rows& dout = tile_.dout;
-    const std::uint16_t* const from =
-        dout.first + (std::int64_t{q_tile} * kConfig.q_tile + row) * dout.stride;
-#pragma unroll
-    for (int row_block = 0; row_block < KeyGradient::kRowBlocks; ++row_block) {
-#pragma unroll
-      for (int r = 0; r < KeyGradient::kCount; ++r) {
-        const int key =
-            KeyGradient::row(thread) + 16 * row_block + tile::lane_row(lane, tile::register_row(r));
-        const int column =
-            KeyGradient::column(thread) + tile::register_column(r) + tile::lane_column(lane);
-        const std::uint32_t prob = *reinterpret_cast<const std::uint16_t*>(
-            shared_.probs + Layout::place(row, key / 8) + key % 8 * 2);
-        if (prob == 0 || column >= dout.columns) continue;
-        const std::uint32_t value = from[column];
-        if (tile::is_non_finite16<kConfig.fp16>(value))
-          dv_[row_block][r] += to_float(prob) * to_float(value);
-      }
-    }
-  }
-  __device__ __forceinline__ static float to_float(std::uint32_t bits) {
-    using Half = std::conditional_t<kConfig.fp16, math::Float16, math::BFloat16>;
-    return math::to_float(Half{static_cast<std::uint16_t>(bits)});
   }
 
   __device__ __forceinline__ bool has_non_finite() const {

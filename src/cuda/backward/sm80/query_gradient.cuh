@@ -25,10 +25,8 @@ __device__ __forceinline__ float* lane_dq_sums(const Parameters& parameters, std
 }
 
 // Writes dQ of a tile of queries from its sums.
-template <int kRow, bool kFp16>
-__global__ void __launch_bounds__(kKernels[kRow].config(kFp16).threads())
-    dq_kernel(const __grid_constant__ Parameters parameters) {
-  constexpr KernelConfig kConfig = kKernels[kRow].config(kFp16);
+template <KernelConfig kConfig>
+__device__ __forceinline__ void write_dq(const Parameters& parameters) {
   using Gradient = QueryGradient<kConfig>;
   const std::int32_t index = static_cast<std::int32_t>(blockIdx.x);
   if (index >= query_tiles(parameters)) return;
@@ -42,8 +40,15 @@ __global__ void __launch_bounds__(kKernels[kRow].config(kFp16).threads())
     for (int i = 0; i < Gradient::kRowBlocks * Gradient::kCount; ++i)
       dq[i / Gradient::kCount][i % Gradient::kCount] = sums[32 * i];
     constexpr int kPartColumns = kConfig.columns / kQueryParts<kConfig>;
-    store_fragments<Gradient, kFp16>(dq_destination(parameters, coord, part * kPartColumns), dq);
+    store_fragments<Gradient, kConfig.fp16>(dq_destination(parameters, coord, part * kPartColumns),
+                                            dq);
   }
+}
+
+template <int kRow, bool kFp16>
+__global__ void __launch_bounds__(kKernels[kRow].config(kFp16).threads())
+    dq_kernel(const __grid_constant__ Parameters parameters) {
+  write_dq<kKernels[kRow].config(kFp16)>(parameters);
 }
 
 }  // namespace tilewise::cuda::backward::sm80

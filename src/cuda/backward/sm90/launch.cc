@@ -1,6 +1,7 @@
 #include "cuda/backward/sm90/launch.h"
 
 #include <cstddef>
+#include <limits>
 
 #include "cuda/backward/host.h"
 #include "cuda/backward/sm90/kernel.h"
@@ -152,6 +153,13 @@ problem::Status prepare(const Problem& problem) {
 
 std::int64_t workspace_bytes(const Problem& problem) { return Workspace(problem).bytes(); }
 
+double predicted_traffic(const Problem& problem) {
+  const Instance& instance = instance_for(problem);
+  if (instance.config.paired()) return std::numeric_limits<double>::quiet_NaN();
+  return predicted_gradient_traffic(problem,
+                                    gradient_tiles(instance.shape(), KernelConfig::kKTile));
+}
+
 problem::Status run(const Problem& problem, const problem::RunContext& context) {
   const problem::Status strides = check_strides(problem);
   if (strides != TILEWISE_OK) return strides;
@@ -175,6 +183,9 @@ problem::Status run(const Problem& problem, const problem::RunContext& context) 
   parameters.wide_dv = is_wide_gradient(problem.dv, problem.value_dim);
   const problem::Status mapped = make_maps(problem, instance.config, &parameters);
   if (mapped != TILEWISE_OK) return mapped;
+  if (!instance.config.paired()) {
+    count_gradient_traffic(problem, gradient_tiles(instance.shape(), kKTile), context.traffic);
+  }
   const CurrentDevice current(problem.device_index);
   if (current.status() != TILEWISE_OK) return current.status();
   const cudaStream_t stream = stream_of(context.executor->stream);
