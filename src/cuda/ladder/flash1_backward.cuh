@@ -1,7 +1,8 @@
 // FlashAttention-1 (arXiv 2205.14135), Algorithm 4. A block computes a kv head, with tiles of keys
 // in the outer loop and tiles of queries, of all query heads of the group, in the inner one. P is
 // recomputed from LSE. Each pair of tiles loads dQ of its queries from global memory and stores it
-// again. Unlike in the algorithm, delta is computed once for each row, before (backward/).
+// again. Unlike in the algorithm, delta is computed before, once for each row
+// (backward/preprocess.cu).
 #pragma once
 
 #include "cuda/backward/sm80/non_finite_rows.cuh"
@@ -31,7 +32,7 @@ class Flash1Gradient : public backward::sm80::ScoreGradient<kConfig> {
   __device__ __forceinline__ Flash1Gradient(const backward::Parameters& parameters, Shared& shared)
       : Base(parameters, shared) {}
 
-  // The loops of Algorithm 4. The work tile is the head's first tile of keys.
+  // The loops of Algorithm 4.
   __device__ __forceinline__ void run() {
     const Problem& problem = parameters_.problem;
     const auto keys =

@@ -13,6 +13,7 @@ using problem::fail;
 const TileRow& flash1_tile(const Problem& problem) {
   return kFlash1Kernels[row_for(problem, false)];
 }
+
 struct Flash1Instance {
   Load load;
   Start start;
@@ -24,9 +25,11 @@ const Flash1Instance& flash1_instance(const Problem& problem) {
   });
   return of_problem(kInstances, problem);
 }
+
 int flash1_q_tile(const Problem& problem, bool) {
   return flash1_tile(problem).config(false).q_tile();
 }
+
 struct Flash1Workspace : sm80::Workspace {
   explicit Flash1Workspace(const Problem& problem)
       : Workspace(problem),
