@@ -12,6 +12,7 @@ TEST(LadderKernelTable, HasARowForEveryHeadDimension) {
     const int row = ladder::tile_row(columns, sm80::kSmall);
     ASSERT_GE(row, 0) << columns;
     EXPECT_GE(ladder::kFlash1Kernels[row].columns, columns);
+    EXPECT_GE(ladder::kFlash1Gradients[row].columns, columns);
     EXPECT_GE(ladder::kStandardKernels[row].columns, columns);
   }
   EXPECT_EQ(ladder::tile_row(ladder::kMaxColumns + 1, sm80::kLarge), -1);
