@@ -69,6 +69,7 @@ void Barriers::arrive(std::uint32_t address, std::uint32_t expected_bytes) {
          static_cast<long long>(barrier.bytes));
   --barrier.pending;
   learn(barrier.knowledge.arriving, known());
+  block().races.arrive(&barrier);
   block().shared.meet();
   end_phase(barrier);
 }
@@ -86,6 +87,7 @@ void Barriers::wait(std::uint32_t address, std::uint32_t parity) {
   const MBarrier& barrier = at(address, "mbarrier.try_wait");
   while (barrier.parity == (parity & 1)) wait_for(&barrier, "waits for the mbarrier at", address);
   learn(known(), barrier.knowledge.passed);
+  block().races.leave(&barrier);
 }
 
 void Barriers::check_copy(std::uint32_t address) {
@@ -121,6 +123,7 @@ Barriers::Named& Barriers::arrive_at(std::uint32_t name, std::uint32_t threads) 
     fail("barrier %u: arrives without knowing that the phase before is over", name);
   named.threads = threads;
   learn(named.knowledge.arriving, known());
+  block().races.arrive(&named);
   if (++named.arrived == threads) {
     named.arrived = 0;
     ++named.completed;
@@ -137,6 +140,7 @@ void Barriers::named_barrier_sync(std::uint32_t name, std::uint32_t threads) {
   const Named& named = arrive_at(name, threads);
   while (named.completed == before) wait_for(&named, "waits at named barrier", name);
   learn(known(), named.knowledge.passed);
+  block().races.leave(&named);
 }
 
 void Barriers::named_barrier_arrive(std::uint32_t name, std::uint32_t threads) {

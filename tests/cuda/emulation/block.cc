@@ -73,7 +73,9 @@ void resume(int number) {
   Machine& m = machine();
   Block& b = block();
   set_running(number);
+  m.inside = true;
   thread().fiber->resume();
+  m.inside = false;
   Thread& last = thread();
   if (!last.fiber->finished()) return;
   number = m.running;
@@ -181,6 +183,7 @@ void begin_block(Block& b, std::int64_t number) {
   b.number = number;
   b.shared.begin(m.launch.shared_bytes);
   b.barriers.begin(m.launch.threads);
+  b.races.begin(m.launch.threads, m.launch.shared_bytes);
   b.tma.begin();
   b.wgmma.begin();
   b.at_block = b.at_cluster = 0;
@@ -286,10 +289,13 @@ bool meet_block(bool value) {
   b.at_block = 0;
   b.shared.meet();
   b.barriers.meet();
+  b.races.meet_block();
   for (int t = 0; t < machine().launch.threads; ++t)
     b.threads[static_cast<std::size_t>(t)].state = State::kReady;
   return b.result;
 }
+
+void order_warp(std::uint32_t mask) { block().races.meet_warp(mask); }
 
 void meet_blocks() {
   thread().state = State::kYields;

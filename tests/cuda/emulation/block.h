@@ -25,6 +25,10 @@ using PerformGroup = void (*)(const GroupRequests& requests);
 // Waits for all lanes of the mask, which must call the same collective. The last one performs it.
 void meet_warp(std::uint32_t mask, Perform perform, void* request);
 
+// The memory accesses of the lanes of the mask before it come before those after it (races.h).
+// Called by the lane that performs a collective.
+void order_warp(std::uint32_t mask);
+
 // A collective of all threads of a warpgroup.
 void meet_warpgroup(PerformGroup perform, void* request);
 

@@ -24,6 +24,7 @@ void meet_cluster() {
     each->knows_peer = true;
     each->shared.meet();
     each->barriers.meet();
+    each->races.meet_block();
     wake(&each->at_cluster);
   }
 }

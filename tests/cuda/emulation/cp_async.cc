@@ -21,6 +21,7 @@ void begin_copy(std::uint32_t to, const void* from, std::uint32_t bytes) {
     fail("cp.async: %u bytes at %p are not memory of the device", bytes, from);
   CpAsyncQueue& queue = own_queue();
   unsigned char* const destination = from_shared(to, bytes, "cp.async");
+  record_access(destination, bytes, Access::kWrite);
   std::memset(destination, poison(), bytes);
   if (from != nullptr) work.copied_bytes += bytes;
   queue.copies.push_back({destination, from, bytes, queue.group});
@@ -35,6 +36,7 @@ void cp_async_wait(int groups) {
   };
   const auto last = std::find_if(queue.copies.begin(), queue.copies.end(), is_later);
   for (auto copy = queue.copies.begin(); copy != last; ++copy) {
+    record_access(copy->to, copy->bytes, Access::kWrite);
     if (copy->from == nullptr) {
       std::memset(copy->to, 0, copy->bytes);
     } else {

@@ -94,6 +94,7 @@ std::string run(const Launch& launch) {
   const std::lock_guard<std::mutex> alone(one_launch);
   Machine& m = machine();
   m.launch = launch;
+  ++m.launches;
   m.failure.clear();
   const std::uint64_t seed = order_seed();
   m.shuffles = seed != 0;

@@ -10,6 +10,7 @@
 #include "cuda/emulation/block.h"
 #include "cuda/emulation/cp_async.h"
 #include "cuda/emulation/fiber.h"
+#include "cuda/emulation/races.h"
 #include "cuda/emulation/shared_memory.h"
 #include "cuda/emulation/tma.h"
 #include "cuda/emulation/wgmma.h"
@@ -53,6 +54,7 @@ struct Block {
   SharedMemory shared;
   Barriers barriers;
   CpAsyncQueues cp_async;  // cp.async
+  Races races;
   Tma tma;
   WgmmaQueue wgmma;
 };
@@ -62,6 +64,8 @@ struct Machine {
   Block* block = nullptr;          // that instructions work on
   Block* running_block = nullptr;  // the same, but within an InBlockOf (cluster.h)
   int running = 0;                 // number of the running thread
+  bool inside = false;             // it runs, not the code that resumes it
+  std::int64_t launches = 0;       // so far
   std::string failure;
   std::mt19937_64 random;
   bool shuffles = false;

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "cuda/emulation/block.h"
+#include "cuda/emulation/races.h"
 #include "cuda_runtime_api.h"
 
 struct uint3 {
@@ -21,7 +22,7 @@ struct alignas(8) uint2 {
   unsigned x, y;
 };
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
-struct uint4 {
+struct alignas(16) uint4 {
   unsigned x, y, z, w;
 };
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
@@ -61,37 +62,44 @@ inline int __syncthreads_or(int value) { return tilewise::emulation::meet_block(
 // ---- all blocks ----
 
 // Other blocks may run before it.
-inline unsigned atomicAdd(unsigned* to, unsigned x) {
+inline TILEWISE_UNCHECKED unsigned atomicAdd(unsigned* to, unsigned x) {
   tilewise::emulation::meet_blocks();
+  tilewise::emulation::record_access(to, sizeof(x), tilewise::emulation::Access::kAtomic);
   const unsigned before = *to;
   *to += x;
   return before;
 }
-inline unsigned long long atomicAdd(unsigned long long* to, unsigned long long x) {
+inline TILEWISE_UNCHECKED unsigned long long atomicAdd(unsigned long long* to,
+                                                       unsigned long long x) {
   tilewise::emulation::meet_blocks();
+  tilewise::emulation::record_access(to, sizeof(x), tilewise::emulation::Access::kAtomic);
   const unsigned long long before = *to;
   *to += x;
   return before;
 }
-inline unsigned atomicMax(unsigned* to, unsigned x) {
+inline TILEWISE_UNCHECKED unsigned atomicMax(unsigned* to, unsigned x) {
   tilewise::emulation::meet_blocks();
+  tilewise::emulation::record_access(to, sizeof(x), tilewise::emulation::Access::kAtomic);
   const unsigned before = *to;
   if (x > before) *to = x;
   return before;
 }
 // Only for shared memory.
 template <class T>
-T atomicExch(T* to, T x) {
+TILEWISE_UNCHECKED T atomicExch(T* to, T x) {
+  tilewise::emulation::record_access(to, sizeof(x), tilewise::emulation::Access::kAtomic);
   const T before = *to;
   *to = x;
   return before;
 }
-inline unsigned atomicOr(unsigned* to, unsigned x) {
+inline TILEWISE_UNCHECKED unsigned atomicOr(unsigned* to, unsigned x) {
+  tilewise::emulation::record_access(to, sizeof(x), tilewise::emulation::Access::kAtomic);
   const unsigned before = *to;
   *to |= x;
   return before;
 }
-inline unsigned atomicAnd(unsigned* to, unsigned x) {
+inline TILEWISE_UNCHECKED unsigned atomicAnd(unsigned* to, unsigned x) {
+  tilewise::emulation::record_access(to, sizeof(x), tilewise::emulation::Access::kAtomic);
   const unsigned before = *to;
   *to &= x;
   return before;
@@ -135,7 +143,14 @@ T exchange(std::uint32_t mask, T value, Combine) {
 
 inline void __syncwarp(unsigned mask = ~0u) {
   tilewise::emulation::meet_warp(
-      mask, [](const tilewise::emulation::Requests&) {}, &threadIdx);
+      mask,
+      [](const tilewise::emulation::Requests& requests) {
+        unsigned lanes = 0;
+        for (unsigned lane = 0; lane < tilewise::emulation::kWarpThreads; ++lane)
+          lanes |= (requests[lane] != nullptr ? 1u : 0u) << lane;
+        tilewise::emulation::order_warp(lanes);
+      },
+      &threadIdx);
 }
 
 namespace tilewise::emulation {
