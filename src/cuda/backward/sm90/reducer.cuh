@@ -37,6 +37,7 @@ class Reducer : public StagedGradient<kConfig, Shared<kConfig>> {
         Base::wait_staged(0);  // then the tile is known
         const std::int32_t q_tile = shared_.listed.order[tiles % kListedOrder].q_tile;
         const unsigned long long turn = ordered() ? listed_turn(head, q_tile) : 0;
+        __syncwarp();  // all lanes have passed the barrier and read the tile: both are used again
         if (threadIdx.x % 32 == 0)
           add(first_query_tile(parameters_, batch, head) + q_tile, [&] { return turn; });
         __syncwarp();
