@@ -1,8 +1,8 @@
 // Accesses of the threads of a block to the same bytes without a barrier between them, and vector
 // accesses that are not aligned. The compiler calls access() before each access of device code that
 // it compiles with -fsanitize=thread (races.cc); no other code is checked. Only what orders memory
-// on a device orders accesses here: barriers and __syncwarp(), but no shuffle, vote or product. Not checked: static
-// shared memory, and copies by TMA.
+// on a device orders accesses here: barriers and __syncwarp(), but no shuffle, vote or product.
+// Static shared memory and copies by TMA are not checked.
 #pragma once
 
 #include <cstddef>
