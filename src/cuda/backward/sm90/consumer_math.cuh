@@ -12,6 +12,7 @@
 #include "cuda/mask/key_bits.cuh"
 #include "cuda/ptx/arithmetic.cuh"
 #include "cuda/ptx/stmatrix.cuh"
+#include "cuda/ptx/tma.cuh"
 #include "cuda/sm90/gemm.cuh"
 #include "cuda/tile/band_reads.cuh"
 #include "cuda/tile/fragment.h"
@@ -183,6 +184,7 @@ class ConsumerMath {
 #pragma unroll
     for (int which = 0; which < tile::kRowsPerLane; ++which)
       own_bits(static_cast<int>(tile % kConfig.stages), lane)[which * kBitsOf8Keys] = bits[which];
+    ptx::fence_proxy_async();  // a bulk copy stores the bits of a later tile at the same place
   }
 
   // Adds the warp's keys that `count` bands show to some rows.
