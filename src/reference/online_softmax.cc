@@ -78,12 +78,15 @@ struct OnlineSoftmaxForward {
       for (std::int64_t i = 0; i < group.q_len(); ++i) {
         group.load_queries(g, i, 1, b.query);
         // The state is in double: where scores rise from key to key (ALiBi), every step rescales
-        // the sum, and all these factors may be rounded in the same direction.
+        // the sum, and all these factors may be rounded in the same direction. The state of an
+        // earlier call is merged at the end: beside its maximum, which is LSE, probs of equal
+        // scores are not 1.
         const math::SoftmaxState<T> first = group.first_state(g, i, b.out);
-        math::SoftmaxState<double> sums = {first.max, first.sum};
+        auto sums = math::empty_state<double>();
         for_each_score(group, head, i, b, [&](std::int64_t, T score, T) {
           sums = math::merge(sums, math::SoftmaxState<double>{score, 1}).state;
         });
+        sums = math::merge(math::SoftmaxState<double>{first.max, first.sum}, sums).state;
         const auto finalised = math::finalise(sums, static_cast<double>(head.sink()));
 
         // The total is in double as well: without tiles, a thousand terms and more are added one by
