@@ -92,7 +92,8 @@ void judge_bias(std::int64_t rows, AccuracyOptions::Independent independent,
   const bool within_limit = report.passed;
   const double mean_limit = independent == Independent::kRows ? limit + shared.mean : limit;
   if (std::abs(report.mean_error) > mean_limit) {
-    fail(report, "mean error %.3g is over 0.1 of its rms: %.3g", report.mean_error, mean_limit);
+    fail(report, "mean error %.3g is over %.3g: 0.1 of its rms and what plain attention shares",
+         report.mean_error, mean_limit);
   }
   if (many_rows && std::abs(report.shrink_error) > limit + shared.shrinkage) {
     fail(report, "mean error towards zero %.3g is over %.3g: 0.1 of its rms and plain attention's",

@@ -291,6 +291,22 @@ TEST(ExtremeScores, OfASingleKeyGiveADSOfZero) {
   if (runs == 0) GTEST_SKIP() << "no such kernel on this machine or target";
 }
 
+// The factor of dropout is one number, rounded once: an error that all algorithms share, and a mean
+// one where the values have a mean.
+TEST(KernelAccuracy, DropoutOfPositiveValuesIsNotBiased) {
+  Case c = make_case(Operation::kForward, TILEWISE_BF16, {2, 129, 63, 12, 3, 96});
+  c.output_dtype = TILEWISE_FP32;
+  c.used = {52, 9};
+  c.causal = true;
+  c.alignment = TILEWISE_TOP_LEFT;
+  c.dropout_p = 0.1;
+  c.dropout_seed = 15017494200024109380u;
+  c.dropout_offset = 1464368477;
+  c.distribution = verify::Distribution::kPositiveV;
+  c.seed = 2466076958;
+  expect_all_pass(c);
+}
+
 // Products of the largest inputs are finite in the arithmetic of the library, so every output is
 // finite.
 TEST(ExtremeScores, OfTheLargestInputsStayFinite) {

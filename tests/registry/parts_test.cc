@@ -132,6 +132,17 @@ TEST(PartErrors, DoNotGrowWithTheNumberOfParts) {
   }
 }
 
+// Equal probs are rounded in one direction where each is added to the sum of an earlier call.
+TEST(PartErrors, OfEqualProbsKeepTheAccuracy) {
+  Case c = make_case(Operation::kForward, TILEWISE_FP64, {2, 95, 129, 4, 1, 7});
+  c.distribution = verify::Distribution::kAlternating;
+  c.scale = 0;
+  c.lse = true;
+  c.k_cuts = {0, 54};
+  c.seed = 1933436972;
+  expect_all_pass(c);
+}
+
 // A row that sees no key of a call keeps the bits of its result, an empty row gets out = 0 whatever
 // it held, and so do rows of no sequence.
 TEST(PartStates, OfRowsThatSeeNoKeyAreKept) {
