@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares backward on one GPU with FlashAttention-4 (if installed) and PyTorch's cuDNN and flash back ends, in one run.
+"""Compares backward on one GPU with FlashAttention-4 (if installed) and PyTorch's back ends, in one run.
 
 Usage: bench/peers/cuda_backward.py LIBTILEWISE [--out FILE.json] [--rounds N] [--rows PATTERN...] [--kernel NAME]
            [--beside NAME=LIBTILEWISE...] [--rivals NAME...]
@@ -10,7 +10,8 @@ contenders take turns, every run between two events on one stream that is never 
 that, gradients are compared with those of attention in fp64: the largest error of each contender, and that of plain
 attention in the inputs' type.
 "tilewise_deterministic": this version with the option of that name.
-Flops: 10 B H Sq Sk D, half of it under a causal mask. GEMM: torch.matmul of 8192^3, in turns with the others.
+Flops: 10 B H Sq Sk D, half of it under a causal mask. GEMM: torch.matmul of 8192^3, in turns with the others. In fp32 the
+other is PyTorch's memory-efficient back end, beside the rate of multiply-adds in registers (cuda_forward.py).
 """
 import argparse
 import ctypes
@@ -21,18 +22,18 @@ import sys
 
 import torch
 
-from cuda_forward import (BACKENDS, TOKENS, TORCH_DTYPES, WIDTH, Tilewise, inputs, medians, plain, products, set_tensor,
-                          torch_backend, tw)
+from cuda_forward import (BACKENDS, RIVALS, TOKENS, TORCH_DTYPES, WIDTH, Tilewise, inputs, medians, multiply_adds, plain, products,
+                          set_tensor, torch_backend, tw)
 
 GRADIENTS = ("dq", "dk", "dv")
 
 
 def rows():
-    for dtype in ("bf16", "fp16"):
+    for dtype in ("bf16", "fp16", "fp32"):
         for dim in (64, 128, 256):
             for length in (1024, 4096, 16384):
                 for causal in (False, True):
-                    if dtype == "bf16" or length == 4096:
+                    if dtype == "bf16" or length == 4096 or (dtype == "fp32" and length == 1024):
                         name = f"{dtype}-D{dim}-S{length}{'-causal' if causal else ''}"
                         yield name, dtype, dim, length, causal, WIDTH // dim
     yield "bf16-D128-S4096-gqa4", "bf16", 128, 4096, False, WIDTH // 128 // 4
@@ -105,7 +106,8 @@ def contenders(libraries, rivals, tensors, causal, kernel):
 
 def compare(libraries, rivals, dtype, dim, length, causal, kernel):
     """The largest error of each against fp64; raises if ours is over three times that of plain attention in `dtype`."""
-    q, k, v = inputs(2, length, 4, 2, dim, dtype)
+    # The memory-efficient back end does not support groups of heads.
+    q, k, v = inputs(2, length, 4, 4 if "efficient" in rivals else 2, dim, dtype)
     dout = torch.randn_like(q)
     reference = lambda kind: gradient_of(lambda *x: plain(*x, causal, kind)[0], q, k, v, dout.to(kind))()
     exact = reference(torch.float64)
@@ -118,7 +120,7 @@ def compare(libraries, rivals, dtype, dim, length, causal, kernel):
         table[name] = errors(ours[name].results if name in ours else results)
     for name in ours:
         for i, gradient in enumerate(GRADIENTS):
-            ulps = 2 * 2.0 ** -8 * exact[i].abs().max().item()
+            ulps = torch.finfo(TORCH_DTYPES[dtype]).eps * exact[i].abs().max().item()
             if not table[name][i] <= 3 * table["plain"][i] + ulps:
                 raise SystemExit(f"{dtype} D {dim} S {length} causal {causal}: {name} {gradient} is wrong: {table}")
     return table
@@ -132,7 +134,7 @@ def main():
     parser.add_argument("--rows", nargs="*", metavar="PATTERN")
     parser.add_argument("--kernel")
     parser.add_argument("--beside", nargs="*", default=[], metavar="NAME=LIBRARY", help="other builds, in turns")
-    parser.add_argument("--rivals", nargs="*", default=["cudnn", "flash"], choices=["fa4", "cudnn", "flash"])
+    parser.add_argument("--rivals", nargs="*", choices=["fa4", *BACKENDS], help="default: all that know the inputs' type")
     options = parser.parse_args()
     library = tw.Library(options.library)
     builds = (pair.split("=", 1) for pair in options.beside)
@@ -140,22 +142,24 @@ def main():
     torch.manual_seed(1)
     matches = lambda row: not options.rows or any(fnmatch.fnmatchcase(row[0], pattern) for pattern in options.rows)
     chosen = [row for row in rows() if matches(row)]
+    rivals_of = lambda dtype: RIVALS[dtype] if options.rivals is None else options.rivals
     checks = []
     for dtype, dim in sorted({row[1:3] for row in chosen}):
         for length in (129, 1000):
             for causal in (False, True):
                 checks.append({"dtype": dtype, "D": dim, "S": length, "causal": causal, "max_errors":
-                               compare(libraries, options.rivals, dtype, dim, length, causal, options.kernel)})
+                               compare(libraries, rivals_of(dtype), dtype, dim, length, causal, options.kernel)})
     print(f"{len(checks)} comparisons with fp64: all within three times the error of plain attention")
     results = []
     print("TFLOP/s, and what Tilewise is of each")
     for name, dtype, dim, length, causal, kv_heads in chosen:
         q, k, v = inputs(TOKENS // length, length, WIDTH // dim, kv_heads, dim, dtype)
         tensors = (q, k, v, torch.randn_like(q))
-        ours, runs = contenders(libraries, options.rivals, tensors, causal, options.kernel)
-        gemm, gemm_flops = products(dtype)
-        seconds = medians(runs | {"gemm": gemm}, options.rounds)
-        flops = dict.fromkeys(runs, 10 * TOKENS * length * WIDTH / (2 if causal else 1)) | {"gemm": gemm_flops}
+        ours, runs = contenders(libraries, rivals_of(dtype), tensors, causal, options.kernel)
+        bounds = {"gemm": products(dtype)} | ({"fma": multiply_adds()} if dtype == "fp32" else {})
+        seconds = medians(runs | {who: run for who, (run, _) in bounds.items()}, options.rounds)
+        flops = dict.fromkeys(runs, 10 * TOKENS * length * WIDTH / (2 if causal else 1))
+        flops |= {who: count for who, (_, count) in bounds.items()}
         rate = {who: flops[who] / s * 1e-12 for who, s in seconds.items()}
         results.append({"row": name, "kernel": ours["tilewise"].kernel(), "seconds": seconds, "tflops": rate})
         print(f"{name:<30}{ours['tilewise'].kernel():<12}{rate['tilewise']:>6.1f}  "

@@ -12,7 +12,8 @@ turns. Mixed lengths: 1 to 32768 keys in a cache of 32768 (seqused_k, cache_seql
 attention in fp64, and the largest error with that of plain attention in bf16.
 
 In rows with pages (-page16) and with phi (-phi3) Tilewise runs alone; "plain" is the same problem without them. Pages
-lie in a random order. phi 3 serves all splits of such scores, phi 300 none ("fallbacks": of a call). "host": seconds of the
+lie in a random order. Rows in fp32, and rows with a cache of e4m3 under queries in bf16, have Tilewise alone, too, and the
+errors of their first sequence against fp64, beside those of plain attention in the type of the queries. phi 3 serves all splits of such scores, phi 300 none ("fallbacks": of a call). "host": seconds of the
 host for a planned run, the best of 20 times 50 calls from Python, of which a call that does nothing takes "host_nothing".
 """
 import argparse
@@ -29,7 +30,7 @@ import torch.nn.functional as functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from cuda_forward import Tilewise, tw  # noqa: E402
+from cuda_forward import TORCH_DTYPES, Tilewise, tw  # noqa: E402
 
 try:
     import fa3_fwd_interface as fa3
@@ -52,10 +53,17 @@ class Row:
     mixed: bool = False
     page: int = 0
     phi: float | None = None
+    dtype: str = "bf16"
+    cache_dtype: str | None = None
+
+    @property
+    def has_peers(self):
+        return self.dtype == "bf16" and self.cache_dtype is None
 
     @property
     def name(self):
-        name = f"bf16-D{self.dim}-B{self.batch}-H{self.heads}-Hk{self.kv_heads}-L{self.keys}"
+        name = self.dtype + (f"-{self.cache_dtype}" if self.cache_dtype else "")
+        name += f"-D{self.dim}-B{self.batch}-H{self.heads}-Hk{self.kv_heads}-L{self.keys}"
         name += f"-q{self.queries}" if self.queries > 1 else ""
         name += f"-page{self.page}" if self.page else ""
         name += "" if self.phi is None else f"-phi{self.phi:g}"
@@ -91,6 +99,14 @@ def rows():
     yield Row(32, 4096, queries=16, phi=3)
     yield Row(1, 131072, phi=300)
     yield Row(1, 4096, phi=300)
+    for types in ({"dtype": "fp32"}, {"cache_dtype": "e4m3"}):
+        for keys in (4096, 16384, 131072):
+            yield Row(1, keys, **types)
+        yield Row(32, 4096, **types)
+        yield Row(32, 8192, dim=64, **types)
+        yield Row(1, 131072, queries=4, **types)
+        yield Row(32, 4096, page=16, **types)
+    yield Row(32, 8192, dim=256, cache_dtype="e4m3")
 
 
 def graph_of(calls):
@@ -145,6 +161,8 @@ def in_pages(cache, page, table):
 def variants(row, caches):
     """The caches of the row's variant, and the tensors that it adds to a problem."""
     others = {}
+    if row.cache_dtype:
+        others |= {name: torch.full((1,), 0.5, device="cuda") for name in ("k_descale", "v_descale")}
     if row.page:
         count = row.batch * row.keys // row.page
         table = torch.randperm(count, device="cuda").to(torch.int32).view(row.batch, -1)
@@ -156,13 +174,18 @@ def variants(row, caches):
     return caches, others
 
 
+def scales_of(others):
+    return {name: tensor for name, tensor in others.items() if name.endswith("descale")}
+
+
 def contenders(libraries, kernel, row, q, caches, used):
     """Calls by contender, and the tensors of the row's variant."""
     own, others = variants(row, caches)
     calls = {name: [Ours(library, q, k, v, kernel, used, others) for k, v in own]
              for name, library in libraries.items()}
-    if others:
-        calls["plain"] = [Ours(libraries["tilewise"], q, k, v, kernel, used) for k, v in caches]
+    if row.page or row.phi is not None:
+        calls["plain"] = [Ours(libraries["tilewise"], q, k, v, kernel, used, scales_of(others)) for k, v in caches]
+    if "plain" in calls or not row.has_peers:
         return calls, others
     if fa3 is not None:
         calls["fa3"] = [fa3_call(q, k, v, used) for k, v in caches]
@@ -222,19 +245,43 @@ def check(libraries, kernel):
     return errors
 
 
+def compare_first(row, q, k, v, out, scales):
+    """The errors of the first sequence of `out` against fp64, and those of plain attention; raises if ours breaks the rule."""
+    group = row.heads // row.kv_heads
+    k, v = (x[0].to(torch.float64) * scales.get(f"{name}_descale", 1.0) for name, x in (("k", k), ("v", v)))
+    hidden = torch.ones(row.queries, row.keys, device="cuda", dtype=torch.bool).triu(row.keys - row.queries + 1)
+    results = []
+    for x in (torch.float64, q.dtype):
+        qx, kx, vx = (t.to(x).transpose(0, 1) for t in (q[0], k, v))
+        heads = []
+        for head in range(row.heads):
+            scores = (qx[head] @ kx[head // group].T) * row.dim ** -0.5
+            heads.append(scores.masked_fill(hidden, float("-inf")).softmax(-1) @ vx[head // group])
+        results.append(torch.stack(heads, 1).double())
+    error = {"plain": (results[1] - results[0]).abs().max().item(), "tilewise": (out[0].double() - results[0]).abs().max().item()}
+    if not error["tilewise"] <= 2 * error["plain"] + 1e-6:
+        raise SystemExit(f"{row.name}: tilewise is wrong: {error}")
+    return error
+
+
 def measure(libraries, kernel, rounds, row):
-    cache_bytes = 2 * row.batch * row.keys * row.kv_heads * row.dim * 2
+    torch_type = TORCH_DTYPES[row.dtype]
+    cache_type = torch.float8_e4m3fn if row.cache_dtype else torch_type
+    cache_bytes = 2 * row.batch * row.keys * row.kv_heads * row.dim * cache_type.itemsize
     count = -(-4 * L2_BYTES // cache_bytes)
-    caches = [[torch.randn(row.batch, row.keys, row.kv_heads, row.dim, device="cuda", dtype=torch.bfloat16)
+    caches = [[torch.randn(row.batch, row.keys, row.kv_heads, row.dim, device="cuda", dtype=torch_type).to(cache_type)
                for _ in range(2)] for _ in range(count)]
-    q = torch.randn(row.batch, row.queries, row.heads, row.dim, device="cuda", dtype=torch.bfloat16)
+    q = torch.randn(row.batch, row.queries, row.heads, row.dim, device="cuda", dtype=torch_type)
     used = torch.tensor((MIXED * row.batch)[:row.batch], dtype=torch.int32, device="cuda") if row.mixed else None
     read_bytes = cache_bytes if used is None else cache_bytes * used.sum().item() // (row.batch * row.keys)
     calls, others = contenders(libraries, kernel, row, q, caches, used)
     plan = calls["tilewise"][0]()
     result = {"row": row.name, "kernel": plan.kernel(), "host": host_seconds(plan.run),
               "host_nothing": host_seconds(plan.kernel)}
-    if others:
+    if not row.has_peers:
+        torch.cuda.synchronize()
+        result["max_error"] = compare_first(row, q, *caches[0], plan.out, scales_of(others))
+    if "plain" in calls:
         twin = calls["plain"][0]()
         torch.cuda.synchronize()
         difference = (plan.out.float() - twin.out.float()).abs().max().item()
