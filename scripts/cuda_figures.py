@@ -112,6 +112,8 @@ def decode_table(path: pathlib.Path) -> str:
     """Few queries: what each contender reads of the cache in a second."""
     document, rows = json.loads(path.read_text()), []
     for row in document["rows"]:
+        if not row["seconds"].keys() & {"fa3", "cudnn"}:
+            continue
         dim, batch, heads, kv_heads, keys, rest = re.fullmatch(
             r"bf16-D(\d+)-B(\d+)-H(\d+)-Hk(\d+)-L(\d+)(.*)", row["row"]).groups()
         queries = found[1] if (found := re.search(r"-q(\d+)", rest)) else "1"
@@ -125,4 +127,46 @@ def decode_table(path: pathlib.Path) -> str:
                      f"{best / seconds['tilewise']:.2f}", f"{of_read:.2f}"])
     head = ["heads", "D", "B", "keys", "queries", "cache, MiB", "us", "Tilewise, TB/s", "FA3", "cuDNN", "of the best peer",
             "of the read rate"]
+    return "\n".join(["", source(path, document), *grid(head, rows)]) + "\n"
+
+
+def decode_types_table(path: pathlib.Path) -> str:
+    """Few queries in fp32, and on caches of e4m3, beside the same shape in bf16."""
+    document, rows = json.loads(path.read_text()), []
+    bf16 = {row["row"]: row["seconds"]["tilewise"] for row in document["rows"]}
+    for row in document["rows"]:
+        found = re.fullmatch(r"(fp32|bf16-e4m3)-(D(\d+)-B(\d+)-H(\d+)-Hk(\d+)-L(\d+)(?:-q(\d+))?)(-page\d+)?", row["row"])
+        if not found:
+            continue
+        types, shape, dim, batch, heads, kv_heads, keys, queries, page = found.groups()
+        seconds = row["seconds"]["tilewise"]
+        beside = bf16.get(f"bf16-{shape}{page or ''}")
+        of_read = row["read_bytes"] / seconds / row["read_bytes_per_second"]
+        rows.append([types.replace("-", ", cache "), f"{heads}/{kv_heads}", dim, batch, keys, queries or "1",
+                     page.removeprefix("-page") if page else "-", f"{row['cache_bytes'] / 2 ** 20:.0f}", f"{seconds * 1e6:.1f}",
+                     f"{beside * 1e6:.1f}" if beside else "-", f"{of_read:.2f}"])
+    head = ["type", "heads", "D", "B", "keys", "queries", "page", "cache, MiB", "us", "us in bf16", "of the read rate"]
+    return "\n".join(["", source(path, document), *grid(head, rows)]) + "\n"
+
+
+def fp8_table(path: pathlib.Path) -> str:
+    """Forward in e4m3 beside bf16 and FlashAttention-3."""
+    document, rows = json.loads(path.read_text()), []
+    for row in document["rows"]:
+        _, dim, length, causal = parts(row["row"])
+        ours, bf16, fa3 = (rate(row, who) for who in ("tilewise", "bf16", "fa3"))
+        rows.append([str(dim), str(length), "yes" if causal else "no", f"{ours:.0f}", f"{bf16:.0f}", f"{fa3:.0f}",
+                     f"{ours / bf16:.2f}", f"{ours / fa3:.2f}"])
+    head = ["D", "S", "causal", "fp8", "bf16", "FA3 in fp8", "of bf16", "of FA3"]
+    return "\n".join(["", source(path, document), *grid(head, rows)]) + "\n"
+
+
+def fp32_backward_table(path: pathlib.Path) -> str:
+    document, rows = json.loads(path.read_text()), []
+    for row in document["rows"]:
+        _, dim, length, causal = parts(row["row"])
+        ours, fixed, torch, peak = (rate(row, who) for who in ("tilewise", "tilewise_deterministic", "efficient", "fma"))
+        rows.append([str(dim), str(length), "yes" if causal else "no", *(f"{x:.1f}" for x in (ours, fixed, torch, peak)),
+                     f"{ours / torch:.2f}", f"{ours / peak:.2f}"])
+    head = ["D", "S", "causal", "Tilewise", "deterministic", "PyTorch", "multiply-adds", "of PyTorch", "of multiply-adds"]
     return "\n".join(["", source(path, document), *grid(head, rows)]) + "\n"
