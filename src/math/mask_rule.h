@@ -102,6 +102,8 @@ TILEWISE_INLINE Band slice_band(const std::int64_t* slice, std::int64_t max_q, s
     band.lower_slope = 1;
     band.lower_offset = k0 - q0;
   }
+  // Where the lower edge is not below the upper one, no row sees a key.
+  if (kind == kSliceBand && band.lower_offset >= band.upper_offset) band.row_end = band.row_begin;
   return band;
 }
 
@@ -124,8 +126,8 @@ TILEWISE_INLINE TileClass classify(const BandOf<Int>& band, std::type_identity_t
   return TileClass::kPartial;
 }
 
-// Returns the keys that any row of [row_begin, row_end) may see, which is the range of k tiles to
-// visit.
+// Returns the smallest range that holds the keys that rows of [row_begin, row_end) see. It is empty
+// if they see none: a walk over tiles may end there.
 template <class Int>
 TILEWISE_INLINE KeyRangeOf<Int> tile_keys(const BandOf<Int>& band,
                                           std::type_identity_t<Int> row_begin,
@@ -145,19 +147,21 @@ TILEWISE_INLINE KeyRangeOf<Int> common_keys(const BandOf<Int>& band,
   return {visible_keys(band, row_end - 1).begin, visible_keys(band, row_begin).end};
 }
 
-// Returns the rows that may see any key of [key_begin, key_end), which is the range of q tiles to
-// visit in the backward pass.
+// Returns the smallest range that holds the rows that see keys of [key_begin, key_end), as
+// tile_keys() does for keys.
 template <class Int>
 TILEWISE_INLINE KeyRangeOf<Int> tile_rows(const BandOf<Int>& band,
                                           std::type_identity_t<Int> key_begin,
                                           std::type_identity_t<Int> key_end) {
   Int first = band.row_begin;
   Int last = band.row_end;
-  if (math::max(key_begin, band.key_begin) >= math::min(key_end, band.key_end)) return {0, 0};
-  if (band.upper_slope) first = math::max(first, key_begin - band.upper_offset + 1);
-  if (band.lower_slope) last = math::min(last, key_end - band.lower_offset);
-  if (!band.upper_slope && band.upper_offset <= key_begin) return {0, 0};
-  if (!band.lower_slope && band.lower_offset >= key_end) return {0, 0};
+  const Int own_begin = math::max(key_begin, band.key_begin);
+  const Int own_end = math::min(key_end, band.key_end);
+  if (own_begin >= own_end) return {0, 0};
+  if (band.upper_slope) first = math::max(first, own_begin - band.upper_offset + 1);
+  if (band.lower_slope) last = math::min(last, own_end - band.lower_offset);
+  if (!band.upper_slope && band.upper_offset <= own_begin) return {0, 0};
+  if (!band.lower_slope && band.lower_offset >= own_end) return {0, 0};
   return {first, last};
 }
 
