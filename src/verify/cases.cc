@@ -49,6 +49,10 @@ void add_masks(std::vector<Case>& cases) {
                    {20, 80, 64, 96, 0, 3}};
   sliced.slice_heads = true;
   cases.push_back(sliced);
+  // The slice begins a tile of rows before its first row that sees a key.
+  Case late = sized(1, 160, 64, 1, 1, 32);
+  late.slices = {{36, 151, 23, 40, 1, -1}};
+  cases.push_back(late);
   sliced.slice_heads = false;
   sliced.q_packed = sliced.k_packed = true;
   cases.push_back(sliced);
