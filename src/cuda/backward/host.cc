@@ -67,7 +67,7 @@ Parameters parameters_for(const Problem& problem, const TileShape& shape, int k_
   Parameters parameters = {};
   static_cast<cuda::sm80::Parameters&>(parameters) =
       cuda::sm80::parameters_for(problem, shape.q_tile, score_mod, offsets, workspace);
-  parameters.key_schedule = key_schedule_of(problem, k_tile, longest_first);
+  parameters.key_schedule = key_schedule_of(problem, k_tile, longest_first, has_turns(problem));
   parameters.key_packed = {reinterpret_cast<const std::int32_t*>(bytes + offsets.key_tile_starts),
                            static_cast<std::int32_t>(problem.kv_heads),
                            static_cast<std::int32_t>(problem.batch), longest_first};

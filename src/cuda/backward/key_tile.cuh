@@ -16,8 +16,8 @@ struct KeyTile : cuda::sm80::HeadTile {
 };
 
 // Sets the tile of keys of a block. The blocks of a head start in the order of their keys. Under a
-// causal mask the first keys have the most queries, so that the longest blocks start first, unless
-// blocks take turns (turns.cuh): then the blocks of the last keys start first. A block mask says
+// causal mask the first keys have the most queries, so that the longest blocks start first. If
+// blocks take turns (turns.cuh), they start in the order of their turns instead. A block mask says
 // which blocks are the longest.
 template <bool kBlockMask = false>
 __device__ __forceinline__ void load_key_tile(const Parameters& parameters, std::int32_t index,
@@ -30,7 +30,8 @@ __device__ __forceinline__ void load_key_tile(const Parameters& parameters, std:
   const std::int32_t tiles = static_cast<std::int32_t>(math::ceil_div(rows, k_tile));
   const bool descending =
       problem.k_packed ? parameters.key_packed.longest_first : parameters.key_schedule.swizzle > 0;
-  const bool from_last = descending && parameters.turns == nullptr;
+  const bool last_turns_first = kBlockMask || problem.window_right >= 0;
+  const bool from_last = descending && (parameters.turns == nullptr || !last_turns_first);
   std::int32_t key_tile = from_last ? tiles - 1 - work.q_tile : work.q_tile;
   if constexpr (kBlockMask) {
     const tile::BlockMask& mask = parameters.block_mask;

@@ -27,15 +27,30 @@ struct Turns {
   __device__ __forceinline__ void end(unsigned long long turn) const {
     ptx::store_release(parameters.turns + number, turn + 1);
   }
+};
 
-  // wait() where `blocks` blocks have each turn together.
-  __device__ __forceinline__ void wait_shared(unsigned long long turn,
-                                              unsigned long long blocks) const {
-    while (ptx::load_acquire(parameters.turns + number) < turn * blocks) {
+// The turns at a half of dQ of a tile of queries, where halves are added apart from each other:
+// turns[tile] holds 32 bits for each.
+struct HalfTurns {
+  const Parameters& parameters;
+  std::int32_t number;
+  int half;
+
+  // Whether all blocks before the one of this turn have added to the half.
+  __device__ __forceinline__ bool has_come(std::uint32_t turn) const {
+    return ptx::load_acquire(count()) == turn;
+  }
+  __device__ __forceinline__ void wait(std::uint32_t turn) const {
+    while (!has_come(turn)) {
     }
   }
-  __device__ __forceinline__ void end_shared() const {
-    ptx::add_release(parameters.turns + number, 1);
+  __device__ __forceinline__ void end(std::uint32_t turn) const {
+    ptx::store_release(count(), turn + 1);
+  }
+
+ private:
+  __device__ __forceinline__ std::uint32_t* count() const {
+    return reinterpret_cast<std::uint32_t*>(parameters.turns + number) + half;
   }
 };
 

@@ -35,17 +35,25 @@ std::int64_t seen_rows(const Problem& problem, std::int64_t rows) {
       rows, math::min(rows, problem.window_left) + math::min(rows, problem.window_right) + 1);
 }
 
-// Adds head swizzle to a schedule: of as many heads as share `swizzle_bytes` of L2, where each
-// accesses `head_bytes`, times `group`.
-tile::Schedule with_head_swizzle(tile::Schedule schedule, std::int64_t swizzle_bytes,
-                                 std::int64_t head_bytes, std::int64_t group) {
-  const std::int64_t swizzle =
-      math::max(swizzle_bytes / math::max(head_bytes, 1), 1) * math::max(group, 1);
+// Adds head swizzle to a schedule: of `swizzle` heads.
+tile::Schedule with_head_swizzle(tile::Schedule schedule, std::int64_t swizzle) {
   const std::int64_t heads = std::int64_t{schedule.heads} * schedule.batch;
   schedule.swizzle = static_cast<std::int32_t>(math::min(swizzle, heads));
   if (heads > 0)
     schedule.swizzle_groups = static_cast<std::int32_t>(math::ceil_div(heads, schedule.swizzle));
   return schedule;
+}
+
+// The number of heads that share `bytes` of L2 if each accesses `head_bytes`; at least 1.
+std::int64_t heads_in_l2(std::int64_t bytes, std::int64_t head_bytes) {
+  return math::max(bytes / math::max(head_bytes, 1), 1);
+}
+
+// The number of heads whose tiles fill the device, with one block on a multiprocessor.
+std::int64_t heads_that_fill(std::int32_t device_index, std::int64_t tiles) {
+  DeviceInfo device;
+  if (find_device(device_index, &device) != TILEWISE_OK) return 1;
+  return math::ceil_div(std::int64_t{device.multiprocessors}, math::max(tiles, 1));
 }
 
 tile::Schedule plain_schedule(std::int64_t rows, int tile, std::int64_t heads, std::int64_t batch) {
@@ -70,14 +78,15 @@ tile::Schedule schedule_of(const Problem& problem, int q_tile, bool longest_firs
   constexpr std::int64_t kSwizzleBytes = std::int64_t{32} << 20;  // of the H200's 50 MB
   const std::int64_t row_bytes =
       (problem.head_dim + problem.value_dim) * problem::dtype_size(problem.dtype);
-  return with_head_swizzle(schedule, kSwizzleBytes, seen_rows(problem, problem.k_rows) * row_bytes,
-                           problem.group);
+  const std::int64_t head_bytes = seen_rows(problem, problem.k_rows) * row_bytes;
+  return with_head_swizzle(schedule,
+                           heads_in_l2(kSwizzleBytes, head_bytes) * math::max(problem.group, 1));
 }
 
-tile::Schedule key_schedule_of(const Problem& problem, int k_tile, bool longest_first) {
+tile::Schedule key_schedule_of(const Problem& problem, int k_tile, bool longest_first, bool turns) {
   const tile::Schedule schedule =
       plain_schedule(problem.k_rows, k_tile, problem.kv_heads, problem.batch);
-  if (!longest_first) return schedule;
+  if (!longest_first && !turns) return schedule;
   // Q and dO are read, and the fp32 sums of dQ are added to: D 128, S 1024 causal: 279 TFLOP/s,
   // where 32 MB of Q and dO alone shared L2 237.
   constexpr std::int64_t kSwizzleBytes = std::int64_t{20} << 20;
@@ -85,7 +94,9 @@ tile::Schedule key_schedule_of(const Problem& problem, int k_tile, bool longest_
       (problem.head_dim + problem.value_dim) * problem::dtype_size(problem.dtype) +
       problem.head_dim * std::int64_t{sizeof(float)};
   const std::int64_t rows = seen_rows(problem, problem.q_rows) * math::max(problem.group, 1);
-  return with_head_swizzle(schedule, kSwizzleBytes, rows * row_bytes, 1);
+  std::int64_t heads = heads_in_l2(kSwizzleBytes, rows * row_bytes);
+  if (turns) heads = math::max(heads, heads_that_fill(problem.device_index, schedule.q_tiles));
+  return with_head_swizzle(schedule, heads);
 }
 
 tile::PackedSchedule packed_schedule_of(const Problem& problem, const void* tile_starts) {

@@ -1,5 +1,5 @@
 // The Hopper backward kernel. A block owns one tile of keys and visits the queries that see it, of
-// all query heads of the group. Its first warpgroup holds the producer and the reducer; the
+// all query heads of the group. Its first warpgroup holds the producer and the reducers; the
 // others are consumers.
 #pragma once
 
@@ -49,9 +49,10 @@ __global__ void __launch_bounds__(KernelConfig::kThreads, 1)
     if (threadIdx.x == 0) producer.run();
     if constexpr (kConfig.block_mask) {
       const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
-      if (warp == 1) Reducer<kConfig>(parameters, shared).run_listed();
+      if (warp == 1 || warp == 2) Reducer<kConfig>(parameters, shared).run_listed(warp - 1);
     } else {
-      if (threadIdx.x == 32) Reducer<kConfig>(parameters, shared).run();
+      if (threadIdx.x == 32) Reducer<kConfig>(parameters, shared).template run<0>();
+      if (threadIdx.x == 64) Reducer<kConfig>(parameters, shared).template run<1>();
     }
   } else {
     ptx::setmaxnreg_inc<KernelConfig::kConsumerRegisters>();

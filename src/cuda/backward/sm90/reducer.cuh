@@ -1,11 +1,10 @@
-// The reducer: a thread that adds dQ, which the consumers stage, to its sums. With a block mask its
-// warp helps to count turns.
+// The reducers: two threads that add the halves of dQ, which a consumer warpgroup stages each, to
+// their sums. With a block mask their warps help to count turns.
 #pragma once
 
 #include "cuda/backward/sm90/listed_query_tiles.cuh"
 #include "cuda/backward/sm90/shared.cuh"
 #include "cuda/backward/sm90/staged_gradient.cuh"
-#include "cuda/backward/turns.cuh"
 
 namespace tilewise::cuda::backward::sm90 {
 
@@ -13,19 +12,19 @@ template <KernelConfig kConfig>
 class Reducer : public StagedGradient<kConfig, Shared<kConfig>> {
  public:
   using Base = StagedGradient<kConfig, Shared<kConfig>>;
+  using Base::Base;
 
-  __device__ Reducer(const Parameters& parameters, Shared<kConfig>& shared)
-      : Base(parameters, shared) {}
-
-  // One thread.
+  // kHalf: of dQ, and the warpgroup that stages it. A constant takes no register. One thread.
+  template <int kHalf>
   __device__ __forceinline__ void run() {
-    Base::for_tiles([&](std::int32_t number, std::int32_t q_tile) {
-      add(number, [&] { return mask_.turn(q_tile); });
+    Base::for_tiles(kHalf, [&](std::int32_t number, int half) {
+      Base::add_block(number, half, half);
+      phase_ ^= 1;
     });
   }
 
   // Adds dQ of the tiles of the list. A whole warp calls it.
-  __device__ __forceinline__ void run_listed() {
+  __device__ __forceinline__ void run_listed(int half) {
     const std::int32_t group = static_cast<std::int32_t>(parameters_.problem.group);
     const std::int32_t batch = static_cast<std::int32_t>(shared_.tile.sequence.batch);
     std::uint32_t tiles = 0;
@@ -34,12 +33,12 @@ class Reducer : public StagedGradient<kConfig, Shared<kConfig>> {
       const std::int32_t head = shared_.tile.kv_head * group + i;
 #pragma unroll 1
       for (std::int32_t left = listed_count(parameters_, shared_.tile, head); left > 0; --left) {
-        Base::wait_staged(0);  // then the tile is known
+        Base::wait_staged(half);  // then the tile is known
         const std::int32_t q_tile = shared_.listed.order[tiles % kListedOrder].q_tile;
-        const unsigned long long turn = ordered() ? listed_turn(head, q_tile) : 0;
+        const std::uint32_t turn = ordered() ? listed_turn(head, q_tile) : 0;
         __syncwarp();  // all lanes have passed the barrier and read the tile: both are used again
         if (threadIdx.x % 32 == 0)
-          add(first_query_tile(parameters_, batch, head) + q_tile, [&] { return turn; });
+          add_listed(first_query_tile(parameters_, batch, head) + q_tile, half, turn);
         __syncwarp();
         phase_ = ++tiles % 2;
       }
@@ -48,7 +47,6 @@ class Reducer : public StagedGradient<kConfig, Shared<kConfig>> {
   }
 
  private:
-  using Base::mask_;
   using Base::ordered;
   using Base::parameters_;
   using Base::phase_;
@@ -56,12 +54,12 @@ class Reducer : public StagedGradient<kConfig, Shared<kConfig>> {
 
   // The block's turn to add to dQ of a listed tile of queries: the number of tiles of keys after
   // this one that the queries see. Whole warps.
-  __device__ __forceinline__ unsigned long long listed_turn(std::int32_t head,
-                                                            std::int32_t q_tile) const {
+  __device__ __forceinline__ std::uint32_t listed_turn(std::int32_t head,
+                                                       std::int32_t q_tile) const {
     const tile::BlockMask& mask = parameters_.block_mask;
     const std::int32_t row = listed_row(parameters_, shared_.tile, head);
     const std::int32_t after = mask.q_tiles - 1 - shared_.tile.first / KernelConfig::kKTile;
-    unsigned turn = 0;
+    std::uint32_t turn = 0;
 #pragma unroll 1
     for (std::int32_t i = 1 + static_cast<std::int32_t>(threadIdx.x) % 32; i <= after; i += 32) {
       const std::int32_t word = (row + i) * mask.word_count + q_tile / tile::kTilesOfWord;
@@ -71,15 +69,14 @@ class Reducer : public StagedGradient<kConfig, Shared<kConfig>> {
     return turn;
   }
 
-  // turn(): called twice, since the thread has few registers.
-  template <class Turn>
-  __device__ __forceinline__ void add(std::int32_t number, const Turn& turn) {
-    const Turns turns = {parameters_, number};
-    if (ordered()) turns.wait(turn());
-    Base::add_blocks(number, 0);
+  __device__ __forceinline__ void add_listed(std::int32_t number, int half,
+                                             std::uint32_t turn) const {
+    const HalfTurns turns = Base::turns(number, half);
+    if (ordered()) turns.wait(turn);
+    Base::add_block(number, half, half);
     if (!ordered()) return;
     ptx::tma_store_wait();
-    turns.end(turn());
+    turns.end(turn);
   }
 };
 

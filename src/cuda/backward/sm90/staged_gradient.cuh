@@ -1,9 +1,10 @@
-// Adds dQ, which two consumer warpgroups stage in shared memory, to its sums in memory.
+// Adds a half of dQ, which consumer warpgroups stage in shared memory, to its sums in memory.
 #pragma once
 
 #include "cuda/backward/query_mask.cuh"
 #include "cuda/backward/query_tiles.cuh"
 #include "cuda/backward/sm90/query_gradient.cuh"
+#include "cuda/backward/turns.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/sm90/pipeline.cuh"
 
@@ -19,32 +20,52 @@ class StagedGradient {
  protected:
   using Mask = QueryMask<kConfig.q_tile, KernelConfig::kKTile>;
 
-  // Calls add(number, q_tile) for each tile of queries that the mask shows, of each head of the
-  // group, and waits until all sums are in memory.
+  // Calls add(number, half) for each tile of queries that the mask shows, of each head of the
+  // group, in the block's turn, and waits until all sums are in memory. The counter of the next
+  // turn is read while the sums of this one are on their way.
   template <class Add>
-  __device__ __forceinline__ void for_tiles(const Add& add) {
-    const tile::Range tiles = mask_.tiles();
+  __device__ __forceinline__ void for_tiles(int half, const Add& add) {
     const std::int32_t group = static_cast<std::int32_t>(parameters_.problem.group);
-    const std::int32_t first_head = shared_.tile.kv_head * group;
 #pragma unroll 1
-    for (std::int32_t head = first_head; head < first_head + group; ++head) {
-      const std::int32_t first = first_query_tile(
-          parameters_, static_cast<std::int32_t>(shared_.tile.sequence.batch), head);
+    for (std::int32_t i = 0; i < group; ++i) {
+      const std::int32_t first =
+          first_query_tile(parameters_, static_cast<std::int32_t>(shared_.tile.sequence.batch),
+                           shared_.tile.kv_head * group + i);
+      std::int32_t q_tile = mask_.tiles().begin;
+      std::uint32_t own = turn(q_tile);
+      bool has_come = !ordered();
 #pragma unroll 1
-      for (std::int32_t q_tile = tiles.begin; q_tile < tiles.end; ++q_tile)
-        add(first + q_tile, q_tile);
+      while (q_tile < mask_.tiles().end) {
+        if (!has_come) turns(first + q_tile, half).wait(own);
+        add(first + q_tile, half);
+        ++q_tile;
+        if (!ordered()) continue;
+        const std::uint32_t next = turn(q_tile);
+        has_come = q_tile < mask_.tiles().end && turns(first + q_tile, half).has_come(next);
+        ptx::tma_store_wait();
+        turns(first + q_tile - 1, half).end(own);
+        own = next;
+      }
     }
     ptx::tma_store_wait();
   }
 
   // Whether the blocks that add to a tile of queries take turns.
   __device__ __forceinline__ bool ordered() const { return parameters_.turns != nullptr; }
+  __device__ __forceinline__ HalfTurns turns(std::int32_t number, int half) const {
+    return {parameters_, number, half};
+  }
 
-  // Adds blocks first_block and first_block + 1 of dQ of a tile of queries, of a warpgroup each.
-  __device__ __forceinline__ void add_blocks(std::int32_t number, int first_block) {
-    add_block(number, first_block, 0);
-    add_block(number, first_block, 1);
-    phase_ ^= 1;
+  // Adds a block of dQ of a tile of queries, which a warpgroup stages.
+  __device__ __forceinline__ void add_block(std::int32_t number, int block, int warpgroup) const {
+    wait_staged(warpgroup);
+    if (parameters_.dq_sums != nullptr) {
+      ptx::bulk_reduce_add(block_dq_sums<kConfig>(parameters_, number, block),
+                           ptx::shared_address(shared_.dq[warpgroup]), sizeof(shared_.dq[0]));
+      ptx::tma_store_commit();
+      ptx::tma_store_wait_read();
+    }
+    ptx::mbarrier_arrive(ptx::shared_address(&shared_.dq_barriers[warpgroup].empty[0]));
   }
 
   __device__ __forceinline__ void wait_staged(int warpgroup) const {
@@ -57,16 +78,8 @@ class StagedGradient {
   std::uint32_t phase_ = 0;  // the parity that the barriers of dQ are in
 
  private:
-  __device__ __forceinline__ void add_block(std::int32_t number, int first_block,
-                                            int warpgroup) const {
-    wait_staged(warpgroup);
-    if (parameters_.dq_sums != nullptr) {
-      ptx::bulk_reduce_add(block_dq_sums<kConfig>(parameters_, number, first_block + warpgroup),
-                           ptx::shared_address(shared_.dq[warpgroup]), sizeof(shared_.dq[0]));
-      ptx::tma_store_commit();
-      ptx::tma_store_wait_read();
-    }
-    ptx::mbarrier_arrive(ptx::shared_address(&shared_.dq_barriers[warpgroup].empty[0]));
+  __device__ __forceinline__ std::uint32_t turn(std::int32_t q_tile) const {
+    return static_cast<std::uint32_t>(mask_.turn(q_tile));
   }
 };
 

@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(KernelConfig::kThreads, 1)
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<KernelConfig::kProducerRegisters>();
     if (threadIdx.x == 0) producer.load_queries(0);
-    if (threadIdx.x == 32) Reducer<kConfig>(parameters, shared, rank).run();
+    if (threadIdx.x == 32) Reducer<kConfig>(parameters, shared).run(rank);
     if (threadIdx.x == 64) producer.load_dout(0);
     if (threadIdx.x == 96) producer.load_statistics(0);
     ptx::cluster_sync();  // as in ends_non_finite()

@@ -3,7 +3,6 @@
 
 #include "cuda/backward/sm90/pair/shared.cuh"
 #include "cuda/backward/sm90/staged_gradient.cuh"
-#include "cuda/backward/turns.cuh"
 
 namespace tilewise::cuda::backward::sm90::pair {
 
@@ -11,31 +10,20 @@ template <KernelConfig kConfig>
 class Reducer : public StagedGradient<kConfig, Shared<kConfig>> {
  public:
   using Base = StagedGradient<kConfig, Shared<kConfig>>;
+  using Base::Base;
 
-  __device__ Reducer(const Parameters& parameters, Shared<kConfig>& shared, int rank)
-      : Base(parameters, shared), rank_(rank) {}
-
-  // One thread.
-  __device__ __forceinline__ void run() {
-    Base::for_tiles([&](std::int32_t number, std::int32_t q_tile) { add(number, q_tile); });
+  // One thread. rank: of the block.
+  __device__ __forceinline__ void run(int rank) {
+    Base::for_tiles(rank, [&](std::int32_t number, int half) {
+      const int first = half * KernelConfig::kConsumers;
+      Base::add_block(number, first, 0);
+      Base::add_block(number, first + 1, 1);
+      phase_ ^= 1;
+    });
   }
 
  private:
-  using Base::mask_;
-  using Base::parameters_;
-
-  // Both blocks take a turn together, each with its own columns of dQ.
-  __device__ __forceinline__ void add(std::int32_t number, std::int32_t q_tile) {
-    const Turns turns = {parameters_, number};
-    const bool ordered = Base::ordered();
-    if (ordered) turns.wait_shared(mask_.turn(q_tile), kBlocks);
-    Base::add_blocks(number, rank_ * KernelConfig::kConsumers);
-    if (!ordered) return;
-    ptx::tma_store_wait();
-    turns.end_shared();
-  }
-
-  int rank_;
+  using Base::phase_;
 };
 
 }  // namespace tilewise::cuda::backward::sm90::pair

@@ -5,19 +5,19 @@
 #include "cuda/emulation/block.h"
 #include "cuda/emulation/races.h"
 
+#include <type_traits>
+
 namespace tilewise::cuda::ptx {
 
-inline TILEWISE_UNCHECKED void store_release(unsigned long long* to, unsigned long long x) {
+template <class T>
+inline TILEWISE_UNCHECKED void store_release(T* to, std::type_identity_t<T> x) {
   emulation::check_waited_for_dependency("st.release");
   *to = x;
   emulation::meet_blocks();
 }
 
-inline TILEWISE_UNCHECKED void add_release(unsigned long long* to, unsigned long long x) {
-  store_release(to, *to + x);
-}
-
-inline TILEWISE_UNCHECKED unsigned long long load_acquire(const unsigned long long* from) {
+template <class T>
+inline TILEWISE_UNCHECKED T load_acquire(const T* from) {
   emulation::check_waited_for_dependency("ld.acquire");
   emulation::meet_blocks();
   return *from;
