@@ -95,7 +95,8 @@ tile::Schedule key_schedule_of(const Problem& problem, int k_tile, bool longest_
       problem.head_dim * std::int64_t{sizeof(float)};
   const std::int64_t rows = seen_rows(problem, problem.q_rows) * math::max(problem.group, 1);
   std::int64_t heads = heads_in_l2(kSwizzleBytes, rows * row_bytes);
-  if (turns) heads = math::max(heads, heads_that_fill(problem.device_index, schedule.q_tiles));
+  if (!longest_first)
+    heads = math::max(heads, heads_that_fill(problem.device_index, schedule.q_tiles));
   return with_head_swizzle(schedule, heads);
 }
 

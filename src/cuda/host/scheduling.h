@@ -48,9 +48,9 @@ inline tile::Schedule schedule_of(const problem::Problem& problem, int q_tile) {
 // The order of the tiles of keys of the backward pass, whose blocks read Q and dO. Its tiles are
 // numbered from the last key on, so that with a diagonal those of the first keys come first.
 //
-// Blocks of a head that take turns (turns) and start together would wait for each other. Head
-// swizzle over as many heads as fill the device lets them start one after the other, apart from the
-// first ones of a launch.
+// Blocks of a head that take turns (turns) and start together at the same queries would wait for
+// each other. Without a diagonal, head swizzle over as many heads as fill the device lets them
+// start one after the other, apart from the first ones of a launch.
 tile::Schedule key_schedule_of(const problem::Problem& problem, int k_tile, bool longest_first,
                                bool turns);
 

@@ -49,10 +49,15 @@ __global__ void __launch_bounds__(KernelConfig::kThreads, 1)
     if (threadIdx.x == 0) producer.run();
     if constexpr (kConfig.block_mask) {
       const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
-      if (warp == 1 || warp == 2) Reducer<kConfig>(parameters, shared).run_listed(warp - 1);
+      if (warp == 1) Reducer<kConfig>(parameters, shared).run_listed();
     } else {
-      if (threadIdx.x == 32) Reducer<kConfig>(parameters, shared).template run<0>();
-      if (threadIdx.x == 64) Reducer<kConfig>(parameters, shared).template run<1>();
+      Reducer<kConfig> reducer(parameters, shared);
+      if (parameters.turns == nullptr) {
+        if (threadIdx.x == 32) reducer.run_both();
+      } else {
+        if (threadIdx.x == 32) reducer.template run<0>();
+        if (threadIdx.x == 64) reducer.template run<1>();
+      }
     }
   } else {
     ptx::setmaxnreg_inc<KernelConfig::kConsumerRegisters>();

@@ -1,5 +1,6 @@
-// The reducers: two threads that add the halves of dQ, which a consumer warpgroup stages each, to
-// their sums. With a block mask their warps help to count turns.
+// The reducers: threads that add the halves of dQ, which a consumer warpgroup stages each, to their
+// sums. Where blocks take turns, each half has a thread; otherwise one thread adds both, as with a
+// block mask, where its warp helps to count turns.
 #pragma once
 
 #include "cuda/backward/sm90/listed_query_tiles.cuh"
@@ -23,8 +24,13 @@ class Reducer : public StagedGradient<kConfig, Shared<kConfig>> {
     });
   }
 
+  // Adds both halves. One thread.
+  __device__ __forceinline__ void run_both() {
+    Base::for_tiles(0, [&](std::int32_t number, int) { add_both(number); });
+  }
+
   // Adds dQ of the tiles of the list. A whole warp calls it.
-  __device__ __forceinline__ void run_listed(int half) {
+  __device__ __forceinline__ void run_listed() {
     const std::int32_t group = static_cast<std::int32_t>(parameters_.problem.group);
     const std::int32_t batch = static_cast<std::int32_t>(shared_.tile.sequence.batch);
     std::uint32_t tiles = 0;
@@ -33,12 +39,12 @@ class Reducer : public StagedGradient<kConfig, Shared<kConfig>> {
       const std::int32_t head = shared_.tile.kv_head * group + i;
 #pragma unroll 1
       for (std::int32_t left = listed_count(parameters_, shared_.tile, head); left > 0; --left) {
-        Base::wait_staged(half);  // then the tile is known
+        Base::wait_staged(0);  // then the tile is known
         const std::int32_t q_tile = shared_.listed.order[tiles % kListedOrder].q_tile;
         const std::uint32_t turn = ordered() ? listed_turn(head, q_tile) : 0;
         __syncwarp();  // all lanes have passed the barrier and read the tile: both are used again
         if (threadIdx.x % 32 == 0)
-          add_listed(first_query_tile(parameters_, batch, head) + q_tile, half, turn);
+          add_listed(first_query_tile(parameters_, batch, head) + q_tile, turn);
         __syncwarp();
         phase_ = ++tiles % 2;
       }
@@ -69,11 +75,17 @@ class Reducer : public StagedGradient<kConfig, Shared<kConfig>> {
     return turn;
   }
 
-  __device__ __forceinline__ void add_listed(std::int32_t number, int half,
-                                             std::uint32_t turn) const {
-    const HalfTurns turns = Base::turns(number, half);
+  __device__ __forceinline__ void add_both(std::int32_t number) {
+    Base::add_block(number, 0, 0);
+    Base::add_block(number, 1, 1);
+    phase_ ^= 1;
+  }
+
+  // Both halves have one turn, that of the first.
+  __device__ __forceinline__ void add_listed(std::int32_t number, std::uint32_t turn) {
+    const HalfTurns turns = Base::turns(number, 0);
     if (ordered()) turns.wait(turn);
-    Base::add_block(number, half, half);
+    add_both(number);
     if (!ordered()) return;
     ptx::tma_store_wait();
     turns.end(turn);
