@@ -18,6 +18,20 @@ __device__ __forceinline__ bool is_non_finite16(std::uint32_t bits) {
   return (bits & kExponentBits<kFp16>) == kExponentBits<kFp16>;
 }
 
+// Bit 15 of each half says whether that number of a pair is not finite.
+template <bool kFp16>
+__device__ __forceinline__ std::uint32_t non_finite_halves(std::uint32_t pair) {
+  constexpr std::uint32_t kCarry = 0x8000u - kExponentBits<kFp16>;
+  return (pair & 0x7FFF7FFFu) + (kCarry | kCarry << 16);
+}
+// The same for a bf16 that is finite, and 2^50 or more. Such values may overflow an unnormalised
+// sum, whose probs may grow to 2^60.
+__device__ __forceinline__ std::uint32_t large_halves(std::uint32_t pair) {
+  constexpr std::uint32_t kCarry = 0x8000u - ((127u + 50u) << 7);
+  return ((pair & 0x7FFF7FFFu) + (kCarry | kCarry << 16)) & ~non_finite_halves<false>(pair);
+}
+inline constexpr std::uint32_t kHalvesFound = 0x80008000u;
+
 template <bool kFp16>
 __device__ __forceinline__ bool has_infinity(const uint4& chunk) {
   const auto is_infinite = [](std::uint32_t bits) {

@@ -268,13 +268,43 @@ TEST(CarefulPasses, ScoresOfAnySizeTakeOneForEachTileAtMost) {
   }
 }
 
-// A sum of large values overflows before it is known that they are large.
-TEST(CarefulPasses, LargeValuesTakeTwoForEachTileAtMost) {
+// A sample shows that values are large, before their sum overflows.
+TEST(CarefulPasses, LargeValuesTakeOneForEachTile) {
   for (const std::int64_t dim : kHopperDims) {
-    judge_hopper(hopper_case(dim, dim == 64),
-                 {"V of 5e37", [](const Request& r) { scale_elements(r.v, 5e37); }});
+    for (const bool causal : {false, true}) {
+      judge_hopper(hopper_case(dim, causal),
+                   {"V of 5e37", [](const Request& r) { scale_elements(r.v, 5e37); }});
+      EXPECT_EQ(emulation::slow_path_count(SlowPath::kCarefulTile), kQueryTiles) << "D " << dim;
+      EXPECT_EQ(emulation::slow_path_count(SlowPath::kScannedValues), 0) << "D " << dim;
+      EXPECT_EQ(emulation::slow_path_count(SlowPath::kNonFiniteTile), 0) << "D " << dim;
+    }
+  }
+}
+
+// A sum of large values that the sample misses overflows before it is known that they are large.
+TEST(CarefulPasses, LargeValuesThatTheSampleMissesTakeTwoForEachTileAtMost) {
+  for (const std::int64_t dim : kHopperDims) {
+    judge_hopper(hopper_case(dim, false), {"V of 5e37, most keys", [](const Request& r) {
+                                             const std::vector<double> v = verify::numbers_of(r.v);
+                                             set_elements(r.v, [&](std::int64_t i) {
+                                               const RowIndex at = row_index(r.v, TILEWISE_BSHD, i);
+                                               const double own = v[static_cast<std::size_t>(i)];
+                                               return at.row % 64 == 0 ? own : 5e37 * own;
+                                             });
+                                           }});
     EXPECT_GT(emulation::slow_path_count(SlowPath::kCarefulTile), 0) << "D " << dim;
-    EXPECT_EQ(emulation::slow_path_count(SlowPath::kNonFiniteTile), 0) << "D " << dim;
+    EXPECT_GT(emulation::slow_path_count(SlowPath::kScannedValues), 0) << "D " << dim;
+  }
+}
+
+// Rows that have seen a NaN score are what they ought to be: V is not read for them.
+TEST(CarefulPasses, TilesOfRowsThatAreAllNaNAreNotSearched) {
+  for (const std::int64_t dim : kHopperDims) {
+    judge_hopper(hopper_case(dim, false), {"NaN in K", [](const Request& r) {
+                                             verify::write_element(r.k, 33 * r.k.strides[1] + 5,
+                                                                   std::nan(""));
+                                           }});
+    EXPECT_EQ(total_count(), 0) << "D " << dim;
   }
 }
 

@@ -36,6 +36,9 @@ __device__ __forceinline__ void Consumer<kConfig>::finalise(const WorkTile& tile
     finalised_ = finalise_rows<kConfig>(parameters_, tile, lane_offsets(), states, shift);
     if (__any_sync(~0u, finalised_.failed) && threadIdx.x % 32 == 0)
       report_failure(shared_.careful.reports, slot_ - 1, kFailedScores);
+    const float(&scale)[tile::kRowsPerLane] = finalised_.scale;
+    const bool all_nan = !__any_sync(~0u, scale[0] == scale[0] || scale[1] == scale[1]);
+    if (threadIdx.x % 32 == 0) shared_.careful.all_nan[threadIdx.x / 32] = all_nan;
   }
 }
 
@@ -48,7 +51,8 @@ __device__ __forceinline__ void Consumer<kConfig>::write_out(const WorkTile& til
   } else {
     const LaneOffsets offsets = lane_offsets();
     const bool non_finite = store_out<kConfig>(parameters_, tile, offsets, out, finalised_);
-    if (__any_sync(~0u, non_finite) && threadIdx.x % 32 == 0)
+    if (__any_sync(~0u, non_finite) && threadIdx.x % 32 == 0 &&
+        !shared_.careful.all_nan[threadIdx.x / 32])
       report_failure(shared_.careful.reports, slot_ - 1, kNonFiniteOut);
   }
 }

@@ -47,8 +47,10 @@ __device__ __forceinline__ void list_failed_tile(const Parameters& parameters,
     return;
   const std::int32_t index = shared.tiles[slot % kTileSlots].index;
   const unsigned long long scores = fast && (failed & kFailedScores) != 0 ? kScoresBit : 0;
+  const unsigned long long shift =
+      fast && !kConfig.fp16 && take_large_values(careful.reports, slot) ? kShiftBit : 0;
   parameters.links[index] =
-      atomicExch(&careful.listed, (static_cast<unsigned long long>(index) + 1) | scores);
+      atomicExch(&careful.listed, (static_cast<unsigned long long>(index) + 1) | scores | shift);
 }
 
 // Takes a selected tile. Returns its index, or -1; shifted: whether it needs a shift.

@@ -8,6 +8,7 @@
 #include "cuda/forward/sm90/listed_tiles.cuh"
 #include "cuda/forward/sm90/scheduler_warp.cuh"
 #include "cuda/ptx/named_barrier.cuh"
+#include "cuda/ptx/tma.cuh"
 #include "cuda/sm90/named_barriers.h"
 #include "cuda/tile/non_finite.cuh"
 #include "cuda/tile/slow_path.cuh"
@@ -29,7 +30,9 @@ class ValueScan {
 
   // Whether an element of V that a row of the query tile must not see is not finite.
   __device__ bool leaks(const WorkTile& tile) const {
-    const auto test = [](std::uint32_t bits) { return tile::is_non_finite16<kConfig.fp16>(bits); };
+    const auto test = [](std::uint32_t pair) {
+      return tile::non_finite_halves<kConfig.fp16>(pair);
+    };
     if constexpr (kConfig.block_mask) return any_listed(tile, true, test);
     const std::int32_t last = math::min(tile.row + kConfig.q_tile, tile.q_len) - 1;
     const KeyRange seen = {tile.band.begin(tile.row), tile.band.end(last)};
@@ -43,7 +46,7 @@ class ValueScan {
   // small are not read again.
   __device__ bool has_large(const WorkTile& tile) {
     if constexpr (kConfig.fp16) return false;
-    const auto test = [](std::uint32_t bits) { return is_large_value<kConfig.fp16>(bits); };
+    const auto test = [](std::uint32_t pair) { return tile::large_halves(pair); };
     if constexpr (kConfig.block_mask) return any_listed(tile, false, test);
     const std::int32_t last = math::min(tile.row + kConfig.q_tile, tile.q_len) - 1;
     const KeyRange seen = {tile.band.begin(tile.row), tile.band.end(last)};
@@ -85,8 +88,9 @@ class ValueScan {
     }
   }
 
-  // Whether a 16-bit number of these keys passes the test. The search ends with the part that has
-  // one.
+  // Whether a 16-bit number of these keys passes the test, which says so by bit 15 of each half.
+  // The search ends with the part that has one. Blocks begin at different keys: at the same one,
+  // they would wait for the same part of the L2.
   template <class Test>
   __device__ bool any(const WorkTile& tile, KeyRange keys, const Test& test) const {
     const std::int32_t count = keys.end - keys.begin;
@@ -104,22 +108,22 @@ class ValueScan {
         static_cast<const std::uint16_t*>(view.data) +
         view.offset(batch, tile.kv_head, std::int64_t{tile.k_start} + keys.begin) +
         lane % chunks * 8;
+    const std::int32_t shift = static_cast<std::int32_t>(blockIdx.x) % 16 * (count / 16);
     bool result = false;
 #pragma unroll 1
     for (std::int32_t begin = 0; begin < count && !result; begin += kLoads * step) {
       uint4 loaded[kLoads];
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
-        const std::int32_t own = math::min(begin + row + i * step, count - 1);
-        loaded[i] = *reinterpret_cast<const uint4*>(from + own * view.row);
+        const std::int32_t own = math::min(begin + row + i * step, count - 1) + shift;
+        loaded[i] =
+            *reinterpret_cast<const uint4*>(from + (own < count ? own : own - count) * view.row);
       }
-      bool found = false;
+      std::uint32_t found = 0;
 #pragma unroll
-      for (const uint4& chunk : loaded) {
-        for (const std::uint32_t pair : {chunk.x, chunk.y, chunk.z, chunk.w})
-          found |= test(pair) || test(pair >> 16);
-      }
-      result = sync_or(found);
+      for (const uint4& chunk : loaded)
+        found |= test(chunk.x) | test(chunk.y) | test(chunk.z) | test(chunk.w);
+      result = sync_or((found & tile::kHalvesFound) != 0);
     }
     return result;
   }
@@ -160,8 +164,11 @@ __device__ __noinline__ void select_listed_tiles(const Parameters& parameters,
                            index_of(entry), shared.tiles[0]);
     }
     scan.sync();
-    if (scan.is_first()) tile::count_slow_path(tile::SlowPath::kScannedValues);
-    const bool large = scan.has_large(tile);
+    bool large = (entry & kShiftBit) != 0;
+    if (!large) {
+      if (scan.is_first()) tile::count_slow_path(tile::SlowPath::kScannedValues);
+      large = scan.has_large(tile);
+    }
     if (large || (entry & kScoresBit) != 0 || (leaks_matter && scan.leaks(tile))) {
       if (scan.is_first()) link = selected;
       selected = large ? entry | kShiftBit : entry;
@@ -216,6 +223,8 @@ template <KernelConfig kConfig>
 __device__ __forceinline__ bool begins_careful_pass(Shared<kConfig>& shared,
                                                     Scheduler<kConfig>& scheduler_warp) {
   if (!may_go_on(shared)) return false;
+  // Rows of the pass are written over those of the one before.
+  if constexpr (kConfig.has_epilogue_warps() && !kConfig.fp16) ptx::tma_store_wait();
   if (threadIdx.x == 32) scheduler_warp.list_failed_tiles();
   __syncwarp();
   sync_pass(shared);

@@ -206,11 +206,22 @@ __device__ __forceinline__ TileScales tile_scales(const problem::Problem& proble
           factor(problem.v_descale)};
 }
 
-// Values from 2^50 on may overflow an unnormalised sum, whose probs may grow to 2^60.
-template <bool kFp16>
-__device__ __forceinline__ bool is_large_value(std::uint32_t bits) {
-  constexpr std::uint32_t kLarge = (127u + 50u) << 7;
-  return !kFp16 && (bits & 0x7FFFu) >= kLarge && !tile::is_non_finite16<kFp16>(bits);
+// Whether a sample of V, 16 bytes of a key that the query tile visits, has a large value: then the
+// probs of the tile are smaller from the start.
+template <KernelConfig kConfig>
+__device__ __forceinline__ bool samples_large_value(const problem::Problem& problem,
+                                                    const WorkTile& tile) {
+  if constexpr (kConfig.fp16 || kConfig.fp8) return false;
+  if (tile.keys == KeyVisibility::kNone) return false;
+  const problem::View& view = problem.v;
+  const std::int32_t key = (kConfig.block_mask ? tile.start_key : tile.first_key) * kConfig.k_tile;
+  const uint4 chunk =
+      *reinterpret_cast<const uint4*>(static_cast<const std::uint16_t*>(view.data) +
+                                      view.offset(problem.k_packed ? 0 : tile.batch, tile.kv_head,
+                                                  std::int64_t{tile.k_start} + key));
+  const std::uint32_t found = tile::large_halves(chunk.x) | tile::large_halves(chunk.y) |
+                              tile::large_halves(chunk.z) | tile::large_halves(chunk.w);
+  return (found & tile::kHalvesFound) != 0;
 }
 
 // Publishes all query tiles of the block, and after them one with index -1. The first lanes of a
@@ -246,6 +257,7 @@ class Scheduler {
     if (lane == 0) {
       publish(0);
       queue_.open_counter(parameters_);
+      report_large_values(0);
     } else {
       queue_.init(count());
     }
@@ -264,6 +276,7 @@ class Scheduler {
       if (reports != 0 && ends_fast_pass(reports, round, round + lane)) return;
       const bool found = locate(round + lane, queue_.index(parameters_, round + lane));
       publish(round + lane);
+      report_large_values(round + lane);
       round += tiles;
       more = tiles > 1 ? queue_.has_static(round - 1) : found;
     }
@@ -309,7 +322,6 @@ class Scheduler {
     shifted = false;
     std::int32_t index = take_selected_tile(parameters_, careful, shifted);
     const bool listed = index >= 0;
-    careful.searched[round % kTileSlots] = listed;
     if (!listed && careful.next_round >= 0) index = queue_.index(parameters_, careful.next_round++);
     if (!listed && !(index >= 0 && queue_.holds(index))) {
       careful.next_round = -1;
@@ -317,6 +329,14 @@ class Scheduler {
       return;
     }
     locate(round, index);
+    shifted = shifted || samples_large_value<kConfig>(parameters_.problem, tile(round));
+    careful.searched[round % kTileSlots] = listed || shifted;
+  }
+
+  // After a tile is published, since nothing waits for this.
+  __device__ __forceinline__ void report_large_values(std::int32_t round) {
+    if (tile(round).index >= 0 && samples_large_value<kConfig>(parameters_.problem, tile(round)))
+      sm90::report_large_values(shared_.careful.reports, static_cast<std::uint32_t>(round));
   }
 
   // There are reports: lists the tile of the slot of round `own`, and ends the fast pass before

@@ -133,10 +133,12 @@ struct CarefulState {
   std::int32_t
       next_round;        // where the fast pass has ended early, the first round that is left; or -1
   unsigned found_value;  // of the scan of V (passes.cuh)
-  unsigned long long listed;          // head of the list of tiles that this pass could not compute,
-  unsigned long long selected;        // and of those that it takes (listed_tiles.cuh)
-  bool searched[kTileSlots];          // it is known whether V of the tile is large
-  bool shifted[kTileSlots];           // probs of the tile are 2^-kShift times as large
+  unsigned long long listed;    // head of the list of tiles that this pass could not compute,
+  unsigned long long selected;  // and of those that it takes (listed_tiles.cuh)
+  bool searched[kTileSlots];    // it is known whether V of the tile is large
+  bool shifted[kTileSlots];     // probs of the tile are 2^-kShift times as large
+  bool all_nan[4 * (kConfig.consumers() + 1)];  // the rows of a warp have seen NaN scores, without
+                                                // an epilogue warp
   bool non_finite[kConfig.v_stages];  // V had what is not finite, now zero (non_finite_values.cuh)
 };
 
